@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -47,167 +47,9 @@ if TYPE_CHECKING:
     from stateflow.bootstrap.frames import Frame
 
 
-@dataclass
-class Existing:
-    """An existing savepoint, and the changes of it.
-
-    Attributes:
-        stored: the savepoint.
-        removed: uids of operators that are not kept.
-        changes: by uid of the operator.
-    """
-
-    stored: StoredSavepoint
-    removed: set[str] = field(default_factory=set)
-    changes: dict[str, tuple[StateTransformation, ...]] = field(default_factory=dict)
-
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest of the savepoint."""
-        return self.stored.document.manifest
-
-    @property
-    def kept(self) -> dict[str, OperatorState]:
-        """The operators that are not removed, by uid."""
-        return {operator.uid: operator for operator in self.manifest.operators if operator.uid not in self.removed}
-
-    def operator(self, uid: str) -> OperatorState:
-        """Returns an operator that is kept. Raises ConfigError if there is none."""
-        found = self.kept
-        if uid not in found:
-            raise ConfigError(
-                "the savepoint has no such operator", hint=did_you_mean(uid, found), uid=uid, found=sorted(found)
-            )
-        return found[uid]
-
-    def remove(self, uid: str) -> None:
-        """Removes an operator. Raises ConfigError if it is not kept."""
-        self.removed.add(self.operator(uid).uid)
-        self.changes.pop(uid, None)
-
-    def add_change(self, uid: str, change: StateTransformation) -> None:
-        """Adds new rows of a state. Raises ConfigError if the state does not exist, or has some already."""
-        change.check(self.operator(uid))
-        before = self.changes.get(uid, ())
-        if any((each.name, each.is_of_operator) == (change.name, change.is_of_operator) for each in before):
-            raise ConfigError("a state is transformed twice", hint="compose the functions", uid=uid, state=change.name)
-        self.changes[uid] = (*before, change)
-
-    def written(self, target: Target, at: int, clock: Clock) -> Manifest:
-        """Writes everything that is kept, transformed where it is to be; returns its manifest.
-
-        Args:
-            target: where it is written.
-            at: the time of the writer, in milliseconds since 1970.
-            clock: the clock of the readers.
-
-        Raises:
-            MissingFile, CorruptFile: a file of the savepoint is missing or damaged.
-            StateflowError: a row of a transformation cannot be stored.
-        """
-        self.stored.verify()
-        opened = savepoint_snapshot(self.stored)
-        operators = [operator for operator in opened.manifest.operators if operator.uid not in self.removed]
-        changed = {
-            o.uid: ChangedOperator(opened, o, self.changes[o.uid], clock) for o in operators if o.uid in self.changes
-        }
-        kept = [changed[o.uid].kept if o.uid in changed else o for o in operators]
-        source = ManifestFiles(opened.storage, structs.replace(opened.manifest, operators=kept), opened.max_parallelism)
-        copy = ManifestCopy(source, target.storage, target.folder)
-        if self.stored.document.format is SavepointFormat.CANONICAL:
-            manifest = copy.native(0)
-        else:
-            manifest = copy.canonical(SavepointSettings(), LocalWorkers())
-        written = [changed[o.uid].written(o, target, at) if o.uid in changed else o for o in manifest.operators]
-        return structs.replace(manifest, operators=written, record=None, history=[])
-
-
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-class SavepointChanges:
-    """Removes operators of an existing savepoint, and transforms their states.
-
-    A transformation is a function that returns the new rows of some rows: it gets a `pyarrow.RecordBatch` with the
-    columns of `stateflow.read_state`, and returns one with the columns of the frames that `SavepointWriter` accepts.
-    Keys may be removed, added or changed. It is called in this process, once for each batch, and not for a state
-    without rows. Everything that is not transformed stays as it is.
-    """
-
-    def __init__(self, existing: Existing | None = None) -> None:
-        self._existing = existing
-
-    def without_operator(self, uid: str) -> Self:
-        """Removes an operator of the existing savepoint with all of its state; returns this writer.
-
-        Raises:
-            ConfigError: the savepoint has no such operator, or the writer is of a new one.
-        """
-        self._of_existing(uid).remove(uid)
-        return self
-
-    def transform_state(self, uid: str, descriptor: StateDescriptor, function: Transform) -> Self:
-        """Replaces the entries of a keyed state of the existing savepoint; returns this writer.
-
-        Args:
-            uid: uid of the operator.
-            descriptor: the state as the job declares it from now on, under its name; kind and type may be others.
-            function: returns new rows, with the columns that `KeyedStateFrame` describes under their default names. The
-                elements of a list are in the order of the rows. ``written_at``, from which a time to live counts, stays
-                as it is if the function returns it.
-
-        Raises:
-            ConfigError: the savepoint has no such operator or state, or the writer is of a new one.
-        """
-        return self._transformed(uid, StateTransformation(descriptor, function))
-
-    def transform_timers(self, uid: str, function: Transform) -> Self:
-        """Replaces the timers of an operator; returns this writer. Arguments and errors as for `transform_state`.
-
-        Args:
-            uid: uid of the operator.
-            function: returns new rows: the key columns, ``time``, ``domain`` and ``namespace``, as for
-                `SavepointWriter.with_operator`.
-        """
-        return self._transformed(uid, StateTransformation(None, function))
-
-    def transform_operator_state(self, uid: str, descriptor: ListStateDescriptor[T], function: Transform) -> Self:
-        """Replaces the elements of a list of operator state; returns this writer. A union list stays one.
-
-        Arguments and errors as for `transform_state`.
-
-        Args:
-            uid: uid of the operator.
-            descriptor: the list as the job declares it from now on, under its name.
-            function: returns new rows: ``value``, or a column for each field. Each subtask keeps the new rows of its
-                own elements.
-        """
-        return self._transformed(uid, StateTransformation(descriptor, function, is_of_operator=True))
-
-    def transform_broadcast_state(self, uid: str, descriptor: MapStateDescriptor[K, V], function: Transform) -> Self:
-        """Replaces the entries of a broadcast state; returns this writer.
-
-        Arguments and errors as for `transform_state`.
-
-        Args:
-            uid: uid of the operator.
-            descriptor: the map as the job declares it from now on, under its name.
-            function: returns new rows: ``map_key``, and ``value`` or a column for each field.
-        """
-        return self._transformed(uid, StateTransformation(descriptor, function, is_of_operator=True))
-
-    def _transformed(self, uid: str, change: StateTransformation) -> Self:
-        self._of_existing(uid).add_change(uid, change)
-        return self
-
-    def _of_existing(self, uid: str) -> Existing:
-        if self._existing is None:
-            raise ConfigError(
-                "a new savepoint has no operator that could be changed", hint="use from_savepoint(path)", uid=uid
-            )
-        return self._existing
 
 
 def write_keyed(operator: KeyedOperator, layout: Layout, target: Target) -> list[SubtaskState]:
@@ -236,14 +78,18 @@ class _Operator:
     states: OperatorStates
 
 
-class SavepointWriter(SavepointChanges):
+class SavepointWriter:
     """Writes a savepoint from DataFrames, from which a new job root starts: ``run --from-savepoint``.
 
     Frames are DataFrames of Spark, or Arrow tables, record batches and readers. Nothing is read or written before
     `write`. Rows of DataFrames do not pass this process: tasks of Spark write the files. The savepoint has the
     canonical format; a job continues from it with any state backend and parallelism.
 
-    Create it with `new`, or with `from_savepoint` to change an existing savepoint.
+    Create it with `new`, or with `from_savepoint` to remove operators of an existing savepoint and to transform their
+    states. A transformation is a function that returns the new rows of some rows: it gets a `pyarrow.RecordBatch` with
+    the columns of `stateflow.read_state`, and returns one with the columns of the frames that this class accepts. Keys
+    may be removed, added or changed. It is called in this process, once for each batch, and not for a state without
+    rows. Everything that is not transformed stays as it is.
     """
 
     def __init__(
@@ -252,13 +98,15 @@ class SavepointWriter(SavepointChanges):
         layout: Layout,
         on_spark: bool | None = None,
         clock: Clock | None = None,
-        existing: Existing | None = None,
+        existing: StoredSavepoint | None = None,
     ) -> None:
-        super().__init__(existing)
         self._job = job
         self._layout = layout
         self._on_spark = on_spark
         self._clock = clock or SystemClock()
+        self._existing = existing
+        self._removed: set[str] = set()
+        self._changes: dict[str, tuple[StateTransformation, ...]] = {}
         self._operators: dict[str, _Operator] = {}
         self._sources: dict[str, GivenSource] = {}
 
@@ -276,10 +124,9 @@ class SavepointWriter(SavepointChanges):
         Raises:
             ConfigError: no complete savepoint exists there.
         """
-        existing = Existing(savepoint_at(os.fspath(path)))
-        document = existing.stored.document
-        layout = _layout(document.max_parallelism, parallelism)
-        return cls(document.job, layout, clock=clock, existing=existing)
+        existing = savepoint_at(os.fspath(path))
+        layout = _layout(existing.document.max_parallelism, parallelism)
+        return cls(existing.document.job, layout, clock=clock, existing=existing)
 
     @classmethod
     def new(
@@ -324,7 +171,7 @@ class SavepointWriter(SavepointChanges):
             StateError, JobDefinitionError: a declaration is not valid.
         """
         check_name("the uid of an operator", uid)
-        if uid in self._operators or (self._existing and uid in self._existing.kept):
+        if uid in self._operators or uid in self._kept_operators():
             raise ConfigError(
                 "an operator was added twice",
                 hint="pass all of its states in one call, after without_operator for one of an existing savepoint",
@@ -407,6 +254,66 @@ class SavepointWriter(SavepointChanges):
         self._sources[uid] = GivenSource(source, position, time)
         return self
 
+    def without_operator(self, uid: str) -> Self:
+        """Removes an operator of the existing savepoint with all of its state; returns this writer.
+
+        Raises:
+            ConfigError: the savepoint has no such operator, or the writer is of a new one.
+        """
+        self._removed.add(self._kept_operator(uid).uid)
+        self._changes.pop(uid, None)
+        return self
+
+    def transform_state(self, uid: str, descriptor: StateDescriptor, function: Transform) -> Self:
+        """Replaces the entries of a keyed state of the existing savepoint; returns this writer.
+
+        Args:
+            uid: uid of the operator.
+            descriptor: the state as the job declares it from now on, under its name; kind and type may be others.
+            function: returns new rows, with the columns that `KeyedStateFrame` describes under their default names. The
+                elements of a list are in the order of the rows. ``written_at``, from which a time to live counts, stays
+                as it is if the function returns it.
+
+        Raises:
+            ConfigError: the savepoint has no such operator or state, or the writer is of a new one.
+        """
+        return self._transformed(uid, StateTransformation(descriptor, function))
+
+    def transform_timers(self, uid: str, function: Transform) -> Self:
+        """Replaces the timers of an operator; returns this writer. Arguments and errors as for `transform_state`.
+
+        Args:
+            uid: uid of the operator.
+            function: returns new rows: the key columns, ``time``, ``domain`` and ``namespace``, as for
+                `SavepointWriter.with_operator`.
+        """
+        return self._transformed(uid, StateTransformation(None, function))
+
+    def transform_operator_state(self, uid: str, descriptor: ListStateDescriptor[T], function: Transform) -> Self:
+        """Replaces the elements of a list of operator state; returns this writer. A union list stays one.
+
+        Arguments and errors as for `transform_state`.
+
+        Args:
+            uid: uid of the operator.
+            descriptor: the list as the job declares it from now on, under its name.
+            function: returns new rows: ``value``, or a column for each field. Each subtask keeps the new rows of its
+                own elements.
+        """
+        return self._transformed(uid, StateTransformation(descriptor, function, is_of_operator=True))
+
+    def transform_broadcast_state(self, uid: str, descriptor: MapStateDescriptor[K, V], function: Transform) -> Self:
+        """Replaces the entries of a broadcast state; returns this writer.
+
+        Arguments and errors as for `transform_state`.
+
+        Args:
+            uid: uid of the operator.
+            descriptor: the map as the job declares it from now on, under its name.
+            function: returns new rows: ``map_key``, and ``value`` or a column for each field.
+        """
+        return self._transformed(uid, StateTransformation(descriptor, function, is_of_operator=True))
+
     def write(
         self,
         path: str | os.PathLike[str],
@@ -441,7 +348,7 @@ class SavepointWriter(SavepointChanges):
         named = check_savepoint_name(name or storage.uri.rstrip("/").rpartition("/")[2])
         when = at or time_of_savepoint(target) or self._clock.now()
         when = when if when.tzinfo else when.replace(tzinfo=UTC)
-        manifest = self._base(target, when)
+        manifest = self._write_existing(target, when)
         layout = replace(self._layout, at=epoch_milliseconds(when), epoch=manifest.epoch)
         manifest = with_positions(manifest, self._sources, self._on_spark, when)
         if manifest.spark is not None:
@@ -450,17 +357,61 @@ class SavepointWriter(SavepointChanges):
         operators = sorted((*manifest.operators, *added), key=lambda operator: operator.uid)
         size = state_bytes(operators)
         manifest = structs.replace(manifest, operators=operators, full_bytes=size, increment_bytes=size)
-        base = self._existing.stored.document if self._existing else None
+        base = self._existing.document if self._existing else None
         stated = {uid: text for uid, given in self._sources.items() if (text := given.stated(uid))}
         facts = Facts(named, self._job, when, by or os_user(), reason, stated, base)
         complete(manifest, layout, facts, target, self._clock)
         return storage.uri
 
-    def _base(self, target: Target, at: datetime) -> Manifest:
-        """Writes what is kept of the existing savepoint; returns its manifest, or an empty one."""
-        if self._existing:
-            return self._existing.written(target, epoch_milliseconds(at), self._clock)
-        return Manifest(job_uuid=self._clock.new_id(), generation=1, ordinal=1, operators=[], sources=[], epoch=EPOCH)
+    def _transformed(self, uid: str, change: StateTransformation) -> Self:
+        change.check(self._kept_operator(uid))
+        before = self._changes.get(uid, ())
+        if any((each.name, each.is_of_operator) == (change.name, change.is_of_operator) for each in before):
+            raise ConfigError("a state is transformed twice", hint="compose the functions", uid=uid, state=change.name)
+        self._changes[uid] = (*before, change)
+        return self
+
+    def _kept_operators(self) -> dict[str, OperatorState]:
+        """Returns the operators of the existing savepoint that are not removed, by uid."""
+        operators = self._existing.document.manifest.operators if self._existing else []
+        return {operator.uid: operator for operator in operators if operator.uid not in self._removed}
+
+    def _kept_operator(self, uid: str) -> OperatorState:
+        if self._existing is None:
+            raise ConfigError(
+                "a new savepoint has no operator that could be changed", hint="use from_savepoint(path)", uid=uid
+            )
+        found = self._kept_operators()
+        if uid not in found:
+            raise ConfigError(
+                "the savepoint has no such operator", hint=did_you_mean(uid, found), uid=uid, found=sorted(found)
+            )
+        return found[uid]
+
+    def _write_existing(self, target: Target, at: datetime) -> Manifest:
+        """Writes what is kept of the existing savepoint, transformed; returns its manifest, or an empty one."""
+        if self._existing is None:
+            return Manifest(
+                job_uuid=self._clock.new_id(), generation=1, ordinal=1, operators=[], sources=[], epoch=EPOCH
+            )
+        self._existing.verify()
+        opened = savepoint_snapshot(self._existing)
+        operators = [operator for operator in opened.manifest.operators if operator.uid not in self._removed]
+        changed = {
+            o.uid: ChangedOperator(opened, o, self._changes[o.uid], self._clock)
+            for o in operators
+            if o.uid in self._changes
+        }
+        kept = [changed[o.uid].kept if o.uid in changed else o for o in operators]
+        source = ManifestFiles(opened.storage, structs.replace(opened.manifest, operators=kept), opened.max_parallelism)
+        copy = ManifestCopy(source, target.storage, target.folder)
+        if self._existing.document.format is SavepointFormat.CANONICAL:
+            manifest = copy.native(0)
+        else:
+            manifest = copy.canonical(SavepointSettings(), LocalWorkers())
+        time = epoch_milliseconds(at)
+        written = [changed[o.uid].written(o, target, time) if o.uid in changed else o for o in manifest.operators]
+        return structs.replace(manifest, operators=written, record=None, history=[])
 
 
 def _added(operators: Mapping[str, _Operator], uid: str) -> _Operator:

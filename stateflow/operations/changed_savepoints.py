@@ -9,7 +9,7 @@ from typing import cast
 
 from stateflow.bootstrap.layout import Layout
 from stateflow.bootstrap.transforms import Transform
-from stateflow.bootstrap.writer import Existing, SavepointWriter
+from stateflow.bootstrap.writer import SavepointWriter
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.config.sources import SettingsLayer
@@ -102,7 +102,7 @@ def _write(request: ChangeRequest) -> str:
     """Writes the copy; returns the URI of its folder."""
     stored = find(request.job_root, request.savepoint)
     document = stored.document
-    writer = SavepointWriter(document.job, Layout(document.max_parallelism, 1, 0), existing=Existing(stored))
+    writer = SavepointWriter(document.job, Layout(document.max_parallelism, 1, 0), existing=stored)
     for uid in request.remove:
         writer.without_operator(uid)
     operators = {operator.uid: operator for operator in document.manifest.operators}
