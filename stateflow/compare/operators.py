@@ -65,6 +65,12 @@ class Readers:
     new: EntryReader
     part_bytes: int = 0
 
+    @classmethod
+    def create(cls, scratch: Path, clock: Clock) -> Readers:
+        """Returns readers whose caches are in a folder."""
+        old = EntryReader(scratch / "old", clock)
+        return cls(old, EntryReader(scratch / "new", clock, [old.cache_folder]))
+
     @property
     def read_bytes(self) -> int:
         """Bytes that were read."""
@@ -91,17 +97,27 @@ class OperatorComparison:
         old, new: the operator in each snapshot; None in one that does not have it.
         readers: read the entries.
         counts_all: whether to count all keys, which reads all files.
+        whole_lists: whether a list is one entry; otherwise each of its elements is one.
 
     Attributes:
         states: the keyed states.
         totals: after `differences`, the number of entries in both snapshots by state id; None if not all were counted.
     """
 
-    def __init__(self, old: Side | None, new: Side | None, readers: Readers, counts_all: bool = False) -> None:
+    def __init__(
+        self,
+        old: Side | None,
+        new: Side | None,
+        readers: Readers,
+        *,
+        counts_all: bool = False,
+        whole_lists: bool = True,
+    ) -> None:
         self._old, self._new = old, new
         self._readers = readers
         self._counts_all = counts_all
         self.states = OperatorStates(old.operator if old else None, new.operator if new else None)
+        self._list_ids = [self.states.list_ids(side) if whole_lists else set[bytes]() for side in (0, 1)]
         self.totals: tuple[Counter[bytes], Counter[bytes]] | None = None
 
     def differences(self) -> Iterator[Found]:
@@ -133,6 +149,21 @@ class OperatorComparison:
             self.totals = Counter(), Counter()
             yield from self._merged(old.keying.groups, new.keying.groups)
             return
+        yield from self._by_steps(old, new)
+
+    def stored_differences(self) -> Iterator[Difference]:
+        """Yields the keyed state whose stored keys or values differ, whatever they decode to; raises as `differences`.
+
+        Some internal entries are left out.
+        """
+        old, new = self._old, self._new
+        if old is not None and new is not None and old.keying == new.keying:
+            yield from self._by_steps(old, new)
+        else:
+            groups = [side.keying.groups for side in (old, new) if side is not None]
+            yield from self._merged(groups[0], groups[-1])
+
+    def _by_steps(self, old: Side, new: Side) -> Iterator[Difference]:
         for step in self._steps(old, new):
             if step.files is None:
                 yield from self._merged(step.groups, step.groups)
@@ -162,7 +193,7 @@ class OperatorComparison:
                 failpoints.hit("diff.opened")
                 try:
                     if not comparison.has_deleted_ranges:
-                        ids = StateIds(self.states.list_ids(0) | self.states.list_ids(1), self.states.internal_ids)
+                        ids = StateIds(self._list_ids[0] | self._list_ids[1], self.states.internal_ids)
                         yield from comparison.differences(ids)
                         return
                 finally:
@@ -176,7 +207,7 @@ class OperatorComparison:
         return self._differences(before, after)
 
     def _differences(self, old: Iterator[EntryBlock], new: Iterator[EntryBlock]) -> Iterator[Difference]:
-        sides = [fold_lists(blocks, self.states.list_ids(side)) for side, blocks in enumerate((old, new))]
+        sides = [fold_lists(blocks, self._list_ids[side]) for side, blocks in enumerate((old, new))]
         if self.totals is not None:
             sides = [count_states(blocks, counts) for blocks, counts in zip(sides, self.totals, strict=True)]
         return differences(*sides)

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -14,16 +13,7 @@ from stateflow import failpoints
 from stateflow.clock import Clock, SystemClock
 from stateflow.compare.changes import ChangeFile, ComparedState, changes_as_text, typed_changes
 from stateflow.compare.merge import Difference
-from stateflow.compare.operators import (
-    PREFIX,
-    RAW,
-    RAW_KEYED,
-    EntryReader,
-    OperatorComparison,
-    Readers,
-    Side,
-    decode_operator_key,
-)
+from stateflow.compare.operators import PREFIX, RAW, RAW_KEYED, OperatorComparison, Readers, Side, decode_operator_key
 from stateflow.compare.states import OperatorStates, StatePair
 from stateflow.compare.summary import StateDiff, Tally
 from stateflow.errors import ConfigError
@@ -175,10 +165,10 @@ def compare(old: Snapshot, new: Snapshot, options: DiffOptions, clock: Clock | N
     file = ChangeFile() if options.changes else None
     try:
         with ScratchFolder() as scratch:
-            readers = _readers(scratch.path, clock or SystemClock())
+            readers = Readers.create(scratch.path, clock or SystemClock())
             for uid in uids:
                 pair = sides[0].get(uid), sides[1].get(uid)
-                found = OperatorComparison(*pair, readers, options.counts_all)
+                found = OperatorComparison(*pair, readers, counts_all=options.counts_all)
                 states += _compared(uid, found, _Listing(uid, found.states, pair, file) if file else None)
                 failpoints.hit("diff.compared")
     except BaseException:
@@ -194,11 +184,6 @@ def compare(old: Snapshot, new: Snapshot, options: DiffOptions, clock: Clock | N
         return diff
     file.finish()
     return dataclasses.replace(diff, changes=changes_as_text(file), _file=file)
-
-
-def _readers(scratch: Path, clock: Clock) -> Readers:
-    old = EntryReader(scratch / "old", clock)
-    return Readers(old, EntryReader(scratch / "new", clock, [old.cache_folder]))
 
 
 class _Listing:

@@ -44,7 +44,7 @@ from stateflow.replay.input import (
 )
 from stateflow.replay.key_trace import DebuggerQuit, KeyDebugger, KeyRequest, KeyTracer, WantedKey
 from stateflow.replay.report import BatchTimes, EmittedRows, KeyReport, ReplayReport
-from stateflow.replay.state_diff import StateComparison
+from stateflow.replay.state_diff import StateComparison, StateDiff
 from stateflow.requesters import by_process
 from stateflow.runtime.driver.batch_runner import Batch, BatchRunner, CompletedBarrier, StartingPoint
 from stateflow.runtime.executor import Executor
@@ -244,7 +244,7 @@ class _Replay:
         request, result = self._request, runner.manifest
         assert result is not None
         self._request.on_step("comparing the state")
-        compare = StateComparison(self._storage, max_changes=request.max_rows)
+        compare = StateComparison(self._storage, self._job.root.job.max_parallelism, request.max_rows)
         return ReplayReport(
             batch=request.batch,
             base=self._found.base_id,
@@ -256,15 +256,17 @@ class _Replay:
             emitted=tuple(self._emitted(uid, runner) for uid in sorted(self._job.sinks)),
             state=compare.diff(self._base, result),
             difference=compare.diff(self._target, result),
-            keys=tuple(self._key_report(uid, key, result) for uid, key in sorted(self._keys.items())),
+            keys=tuple(
+                self._key_report(uid, key, compare.entries_of_key(uid, key, self._base, result))
+                for uid, key in sorted(self._keys.items())
+            ),
         )
 
-    def _key_report(self, uid: str, key: WantedKey, result: Manifest) -> KeyReport:
-        compare = StateComparison(self._storage, {uid: key}, self._request.max_rows, unchanged=True)
-        found, tracer = compare.diff(self._base, result), self._tracer
+    def _key_report(self, uid: str, key: WantedKey, state: StateDiff) -> KeyReport:
+        tracer = self._tracer
         assert tracer is not None
         calls = tuple(call for call in tracer.calls if call.operator == uid)
-        return KeyReport(uid, key.values, calls, tuple(found.changes), tracer.counts[uid], found.counts.total())
+        return KeyReport(uid, key.values, calls, tuple(state.changes), tracer.counts[uid], state.counts.total())
 
     def _emitted(self, uid: str, runner: ReplayedBatches) -> EmittedRows:
         rows: list[dict[str, object]] = []
