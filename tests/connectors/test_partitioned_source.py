@@ -92,6 +92,25 @@ def test_a_job_can_begin_at_the_end_and_a_partition_that_appears_later_is_read_f
     assert rows_of(source, first.position) == [*items_of("a", 2, first=3), *items_of("b", 2)]
 
 
+class _Moving(Lists):
+    """With each question, five rows arrive and the five oldest are removed; three exist."""
+
+    asked = 0
+
+    def starts(self) -> Mapping[str, int]:
+        self.asked += 1
+        return {"a": 5 * self.asked}
+
+    def ends(self) -> Mapping[str, int]:
+        self.asked += 1
+        return {"a": 5 * self.asked + 3}
+
+
+def test_rows_may_be_removed_while_a_source_is_asked_for_its_offsets() -> None:
+    found = _Moving({}).available()
+    assert (found.starts, found.ends) == ({"a": 5}, {"a": 13})
+
+
 def test_a_query_over_what_is_available_now_ends_however_fast_partitions_grow_and_appear() -> None:
     source = Lists({"a": items_of("a", 3)})
     position, target = source.first_position(), source.available().ends
