@@ -11,7 +11,7 @@ from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, Key
 from stateflow.api.functions.process import KeyedFunction
 from stateflow.api.graph import Edge, Graph, Node, ProcessNode, ordered_by_event_time
 from stateflow.api.schema import Column, RowSchema
-from stateflow.api.streams.keyed_input import check_function
+from stateflow.api.streams.operator_input import check_function
 from stateflow.errors import JobDefinitionError
 from stateflow.types.columns.shapes import Leaf
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Generic, Never, TypeVar
+from typing import TYPE_CHECKING, Never, TypeVar
 
 from stateflow.api.changelog import (
     Changelog,
@@ -53,8 +52,8 @@ from stateflow.api.sink import PrintSink, Sink
 from stateflow.api.streams.all_windowed_stream import AllWindowedStream
 from stateflow.api.streams.connected_streams import BroadcastStream
 from stateflow.api.streams.joins.joined_streams import JoinedStreams, WindowedCoGroup, WindowedJoin
-from stateflow.api.streams.keyed_input import KeyedInput, Stream
 from stateflow.api.streams.keyed_stream import KeyedStream
+from stateflow.api.streams.operator_input import OperatorInput
 from stateflow.api.streams.windowed_stream import WindowedStream
 from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.api.windows.assigners import WindowAssigner
@@ -66,89 +65,12 @@ if TYPE_CHECKING:
     from stateflow.api.joins.lookup_join import ReadTable
 
 
-class StreamJoins(ABC, Generic[Stream]):
-    """Joins within windows, and with tables. `Stream` is the class of the streams that operators return."""
-
-    _graph: Graph
-
-    @property
-    @abstractmethod
-    def schema(self) -> RowSchema:
-        """The columns of the rows."""
-
-    @abstractmethod
-    def key_by(self, *columns: str, order_by: Sequence[str] = ()) -> KeyedInput[Stream]:
-        """Partitions the stream by key."""
-
-    @abstractmethod
-    def transform(self, function: Callable[[DataFrame], DataFrame], output: type[object] | None = None) -> Stream:
-        """Applies a stateless Spark expression to each batch."""
-
-    def lookup_join(
-        self,
-        read: ReadTable,
-        *,
-        on: str | Mapping[str, str],
-        output: type[object],
-        how: str = "left",
-        cache: timedelta | None = None,
-    ) -> Stream:
-        """Adds columns of a table to each row, before `key_by`: the content of the table when the batch runs.
-
-        The semantics are those of processing time: a batch that is repeated after a failure sees the table as it is
-        then, and results are not corrected when the table changes. Needs Spark, and a table that fits into memory.
-
-        Args:
-            read: returns the table: ``lambda spark: spark.read.format("delta").load(path)``, or ``spark.read.jdbc(…)``.
-                Each join calls it by itself.
-            on: the column that must be equal, or columns of the stream with those of the table: ``{"origin": "faa"}``.
-            output: class of the result. A field has the value of the stream's column of its name, or of the table's.
-            how: ``left``: a row without a match has nulls; ``inner``: it is dropped. A row may have several matches.
-            cache: for how long a content that was read is used for further batches; by default for one batch.
-
-        Raises:
-            JobDefinitionError: an argument is not valid, or the stream has no such column.
-        """
-        names = {on: on} if isinstance(on, str) else dict(on)
-        check_lookup(read, names, how, cache)
-        for name in names:
-            self.schema.column(name)
-        columns = LookupColumns(names, RowSchema.of(output).names, how)
-        return self.transform(LookupJoin(cached(read, cache), columns), output)
-
-    def join(self, other: StreamJoins[Stream]) -> JoinedStreams[Stream, WindowedJoin[Stream]]:
-        """Joins the rows of both streams with equal columns that are in the same window.
-
-        ``a.join(b).where("id").equal_to("id").window(…).apply(function, output=…, uid=…)``
-
-        Raises:
-            JobDefinitionError: `other` is no stream of the same job.
-        """
-        pair = self.key_by, self._checked(other, "join").key_by
-        return JoinedStreams(pair, lambda keyed, assigner: WindowedJoin(keyed, assigner, "join"))
-
-    def co_group(self, other: StreamJoins[Stream]) -> JoinedStreams[Stream, WindowedCoGroup[Stream]]:
-        """Groups the rows of both streams with equal columns that are in the same window. Used as `join`."""
-        pair = self.key_by, self._checked(other, "co_group").key_by
-        return JoinedStreams(pair, lambda keyed, assigner: WindowedCoGroup(keyed, assigner, "co_group"))
-
-    def _checked(self, other: StreamJoins[Stream], method: str) -> StreamJoins[Stream]:
-        if not isinstance(other, StreamJoins) or other._graph is not self._graph:
-            raise JobDefinitionError(
-                f"{method} needs another stream of the same job",
-                hint=f'first.{method}(second).where("id").equal_to("id"), before key_by',
-                called=method,
-                given=type(other).__name__,
-            )
-        return other
-
-
 In = TypeVar("In")
 Out = TypeVar("Out")
 Row = TypeVar("Row")
 
 
-class DataStream(StreamJoins["DataStream"]):
+class DataStream:
     """A stream of rows of one class; a Spark DataFrame up to `key_by`."""
 
     def __init__(self, graph: Graph, node: Node, changelog: Changelog | None = None) -> None:
@@ -330,8 +252,56 @@ class DataStream(StreamJoins["DataStream"]):
             JobDefinitionError: `assigner` is no window assigner, or needs event time, which the stream does not have;
                 or the stream is a changelog.
         """
-        keyed = KeyedInput(self._graph, self._node, ONE_KEY, self._add_operator, self._changelog)
+        keyed = OperatorInput(self._graph, self._node, ONE_KEY, self._add_operator, self._changelog)
         return AllWindowedStream(WindowedStream.of(keyed, assigner))
+
+    def lookup_join(
+        self,
+        read: ReadTable,
+        *,
+        on: str | Mapping[str, str],
+        output: type[object],
+        how: str = "left",
+        cache: timedelta | None = None,
+    ) -> DataStream:
+        """Adds columns of a table to each row, before `key_by`: the content of the table when the batch runs.
+
+        The semantics are those of processing time: a batch that is repeated after a failure sees the table as it is
+        then, and results are not corrected when the table changes. Needs Spark, and a table that fits into memory.
+
+        Args:
+            read: returns the table: ``lambda spark: spark.read.format("delta").load(path)``, or ``spark.read.jdbc(…)``.
+                Each join calls it by itself.
+            on: the column that must be equal, or columns of the stream with those of the table: ``{"origin": "faa"}``.
+            output: class of the result. A field has the value of the stream's column of its name, or of the table's.
+            how: ``left``: a row without a match has nulls; ``inner``: it is dropped. A row may have several matches.
+            cache: for how long a content that was read is used for further batches; by default for one batch.
+
+        Raises:
+            JobDefinitionError: an argument is not valid, or the stream has no such column.
+        """
+        names = {on: on} if isinstance(on, str) else dict(on)
+        check_lookup(read, names, how, cache)
+        for name in names:
+            self.schema.column(name)
+        columns = LookupColumns(names, RowSchema.of(output).names, how)
+        return self.transform(LookupJoin(cached(read, cache), columns), output)
+
+    def join(self, other: DataStream) -> JoinedStreams[DataStream, WindowedJoin[DataStream]]:
+        """Joins the rows of both streams with equal columns that are in the same window.
+
+        ``a.join(b).where("id").equal_to("id").window(…).apply(function, output=…, uid=…)``
+
+        Raises:
+            JobDefinitionError: `other` is no stream of the same job.
+        """
+        pair = self.key_by, self._check_other(other, "join").key_by
+        return JoinedStreams(pair, lambda keyed, assigner: WindowedJoin(keyed, assigner, "join"))
+
+    def co_group(self, other: DataStream) -> JoinedStreams[DataStream, WindowedCoGroup[DataStream]]:
+        """Groups the rows of both streams with equal columns that are in the same window. Used as `join`."""
+        pair = self.key_by, self._check_other(other, "co_group").key_by
+        return JoinedStreams(pair, lambda keyed, assigner: WindowedCoGroup(keyed, assigner, "co_group"))
 
     def as_append_only(self) -> DataStream:
         """Returns the stream with each row as a row of its own; a `RowKind` is a column like others from then on."""
@@ -396,6 +366,16 @@ class DataStream(StreamJoins["DataStream"]):
             after = after_map if kind is StepKind.MAP else after_flat_map
             changelog = after(changelog, self.schema, step.schema)
         return DataStream(self._graph, self._graph.add_rows(RowsNode(self._node, step)), changelog)
+
+    def _check_other(self, other: DataStream, method: str) -> DataStream:
+        if not isinstance(other, DataStream) or other._graph is not self._graph:
+            raise JobDefinitionError(
+                f"{method} needs another stream of the same job",
+                hint=f'first.{method}(second).where("id").equal_to("id"), before key_by',
+                called=method,
+                given=type(other).__name__,
+            )
+        return other
 
     def _output(self, row_class: type[object] | None) -> RowSchema:
         return RowSchema.of(row_class) if row_class else self._node.schema

@@ -72,7 +72,7 @@ from stateflow.api.streams.joins.inputs import changelog_pair, joined_pair, vers
 from stateflow.api.streams.joins.interval_joined import IntervalJoinedStreams
 from stateflow.api.streams.joins.regular_joined import RegularJoinedStreams
 from stateflow.api.streams.joins.temporal_joined import TemporalJoinedStreams
-from stateflow.api.streams.keyed_input import KeyedInput, Stream, check_callable, operator_name
+from stateflow.api.streams.operator_input import OperatorInput, Stream, check_callable, operator_name
 from stateflow.api.streams.pattern_stream import PatternStream
 from stateflow.api.streams.windowed_stream import WindowedStream
 from stateflow.api.windows.assigners import WindowAssigner
@@ -118,10 +118,50 @@ class _KeepQueryableRow(KeyedProcessFunction[object, object]):
 In = TypeVar("In")
 Out = TypeVar("Out")
 State = TypeVar("State")
+Acc = TypeVar("Acc")
+Keep = Literal["first", "last"]
 
 
-class KeyedRowOperators(KeyedInput[Stream]):
-    """Row functions, without state or with one value per key."""
+class KeyedStream(OperatorInput[Stream]):
+    """A stream that is partitioned by key. `Stream` is the class of the streams that its operators return."""
+
+    def process(
+        self,
+        function: KeyedProcessFunction[Never, object] | VectorizedKeyedFunction,
+        *,
+        output: type[object],
+        uid: str = "",
+        on_error: str | DeadLetters = FAIL,
+    ) -> Stream:
+        """Runs a stateful function over the rows of each key, or of many keys at once if it is vectorized.
+
+        Args:
+            function: an instance; tasks receive a new copy for each batch.
+            output: row class of the rows that it emits.
+            uid: identifies the operator's state across all versions of the job.
+            on_error: ``"fail"``: the run fails when the function raises, and nothing of the batch is committed. Or
+                `DeadLetters`: such rows go to a side output. State is then encoded once per row instead of per key.
+
+        Raises:
+            JobDefinitionError: `function` is no instance of these classes, or is vectorized and has dead letters.
+        """
+        if not isinstance(function, KeyedProcessFunction | VectorizedKeyedFunction):
+            raise JobDefinitionError(
+                "process needs a KeyedProcessFunction object",
+                hint="pass an instance: process(MyFunction(), …)",
+                given=repr(function),
+                uid=uid,
+            )
+        if isinstance(function, VectorizedKeyedFunction) and on_error != FAIL:
+            raise JobDefinitionError(
+                "a vectorized function has no dead letters",
+                hint="it receives many rows per call: filter bad rows in the function, or use a KeyedProcessFunction",
+                uid=uid,
+            )
+        check_row_kind(self._changelog, "process", uid)
+        return self._any_operator(function, RowSchema.of(output), uid, type(function).__qualname__, on_error)
+
+    # -- rows, without state or with one value per key -----------------------------------------------------------------
 
     def map(
         self,
@@ -203,21 +243,7 @@ class KeyedRowOperators(KeyedInput[Stream]):
     def _row_step(self, step: RowStep, uid: str, on_error: str | DeadLetters) -> Stream:
         return self._operator(RowStepFunction(step), step.schema, uid, f"{step.kind.value} {step.name}", on_error)
 
-
-def _output_of(node: Node, row_class: type[object] | None) -> RowSchema:
-    return RowSchema.of(row_class) if row_class else node.schema
-
-
-def _checked_name(method: str, function: object, uid: str) -> str:
-    check_callable(method, function, uid)
-    return operator_name(method, function)
-
-
-Acc = TypeVar("Acc")
-
-
-class KeyedAggregations(KeyedInput[Stream]):
-    """Aggregations over all rows of a key, row by row or by columns."""
+    # -- aggregates over all rows of a key -----------------------------------------------------------------------------
 
     def reduce(self, function: Callable[[In, In], In], *, uid: str = "", on_error: str | DeadLetters = FAIL) -> Stream:
         """Combines the rows of each key. Emits the current result for each row.
@@ -319,12 +345,150 @@ class KeyedAggregations(KeyedInput[Stream]):
         changes = Changes(before.row_kind if before else "", kind, retract)
         return ChangelogAggregates(wanted, self._keying.columns, self._node.schema, output, changes)
 
+    # -- aggregates over the rows before a row -------------------------------------------------------------------------
 
-Keep = Literal["first", "last"]
+    def over_columns(
+        self,
+        aggregates: Mapping[str, tuple[str, str]],
+        *,
+        output: type[object],
+        preceding: Preceding = Unbounded.RANGE,
+        uid: str = "",
+    ) -> Stream:
+        """Emits each row once, with aggregates over it and the rows of its key before it, as ``OVER`` of Flink SQL.
 
+        A row is emitted when the watermark reaches its time. Rows that are late by then are dropped.
 
-class KeyedRanking(KeyedInput[Stream]):
-    """Deduplication and top-n, by columns."""
+        Args:
+            aggregates: ``(kind, column)`` by output column. Kinds are ``count``, ``sum``, ``min``, ``max`` and
+                ``mean``. Nulls are ignored.
+            output: row class with the columns of the rows and the aggregates.
+            preceding: how many rows before the row belong to its frame, as ``ROWS BETWEEN n PRECEDING AND CURRENT
+                ROW``; or, as a duration, how much earlier they may be, as ``RANGE BETWEEN …``. All rows of the same
+                time belong to a range. `Unbounded.RANGE`, the default as in SQL, and `Unbounded.ROW` are all rows
+                before.
+            uid: identifies the operator's state across all versions of the job.
+
+        Raises:
+            JobDefinitionError: the stream has no event time or is a changelog, an aggregate does not exist, or the
+                output class has other columns.
+        """
+        if not event_time_of(self._node):
+            raise JobDefinitionError(
+                "aggregates over rows need a stream with event time",
+                hint="declare it: source.assign_timestamps_and_watermarks(…), and keep the column in the row class",
+                uid=uid,
+            )
+        frame, schema = Frame.of(preceding), RowSchema.of(output)
+        columns = OverColumns(dict(aggregates), self._node.schema, schema)
+        return self._operator(OverAggregates(columns, frame), schema, uid, "over_columns", FAIL)
+
+    # -- windows and patterns ------------------------------------------------------------------------------------------
+
+    def window(self, assigner: WindowAssigner[Never]) -> WindowedStream[Stream]:
+        """Divides the rows of each key into windows.
+
+        Args:
+            assigner: such as ``TumblingEventTimeWindows.of(timedelta(minutes=5))``.
+
+        Raises:
+            JobDefinitionError: `assigner` is no window assigner, or needs event time, which the stream does not have,
+                or the stream is a changelog.
+        """
+        return WindowedStream.of(self, assigner)
+
+    def match_pattern(self, pattern: Pattern) -> PatternStream[Stream]:
+        """Matches the rows of each key with a pattern, in the order of event time.
+
+        Args:
+            pattern: such as ``Pattern.begin("low", lambda row: row.price < 10).next("high", lambda row: …)``.
+
+        Raises:
+            JobDefinitionError: `pattern` is no pattern or cannot be matched, or the stream has no event time or is a
+                changelog.
+        """
+        return PatternStream.of(self, pattern)
+
+    # -- two streams ---------------------------------------------------------------------------------------------------
+
+    @overload
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream[Stream]: ...
+
+    @overload
+    def connect(self, other: KeyedStream[Stream]) -> ConnectedStreams[Stream]: ...
+
+    def connect(
+        self, other: KeyedStream[Stream] | BroadcastStream
+    ) -> ConnectedStreams[Stream] | BroadcastConnectedStream[Stream]:
+        """Connects this stream with another one, for a function that processes both.
+
+        Args:
+            other: a stream with keys of the same types, for a `KeyedCoProcessFunction`: both streams share its state.
+                Or a broadcast stream, for a `KeyedBroadcastProcessFunction`.
+
+        Raises:
+            JobDefinitionError: `other` is no such stream of this job, or its keys have other types.
+        """
+        check_row_kind(self._changelog, "connect")
+        if isinstance(other, BroadcastStream) and other.graph is self._graph:
+            return BroadcastConnectedStream(self._add_operator, (self._edge, Edge(other.node, None)))
+        if isinstance(other, KeyedStream) and other._graph is self._graph:
+            check_row_kind(other._changelog, "connect")
+            return ConnectedStreams(self._add_operator, checked_pair(self._edge, other._edge))
+        raise JobDefinitionError(
+            "connect needs a keyed or broadcast stream of the same job",
+            hint="call key_by or broadcast on the other stream",
+            given=type(other).__name__,
+        )
+
+    def interval_join(self, other: OperatorInput[Stream]) -> IntervalJoinedStreams[Stream]:
+        """Joins each row with the rows of the same key whose event time is within bounds of its own.
+
+        Args:
+            other: the right stream, with a key of the same types. Both need event time.
+
+        Raises:
+            JobDefinitionError: `other` is no such stream, or a stream has no event time or is a changelog.
+        """
+        return IntervalJoinedStreams(self._add_operator, joined_pair(self, other, "interval_join"))
+
+    def regular_join(
+        self, other: OperatorInput[Stream], *, how: str = "inner", ttl: StateTtlConfig | None = None
+    ) -> RegularJoinedStreams[Stream]:
+        """Joins each row with all rows of the same key, whenever they arrived, as Flink SQL's joins.
+
+        All rows of both streams are kept as state, unless `ttl` limits it. The streams may be changelogs: the results
+        of a row that is retracted, or replaced by a row with its upsert key, are retracted.
+
+        Args:
+            other: the right stream, with a key of the same types.
+            how: ``inner``, ``left``, ``right`` or ``full``. An outer join also emits rows without a partner, and
+                deletes such a result when a partner arrives.
+            ttl: how long a row is kept, from its arrival; by default for ever. In Flink: `table.exec.state.ttl`.
+
+        Raises:
+            JobDefinitionError: `other` is no such stream, `how` is another kind, or a changelog is keyed with an order.
+        """
+        return RegularJoinedStreams(self._add_operator, changelog_pair(self, other, "regular_join"), how, ttl)
+
+    def temporal_join(self, versions: OperatorInput[Stream], *, how: str = "inner") -> TemporalJoinedStreams[Stream]:
+        """Joins each row with the version of its key that was valid at its event time.
+
+        Flink SQL's ``FOR SYSTEM_TIME AS OF``: a version is valid from its event time until that of the next version. A
+        row waits until the watermark reaches its time.
+
+        Args:
+            versions: the stream of versions, with a key of the same types. Both need event time. It may be a changelog
+                with this key as its upsert key: a row of kind `DELETE` ends a version at its event time.
+            how: ``inner``: rows without a version are dropped; ``left``: they are joined with None.
+
+        Raises:
+            JobDefinitionError: `versions` is no such stream, `how` is another kind, a stream has no event time, or this
+                stream is a changelog.
+        """
+        return TemporalJoinedStreams(self._add_operator, versioned_pair(self, versions, "temporal_join"), how)
+
+    # -- deduplication and ranking -------------------------------------------------------------------------------------
 
     def deduplicate(
         self,
@@ -483,199 +647,7 @@ class KeyedRanking(KeyedInput[Stream]):
         node = ProcessNode(uid, (self._edge,), function, schema or self._node.schema, name, appends=self._appends)
         return self._add_operator(replace(node, changelog=changelog))
 
-
-def _kept(keep: Keep, order_by: str) -> Selection:
-    """Returns which row a deduplication keeps."""
-    is_last = keep == "last"
-    order = (SortKey(order_by, descending=is_last),) if order_by else ()
-    return Selection(1, order, newest_first=is_last, state=DEDUPLICATED)
-
-
-class KeyedOver(KeyedInput[Stream]):
-    """Aggregates over rows in the order of event time."""
-
-    def over_columns(
-        self,
-        aggregates: Mapping[str, tuple[str, str]],
-        *,
-        output: type[object],
-        preceding: Preceding = Unbounded.RANGE,
-        uid: str = "",
-    ) -> Stream:
-        """Emits each row once, with aggregates over it and the rows of its key before it, as ``OVER`` of Flink SQL.
-
-        A row is emitted when the watermark reaches its time. Rows that are late by then are dropped.
-
-        Args:
-            aggregates: ``(kind, column)`` by output column. Kinds are ``count``, ``sum``, ``min``, ``max`` and
-                ``mean``. Nulls are ignored.
-            output: row class with the columns of the rows and the aggregates.
-            preceding: how many rows before the row belong to its frame, as ``ROWS BETWEEN n PRECEDING AND CURRENT
-                ROW``; or, as a duration, how much earlier they may be, as ``RANGE BETWEEN …``. All rows of the same
-                time belong to a range. `Unbounded.RANGE`, the default as in SQL, and `Unbounded.ROW` are all rows
-                before.
-            uid: identifies the operator's state across all versions of the job.
-
-        Raises:
-            JobDefinitionError: the stream has no event time or is a changelog, an aggregate does not exist, or the
-                output class has other columns.
-        """
-        if not event_time_of(self._node):
-            raise JobDefinitionError(
-                "aggregates over rows need a stream with event time",
-                hint="declare it: source.assign_timestamps_and_watermarks(…), and keep the column in the row class",
-                uid=uid,
-            )
-        frame, schema = Frame.of(preceding), RowSchema.of(output)
-        columns = OverColumns(dict(aggregates), self._node.schema, schema)
-        return self._operator(OverAggregates(columns, frame), schema, uid, "over_columns", FAIL)
-
-
-class KeyedJoins(KeyedInput[Stream]):
-    """Joins with another keyed stream of the same job, by the key of both."""
-
-    def interval_join(self, other: KeyedInput[Stream]) -> IntervalJoinedStreams[Stream]:
-        """Joins each row with the rows of the same key whose event time is within bounds of its own.
-
-        Args:
-            other: the right stream, with a key of the same types. Both need event time.
-
-        Raises:
-            JobDefinitionError: `other` is no such stream, or a stream has no event time or is a changelog.
-        """
-        return IntervalJoinedStreams(self._add_operator, joined_pair(self, other, "interval_join"))
-
-    def regular_join(
-        self, other: KeyedInput[Stream], *, how: str = "inner", ttl: StateTtlConfig | None = None
-    ) -> RegularJoinedStreams[Stream]:
-        """Joins each row with all rows of the same key, whenever they arrived, as Flink SQL's joins.
-
-        All rows of both streams are kept as state, unless `ttl` limits it. The streams may be changelogs: the results
-        of a row that is retracted, or replaced by a row with its upsert key, are retracted.
-
-        Args:
-            other: the right stream, with a key of the same types.
-            how: ``inner``, ``left``, ``right`` or ``full``. An outer join also emits rows without a partner, and
-                deletes such a result when a partner arrives.
-            ttl: how long a row is kept, from its arrival; by default for ever. In Flink: `table.exec.state.ttl`.
-
-        Raises:
-            JobDefinitionError: `other` is no such stream, `how` is another kind, or a changelog is keyed with an order.
-        """
-        return RegularJoinedStreams(self._add_operator, changelog_pair(self, other, "regular_join"), how, ttl)
-
-    def temporal_join(self, versions: KeyedInput[Stream], *, how: str = "inner") -> TemporalJoinedStreams[Stream]:
-        """Joins each row with the version of its key that was valid at its event time.
-
-        Flink SQL's ``FOR SYSTEM_TIME AS OF``: a version is valid from its event time until that of the next version. A
-        row waits until the watermark reaches its time.
-
-        Args:
-            versions: the stream of versions, with a key of the same types. Both need event time. It may be a changelog
-                with this key as its upsert key: a row of kind `DELETE` ends a version at its event time.
-            how: ``inner``: rows without a version are dropped; ``left``: they are joined with None.
-
-        Raises:
-            JobDefinitionError: `versions` is no such stream, `how` is another kind, a stream has no event time, or this
-                stream is a changelog.
-        """
-        return TemporalJoinedStreams(self._add_operator, versioned_pair(self, versions, "temporal_join"), how)
-
-
-class KeyedStream(
-    KeyedRowOperators[Stream], KeyedAggregations[Stream], KeyedJoins[Stream], KeyedRanking[Stream], KeyedOver[Stream]
-):
-    """A stream that is partitioned by key. `Stream` is the class of the streams that its operators return."""
-
-    def process(
-        self,
-        function: KeyedProcessFunction[Never, object] | VectorizedKeyedFunction,
-        *,
-        output: type[object],
-        uid: str = "",
-        on_error: str | DeadLetters = FAIL,
-    ) -> Stream:
-        """Runs a stateful function over the rows of each key, or of many keys at once if it is vectorized.
-
-        Args:
-            function: an instance; tasks receive a new copy for each batch.
-            output: row class of the rows that it emits.
-            uid: identifies the operator's state across all versions of the job.
-            on_error: ``"fail"``: the run fails when the function raises, and nothing of the batch is committed. Or
-                `DeadLetters`: such rows go to a side output. State is then encoded once per row instead of per key.
-
-        Raises:
-            JobDefinitionError: `function` is no instance of these classes, or is vectorized and has dead letters.
-        """
-        if not isinstance(function, KeyedProcessFunction | VectorizedKeyedFunction):
-            raise JobDefinitionError(
-                "process needs a KeyedProcessFunction object",
-                hint="pass an instance: process(MyFunction(), …)",
-                given=repr(function),
-                uid=uid,
-            )
-        if isinstance(function, VectorizedKeyedFunction) and on_error != FAIL:
-            raise JobDefinitionError(
-                "a vectorized function has no dead letters",
-                hint="it receives many rows per call: filter bad rows in the function, or use a KeyedProcessFunction",
-                uid=uid,
-            )
-        check_row_kind(self._changelog, "process", uid)
-        return self._any_operator(function, RowSchema.of(output), uid, type(function).__qualname__, on_error)
-
-    @overload
-    def connect(self, other: BroadcastStream) -> BroadcastConnectedStream[Stream]: ...
-
-    @overload
-    def connect(self, other: KeyedStream[Stream]) -> ConnectedStreams[Stream]: ...
-
-    def connect(
-        self, other: KeyedStream[Stream] | BroadcastStream
-    ) -> ConnectedStreams[Stream] | BroadcastConnectedStream[Stream]:
-        """Connects this stream with another one, for a function that processes both.
-
-        Args:
-            other: a stream with keys of the same types, for a `KeyedCoProcessFunction`: both streams share its state.
-                Or a broadcast stream, for a `KeyedBroadcastProcessFunction`.
-
-        Raises:
-            JobDefinitionError: `other` is no such stream of this job, or its keys have other types.
-        """
-        check_row_kind(self._changelog, "connect")
-        if isinstance(other, BroadcastStream) and other.graph is self._graph:
-            return BroadcastConnectedStream(self._add_operator, (self._edge, Edge(other.node, None)))
-        if isinstance(other, KeyedStream) and other._graph is self._graph:
-            check_row_kind(other._changelog, "connect")
-            return ConnectedStreams(self._add_operator, checked_pair(self._edge, other._edge))
-        raise JobDefinitionError(
-            "connect needs a keyed or broadcast stream of the same job",
-            hint="call key_by or broadcast on the other stream",
-            given=type(other).__name__,
-        )
-
-    def window(self, assigner: WindowAssigner[Never]) -> WindowedStream[Stream]:
-        """Divides the rows of each key into windows.
-
-        Args:
-            assigner: such as ``TumblingEventTimeWindows.of(timedelta(minutes=5))``.
-
-        Raises:
-            JobDefinitionError: `assigner` is no window assigner, or needs event time, which the stream does not have,
-                or the stream is a changelog.
-        """
-        return WindowedStream.of(self, assigner)
-
-    def match_pattern(self, pattern: Pattern) -> PatternStream[Stream]:
-        """Matches the rows of each key with a pattern, in the order of event time.
-
-        Args:
-            pattern: such as ``Pattern.begin("low", lambda row: row.price < 10).next("high", lambda row: …)``.
-
-        Raises:
-            JobDefinitionError: `pattern` is no pattern or cannot be matched, or the stream has no event time or is a
-                changelog.
-        """
-        return PatternStream.of(self, pattern)
+    # -- queryable state -----------------------------------------------------------------------------------------------
 
     def as_queryable_state(self, name: str, descriptor: StateDescriptor | None = None, *, uid: str) -> None:
         """Keeps the newest row of each key as a state that can be queried; the stream ends here, as in Flink.
@@ -690,3 +662,19 @@ class KeyedStream(
         if self._changelog != upserts:
             check_appends(self._changelog, "as_queryable_state", uid)
         self._any_operator(function, self._node.schema, uid, f"queryable {name}", FAIL)
+
+
+def _output_of(node: Node, row_class: type[object] | None) -> RowSchema:
+    return RowSchema.of(row_class) if row_class else node.schema
+
+
+def _checked_name(method: str, function: object, uid: str) -> str:
+    check_callable(method, function, uid)
+    return operator_name(method, function)
+
+
+def _kept(keep: Keep, order_by: str) -> Selection:
+    """Returns which row a deduplication keeps."""
+    is_last = keep == "last"
+    order = (SortKey(order_by, descending=is_last),) if order_by else ()
+    return Selection(1, order, newest_first=is_last, state=DEDUPLICATED)

@@ -14,13 +14,13 @@ from stateflow.api.patterns.pattern import Pattern
 from stateflow.api.patterns.pattern_operator import PatternOperator, PatternSettings
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag, check_late_tag
-from stateflow.api.streams.keyed_input import KeyedInput, Stream, check_callable, check_function
+from stateflow.api.streams.operator_input import OperatorInput, Stream, check_callable, check_function
 from stateflow.errors import JobDefinitionError
 
 Row = TypeVar("Row")
 
 
-class PatternStream(KeyedInput[Stream]):
+class PatternStream(OperatorInput[Stream]):
     """A keyed stream with a pattern; `select`, `flat_select` or `process` adds the operator.
 
     The methods that set something return a new object.
@@ -29,7 +29,7 @@ class PatternStream(KeyedInput[Stream]):
     _settings: PatternSettings[object]
 
     @classmethod
-    def of(cls, keyed: KeyedInput[Stream], pattern: Pattern) -> PatternStream[Stream]:
+    def of(cls, keyed: OperatorInput[Stream], pattern: Pattern) -> PatternStream[Stream]:
         """Returns a keyed stream with a pattern.
 
         Raises:

@@ -11,7 +11,7 @@ from stateflow.api.graph import Edge, event_time_of, level_of
 from stateflow.api.schema import Column, RowSchema
 from stateflow.api.side_outputs import OutputTag, check_late_tag
 from stateflow.api.streams.connected_streams import checked_pair
-from stateflow.api.streams.keyed_input import KeyedInput, Stream
+from stateflow.api.streams.operator_input import OperatorInput, Stream
 from stateflow.api.watermarks import event_time_reader
 from stateflow.errors import JobDefinitionError
 
@@ -34,7 +34,7 @@ TimeReader = Callable[[object], int | None] | None
 """Returns the event time of a row; None for rows without event time."""
 
 
-def joined_pair(left: KeyedInput[Stream], right: object, method: str) -> tuple[Edge, Edge]:
+def joined_pair(left: OperatorInput[Stream], right: object, method: str) -> tuple[Edge, Edge]:
     """Returns the edges of two keyed streams, in the order of event time where timers can fire between their rows.
 
     Raises:
@@ -47,7 +47,7 @@ def joined_pair(left: KeyedInput[Stream], right: object, method: str) -> tuple[E
     return _timed_pair(left, given)
 
 
-def versioned_pair(left: KeyedInput[Stream], versions: object, method: str) -> tuple[Edge, ChangelogEdge]:
+def versioned_pair(left: OperatorInput[Stream], versions: object, method: str) -> tuple[Edge, ChangelogEdge]:
     """Returns the edges of a keyed stream of rows and one of versions, which may be a changelog by its key.
 
     Raises:
@@ -71,7 +71,7 @@ def versioned_pair(left: KeyedInput[Stream], versions: object, method: str) -> t
     return first, ChangelogEdge(second, changelog)
 
 
-def _timed_pair(left: KeyedInput[Stream], right: KeyedInput[Stream]) -> tuple[Edge, Edge]:
+def _timed_pair(left: OperatorInput[Stream], right: OperatorInput[Stream]) -> tuple[Edge, Edge]:
     first, second = checked_pair(left._edge, right._edge)
     times = event_time_of(first.node), event_time_of(second.node)
     if not _can_be_ordered(first, second, times):
@@ -79,7 +79,7 @@ def _timed_pair(left: KeyedInput[Stream], right: KeyedInput[Stream]) -> tuple[Ed
     return _ordered(first, times[0]), _ordered(second, times[1])
 
 
-def changelog_pair(left: KeyedInput[Stream], right: object, method: str) -> tuple[ChangelogEdge, ChangelogEdge]:
+def changelog_pair(left: OperatorInput[Stream], right: object, method: str) -> tuple[ChangelogEdge, ChangelogEdge]:
     """Returns the edges of two keyed streams that may be changelogs; as `joined_pair` if both only append rows.
 
     Raises:
@@ -104,8 +104,8 @@ def changelog_pair(left: KeyedInput[Stream], right: object, method: str) -> tupl
     return ChangelogEdge(first, changelogs[0]), ChangelogEdge(second, changelogs[1])
 
 
-def _checked(left: KeyedInput[Stream], right: object, method: str) -> KeyedInput[Stream]:
-    if not isinstance(right, KeyedInput) or right._graph is not left._graph:
+def _checked(left: OperatorInput[Stream], right: object, method: str) -> OperatorInput[Stream]:
+    if not isinstance(right, OperatorInput) or right._graph is not left._graph:
         raise JobDefinitionError(
             f"{method} needs another keyed stream of the same job",
             hint=f'first.key_by("id").{method}(second.key_by("id"))',

@@ -16,7 +16,7 @@ from stateflow.api.joins.regular_join import Condition, Selected
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.streams.joins.inputs import check_event_times, checked_late_tag, declared_columns
-from stateflow.api.streams.keyed_input import Stream, check_callable, check_function
+from stateflow.api.streams.operator_input import Stream, check_callable, check_function
 from stateflow.api.windows.window import duration_ms
 from stateflow.errors import JobDefinitionError
 

@@ -26,7 +26,7 @@ from stateflow.api.joins.window_join import (
 )
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.joins.inputs import declared_columns, joined_pair, time_readers
-from stateflow.api.streams.keyed_input import KeyedInput, Stream, check_callable
+from stateflow.api.streams.operator_input import OperatorInput, Stream, check_callable
 from stateflow.api.streams.windowed_stream import WindowedStream
 from stateflow.api.windows.assigners import (
     SlidingEventTimeWindows,
@@ -45,7 +45,7 @@ Left = TypeVar("Left")
 Right = TypeVar("Right")
 Element = TypeVar("Element")
 Joined = TypeVar("Joined")
-KeyBy = Callable[..., KeyedInput[Stream]]
+KeyBy = Callable[..., OperatorInput[Stream]]
 """`key_by` of a stream."""
 _SELECTED = (TumblingEventTimeWindows, SlidingEventTimeWindows)
 """The windows whose pairs `select` joins by columns."""
@@ -58,7 +58,7 @@ class JoinedWindows(Generic[Stream]):
     """
 
     def __init__(
-        self, pair: tuple[KeyedInput[Stream], KeyedInput[Stream]], assigner: WindowAssigner[Never], method: str
+        self, pair: tuple[OperatorInput[Stream], OperatorInput[Stream]], assigner: WindowAssigner[Never], method: str
     ) -> None:
         left, right = pair
         self._inputs = joined_pair(left, right, method)
@@ -207,7 +207,7 @@ class Where(Generic[Stream, Joined]):
     """Two streams, of which the left one is keyed."""
 
     def __init__(
-        self, left: KeyedInput[Stream], key_right: KeyBy[Stream], windows: _MakeWindows[Stream, Joined]
+        self, left: OperatorInput[Stream], key_right: KeyBy[Stream], windows: _MakeWindows[Stream, Joined]
     ) -> None:
         self._left = left
         self._key_right = key_right
@@ -222,7 +222,7 @@ class EqualTo(Generic[Stream, Joined]):
     """Two keyed streams, before their windows are declared."""
 
     def __init__(
-        self, left: KeyedInput[Stream], right: KeyedInput[Stream], windows: _MakeWindows[Stream, Joined]
+        self, left: OperatorInput[Stream], right: OperatorInput[Stream], windows: _MakeWindows[Stream, Joined]
     ) -> None:
         self._pair = left, right
         self._windows = windows
@@ -236,4 +236,4 @@ class EqualTo(Generic[Stream, Joined]):
         return self._windows(self._pair, assigner)
 
 
-_MakeWindows = Callable[[tuple[KeyedInput[Stream], KeyedInput[Stream]], WindowAssigner[Never]], Joined]
+_MakeWindows = Callable[[tuple[OperatorInput[Stream], OperatorInput[Stream]], WindowAssigner[Never]], Joined]

@@ -27,7 +27,7 @@ from stateflow.api.joins.regular_join import (
 from stateflow.api.joins.window_join import Join
 from stateflow.api.schema import Column, RowSchema
 from stateflow.api.streams.joins.inputs import ChangelogEdge, declared_columns
-from stateflow.api.streams.keyed_input import Stream, check_callable
+from stateflow.api.streams.operator_input import Stream, check_callable
 from stateflow.errors import JobDefinitionError
 from stateflow.types.columns.row_kind import RowKind
 from stateflow.types.ttl_config import StateTtlConfig

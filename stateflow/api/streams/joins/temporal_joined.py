@@ -10,7 +10,7 @@ from stateflow.api.graph import Edge, ProcessNode
 from stateflow.api.joins.temporal_join import Join, TemporalJoin
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.joins.inputs import ChangelogEdge, check_event_times
-from stateflow.api.streams.keyed_input import Stream, check_callable
+from stateflow.api.streams.operator_input import Stream, check_callable
 from stateflow.errors import JobDefinitionError
 
 _KINDS = ("inner", "left")

@@ -17,7 +17,7 @@ from stateflow.errors import JobDefinitionError
 Stream = TypeVar("Stream")
 
 
-class KeyedInput(Generic[Stream]):
+class OperatorInput(Generic[Stream]):
     """A stream with its key. `Stream` is the class of the streams that operators return.
 
     Args:
