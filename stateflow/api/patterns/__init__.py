@@ -3,6 +3,6 @@
 - `pattern`, `conditions`, `skip`: how a job declares a pattern.
 - `functions`: what users implement for matches.
 - `automaton`: the states and transitions of a pattern.
-- `matcher`: the rows of a key against the automaton, and the stored partial matches.
-- `pattern_operator`: the keyed function that matches and emits.
+
+- `pattern_operator`: the keyed function, the rows of a key against the automaton, and the stored partial matches.
 """

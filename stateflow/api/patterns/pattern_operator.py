@@ -1,4 +1,4 @@
-"""The operator of patterns: processes the rows of a key in the order of event time.
+"""The operator of patterns: matches the rows of a key with an automaton, in the order of event time.
 
 A row waits until the watermark reaches its time, so that no earlier row can follow. A key has a timer at the time of
 its earliest waiting row, and one at the time limit of its earliest partial match. The first of its timers that fires in
@@ -7,17 +7,21 @@ a batch processes all rows up to the watermark, so that the partial matches of a
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import GenericAlias
-from typing import Generic, TypeVar, cast
+from typing import Generic, Literal, TypeVar, cast
+
+import msgspec
 
 from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext
 from stateflow.api.functions.returned import checked_rows
-from stateflow.api.patterns.automaton import automaton_of
+from stateflow.api.patterns.automaton import Action, Automaton, Edge, Kind, State, automaton_of
+from stateflow.api.patterns.conditions import Evaluation, MatchedRows, StagePath
 from stateflow.api.patterns.functions import PatternProcessFunction, TimedOut
-from stateflow.api.patterns.matcher import Match, MatchBuffer, Matcher, PartialMatches, stored_class
 from stateflow.api.patterns.pattern import Pattern
+from stateflow.api.patterns.skip import AfterMatchSkipStrategy
 from stateflow.api.side_outputs import OutputTag
 from stateflow.errors import StateError
 from stateflow.state.kinds.maps.map_state import MapState
@@ -27,6 +31,412 @@ from stateflow.state.kinds.timers import MAX_WATERMARK, NO_WATERMARK
 from stateflow.types.descriptors import MapStateDescriptor, ValueStateDescriptor
 
 Row = TypeVar("Row")
+
+
+Path = list[tuple[str, int]]
+"""Stage and number of each row of a match, the last one first."""
+
+
+class PartialMatch(msgspec.Struct, array_like=True, frozen=True):
+    """A match that is not complete, or that waits for others.
+
+    Attributes:
+        state: name of the state of the automaton.
+        node: the number of its last node.
+        first: the number of its first row.
+        began: event time of its first row, in milliseconds since 1970.
+    """
+
+    state: str
+    node: int
+    first: int
+    began: int
+
+
+class MatchedNode(msgspec.Struct, array_like=True):
+    """A row of a partial match.
+
+    Attributes:
+        stage: the stage that the row was added to.
+        row: the number of the row.
+        before: the number of the node before it; None for the first row.
+        references: number of partial matches that end with it, and of nodes after it.
+        begin: the number of the first node of the stage.
+    """
+
+    stage: str
+    row: int
+    before: int | None
+    references: int
+    begin: int
+
+
+class PartialMatches(msgspec.Struct):
+    """All partial matches of a key, in the order of their first rows.
+
+    Attributes:
+        pattern: the pattern that they belong to, as text.
+        partial: matches that are not complete.
+        completed: matches that an earlier partial match may discard when it is complete.
+        nodes: by number.
+        rows: how many nodes have a row, by its number.
+        number: the number of the next row or node.
+        expires: event time of the timer that removes the earliest partial match; None without one.
+    """
+
+    pattern: str
+    partial: list[PartialMatch] = []
+    completed: list[PartialMatch] = []
+    nodes: dict[int, MatchedNode] = {}
+    rows: dict[int, int] = {}
+    number: int = 0
+    expires: int | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no partial match."""
+        return not self.partial and not self.completed
+
+
+def stored_class(structure: str) -> type[PartialMatches]:
+    """Returns the class that partial matches of a pattern are stored as.
+
+    The text of the pattern is part of the type: stored partial matches of another pattern are incompatible with it,
+    which is found before a run starts.
+    """
+    pattern: object = Literal.__getitem__(structure)
+    made = msgspec.defstruct("PartialMatches", [("pattern", pattern)], bases=(PartialMatches,))
+    assert issubclass(made, PartialMatches)
+    return made
+
+
+class MatchBuffer(Generic[Row]):
+    """The partial matches of the current key, and their rows.
+
+    Args:
+        matches: the stored partial matches, which are changed.
+        rows: the state with the rows that they have matched, by number.
+    """
+
+    def __init__(self, matches: PartialMatches, rows: MapState[int, Row]) -> None:
+        self.matches = matches
+        self.changed = False
+        self._stored = rows
+        self._read: dict[int, Row] = {}
+        self._new: int | None = None
+
+    # -- rows ---------------------------------------------------------------------------------------------------------
+
+    def begin_row(self, row: Row) -> None:
+        """Sets the row that `take` adds."""
+        self._new = self.matches.number
+        self._read[self._new] = row
+
+    def end_row(self) -> None:
+        """Stores the row if a partial match has it."""
+        assert self._new is not None
+        if self._new in self.matches.rows:
+            self._stored.put(self._new, self._read[self._new])
+        else:
+            del self._read[self._new]
+        self._new = None
+
+    def row(self, number: int) -> Row:
+        """Returns a row that a partial match has."""
+        if number not in self._read:
+            row = self._stored.get(number)
+            assert row is not None
+            self._read[number] = row
+        return self._read[number]
+
+    # -- matches ------------------------------------------------------------------------------------------------------
+
+    def take(self, stage: str, before: int | None) -> int:
+        """Adds the current row after a node, and returns its node, to which nothing refers yet."""
+        assert self._new is not None
+        matches = self.matches
+        matches.number = max(matches.number, self._new) + 1
+        number = matches.number
+        previous = None if before is None else matches.nodes[before]
+        begin = number if previous is None or previous.stage != stage else previous.begin
+        matches.nodes[number] = MatchedNode(stage, self._new, before, 0, begin)
+        matches.rows[self._new] = matches.rows.get(self._new, 0) + 1
+        if before is not None:
+            self.hold(before)
+        self.changed = True
+        return number
+
+    @property
+    def current_row(self) -> int:
+        """The number of the current row."""
+        assert self._new is not None
+        return self._new
+
+    def hold(self, node: int) -> None:
+        """Adds a reference to a node."""
+        self.matches.nodes[node].references += 1
+
+    def release(self, node: int) -> None:
+        """Removes a reference to a node; removes nodes and rows that no partial match has then."""
+        nodes, rows, at = self.matches.nodes, self.matches.rows, node
+        while True:
+            found = nodes[at]
+            found.references -= 1
+            if found.references > 0:
+                return
+            del nodes[at]
+            rows[found.row] -= 1
+            if not rows[found.row]:
+                del rows[found.row]
+                if found.row != self._new:
+                    self._stored.remove(found.row)
+            if found.before is None:
+                return
+            at = found.before
+
+    def path(self, node: int | None) -> Path:
+        """Returns the rows up to a node, the last one first."""
+        return [(each.stage, each.row) for each in self._nodes(node)]
+
+    def matched(self, node: int | None) -> MatchedRows[Row]:
+        """Returns the rows up to a node, for conditions."""
+        return MatchedRows(_Path(self.matches.nodes, node), self.row)
+
+    def match(self, path: Path) -> dict[str, list[Row]]:
+        """Returns the rows of a match by stage, in their order."""
+        found: dict[str, list[Row]] = {}
+        for stage, number in reversed(path):
+            found.setdefault(stage, []).append(self.row(number))
+        return found
+
+    def _nodes(self, node: int | None) -> Iterator[MatchedNode]:
+        while node is not None:
+            found = self.matches.nodes[node]
+            yield found
+            node = found.before
+
+
+class _Path(StagePath):
+    """The rows of a partial match; the first and the last row of a stage are found without reading the others."""
+
+    __slots__ = ("_node", "_nodes")
+
+    def __init__(self, nodes: Mapping[int, MatchedNode], node: int | None) -> None:
+        self._nodes = nodes
+        self._node = node
+
+    def first(self, stage: str) -> int | None:
+        last = self._last(stage)
+        return None if last is None else self._nodes[last.begin].row
+
+    def last(self, stage: str) -> int | None:
+        last = self._last(stage)
+        return None if last is None else last.row
+
+    def rows(self, stage: str) -> list[int]:
+        found: list[int] = []
+        node = self._last(stage)
+        while node is not None and node.stage == stage:
+            found.append(node.row)
+            node = None if node.before is None else self._nodes[node.before]
+        return found[::-1]
+
+    def _last(self, stage: str) -> MatchedNode | None:
+        at = self._node
+        while at is not None:
+            node = self._nodes[at]
+            if node.stage == stage:
+                return node
+            at = self._nodes[node.begin].before
+        return None
+
+
+Match = dict[str, list[Row]]
+"""The rows of a match by the name of their stage, in their order."""
+
+
+@dataclass(frozen=True)
+class Advanced(Generic[Row]):
+    """What the advance of event time has ended.
+
+    Attributes:
+        matched: matches.
+        timed_out: rows of partial matches that exceeded the time limit.
+    """
+
+    matched: list[Match[Row]]
+    timed_out: list[Match[Row]]
+
+
+class Matcher(Generic[Row]):
+    """Matches rows with a pattern.
+
+    Args:
+        automaton: the automaton of the pattern.
+        skip: what is discarded after a match.
+        within_ms: the time limit of a match, in milliseconds; None for none.
+    """
+
+    def __init__(self, automaton: Automaton, skip: AfterMatchSkipStrategy, within_ms: int | None) -> None:
+        self._start = automaton.start
+        self._states = automaton.states
+        self._skip = skip
+        self._within = within_ms
+
+    def advance(self, buffer: MatchBuffer[Row], time: int) -> Advanced[Row]:
+        """Removes the partial matches that cannot be completed at `time` or later; returns what has ended."""
+        partial = buffer.matches.partial
+        if self._within is None or not partial or time - partial[0].began < self._within:
+            return Advanced([], [])
+        # In the order of their first rows, and so of their time limits.
+        ended = next((at for at, each in enumerate(partial) if time - each.began < self._within), len(partial))
+        matched, timed_out = list[PartialMatch](), []
+        for each in partial[:ended]:
+            if self._states[each.state].kind is Kind.PENDING:
+                matched.append(each)
+            else:
+                timed_out.append(buffer.match(buffer.path(each.node)))
+                buffer.release(each.node)
+        buffer.changed = True
+        buffer.matches.partial = partial[ended:]
+        return Advanced(self._complete(buffer, matched), timed_out)
+
+    def process(self, buffer: MatchBuffer[Row], row: Row, time: int) -> list[Match[Row]]:
+        """Processes the next row of a key in the order of event time; returns the matches that it completes."""
+        buffer.begin_row(row)
+        partial, completed, of_row = list[PartialMatch](), list[PartialMatch](), dict[int, bool]()
+        for each in (*buffer.matches.partial, None):
+            for result in self._next(buffer, each, _Step(row, time, of_row)):
+                (completed if self._states[result.state].kind is Kind.FINAL else partial).append(result)
+        if partial != buffer.matches.partial:
+            buffer.matches.partial = partial
+            buffer.changed = True
+        if completed:
+            buffer.changed = True
+        matches = self._complete(buffer, completed) if completed or buffer.matches.completed else []
+        buffer.end_row()
+        return matches
+
+    # -- one partial match --------------------------------------------------------------------------------------------
+
+    def _next(self, buffer: MatchBuffer[Row], partial: PartialMatch | None, step: _Step[Row]) -> list[PartialMatch]:
+        """Returns what a partial match becomes with a row; of None, which matches the row begins."""
+        node = None if partial is None else partial.node
+        evaluation = Evaluation(step.row, lambda: buffer.matched(node), step.of_row)
+        state = self._start if partial is None else self._states[partial.state]
+        results: list[PartialMatch] = []
+        stops = False
+        for edge in self._edges(state, evaluation):
+            if edge.target.kind is Kind.STOP:
+                stops = True
+            elif edge.action is Action.TAKE:
+                results += self._taken(buffer, partial, edge, step, evaluation)
+            elif partial is not None:
+                results.append(PartialMatch(edge.target.name, partial.node, partial.first, partial.began))
+                buffer.hold(partial.node)
+        if stops:
+            results = self._ended(buffer, results)
+        if node is not None:
+            buffer.release(node)
+        return results
+
+    def _ended(self, buffer: MatchBuffer[Row], results: list[PartialMatch]) -> list[PartialMatch]:
+        """Discards what is no match yet: a row that it must not have may be the last one of a match."""
+        for result in results:
+            if self._states[result.state].kind is not Kind.FINAL:
+                buffer.release(result.node)
+        return [result for result in results if self._states[result.state].kind is Kind.FINAL]
+
+    def _taken(
+        self,
+        buffer: MatchBuffer[Row],
+        partial: PartialMatch | None,
+        edge: Edge,
+        step: _Step[Row],
+        evaluation: Evaluation[Row],
+    ) -> Iterator[PartialMatch]:
+        """Yields the partial match with the row; and the match, if all stages that follow are optional."""
+        node = buffer.take(edge.stage, None if partial is None else partial.node)
+        first = buffer.current_row if partial is None else partial.first
+        began = step.time if partial is None else partial.began
+        targets = [edge.target, *_final_after(edge.target, evaluation)]
+        for target in targets:
+            buffer.hold(node)
+            yield PartialMatch(target.name, node, first, began)
+
+    def _edges(self, state: State, evaluation: Evaluation[Row]) -> Iterator[Edge]:
+        """Yields the edges that take or ignore a row in a state, and in those that it proceeds to."""
+        states = [state]
+        while states:
+            for edge in states.pop().edges:
+                if not evaluation.holds(edge.condition):
+                    continue
+                if edge.action is Action.PROCEED:
+                    states.append(edge.target)
+                else:
+                    yield edge
+
+    # -- matches ------------------------------------------------------------------------------------------------------
+
+    def _complete(self, buffer: MatchBuffer[Row], completed: list[PartialMatch]) -> list[Match[Row]]:
+        """Returns the matches that no earlier partial match can discard, and discards what they skip."""
+        matches, found = buffer.matches, list[Match[Row]]()
+        waiting = matches.completed
+        for match in completed:
+            insort(waiting, match, key=_first)
+        while waiting and (not self._skip.skips or _is_earliest(waiting[0], matches.partial)):
+            buffer.changed = True
+            match = waiting.pop(0)
+            path = buffer.path(match.node)
+            if self._skip.skips:
+                first_kept = self._skip.first_kept(path)
+                matches.partial = self._pruned(buffer, matches.partial, first_kept)
+                waiting = self._pruned(buffer, waiting, first_kept)
+            found.append(buffer.match(path))
+            buffer.release(match.node)
+        matches.completed = waiting
+        return found
+
+    def _pruned(self, buffer: MatchBuffer[Row], partial: list[PartialMatch], first_kept: int) -> list[PartialMatch]:
+        for each in partial:
+            if each.first < first_kept:
+                buffer.release(each.node)
+        return [each for each in partial if each.first >= first_kept]
+
+
+@dataclass(frozen=True)
+class _Step(Generic[Row]):
+    """A row that is being processed.
+
+    Attributes:
+        time: its event time.
+        of_row: the results of conditions that take the row alone.
+    """
+
+    row: Row
+    time: int
+    of_row: dict[int, bool]
+
+
+def _first(match: PartialMatch) -> int:
+    return match.first
+
+
+def _is_earliest(match: PartialMatch, partial: list[PartialMatch]) -> bool:
+    return not partial or match.first <= partial[0].first
+
+
+def _final_after(state: State, evaluation: Evaluation[Row]) -> list[State]:
+    """Returns the final state if a state proceeds to it."""
+    states = [state]
+    while states:
+        for edge in states.pop().edges:
+            if edge.action is Action.PROCEED and evaluation.holds(edge.condition):
+                if edge.target.kind is Kind.FINAL:
+                    return [edge.target]
+                states.append(edge.target)
+    return []
+
 
 WAITING, MATCHED, PARTIAL = "waiting-rows", "matched-rows", "partial-matches"
 """Names of states, which are part of the stored format."""
