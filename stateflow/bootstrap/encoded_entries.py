@@ -42,6 +42,7 @@ from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.timers import TIMER_IDS
+from stateflow.types.columns.conversion import PER_MILLISECOND
 from stateflow.types.declared_types import KEY_TYPES
 from stateflow.types.descriptors import (
     AggregatingStateDescriptor,
@@ -230,7 +231,6 @@ def _arrow_type(kind: str) -> pa.DataType:
 
 EPOCH = 1
 """The epoch of a savepoint that is written from frames: as if the first batch of a job had written all of its state."""
-_PER_MILLISECOND = {"us": 1000, "ns": 1_000_000}
 ANY_GROUP = b"\0\0"
 """In place of the key group, which is computed for many entries at once."""
 LIMITS = EntryLimits()
@@ -446,7 +446,7 @@ def milliseconds(column: pa.Array, name: str) -> NDArray[np.int64]:
         )
     if kind.unit == "s":
         column = cast_column(column, pa.timestamp("ms", kind.tz), name)
-    times, rest = np.divmod(_numbers(column.cast(pa.int64())), _PER_MILLISECOND.get(kind.unit, 1))
+    times, rest = np.divmod(_numbers(column.cast(pa.int64())), PER_MILLISECOND.get(kind.unit, 1))
     if rest.any():
         raise DataError(
             "a time has a fraction of a millisecond",

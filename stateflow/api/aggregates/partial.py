@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from stateflow.api.functions.vectorized import Array
 from stateflow.api.schema import Column, RowSchema
+from stateflow.types.columns.conversion import PER_MILLISECOND
 from stateflow.types.columns.shapes import Shape, shape_of
 
 
@@ -252,7 +253,6 @@ ROWS = "_sf_rows"
 _SLICE = "_sf_slice"
 _KEY = "_sf_key"
 _LOW_BITS = 32
-_PER_MILLISECOND = {"us": 1000, "ns": 1_000_000, "ms": 1}
 
 
 Number = TypeVar("Number", int, np.ndarray[Any, Any])
@@ -321,7 +321,7 @@ class TimeSlices:
 
     def numbers(self, times: pa.ChunkedArray) -> pa.Array:
         """Returns the number of the slice of each event time, null for null."""
-        unit = _PER_MILLISECOND[times.type.unit] if pa.types.is_timestamp(times.type) else 1
+        unit = PER_MILLISECOND[times.type.unit] if pa.types.is_timestamp(times.type) else 1
         values = times.cast(pa.int64()).fill_null(0).to_numpy()
         return pa.array((values - self.offset * unit) // (self.length * unit), mask=times.is_null().to_numpy())
 

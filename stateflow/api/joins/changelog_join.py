@@ -355,25 +355,20 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         self.hot_keys = self._pairs.hot
 
     def process_element1(self, row: object, ctx: Context) -> Iterator[object]:
-        key = self._begun(ctx)
-        count = partial(self._pairs.add, key)
-        at = _Arrival(self._left, self._right, self.function, True, self._matching, not has_null(key), count)
-        return self._arrive(row, at)
+        return self._arrive(row, self._arrival(ctx, self._left, self._right, self.function))
 
     def process_element2(self, row: object, ctx: Context) -> Iterator[object]:
-        key, pair = self._begun(ctx), lambda own, other: self.function(other, own)
-        count = partial(self._pairs.add, key)
         return self._arrive(
-            row, _Arrival(self._right, self._left, pair, False, self._matching, not has_null(key), count)
+            row, self._arrival(ctx, self._right, self._left, lambda own, other: self.function(other, own))
         )
 
-    def _begun(self, ctx: Context) -> object:
-        """Returns the current key."""
+    def _arrival(self, ctx: Context, own: _Side, other: _Side, pair: _Pair) -> _Arrival:
         key = ctx.get_current_key()
-        for side in (self._left, self._right):
+        for side in (own, other):
             if side.by_values is not None:
                 side.by_values.begin(key)
-        return key
+        count = partial(self._pairs.add, key)
+        return _Arrival(own, other, pair, own is self._left, self._matching, not has_null(key), count)
 
     def _side(self, ctx: RuntimeContext, name: str, given: ChangelogInput, is_outer: bool) -> _Side:
         # Here, because a class that is made at run time cannot be sent to tasks.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, TypeVar, cast
 
 import msgspec
@@ -93,25 +93,14 @@ class CoGroupRows(ProcessWindowFunction[TaggedRow[Left, Right], Out], Generic[Le
         return checked_rows(self.function(key, ctx.window, *_sides(elements)), self.function)
 
 
-@dataclass(frozen=True)
-class JoinedSides(Generic[Left, Right]):
-    """The two streams of a window join.
-
-    Attributes:
-        classes: the classes of their rows.
-        times: functions that read the event time of a row; None for a stream without event time.
-    """
-
-    classes: tuple[type[Left], type[Right]]
-    times: tuple[TimeOf, TimeOf]
-
-
 class WindowJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Right]):
     """Evaluates the windows of two keyed streams.
 
     Args:
-        evictor: removes tagged rows; None to keep all.
         function: called with the tagged rows of a window when its trigger fires.
+        row_classes: the classes of the rows of both streams.
+        times: functions that read the event time of a row; None for a stream without event time.
+        evictor: removes tagged rows; None to keep all.
     """
 
     _operator: WindowOperator[TaggedRow[Left, Right], TaggedRow[Left, Right]]
@@ -119,20 +108,23 @@ class WindowJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Righ
 
     def __init__(
         self,
-        sides: JoinedSides[Left, Right],
         settings: WindowSettings[TaggedRow[Left, Right]],
-        evictor: Evictor[TaggedRow[Left, Right]] | None,
         function: ProcessWindowFunction[TaggedRow[Left, Right], object],
+        *,
+        row_classes: tuple[type[Left], type[Right]],
+        times: tuple[TimeOf, TimeOf],
+        evictor: Evictor[TaggedRow[Left, Right]] | None,
     ) -> None:
         self.function = function
-        self._sides = sides
+        self._row_classes = row_classes
+        self._times = times
         self.windows_text = settings.text
         self._settings = settings
         self._evictor = evictor
 
     def open(self, ctx: RuntimeContext) -> None:
         # Here, because a class that is made at run time cannot be sent to tasks.
-        self._tagged = tagged_class(*self._sides.classes)
+        self._tagged = tagged_class(*self._row_classes)
         self._operator = WindowOperator(self._settings, self._contents(), self.function)
         self._operator.open(ctx)
 
@@ -163,7 +155,7 @@ class WindowJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Righ
     def _time_of(self, element: object) -> int | None:
         assert isinstance(element, self._tagged)
         is_left = element.left is not None
-        time_of = self._sides.times[0 if is_left else 1]
+        time_of = self._times[0 if is_left else 1]
         return None if time_of is None else time_of(element.left if is_left else element.right)
 
 
@@ -185,51 +177,16 @@ def _all(rows: Sequence[T]) -> Iterable[T]:
 _Rows = tuple[Array, pa.StructArray]
 
 
-@dataclass(frozen=True)
-class SelectedOfWindows:
-    """The columns that a window join emits.
-
-    Attributes:
-        selected: the columns of both rows, and the condition.
-        bounds: the columns with bounds of the window.
-    """
-
-    selected: Selected
-    bounds: BoundColumns
-
-    def rows(self, left: PairedColumns, right: PairedColumns, windows: PairedColumns) -> pa.RecordBatch:
-        """Returns the rows of the pairs for which the condition is true; `windows` has the bounds of each pair."""
-        where = self.selected.where
-        if where is not None:
-            is_joined = where(left, right)
-            left, right, windows = (each.filter(is_joined) for each in (left, right, windows))
-        found: Mapping[str, pa.Array] = {
-            **self.selected.arrays(left, right),
-            **{name: windows[name] for name in self.bounds.bounds},
-        }
-        names = list(self.selected.output.names)
-        return pa.RecordBatch.from_arrays([found[name] for name in names], names=names)
-
-
-@dataclass(frozen=True)
-class ColumnWindows:
-    """The windows of a join.
-
-    Attributes:
-        kind: the kind of the windows; part of the stored format.
-        text: the windows and their trigger, for plans.
-    """
-
-    slicing: Slicing
-    kind: str
-    text: str
-
-
 class WindowColumnJoin(TimedColumnJoin):
     """Joins the rows of each window of a key.
 
     Args:
         schemas: the columns of both sides.
+        selected: the columns of both rows that are emitted, and the condition.
+        bounds: the columns with bounds of the window.
+        slicing: the windows.
+        kind: the kind of the windows; part of the stored format.
+        text: the windows and their trigger, for plans.
     """
 
     limits = PairLimits()
@@ -238,13 +195,21 @@ class WindowColumnJoin(TimedColumnJoin):
     _contents: ListState[Untyped]
 
     def __init__(
-        self, schemas: tuple[RowSchema, RowSchema], joined: ColumnWindows, selected: SelectedOfWindows
+        self,
+        schemas: tuple[RowSchema, RowSchema],
+        selected: Selected,
+        bounds: BoundColumns,
+        slicing: Slicing,
+        *,
+        kind: str,
+        text: str,
     ) -> None:
-        self.windows_text = joined.text
+        self.windows_text = text
         self._schemas = schemas
-        self._kind = joined.kind
-        self._slicing = joined.slicing
         self._selected = selected
+        self._bounds = bounds
+        self._slicing = slicing
+        self._kind = kind
 
     def open(self, ctx: RuntimeContext) -> None:
         left, right = self._schemas
@@ -318,14 +283,27 @@ class WindowColumnJoin(TimedColumnJoin):
     def _pairs(self, left: Side, right: Side, windows: Windows) -> Iterator[pa.RecordBatch]:
         if not len(left.of) or not len(right.of):
             return
-        columns = self._selected.bounds.columns(windows.starts, windows.ends)
+        columns = self._bounds.columns(windows.starts, windows.ends)
         bounds = pa.StructArray.from_arrays(list(columns.values()), names=list(columns)) if columns else None
-        sizes = self._selected.selected.sizes(left.rows, right.rows)
-        numbers = self._selected.selected.numbers(left, right)
+        sizes = self._selected.sizes(left.rows, right.rows)
+        numbers = self._selected.numbers(left, right)
         for left_at, right_at in pairs_of(*numbers, sizes, self.limits):
             pairs = PairedColumns(left.rows, left_at), PairedColumns(right.rows, right_at)
             of_windows = PairedColumns(left.rows if bounds is None else bounds, left.of[left_at])
-            yield self._selected.rows(*pairs, of_windows)
+            yield self._selected_rows(*pairs, of_windows)
+
+    def _selected_rows(self, left: PairedColumns, right: PairedColumns, windows: PairedColumns) -> pa.RecordBatch:
+        """Returns the rows of the pairs for which the condition is true; `windows` has the bounds of each pair."""
+        where = self._selected.where
+        if where is not None:
+            is_joined = where(left, right)
+            left, right, windows = (each.filter(is_joined) for each in (left, right, windows))
+        found: Mapping[str, pa.Array] = {
+            **self._selected.arrays(left, right),
+            **{name: windows[name] for name in self._bounds.bounds},
+        }
+        names = list(self._selected.output.names)
+        return pa.RecordBatch.from_arrays([found[name] for name in names], names=names)
 
 
 def bounds_of(columns: Mapping[str, str], output: RowSchema) -> BoundColumns:

@@ -22,6 +22,7 @@ from stateflow.api.sql.plan import (
     Computed,
     Filtered,
     Grouped,
+    Items,
     Joined,
     LookupTable,
     Over,
@@ -63,7 +64,7 @@ ROW_KIND = "row_kind"
 
 @dataclass(frozen=True)
 class Needs:
-    """What consumers need of a stream.
+    """Requirements of the downstream operators.
 
     Attributes:
         retracts: rows that are replaced are retracted first.
@@ -316,9 +317,6 @@ def _position(at: Position) -> Iterator[None]:
         if "line" not in e.facts:
             e.add_facts(line=at.line, column=at.column, sql=at.text)
         raise
-
-
-Items = tuple[tuple[str, Expression], ...]
 
 
 class SelectColumns:

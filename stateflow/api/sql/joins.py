@@ -29,7 +29,6 @@ from stateflow.api.sql.expressions import (
 )
 from stateflow.api.sql.parser import Position, SqlText
 from stateflow.api.sql.plan import (
-    BOUNDS,
     Computed,
     Filtered,
     Joined,
@@ -45,6 +44,7 @@ from stateflow.api.sql.plan import (
     source_time,
     time_of,
 )
+from stateflow.api.windows.column_windows import BOUNDS
 
 _KNOWN = {"this", "on", "kind", "side"}
 _SOME: dict[str, Value] = {

@@ -15,7 +15,6 @@ from stateflow.api.sql.expressions import BIGINT, Expression, Field, Ref, canoni
 from stateflow.api.sql.parser import Position, SqlText
 from stateflow.helpers import did_you_mean
 
-BOUNDS = ("window_start", "window_end", "window_time")
 Items = tuple[tuple[str, Expression], ...]
 """Names and expressions of computed columns."""
 

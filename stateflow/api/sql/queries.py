@@ -14,7 +14,6 @@ from stateflow.api.sql.expressions import INTERVAL, TIMESTAMP, Expression, Field
 from stateflow.api.sql.joins import JoinPlanner
 from stateflow.api.sql.parser import SqlText
 from stateflow.api.sql.plan import (
-    BOUNDS,
     Computed,
     LookupTable,
     Path,
@@ -29,6 +28,7 @@ from stateflow.api.sql.plan import (
     windows_of,
 )
 from stateflow.api.sql.selects import SelectPlanner
+from stateflow.api.windows.column_windows import BOUNDS
 from stateflow.helpers import did_you_mean
 
 _SELECT_CLAUSES = {"kind", "expressions", "from_", "joins", "where", "group", "having", "with_", "hint", "distinct"}

@@ -36,7 +36,6 @@ from stateflow.api.sql.expressions import (
 from stateflow.api.sql.joins import columns, filtered
 from stateflow.api.sql.parser import SqlText
 from stateflow.api.sql.plan import (
-    BOUNDS,
     Aggregate,
     Computed,
     Filtered,
@@ -56,6 +55,7 @@ from stateflow.api.sql.plan import (
     source_time,
     time_of,
 )
+from stateflow.api.windows.column_windows import BOUNDS
 
 _EVERY = "all_rows"
 """The key of rows that have none."""
@@ -210,7 +210,7 @@ class SelectPlanner:
                 hint = "filter the rows in a query of WITH, and name that in SESSION(TABLE …)"
                 self.text.fail(node.args["where"], "rows and their sessions are filtered in one query", hint)
         self._check_items(node, items, plan)
-        made = self._operator(node, plan, window, _Selected(groups, items, conditions))
+        made = self._operator(node, plan, window, groups, items=items, conditions=conditions)
         for each in conditions:
             made = Filtered(made, each, self.text.of(having or node.args["where"]))
         return self._distinct(node, columns(made, items, self.text.of(node)))
@@ -266,14 +266,30 @@ class SelectPlanner:
             if value and name != "expressions":
                 self.text.fail(group, "a form of GROUP BY is not supported", "write one query for each of the groups")
 
-    def _operator(self, node: exp.Select, plan: Plan, window: WindowTable | None, selected: _Selected) -> Plan:
-        groups = selected.groups
+    def _operator(
+        self,
+        node: exp.Select,
+        plan: Plan,
+        window: WindowTable | None,
+        groups: Groups,
+        *,
+        items: list[tuple[str, Expression]],
+        conditions: list[Expression],
+    ) -> Plan:
+        """Returns the aggregation.
+
+        Args:
+            items: name and expression of each selected column.
+            conditions: of HAVING, and those of WHERE over windows.
+        """
         if window is not None and not groups.aggregates:
             groups.wanted = "window_rows"
             groups.other(exp.Anonymous(this="COUNT", expressions=[exp.Star()]))
-        groups.fixed = {bound: name for bound, name in groups.fixed.items() if name in selected.columns}
+        every = [*(expression for _, expression in items), *conditions]
+        used = {column for expression in every for column in columns_of(expression)}
+        groups.fixed = {bound: name for bound, name in groups.fixed.items() if name in used}
         before = self._before(node, plan, groups, time_of(plan) if window is not None else "")
-        keys, fields = tuple(groups.keys), selected.fields
+        keys, fields = tuple(groups.keys), _result_fields(groups, items)
         aggregates = tuple(aggregate for aggregate, _ in groups.aggregates.values())
         if window is None:
             uid = self.path.uid("aggregate" if aggregates else "distinct")
@@ -295,34 +311,13 @@ class SelectPlanner:
         return columns(plan, list(items.items()), self.text.of(node))
 
 
-@dataclass(frozen=True)
-class _Selected:
-    """The clauses after GROUP BY.
-
-    Attributes:
-        items: name and expression of each selected column.
-        conditions: of HAVING, and those of WHERE over windows.
-    """
-
-    groups: Groups
-    items: list[tuple[str, Expression]]
-    conditions: list[Expression]
-
-    @property
-    def columns(self) -> set[str]:
-        """The columns of the aggregation that are used."""
-        every = [*(expression for _, expression in self.items), *self.conditions]
-        return {column for expression in every for column in columns_of(expression)}
-
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """The columns of the aggregation: those that are selected as they are first, in their order."""
-        groups = self.groups
-        made = {name: Field(name, expression.type) for name, expression in groups.keys.items()}
-        made |= {name: Field(name, of) for name, (_, of) in groups.aggregates.items()}
-        made |= {name: Field(name, TIMESTAMP) for name in groups.fixed.values()}
-        selected = (name for name, each in self.items if isinstance(each, Ref) and each.name == name)
-        return tuple(made[name] for name in dict.fromkeys([*selected, *made]) if name in made)
+def _result_fields(groups: Groups, items: list[tuple[str, Expression]]) -> tuple[Field, ...]:
+    """Returns the columns of an aggregation: those that are selected as they are first, in their order."""
+    made = {name: Field(name, expression.type) for name, expression in groups.keys.items()}
+    made |= {name: Field(name, of) for name, (_, of) in groups.aggregates.items()}
+    made |= {name: Field(name, TIMESTAMP) for name in groups.fixed.values()}
+    selected = (name for name, each in items if isinstance(each, Ref) and each.name == name)
+    return tuple(made[name] for name in dict.fromkeys([*selected, *made]) if name in made)
 
 
 def _uses(node: exp.Select, name: str) -> bool:

@@ -19,11 +19,12 @@ from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.functions.window_vectors import WindowVectorFunction, WindowVectorState
 from stateflow.api.schema import Column, RowSchema
 from stateflow.api.side_outputs import OutputTag
+from stateflow.api.windows.window_operator import CONTENTS_STATE_NAME
 from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.single_value import ValueState
 from stateflow.state.kinds.timer_index import TimeDomain
-from stateflow.types.columns.conversion import first_time_out_of_range
+from stateflow.types.columns.conversion import PER_MILLISECOND, first_time_out_of_range
 from stateflow.types.descriptors import ValueStateDescriptor
 
 
@@ -400,12 +401,9 @@ def _parts_of(parts: Accumulators, starts: Array, last: Array) -> tuple[Accumula
     return taken(parts, np.arange(counts.sum()) + np.repeat(starts - at, counts)), at
 
 
-STATE_NAME = "window-contents"
-"""Part of the stored format; the same as of windows that are aggregated row by row."""
 _NEVER = -(1 << 63)
 _LATEST = (1 << 63) // 1000
 """Times beyond it do not fit into a timestamp of microseconds."""
-_PER_MILLISECOND = {"us": 1000, "ns": 1_000_000, "ms": 1}
 
 
 @dataclass(frozen=True)
@@ -507,7 +505,7 @@ class WindowAggregates(WindowVectorFunction):
         return None
 
     def open(self, ctx: RuntimeContext) -> None:
-        self._contents = ctx.get_state(ValueStateDescriptor(STATE_NAME, self._columns.stored_class()))
+        self._contents = ctx.get_state(ValueStateDescriptor(CONTENTS_STATE_NAME, self._columns.stored_class()))
         ctx.keyed_state.registry.set_windows(self._contents, self._settings.kind)
 
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch | None:
@@ -605,4 +603,4 @@ def _milliseconds(column: pa.Array) -> Array:
             hint="filter rows whose timestamp column is null before key_by",
         )
     numbers: Array = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
-    return numbers // _PER_MILLISECOND[column.type.unit] if pa.types.is_timestamp(column.type) else numbers
+    return numbers // PER_MILLISECOND[column.type.unit] if pa.types.is_timestamp(column.type) else numbers

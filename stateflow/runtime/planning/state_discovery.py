@@ -131,7 +131,7 @@ def discover_states(
     own, context = copy.deepcopy(function), RuntimeContext(keyed, info)
     hooks = user_function(own)
     if isinstance(hooks, CheckpointedFunction):
-        given = FunctionInitializationContext(False, (operator, context), OperatorContent(), info)
+        given = FunctionInitializationContext(False, info, operator=operator, keyed=context, raw=OperatorContent())
         hooks.initialize_state(given)
     own.open(context)
     own.close()

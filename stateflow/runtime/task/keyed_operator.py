@@ -415,8 +415,9 @@ class FunctionLifecycle:
         context = RuntimeContext(runtime.state, runtime.info)
         with runtime.errors.adding_position(runtime.context):
             if isinstance(hooks, CheckpointedFunction):
-                stores = (runtime.operator_state, context)
-                given = FunctionInitializationContext(initial.is_restored, stores, self._raw, runtime.info)
+                given = FunctionInitializationContext(
+                    initial.is_restored, runtime.info, operator=runtime.operator_state, keyed=context, raw=self._raw
+                )
                 runtime.errors.call("initialize_state", partial(hooks.initialize_state, given))
             runtime.errors.call("open", partial(runtime.function.open, context))
         if isinstance(hooks, CheckpointListener) and initial.is_restored and initial.checkpoint_id:

@@ -17,6 +17,7 @@ from stateflow.runtime.user_code import described
 from stateflow.state.key_columns import are_distinct
 from stateflow.types.columns.conversion import (
     NULL,
+    PER_MILLISECOND,
     maker_of,
     misfit_of,
     to_column,
@@ -27,7 +28,6 @@ from stateflow.types.columns.conversion import (
 from stateflow.types.columns.shapes import Leaf, Record, Shape, is_constrained
 
 _NO_TIME = -(1 << 63)
-_PER_MILLISECOND = {"us": 1000, "ns": 1_000_000}
 
 
 def to_rows(columns: Sequence[pa.Array], schema: RowSchema) -> list[object]:
@@ -152,7 +152,7 @@ def latest_time(column: pa.Array) -> int | None:
     if not latest.is_valid:
         return None
     number: int = latest.cast(pa.int64()).as_py()
-    return number // _PER_MILLISECOND[column.type.unit] if pa.types.is_timestamp(column.type) else number
+    return number // PER_MILLISECOND[column.type.unit] if pa.types.is_timestamp(column.type) else number
 
 
 def event_times(column: pa.Array) -> Numbers:
@@ -160,7 +160,7 @@ def event_times(column: pa.Array) -> Numbers:
     numbers: Numbers = column.cast(pa.int64()).fill_null(_NO_TIME).to_numpy()
     if not pa.types.is_timestamp(column.type):
         return numbers
-    return np.where(numbers == _NO_TIME, _NO_TIME, numbers // _PER_MILLISECOND[column.type.unit])
+    return np.where(numbers == _NO_TIME, _NO_TIME, numbers // PER_MILLISECOND[column.type.unit])
 
 
 def to_batch(rows: Sequence[object], schema: RowSchema) -> pa.RecordBatch:

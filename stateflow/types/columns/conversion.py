@@ -27,6 +27,8 @@ from numpy.typing import NDArray
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 
 NULL = "it is null"
+PER_MILLISECOND = {"ms": 1, "us": 1000, "ns": 1_000_000}
+"""How many of its units a timestamp column has in a millisecond."""
 _UUID = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
 _COMPARISONS = {"gt": pc.greater, "ge": pc.greater_equal, "lt": pc.less, "le": pc.less_equal}
 """Functions of Arrow by constraint; false for NaN, as in Python."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, Never, Self, TypeVar
 
@@ -14,11 +13,8 @@ from stateflow.api.joins.regular_join import Condition, Selected
 from stateflow.api.joins.window_join import (
     CoGroup,
     CoGroupRows,
-    ColumnWindows,
     Join,
-    JoinedSides,
     JoinRows,
-    SelectedOfWindows,
     TaggedRow,
     WindowColumnJoin,
     WindowJoin,
@@ -83,26 +79,26 @@ class JoinedWindows(Generic[Stream]):
         return changed
 
     def _apply(
-        self, function: ProcessWindowFunction[TaggedRow[Left, Right], object], name: str, declared: _Declared
+        self,
+        function: ProcessWindowFunction[TaggedRow[Left, Right], object],
+        name: str,
+        *,
+        output: type[object],
+        uid: str,
+        on_error: str | DeadLetters,
     ) -> Stream:
         left, right = (edge.node.schema.row_class for edge in self._inputs)
         settings = self._windows._settings
         operator = WindowJoin(
-            JoinedSides((left, right), time_readers(self._inputs)), settings, self._windows._evictor, function
+            settings,
+            function,
+            row_classes=(left, right),
+            times=time_readers(self._inputs),
+            evictor=self._windows._evictor,
         )
         name = f"{name} {type(settings.assigner).__name__}"
-        policy = checked_policy(declared.on_error)
-        node = ProcessNode(declared.uid, self._inputs, operator, RowSchema.of(declared.output), name, policy)
+        node = ProcessNode(uid, self._inputs, operator, RowSchema.of(output), name, checked_policy(on_error))
         return self._windows._add_operator(node)
-
-
-@dataclass(frozen=True)
-class _Declared:
-    """What the user declares about an operator."""
-
-    output: type[object]
-    uid: str
-    on_error: str | DeadLetters
 
 
 class WindowedJoin(JoinedWindows[Stream]):
@@ -119,7 +115,7 @@ class WindowedJoin(JoinedWindows[Stream]):
             on_error: see `KeyedStream.process`.
         """
         check_callable("apply", function, uid)
-        return self._apply(JoinRows(function), "join", _Declared(output, uid, on_error))
+        return self._apply(JoinRows(function), "join", output=output, uid=uid, on_error=on_error)
 
     def select(
         self,
@@ -152,12 +148,18 @@ class WindowedJoin(JoinedWindows[Stream]):
         bounds = bounds_of(given, schema)
         left, right = (edge.node.schema for edge in self._inputs)
         found = declared_columns((left, right), schema, given, uid, bounds.bounds)
-        selected = SelectedOfWindows(Selected(schema, found, where), bounds)
-        function = WindowColumnJoin((left, right), self._column_windows(uid), selected)
+        function = WindowColumnJoin(
+            (left, right),
+            Selected(schema, found, where),
+            bounds,
+            self._slicing(uid),
+            kind=windows_kind(settings.assigner),
+            text=settings.text,
+        )
         name = f"join {type(settings.assigner).__name__}"
         return self._windows._add_operator(ProcessNode(uid, self._inputs, function, schema, name))
 
-    def _column_windows(self, uid: str) -> ColumnWindows:
+    def _slicing(self, uid: str) -> Slicing:
         settings, assigner = self._windows._settings, self._windows._settings.assigner
         is_plain = self._windows._evictor is None and not settings.allowed_lateness
         if not is_plain or type(settings.trigger) is not EventTimeTrigger or not isinstance(assigner, _SELECTED):
@@ -167,8 +169,7 @@ class WindowedJoin(JoinedWindows[Stream]):
                 assigner=type(assigner).__name__,
                 uid=uid,
             )
-        slicing = Slicing(assigner.size, assigner.slide, assigner.offset)
-        return ColumnWindows(slicing, windows_kind(assigner), settings.text)
+        return Slicing(assigner.size, assigner.slide, assigner.offset)
 
 
 class WindowedCoGroup(JoinedWindows[Stream]):
@@ -182,7 +183,7 @@ class WindowedCoGroup(JoinedWindows[Stream]):
         It returns or yields rows. Arguments: see `WindowedJoin.apply`.
         """
         check_callable("apply", function, uid)
-        return self._apply(CoGroupRows(function), "co-group", _Declared(output, uid, on_error))
+        return self._apply(CoGroupRows(function), "co-group", output=output, uid=uid, on_error=on_error)
 
 
 class JoinedStreams(Generic[Stream, Joined]):
