@@ -31,12 +31,12 @@ class BadAnswer(Exception):
     """An answer is too long, too slow, or not of the documented form."""
 
 
-def content(answer: requests.Response, clock: Clock, limit: int) -> bytes:
-    """Returns all bytes of an answer; raises as `pieces` does."""
-    return b"".join(pieces(answer, clock, limit))
+def read_answer(answer: requests.Response, clock: Clock, limit: int) -> bytes:
+    """Returns all bytes of an answer; raises as `stream_answer` does."""
+    return b"".join(stream_answer(answer, clock, limit))
 
 
-def pieces(answer: requests.Response, clock: Clock, limit: int) -> Iterator[bytes]:
+def stream_answer(answer: requests.Response, clock: Clock, limit: int) -> Iterator[bytes]:
     """Yields an answer's bytes as they arrive. Raises BadAnswer if they arrive too slowly, or are more than `limit`."""
     raw, received, started = answer.raw, 0, clock.monotonic()
     assert isinstance(raw, HTTPResponse)
@@ -82,7 +82,7 @@ class _BoundedLines:
         self._deadline: float | None = None
 
     def __getattr__(self, name: str) -> object:
-        # Other methods of the file, which return bytes of a body: `answers.pieces` limits those.
+        # Other methods of the file, which return bytes of a body: `stream_answer` limits those.
         if name.startswith("read"):
             self._deadline = None
         found: object = getattr(self._file, name)

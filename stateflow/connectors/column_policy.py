@@ -1,7 +1,7 @@
 """Columns that a source or sink declares, compared with those of the table, file or topic. Imports no Spark.
 
-`ColumnPolicy` says what happens when they differ, `check_columns` compares the columns of a source with those that
-Spark reads, and `declared_columns` reads them as values of the declared types, in SQL expressions. These take the
+`ColumnPolicy` says what happens when they differ, `check_source_columns` compares the columns of a source with those
+that Spark reads, and `declared_columns` reads them as values of the declared types, in SQL expressions. These take the
 fields of a class by name; CAST of Spark takes those of a struct by position. Tables that have no type for a time of
 day or a duration contain integers of microseconds, as `DeltaSink` writes them.
 """
@@ -176,7 +176,7 @@ _INTEGERS = {"tinyint": 10, "smallint": 10, "int": 10}
 """The digits that a Decimal needs to contain an integer of a type, for Spark."""
 
 
-def check_columns(
+def check_source_columns(
     found: StructType, schema: RowSchema, policy: ColumnPolicy, path: str, *, compares_types: bool = True
 ) -> None:
     """Compares declared columns with those of a source.

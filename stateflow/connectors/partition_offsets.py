@@ -78,7 +78,7 @@ def gaps_between(
         yield from found
 
 
-def shortened(texts: Sequence[str]) -> list[str]:
+def shorten_texts(texts: Sequence[str]) -> list[str]:
     """Returns texts for an error, one per partition, of which there may be thousands."""
     more = len(texts) - _SHOWN
     return [*texts[:_SHOWN], *([f"and {more} more partitions"] if more > 0 else [])]

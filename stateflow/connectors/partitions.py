@@ -23,7 +23,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkWriter
 from stateflow.connectors.data_files import FileName, Limits, ParquetWriter
 from stateflow.connectors.delta_types import check_rows, to_stored
-from stateflow.connectors.store_assignment import assign, has_length, nullable
+from stateflow.connectors.store_assignment import assign_rows, has_length, nullable_schema
 from stateflow.errors import DataError, JobDefinitionError
 from stateflow.state.handles import Committable
 from stateflow.types.columns.conversion import with_nullable_parts
@@ -33,7 +33,7 @@ _TARGET = b"stateflow.target"
 _WITHOUT_EXACT_TEXT = ("double", "binary")
 
 
-def check_columns(partition_by: Sequence[str], schema: RowSchema) -> None:
+def check_partition_columns(partition_by: Sequence[str], schema: RowSchema) -> None:
     """Raises JobDefinitionError if a table with the columns of `schema` cannot be partitioned in this way."""
     for name in partition_by:
         column = schema.column(name)
@@ -58,7 +58,7 @@ def data_columns(stored: pa.Schema, partition_by: Sequence[str]) -> pa.Schema:
     return pa.schema([field for field in stored if field.name not in partition_by])
 
 
-def mismatches(partition_by: Sequence[str], existing: Sequence[str]) -> Iterator[tuple[str, str]]:
+def compare_partition_columns(partition_by: Sequence[str], existing: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yields each column by which only the sink or only its table is partitioned, with the reason for a refusal."""
     for column in existing:
         if column not in partition_by:
@@ -87,7 +87,7 @@ class StoredRows:
     @property
     def file_schema(self) -> pa.Schema:
         """The columns of data files. Where the table limits their values, the metadata says how."""
-        columns = data_columns(nullable(self.target), self.partition_by)
+        columns = data_columns(nullable_schema(self.target), self.partition_by)
         if not any(map(_is_limited, self.target)):
             return columns
         return columns.with_metadata({_TARGET: self.target.to_string(truncate_metadata=False).encode()})
@@ -109,7 +109,7 @@ class StoredRows:
             for name, column in zip(rows.schema.names, map(to_stored, rows.columns), strict=True)
         ]
         stored = pa.RecordBatch.from_arrays(columns, names=rows.schema.names)
-        return assign(stored, self.target, {"uid": self.uid})
+        return assign_rows(stored, self.target, {"uid": self.uid})
 
     def of_upsert(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Returns rows whose partitions are made when they are published. Raises DataError as `check_values`, too."""
@@ -159,7 +159,7 @@ class PartitionedWriter(SinkWriter):
     def write(self, rows: pa.RecordBatch) -> None:
         if rows.num_rows == 0:
             return
-        for folder, part in split(self._rows.of(rows), self._rows.partition_by):
+        for folder, part in split_by_partition(self._rows.of(rows), self._rows.partition_by):
             writer = self._writers.get(folder) or self._add(folder)
             before = writer.buffered_bytes
             writer.write_stored(part)
@@ -239,7 +239,7 @@ def _encoded_value(value: str) -> str:
     return value.replace("_", "%5F", 1) if value == NULL else _encoded(value)
 
 
-def values_of(folder: str) -> dict[str, str | None]:
+def parse_partition_folder(folder: str) -> dict[str, str | None]:
     """Returns the values of a partition by its folders."""
     pairs = [part.split("=", 1) for part in folder.split("/") if part]
     return {unquote(column): None if value == NULL else unquote(value) for column, value in pairs}
@@ -250,7 +250,7 @@ def logged_path(path: str) -> str:
     return path.replace("%", "%25")
 
 
-def split(rows: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
+def split_by_partition(rows: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yields the rows of each partition with the partition's folders, without the partition columns.
 
     Args:
@@ -277,7 +277,7 @@ def split(rows: pa.RecordBatch, columns: Sequence[str]) -> Iterator[tuple[str, p
 
 
 def check_values(rows: pa.RecordBatch, columns: Sequence[str]) -> None:
-    """Raises DataError if a partition cannot have a value; arguments as of `split`."""
+    """Raises DataError if a partition cannot have a value; arguments as of `split_by_partition`."""
     for name in columns:
         for value in rows.column(name).unique():
             _folder(name, _text(name, value))
@@ -317,7 +317,7 @@ def _unzoned(value: pa.Scalar) -> str:
     return moment.replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
-def scalar(text: str | None, kind: pa.DataType, empty: object = None) -> pa.Scalar:
+def parse_partition_value(text: str | None, kind: pa.DataType, empty: object = None) -> pa.Scalar:
     """Returns a value of the log with the type of its column.
 
     Args:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkWriter, Successor, TableChanges, Writing
 from stateflow.clock import SystemClock, is_timestamp
-from stateflow.connectors.store_assignment import assign
+from stateflow.connectors.store_assignment import assign_rows
 from stateflow.errors import CorruptFile, DataError, InternalError, SchemaMismatch, SinkRefused, StorageError
 from stateflow.private_files import ScratchFolder
 from stateflow.state.handles import Committable
@@ -69,7 +69,7 @@ class StagedWriter(SinkWriter):
 
     def write(self, rows: pa.RecordBatch) -> None:
         if self._target is not None:
-            assign(rows, self._target, {"uid": self._context.uid})
+            assign_rows(rows, self._target, {"uid": self._context.uid})
         for batch in _slices(rows):
             self._buffered.append(batch)
             self._buffered_rows += len(batch)

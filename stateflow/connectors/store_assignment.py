@@ -30,16 +30,16 @@ class _Misfit(ValueError):
         self.path = path
 
 
-def fits(own: pa.DataType, table: pa.DataType) -> bool:
+def can_assign(own: pa.DataType, table: pa.DataType) -> bool:
     """Returns whether a column of a table may take values of another type, as far as it has each of them."""
     kinds = pa.types
     if kinds.is_struct(own) and kinds.is_struct(table):
         fields = {field.name: field.type for field in table}
-        return fields.keys() == {f.name for f in own} and all(fits(f.type, fields[f.name]) for f in own)
+        return fields.keys() == {f.name for f in own} and all(can_assign(f.type, fields[f.name]) for f in own)
     if kinds.is_list(own) and kinds.is_list(table):
-        return fits(own.value_type, table.value_type)
+        return can_assign(own.value_type, table.value_type)
     if kinds.is_map(own) and kinds.is_map(table):
-        return fits(own.key_type, table.key_type) and fits(own.item_type, table.item_type)
+        return can_assign(own.key_type, table.key_type) and can_assign(own.item_type, table.item_type)
     if own.equals(table):
         return True
     return (
@@ -58,7 +58,7 @@ def has_length(field: pa.Field) -> bool:
     return LENGTH in (field.metadata or {})
 
 
-def assign(rows: pa.RecordBatch, target: pa.Schema, facts: Mapping[str, object]) -> pa.RecordBatch:
+def assign_rows(rows: pa.RecordBatch, target: pa.Schema, facts: Mapping[str, object]) -> pa.RecordBatch:
     """Returns rows with the types of a table's columns, all of whose parts are nullable.
 
     Args:
@@ -70,10 +70,10 @@ def assign(rows: pa.RecordBatch, target: pa.Schema, facts: Mapping[str, object])
         SchemaMismatch: a value cannot be stored; names column, value and row.
     """
     columns = [_column(rows, at, field, facts) for at, field in enumerate(target)]
-    return pa.RecordBatch.from_arrays(columns, schema=nullable(target))
+    return pa.RecordBatch.from_arrays(columns, schema=nullable_schema(target))
 
 
-def nullable(target: pa.Schema) -> pa.Schema:
+def nullable_schema(target: pa.Schema) -> pa.Schema:
     """Returns the columns of assigned rows."""
     return pa.schema([pa.field(field.name, with_nullable_parts(field.type)) for field in target])
 

@@ -149,7 +149,7 @@ def _last_rows(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
         # Stable: rows that compare equal stay in the order of emission. Arrow's own order has NaN first.
         order = [ordered_numbers(rows.column(name)) for name in reversed(settings.order_by)]
         rows = rows.take(pa.array(np.lexsort(order)))
-    rows = numbered(rows)
+    rows = number_rows(rows)
     last = rows.group_by(list(settings.keys)).aggregate([(POSITION, "max")]).column(f"{POSITION}_max")
     return rows.take(last.sort()).select(names)
 
@@ -170,12 +170,11 @@ def is_retraction(rows: pa.Table, settings: UpsertSettings) -> Flags:
     return found
 
 
-def deleted_by_content(stored: pa.Table, retracted: pa.Table, settings: UpsertSettings, schema: RowSchema) -> Flags:
+def find_retracted(stored: pa.Table, retracted: pa.Table, settings: UpsertSettings, schema: RowSchema) -> Flags:
     """Returns which rows of a table are equal to one that is retracted.
 
     A null in a column that is never null in emitted rows is equal to all values: the row was written before the table
-        had
-    the column.
+    had the column.
 
     Args:
         stored: rows of the table, with its columns.
@@ -248,6 +247,6 @@ def _plain(kind: pa.DataType, value: object) -> object:
     return value
 
 
-def numbered(rows: pa.Table) -> pa.Table:
+def number_rows(rows: pa.Table) -> pa.Table:
     """Returns the rows with a column of their numbers."""
     return rows.append_column(POSITION, pa.array(np.arange(len(rows))))

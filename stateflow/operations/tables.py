@@ -50,16 +50,26 @@ def vacuum_tables(job_root: str, code: JobCode, request: VacuumRequest) -> list[
         SinkRefused: another job writes to a table, or it has a feature that is not supported.
         SinkDiverged: a table does not exist, or cannot be listed.
     """
-    from stateflow.connectors.delta.maintenance import Expiry, vacuum
+    from stateflow.connectors.delta.maintenance import vacuum
 
     job = open_existing(code.file, job_root, code.layers)
     tables = _tables(job, request.tables)
     now = int(job.root.clock.now().timestamp() * 1000)
-    expiry = Expiry(now, int(request.older_than.total_seconds() * 1000), request.ignores_other_jobs)
+    older_than = int(request.older_than.total_seconds() * 1000)
     # Before the logs of the tables are read: a later checkpoint needs only what an earlier one or a table has.
     head = job.root.head()
     holders = list(_holders(job.root, head))
-    return [vacuum(table, [*holders, *_intents(head, table.uid)], expiry, dry_run=request.dry_run) for table in tables]
+    return [
+        vacuum(
+            table,
+            [*holders, *_intents(head, table.uid)],
+            now=now,
+            older_than=older_than,
+            ignores_other_jobs=request.ignores_other_jobs,
+            dry_run=request.dry_run,
+        )
+        for table in tables
+    ]
 
 
 def optimize_tables(

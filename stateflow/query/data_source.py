@@ -58,7 +58,7 @@ from stateflow.private_files import ScratchFolder
 from stateflow.query.metadata import read_metadata
 from stateflow.query.reader import table_of
 from stateflow.query.snapshot import Snapshot, open_snapshot
-from stateflow.query.state_table import ALL_ROWS, Rows, StateTable, check_columns, key_fields
+from stateflow.query.state_table import ALL_ROWS, Rows, StateTable, key_fields, select_columns
 from stateflow.requesters import by_process
 from stateflow.storage import open_storage
 from stateflow.types.columns.conversion import with_scalars
@@ -308,7 +308,7 @@ def _encoded(operator: OperatorState, subtask: int) -> bytes:
 
 
 def _selected(table: StateTable, columns: Sequence[str] | None) -> pa.Schema:
-    return pa.schema([table.schema.field(name) for name in check_columns(columns, table.schema)])
+    return pa.schema([table.schema.field(name) for name in select_columns(columns, table.schema)])
 
 
 def _spark_schema(schema: pa.Schema) -> StructType:

@@ -30,8 +30,8 @@ from stateflow.query.state_table import (
     RawTable,
     Rows,
     StateTable,
-    check_columns,
     encode_query_keys,
+    select_columns,
 )
 from stateflow.types.key_groups import KeyGroupRange
 
@@ -94,7 +94,7 @@ class _Read:
         """Yields the schema, then the batches."""
         with open_snapshot(self.location, self.snapshot) as opened:
             table = state_table(opened, self.operator, self.state, self.rows)
-            columns = check_columns(self.columns, table.schema)
+            columns = select_columns(self.columns, table.schema)
             yield pa.schema([table.schema.field(name) for name in columns])
             yield from table.batches(opened.storage, clock, columns)
 

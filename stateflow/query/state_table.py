@@ -192,7 +192,7 @@ def _typed(value: object, field: pa.Field) -> pa.Scalar:
         ) from e
 
 
-def check_columns(columns: Sequence[str] | None, schema: pa.Schema) -> list[str]:
+def select_columns(columns: Sequence[str] | None, schema: pa.Schema) -> list[str]:
     """Returns the names of the columns to read; raises ConfigError for one that the state does not have."""
     if columns is None:
         return list(schema.names)

@@ -35,7 +35,7 @@ from urllib3.exceptions import HTTPError, MaxRetryError
 
 from stateflow.clock import Clock, SystemClock
 from stateflow.errors import ConfigError, DataError, StorageError
-from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, content, pieces
+from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, read_answer, stream_answer
 from stateflow.storage.base import (
     BlobInfo,
     PutResult,
@@ -90,7 +90,9 @@ def successful(answer: requests.Response, clock: Clock) -> requests.Response:
         return answer
     with answer:
         try:
-            name = msgspec.json.decode(content(answer, clock, _REFUSAL_LIMIT), type=_Refusal).RemoteException.exception
+            name = msgspec.json.decode(
+                read_answer(answer, clock, _REFUSAL_LIMIT), type=_Refusal
+            ).RemoteException.exception
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, BadAnswer, HTTPError):
             name = ""
         raise HdfsRefusal(answer.status_code, name if _EXCEPTION.fullmatch(name) else "")
@@ -107,7 +109,7 @@ def final(answer: requests.Response, clock: Clock) -> requests.Response:
 def decoded(answer: requests.Response, kind: type[T], clock: Clock) -> T:
     """Returns the document in an answer. Raises BadAnswer if it is too long, too slow, or of another form."""
     try:
-        return decode_json(kind, content(answer, clock, _ANSWER_LIMIT))
+        return decode_json(kind, read_answer(answer, clock, _ANSWER_LIMIT))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise BadAnswer(f"the answer has no {kind.__name__.strip('_')}") from None
 
@@ -182,14 +184,6 @@ FAILURES = (HdfsRefusal, BadAnswer, requests.RequestException, HTTPError)
 """What the methods of `WebHdfs` raise, in addition to the errors of stateflow."""
 
 
-@dataclass(frozen=True)
-class _Connection:
-    """A session, and the process that created it: a child process must not use its parent's connections."""
-
-    session: HdfsSession
-    process: int
-
-
 class WebHdfs:
     """Requests to the active one of several NameNodes. Paths are absolute.
 
@@ -209,7 +203,8 @@ class WebHdfs:
         self._retries = retries
         self._clock = clock
         self._active = 0
-        self._connection: _Connection | None = None
+        self._opened: HdfsSession | None = None
+        self._process = 0
 
     def size(self, path: str) -> int | None:
         """Returns the size of a file in bytes; None when it does not exist or is a folder."""
@@ -241,9 +236,9 @@ class WebHdfs:
         with self._asked("GET", path, op="OPEN", offset=str(offset), length=str(length)) as answer:
             if answer.is_redirect:
                 with self._session.to_data_node("GET", answer.headers["Location"]) as data:
-                    yield from pieces(final(data, self._clock), self._clock, length)
+                    yield from stream_answer(final(data, self._clock), self._clock, length)
             else:
-                yield from pieces(answer, self._clock, length)
+                yield from stream_answer(answer, self._clock, length)
 
     def write(self, path: str, data: bytes | IO[bytes]) -> None:
         """Writes a file with mode 0600, and replaces an existing one."""
@@ -279,10 +274,10 @@ class WebHdfs:
 
     @property
     def _session(self) -> HdfsSession:
-        if self._connection is None or self._connection.process != os.getpid():
-            session = HdfsSession(self._name_nodes, self._users, self._retries)
-            self._connection = _Connection(session, os.getpid())
-        return self._connection.session
+        # A child process must not use connections of its parent.
+        if self._opened is None or self._process != os.getpid():
+            self._opened, self._process = HdfsSession(self._name_nodes, self._users, self._retries), os.getpid()
+        return self._opened
 
     @contextlib.contextmanager
     def _asked(self, method: str, path: str, **query: str) -> Iterator[requests.Response]:

@@ -30,7 +30,7 @@ from stateflow.storage.base import (
     check_limit,
     check_same_content,
     key_parts,
-    limited,
+    limit_chunks,
     missing_object,
     write_chunks,
 )
@@ -98,7 +98,7 @@ class PosixStorage(Storage):
             if is_ours_alone(found) and _linked(file.fileno(), None, target):
                 return
             # Its owner may still append to a file of another user.
-            write_chunks(limited(_chunks_of(file), key, limit), target)
+            write_chunks(limit_chunks(_chunks_of(file), key, limit), target)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         with self.open(key) as source, self._translated_errors(key), open_private(target, must_create=True) as file:
@@ -145,8 +145,8 @@ class PosixStorage(Storage):
             files = list(self._folders.files(self._names(path) if path else ()))
         except OSError as e:
             raise _storage_error(e, prefix) from e
-        found = [BlobInfo(f.path, f.size) for f in files if f.path.startswith(prefix) and f.path > start_after]
-        return sorted(found, key=lambda b: b.key)
+        found = (file for file in files if file.key.startswith(prefix) and file.key > start_after)
+        return sorted(found, key=lambda file: file.key)
 
     def folders(self, prefix: str) -> tuple[str, ...]:
         path = prefix.rstrip("/")
@@ -396,14 +396,6 @@ _MOST_LEVELS = 32
 Names = Sequence[str]
 
 
-@dataclass(frozen=True)
-class FoundFile:
-    """A regular file below the root: its path there, and its size in bytes."""
-
-    path: str
-    size: int
-
-
 class FolderTree:
     """Opens folders by their names below a folder. A symbolic link in place of one of them raises LinkedFolder.
 
@@ -453,7 +445,7 @@ class FolderTree:
                 return
             self._synced.pop((*self._inner, *names[:level]), None)
 
-    def files(self, names: Names) -> Iterator[FoundFile]:
+    def files(self, names: Names) -> Iterator[BlobInfo]:
         """Yields the regular files below a folder, in any order; none when the folder does not exist."""
         try:
             with self.opened(names) as folder:
@@ -536,7 +528,7 @@ class _Level:
             return cls(folder, path, list(entries))
 
 
-def _files_below(folder: int, path: str) -> Iterator[FoundFile]:
+def _files_below(folder: int, path: str) -> Iterator[BlobInfo]:
     levels, skipped = [_Level.of(folder, path)], 0
     try:
         while levels:
@@ -549,7 +541,7 @@ def _files_below(folder: int, path: str) -> Iterator[FoundFile]:
             inner_path = f"{level.path}/{entry.name}" if level.path else entry.name
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 if entry.is_file(follow_symlinks=False):
-                    yield FoundFile(inner_path, entry.stat(follow_symlinks=False).st_size)
+                    yield BlobInfo(inner_path, entry.stat(follow_symlinks=False).st_size)
                 elif entry.is_dir(follow_symlinks=False):
                     if len(levels) < _MOST_LEVELS:
                         levels.append(_opened_level(level.folder, entry.name, inner_path))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stateflow import DeadLetters, Split
 from stateflow.api.source import StartKind, StartPosition, local_position, spark_position
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.partitioned.positions import limited_end
+from stateflow.connectors.partitioned.positions import limit_end
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import BatchFailed, ConfigError, InputLost, JobDefinitionError, StorageError, UserCodeError
 from tests.connectors.partitioned_lists import NO_LIMITS, Lists, items_of, rows_of
@@ -75,7 +75,7 @@ def test_every_partition_with_rows_makes_progress_within_the_limit(
 ) -> None:
     start = {name: first for name, (first, _) in partitions.items()}
     ends = {name: first + count for name, (first, count) in partitions.items()}
-    end = limited_end(start, ends, limit)
+    end = limit_end(start, ends, limit)
     taken = {name: end[name] - start[name] for name in start}
     new = {name for name, (_, count) in partitions.items() if count}
     assert {name for name, count in taken.items() if count > 0} == new

@@ -266,7 +266,7 @@ def read_transactions(table: Path) -> dict[str, int]:
 
 def _transactions(path: Path) -> Iterator[_Transaction]:
     if path.suffix == ".json":
-        with opened_log_file(path) as file:
+        with open_log_file(path) as file:
             yield from (a.txn for a in _decoded(path, log_lines(file, path)) if a.txn)
         return
     try:
@@ -277,7 +277,7 @@ def _transactions(path: Path) -> Iterator[_Transaction]:
 
 def _checkpoint_values(path: Path, column: str) -> Iterator[object]:
     """Yields the values of a column of a checkpoint that are not null, which few are."""
-    with opened_log_file(path) as file, pq.ParquetFile(file) as opened:
+    with open_log_file(path) as file, pq.ParquetFile(file) as opened:
         if column in opened.schema_arrow.names:
             for batch in read_batches(file, opened, [column]):
                 yield from batch.column(0).drop_null().to_pylist()
@@ -335,7 +335,7 @@ def _logs(table: Path, application: str, oldest: int) -> Iterator[Iterator[bytes
 
 def _lines(path: Path) -> Iterator[bytes]:
     """Yields the lines of a file of the log; none when a clean-up has removed it meanwhile."""
-    with suppress(FileNotFoundError), opened_log_file(path) as file:
+    with suppress(FileNotFoundError), open_log_file(path) as file:
         yield from log_lines(file, path)
 
 
@@ -443,7 +443,7 @@ def _follow(table: Path, application: str, head: DeltaHead) -> DeltaHead:
     while True:
         path = entry_path(table, head.version + 1)
         try:
-            with opened_log_file(path) as file:
+            with open_log_file(path) as file:
                 file_id = _file_id_of(os.fstat(file.fileno()))
                 head = _applied(head, application, _decoded(path, log_lines(file, path)))
         except FileNotFoundError:
@@ -584,7 +584,7 @@ _MOST_LINES = 500_000
 
 
 @contextmanager
-def opened_log_file(path: Path) -> Iterator[BinaryIO]:
+def open_log_file(path: Path) -> Iterator[BinaryIO]:
     """Opens a file of the log.
 
     Raises:

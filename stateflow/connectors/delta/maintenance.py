@@ -29,8 +29,8 @@ from stateflow.connectors.delta.log import (
     entry_path,
     list_log,
     log_lines,
+    open_log_file,
     open_logged_parquet,
-    opened_log_file,
     read_parquet,
     remove_file,
     size_of,
@@ -48,7 +48,7 @@ from stateflow.connectors.delta.versions import (
 )
 from stateflow.connectors.delta_types import target_schema
 from stateflow.connectors.partitions import data_columns, folder_of, logged_path
-from stateflow.connectors.store_assignment import fits, nullable
+from stateflow.connectors.store_assignment import can_assign, nullable_schema
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused, StateflowError, StorageError
 from stateflow.state.handles import Committable
 from stateflow.types.decoders import json_decoder
@@ -118,7 +118,7 @@ class Compaction:
             StorageError: each attempt to commit conflicted with another writer.
         """
         head = self._table.head()
-        target = nullable(target_schema(self._table.schema, head.metadata.fields()))
+        target = nullable_schema(target_schema(self._table.schema, head.metadata.fields()))
         self._stored = data_columns(target, self._table.partition_by)
         groups = list(self._groups(self._files.at(head)))
         if dry_run:
@@ -193,7 +193,7 @@ class Compaction:
                 found = opened.schema_arrow
             known = {field.name: field.type for field in self._stored}
             # Views, dictionaries and the like have the same values as the types that are written.
-            return all(f.name in known and fits(known[f.name], _plain(f.type)) for f in found)
+            return all(f.name in known and can_assign(known[f.name], _plain(f.type)) for f in found)
         except FileNotFoundError:
             self._check_replaced(file)
             return False
@@ -352,29 +352,24 @@ class VacuumReport:
     lost: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Expiry:
-    """Which files a vacuum may delete.
-
-    Attributes:
-        now: time in milliseconds since 1970.
-        older_than: time since the removal from the table, in milliseconds.
-        ignores_other_jobs: whether a table that other jobs write to is permitted.
-    """
-
-    now: int
-    older_than: int
-    ignores_other_jobs: bool = False
-
-
-def vacuum(table: OwnTable, holders: Sequence[Holder], expiry: Expiry, *, dry_run: bool = False) -> VacuumReport:
+def vacuum(
+    table: OwnTable,
+    holders: Sequence[Holder],
+    *,
+    now: int,
+    older_than: int,
+    ignores_other_jobs: bool = False,
+    dry_run: bool = False,
+) -> VacuumReport:
     """Deletes files that were removed from a table, and that no version in use has.
 
     Args:
         table: the table.
         holders: the checkpoints and savepoints of the job, read before this call: a later checkpoint needs only files
             of the newest version, or of one that an earlier one needs.
-        expiry: which files may be deleted.
+        now: time in milliseconds since 1970.
+        older_than: milliseconds since the removal from the table after which a file is deleted.
+        ignores_other_jobs: whether a table that other jobs write to is permitted.
         dry_run: whether to delete nothing.
 
     Raises:
@@ -383,17 +378,17 @@ def vacuum(table: OwnTable, holders: Sequence[Holder], expiry: Expiry, *, dry_ru
         SinkDiverged: the table does not exist, or its newest version cannot be listed.
     """
     # Listed before the log is read: a file that is committed in between is then found in the log.
-    leftovers = _incomplete(table, expiry.now)
+    leftovers = _incomplete(table, now)
     head = table.head()
     check_protocol(str(table.path), head)
     scan = scan_log(table.path, head.version)
-    if not expiry.ignores_other_jobs:
+    if not ignores_other_jobs:
         _check_other_jobs(table, scan)
     newest = read_content(table.path, head.version, table.application)
     if newest is None:
         raise SinkDiverged("the files of the Delta table cannot be listed", table=str(table.path), version=head.version)
     versions, lost = _needed_versions(table, scan, holders)
-    expired = _expired(table.path, scan, newest, expiry)
+    expired = _expired(table.path, scan, newest, now - older_than)
     held, kept = [], set[str]()
     for version, (content, labels) in sorted(versions.items()):
         found = expired.keys() & {file.path for file in content.files.values()}
@@ -446,10 +441,9 @@ def _needed_versions(
     return found, list(dict.fromkeys(lost))
 
 
-def _expired(table: Path, scan: LogScan, newest: Content, expiry: Expiry) -> dict[str, int]:
-    """Returns the sizes of files that were removed before the limit and still exist, by path as in the log."""
+def _expired(table: Path, scan: LogScan, newest: Content, until: int) -> dict[str, int]:
+    """Returns the sizes of files that were removed before a time and still exist, by path as in the log."""
     active = {file.path for file in newest.files.values()}
-    until = expiry.now - expiry.older_than
     paths = (p for p, removed in scan.removed.items() if removed is not None and removed < until and p not in active)
     return {path: size for path in paths if (size := _size(table, path)) is not None}
 
@@ -545,7 +539,7 @@ def scan_log(table: Path, newest: int) -> LogScan:
 
 def _lines(path: Path) -> Iterator[_Line]:
     try:
-        with opened_log_file(path) as file:
+        with open_log_file(path) as file:
             for line in log_lines(file, path):
                 yield _line.decode(line)
     except FileNotFoundError:

@@ -99,13 +99,13 @@ from stateflow.connectors.delta_types import (
 from stateflow.connectors.partitions import (
     PartitionedWriter,
     StoredRows,
-    check_columns,
+    check_partition_columns,
+    compare_partition_columns,
     logged_path,
-    mismatches,
-    scalar,
-    values_of,
+    parse_partition_folder,
+    parse_partition_value,
 )
-from stateflow.connectors.store_assignment import assign, fits, nullable
+from stateflow.connectors.store_assignment import assign_rows, can_assign, nullable_schema
 from stateflow.connectors.upserts import UpsertSettings, names_of
 from stateflow.errors import (
     ConfigError,
@@ -287,7 +287,7 @@ class DeltaSink(Sink):
             return PartitionedWriter(self._root, name, rows)
         if self._upsert is None:
             return ParquetWriter(self._root, name, rows.file_schema, of=rows.of)
-        return ParquetWriter(self._root, name, nullable(rows.target), of=rows.of_upsert)
+        return ParquetWriter(self._root, name, nullable_schema(rows.target), of=rows.of_upsert)
 
     def open_table(self, context: SinkContext) -> SinkTable:
         head = self._existing_head(context)
@@ -326,7 +326,7 @@ class DeltaSink(Sink):
         if self._upsert is not None:
             self._upsert.check(schema)
             schema = self._upsert.table_schema(schema)
-        check_columns(self._partition_by, schema)
+        check_partition_columns(self._partition_by, schema)
         return schema
 
     def _check_table(self, context: SinkContext, head: DeltaHead) -> tuple[Column, ...]:
@@ -334,7 +334,7 @@ class DeltaSink(Sink):
         schema = self._schema(context)
         adds = self.schema_evolution == _ADD_COLUMNS
         added = missing_columns(self.table, head.metadata.fields(), schema) if adds else ()
-        check_table(self.table, head, schema, (added, self._partition_by))
+        check_table(self.table, head, schema, added=added, partition_by=self._partition_by)
         if self._upsert is not None:
             check_upserts(self.table, head, schema)
         self._target = target_schema(context.schema, head.metadata.fields())
@@ -562,13 +562,15 @@ class DeltaSinkTable(SinkTable):
         """Raises SchemaMismatch if the table cannot store a value of a file."""
         name, target = FileName.parse(path), self._stored.target
         assert name is not None
-        values = values_of(name.folder)
+        values = parse_partition_folder(name.folder)
         for batch in read_parquet(self._root, logged_path(path)):
             whole = [
-                pa.repeat(scalar(values[f.name], f.type), len(batch)) if f.name in values else batch.column(f.name)
+                pa.repeat(parse_partition_value(values[f.name], f.type), len(batch))
+                if f.name in values
+                else batch.column(f.name)
                 for f in target
             ]
-            assign(pa.RecordBatch.from_arrays(whole, names=target.names), target, {"file": path})
+            assign_rows(pa.RecordBatch.from_arrays(whole, names=target.names), target, {"file": path})
 
     def _append_actions(self, token: int, committables: list[Committable]) -> list[Action]:
         now = now_ms()
@@ -711,7 +713,7 @@ def add_action(file: Committable, now: int) -> Action:
     name = FileName.parse(file.path)
     return {
         "path": logged_path(file.path),
-        "partitionValues": values_of(name.folder) if name else {},
+        "partitionValues": parse_partition_folder(name.folder) if name else {},
         "size": file.size,
         "modificationTime": now,
         "dataChange": True,
@@ -773,19 +775,19 @@ class _Refusal:
 
 
 def check_table(
-    table: str, head: DeltaHead, schema: RowSchema, settings: tuple[Iterable[Column], Sequence[str]] = ((), ())
+    table: str, head: DeltaHead, schema: RowSchema, *, added: Iterable[Column] = (), partition_by: Sequence[str] = ()
 ) -> None:
     """Checks that files with rows of `schema` can be committed to a table directly.
 
     Args:
         table: its path, for errors.
-        settings: columns of `schema` that the table may lack, and the columns that the sink partitions by.
+        added: columns of `schema` that the table may lack.
+        partition_by: the columns that the sink partitions by.
 
     Raises:
         SinkRefused: such a commit would violate a property of the table.
         SchemaMismatch: columns are missing, or have other types or names.
     """
-    added, partition_by = settings
     refusals = list(_refusals(head, schema, partition_by))
     if refusals:
         first, *others = refusals
@@ -895,7 +897,7 @@ def _refusals(head: DeltaHead, schema: RowSchema, partition_by: Sequence[str]) -
     yield from _protocol_refusals(head.protocol)
     yield from _configuration_refusals(head.metadata.configuration or {})
     existing = head.metadata.partition_columns
-    for column, reason in mismatches(partition_by, existing):
+    for column, reason in compare_partition_columns(partition_by, existing):
         hint = f"DeltaSink(…, partition_by={existing!r}), {_OTHER_TABLE}"
         yield _Refusal({"property": "PARTITIONED BY", "column": column}, reason, hint)
     declared = {name.lower() for name in schema.names}
@@ -972,7 +974,7 @@ def _may_store(field: Field, column: Column) -> bool:
         found = arrow_field(field.name, field.type, metadata=field.metadata)
     except (ValueError, LookupError, TypeError, AttributeError):  # the last three: of a malformed nested type
         return False
-    return fits(stored_type(column.arrow_type), found.type)
+    return can_assign(stored_type(column.arrow_type), found.type)
 
 
 _IMPLIED = {

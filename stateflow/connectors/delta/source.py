@@ -22,7 +22,7 @@ from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy, declared_columns
 from stateflow.connectors.connector_errors import position_error
-from stateflow.connectors.delta.log import LOG_FOLDER, check_log, entry_path, list_log, log_lines, opened_log_file
+from stateflow.connectors.delta.log import LOG_FOLDER, check_log, entry_path, list_log, log_lines, open_log_file
 from stateflow.connectors.delta.versions import check_entry, check_file, read_content
 from stateflow.connectors.spark import SparkSource
 from stateflow.errors import (
@@ -434,7 +434,7 @@ def _entries(spark: SparkSession, table: str, first: int, last: int) -> Iterator
     if "://" not in table:
         for version in sorted(v for v in list_log(Path(table)).entries if first <= v <= last):
             path = entry_path(Path(table), version)
-            with suppress(FileNotFoundError), opened_log_file(path) as file:
+            with suppress(FileNotFoundError), open_log_file(path) as file:
                 yield version, list(log_lines(file, path))
         return
     # Only Hadoop has the credentials; a pattern, because not all of them need to exist.

@@ -44,7 +44,7 @@ from stateflow.connectors.delta.log import (
     list_log,
     log_lines,
     open_deltalake,
-    opened_log_file,
+    open_log_file,
     read_parquet,
     remove_file,
     size_of,
@@ -52,14 +52,21 @@ from stateflow.connectors.delta.log import (
 )
 from stateflow.connectors.delta_types import COLUMN_MAPPING
 from stateflow.connectors.parquet_batches import group_batches
-from stateflow.connectors.partitions import StoredRows, data_columns, folder_of, logged_path, scalar, split
-from stateflow.connectors.store_assignment import assign, nullable
+from stateflow.connectors.partitions import (
+    StoredRows,
+    data_columns,
+    folder_of,
+    logged_path,
+    parse_partition_value,
+    split_by_partition,
+)
+from stateflow.connectors.store_assignment import assign_rows, nullable_schema
 from stateflow.connectors.upserts import (
     POSITION,
     UpsertSettings,
-    deleted_by_content,
+    find_retracted,
     is_retraction,
-    numbered,
+    number_rows,
     winning_rows,
     without_deletes,
 )
@@ -226,7 +233,7 @@ def check_entry(table: Path, version: int) -> None:
     """
     path = entry_path(table, version)
     try:
-        with opened_log_file(path) as file:
+        with open_log_file(path) as file:
             for action in map(_action.decode, log_lines(file, path)):
                 for kind in action.keys() & {"add", "remove", "cdc"}:
                     check_file(table, DataFile.of(action[kind]))
@@ -249,7 +256,7 @@ def read_entry(table: Path, version: int) -> Entry | None:
     """Returns the log entry of a version; None when the log has no such entry."""
     path = entry_path(table, version)
     try:
-        with opened_log_file(path) as file:
+        with open_log_file(path) as file:
             return _entry(version, (_action.decode(line) for line in log_lines(file, path)))
     except FileNotFoundError:
         return None
@@ -407,7 +414,7 @@ class ActiveFiles:
 
     def _apply(self, path: Path) -> None:
         try:
-            with opened_log_file(path) as file:
+            with open_log_file(path) as file:
                 actions = [_action.decode(line) for line in log_lines(file, path)]
             removed = [DataFile.of(action["remove"]).key for action in actions if "remove" in action]
             added = [DataFile.of(action["add"]) for action in actions if "add" in action]
@@ -829,7 +836,7 @@ class Upsert:
         self._name = name
         self._partition_by = rows.partition_by
         self._schema = settings.table_schema(rows.schema)
-        self._every = nullable(rows.target)
+        self._every = nullable_schema(rows.target)
         self._stored = data_columns(pa.schema([self._every.field(n) for n in self._schema.names]), rows.partition_by)
         self._keys = pa.schema([self._every.field(name) for name in settings.keys])
         # Of a key, which is never null, null in the table is the empty text.
@@ -865,7 +872,7 @@ class Upsert:
     def _emitted(self, path: str) -> pa.Table:
         try:
             found = read_parquet(self._table, logged_path(path))
-            batches = [assign(batch, self._rows.target, {"file": path}) for batch in found]
+            batches = [assign_rows(batch, self._rows.target, {"file": path}) for batch in found]
         except FileNotFoundError as e:
             raise disk_error(e, self._table / path) from e
         rows = pa.Table.from_batches(batches, self._every)
@@ -884,7 +891,9 @@ class Upsert:
     def _partition_value(self, file: DataFile, column: str) -> pa.Scalar:
         text = file.partition_values.get(column)
         try:
-            return scalar(text, self._every.field(column).type, empty="" if column in self._empty else None)
+            return parse_partition_value(
+                text, self._every.field(column).type, empty="" if column in self._empty else None
+            )
         except ValueError as e:
             raise self._unusable(file, str(e)) from e
 
@@ -933,9 +942,7 @@ class Upsert:
         for name in self._partition_by:
             rows = rows.append_column(name, pa.repeat(self._partition_value(file, name), len(rows)))
         is_kept = _matched(rows.select(self._keys.names), kept, self._settings.keys)
-        found: NDArray[np.bool_] = is_kept.to_numpy() | deleted_by_content(
-            rows, retracted, self._settings, self._schema
-        )
+        found: NDArray[np.bool_] = is_kept.to_numpy() | find_retracted(rows, retracted, self._settings, self._schema)
         return found
 
     def _matched(self, stored: pa.Table, count: int, file: DataFile, winners: pa.Table) -> pa.ChunkedArray:
@@ -968,7 +975,7 @@ class Upsert:
             return {"": rows.to_batches()}
         found: dict[str, list[pa.RecordBatch]] = {}
         for batch in rows.to_batches():
-            for folder, part in split(batch, self._partition_by):
+            for folder, part in split_by_partition(batch, self._partition_by):
                 found.setdefault(folder, []).append(part)
         return found
 
@@ -1043,7 +1050,7 @@ def _matched(keys: pa.Table, winners: pa.Table, names: Sequence[str]) -> pa.Chun
     if len(names) == 1:
         (name,) = names
         return pc.is_in(keys.column(name), value_set=winners.column(name).combine_chunks())
-    with_numbers = numbered(keys)
+    with_numbers = number_rows(keys)
     found = with_numbers.join(winners.select(list(names)), list(names), join_type="left semi").column(POSITION)
     return pc.is_in(with_numbers.column(POSITION), value_set=found.combine_chunks())
 

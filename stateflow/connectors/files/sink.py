@@ -54,7 +54,7 @@ from stateflow.connectors.data_files import (
 )
 from stateflow.connectors.delta_types import check_rows
 from stateflow.connectors.json_rows import duration_text, encode, json_objects, special_float
-from stateflow.connectors.partitions import NULL, data_columns, split, values_of
+from stateflow.connectors.partitions import NULL, data_columns, parse_partition_folder, split_by_partition
 from stateflow.errors import (
     ConfigError,
     CorruptFile,
@@ -153,7 +153,7 @@ class FileSink(Sink):
 
     def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
         name = FileName.first(context, writing)
-        return DataWriter(self._root, name, context.schema, (self.format, self._partition_by))
+        return DataWriter(self._root, name, context.schema, format=self.format, partition_by=self._partition_by)
 
     def open_table(self, context: SinkContext) -> SinkTable:
         head = self._head()
@@ -478,15 +478,19 @@ class DataWriter(SinkWriter):
         root: folder of the table.
         name: name of the files, which differ in their parts.
         schema: columns of the rows.
-        layout: format and partition columns.
+        format: ``parquet``, ``json`` or ``csv``.
+        partition_by: the partition columns.
     """
 
-    def __init__(self, root: Path, name: FileName, schema: RowSchema, layout: tuple[str, Sequence[str]]) -> None:
+    def __init__(
+        self, root: Path, name: FileName, schema: RowSchema, *, format: str, partition_by: Sequence[str]
+    ) -> None:
         self._root = root
         self._name = name
         self._schema = schema
-        self._kind, self._partition_by = layout
-        self._stored = data_columns(_parquet_schema(schema), self._partition_by)
+        self._kind = format
+        self._partition_by = partition_by
+        self._stored = data_columns(_parquet_schema(schema), partition_by)
         self._rows: dict[str, list[pa.RecordBatch]] = {}
         self._bytes = 0
         self._done: list[Committable] = []
@@ -499,7 +503,7 @@ class DataWriter(SinkWriter):
             rows = pa.RecordBatch.from_arrays(
                 [c.cast(_parquet_type(c.type)) for c in rows.columns], schema=_parquet_schema(self._schema)
             )
-        for folder, part in split(rows, self._partition_by) if self._partition_by else [("", rows)]:
+        for folder, part in split_by_partition(rows, self._partition_by) if self._partition_by else [("", rows)]:
             self._rows.setdefault(_spark_folder(folder), []).append(part)
             self._bytes += part.nbytes
         if self._bytes >= _BUFFERED_BYTES:
@@ -559,7 +563,7 @@ def _spark_folder(folder: str) -> str:
     """Returns the folders of a partition as Spark names them: it decodes bytes that are encoded, not characters."""
     return "/".join(
         f"{_escaped(column)}={NULL if value is None else _escaped(value)}"
-        for column, value in values_of(folder).items()
+        for column, value in parse_partition_folder(folder).items()
     )
 
 

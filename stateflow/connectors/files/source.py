@@ -40,7 +40,7 @@ from stateflow.api.input_files import (
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Arrange, InitialPosition, Source, StartKind, StartPosition
 from stateflow.config.settings import LIMITS, SourceSettings
-from stateflow.connectors.column_policy import ColumnPolicy, check_columns, check_header
+from stateflow.connectors.column_policy import ColumnPolicy, check_header, check_source_columns
 from stateflow.connectors.connector_errors import check_choice
 from stateflow.connectors.files.text_files import (
     INFINITY,
@@ -193,10 +193,10 @@ class FileSource(Source):
         if paths:
             # Which types of ORC files Spark reads as others is not documented.
             typed, found = self.format == "parquet", self._stored_columns(spark, paths)
-            check_columns(found, self.schema, self.columns, self.path, compares_types=typed)
+            check_source_columns(found, self.schema, self.columns, self.path, compares_types=typed)
         file = self._compared if self._compares_header else None
         if file is not None:
-            check_header(columns_of(spark, file, (self.format, self.options)), self.schema, str(file))
+            check_header(read_columns(spark, file, self.format, self.options), self.schema, str(file))
 
     @property
     def unchecked(self) -> str:
@@ -216,7 +216,9 @@ class FileSource(Source):
             values = folder_values(file_uri(file), self._base, self.schema)
         except CorruptContent as e:
             return [f"{file}: {e.position}: {e.reason}"]
-        return column_warnings(spark, file, without_columns(self.schema, values), (self.format, self.options))
+        return column_warnings(
+            spark, file, without_columns(self.schema, values), format=self.format, options=self.options
+        )
 
     @property
     def _compares_header(self) -> bool:
@@ -507,48 +509,50 @@ def _is_utf_8(name: str) -> bool:
 
 
 def _files(local: Path) -> list[Path]:
-    """Returns the files of a folder or a pattern that Spark reads, sorted by name."""
+    """Returns the files of a folder or a pattern that Spark reads, sorted by name; none if nothing matches yet."""
     with suppress(FileNotFoundError):
         return sorted(listed_files(local))
     return []
 
 
-class _Offset(msgspec.Struct):
-    logOffset: int = -1
+class _Offset(msgspec.Struct, forbid_unknown_fields=True):
+    """A position in Spark's offset log."""
+
+    logOffset: int
 
 
-class _Logged(msgspec.Struct):
+class _ReadFile(msgspec.Struct):
+    """A line of Spark's log of a file source."""
+
     path: str
-    batchId: int | None = None
+    batchId: int
+
+
+_offset, _read_file = json_decoder(_Offset), json_decoder(_ReadFile)
 
 
 def _paths_since(offset: str, logs: Sequence[bytes]) -> set[str]:
     """Returns the files that Spark's source log lists after a position."""
     try:
-        last = json_decoder(_Offset).decode(offset).logOffset
-        entries = (json_decoder(_Logged).decode(line) for log in logs for line in log.splitlines() if line[:1] == b"{")
-        return {e.path for e in entries if e.batchId is None or e.batchId > last}
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
+        last = _offset.decode(offset).logOffset
+        return {file.path for log in logs for file in _read_files(log) if file.batchId > last}
+    except (ValueError, RecursionError) as e:
         message = "the position of a file source, or its log of files, cannot be decoded"
         raise CorruptFile(message, hint="restore an older checkpoint", reason=str(e)) from e
+
+
+def _read_files(log: bytes) -> Iterator[_ReadFile]:
+    """Yields the files of an entry of the log. Raises ValueError for an entry that Spark does not write."""
+    version, *lines = log.split(b"\n")
+    if version != _VERSION:
+        raise ValueError("the entry has another version")
+    yield from map(_read_file.decode, filter(None, lines))
 
 
 _VERSION = b"v1"
 _UNCLEAR = "[]{}\\^"
 """Characters that Hadoop's patterns treat in another way than Python's, or in names that are not patterns."""
 _SUMMARIES = ("_metadata", "_common_metadata")
-
-
-class _SparkOffset(msgspec.Struct, forbid_unknown_fields=True):
-    logOffset: int
-
-
-class _ReadFile(msgspec.Struct):
-    path: str
-    batchId: int
-
-
-_offset, _read_file = json_decoder(_SparkOffset), json_decoder(_ReadFile)
 
 
 def has_new_files(local: Path, offset: str, logs: Sequence[bytes]) -> bool | None:
@@ -564,23 +568,14 @@ def has_new_files(local: Path, offset: str, logs: Sequence[bytes]) -> bool | Non
     if any(c in str(local) for c in _UNCLEAR) and not local.is_dir():
         return None
     try:
-        newest = _offset.decode(offset).logOffset
-        known = {path for log in logs for path in _read_files(log, newest)}
+        newest, known = _offset.decode(offset).logOffset, set[str]()
+        for file in (file for log in logs for file in _read_files(log)):
+            if not 0 <= file.batchId <= newest:
+                return None  # the log does not belong to the position
+            known.add(file.path)
         return any(file_uri(file) not in known for file in listed_files(local))
     except (ValueError, RecursionError, OSError):
         return None
-
-
-def _read_files(log: bytes, newest: int) -> Iterator[str]:
-    """Yields the files of an entry of the log. Raises ValueError for an entry that Spark does not write."""
-    version, *lines = log.split(b"\n")
-    if version != _VERSION:
-        raise ValueError("the entry has another version")
-    for line in filter(None, lines):
-        entry = _read_file.decode(line)
-        if not 0 <= entry.batchId <= newest:
-            raise ValueError("the entry is newer than the position")
-        yield entry.path
 
 
 def listed_files(local: Path) -> Iterator[Path]:
@@ -642,7 +637,7 @@ def skip_files(path: str, local: Path | None, until: datetime) -> InitialPositio
             path=path,
         )
     limit = int(until.timestamp() * 1000)
-    modified = {file: file.stat().st_mtime_ns // _NANOSECONDS_OF_MS for file in _existing(local)}
+    modified = {file: file.stat().st_mtime_ns // _NANOSECONDS_OF_MS for file in _files(local)}
     skipped = sorted((file, time) for file, time in modified.items() if time < limit)
     if not skipped:
         return InitialPosition(
@@ -656,13 +651,6 @@ def skip_files(path: str, local: Path | None, until: datetime) -> InitialPositio
     return InitialPosition('{"logOffset":0}', {"0": log}, text)
 
 
-def _existing(local: Path) -> list[Path]:
-    # A pattern may match nothing yet.
-    with suppress(FileNotFoundError):
-        return list(listed_files(local))
-    return []
-
-
 LARGEST = 64 * 2**20
 """The largest file that is compared, in bytes: Spark reads all of a JSON file to infer its columns."""
 
@@ -673,26 +661,25 @@ def first_small_file(files: Sequence[Path]) -> Path | None:
 
 
 def column_warnings(
-    spark: SparkSession, file: Path, schema: RowSchema, reader: tuple[str, Mapping[str, str]]
+    spark: SparkSession, file: Path, schema: RowSchema, *, format: str, options: Mapping[str, str]
 ) -> list[str]:
     """Compares the columns of one file with the declared ones.
 
     Args:
-        reader: format and options of Spark's reader.
+        format, options: of Spark's reader.
 
     Returns:
         One sentence per likely problem of a run.
     """
     try:
-        found = columns_of(spark, file, reader)
+        found = read_columns(spark, file, format, options)
     except Exception as e:
         return [f"the columns of {file} cannot be read: {reason_in(e)}"]
-    return (_by_count if reader[0] == "csv" else _missing)(found, schema, str(file))
+    return (_by_count if format == "csv" else _missing)(found, schema, str(file))
 
 
-def columns_of(spark: SparkSession, file: Path, reader: tuple[str, Mapping[str, str]]) -> list[str]:
+def read_columns(spark: SparkSession, file: Path, format: str, options: Mapping[str, str]) -> list[str]:
     """Returns the columns of one file, as Spark finds them; arguments as for `column_warnings`."""
-    format, options = reader
     # With another mode, records that cannot be parsed would raise, or add a column.
     own = {name: value for name, value in options.items() if name.lower() != "mode"}
     found: list[str] = (

@@ -94,9 +94,9 @@ class IcebergSink(StagedSink):
         return self._settings.location
 
     def check(self, context: SinkContext) -> str | None:
-        from stateflow.connectors.iceberg.table import check, target_schema
+        from stateflow.connectors.iceberg.table import find_usable_table, target_schema
 
-        table = check(self._connection, context.schema)
+        table = find_usable_table(self._connection, context.schema)
         if table is None:
             return None
         self._target = target_schema(context.schema, table.schema())
@@ -109,10 +109,10 @@ class IcebergSink(StagedSink):
         return other_jobs(table.metadata, context.uid) - {context.job_uuid} if table else frozenset()
 
     def prepare(self, context: SinkContext) -> str:
-        from stateflow.connectors.iceberg.table import prepare
+        from stateflow.connectors.iceberg.table import prepare_table
 
         self.check(context)
-        return prepare(self._connection, context)
+        return prepare_table(self._connection, context)
 
     def open_table(self, context: SinkContext) -> SinkTable:
         from stateflow.connectors.iceberg.table import IcebergTable, open_table, target_schema

@@ -54,7 +54,7 @@ from stateflow.connectors.iceberg.catalog import Change, Commit, Connection, hea
 from stateflow.connectors.iceberg.snapshots import History, SnapshotToken, current_token, successor_of, version_of
 from stateflow.connectors.iceberg.target import ADD_COLUMNS, IcebergSettings
 from stateflow.connectors.staged_output import StagedTable, as_declared
-from stateflow.connectors.store_assignment import assign, fits
+from stateflow.connectors.store_assignment import assign_rows, can_assign
 from stateflow.errors import InternalError, JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused, StorageError
 from stateflow.state.handles import Committable
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
@@ -169,7 +169,7 @@ class _Refusal:
     facts: dict[str, object]
 
 
-def check_columns(settings: IcebergSettings, schema: RowSchema) -> None:
+def check_schema(settings: IcebergSettings, schema: RowSchema) -> None:
     """Raises JobDefinitionError for rows without columns, of which no file can be made, and for unusable partitions."""
     if not schema.names:
         raise JobDefinitionError("a table needs at least one column", row_class=schema.row_class.__name__)
@@ -224,7 +224,7 @@ def _has_type(field: NestedField, column: Column) -> bool:
 
 def _may_store(field: NestedField, column: Column) -> bool:
     try:
-        return fits(column.arrow_type, arrow_field(field).type)
+        return can_assign(column.arrow_type, arrow_field(field).type)
     except KeyError:
         return False
 
@@ -332,7 +332,7 @@ def type_text(kind: IcebergType) -> str:
 def file_schema(schema: RowSchema, table: Schema) -> Schema:
     """Returns the schema of a data file: the table's columns that the rows have, with the table's field ids.
 
-    No column is required: Arrow refuses a required field of a struct that is null itself. `assign` checks nulls.
+    No column is required: Arrow refuses a required field of a struct that is null itself. `assign_rows` checks nulls.
     """
     return Schema(*_chosen(schema.shape, table.as_struct()))
 
@@ -358,7 +358,7 @@ def _ordered(shape: Shape, kind: IcebergType) -> IcebergType:
 
 
 def arrow_field(field: NestedField) -> pa.Field:
-    """Returns a field of a table in Arrow, for `assign`. Raises KeyError for a type of no row class."""
+    """Returns a field of a table in Arrow, for `assign_rows`. Raises KeyError for a type of no row class."""
     return pa.field(field.name, _arrow_type(field.field_type), nullable=not field.required)
 
 
@@ -373,7 +373,7 @@ def _arrow_type(kind: IcebergType) -> pa.DataType:
 
 
 def target_schema(schema: RowSchema, table: Schema) -> pa.Schema:
-    """Returns the columns of rows as a table stores them, for `assign`; one that it lacks may be null.
+    """Returns the columns of rows as a table stores them, for `assign_rows`; one that it lacks may be null.
 
     Args:
         schema: the columns of the rows.
@@ -393,14 +393,14 @@ _NEW_TABLE = {
 _logger = logging.getLogger(__name__)
 
 
-def check(connection: Connection, schema: RowSchema) -> Table | None:
+def find_usable_table(connection: Connection, schema: RowSchema) -> Table | None:
     """Returns the table if it exists; changes nothing.
 
     Raises:
         SinkRefused, SchemaMismatch: the table cannot be used, or not be created.
         StorageError: the catalog failed.
     """
-    check_columns(connection.settings, schema)
+    check_schema(connection.settings, schema)
     table = connection.find_table()
     if table is not None:
         check_table(connection.settings, table, schema)
@@ -414,8 +414,8 @@ def check(connection: Connection, schema: RowSchema) -> Table | None:
     return None
 
 
-def prepare(connection: Connection, context: SinkContext) -> str:
-    """Creates the table, its first snapshot and missing columns, after `check`; returns the id of the table."""
+def prepare_table(connection: Connection, context: SinkContext) -> str:
+    """Creates the table, its first snapshot and missing columns; returns the id of the table."""
     for _ in range(_TRIES):
         table = connection.find_table()
         if table is None:
@@ -450,7 +450,7 @@ def open_table(connection: Connection, schema: RowSchema) -> Table:
 
 
 def add_columns(connection: Connection, table: Table, schema: RowSchema) -> bool:
-    """Adds missing columns to the table; returns whether it had all of them. Raises as `check`."""
+    """Adds missing columns to the table; returns whether it had all of them. Raises as `find_usable_table`."""
     added = check_table(connection.settings, table, schema)
     if not added:
         return True
@@ -651,7 +651,7 @@ class DataFiles:
         """Writes rows and returns the files, which no snapshot has yet; an empty list without rows."""
         buffered = 0
         for batch in rows:
-            stored = pa.Table.from_batches([assign(batch, self._target, self._facts)]).cast(self._arrow)
+            stored = pa.Table.from_batches([assign_rows(batch, self._target, self._facts)]).cast(self._arrow)
             for values, part in self._partitioning.split(stored):
                 self._buffers.setdefault(values, []).append(part)
                 buffered += part.nbytes

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from stateflow.api.schema import Column
 from stateflow.clock import SystemClock
-from stateflow.connectors.kafka.formats import ValueFormat, decoded_in_tasks
+from stateflow.connectors.kafka.formats import ValueFormat, decode_in_tasks
 from stateflow.errors import ConfigError, EnvironmentUnsupported, JobDefinitionError, StorageError
 from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
@@ -465,7 +465,7 @@ class _Client:
         import requests
         from urllib3.exceptions import HTTPError
 
-        from stateflow.http import BadAnswer, content
+        from stateflow.http import BadAnswer, read_answer
 
         try:
             # requests would prefer a bundle that the environment names to the session's, unless it is given here.
@@ -473,7 +473,7 @@ class _Client:
             with self._session.get(
                 f"{self._url}{path}", timeout=_TIMEOUT, allow_redirects=False, stream=True, verify=bundle
             ) as response:
-                return response.status_code, content(response, SystemClock(), _LONGEST_ANSWER)
+                return response.status_code, read_answer(response, SystemClock(), _LONGEST_ANSWER)
         except (requests.RequestException, HTTPError, BadAnswer, OSError) as e:
             raise self._no_answer(type(e).__name__) from None
 
@@ -563,7 +563,7 @@ class AvroFormat(ValueFormat):
             )
 
     def decode(self, records: DataFrame, columns: Sequence[Column]) -> DataFrame:
-        return decoded_in_tasks(records, columns, partial(ValueDecoder, self, tuple(columns)))
+        return decode_in_tasks(records, columns, partial(ValueDecoder, self, tuple(columns)))
 
 
 class ValueDecoder:

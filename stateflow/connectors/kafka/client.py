@@ -741,7 +741,7 @@ class Transactions:
         return _group(self._connection, self._name)
 
 
-def writers(
+def find_writers(
     connection: Connection, topic: str, names: Iterable[str], *, own: str = "", only_published: bool = False
 ) -> frozenset[str]:
     """Returns those that have published, or are publishing, and have no successor; fences none of them.

@@ -414,7 +414,7 @@ class ValueColumns(Protocol):
         ...
 
 
-def decoded_in_tasks(records: DataFrame, columns: Sequence[Column], decoder: Callable[[], ValueColumns]) -> DataFrame:
+def decode_in_tasks(records: DataFrame, columns: Sequence[Column], decoder: Callable[[], ValueColumns]) -> DataFrame:
     """Returns records with `VALUE` and `VALUE_ERROR`, which tasks decode in Python.
 
     Args:
@@ -500,7 +500,7 @@ class Json(ValueFormat):
 
     def decode(self, records: DataFrame, columns: Sequence[Column]) -> DataFrame:
         plain = _without_user_classes(columns)
-        return decoded_in_tasks(records, columns, partial(_JsonValues, plain, self.forms()))
+        return decode_in_tasks(records, columns, partial(_JsonValues, plain, self.forms()))
 
 
 class _JsonValues:

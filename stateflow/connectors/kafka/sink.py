@@ -14,7 +14,7 @@ import pyarrow as pa
 from stateflow.api.changelog import Changelog
 from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, Successor, TableChanges
 from stateflow.connectors.connector_errors import check_choice
-from stateflow.connectors.kafka.client import Connection, KafkaSecurity, Transactions, check_brokers, writers
+from stateflow.connectors.kafka.client import Connection, KafkaSecurity, Transactions, check_brokers, find_writers
 from stateflow.connectors.kafka.formats import JSON, RAW, Record, RecordLayout, Value
 from stateflow.connectors.staged_output import StagedSink, StagedTable, as_declared
 from stateflow.connectors.upserts import UpsertSettings, winning_rows
@@ -112,9 +112,13 @@ class KafkaSink(StagedSink):
     def __repr__(self) -> str:
         return f"KafkaSink({self._settings.layout.topic!r})"
 
-    def __reduce__(self) -> tuple[Callable[..., KafkaSink], tuple[_Settings]]:
+    def __getstate__(self) -> _Settings:
         # Tasks do not need connections.
-        return _sink, (self._settings,)
+        return self._settings
+
+    def __setstate__(self, settings: _Settings) -> None:
+        self._settings = settings
+        self._transactions = {}
 
     @property
     def location(self) -> str:
@@ -165,19 +169,19 @@ class KafkaSink(StagedSink):
             raise SinkDiverged(
                 "the topic of a sink no longer exists", hint="restore it, or give the sink a new uid", sink=context.uid
             ) from e
-        settings = self._settings
-        output, others = (settings.layout, settings.cancels), partial(self._others, context)
-        return KafkaTable(context, table_id, output, self._transactions_of, others)
+        return KafkaTable(
+            context,
+            table_id,
+            layout=self._settings.layout,
+            cancels=self._settings.cancels,
+            transactions=self._transactions_of,
+            others=partial(self._others, context),
+        )
 
     def shadow(self) -> KafkaSink:
         layout = self._settings.layout
         shadow = replace(layout, topic=layout.topic + _SUFFIX, suffix=layout.suffix + _SUFFIX)
         return _sink(replace(self._settings, layout=shadow))
-
-    def with_settings(self, settings: _Settings) -> KafkaSink:
-        """Returns this sink with all settings, also those that are no arguments."""
-        self._settings = settings
-        return self
 
     def _others(self, context: SinkContext, only_published: bool) -> frozenset[str]:
         """Returns the applications of other jobs with a sink of the same uid that write to the topic."""
@@ -185,7 +189,7 @@ class KafkaSink(StagedSink):
         names = (g for g in self._connection.groups() if g.startswith(_GROUP) and g != own)
         named = [name for name in names if name.partition("/")[2] == context.uid]
         topic = self._settings.layout.topic
-        found = writers(self._connection, topic, named, own=own, only_published=only_published)
+        found = find_writers(self._connection, topic, named, own=own, only_published=only_published)
         return frozenset(name.removeprefix(_GROUP) for name in found)
 
     def _transactions_of(self, application: str) -> Transactions:
@@ -211,19 +215,9 @@ class KafkaSink(StagedSink):
 
 
 def _sink(settings: _Settings) -> KafkaSink:
-    layout = settings.layout
-    sink = KafkaSink(
-        settings.bootstrap_servers,
-        topic=layout.topic,
-        topic_column=layout.topic_column,
-        key=layout.key,
-        value=layout.value,
-        headers=layout.headers,
-        timestamp=layout.timestamp,
-        security=settings.security,
-        options=settings.options,
-    )
-    return sink.with_settings(settings)
+    sink = KafkaSink.__new__(KafkaSink)
+    sink.__setstate__(settings)
+    return sink
 
 
 def _require_client() -> None:
@@ -250,7 +244,8 @@ class KafkaTable(StagedTable):
     Args:
         context: the sink.
         table_id: id of the topic.
-        output: how rows become records; and how rows of a checkpoint cancel, or None if they do not.
+        layout: how rows become records.
+        cancels: how rows of a checkpoint cancel; None if they do not.
         transactions: returns the transactions of an application.
         others: returns the applications of other jobs that write to the topic with a sink of the same uid; with True,
             only those that have published.
@@ -260,7 +255,9 @@ class KafkaTable(StagedTable):
         self,
         context: SinkContext,
         table_id: str,
-        output: tuple[RecordLayout, UpsertSettings | None],
+        *,
+        layout: RecordLayout,
+        cancels: UpsertSettings | None,
         transactions: Callable[[str], Transactions],
         others: Callable[[bool], frozenset[str]],
     ) -> None:
@@ -272,7 +269,7 @@ class KafkaTable(StagedTable):
         successor = self._transactions.successor
         self.successor = Successor.parse(successor) if successor else None
         self.version = self.token or 0
-        self._layout, self._cancels = output
+        self._layout, self._cancels = layout, cancels
         self._others = others
         # An open transaction does not count: it may be aborted, and its application commit later.
         self._known = frozenset() if self.token else others(True)

@@ -26,8 +26,8 @@ from stateflow.connectors.kafka.client import (
     parse_offsets,
 )
 from stateflow.connectors.kafka.formats import GUARD, Json, Raw, RecordColumns, ValueFormat
-from stateflow.connectors.partition_offsets import Gap, gaps_after, gaps_between, has_new_rows, shortened
-from stateflow.connectors.spark import loaded
+from stateflow.connectors.partition_offsets import Gap, gaps_after, gaps_between, has_new_rows, shorten_texts
+from stateflow.connectors.spark import load_frame
 from stateflow.errors import (
     ConfigError,
     EnvironmentUnsupported,
@@ -151,7 +151,7 @@ class KafkaSource(Source):
         import pyspark
 
         reader = spark.readStream.format("kafka").options(**self._reader_options(limits))
-        return self.rows(loaded(reader, "kafka", package=f"{_PACKAGE}:{pyspark.__version__}"))
+        return self.rows(load_frame(reader, "kafka", package=f"{_PACKAGE}:{pyspark.__version__}"))
 
     def rows(self, records: DataFrame) -> DataFrame:
         """Returns the rows of records, as `stream` returns them.
@@ -174,7 +174,7 @@ class KafkaSource(Source):
 
     def check_position(self, offset: str) -> None:
         """See `Source.check_position`."""
-        lost = shortened([_describe(gap) for gap in self._gaps(offset)])
+        lost = shorten_texts([_describe(gap) for gap in self._gaps(offset)])
         if lost and not self._continues:
             raise InputLost(
                 "Kafka has removed records before they were read",
@@ -252,7 +252,7 @@ class KafkaSource(Source):
         client = self._client()
         existing = client.existing(after)
         gaps = gaps_between(before, after, client.earliest(existing), client.ends(existing, committed=False))
-        return shortened([_describe(gap) for gap in gaps])
+        return shorten_texts([_describe(gap) for gap in gaps])
 
     def has_new_input(self, offset: str, logs: Sequence[bytes]) -> bool | None:
         """See `Source.has_new_input`: compares the position with the ends of all partitions."""

@@ -55,89 +55,73 @@ class Chunk:
     rejected: Sequence[RejectedRecord] = ()
 
 
-@dataclass(frozen=True)
-class RowRules:
-    """What rows of a source must be.
+class SplitRows:
+    """Converts the items that the user's code returns for one split.
 
-    Attributes:
+    Args:
+        split: the split.
         schema: the row class.
         policy: which columns may be missing or added.
         on_error: what happens to rows that do not fit.
         source: description of the source, for errors.
     """
 
-    schema: RowSchema
-    policy: ColumnPolicy
-    on_error: OnError
-    source: str
-
-
-def chunks_of(items: Iterable[object], split: Split, rules: RowRules) -> Iterator[Chunk]:
-    """Yields the rows of a split.
-
-    Args:
-        items: what the user's code has returned for the split.
-
-    Raises:
-        CorruptInput: a row does not fit the row class, and the source has no dead letters.
-        SchemaMismatch: an Arrow batch does not fit it.
-        UserCodeError: an item is neither a row nor an Arrow batch.
-    """
-    pending = _Pending(split, rules)
-    for item in items:
-        if isinstance(item, pa.RecordBatch | pa.Table):
-            yield from pending.taken()
-            for batch in [item] if isinstance(item, pa.RecordBatch) else item.to_batches():
-                pending.number += len(batch)
-                yield Chunk(conformed(batch, rules.schema, rules.policy, rules.source))
-        else:
-            pending.add(item)
-            if pending.full:
-                yield from pending.taken()
-    yield from pending.taken()
-
-
-class _Pending:
-    """Rows that are not converted yet.
-
-    Attributes:
-        number: number of rows of the split so far.
-    """
-
-    def __init__(self, split: Split, rules: RowRules) -> None:
-        self.number = 0
+    def __init__(
+        self, split: Split, *, schema: RowSchema, policy: ColumnPolicy, on_error: OnError, source: str
+    ) -> None:
         self._split = split
-        self._rules = rules
-        self._encoded = _encoded_names(rules.schema)
+        self._schema = schema
+        self._policy = policy
+        self._on_error = on_error
+        self._source = source
+        self._encoded = _encoded_names(schema)
+        self._number = 0
         self._rows: list[tuple[int, object]] = []
         self._rejected: list[RejectedRecord] = []
 
-    @property
-    def full(self) -> bool:
-        """Whether the rows should be converted."""
-        return len(self._rows) + len(self._rejected) >= _ROWS
+    def convert(self, items: Iterable[object]) -> Iterator[Chunk]:
+        """Yields the rows of the split.
 
-    def add(self, item: object) -> None:
-        """Adds a row, as an object, a mapping, or a `BadRow`."""
-        offset = self._split.start + self.number
-        self.number += 1
+        Args:
+            items: objects and mappings, each of which is a row, `BadRow`, and Arrow batches and tables.
+
+        Raises:
+            CorruptInput: a row does not fit the row class, and the source has no dead letters.
+            SchemaMismatch: an Arrow batch does not fit it.
+            UserCodeError: an item is neither a row nor an Arrow batch.
+        """
+        for item in items:
+            if isinstance(item, pa.RecordBatch | pa.Table):
+                yield from self._take()
+                for batch in [item] if isinstance(item, pa.RecordBatch) else item.to_batches():
+                    self._number += len(batch)
+                    yield Chunk(conformed(batch, self._schema, self._policy, self._source))
+            else:
+                self._add(item)
+                if len(self._rows) + len(self._rejected) >= _ROWS:
+                    yield from self._take()
+        yield from self._take()
+
+    def _add(self, item: object) -> None:
+        offset = self._split.start + self._number
+        self._number += 1
         if isinstance(item, BadRow):
             self._reject(offset if item.offset is None else item.offset, item.value, item.reason)
         elif isinstance(item, Mapping):
             self._add_mapping(offset, item)
-        elif isinstance(item, self._rules.schema.row_class):
+        elif isinstance(item, self._schema.row_class):
             self._rows.append((offset, item))
         else:
             raise UserCodeError(
-                "a split of a source has returned something that is no row",
-                hint=f"yield {self._rules.schema.row_class.__name__} objects, dicts, BadRow or Arrow batches",
-                source=self._rules.source,
+                "a split of a source has returned an item that is not a row",
+                hint=f"yield {self._schema.row_class.__name__} objects, dicts, BadRow or Arrow batches",
+                source=self._source,
                 split=self._split.partition,
                 found=type(item).__name__,
             )
 
-    def taken(self) -> Iterator[Chunk]:
-        """Yields what was added, if anything was."""
+    def _take(self) -> Iterator[Chunk]:
+        """Yields the rows that were added since the last call, if any."""
         rows, self._rows = self._rows, []
         if not rows and not self._rejected:
             return
@@ -150,22 +134,21 @@ class _Pending:
         yield Chunk(columns, rejected)
 
     def _columns(self, rows: Sequence[object]) -> pa.RecordBatch:
-        schema = self._rules.schema
-        target = nullable_columns(schema)
+        target = nullable_columns(self._schema)
         return pa.RecordBatch.from_struct_array(
-            with_type(to_column(schema.shape, rows, exact=True), pa.struct(list(target)))
+            with_type(to_column(self._schema.shape, rows, exact=True), pa.struct(list(target)))
         )
 
     def _fits(self, offset: int, row: object) -> bool:
         try:
-            to_column(self._rules.schema.shape, [row], exact=True)
+            to_column(self._schema.shape, [row], exact=True)
         except _MISFITS as e:
             self._reject(offset, _text(row), str(e).lstrip("."))
             return False
         return True
 
     def _add_mapping(self, offset: int, item: Mapping[object, object]) -> None:
-        schema, policy = self._rules.schema, self._rules.policy
+        schema, policy = self._schema, self._policy
         added = sorted(map(str, item.keys() - set(schema.names))) if policy.added == "refuse" else []
         absent = [c for c in schema.columns if c.name not in item]
         missing = [c.name for c in absent if not c.nullable or policy.missing == "refuse"]
@@ -184,7 +167,7 @@ class _Pending:
 
     def _reject(self, offset: int, value: str | bytes | None, reason: str) -> None:
         record = RejectedRecord(self._split.partition, 0, offset, None, _shown(value), cut(reason, _SHOWN))
-        if self._rules.on_error is None:
+        if self._on_error is None:
             raise rejection_error(record)
         self._rejected.append(record)
 

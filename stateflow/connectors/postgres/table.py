@@ -37,7 +37,7 @@ from stateflow.connectors.postgres.transactions import (
     transaction,
 )
 from stateflow.connectors.staged_output import StagedTable, as_declared
-from stateflow.connectors.store_assignment import assign, nullable
+from stateflow.connectors.store_assignment import assign_rows, nullable_schema
 from stateflow.connectors.upserts import UpsertSettings, winning_rows
 from stateflow.errors import InternalError, JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused, StorageError
 from stateflow.state.handles import Committable
@@ -77,7 +77,7 @@ class PostgresTable(StagedTable):
         batches = self._staged(committables)
         if self._settings.upsert is None:
             return self._change(token, lambda connection: self._append(connection, batches))
-        rows = pa.Table.from_batches(batches, nullable(self._target))
+        rows = pa.Table.from_batches(batches, nullable_schema(self._target))
         return self._change(token, lambda connection: self._upsert(connection, rows, token))
 
     def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
@@ -193,7 +193,7 @@ class PostgresTable(StagedTable):
         """Yields the staged rows, barrier by barrier, with the columns that the sink has now, as the table has them."""
         schema, facts = self.context.schema, {"table": self._settings.location}
         for batch in self.staged_rows(sorted(committables, key=_order)):
-            yield assign(as_declared(batch, schema, self._settings.location), self._target, facts)
+            yield assign_rows(as_declared(batch, schema, self._settings.location), self._target, facts)
 
 
 def _order(committable: Committable) -> tuple[int, int, str]:
@@ -363,7 +363,7 @@ def check_relation(settings: PostgresSettings, relation: Relation, schema: RowSc
 
 
 def target_schema(relation: Relation, schema: RowSchema) -> pa.Schema:
-    """Returns the columns of rows as a table stores them, for `assign`; one that it lacks may be null."""
+    """Returns the columns of rows as a table stores them, for `assign_rows`; one that it lacks may be null."""
     own = {field.name: field.with_nullable(True) for field in schema.arrow}
     return pa.schema([_target(relation, column) or own[column.name] for column in schema.columns])
 

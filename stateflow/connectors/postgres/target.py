@@ -173,7 +173,7 @@ def postgres_type(shape: Shape) -> str:
 
 
 def target_field(column: Column, found: str, is_required: bool) -> pa.Field | None:
-    """Returns a column of rows as an existing column stores it, for `assign`; None if that has another type.
+    """Returns a column of rows as an existing column stores it, for `assign_rows`; None if that has another type.
 
     Args:
         column: of the rows.

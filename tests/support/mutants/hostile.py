@@ -133,16 +133,16 @@ MUTANTS.add(
 )
 
 
-@MUTANTS.plant("endless-answers", (http, "pieces"), (hdfs, "pieces"))
+@MUTANTS.plant("endless-answers", (http, "stream_answer"), (hdfs, "stream_answer"))
 def _all_pieces(answer: requests.Response, _: Clock, __: int) -> Iterator[bytes]:
     """An answer has no limit of size and duration."""
     yield from answer.raw.stream(1 << 20)
 
 
-_pieces = http.pieces
+_pieces = http.stream_answer
 
 
-@MUTANTS.plant("no-length-check", (http, "pieces"), (hdfs, "pieces"))
+@MUTANTS.plant("no-length-check", (http, "stream_answer"), (hdfs, "stream_answer"))
 def _pieces_so_far(answer: requests.Response, clock: Clock, limit: int) -> Iterator[bytes]:
     """An answer that ends too early counts as complete."""
     with contextlib.suppress(HTTPError):
