@@ -257,7 +257,7 @@ class OperatorStates:
         if found in self._domains:
             return self._timers
         if found not in self._ids[side]:
-            raise CorruptFile("a stored key belongs to no declared state", state_id=found.hex())
+            raise CorruptFile("a stored key does not belong to a declared state", state_id=found.hex())
         schema = self._ids[side][found]
         return None if schema is None else self._pairs[schema.name, schema.kind]
 

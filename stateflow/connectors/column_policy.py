@@ -1,4 +1,4 @@
-"""Columns that a source or sink declares, compared with those of the table, file or topic. Imports no Spark.
+"""Compares the declared columns of a source or sink with the columns of the table, file or topic. Imports no Spark.
 
 `ColumnPolicy` says what happens when they differ, `check_source_columns` compares the columns of a source with those
 that Spark reads, and `declared_columns` reads them as values of the declared types, in SQL expressions. These take the
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ColumnPolicy:
-    """How a source handles columns that differ from those of the row class.
+    """How a source handles columns that differ from the row class.
 
     Args:
         added: the policy for columns that only the files have: ignore them, or refuse to start.
@@ -69,7 +69,7 @@ class FoundColumns:
 
 
 def check_found_columns(found: FoundColumns, schema: RowSchema, policy: ColumnPolicy, path: str) -> None:
-    """Compares declared columns with those of a source. Pure.
+    """Compares declared columns with the columns of a source. Pure.
 
     Args:
         path: path of the source, or its description, for errors.
@@ -179,7 +179,7 @@ _INTEGERS = {"tinyint": 10, "smallint": 10, "int": 10}
 def check_source_columns(
     found: StructType, schema: RowSchema, policy: ColumnPolicy, path: str, *, compares_types: bool = True
 ) -> None:
-    """Compares declared columns with those of a source.
+    """Compares declared columns with the columns of a source.
 
     Args:
         found: the columns of the source, as Spark reads them.

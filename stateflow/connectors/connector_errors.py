@@ -44,5 +44,9 @@ def position_error(kind: str, hint: str, source: str, position: str, error: Exce
         error: why it cannot be parsed.
     """
     return ConfigError(
-        f"a position is not one of {kind}", hint=hint, source=source, position=position[:500], reason=str(error)[:500]
+        f"the position is not valid for {kind}",
+        hint=hint,
+        source=source,
+        position=position[:500],
+        reason=str(error)[:500],
     )

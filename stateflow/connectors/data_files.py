@@ -69,7 +69,7 @@ class FileName:
     character that a path in Delta's log would have to escape.
 
     Attributes:
-        part: number of the file among those of its writer.
+        part: number of the file among the files of its writer.
         folder: folders of its partition, relative to the table; empty for a file in the table's own folder.
     """
 

@@ -129,7 +129,7 @@ def _arrow_type(kind: DeltaType) -> pa.DataType:
             return pa.decimal128(int(digits[1]), int(digits[2]))
         found = _ARROW.get(kind)
         if found is None:
-            raise ValueError(f"no row class has the type {kind[:100]}")
+            raise ValueError(f"a row class cannot have the type {kind[:100]}")
         return found
     name = kind.get(_TYPE)
     if name == _ARRAY:

@@ -72,7 +72,7 @@ class ForeachBatchSink(StagedSink):
     def __init__(self, function: BatchFunction, *, on_rewind: OnRewind = "refuse", idempotent: bool = False) -> None:
         if not callable(function):
             raise JobDefinitionError(
-                "a sink that calls a function was given something else",
+                "ForeachBatchSink needs a function",
                 hint="pass a function of the rows and their batch",
                 found=type(function).__name__,
             )

@@ -258,7 +258,7 @@ def split_by_partition(rows: pa.RecordBatch, columns: Sequence[str]) -> Iterator
         columns: the partition columns.
 
     Raises:
-        DataError: a value cannot be that of a partition.
+        DataError: a table cannot be partitioned by a value.
     """
     codes = np.zeros(rows.num_rows, dtype=np.int64)
     texts: list[list[str | None]] = []
@@ -291,7 +291,7 @@ def _text(column: str, value: pa.Scalar) -> str | None:
         return _writer_of(value.type)(value) or None
     except (OverflowError, ValueError) as e:
         raise DataError(
-            "a value cannot be that of a partition of the Delta table: its year is not within 1 to 9999",
+            "a Delta table cannot be partitioned by a value: its year is not within 1 to 9999",
             hint="correct the value, or partition by another column",
             column=column,
             type=str(value.type),

@@ -62,7 +62,7 @@ class SparkSource(Source):
             )
         if not (path or name):
             raise JobDefinitionError(
-                "a source has nothing that identifies its data",
+                "a source needs a path or a name that identifies its data",
                 hint="pass path=…, or name=… with a text that changes when other data is read",
                 format=format,
             )

@@ -170,7 +170,7 @@ class StagedTable(ABC):
         """Yields the staged rows in the order of `committables`, in batches of about 4 MiB.
 
         The columns are those that the sink had when the rows were staged: an earlier version of the job may have staged
-        them. Within a barrier the order is that of the subtasks.
+        them. Within a barrier the subtasks follow each other.
 
         Raises:
             DataError: a path is not the key of a staged file of this sink.

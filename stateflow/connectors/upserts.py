@@ -34,7 +34,7 @@ _RETRACTED = "_sf_retracted"
 
 @dataclass(frozen=True)
 class UpsertSettings:
-    """How rows are matched with those of the table.
+    """How rows are matched with rows of the table.
 
     Attributes:
         keys: the columns that identify a row.
@@ -200,7 +200,7 @@ def find_retracted(stored: pa.Table, retracted: pa.Table, settings: UpsertSettin
 
 
 def group_numbers(rows: pa.Table) -> Numbers:
-    """Returns a number for each row, from 0, which is that of all equal rows; null equals null, and NaN NaN."""
+    """Returns a number for each row, from 0; equal rows have the same, null equals null, and NaN NaN."""
     numbers: Numbers = np.zeros(len(rows), np.int64)
     for column in rows.columns:
         own = _value_numbers(column)
@@ -209,7 +209,7 @@ def group_numbers(rows: pa.Table) -> Numbers:
 
 
 def _value_numbers(column: pa.ChunkedArray) -> Numbers:
-    """Returns a number for each value, from 0, which is that of all equal values."""
+    """Returns a number for each value, from 0; equal values have the same."""
     values = column.combine_chunks()
     kind = values.type
     if pa.types.is_nested(kind):

@@ -168,7 +168,7 @@ class Request:
         """Returns the checked options; raises ConfigError for an unknown, missing or invalid one."""
         for name in options:
             if name.lower() not in _OPTIONS:
-                raise ConfigError("no such option exists", hint=did_you_mean(name, _OPTIONS), option=name)
+                raise ConfigError("the option does not exist", hint=did_you_mean(name, _OPTIONS), option=name)
         needed = ("path",) if options.get("table") else ("path", "operator", "state")
         missing = [name for name in needed if not options.get(name)]
         if missing:
@@ -177,7 +177,7 @@ class Request:
         columns = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
         lease = options.get("lease_seconds", str(_LEASE_SECONDS))
         if not (lease.isascii() and lease.isdigit() and 0 < int(lease) <= 7 * 24 * _LEASE_SECONDS):
-            raise ConfigError("lease_seconds is no number of seconds of up to 7 days", value=lease)
+            raise ConfigError("lease_seconds must be between 1 and 604800", value=lease)
         return cls(
             options["path"],
             options.get("snapshot"),

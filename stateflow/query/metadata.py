@@ -103,13 +103,13 @@ def read_metadata(location: str, table: str, snapshot: int | str | None = None) 
     """
     if table not in SCHEMAS:
         raise ConfigError(
-            "no such table of metadata exists", hint=did_you_mean(table, SCHEMAS), table=table, known=list(SCHEMAS)
+            "the table of metadata does not exist", hint=did_you_mean(table, SCHEMAS), table=table, known=list(SCHEMAS)
         )
     if table != "snapshots":
         return metadata_of(describe_snapshot(location, snapshot), table)
     if snapshot is not None:
         raise ConfigError(
-            "the table of snapshots contains all of them", hint="leave the snapshot out", snapshot=snapshot
+            "the table of snapshots always contains all snapshots", hint="leave the snapshot out", snapshot=snapshot
         )
     return pa.Table.from_pylist(list(_snapshots(location)), schema=SCHEMAS[table])
 

@@ -104,7 +104,7 @@ def state_table(snapshot: Snapshot, operator: str, state: str, rows: Rows = ALL_
     groups, number = rows.groups, snapshot.max_parallelism
     if groups is not None and not 0 <= groups.first <= groups.last < number:
         raise ConfigError(
-            "the key groups to read are no range of those of the job",
+            "key_groups must be a range of the job's key groups",
             hint="pass the first and the last one, which is included",
             key_groups=(groups.first, groups.last),
             max_parallelism=number,

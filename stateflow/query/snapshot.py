@@ -34,7 +34,7 @@ class Snapshot:
 
     Attributes:
         storage: the storage with its files.
-        manifest: what it consists of; the keys of files are keys of `storage`.
+        manifest: its files and operators; the keys of files are keys of `storage`.
         job: name of the job.
         job_uuid: uuid of the job.
         max_parallelism: number of key groups.
@@ -101,7 +101,7 @@ def open_snapshot(location: str, snapshot: int | str | None = None, clock: Clock
 def describe_snapshot(location: str, snapshot: int | str | None = None, clock: Clock | None = None) -> Snapshot:
     """Returns a checkpoint or savepoint without a pin: its manifest is read, its files may be deleted at any time.
 
-    Arguments and errors are those of `open_snapshot`.
+    Arguments and errors as for `open_snapshot`.
     """
     found = open_job_or_savepoint(location, clock)
     if isinstance(found, StoredSavepoint):

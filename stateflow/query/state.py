@@ -122,7 +122,7 @@ def check_entry(
     """
     state = stored[_GROUP_BYTES : _GROUP_BYTES + _STATE_BYTES]
     if state not in names:
-        raise CorruptFile("a stored key belongs to no declared state", key=stored.hex()[:80])
+        raise CorruptFile("a stored key does not belong to a declared state", key=stored.hex()[:80])
     schema = names[state]
     if schema is None:
         return None

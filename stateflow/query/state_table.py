@@ -202,7 +202,11 @@ def select_columns(columns: Sequence[str] | None, schema: pa.Schema) -> list[str
                 "the state has no such column", hint=did_you_mean(name, schema.names), column=name, found=schema.names
             )
     if not columns or len(set(columns)) < len(columns):
-        raise ConfigError("no column is named, or one twice", hint="name each column once", columns=list(columns))
+        raise ConfigError(
+            "columns must name at least one column, and each column once",
+            hint="name each column once",
+            columns=list(columns),
+        )
     return list(columns)
 
 
@@ -290,7 +294,7 @@ class KeyedTable(StateTable):
 
     @cached_property
     def layout(self) -> KeyLayout:
-        """What the stored keys consist of."""
+        """The parts of the stored keys."""
         types = tuple(field.type for field in key_fields(self.operator))
         if self.state is None:
             return KeyLayout(types, KEY_OFFSET + _TIME_BYTES)

@@ -102,7 +102,7 @@ class ValueType:
     Attributes:
         python: the type for msgspec's decoder, whose hook is `from_plain`.
         shape: shape of the decoded objects, whose fields have names of their own.
-        arrow: the type of the column: that of the shape, with the recorded names; all parts are nullable, since they
+        arrow: the type of the column: the shape's type, with the recorded names; all parts are nullable, since they
             are null within a null.
     """
 
@@ -322,7 +322,7 @@ def _record(schema: ClassSchema, types: Sequence[ValueType]) -> ValueType:
 
 
 def _has_default(field: FieldSchema, found: ValueType) -> bool:
-    """Returns whether the recorded default is a value: that of a job's own factory is not recorded."""
+    """Returns whether the recorded default is a value: the result of a job's own factory is not recorded."""
     try:
         _decode_default(field, found)
     except (msgspec.MsgspecError, ValueError):

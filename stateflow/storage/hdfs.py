@@ -181,7 +181,7 @@ class Listing:
 
 
 FAILURES = (HdfsRefusal, BadAnswer, requests.RequestException, HTTPError)
-"""What the methods of `WebHdfs` raise, in addition to the errors of stateflow."""
+"""The errors of the methods of `WebHdfs`, in addition to stateflow's own."""
 
 
 class WebHdfs:
@@ -589,7 +589,7 @@ class HdfsStorage(Storage):
     def _too_many_folders(self, folder: str, listed: int, files: int) -> DataError:
         return DataError(
             "a folder contains more folders than a job root can have",
-            hint="check that the address is that of a job root; delete its empty folders",
+            hint="check that the address leads to a job root; delete its empty folders",
             storage=self.uri,
             folder=folder,
             folders=listed,
@@ -706,7 +706,7 @@ class HdfsSession:
         is_known = server in self._name_nodes or (port in self._users.data_ports and "@" not in parts.netloc)
         if parts.scheme not in protocols or not is_known:
             raise ConfigError(
-                "HDFS redirected a request to a server that is no DataNode",
+                "HDFS redirected a request to a server that is not a DataNode",
                 hint="if it is one, add its port to WEBHDFS_DATANODE_PORTS, such as 9864,9865",
                 server=f"{parts.scheme}://{parts.hostname}:{port}"[:200],
                 ports=sorted(self._users.data_ports),

@@ -284,7 +284,7 @@ def _checkpoint_values(path: Path, column: str) -> Iterator[object]:
 
 
 def unreferenced_files(table: Path, application: str, files: Mapping[str, int]) -> set[str]:
-    """Returns those of `files` that no readable version of the table and no tombstone refers to.
+    """Returns the `files` that no readable version of the table and no tombstone refers to.
 
     The newest version and its tombstones are read from Delta's checkpoint. Older log entries are read only for files
     that these do not contain: from the newest entry back to entries that are older than the files.
@@ -789,7 +789,7 @@ def vector_path(vector: Mapping[str, object]) -> str | None:
     try:
         number = UUID(bytes=base64.b85decode(name.encode().translate(bytes.maketrans(_Z85, _B85))))
     except ValueError as e:
-        raise CorruptFile("a deletion vector of the Delta table has no valid name", name=text[:200]) from e
+        raise CorruptFile("the name of a deletion vector of the Delta table is not valid", name=text[:200]) from e
     file = f"deletion_vector_{number}.bin"
     path = f"{folder}/{file}" if folder else file
     logged_parts(path)

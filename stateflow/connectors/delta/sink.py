@@ -165,7 +165,7 @@ class DeltaSink(Sink):
     Raises:
         JobDefinitionError: arguments of an upsert are missing, or given for an append.
         ConfigError: the path is not on a POSIX file system, looks percent-encoded or has a backslash; or
-            `schema_evolution` is not one of its values, or `register_as` is no such name.
+            `schema_evolution` is not one of its values, or `register_as` is not such a name.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class DeltaSink(Sink):
         upsert = UpsertSettings(names_of(keys), names_of(order_by), deletes)
         if (mode == _UPSERT) != bool(upsert.keys) or (mode == _APPEND and upsert != UpsertSettings(())):
             raise JobDefinitionError(
-                "mode and key of a Delta sink do not fit",
+                "the arguments of a Delta sink do not match its mode",
                 hint='keys, order_by and deletes belong to mode="upsert", which needs keys',
                 mode=mode,
                 keys=list(upsert.keys),
@@ -549,7 +549,7 @@ class DeltaSinkTable(SinkTable):
             if found.types != columns.types:
                 raise SchemaMismatch(
                     "files that are not published yet do not have the types of the table's columns",
-                    hint="give the table the types back that it had when the rows were written",
+                    hint="change the columns back to the types that they had when the rows were written",
                     table=str(self._root),
                     file=committable.path,
                     expected=str(columns),
@@ -748,8 +748,8 @@ _COLUMN_PROPERTIES = {
     "delta.invariants": "the column's invariant would not be checked",
     "delta.columnMapping.": "mapped columns would be null",
     "CURRENT_DEFAULT": "the column's default would not be filled in",
-    "delta.": "this version does not know what the column's property requires",
-    "__": "this version does not know what the column's property requires",
+    "delta.": "this version does not know the requirements of the column's property",
+    "__": "this version does not know the requirements of the column's property",
 }
 
 
@@ -912,7 +912,7 @@ def _protocol_refusals(protocol: Protocol) -> Iterator[_Refusal]:
         yield _Refusal(facts, reason, f"use a newer stateflow, {_OTHER_TABLE}")
     named = {*(protocol.reader_features or []), *(protocol.writer_features or [])}
     for feature in sorted(named - _FEATURES):
-        reason = "a direct commit would not do what the feature requires of a writer"
+        reason = "a direct commit would violate the requirements of the feature"
         hint = f"ALTER TABLE ... DROP FEATURE {feature}, {_OTHER_TABLE}"
         yield _Refusal({"feature": feature}, reason, hint)
 

@@ -90,7 +90,7 @@ class DeltaSource(SparkSource):
         metadata: with `changes`, fields that take ``change`` (``insert``, ``update_preimage``, ``update_postimage`` or
             ``delete``), ``version`` or ``committed`` of a change.
         skip_changes: without `changes`, whether commits that update or delete rows are skipped. Otherwise such a commit
-            ends the run: its rows are no additions.
+            ends the run: its rows are not additions.
         columns: how a start handles columns that were added to or removed from the table.
 
     Raises:
@@ -124,7 +124,7 @@ class DeltaSource(SparkSource):
         self._snapshot: tuple[int, list[str]] | None = None
         if (self._metadata or skip_changes) and changes == skip_changes:
             raise JobDefinitionError(
-                "the arguments of a Delta source do not fit each other",
+                "the arguments of a Delta source contradict each other",
                 hint="metadata needs changes=True, and skip_changes is for a source without changes",
                 changes=changes,
                 skip_changes=skip_changes,
@@ -541,7 +541,7 @@ def _error_of_file(reason: str, source: str, table: str) -> StateflowError | Non
 
 
 def _names_another(text: str, table: str) -> bool:
-    """Returns whether a message has the path of another table, which may begin or end with that of this one."""
+    """Returns whether a message has the path of another table, which may begin or end with this one's path."""
     path = re.escape(table.removeprefix("file://"))
     named = rf" at path (file:(//)?)?{path}/?\.?(\s+SQLSTATE|$)"
     return " at path " in text and not re.search(named, text)

@@ -96,7 +96,7 @@ class _DeletionVector(msgspec.Struct):
 
 
 class _LoggedFile(msgspec.Struct):
-    """What is used of an ``add`` or ``remove``."""
+    """The used fields of an ``add`` or ``remove``."""
 
     path: str
     partitionValues: dict[str, str | None] | None = None
@@ -110,7 +110,7 @@ class _Statistics(msgspec.Struct):
 
 
 class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """What is used of a ``commitInfo``; writers may leave out any of it."""
+    """The used fields of a ``commitInfo``; writers may leave out any of them."""
 
     engine_info: str | None = None
     operation: str | None = None

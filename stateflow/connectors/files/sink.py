@@ -382,7 +382,7 @@ class FileSinkTable:
         return {version: entry for version, entry in found if entry}
 
     def _contents(self, to_version: int) -> tuple[Mapping[str, LoggedFile], Mapping[str, LoggedFile]]:
-        """Returns the current content and that of an older version, after checking that its files exist."""
+        """Returns the current content and an older version's, after checking that its files exist."""
         now, then = content(self._root, self.version), content(self._root, to_version)
         if now is None or then is None:
             raise self._too_old(to_version)

@@ -183,7 +183,7 @@ class FileSource(Source):
         self._limits(limits)
 
     def check(self, spark: SparkSession) -> None:
-        """Compares the declared columns with those of Parquet files, names in ORC files, and the header of a CSV file.
+        """Compares the declared columns with Parquet files, names in ORC files, and the header of a CSV file.
 
         Raises:
             SchemaMismatch: the columns differ; names the column.
@@ -821,7 +821,7 @@ def check_reader(format: str, options: Mapping[str, object]) -> None:
 
 
 def text_format(format: str, options: Mapping[str, object], base: str) -> DecodedFormat:
-    """Returns what decodes the files of a source.
+    """Returns the decoder of the files of a source.
 
     Args:
         format: one of `DECODED`.

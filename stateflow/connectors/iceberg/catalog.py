@@ -174,7 +174,7 @@ class _TableIO(FileIO):
         if not is_below(path, self._location):
             raise SinkRefused(
                 "the Iceberg table names a file outside of its location, or reached through a link",
-                hint="rewrite the table's manifests, replace the link by what it leads to, or use another table",
+                hint="rewrite the table's manifests, replace the link by the file itself, or use another table",
                 location=self._location,
                 file=path,
             )

@@ -265,7 +265,7 @@ class History:
 
 
 def version_of(snapshot: Snapshot) -> int:
-    """Returns the version of a table that a snapshot made: its sequence number, 0 for those of format version 1."""
+    """Returns the version of a table that a snapshot made: its sequence number, 0 in format version 1."""
     return snapshot.sequence_number or 0
 
 
@@ -279,7 +279,7 @@ def _rows(undone: Sequence[Snapshot], redone: Sequence[Snapshot]) -> tuple[int |
 
 
 def _changing(snapshots: Iterable[Snapshot]) -> list[Snapshot]:
-    """Returns the snapshots without those of compactions, which change no rows."""
+    """Returns the snapshots without compactions, which change no rows."""
     return [s for s in snapshots if not (s.summary and s.summary.operation is Operation.REPLACE)]
 
 

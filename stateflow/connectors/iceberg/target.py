@@ -38,7 +38,7 @@ class IcebergSettings:
 
     @property
     def location(self) -> str:
-        """The name of the table with that of its catalog, as Spark has it."""
+        """The name of the table with its catalog's, as Spark has it."""
         return ".".join((self.catalog, *self.name))
 
     def for_tasks(self) -> IcebergSettings:

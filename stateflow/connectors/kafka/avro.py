@@ -302,7 +302,7 @@ class SchemaRegistry:
         password: for basic authentication.
         token: bearer token, instead of username and password.
         ca_file: PEM file with the certificates of trusted authorities, at the same path on the driver and on all
-            executors; by default those of the package certifi.
+            executors; by default the package certifi's.
         key_file: PEM file with the client's certificate and its unencrypted private key, for mutual TLS; at the same
             path everywhere.
 
@@ -330,7 +330,7 @@ class SchemaRegistry:
             )
         if bool(self.username) != bool(self.password) or (self.token and self.username):
             raise JobDefinitionError(
-                "the login of a schema registry is not complete, or there are two",
+                "a schema registry needs exactly one complete login",
                 hint="give username and password, or token",
                 registry=self.url,
             )
@@ -359,7 +359,7 @@ def check_installed() -> None:
     for package in ("fastavro", "requests"):
         if find_spec(package) is None:
             raise EnvironmentUnsupported(
-                "values in Avro cannot be decoded without a package",
+                "a package for Avro is not installed",
                 hint="install it on the driver and on all executors: pip install 'stateflow[avro]'",
                 package=package,
             )
@@ -441,7 +441,7 @@ class _Client:
         self._session = session
 
     def answer(self, path: str, kind: type[T]) -> T:
-        """Returns the document at a path; errors as those of `SchemaRegistry.schema`."""
+        """Returns the document at a path; raises as `SchemaRegistry.schema`."""
         status, body = self._received(path)
         if status == 200:
             try:
@@ -580,7 +580,7 @@ class ValueDecoder:
         return self._format.declared()
 
     def columns_of(self, values: Sequence[bytes | None]) -> tuple[pa.Array, pa.Array]:
-        """Returns the column of decoded values, and that of the reasons for which others cannot be decoded.
+        """Returns the column of decoded values, and the column of reasons why others cannot be decoded.
 
         Raises:
             StorageError, ConfigError: as `SchemaRegistry.schema` does.
@@ -820,7 +820,7 @@ def _same(value: Decoded) -> Decoded:
 def _member_of(name: str, values: frozenset[Decoded]) -> Convert:
     def member(value: Decoded) -> Decoded:
         if value not in values:
-            raise NotDecodable(f"is no member of {name}")
+            raise NotDecodable(f"is not a member of {name}")
         return value
 
     return member

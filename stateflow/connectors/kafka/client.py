@@ -52,7 +52,7 @@ _LOGIN_MODULES = {
 class KafkaSecurity:
     """TLS and login of a connection to Kafka. No `repr`, log, plan or stored file contains any of it.
 
-    Read secrets from the environment, as in ``password=os.environ["KAFKA_PASSWORD"]``: a job file is no place for them.
+    Read secrets from the environment, as in ``password=os.environ["KAFKA_PASSWORD"]``, and not from the job file.
 
     Args:
         protocol: ``SSL``, ``SASL_PLAINTEXT`` or ``SASL_SSL``.
@@ -60,10 +60,10 @@ class KafkaSecurity:
         username: for SASL.
         password: for SASL.
         ca_file: PEM file with the certificates of trusted authorities, at the same path on the driver and on all
-            executors; by default those of the operating system for the driver, and those of Java for Spark.
+            executors; by default the operating system's for the driver, and Java's for Spark.
         key_file: PEM file with the client's certificate and its unencrypted private key in PKCS #8, for mutual TLS; at
             the same path everywhere.
-        java_options: further options of Kafka's Java client, such as those of OAuth or Kerberos.
+        java_options: further options of Kafka's Java client, such as for OAuth or Kerberos.
         client_options: the same for librdkafka.
 
     Raises:
@@ -82,7 +82,9 @@ class KafkaSecurity:
     def __post_init__(self) -> None:
         if self.protocol not in _PROTOCOLS:
             raise JobDefinitionError(
-                "Kafka has no such security protocol", hint=f"use {', '.join(_PROTOCOLS)}", protocol=self.protocol
+                "the security protocol of a Kafka connection is not supported",
+                hint=f"use {', '.join(_PROTOCOLS)}",
+                protocol=self.protocol,
             )
         if self.mechanism and self.mechanism not in _LOGIN_MODULES:
             raise JobDefinitionError(
@@ -93,7 +95,7 @@ class KafkaSecurity:
         has_login = bool(self.mechanism and self.username and self.password)
         if self.protocol.startswith("SASL") != has_login and not self.java_options:
             raise JobDefinitionError(
-                "protocol and login of a Kafka connection do not fit",
+                "the login of a Kafka connection does not match its protocol",
                 hint="SASL needs mechanism, username and password, and SSL takes none of them",
                 protocol=self.protocol,
             )
@@ -282,7 +284,7 @@ class KafkaClient:
             yield
         except KafkaException as e:
             raise StorageError(
-                "Kafka did not answer a question about offsets",
+                "Kafka did not respond to a request for offsets",
                 hint="check the addresses, the network and the login; a new run continues from the last checkpoint",
                 brokers=self._address,
                 reason=str(e)[:500],

@@ -227,7 +227,7 @@ class RecordLayout:
     """Which columns of a row become which part of a record.
 
     Attributes:
-        topic: the topic, or that of rows whose topic column is null.
+        topic: the topic, also of rows whose topic column is null.
         value: `JSON` or `RAW`.
         key: columns of the key.
         topic_column: column with the topic; empty for one topic.
@@ -365,7 +365,7 @@ def _check_type(column: Column, types: tuple[str, ...], declared: str) -> None:
 
 def _misfit(column: Column, declared: str) -> JobDefinitionError:
     return JobDefinitionError(
-        "a column does not have the type of the part of a record that it becomes",
+        "the type of a column does not match its part of the record",
         hint=f"declare it as {declared}",
         column=column.name,
         type=column.spark_type,

@@ -96,11 +96,11 @@ class KafkaSink(StagedSink):
     ) -> None:
         check_choice("value", value, (JSON, RAW))
         if not topic:
-            raise JobDefinitionError("a Kafka sink has no topic", hint="pass topic=…, also with topic_column")
+            raise JobDefinitionError("a Kafka sink needs a topic", hint="pass topic=…, also with topic_column")
         given = sorted(_OWN_OPTIONS & (options or {}).keys())
         if given:
             raise JobDefinitionError(
-                "an option of the producer is set by the Kafka sink itself",
+                "the Kafka sink sets an option of the producer itself",
                 hint="leave it out; use security=KafkaSecurity(…) for TLS and login",
                 options=given,
             )

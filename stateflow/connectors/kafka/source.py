@@ -316,7 +316,7 @@ def _topics(topics: str | Sequence[str], pattern: str) -> Topics:
     names = tuple(sorted({topics} if isinstance(topics, str) and topics else set(topics)))
     if bool(names) == bool(pattern):
         raise JobDefinitionError(
-            "a Kafka source reads either named topics, or those of a pattern",
+            "a Kafka source needs either topics or a pattern",
             hint='pass topics="flights", topics=["flights", "planes"] or pattern="flights-.*"',
             topics=list(names),
             pattern=pattern,
@@ -349,7 +349,7 @@ def _checked_options(options: Mapping[str, str]) -> Mapping[str, str]:
     own = sorted(o for o in options if o.lower() in _OWN_OPTIONS)
     if own:
         raise JobDefinitionError(
-            "an option of Spark's Kafka source is set by the source itself",
+            "the Kafka source sets an option of Spark's source itself",
             hint="use the arguments of KafkaSource; the limit of a batch is a setting: source.max_rows_per_batch for "
             "all sources, source.of.UID.max_rows_per_batch for this one",
             options=own,

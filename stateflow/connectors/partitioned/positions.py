@@ -52,7 +52,7 @@ def format_position(offsets: Offsets) -> str:
 
 
 def find_offset_error(offsets: object) -> str:
-    """Returns what is wrong with offsets; empty if nothing is."""
+    """Returns the error of invalid offsets; empty if they are valid."""
     if not isinstance(offsets, Mapping):
         return f"offsets are a {type(offsets).__name__}"
     for partition, offset in offsets.items():
@@ -141,7 +141,7 @@ def limit_end(start: Offsets, ends: Offsets, limit: int | None) -> dict[str, int
 
 
 def splits_between(start: Offsets, end: Offsets, size: int | None) -> list[Split]:
-    """Returns the splits of what is between two positions, ordered by partition and offset.
+    """Returns the splits between two positions, ordered by partition and offset.
 
     Args:
         start: the position before; a partition that it lacks has no rows before `end`.

@@ -49,7 +49,7 @@ class PartitionedSource(LocalSource):
     Args:
         schema: row class of the rows.
         start: where a job begins that has no position yet: ``"earliest"`` or ``"latest"``.
-        columns: what happens if rows that are no objects of the row class have other columns: which ones are ignored,
+        columns: what happens if rows that are not objects of the row class have other columns: which ones are ignored,
             or null. An Arrow batch that does not fit ends the run; a dict that does not fit is a row that does not.
         on_error: what happens to rows that do not fit the row class, and to `BadRow` objects: ``"fail"``, or
             `DeadLetters`; `get_dead_letters` of the stream then has them, with partition and offset.
@@ -126,7 +126,7 @@ class PartitionedSource(LocalSource):
         """
         return splits_between(start, end, self._split_size)
 
-    # -- what the runtime calls ---------------------------------------------------------------------------------------
+    # -- calls of the runtime -----------------------------------------------------------------------------------------
 
     def available(self) -> Available:
         """Returns the offsets that the source has now.
@@ -150,7 +150,7 @@ class PartitionedSource(LocalSource):
         """Returns the position after the next batch; `position` itself if there is no new input.
 
         Args:
-            target: ends that must not be passed; None for those of now.
+            target: ends that must not be passed; None for the current ends.
 
         Raises:
             InputLost: rows after the position no longer exist, and the source must not continue without them.
@@ -167,14 +167,14 @@ class PartitionedSource(LocalSource):
         before, after = self.parsed(position), self.parsed(end)
         # Of a partition without rows in the batch, the source may have removed the next ones.
         idle = {name: offset for name, offset in before.items() if after.get(name) == offset}
-        # Its ends are those of the batch: a partition that was created again may have more by now.
+        # The batch has ends of its own: a partition that was created again may have more by now.
         start = self._existing(before, Available({**self._offsets(self.starts), **idle}, after))
         with self.forwarded_errors("the splits of a source cannot be planned"):
             found = list(self.plan_splits(start, after))
         wrong = find_uncovered(found, start, after)
         if wrong:
             raise UserCodeError(
-                "a source has planned splits that are not what is between two positions",
+                "the splits of a source do not cover the rows between two positions exactly once",
                 hint="correct plan_splits",
                 source=self.description,
                 reason=wrong[:500],

@@ -1,4 +1,4 @@
-"""Converts what the user's code returns for a split into columns, and rejects rows that do not fit the row class.
+"""Converts the items of a split from the user's code into columns, and rejects rows that do not fit the row class.
 
 Arrow batches are widened, completed, or refused as a whole.
 """

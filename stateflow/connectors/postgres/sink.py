@@ -78,7 +78,7 @@ class PostgresSink(StagedSink):
         is_plain = upsert == UpsertSettings(()) and undo is None
         if (mode == _UPSERT) != bool(upsert.keys) or (mode == _APPEND and not is_plain):
             raise JobDefinitionError(
-                "mode and key of a PostgreSQL sink do not fit",
+                "the arguments of a PostgreSQL sink do not match its mode",
                 hint='keys, order_by, deletes and undo belong to mode="upsert", which needs keys',
                 mode=mode,
                 keys=list(upsert.keys),

@@ -136,9 +136,9 @@ class PostgresTable(StagedTable):
         return version
 
     def _is_current(self, connection: Connection) -> bool:
-        """Locks the table and the token, and returns whether they are those of the handle."""
+        """Locks the table and the token, and returns whether both are as the handle read them."""
         lock_table(connection, self._settings.name, excludes_writers=self._settings.undo is not None)
-        # By its name, which may be that of another table now.
+        # By its name, which may belong to another table now.
         relation = read_relation(connection, self._settings.name)
         if relation is None or relation.oid != self._relation.oid:
             return False
@@ -219,7 +219,7 @@ def check_table(settings: PostgresSettings, schema: RowSchema) -> tuple[Relation
         raise JobDefinitionError("a table needs at least one column", row_class=schema.row_class.__name__)
     if cut := [name for name in schema.names if len(name.encode()) > LONGEST_NAME]:
         raise JobDefinitionError(
-            "a column has a longer name than PostgreSQL keeps",
+            "the name of a column is longer than PostgreSQL permits",
             hint="use a shorter name",
             columns=cut,
             limit=LONGEST_NAME,
@@ -796,7 +796,7 @@ class Relation:
         persistence: ``p`` if it survives a crash of the server.
         has_rules: whether statements are rewritten.
         hides_rows: whether row security applies to the sink's user.
-        privileges: those of the sink's user.
+        privileges: of the sink's user.
         columns: in order.
         unique: the columns of each index that permits upserts.
     """

@@ -78,7 +78,7 @@ class PostgresSettings:
         undo: how long rows are kept that were replaced or deleted; None if a rewind is refused.
         timeout: the longest time of a transaction.
         conninfo: how to connect, without a password. Tasks have none.
-        password: of the user; by default that of the environment or of the password file.
+        password: of the user; by default from the environment or the password file.
     """
 
     name: TableName

@@ -170,7 +170,7 @@ def _translated(error: psycopg.Error, settings: PostgresSettings) -> StateflowEr
             **named,
         )
     return SinkRefused(
-        "a statement of the sink was refused by PostgreSQL",
+        "PostgreSQL refused a statement of the sink",
         hint="correct the table, its constraints or privileges; the next run publishes the same rows again",
         **named,
     )
@@ -253,7 +253,7 @@ _OTHERS = sql.SQL(
 
 @dataclass(frozen=True)
 class Position:
-    """What the token table has of a sink.
+    """The row of a sink in the token table.
 
     Attributes:
         table_id: id of the table; empty if no sink has prepared it.
@@ -364,7 +364,7 @@ def own_tables_exist(connection: Connection, settings: PostgresSettings, oid: in
     for name, columns, owner, differences in found:
         if differences or tuple(columns) != _COLUMNS[name]:
             raise SinkRefused(
-                "a table of a PostgreSQL sink is not as the sink creates it, and may run another role's code",
+                "a table of a PostgreSQL sink differs from its definition, and may run another role's code",
                 hint=f"look at it, and drop it if you do not know it; let the sink's role create and own {name}",
                 table=settings.location,
                 found=f"{settings.name.schema}.{name}",
