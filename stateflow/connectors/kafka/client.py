@@ -24,7 +24,7 @@ import msgspec
 
 from stateflow import failpoints
 from stateflow.clock import SystemClock, epoch_milliseconds
-from stateflow.connectors.kafka.formats import Record
+from stateflow.connectors.kafka.formats import KafkaRecord
 from stateflow.errors import (
     ConfigError,
     EnvironmentUnsupported,
@@ -562,7 +562,7 @@ class Transactions:
         self,
         seen: int | None,
         token: int,
-        records: Iterable[Record] = (),
+        records: Iterable[KafkaRecord] = (),
         *,
         successor: str = _NO_SUCCESSOR,
         before: str = _NO_SUCCESSOR,
@@ -606,7 +606,7 @@ class Transactions:
                 self._producer = None
             return is_committed
 
-    def _written(self, records: Iterable[Record], token: int, successor: str) -> Callable[[Producer], None]:
+    def _written(self, records: Iterable[KafkaRecord], token: int, successor: str) -> Callable[[Producer], None]:
         """Returns what writes the records and the token within a transaction."""
 
         def write(producer: Producer) -> None:
@@ -642,7 +642,7 @@ class Transactions:
         failpoints.hit("transaction.committed")
         return is_committed
 
-    def _write(self, producer: Producer, records: Iterable[Record]) -> None:
+    def _write(self, producer: Producer, records: Iterable[KafkaRecord]) -> None:
         # Without callbacks: the client could call one while the exception of a fatal error is raised. A record that
         # cannot be delivered fails the transaction.
         for number, record in enumerate(records):
@@ -652,7 +652,7 @@ class Transactions:
         while len(producer):
             producer.flush(1)
 
-    def _produce(self, producer: Producer, record: Record) -> None:
+    def _produce(self, producer: Producer, record: KafkaRecord) -> None:
         from confluent_kafka import KafkaException
 
         while True:

@@ -25,8 +25,7 @@ from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
 from stateflow.errors import DataError, JobDefinitionError, StateflowError
 from stateflow.types.columns.conversion import NULL, misfit_of
 from stateflow.types.columns.row_kind import RETRACTIONS
-from stateflow.types.columns.shapes import Entries, Items, Leaf, Shape, without_classes
-from stateflow.types.columns.shapes import Record as RecordShape
+from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape, without_classes
 from stateflow.types.spark_sql import literal, quoted
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ def _nulls(shape: Shape, expression: str, path: str, depth: int = 0) -> Iterator
         return
     item = f"_sf_item{depth}"
     parts: list[tuple[Shape, str, str]] = []
-    if isinstance(shape, RecordShape):
+    if isinstance(shape, Record):
         for name, part in zip(shape.names, shape.fields, strict=True):
             for condition, inner in _nulls(part, f"{expression}.{quoted(name)}", f"{path}.{name}", depth):
                 yield f"({expression} IS NOT NULL AND {condition})", inner
@@ -203,7 +202,7 @@ _TEXT = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 Headers = list[tuple[str, str | bytes | None]]
 
 
-class Record(msgspec.Struct, frozen=True):
+class KafkaRecord(msgspec.Struct, frozen=True):
     """A record to write.
 
     Attributes:
@@ -273,7 +272,7 @@ class RecordLayout:
                 )
             _check_type(schema.column(values[0]), ("binary", "string"), "bytes or str")
 
-    def records(self, rows: pa.RecordBatch) -> Iterator[Record]:
+    def records(self, rows: pa.RecordBatch) -> Iterator[KafkaRecord]:
         """Yields the record of each row.
 
         Raises:
@@ -288,7 +287,7 @@ class RecordLayout:
         deleted = self._deleted(rows)
         for number, timestamp in enumerate(self._timestamps(rows)):
             value = None if number in deleted else values(number)
-            yield Record(topics(number), keys(number), value, headers(number), timestamp)
+            yield KafkaRecord(topics(number), keys(number), value, headers(number), timestamp)
 
     def _value_columns(self, names: Sequence[str]) -> tuple[str, ...]:
         metadata = {self.topic_column, self.headers, self.row_kind}

@@ -15,7 +15,7 @@ from stateflow.api.changelog import Changelog
 from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, Successor, TableChanges
 from stateflow.connectors.connector_errors import check_choice
 from stateflow.connectors.kafka.client import Connection, KafkaSecurity, Transactions, check_brokers, find_writers
-from stateflow.connectors.kafka.formats import JSON, RAW, Record, RecordLayout, Value
+from stateflow.connectors.kafka.formats import JSON, RAW, KafkaRecord, RecordLayout, Value
 from stateflow.connectors.staged_output import StagedSink, StagedTable, as_declared
 from stateflow.connectors.upserts import UpsertSettings, winning_rows
 from stateflow.errors import EnvironmentUnsupported, JobDefinitionError, SinkDiverged, SinkRefused
@@ -344,7 +344,7 @@ class KafkaTable(StagedTable):
                 return None
         return self.rewind(None, token)
 
-    def _records(self, committables: list[Committable]) -> Generator[Record, None, None]:
+    def _records(self, committables: list[Committable]) -> Generator[KafkaRecord, None, None]:
         batches = self.staged_rows(committables)
         if self._cancels is not None:
             # In memory: a row and the one that retracts it may be the first and the last of the checkpoint.
