@@ -19,7 +19,7 @@ from stateflow.config.settings import Settings
 from stateflow.config.sources import SettingsLayer, resolve
 from stateflow.errors import EnvironmentUnsupported, JobDefinitionError, StateflowError
 from stateflow.helpers import check_name
-from stateflow.runtime.user_code import innermost, naming_job_line
+from stateflow.runtime.user_code import add_job_line, find_user_line
 from stateflow.types.key_groups import check_max_parallelism
 
 if TYPE_CHECKING:
@@ -247,14 +247,14 @@ def declare(build: Build, name: str, layers: tuple[SettingsLayer, ...]) -> tuple
             "build must take the environment", hint="define def build(env)", found=f"build{inspect.signature(build)}"
         )
     try:
-        with naming_job_line():
+        with add_job_line():
             build(env)
     except StateflowError:
         raise
     # A job file that ends the process would choose the exit code, such as the one of a fenced run.
     except (Exception, SystemExit) as e:
         raise JobDefinitionError(
-            f"build raised {type(e).__name__}: {e}", hint="fix the job file", where=innermost(e)
+            f"build raised {type(e).__name__}: {e}", hint="fix the job file", where=find_user_line(e)
         ) from e
     settings = resolve({"name": name}, env.defaults, *layers)
     check_name("the job's name", settings.name)

@@ -13,7 +13,7 @@ from stateflow.api.graph import Graph
 from stateflow.api.source import LocalSource, Source
 from stateflow.checkpoint.history import record_failed_start
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.clock import Clock, SystemClock
+from stateflow.clock import SystemClock
 from stateflow.config.settings import Settings
 from stateflow.config.sources import SettingsLayer, resolve
 from stateflow.environment import StreamExecutionEnvironment, declare
@@ -45,7 +45,7 @@ from stateflow.runtime.preflight import (
 from stateflow.runtime.restart_strategy import restart_strategy, with_restarts
 from stateflow.runtime.restore.new_job_root import InitialSavepoint, NewJobRoot, create_job_root
 from stateflow.runtime.watermarks import Waiting, waiting_for_others
-from stateflow.storage import Storage, open_storage
+from stateflow.storage import open_storage
 
 IDLE = "idle"
 """`RunResult.stopped_because` of a start that had nothing to do."""
@@ -306,7 +306,7 @@ def _run_job(request: RunRequest) -> RunResult:
     # Spark takes long to start, so a run on Spark first makes the checks that the claim makes again.
     check_start(start, [Needs.NOTHING, Needs.ROOT] if start.on_spark else [Needs.NOTHING])
     with telemetry(start.settings.telemetry, start.settings.name) as recorder:
-        runs = _Runs(start, _Services(start.storage, clock, recorder), request)
+        runs = _Runs(start, request, recorder)
         run_once = _run_on_spark(runs) if start.on_spark else _run_locally(runs)
         reached = with_restarts(run_once, restart_strategy(start.settings.restart, clock.random), clock)
         return runs.result(reached, clock.monotonic() - began)
@@ -356,23 +356,14 @@ def start_spark(start: StartContext) -> tuple[StartContext, dict[str, Source]]:
     return with_session(start, spark, list(sources.values())), sources
 
 
-@dataclass(frozen=True)
-class _Services:
-    """Storage, clock and metrics of a run."""
-
-    storage: Storage
-    clock: Clock
-    recorder: Recorder
-
-
 class _Runs:
-    """The runs of a launch: the first one and its restarts, with their shared services and the sums over all."""
+    """The runs of a launch: the first one and its restarts, with their shared metrics and the sums over all."""
 
-    def __init__(self, start: StartContext, services: _Services, request: RunRequest) -> None:
+    def __init__(self, start: StartContext, request: RunRequest, recorder: Recorder) -> None:
         self.planned = start
         self.request = request
-        self.bounds = RunBounds(start.settings.run, services.clock)
-        self._services = services
+        self.bounds = RunBounds(start.settings.run, start.clock)
+        self._recorder = recorder
         self._totals = RunTotals()
         self._started_from: tuple[int, str] | None = None
         self._restarts = 0
@@ -384,25 +375,22 @@ class _Runs:
         Args:
             number: 0 for the first run, then the number of the restart.
         """
-        request, services = self.request, self._services
+        request, start = self.request, self.planned
+        assert start.storage is not None
         self._restarts = number
         request.on_step("restoring the newest checkpoint")
         job = create_or_open_job(
-            self.planned.graph,
-            self.planned.settings,
-            services.storage,
-            services.clock,
-            shares_tables=request.shares_tables,
+            start.graph, start.settings, start.storage, start.clock, shares_tables=request.shares_tables
         )
-        if number == 0 and (timeout := self.planned.settings.run.take_over) is not None:
+        if number == 0 and (timeout := start.settings.run.take_over) is not None:
             if active_generation(job.root):
                 request.on_step("preparing the first batch")
                 executor.warm_up(job.plan)
             request.on_step("waiting for the active run to end with a checkpoint")
             end_active_run(job.root, timeout, request.note)
-        self._run = run = JobRun(replace(job, recorder=services.recorder), executor, self._totals)
+        self._run = run = JobRun(replace(job, recorder=self._recorder), executor, self._totals)
         if number:
-            services.recorder.count("num_restarts")
+            self._recorder.count("num_restarts")
         run.start(f"{request.note}; restart {number}".removeprefix("; ") if number else request.note)
         if self._started_from is None:
             self._started_from = run.restored.checkpoint_id, run.start_label
@@ -422,7 +410,7 @@ class _Runs:
 
     def start_spark(self) -> tuple[StartContext, dict[str, Source]]:
         """Starts Spark as `start_spark` does, makes the checks that need it, and reports the progress."""
-        report, now = self.request.on_step, self._services.clock.monotonic
+        report, now = self.request.on_step, self.planned.clock.monotonic
         began = now()
         report("starting Spark")
         with call_periodically(

@@ -26,7 +26,7 @@ from stateflow.helpers import did_you_mean
 from stateflow.query.snapshot import Snapshot
 from stateflow.query.state_table import TIMERS, KeyedTable, OperatorTable, key_fields
 from stateflow.query.value_types import Refused, accepts_local_datetimes
-from stateflow.runtime.user_code import innermost
+from stateflow.runtime.user_code import find_user_line
 from stateflow.state.backends.entry_stream import GROUP_BYTES, EntryColumns
 from stateflow.state.handles import Base, OperatorContent, StateSchema, SubtaskState
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
@@ -129,7 +129,7 @@ class StateTransformation:
             raise UserCodeError(
                 f"a transformation raised {type(e).__name__}: {e}",
                 hint="fix the function; the savepoint is unchanged",
-                where=innermost(e),
+                where=find_user_line(e),
             ) from e
         if not isinstance(found, pa.RecordBatch):
             raise SchemaMismatch(

@@ -16,7 +16,7 @@ from stateflow.config.settings import SourceSettings
 from stateflow.errors import BatchFailed, ConfigError, CorruptFile, InputLost, StateflowError
 from stateflow.runtime.job import Job
 from stateflow.runtime.local_run import split_times
-from stateflow.runtime.user_code import innermost
+from stateflow.runtime.user_code import find_user_line
 
 _SHOWN = 20
 """Checkpoints that an error names."""
@@ -285,7 +285,7 @@ class LocalInput:
                 hint="check whether it still has the rows of the batch",
                 source=uid,
                 reason=f"{type(e).__name__}: {e}"[:500],
-                where=innermost(e),
+                where=find_user_line(e),
             ) from e
         if found is None:
             raise input_lost(uid, ["reading again did not return the position after the batch"], batch)

@@ -38,7 +38,7 @@ from stateflow.helpers import did_you_mean, import_hint, line_of_user
 from stateflow.runtime.job import Job
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.publisher import BoundSink
-from stateflow.runtime.user_code import naming_job_line
+from stateflow.runtime.user_code import add_job_line
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT, LOG
 
@@ -77,7 +77,7 @@ def load_file(path: Path, what: str) -> ModuleType:
             f"the name of the {what} is not a Python identifier", hint="use letters, digits and _", path=str(path)
         )
     try:
-        with naming_job_line():
+        with add_job_line():
             return job_modules.load(path)
     except StateflowError:
         raise

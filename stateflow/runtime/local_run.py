@@ -71,7 +71,7 @@ from stateflow.runtime.task_spec import (
     Numbers,
     output_prefix,
 )
-from stateflow.runtime.user_code import innermost
+from stateflow.runtime.user_code import find_user_line
 from stateflow.runtime.watermarks import NO_TIME
 from stateflow.types.columns.conversion import stored_scalar, to_column
 from stateflow.types.key_groups import key_hash
@@ -498,5 +498,5 @@ def _slice(uid: str, source: LocalSource, position: str | None, limits: SourceSe
             hint="a new run continues from the last checkpoint; if that fails as well, fix the source",
             source=uid,
             reason=f"{type(e).__name__}: {e}"[:500],
-            where=innermost(e),
+            where=find_user_line(e),
         ) from e

@@ -213,7 +213,9 @@ def test_a_source_log_with_files_in_other_folders_is_refused(uri: str) -> None:
         relocate_log(_log(uri), "0/1", _MOVE)
 
 
-@pytest.mark.parametrize("line", [b"{", b"{}", b'{"path": 3, "timestamp": 1}', b'{"path": "file:///a"}'])
+@pytest.mark.parametrize(
+    "line", [b"{", b"{}", b'{"path": 3, "timestamp": 1, "batchId": 0}', b'{"path": "file:///a", "timestamp": 1}']
+)
 def test_a_source_log_that_spark_cannot_have_written_is_corrupt(line: bytes) -> None:
     with raises(CorruptFile, file="0/1"):
         relocate_log(b"v1\n" + line, "0/1", _MOVE)

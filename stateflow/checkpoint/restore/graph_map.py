@@ -393,7 +393,7 @@ def _destinations(uid: str, job: JobGraph, given: GraphMap, dropped: set[str]) -
     return (uid,) if uid in job.operators and uid not in dropped else ()
 
 
-def _place(uid: str, item: StateItem, to: tuple[str, ...], job: JobGraph, given: GraphMap) -> tuple[str, str] | None:
+def _place(uid: str, item: StateItem, to: tuple[str, ...], job: JobGraph, given: GraphMap) -> StateRef | None:
     """Returns the operator and name under which a state is restored; None if no operator gets it."""
     mapped = given.states.get((uid, item.name))
     if mapped is not None:
@@ -422,7 +422,7 @@ def _place(uid: str, item: StateItem, to: tuple[str, ...], job: JobGraph, given:
     return (takers[0], item.name) if takers else None
 
 
-def _check_declared(uid: str, item: StateItem, place: tuple[str, str], job: JobGraph) -> None:
+def _check_declared(uid: str, item: StateItem, place: StateRef, job: JobGraph) -> None:
     """Raises ConfigError for a state that its new operator does not declare.
 
     Operator state may be a broadcast state, which may be declared only when a row arrives.
@@ -440,7 +440,7 @@ def _check_declared(uid: str, item: StateItem, place: tuple[str, str], job: JobG
     )
 
 
-def _move(uid: str, item: StateItem, place: tuple[str, str]) -> StateMove:
+def _move(uid: str, item: StateItem, place: StateRef) -> StateMove:
     return StateMove(kind=item.kind, old=uid, old_state=item.name, new=place[0], new_state=place[1])
 
 

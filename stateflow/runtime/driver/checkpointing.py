@@ -34,6 +34,8 @@ from stateflow.state.handles import Committable, FileHandle
 from stateflow.state.host_cache import check_content
 from stateflow.storage.paths import data_prefixes
 
+log = logging.getLogger(__name__)
+
 _KEEP_ALIVE_SECONDS = 20
 
 
@@ -162,7 +164,7 @@ class CheckpointPipeline:
                 self._submitted.popleft()
         self.check()
 
-    def _on_finished(self, finished: FinishedCheckpoint) -> None:
+    def _on_finished(self, finished: _FinishedCheckpoint) -> None:
         if finished.error is None:
             self._coordinator.completed(finished.ordinal, finished.at)
             return
@@ -174,11 +176,8 @@ class CheckpointPipeline:
         self._run.job.recorder.gauge("number_of_in_progress_checkpoints", len(self._coordinator.pending))
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
-class FinishedCheckpoint:
+class _FinishedCheckpoint:
     """How a checkpoint ended.
 
     Attributes:
@@ -217,7 +216,7 @@ class CheckpointCommitter:
         self._uploads = uploads
         self._aborted = PendingCheckpoint()
         self.head = head
-        self.finished: deque[FinishedCheckpoint] = deque()
+        self.finished: deque[_FinishedCheckpoint] = deque()
         self.failure: Exception | None = None
 
     @property
@@ -250,7 +249,7 @@ class CheckpointCommitter:
         try:
             with span(CHECKPOINT, job=self._run.job.root.job.job, generation=generation, ordinal=pending.ordinal):
                 self.complete(pending)
-        except UploadsCancelled:
+        except _UploadsCancelled:
             log.info("the checkpoint of barrier %d is cancelled because the run ends", pending.ordinal)
         except Exception as e:
             self.failure = e
@@ -263,13 +262,13 @@ class CheckpointCommitter:
             StateflowError: the COMMIT or the publication failed; no later checkpoint may follow.
         """
         pending = self.take_aborted(pending)
-        stages = Stages(self._run.now)
+        stages = _Stages(self._run.now)
         try:
             if self._settings.asynchronous:
                 self._uploads.wait(pending)
             failpoints.hit("commit.stored")
             stages.async_ms = stages.lap(self._run.now)
-            record = new_record(self._run, self.head, pending, stages.async_ms)
+            record = _new_record(self._run, self.head, pending, stages.async_ms)
             handle = self._write_manifest(pending, record)
             output = self._store_output(pending)
         except (StorageError, BatchFailed) as e:
@@ -280,13 +279,13 @@ class CheckpointCommitter:
         stages.commit_ms = stages.lap(self._run.now)
         self._publish()
         stages.publish_ms = stages.lap(self._run.now)
-        self.finished.append(FinishedCheckpoint(pending.ordinal, self._run.now))
+        self.finished.append(_FinishedCheckpoint(pending.ordinal, self._run.now))
         self._record(
             replace(
                 record,
                 checkpoint_id=self.head.checkpoint_id,
                 committed_at=self._run.timestamp,
-                duration_ms=duration_ms(self._run, pending),
+                duration_ms=_duration_ms(self._run, pending),
                 commit_ms=stages.commit_ms,
                 publish_ms=stages.publish_ms,
                 manifest_bytes=handle.size,
@@ -306,13 +305,13 @@ class CheckpointCommitter:
         """Returns the output as the COMMIT names it; stores what is too large for a log entry."""
         return self._run.job.root.outputs.store(pending.folder, f"output-{pending.tries + 1}", pending.output)
 
-    def _abort(self, pending: PendingCheckpoint, stages: Stages, error: StateflowError) -> None:
+    def _abort(self, pending: PendingCheckpoint, stages: _Stages, error: StateflowError) -> None:
         log.warning("the checkpoint of barrier %d is aborted: %s", pending.ordinal, error)
         self._aborted = pending
-        record = new_record(self._run, self.head, pending, stages.async_ms)
+        record = _new_record(self._run, self.head, pending, stages.async_ms)
         before = self.head.checkpoint_id
         self._maintenance.add_record(replace(record, checkpoint_id=before, status=ABORTED, failure=error.sentence))
-        self.finished.append(FinishedCheckpoint(pending.ordinal, self._run.now, error))
+        self.finished.append(_FinishedCheckpoint(pending.ordinal, self._run.now, error))
         # Last: a reader of this metric may continue at once with the next batch.
         self._run.job.recorder.count("number_of_failed_checkpoints")
 
@@ -531,7 +530,7 @@ _NAMED = 3
 """Missing files that an error names."""
 
 
-class UploadsCancelled(Exception):
+class _UploadsCancelled(Exception):
     """The run ends with an error, so its uncommitted checkpoints are no longer needed."""
 
 
@@ -562,7 +561,7 @@ class UploadWaiter:
             BatchFailed: a file was not stored within ``checkpoints.timeout``.
             Fenced: a newer run has claimed the job.
             CorruptFile: a stored file has another size or hash.
-            UploadsCancelled: `cancel` was called.
+            _UploadsCancelled: `cancel` was called.
         """
         handles = files_of(pending.document)
         missing = [handle for handle in handles if handle.key not in self._stored]
@@ -577,7 +576,7 @@ class UploadWaiter:
                 # A newer run collects files that this one has stored and not committed; they would never be complete.
                 self._run.guard.check()
             if self._cancelled.wait(delay):
-                raise UploadsCancelled
+                raise _UploadsCancelled
             delay = min(longest, 2 * delay)
         self._stored = {handle.key for handle in handles}
 
@@ -600,7 +599,7 @@ def _overdue(pending: PendingCheckpoint, missing: list[FileHandle]) -> BatchFail
 
 
 @dataclass
-class Stages:
+class _Stages:
     """Durations of the stages of a checkpoint that follow its barrier, in milliseconds.
 
     Attributes:
@@ -621,7 +620,7 @@ class Stages:
         return round(took, 3)
 
 
-def new_record(run: RunContext, head: Head, pending: PendingCheckpoint, async_ms: float) -> CheckpointRecord:
+def _new_record(run: RunContext, head: Head, pending: PendingCheckpoint, async_ms: float) -> CheckpointRecord:
     """Returns the record of a checkpoint before its COMMIT, without the id that the COMMIT assigns.
 
     Args:
@@ -637,7 +636,7 @@ def new_record(run: RunContext, head: Head, pending: PendingCheckpoint, async_ms
         ordinal=manifest.ordinal,
         run=head.entry.runs,
         committed_at=run.timestamp,
-        duration_ms=duration_ms(run, pending),
+        duration_ms=_duration_ms(run, pending),
         increment_bytes=manifest.increment_bytes,
         compaction_bytes=manifest.compaction_bytes,
         full_bytes=manifest.full_bytes,
@@ -658,7 +657,7 @@ def new_record(run: RunContext, head: Head, pending: PendingCheckpoint, async_ms
     )
 
 
-def duration_ms(run: RunContext, pending: PendingCheckpoint) -> float:
+def _duration_ms(run: RunContext, pending: PendingCheckpoint) -> float:
     """Returns how long a checkpoint has taken so far, its batches included, in milliseconds."""
     return round((pending.seconds + run.now - pending.triggered_at) * 1000, 1)
 

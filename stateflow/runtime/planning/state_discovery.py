@@ -20,7 +20,7 @@ from stateflow.api.functions.connected import KeyedBroadcastProcessFunction
 from stateflow.api.functions.process import KeyedFunction, RuntimeContext, TaskInfo
 from stateflow.errors import StateError, StateflowError, UserCodeError
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.user_code import innermost
+from stateflow.runtime.user_code import find_user_line
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import OperatorContent, StateSchema
 from stateflow.state.kinds.keyed_state import KeyedState
@@ -161,7 +161,7 @@ def user_errors(uid: str) -> Iterator[None]:
             f"open of an operator raised {type(e).__name__}: {e}",
             hint="a start calls open on a copy of the function to discover its states; fix the function",
             operator=uid,
-            where=innermost(e),
+            where=find_user_line(e),
         ) from e
 
 

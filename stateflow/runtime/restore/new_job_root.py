@@ -298,7 +298,7 @@ def create_job_root(new: NewJobRoot, initial: InitialSavepoint) -> None:
     _check_origin(root.job, stored.document, initial, new.storage)
     failpoints.hit("begin.created")
     try:
-        _import_savepoint(root, stored, graph, tables, _Cause(new.note, started, initial.claim_mode))
+        _import_savepoint(root, stored, graph, tables, note=new.note, started=started, claim_mode=initial.claim_mode)
     except StateflowError:
         # A run that started concurrently may have created the root first, and collects files that are not its own.
         if root.log.read_head() is None:
@@ -424,22 +424,27 @@ def _format(new: NewJobRoot, stored: StoredSavepoint, manifest: Manifest) -> Job
     )
 
 
-@dataclass(frozen=True)
-class _Cause:
-    """Facts for the history record: the reason, the start of the creation in monotonic seconds, and the claim mode."""
-
-    note: str
-    started: float
-    claim_mode: ClaimMode
-
-
 def _import_savepoint(
-    root: JobRoot, stored: StoredSavepoint, graph: ChangedGraph, tables: dict[str, SinkIntent], cause: _Cause
+    root: JobRoot,
+    stored: StoredSavepoint,
+    graph: ChangedGraph,
+    tables: dict[str, SinkIntent],
+    *,
+    note: str,
+    started: float,
+    claim_mode: ClaimMode,
 ) -> None:
+    """Imports the savepoint into the new root, and adopts it.
+
+    Args:
+        note: reason for the history.
+        started: when the creation began, in seconds of the monotonic clock.
+        claim_mode: who owns the savepoint afterwards.
+    """
     document, manifest = stored.document, graph.manifest
     label = f"savepoint {document.name} (checkpoint {document.checkpoint_id}) of {document.job}"
     claimed = None
-    if cause.claim_mode is ClaimMode.CLAIM:
+    if claim_mode is ClaimMode.CLAIM:
         claimed = take_over(root, stored, 0, root.requester)
     else:
         undo_claim(root, stored)
@@ -455,8 +460,8 @@ def _import_savepoint(
             kind="fork",
             at=root.clock.now().isoformat(timespec="milliseconds"),
             by=root.requester,
-            reason=cause.note,
-            took_ms=round((root.clock.monotonic() - cause.started) * 1000, 1),
+            reason=note,
+            took_ms=round((root.clock.monotonic() - started) * 1000, 1),
             bytes=manifest.full_bytes,
             facts={
                 "of": document.id,
@@ -464,7 +469,7 @@ def _import_savepoint(
                 "shadow": "False",
                 "parent_job": f"{document.job} {document.job_uuid}",
                 "savepoint_path": stored.uri,
-                **({"claim_mode": cause.claim_mode.value} if claimed else {}),
+                **({"claim_mode": claim_mode.value} if claimed else {}),
             },
         ),
         MADE,
@@ -473,5 +478,5 @@ def _import_savepoint(
     adoption = Adoption(
         upto=0, manifest=handle, sources=manifest.sources, savepoint=label, claimed=claimed, sinks=tables or None
     )
-    root.adopt(None, adoption, f"begins with {label}" + (f": {cause.note}" if cause.note else ""))
+    root.adopt(None, adoption, f"begins with {label}" + (f": {note}" if note else ""))
     failpoints.hit("begin.adopted")

@@ -51,12 +51,10 @@ from stateflow.storage.paths import data_folder
 from stateflow.types.decoders import MEMORY_LIMIT
 from stateflow.types.key_groups import KeyGroupRange, range_of
 
-__all__ = ["ImportTarget", "StateLocation", "import_files", "import_state"]
-
 
 @dataclass(frozen=True)
 class ImportTarget:
-    """Where state is imported.
+    """The place that state is imported to.
 
     Attributes:
         storage: the storage.
@@ -90,11 +88,12 @@ def import_state(
     """
     ordinal = 1
     into = data_folder(generation, ordinal, f"restore{root.clock.new_id()[:12]}")
+    target = ImportTarget(root.storage, root.job.max_parallelism, into)
     if location is not None:
-        manifest = import_files(ImportTarget(root.storage, root.job.max_parallelism, into), manifest, location)
+        manifest = import_files(target, manifest, location)
     if rewrites:
-        target = RewriteTarget(root.storage, into, root.job.max_parallelism, root.clock)
-        rewritten = [rewrite_operator(each, location or StateLocation(root.storage), target) for each in rewrites]
+        stored = location or StateLocation(root.storage)
+        rewritten = [rewrite_operator(each, stored, target, root.clock) for each in rewrites]
         operators = sorted((*manifest.operators, *rewritten), key=lambda operator: operator.uid)
         manifest = replace(manifest, operators=operators, full_bytes=state_bytes(operators))
     manifest = replace(manifest, spark=manifest.spark and _with_stored_logs(root, into, manifest.spark))
@@ -184,21 +183,6 @@ class StateLocation:
         return replace_keys(alone, names).operators[0]
 
 
-@dataclass(frozen=True)
-class RewriteTarget:
-    """Where rewritten state is stored.
-
-    Attributes:
-        folder: prefix of the new keys.
-        max_parallelism: number of key groups of the job.
-    """
-
-    storage: Storage
-    folder: str
-    max_parallelism: int
-    clock: Clock
-
-
 def has_raw_state(operator: OperatorState, location: StateLocation) -> bool:
     """Returns whether an operator has raw state; reads its operator state.
 
@@ -242,13 +226,13 @@ def check_no_raw_keyed(operators: Iterable[OperatorState], location: StateLocati
             )
 
 
-def rewrite_operator(rewrite: Rewrite, location: StateLocation, target: RewriteTarget) -> OperatorState:
+def rewrite_operator(rewrite: Rewrite, location: StateLocation, target: ImportTarget, clock: Clock) -> OperatorState:
     """Writes the state of one operator, and returns the operator with it.
 
     Args:
         rewrite: what it gets.
         location: where the files of its origins are.
-        target: where the new files are stored.
+        target: where the new files are stored; its folder is empty.
 
     Raises:
         MissingFile, CorruptFile: a file of an origin is missing or damaged, or its parallelism is impossible.
@@ -265,7 +249,7 @@ def rewrite_operator(rewrite: Rewrite, location: StateLocation, target: RewriteT
         )
     origins = tuple((location.operator(operator), moves) for operator, moves in rewrite.origins)
     placed = Rewrite(result, origins)
-    writer = _KeyedStateWriter(placed, location.storage, target)
+    writer = _KeyedStateWriter(placed, location.storage, target, clock)
     written = [writer.write(subtask) for subtask in range(result.parallelism)]
     result = replace(
         result,
@@ -283,10 +267,11 @@ _OpenOrigin = tuple[KeyedStateBackend, Mapping[bytes, bytes]]
 class _KeyedStateWriter:
     """Writes the keyed state and the timers of one operator, subtask by subtask."""
 
-    def __init__(self, rewrite: Rewrite, source: Storage, target: RewriteTarget) -> None:
+    def __init__(self, rewrite: Rewrite, source: Storage, target: ImportTarget, clock: Clock) -> None:
         self._rewrite = rewrite
         self._source = source
         self._target = target
+        self._clock = clock
         self._ids = [new_ids(moves) for _, moves in rewrite.origins]
         parallelism, groups = rewrite.result.parallelism, target.max_parallelism
         self._bases = [bases_of(operator, parallelism, groups) for operator, _ in rewrite.origins]
@@ -329,7 +314,7 @@ class _KeyedStateWriter:
             if not (base.parts and ids):
                 continue
             folder = scratch / str(at)
-            cache = HostCache.direct(folder / "cache", self._source, self._target.clock)
+            cache = HostCache.direct(folder / "cache", self._source, self._clock)
             location = StoreLocation(folder / "work", cache, RocksDBSettings())
             store = open_backend(location, base, StateSettings())
             stack.callback(store.close)
@@ -345,7 +330,7 @@ class _KeyedStateWriter:
                 file.write(chunk)
         if not entries.count:
             return None
-        key = f"{self._target.folder}{digest.hexdigest()}"
+        key = f"{self._target.prefix}{digest.hexdigest()}"
         self._target.storage.put_file(key, path)
         return FileHandle(key=key, size=size, sha256=digest.hexdigest())
 
@@ -398,7 +383,7 @@ def _entries(owned: KeyGroupRange, stores: list[_OpenOrigin]) -> Iterator[Entry]
             yield from ((head + key[KEY_OFFSET:], value) for key, value in stores[at][0].scan(group + old))
 
 
-def _operator_parts(rewrite: Rewrite, source: Storage, target: RewriteTarget) -> list[OperatorPart]:
+def _operator_parts(rewrite: Rewrite, source: Storage, target: ImportTarget) -> list[OperatorPart]:
     """Writes the operator state of an operator; returns its parts."""
     contents: dict[int, OperatorContent] = {}
     for origin in rewrite.origins:
@@ -441,10 +426,10 @@ def _joined(one: OperatorContent, other: OperatorContent) -> OperatorContent:
     )
 
 
-def _write_part(uid: str, subtask: int, content: OperatorContent, target: RewriteTarget) -> OperatorPart:
+def _write_part(uid: str, subtask: int, content: OperatorContent, target: ImportTarget) -> OperatorPart:
     data = msgspec.msgpack.encode(content)
     memory = StoredContent.of(data, MEMORY_LIMIT).memory
     if len(data) <= INLINE_BYTES:
         return OperatorPart(subtask=subtask, content=data, memory=memory)
-    handle = write_bytes(target.storage, f"{target.folder}{uid}-{subtask}-operator", data)
+    handle = write_bytes(target.storage, f"{target.prefix}{uid}-{subtask}-operator", data)
     return OperatorPart(subtask=subtask, handle=handle, memory=memory)

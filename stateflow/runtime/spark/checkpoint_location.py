@@ -9,11 +9,10 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import TypedDict
 from urllib.parse import unquote, urlsplit
 
 import msgspec
@@ -195,15 +194,15 @@ class SparkLocation:
         folder = self.folder / "sources" / str(source)
         wanted = range(0 if before is None else before + 1, last + 1)
         # A compacted entry has all files that were ever read; most of them need no parsing.
-        lines = [
-            line
+        files = [
+            _decode_file(line, source=source, entry=name)
             for name in _entries_of(wanted, os.listdir(folder))
             for line in _content(folder / name).splitlines()
             if line.startswith(b"{") and _may_be_of(wanted, line)
         ]
-        entries = [entry for entry in map(json.loads, lines) if int(entry["batchId"]) in wanted]
-        entries.sort(key=lambda entry: (int(entry["timestamp"]), unquote(entry["path"])))
-        return [entry["path"] for entry in entries]
+        files = [file for file in files if file.batchId in wanted]
+        files.sort(key=lambda file: (file.timestamp, unquote(file.path)))
+        return [file.path for file in files]
 
     def batch_offsets(self, batch_id: int, source: int) -> tuple[str, str]:
         """Returns the positions of a source before and after a batch; arguments as for `batch_files`."""
@@ -419,7 +418,7 @@ class _FileOffset(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _ReadFile(msgspec.Struct):
-    """A line of the log of a file source."""
+    """A line of the log of a file source, which has no other fields."""
 
     path: str
     timestamp: int
@@ -531,10 +530,7 @@ def checked_log(name: str, content: bytes, newest: int, source: QuerySource) -> 
 def _checked_entry(number: int, content: bytes, uid: str, pattern: FilePattern) -> bytes:
     facts = {"source": uid, "entry": number}
     version, *lines = content.split(b"\n")
-    try:
-        files = [_read_file.decode(line) for line in lines if line]
-    except (ValueError, RecursionError) as e:
-        raise _corrupt("an entry of Spark's source log cannot be parsed", reason=str(e), **facts) from e
+    files = [_decode_file(line, **facts) for line in lines if line]
     if version != _VERSION.encode() or any(not 0 <= file.batchId <= number for file in files):
         raise _corrupt("an entry of Spark's source log has another version, or files of later batches", **facts)
     for file in files:
@@ -546,6 +542,14 @@ def _checked_entry(number: int, content: bytes, uid: str, pattern: FilePattern) 
                 **facts,
             )
     return b"\n".join([version, *map(msgspec.json.encode, files)])
+
+
+def _decode_file(line: bytes, **facts: object) -> _ReadFile:
+    """Returns a line of the log of a file source; raises CorruptFile with these facts if it is not one."""
+    try:
+        return _read_file.decode(line)
+    except (ValueError, RecursionError) as e:
+        raise _corrupt("an entry of Spark's source log cannot be parsed", reason=str(e), **facts) from e
 
 
 def _file_line(line: str, source: QuerySource) -> str:
@@ -582,13 +586,6 @@ def _python_pattern(part: str) -> str:
 
 def _parts(pattern: str) -> list[str]:
     return [part for part in pattern.split("/") if part]
-
-
-class _LogEntry(TypedDict):
-    """The fields of an entry that stateflow reads."""
-
-    path: str
-    timestamp: int
 
 
 @dataclass(frozen=True)
@@ -639,7 +636,8 @@ def local_path(uri: str) -> PurePosixPath:
 
 def logged_files(log: bytes, name: str) -> list[LoggedFile]:
     """Returns the files of one entry of the source's log. Raises CorruptFile when it cannot be parsed."""
-    return [LoggedFile(local_path(e["path"]), int(e["timestamp"])) for e in _entries(log, name)]
+    files = (_decode_file(line, file=name) for line in log.split(b"\n") if line.startswith(b"{"))
+    return [LoggedFile(local_path(file.path), file.timestamp) for file in files]
 
 
 def relocate_log(log: bytes, name: str, move: FolderMove) -> bytes:
@@ -652,17 +650,17 @@ def relocate_log(log: bytes, name: str, move: FolderMove) -> bytes:
     lines = log.split(b"\n")
     for number, line in enumerate(lines):
         if line.startswith(b"{"):
-            entry = _parsed(line, name)
+            file = _decode_file(line, file=name)
             try:
-                entry["path"] = move.uri(entry["path"])
+                moved = move.uri(file.path)
             except ValueError as e:
                 raise ConfigError(
                     "the source has read a file outside of the moved folder",
                     hint="relocate a folder that contains all of its files",
-                    file=entry["path"],
+                    file=file.path,
                     folder=str(move.old),
                 ) from e
-            lines[number] = json.dumps(entry, separators=(",", ":"), ensure_ascii=False).encode()
+            lines[number] = msgspec.json.encode(msgspec.structs.replace(file, path=moved))
     return b"\n".join(lines)
 
 
@@ -680,16 +678,3 @@ def relocate_description(description: str, old: str, new: str) -> str | None:
     if not rest.startswith(folder) or (below and not below.startswith("/")):
         return None
     return f"{head}:{new.rstrip('/')}{below}]"
-
-
-def _entries(log: bytes, name: str) -> Iterator[_LogEntry]:
-    yield from (_parsed(line, name) for line in log.split(b"\n") if line.startswith(b"{"))
-
-
-def _parsed(line: bytes, name: str) -> _LogEntry:
-    try:
-        entry: _LogEntry = json.loads(line)
-        entry["path"].split, int(entry["timestamp"])
-    except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError) as e:
-        raise CorruptFile("an entry of Spark's source log cannot be parsed", file=name) from e
-    return entry

@@ -405,7 +405,7 @@ def check_transforms(spark: SparkSession, plan: JobPlan) -> None:
             except UserCodeError as e:
                 if _READ_MARK not in str(e.__cause__):
                     raise
-                raise _refusal(_READ, str(e.facts["transform"])) from e
+                raise _refusal(*_READ, str(e.facts["transform"])) from e
 
 
 def _unread_frame(spark: SparkSession, schema: RowSchema) -> DataFrame:
@@ -422,11 +422,11 @@ def _check_stateless(node: TransformNode, frame: DataFrame) -> None:
     walk = _PlanWalk(lambda plan: _kind(plan) == "Range" and plan.start() == _STREAM)
     reads_stream = walk.reads_stream(_analyzed(frame))
     if walk.refused or not reads_stream:
-        raise _refusal(walk.refused[0] if walk.refused else _UNSEEN, describe_function(node.function))
+        operation, instead = walk.refused[0] if walk.refused else _UNSEEN
+        raise _refusal(operation, instead, describe_function(node.function))
 
 
-def _refusal(refused: tuple[str, str], transform: str) -> JobDefinitionError:
-    operation, instead = refused
+def _refusal(operation: str, instead: str, transform: str) -> JobDefinitionError:
     return JobDefinitionError(
         f"a transform gets the rows of one batch, so it cannot {operation} the rows of a stream",
         hint=f"use {instead}. Static tables may be aggregated, and be joined with the stream",

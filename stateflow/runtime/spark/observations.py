@@ -131,7 +131,7 @@ class Observations:
         uid = self._uid(node)
         if uid not in self._uids:
             return None
-        return partial(_observe, self._accumulator, (self._attempt, uid, _TIME), node.strategy.column)
+        return partial(_observe, self._accumulator, self._attempt, uid, node.strategy.column)
 
     def collect(self, frame: DataFrame) -> list[Row]:
         """Runs `frame`; returns its rows, and keeps what was observed in the frames that it contains."""
@@ -191,7 +191,8 @@ def _count(accumulator: Accumulator[_Seen], attempt: int, uid: str, partition: i
     accumulator.add({(attempt, uid, partition): rows})
 
 
-def _observe(accumulator: Accumulator[_Seen], key: tuple[int, str, int], column: str, batches: Batches) -> Batches:
+def _observe(accumulator: Accumulator[_Seen], attempt: int, uid: str, column: str, batches: Batches) -> Batches:
+    key = attempt, uid, _TIME
     # A partition without rows shows that the function has run.
     accumulator.add({key: NO_TIME})
     for batch in batches:

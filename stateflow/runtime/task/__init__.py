@@ -5,7 +5,7 @@ input_reader: rows by key and time, as operators read them
 keyed_operator: calls a keyed function row by row, and its timers
 vector_operator: calls a vectorized function with all rows of a key or window
 join_operators: joins two inputs
-operator_runtime: context, state and emitters of an operator's function
+operator_runtime: context, state and errors of an operator's function
 stateless_functions: functions without keyed state
 outputs: the rows and barriers that a task emits
 store_cache: the state of a subtask, and the stores that a worker keeps open

@@ -42,7 +42,7 @@ class JoinOperator(VectorOperator):
         self._join = spec.function
         self._output = spec.emits
         # Of each row: a batch has rows of many keys, and the time of one must not keep the rows of another.
-        self._inputs = JoinedInputs(spec, has_times=self._expires_by_rows)
+        self._inputs = _JoinedInputs(spec, has_times=self._expires_by_rows)
 
     def process_inputs(self, order: Numbers, columns: Sequence[pa.Array], inputs: Numbers) -> Emitted:
         """Processes sorted rows of one phase; yields the phase and the rows of the pairs.
@@ -77,7 +77,7 @@ class WindowJoinOperator(WindowVectorOperator):
         super().__init__(spec, info, backend, limits, index)
         assert isinstance(spec.function, TimedColumnJoin)
         self._join = spec.function
-        self._inputs = JoinedInputs(spec, has_times=True)
+        self._inputs = _JoinedInputs(spec, has_times=True)
         if not self._join.has_windows:
             self._timers = self._state.window_timers(self._groups, index, len(VOID_NAMESPACE))
 
@@ -118,7 +118,7 @@ class WindowJoinOperator(WindowVectorOperator):
                 late = [(phase, rows) for phase, call in calls for rows in call.side.pop(tag.name, [])]
                 yield tag.name, given.schema, late
 
-    def _times_of(self, rows: JoinedRows, times: Numbers, origins: Numbers | None) -> BatchTimes:
+    def _times_of(self, rows: _JoinedRows, times: Numbers, origins: Numbers | None) -> BatchTimes:
         watermark = NO_WATERMARK if self._watermark is None else self._watermark
         reached = np.full(len(rows.starts), watermark)
         if self._spec.source_times and origins is not None:
@@ -138,7 +138,7 @@ class WindowJoinOperator(WindowVectorOperator):
 
 
 @dataclass(frozen=True)
-class JoinedRows:
+class _JoinedRows:
     """Sorted rows of two inputs.
 
     Attributes:
@@ -154,7 +154,7 @@ class JoinedRows:
     sides: tuple[Side, Side]
 
 
-class JoinedInputs:
+class _JoinedInputs:
     """Reads the rows of two inputs.
 
     Args:
@@ -168,7 +168,7 @@ class JoinedInputs:
         self._types = [pa.struct(list(each.schema.arrow)) for each in spec.inputs]
         self._has_times = has_times
 
-    def read(self, order: Numbers, columns: Sequence[pa.Array], inputs: Numbers) -> JoinedRows:
+    def read(self, order: Numbers, columns: Sequence[pa.Array], inputs: Numbers) -> _JoinedRows:
         """Returns rows of one phase; arguments as for `KeyedInputs.read`, errors as for its nulls."""
         parts, keys = self._inputs.split(columns, inputs)
         starts = np.array(group_starts(order, [comparable(key) for key in keys]))
@@ -177,7 +177,7 @@ class JoinedInputs:
         groups = (order[starts] >> GROUP_SHIFT & GROUP_MASK).astype(">u2").view("V2").tolist()
         of = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
         left, right = (self._side(number, parts.get(number), of) for number in (0, 1))
-        return JoinedRows(firsts, groups, starts, (left, right))
+        return _JoinedRows(firsts, groups, starts, (left, right))
 
     def event_times(self, columns: Sequence[pa.Array], inputs: Numbers) -> Numbers:
         """Returns the event time of each row, for inputs that both have one."""

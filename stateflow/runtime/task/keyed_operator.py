@@ -1,15 +1,15 @@
-"""Takes the rows whose keys exceed the limit out of an operator's input, before the function or a store sees them."""
+"""A keyed operator that calls a function for each row and timer, in Python."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
 
 import numpy as np
 import pyarrow as pa
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from stateflow.api.dead_letters import DEAD_LETTERS
 from stateflow.api.functions.adapters import user_function
@@ -22,13 +22,12 @@ from stateflow.api.functions.checkpointed import (
 from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, KeyedFunction, KeyedProcessFunction, RuntimeContext, TaskInfo
 from stateflow.checkpoint.barriers import Failure
-from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import CorruptFile, EntryTooLarge, StateflowError
 from stateflow.runtime.task.dead_letters import DeadLetterCollector
 from stateflow.runtime.task.input_reader import EncodedKey, Key, KeyedInputs, KeyedRows, KeyTime
 from stateflow.runtime.task.operator_runtime import InitialState, OperatorRuntime
 from stateflow.runtime.task_spec import ChainSpec, Numbers
-from stateflow.runtime.user_code import is_user_error
+from stateflow.runtime.user_code import describe_value, is_user_error
 from stateflow.state.backends.base import key_too_large
 from stateflow.state.handles import OperatorContent, StateSchema
 from stateflow.state.kinds.timer_index import TimeDomain
@@ -53,10 +52,10 @@ class KeyedOperator:
         self._context = runtime.context
         self._limits = initial.limits
         self._methods = _row_methods(runtime.function)
-        self._rows = row_caller(runtime)
-        self._timers = TimerCaller(runtime)
-        self._keys = KeyTracker(runtime, is_time_advanced=initial.timer_index is None)
-        self._lifecycle = FunctionLifecycle(runtime)
+        self._rows = _new_row_caller(runtime)
+        self._timers = _TimerCaller(runtime)
+        self._keys = _KeyTracker(runtime, is_time_advanced=initial.timer_index is None)
+        self._lifecycle = _FunctionLifecycle(runtime)
         self._lifecycle.open(initial)
 
     # -- rows and timers ----------------------------------------------------------------------------------------------
@@ -72,29 +71,51 @@ class KeyedOperator:
             inputs: the number of each row's input; None if all rows are of the first.
             origins: the number of each row's source; None if it is not known.
         """
-        with self._runtime.errors.adding_position(self._context):
-            given = InputRows(order, columns, inputs, origins)
+        with self._runtime.add_position(self._context):
             read = self._inputs.read(order, columns, inputs)
             if read.has_larger_key(self._limits.key_bytes):
-                given = given.without_large_keys(read, self._limits, self._rows)
-                if not len(given.order):
+                kept = self._refuse_large_keys(read, len(order))
+                if not kept.any():
                     return []
-                read = self._inputs.read(given.order, given.columns, given.inputs)
-            return self._process(given, read)
+                order, columns = order[kept], [column.filter(pa.array(kept)) for column in columns]
+                inputs, origins = (None if each is None else each[kept] for each in (inputs, origins))
+                read = self._inputs.read(order, columns, inputs)
+            return self._process(read, columns, inputs, origins)
 
-    def _process(self, given: InputRows, read: KeyedRows) -> list[object]:
-        runtime, emitters, methods, inputs = self._runtime, self._runtime.emitters, self._methods, given.inputs
+    def _refuse_large_keys(self, read: KeyedRows, count: int) -> NDArray[np.bool_]:
+        """Makes dead letters of the rows whose keys exceed the limit, before the function or a store sees them.
+
+        Args:
+            count: number of rows.
+
+        Returns:
+            Whether each row is kept.
+
+        Raises:
+            EntryTooLarge: the operator has no dead letters.
+        """
+        kept = np.ones(count, np.bool_)
+        for key, own in read.by_key():
+            if len(key[1]) > self._limits.key_bytes:
+                kept[own] = False
+                self._rows.refuse(key[2], read.rows[own], key_too_large(len(key[1]), self._limits))
+        return kept
+
+    def _process(
+        self, read: KeyedRows, columns: Sequence[pa.Array], inputs: Numbers | None, origins: Numbers | None
+    ) -> list[object]:
+        runtime, methods = self._runtime, self._methods
         numbers = inputs.tolist() if inputs is not None and len(methods) > 1 else None
         emitted: list[object] = []
         self._state.begin_key_batch([(group, key) for group, key, _ in read.keys])
         self._context.set_time_of(self._inputs[0].time_of)
-        key_time = runtime.key_time if given.origins is not None else None
-        if key_time is not None and given.origins is not None:
-            key_time.read(read, self._inputs.event_times(given.columns, inputs), given.origins)
-        emitters.begin()
+        key_time = runtime.key_time if origins is not None else None
+        if key_time is not None and origins is not None:
+            key_time.read(read, self._inputs.event_times(columns, inputs), origins)
+        runtime.begin_emitters()
         for number, (key, own) in enumerate(read.by_key()):
             self._keys.enter(key, emitted)
-            emitters.add(len(emitted), key[2])
+            runtime.add_emitter(len(emitted), key[2])
             if key_time is not None:
                 key_time.begin_rows(number)
                 self._process_in_time(key_time, read, own, numbers, emitted)
@@ -109,10 +130,10 @@ class KeyedOperator:
     def broadcast(self, columns: Sequence[pa.Array]) -> list[object]:
         """Processes broadcast rows, which have no key; returns what the function emitted to its main output."""
         runtime, function = self._runtime, self._runtime.function
-        with runtime.errors.adding_position(self._context):
+        with runtime.add_position(self._context):
             assert isinstance(function, KeyedBroadcastProcessFunction)
             emitted: list[object] = []
-            runtime.emitters.begin()
+            runtime.begin_emitters()
             self._context.set_key(())
             runtime.operator_state.side.is_broadcast = True
             self._context.set_time_of(self._inputs[1].time_of)
@@ -129,13 +150,13 @@ class KeyedOperator:
 
     def fire(self) -> Iterator[list[object]]:
         """Advances time and fires the timers that are due; yields slices of what they emit to the main output."""
-        with self._runtime.errors.adding_position(self._runtime.on_timer_context):
+        with self._runtime.add_position(self._runtime.on_timer_context):
             self.advance()
             yield from self._timers.fire_due()
 
     def finish(self) -> Iterator[list[object]]:
         """Ends the batch: calls `on_batch_end` of each key that had rows, then `close`; yields what is emitted."""
-        with self._runtime.errors.adding_position(self._context):
+        with self._runtime.add_position(self._context):
             if not self._keys.is_time_advanced:
                 self.advance()
             yield from self._keys.end_all_keys()
@@ -214,11 +235,11 @@ class KeyedOperator:
 
     def key_of_emitted(self, position: int) -> Mapping[str, object] | None:
         """Returns the key that emitted the row at a position of the newest list of emitted rows."""
-        key = self._runtime.emitters.key_of(position)
-        return None if key is None else self._runtime.errors.describe_key(key)
+        key = self._runtime.emitter_of(position)
+        return None if key is None else self._runtime.describe_key(key)
 
 
-def _row_methods(function: KeyedFunction[object]) -> tuple[RowMethod, ...]:
+def _row_methods(function: KeyedFunction[object]) -> tuple[_RowMethod, ...]:
     """Returns the methods that process rows, one for each keyed input."""
     if isinstance(function, KeyedCoProcessFunction):
         return (function.process_element1, function.process_element2)
@@ -226,18 +247,18 @@ def _row_methods(function: KeyedFunction[object]) -> tuple[RowMethod, ...]:
     return (function.process_element,)
 
 
-RowMethod = Callable[[object, Context], Iterable[object] | None]
+_RowMethod = Callable[[object, Context], Iterable[object] | None]
 """A method of a function that processes one row."""
 
 
-class RowCaller:
+class _RowCaller:
     """Calls a row method for rows of the current key, or for broadcast rows."""
 
     def __init__(self, runtime: OperatorRuntime) -> None:
         self._context = runtime.context
-        self._errors = runtime.errors
+        self._runtime = runtime
 
-    def call(self, method: RowMethod, rows: Sequence[object], emitted: list[object]) -> None:
+    def call(self, method: _RowMethod, rows: Sequence[object], emitted: list[object]) -> None:
         """Calls `method` for each row and appends what it emits.
 
         Raises:
@@ -254,8 +275,8 @@ class RowCaller:
         except StateflowError:
             raise
         except Exception as e:
-            cause = self._errors.cause(method.__name__, e, returned)
-            raise self._errors.user_error(method.__name__, cause, context.key_values, row) from e
+            cause = self._runtime.find_cause(method.__name__, e, returned)
+            raise self._runtime.user_error(method.__name__, cause, context.key_values, row) from e
 
     def refuse(self, key: Key, rows: Sequence[object], error: EntryTooLarge) -> None:
         """Reports rows that the function cannot be called with.
@@ -266,7 +287,10 @@ class RowCaller:
         Raises:
             EntryTooLarge: `error`, with operator, key and row; only without dead letters.
         """
-        raise self._errors.add_position(error, key, rows[0])
+        runtime = self._runtime
+        key_by_column = runtime.describe_key(key)
+        error.add_facts(operator=runtime.spec.uid, key=describe_value(key_by_column), row=describe_value(rows[0]))
+        raise error
 
     @property
     def dead_letters(self) -> tuple[int, Failure | None]:
@@ -274,7 +298,7 @@ class RowCaller:
         return 0, None
 
 
-class DeadLetterRowCaller(RowCaller):
+class _DeadLetterRowCaller(_RowCaller):
     """Emits a dead letter for each row whose call raises, and rolls back what that call changed and emitted."""
 
     def __init__(self, runtime: OperatorRuntime, collector: DeadLetterCollector) -> None:
@@ -284,7 +308,7 @@ class DeadLetterRowCaller(RowCaller):
         self._timers = runtime.timers
         self._collector = collector
 
-    def call(self, method: RowMethod, rows: Sequence[object], emitted: list[object]) -> None:
+    def call(self, method: _RowMethod, rows: Sequence[object], emitted: list[object]) -> None:
         context, state, operator_state = self._context, self._state, self._operator_state
         for row in rows:
             count, side_outputs = len(emitted), context.mark_side_outputs()
@@ -304,13 +328,13 @@ class DeadLetterRowCaller(RowCaller):
                 operator_state.rollback()
                 del emitted[count:]
                 context.rollback_side_outputs(side_outputs)
-                cause = self._errors.cause(method.__name__, e, returned)
-                letter = self._collector.collect(self._errors.describe_key(context.key_values), row, cause)
+                cause = self._runtime.find_cause(method.__name__, e, returned)
+                letter = self._collector.collect(self._runtime.describe_key(context.key_values), row, cause)
                 context.output(DEAD_LETTERS, letter)
 
     def refuse(self, key: Key, rows: Sequence[object], error: EntryTooLarge) -> None:
         for row in rows:
-            letter = self._collector.collect(self._errors.describe_key(key), row, error)
+            letter = self._collector.collect(self._runtime.describe_key(key), row, error)
             self._context.output(DEAD_LETTERS, letter)
 
     @property
@@ -318,15 +342,15 @@ class DeadLetterRowCaller(RowCaller):
         return self._collector.count, self._collector.last
 
 
-def row_caller(runtime: OperatorRuntime) -> RowCaller:
+def _new_row_caller(runtime: OperatorRuntime) -> _RowCaller:
     """Returns the caller for the operator's `on_error`."""
     spec = runtime.spec
     if spec.on_error is None:
-        return RowCaller(runtime)
-    return DeadLetterRowCaller(runtime, DeadLetterCollector(spec.on_error, spec.uid, runtime.info.epoch))
+        return _RowCaller(runtime)
+    return _DeadLetterRowCaller(runtime, DeadLetterCollector(spec.on_error, spec.uid, runtime.info.epoch))
 
 
-class TimerCaller:
+class _TimerCaller:
     """Fires the timers of an operator."""
 
     def __init__(self, runtime: OperatorRuntime) -> None:
@@ -352,7 +376,7 @@ class TimerCaller:
 
     def _fire_slice(self, domain: TimeDomain, keys: list[tuple[bytes, bytes]], timers: Iterator[Timer]) -> list[object]:
         emitted: list[object] = []
-        self._runtime.emitters.begin()
+        self._runtime.begin_emitters()
         self._state.begin_key_batch(sorted(set(keys)))
         for timer in timers:
             self.fire(domain, timer, emitted)
@@ -369,15 +393,15 @@ class TimerCaller:
             CorruptFile: the timer's key does not have as many columns as the operator's.
         """
         runtime, context = self._runtime, self._context
-        if len(timer.values) != runtime.errors.columns:
+        if len(timer.values) != len(runtime.key_columns):
             raise CorruptFile(
                 "a stored timer has another number of key columns",
                 hint="restore an older checkpoint",
                 key=timer.key.hex()[:80],
-                columns=runtime.errors.columns,
+                columns=len(runtime.key_columns),
             )
         key = runtime.key_types.declared(timer.values)
-        runtime.emitters.add(len(emitted), key)
+        runtime.add_emitter(len(emitted), key)
         self._state.set_key(timer.group, timer.key)
         if timer.namespace is not None:
             self._state.set_namespace(timer.namespace)
@@ -397,11 +421,11 @@ class TimerCaller:
         except StateflowError:
             raise
         except Exception as e:
-            cause = runtime.errors.cause("on_timer", e, returned)
-            raise runtime.errors.user_error("on_timer", cause, key) from e
+            cause = runtime.find_cause("on_timer", e, returned)
+            raise runtime.user_error("on_timer", cause, key) from e
 
 
-class FunctionLifecycle:
+class _FunctionLifecycle:
     """Calls the methods of a function that frame its rows, and keeps its raw state."""
 
     def __init__(self, runtime: OperatorRuntime) -> None:
@@ -413,30 +437,30 @@ class FunctionLifecycle:
         """Calls `initialize_state`, `open` and `notify_checkpoint_complete`."""
         runtime, hooks = self._runtime, self._hooks
         context = RuntimeContext(runtime.state, runtime.info)
-        with runtime.errors.adding_position(runtime.context):
+        with runtime.add_position(runtime.context):
             if isinstance(hooks, CheckpointedFunction):
                 given = FunctionInitializationContext(
                     initial.is_restored, runtime.info, operator=runtime.operator_state, keyed=context, raw=self._raw
                 )
-                runtime.errors.call("initialize_state", partial(hooks.initialize_state, given))
-            runtime.errors.call("open", partial(runtime.function.open, context))
+                runtime.call("initialize_state", partial(hooks.initialize_state, given))
+            runtime.call("open", partial(runtime.function.open, context))
         if isinstance(hooks, CheckpointListener) and initial.is_restored and initial.checkpoint_id:
             notify = partial(hooks.notify_checkpoint_complete, initial.checkpoint_id)
-            runtime.errors.call("notify_checkpoint_complete", notify)
+            runtime.call("notify_checkpoint_complete", notify)
 
     def finish(self) -> None:
         """Calls `snapshot_state` and `close`."""
         runtime, hooks = self._runtime, self._hooks
         if isinstance(hooks, CheckpointedFunction):
             context = FunctionSnapshotContext(runtime.info, runtime.groups)
-            runtime.errors.call("snapshot_state", partial(hooks.snapshot_state, context))
+            runtime.call("snapshot_state", partial(hooks.snapshot_state, context))
             raw = context.get_raw_operator_state_output().partitions
             self._raw = OperatorContent(raw=raw, raw_keyed=context.get_raw_keyed_state_output().pieces)
         self.close()
 
     def close(self) -> None:
         """Calls `close`."""
-        self._runtime.errors.call("close", self._runtime.function.close)
+        self._runtime.call("close", self._runtime.function.close)
 
     @property
     def operator_content(self) -> OperatorContent:
@@ -446,7 +470,7 @@ class FunctionLifecycle:
         return replace(content, raw=self._raw.raw, raw_keyed=self._raw.raw_keyed)
 
 
-class KeyTracker:
+class _KeyTracker:
     """Sets the current key, and tracks the keys that have had rows in this batch.
 
     Attributes:
@@ -510,12 +534,12 @@ class KeyTracker:
         return emitted
 
     def _new_slice(self) -> list[object]:
-        self._runtime.emitters.begin()
+        self._runtime.begin_emitters()
         return []
 
     def _call_batch_end(self, key: EncodedKey, emitted: list[object]) -> None:
         runtime = self._runtime
-        runtime.emitters.add(len(emitted), key[2])
+        runtime.add_emitter(len(emitted), key[2])
         self._make_current(key)
         # What its last row has written counts from the time of that row.
         self._state.flush_event_times()
@@ -529,46 +553,10 @@ class KeyTracker:
         except StateflowError:
             raise
         except Exception as e:
-            cause = runtime.errors.cause("on_batch_end", e, returned)
-            raise runtime.errors.user_error("on_batch_end", cause, key[2]) from e
+            cause = runtime.find_cause("on_batch_end", e, returned)
+            raise runtime.user_error("on_batch_end", cause, key[2]) from e
 
     def _make_current(self, key: EncodedKey) -> None:
         if self._state.current_key != key[:2]:
             self._state.set_key(key[0], key[1])
             self._context.set_key(key[2])
-
-
-@dataclass(frozen=True)
-class InputRows:
-    """Sorted rows of one phase, as Arrow columns.
-
-    Attributes:
-        order: the `ORDER` of each row.
-        columns: the columns of all inputs, one input after the other.
-        inputs: the number of each row's input; None if all rows are of the first.
-        origins: the number of each row's source; None if it is not known.
-    """
-
-    order: Numbers
-    columns: Sequence[pa.Array]
-    inputs: Numbers | None
-    origins: Numbers | None
-
-    def without_large_keys(self, read: KeyedRows, limits: EntryLimits, rows: RowCaller) -> InputRows:
-        """Returns the other rows, after each row with a large key has become a dead letter.
-
-        Args:
-            read: the same rows, as row objects.
-            rows: makes the dead letters.
-
-        Raises:
-            EntryTooLarge: the operator has no dead letters.
-        """
-        kept = np.ones(len(self.order), np.bool_)
-        for key, own in read.by_key():
-            if len(key[1]) > limits.key_bytes:
-                kept[own] = False
-                rows.refuse(key[2], read.rows[own], key_too_large(len(key[1]), limits))
-        columns = [column.filter(pa.array(kept)) for column in self.columns]
-        inputs, origins = (None if each is None else each[kept] for each in (self.inputs, self.origins))
-        return InputRows(self.order[kept], columns, inputs, origins)

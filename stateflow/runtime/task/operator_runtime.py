@@ -1,4 +1,4 @@
-"""Records which key emitted which row, for errors about emitted rows."""
+"""Objects of one keyed operator: function, state, timers, contexts, and errors with operator, key and row."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from stateflow.api.side_outputs import SideOutputs
 from stateflow.checkpoint.restore.state_assignment import AssignedState
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.state_settings import EntryLimits
-from stateflow.errors import EntryTooLarge, StateflowError, UserCodeError
+from stateflow.errors import StateflowError, UserCodeError
 from stateflow.runtime.task.input_reader import Key, KeyTime, KeyTypes
 from stateflow.runtime.task.operator_state import OperatorParts
 from stateflow.runtime.task_spec import ChainSpec
-from stateflow.runtime.user_code import described, innermost, naming_position
+from stateflow.runtime.user_code import add_position, describe_value, find_user_line
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.kinds.key_context import BatchTime
 from stateflow.state.kinds.keyed_state import KeyedState
@@ -62,6 +62,7 @@ class OperatorRuntime:
         info: the subtask.
 
     Attributes:
+        key_columns: names of the key columns.
         assigned: the operator state that the subtask starts from.
         now: the processing time of the batch, in milliseconds since 1970.
         key_time: None unless timers fire between the rows of a key.
@@ -74,8 +75,9 @@ class OperatorRuntime:
         self.function: KeyedFunction[object] = spec.function
         self.groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
         self.key_types = KeyTypes(spec)
-        self.errors = FunctionErrors(spec.uid, spec.keying.columns, self.function)
-        self.emitters = Emitters()
+        self.key_columns: Sequence[str] = spec.keying.columns
+        self._emitted_from: list[int] = []
+        self._emitted_by: list[Key] = []
         self.state = KeyedState(
             initial.backend,
             spec.known_states,
@@ -99,48 +101,32 @@ class OperatorRuntime:
         self.on_timer_context = OnTimerContext(info, self.timer_service, side, broadcast_state)
         self.clock.row_time = self.context.timestamp
 
+    # -- emitters of rows ---------------------------------------------------------------------------------------------
 
-def _operator_state_store(initial: InitialState, assigned: AssignedState) -> OperatorStateStore:
-    parts = initial.parts
-    known = parts.base.states if parts and parts.base else ()
-    return OperatorStateStore(known, assigned.own, assigned.unions, assigned.broadcasts, initial.limits)
+    def begin_emitters(self) -> None:
+        """Begins to record which keys emit the rows of a new list."""
+        self._emitted_from.clear()
+        self._emitted_by.clear()
 
+    def add_emitter(self, position: int, key: Key) -> None:
+        """Records that rows of the list from this position on are emitted by this key."""
+        self._emitted_from.append(position)
+        self._emitted_by.append(key)
 
-def batch_time(info: TaskInfo) -> BatchTime:
-    """Returns epoch, processing time and watermark of a subtask's batch, as keyed state needs them."""
-    return BatchTime(info.epoch, epoch_milliseconds(info.processing_time), info.watermark)
+    def emitter_of(self, position: int) -> Key | None:
+        """Returns the key that emitted the row at a position of the list; None for a row without a key."""
+        found = bisect_right(self._emitted_from, position)
+        return self._emitted_by[found - 1] if found else None
 
-
-class FunctionErrors:
-    """Translates the exceptions of one function.
-
-    Args:
-        operator: uid of the operator.
-        key_columns: names of the key columns.
-    """
-
-    def __init__(self, operator: str, key_columns: Sequence[str], function: KeyedFunction[object]) -> None:
-        self._operator = operator
-        self._key_columns = key_columns
-        self._function = function
-
-    @property
-    def columns(self) -> int:
-        """The number of key columns."""
-        return len(self._key_columns)
+    # -- errors -------------------------------------------------------------------------------------------------------
 
     def describe_key(self, key: Key) -> Mapping[str, object] | None:
         """Returns the key by column; None for the empty key of broadcast rows."""
-        return dict(zip(self._key_columns, key, strict=True)) if key else None
+        return dict(zip(self.key_columns, key, strict=True)) if key else None
 
-    def adding_position(self, context: Context) -> AbstractContextManager[None]:
+    def add_position(self, context: Context) -> AbstractContextManager[None]:
         """Returns a context manager that adds operator, key and row to errors of declarations and state."""
-        return naming_position(self._operator, self._key_columns, context)
-
-    def add_position(self, error: EntryTooLarge, key: Key, row: object) -> EntryTooLarge:
-        """Returns an error with the facts of a row that the function was not called with."""
-        error.add_facts(operator=self._operator, key=described(self.describe_key(key)), row=described(row))
-        return error
+        return add_position(self.spec.uid, self.key_columns, context)
 
     def call(self, name: str, call: Callable[[], object]) -> None:
         """Calls a method of the function that is not about a key.
@@ -155,9 +141,9 @@ class FunctionErrors:
         except Exception as e:
             raise self.user_error(name, e) from e
 
-    def cause(self, method: str, error: Exception, returned: object) -> Exception:
+    def find_cause(self, method: str, error: Exception, returned: object) -> Exception:
         """Returns the error to report for a call: `InvalidReturnValue` if `method` did not return rows."""
-        return invalid_if_not_iterable(error, returned, row_callable(self._function, method))
+        return invalid_if_not_iterable(error, returned, row_callable(self.function, method))
 
     def user_error(self, method: str, error: Exception, key: Key = (), row: object = None) -> UserCodeError:
         """Returns the error that fails the run.
@@ -170,31 +156,19 @@ class FunctionErrors:
         return UserCodeError(
             message,
             hint=f"{hint}; nothing of this batch was committed",
-            operator=self._operator,
-            key=described(self.describe_key(key)),
-            row=described(row),
-            where=innermost(error, self._function),
+            operator=self.spec.uid,
+            key=describe_value(self.describe_key(key)),
+            row=describe_value(row),
+            where=find_user_line(error, self.function),
         )
 
 
-class Emitters:
-    """The keys that emitted the rows of one list, in the order of the rows."""
+def _operator_state_store(initial: InitialState, assigned: AssignedState) -> OperatorStateStore:
+    parts = initial.parts
+    known = parts.base.states if parts and parts.base else ()
+    return OperatorStateStore(known, assigned.own, assigned.unions, assigned.broadcasts, initial.limits)
 
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._keys: list[Key] = []
 
-    def begin(self) -> None:
-        """Begins a new list."""
-        self._starts.clear()
-        self._keys.clear()
-
-    def add(self, position: int, key: Key) -> None:
-        """Records that rows from this position on are emitted by this key."""
-        self._starts.append(position)
-        self._keys.append(key)
-
-    def key_of(self, position: int) -> Key | None:
-        """Returns the key that emitted the row at a position; None for a row without a key."""
-        found = bisect_right(self._starts, position)
-        return self._keys[found - 1] if found else None
+def batch_time(info: TaskInfo) -> BatchTime:
+    """Returns epoch, processing time and watermark of a subtask's batch, as keyed state needs them."""
+    return BatchTime(info.epoch, epoch_milliseconds(info.processing_time), info.watermark)

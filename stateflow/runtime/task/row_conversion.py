@@ -13,7 +13,7 @@ from stateflow.api.schema import Column, RowSchema
 from stateflow.checkpoint.barriers import message_with
 from stateflow.errors import SchemaMismatch
 from stateflow.runtime.task_spec import Numbers
-from stateflow.runtime.user_code import described
+from stateflow.runtime.user_code import describe_value
 from stateflow.state.key_columns import are_distinct
 from stateflow.types.columns.conversion import (
     NULL,
@@ -203,7 +203,7 @@ def first_misfit(rows: Sequence[object], schema: RowSchema) -> int | None:
 
 def _row_fact(rows: Sequence[object], schema: RowSchema) -> dict[str, str]:
     position = first_misfit(rows, schema)
-    return {} if position is None else {"row": described(rows[position])}
+    return {} if position is None else {"row": describe_value(rows[position])}
 
 
 def _fits(row: object, column: Column) -> bool:

@@ -19,7 +19,7 @@ from stateflow.checkpoint.barriers import message_with
 from stateflow.errors import StateError, StateflowError, UserCodeError
 from stateflow.runtime.task.dead_letters import DeadLetterCollector
 from stateflow.runtime.task.row_conversion import conform, to_batch, to_rows
-from stateflow.runtime.user_code import innermost, is_user_error
+from stateflow.runtime.user_code import find_user_line, is_user_error
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.types.columns.conversion import with_type
 
@@ -112,7 +112,7 @@ class RowFunctions:
             hint=f"{hint}; nothing of this batch was committed",
             function=step.name,
             row=repr(row)[:500],
-            where=innermost(error),
+            where=find_user_line(error),
             **operator,
         )
 
@@ -227,7 +227,7 @@ class ColumnStep:
                 what,
                 hint=f"{hint}; nothing of this batch was committed",
                 function=_name(self.function),
-                where=innermost(e),
+                where=find_user_line(e),
             ) from e
         return returned
 

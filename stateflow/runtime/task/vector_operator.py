@@ -30,7 +30,7 @@ from stateflow.runtime.task_spec import (
     Numbers,
     SourceTime,
 )
-from stateflow.runtime.user_code import described, innermost
+from stateflow.runtime.user_code import describe_value, find_user_line
 from stateflow.state.backends.base import KeyedStateBackend, key_too_large, largest
 from stateflow.state.handles import StateSchema
 from stateflow.state.key_columns import KeyLayout, comparable, encode_keys
@@ -227,7 +227,7 @@ class VectorOperator:
         except StateError as e:
             held = self._input.key_columns(self._held[-1].columns)
             key = {name: column[-1].as_py() for name, column in zip(self._names, held, strict=True)}
-            e.add_facts(operator=self._spec.uid, key=described(key))
+            e.add_facts(operator=self._spec.uid, key=describe_value(key))
             raise
 
     def _is_few(self, rows: SortedRows) -> bool:
@@ -304,7 +304,7 @@ class VectorOperator:
         if (size := largest(encoded)) > self._limits.key_bytes:
             error = key_too_large(size, self._limits)
             (row,) = keys.slice([len(key) for key in encoded].index(size), 1).to_pylist()
-            error.add_facts(operator=self._spec.uid, key=described(row))
+            error.add_facts(operator=self._spec.uid, key=describe_value(row))
             raise error
         return encoded
 
@@ -319,7 +319,7 @@ class VectorOperator:
                 f"{name} of an operator raised {type(e).__name__}: {e}",
                 hint="fix the function; nothing of this batch was committed",
                 operator=self._spec.uid,
-                where=innermost(e),
+                where=find_user_line(e),
             ) from e
 
 

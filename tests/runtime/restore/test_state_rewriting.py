@@ -27,7 +27,7 @@ from stateflow.checkpoint.restore.graph_map import (
 )
 from stateflow.clock import ManualClock
 from stateflow.errors import CorruptFile
-from stateflow.runtime.restore.state_import import RewriteTarget, StateLocation, has_raw_state, rewrite_operator
+from stateflow.runtime.restore.state_import import ImportTarget, StateLocation, has_raw_state, rewrite_operator
 from stateflow.state.backends import hash_maps
 from stateflow.state.handles import OperatorContent, OperatorPart, StateSchema, SubtaskState
 from stateflow.state.schema import type_schema
@@ -199,8 +199,11 @@ def _restored(case: Case, folder: Path) -> list[OperatorState]:
     job = JobGraph(frozenset(case.new), declared)
     assignment = assign_states(stored, job, parse_maps(case.maps, stored, job), frozenset(case.drop))
     mapped = map_operators(manifest, stored, assignment)
-    target = RewriteTarget(storage, "data/1/", GROUPS, ManualClock())
-    return [*mapped.shared, *(rewrite_operator(rewrite, location, target) for rewrite in mapped.rewrites)]
+    target = ImportTarget(storage, GROUPS, "data/1/")
+    return [
+        *mapped.shared,
+        *(rewrite_operator(rewrite, location, target, ManualClock()) for rewrite in mapped.rewrites),
+    ]
 
 
 def _read(operator: OperatorState, folder: Path) -> Operator:
@@ -269,4 +272,4 @@ def test_state_with_an_impossible_parallelism_is_refused(parallelism: int, tmp_p
     move = StateMove(kind=StateKind.KEYED, old="a", old_state="x", new="b", new_state="y")
     rewrite = Rewrite(stored, ((stored, (move,)),))
     with raises(CorruptFile, parallelism=parallelism):
-        rewrite_operator(rewrite, StateLocation(storage), RewriteTarget(storage, "data/1/", GROUPS, ManualClock()))
+        rewrite_operator(rewrite, StateLocation(storage), ImportTarget(storage, GROUPS, "data/1/"), ManualClock())

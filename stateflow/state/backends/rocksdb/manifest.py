@@ -259,23 +259,20 @@ def _decode_file(reader: ByteReader) -> StoreFile:
             details.append((tag, value))
     if epoch is None:
         raise ValueError("a file has no epoch")
-    _check_numbers((level, number, size), (smallest, largest), sequences, epoch)
-    return StoreFile(number, level, size, smallest, largest, sequences, epoch, tuple(details), prefixes)
+    file = StoreFile(number, level, size, smallest, largest, sequences, epoch, tuple(details), prefixes)
+    _check_numbers(file)
+    return file
 
 
-def _check_numbers(
-    numbers: tuple[int, int, int], bounds: tuple[bytes, bytes], sequences: tuple[int, int], epoch: int
-) -> None:
-    level, number, size = numbers
-    smallest, largest = bounds
-    if min(len(smallest), len(largest)) < _TRAILER:
+def _check_numbers(file: StoreFile) -> None:
+    if min(len(file.smallest), len(file.largest)) < _TRAILER:
         raise ValueError("a key has no trailer")
-    if level >= _LEVELS or not 0 < number < _LARGEST_NUMBER or not 0 < size < _LARGEST_NUMBER:
-        raise ValueError(f"a file has the level {level}, the number {number} and the size {size}")
-    if smallest[:-_TRAILER] > largest[:-_TRAILER] or epoch >= _LARGEST_NUMBER:
-        raise ValueError(f"the bounds of file {number} are not in order, or its epoch is {epoch}")
-    if not sequences[0] <= sequences[1] <= _LARGEST_SEQUENCE:
-        raise ValueError(f"file {number} has the sequence numbers {sequences}")
+    if file.level >= _LEVELS or not 0 < file.number < _LARGEST_NUMBER or not 0 < file.size < _LARGEST_NUMBER:
+        raise ValueError(f"a file has the level {file.level}, the number {file.number} and the size {file.size}")
+    if file.smallest[:-_TRAILER] > file.largest[:-_TRAILER] or file.epoch >= _LARGEST_NUMBER:
+        raise ValueError(f"the bounds of file {file.number} are not in order, or its epoch is {file.epoch}")
+    if not file.sequences[0] <= file.sequences[1] <= _LARGEST_SEQUENCE:
+        raise ValueError(f"file {file.number} has the sequence numbers {file.sequences}")
 
 
 def _decode_prefixes(value: bytes) -> tuple[bool, bool]:
