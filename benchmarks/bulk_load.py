@@ -168,7 +168,7 @@ def _build_subtask(folder: Path, size: Size, subtask: int) -> SubtaskState:
 
     path = folder / f"canonical-{subtask}"
     with path.open("wb") as file:
-        file.writelines(canonical_file.encode(header, blocks_of(entries())))
+        file.writelines(canonical_file.encode_file(header, blocks_of(entries())))
     cache = HostCache.direct(folder / "build", PosixStorage(folder / "root"), SystemClock())
     files = cache.store([path], f"savepoint/{subtask}-")
     shutil.rmtree(folder / "build")

@@ -172,7 +172,7 @@ def _canonical(folder: Path, native: _Stored) -> _Stored:
         states=operator.states,
     )
     blocks = read_blocks(native.location(folder), Base.of(subtask))
-    handle = write_bytes(native.storage, "data/canonical", b"".join(canonical_file.encode(header, blocks)))
+    handle = write_bytes(native.storage, "data/canonical", b"".join(canonical_file.encode_file(header, blocks)))
     files = [StateFile(handle=handle, local_name="entries")]
     changed = SubtaskState(
         subtask=0,

@@ -31,7 +31,14 @@ from stateflow.errors import ConfigError, DataError, JobDefinitionError, SchemaM
 from stateflow.state.backends.base import key_too_large, map_key_too_large
 from stateflow.state.backends.entry_stream import EntryColumns
 from stateflow.state.backends.hash_maps import DictBackend
-from stateflow.state.binary_columns import empty_values, from_list, from_rows, joined, largest_of, without_first_byte
+from stateflow.state.binary_columns import (
+    empty_values,
+    from_list,
+    from_rows,
+    join_columns,
+    largest_of,
+    without_first_byte,
+)
 from stateflow.state.column_serializer import ColumnSerializer
 from stateflow.state.key_columns import as_plain_column, encode_key_columns, parts_of_column
 from stateflow.state.kinds.key_context import VOID_NAMESPACE, BatchTime
@@ -326,15 +333,15 @@ class StateEncoder:
 
     def _encode(self, batch: pa.RecordBatch) -> EntryColumns:
         keys, values = self._key_parts(batch), self._values.encode(batch)
-        stored = joined(ANY_GROUP + self._state.id, *keys)
+        stored = join_columns(ANY_GROUP + self._state.id, *keys)
         ttl, times = self._state.ttl, self._times(batch)
         if ttl is None or times is None:
             return EntryColumns(stored, values)
         timestamps = from_rows(_time_rows(times))
         assert len(VALUE_FORMAT) == 1
         payloads = without_first_byte(values)
-        expiry = joined(ANY_GROUP + ttl.id, timestamps, *keys)
-        timed = joined(TIMESTAMP_FORMATS[ttl.characteristic], timestamps, payloads)
+        expiry = join_columns(ANY_GROUP + ttl.id, timestamps, *keys)
+        timed = join_columns(TIMESTAMP_FORMATS[ttl.characteristic], timestamps, payloads)
         nothing = empty_values(len(expiry))
         return EntryColumns(pa.concat_arrays([stored, expiry]), pa.concat_arrays([timed, nothing]))
 
@@ -373,7 +380,7 @@ class StateEncoder:
             numbers = np.arange(self.added, self.added + batch.num_rows)
         if len(numbers) and int(numbers.max()) > _LARGEST_INDEX:
             raise DataError("a list state has more elements than positions", largest=_LARGEST_INDEX)
-        return joined(struct.pack(">Q", self.epoch), from_rows(_fixed(numbers.astype(">u4"))))
+        return join_columns(struct.pack(">Q", self.epoch), from_rows(_fixed(numbers.astype(">u4"))))
 
 
 @dataclass
@@ -408,7 +415,7 @@ class TimerEncoder:
                 self.earliest[domain] = min(found, self.earliest.get(domain, found))
         event, processing = (np.frombuffer(ANY_GROUP + TIMER_IDS[domain], np.uint8) for domain in (_EVENT, _PROCESSING))
         starts = np.concatenate((np.where(are_event[:, None], event, processing), _time_rows(times)), axis=1)
-        stored = joined(from_rows(starts), keys, namespaces)
+        stored = join_columns(from_rows(starts), keys, namespaces)
         return EntryColumns(stored, empty_values(len(stored)))
 
     def _are_of_event_time(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:

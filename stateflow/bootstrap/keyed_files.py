@@ -17,9 +17,9 @@ from stateflow.checkpoint.savepoints.canonical.writer import (
     Destination,
     LocalCopies,
     Storages,
+    divide_evenly,
     divide_key_groups,
-    divided,
-    in_files,
+    replace_files,
 )
 from stateflow.private_files import ScratchFolder
 from stateflow.state.backends.entry_stream import EntryColumns
@@ -138,7 +138,7 @@ class EntrySorter:
         """
         present, workers = self._present(), LocalWorkers()
         volume = Volume(target.storage, target.storage, sum(map(self._size, present)))
-        works = [self._work(share, target) for share in divided(present, workers.count)]
+        works = [self._work(share, target) for share in divide_evenly(present, workers.count)]
         return _in_files(present, workers.do(works, volume))
 
     def write(self, target: Target) -> list[SubtaskState]:
@@ -174,6 +174,6 @@ def _subtask(operator: KeyedOperator, layout: Layout, number: int, buckets: int)
 
 def _in_files(subtasks: Sequence[NewSubtask], files: Sequence[StateFile]) -> list[SubtaskState]:
     return [
-        in_files(subtask.state, [replace(file, local_name=f"{CANONICAL}-0")])
+        replace_files(subtask.state, [replace(file, local_name=f"{CANONICAL}-0")])
         for subtask, file in zip(subtasks, files, strict=True)
     ]

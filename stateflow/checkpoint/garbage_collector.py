@@ -23,7 +23,7 @@ from stateflow.checkpoint.log.documents import LogEntry
 from stateflow.checkpoint.log.entry_lists import OutputLists
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import files_of
-from stateflow.checkpoint.log.transitions import unexpired
+from stateflow.checkpoint.log.transitions import drop_expired
 from stateflow.checkpoint.savepoints.claimed_savepoints import settle_claims
 from stateflow.checkpoint.savepoints.cleanup import leftover_keys, sweep_savepoints
 from stateflow.requesters import describe_requester
@@ -209,7 +209,7 @@ class Collector:
         return self.root.read_kept(lambda head: self._previewed(head, retain))
 
     def _previewed(self, head: Head, retain: int | None) -> Collection:
-        pins = unexpired(head.entry.pinned, self.root.clock.now().isoformat())
+        pins = drop_expired(head.entry.pinned, self.root.clock.now().isoformat())
         head = Head(replace(head.entry, pinned=pins), head.sha256)
         if retain is not None:
             oldest = self.root.checkpoints.restorable(head)[-retain:][0].id if head.checkpoint else 0

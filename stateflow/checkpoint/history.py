@@ -29,7 +29,7 @@ from stateflow.checkpoint.log.documents import (
     ActionRecord,
     CheckpointRecord,
     Record,
-    in_order,
+    sort_records,
 )
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import read_document, write_document
@@ -241,13 +241,13 @@ class Integrity(StrEnum):
 
 
 def read_history(storage: Storage, pending: Iterable[CheckpointRecord] = ()) -> list[Record]:
-    """Returns all records of completed checkpoints and of actions, in the order of `in_order`.
+    """Returns all records of completed checkpoints and of actions, in the order of `sort_records`.
 
     Args:
         storage: the job root.
         pending: records that only the newest manifest contains.
     """
-    return in_order(record for record, _ in read_checked_history(storage, pending, HistoryCheck()))
+    return sort_records(record for record, _ in read_checked_history(storage, pending, HistoryCheck()))
 
 
 def read_checked_history(

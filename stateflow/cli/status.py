@@ -27,9 +27,9 @@ from stateflow.checkpoint.log.documents import (
     ActionRecord,
     CheckpointRecord,
     Record,
-    in_order,
     is_position,
     seq_of,
+    sort_records,
 )
 from stateflow.cli.common import (
     JOB_FILE,
@@ -258,7 +258,7 @@ def draw_timeline(records: Sequence[Record], width: int | None = None, integrity
     if not records:
         return ["no records yet"]
     marks = {id(record): mark for record, mark in zip(records, integrity, strict=bool(integrity)) if mark != "verified"}
-    records = in_order(records)
+    records = sort_records(records)
     tree = _tree(records)
     graph = _graph(records, tree)
     across = max(len(drawn) for drawn, _ in graph) + 2

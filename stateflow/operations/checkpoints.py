@@ -15,7 +15,7 @@ from stateflow.checkpoint.history import (
 )
 from stateflow.checkpoint.job_requests import RequestClient, RequestTimeouts
 from stateflow.checkpoint.log.checkpoint_log import is_ancestor
-from stateflow.checkpoint.log.documents import CheckpointRecord, Origin, Record, Request, RequestKind, in_order
+from stateflow.checkpoint.log.documents import CheckpointRecord, Origin, Record, Request, RequestKind, sort_records
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.restore.targets import kept_checkpoint
@@ -162,7 +162,7 @@ def timeline(job_root: str, newest: int = 1000) -> Timeline:
     root = open_root(job_root)
     check = check_history(root)
     found = {id(r): (r, i) for r, i in read_checked_history(root.storage, _pending_records(root.storage), check)}
-    ordered = in_order(record for record, _ in found.values())[-newest:]
+    ordered = sort_records(record for record, _ in found.values())[-newest:]
     return Timeline(ordered, [found[id(record)][1] for record in ordered], check.error())
 
 

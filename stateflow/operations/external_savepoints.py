@@ -17,11 +17,11 @@ from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.savepoints.catalog import (
     StoredSavepoint,
+    find_savepoints,
     list_savepoints,
     open_savepoint,
     read_savepoint,
     savepoint_at,
-    savepoints_named,
 )
 from stateflow.checkpoint.savepoints.cleanup import sweep_external
 from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint, sink_positions_at
@@ -130,7 +130,7 @@ def _folder_outside(job_root: str, into: str) -> str:
 def _made_before(root: JobRoot, order: SavepointSpec) -> StoredSavepoint | None:
     """Returns the savepoint of the same request. Other jobs may use the same folder, and the same names."""
     storage, within = order.destination(root)
-    called = savepoints_named(storage, order.name, within)
+    called = find_savepoints(storage, order.name, within)
     own = [s for s in called if s.document.job_uuid == root.job.job_uuid]
     return next((s for s in own if is_same_request(s.document.request, order.request)), None)
 

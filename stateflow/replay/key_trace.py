@@ -24,7 +24,7 @@ from stateflow.errors import ConfigError, JobDefinitionError, WrongKeyType
 from stateflow.runtime.task_spec import ChainSpec
 from stateflow.state.handles import SubtaskState
 from stateflow.types.columns.conversion import stored_scalar
-from stateflow.types.key_values import encoded, group_of, parse_key
+from stateflow.types.key_values import encode_typed_key, group_of, parse_key
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class WantedKey:
     def is_key(self, values: Sequence[object]) -> bool:
         """Returns whether the values of key columns, as a function receives them, are this key."""
         # Not the values: NaN is one key, and equal to no value.
-        return encoded(list(map(stored_scalar, values))) == self.encoded
+        return encode_typed_key(list(map(stored_scalar, values))) == self.encoded
 
 
 def _wanted(texts: Sequence[str], columns: Mapping[str, str], max_parallelism: int) -> WantedKey:
     values = parse_key(texts, columns)
-    return WantedKey(values, group_of(values, list(columns.values()), max_parallelism), encoded(values))
+    return WantedKey(values, group_of(values, list(columns.values()), max_parallelism), encode_typed_key(values))
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from stateflow.runtime.spark.frames import empty_rows
 from stateflow.runtime.spark.inputs import Inputs
 from stateflow.runtime.spark.observations import Observations
 from stateflow.runtime.spark.shuffle import next_exchange
-from stateflow.runtime.spark.sorting import SortSettings, sorted_input
+from stateflow.runtime.spark.sorting import SortSettings, sort_input
 from stateflow.runtime.spark.streaming_query import query_sources, split_times, stream_frame
 from stateflow.runtime.task.task import run_level
 from stateflow.runtime.task_spec import REPORT, ChainSpec, LevelSpec
@@ -339,7 +339,7 @@ class InProcessExecutor(SparkExecutor):
             number = partition // spec.parallelism
             chain = self._adapt(copy.deepcopy(spec.chains[number]))
             settings = SortSettings(spec.batch.settings.sort_memory_bytes, spec.batch.environment.local_folder)
-            rows = sorted_input(chain, settings, iter(batches))
+            rows = sort_input(chain, settings, iter(batches))
             result += run_level(spec.with_chain(number, chain), partition, f"p{next(self._attempts)}", rows)
         return result
 

@@ -202,7 +202,7 @@ def _encode_parts(base: Base) -> bytes:
     parts = base.parts
     if base.rescales:
         parts = tuple(
-            p if p.inline is None else replace(p, inline=hash_maps.restrict(p.inline, base.owned, p.snapshot))
+            p if p.inline is None else replace(p, inline=hash_maps.select_groups(p.inline, base.owned, p.snapshot))
             for p in parts
         )
     return msgspec.msgpack.encode(parts) if parts else b""

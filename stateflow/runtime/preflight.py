@@ -299,11 +299,11 @@ def warnings(start: StartContext) -> tuple[str, ...]:
     session = start.session
     if session is None:
         return ()
-    from stateflow.runtime.spark.table_registration import short_lived
+    from stateflow.runtime.spark.table_registration import warn_of_lost_names
 
     sources = [(n.uid, n.source) for n in start.graph.sources if isinstance(n.source, Source)]
     found = [f"source {uid}: {warning}" for uid, source in sources for warning in source.warnings(session)]
-    return (*found, *short_lived(session, _entries(start)))
+    return (*found, *warn_of_lost_names(session, _entries(start)))
 
 
 def repeated_output(start: StartContext) -> tuple[str, ...]:

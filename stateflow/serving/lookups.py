@@ -23,7 +23,7 @@ from stateflow.state.backends.base import KeyedStateReader, after_prefix
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.types.key_encoding import decode_key, decode_key_parts, ends_at
 from stateflow.types.key_groups import MAX_PARALLELISM_LIMIT
-from stateflow.types.key_values import Scalar, encoded, group_of, plain_key, typed_key, typed_map_key
+from stateflow.types.key_values import Scalar, encode_typed_key, group_of, plain_key, typed_key, typed_map_key
 from stateflow.types.serializers import VALUE_FORMAT, payload_start
 
 MOST_KEYS = 10_000
@@ -183,7 +183,7 @@ class Lookups:
         self._checkpoint = checkpoint
         self.state: QueryableState = checkpoint.state(request.state)
         self._id = state_id(self.state.schema.name)
-        self._namespace = encoded((request.namespace,))
+        self._namespace = encode_typed_key((request.namespace,))
         self._exactly = request.exactly is not None
 
     def get(self, request: GetRequest, largest: int | None = None) -> list[bytes | None]:
@@ -234,7 +234,7 @@ class Lookups:
         """
         self._check_map(request.prefix)
         base = self._stored_key(request.key)
-        prefix = base if request.prefix is None else base + encoded((request.prefix,))[:-1]
+        prefix = base if request.prefix is None else base + encode_typed_key((request.prefix,))[:-1]
         start = max(prefix, base + page_token(request.after) + b"\0") if request.after else prefix
         page, size = Page(), 0
         store = self._store(int.from_bytes(base[:_GROUP_BYTES]))
@@ -249,7 +249,7 @@ class Lookups:
     def _next_entry(self, page: Page, base: bytes) -> str:
         if not page.keys:
             raise _too_large()
-        return _text_of(encoded((page.keys[-1],)))
+        return _text_of(encode_typed_key((page.keys[-1],)))
 
     def _entries(
         self, store: KeyedStateReader | None, start: bytes, prefix: bytes, base: bytes
@@ -332,14 +332,15 @@ class Lookups:
             return keys
         declared = self.state.schema.key_type
         return [
-            key + encoded((typed_map_key(each, declared),)) for key, each in zip(keys, request.map_keys, strict=True)
+            key + encode_typed_key((typed_map_key(each, declared),))
+            for key, each in zip(keys, request.map_keys, strict=True)
         ]
 
     def _stored_key(self, given: Sequence[object]) -> bytes:
         types = self.state.key_types
         key = typed_key(given, types, self.state.key_names)
         group = group_of(key, types, self._checkpoint.max_parallelism)
-        return group.to_bytes(_GROUP_BYTES) + self._id + encoded(key) + self._namespace
+        return group.to_bytes(_GROUP_BYTES) + self._id + encode_typed_key(key) + self._namespace
 
     def _store(self, group: int) -> KeyedStateReader | None:
         return self._checkpoint.store_of(self.state.operator, group, exactly=self._exactly)

@@ -61,7 +61,7 @@ def largest_of(column: pa.LargeBinaryArray) -> int:
     return int(sizes_of(column).max(initial=0))
 
 
-def joined(*parts: pa.LargeBinaryArray | bytes) -> pa.LargeBinaryArray:
+def join_columns(*parts: pa.LargeBinaryArray | bytes) -> pa.LargeBinaryArray:
     """Returns a column whose values are those of columns one after the other; bytes are the same in each row."""
     # `pa.scalar` would import pandas.
     arguments = [from_list([part])[0] if isinstance(part, bytes) else part for part in (*parts, b"")]

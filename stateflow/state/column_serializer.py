@@ -28,7 +28,7 @@ from stateflow.state.binary_columns import (
     from_parts,
     from_rows,
     is_valid,
-    joined,
+    join_columns,
     largest_of,
     sizes_of,
     slices,
@@ -421,7 +421,7 @@ def write_columns(shape: Leaf | Record, values: pa.Array, first: bytes) -> pa.La
             held = []
     if held:
         columns.append(_column(held))
-    return columns[0] if len(columns) == 1 else joined(*columns)
+    return columns[0] if len(columns) == 1 else join_columns(*columns)
 
 
 def _column(parts: Sequence[_Part]) -> pa.LargeBinaryArray:

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stateflow.errors import CorruptFile, DataError, SchemaMismatch
-from stateflow.state.binary_columns import from_list, from_rows, is_valid, joined, parts_of, slices
+from stateflow.state.binary_columns import from_list, from_rows, is_valid, join_columns, parts_of, slices
 from stateflow.types.declared_types import KEY_TYPES
 from stateflow.types.key_encoding import NULL_PART, decode_key_parts, encode_key
 from stateflow.types.time_window import TimeWindow
@@ -61,7 +61,7 @@ def encode_keys(columns: Sequence[pa.Array]) -> list[bytes]:
 def encode_key_columns(columns: Sequence[pa.Array]) -> pa.LargeBinaryArray:
     """Returns the encoded keys as a column; as `encode_keys`."""
     parts = [_encoded_column(column) for column in columns]
-    return parts[0] if len(parts) == 1 else joined(*parts)
+    return parts[0] if len(parts) == 1 else join_columns(*parts)
 
 
 def _encoded_column(column: pa.Array) -> pa.LargeBinaryArray:
@@ -75,7 +75,7 @@ def _encoded_column(column: pa.Array) -> pa.LargeBinaryArray:
         # NUL would have to be escaped, and `as_py` reports texts that are not UTF-8.
         data, offsets = parts_of(stored)
         if data[offsets[0] : offsets[-1]].all() and is_valid(column):
-            return joined(_TEXT_TAGS[column.type], stored, b"\0")
+            return join_columns(_TEXT_TAGS[column.type], stored, b"\0")
     return from_list(_encode_parts(column))
 
 
@@ -110,7 +110,7 @@ def decode_windows(data: bytes) -> tuple[Numbers, Numbers]:
     return decode_times(rows[:, 1:9].tobytes()), decode_times(rows[:, 9:].tobytes())
 
 
-def comparable(column: pa.Array) -> pa.Array:
+def to_comparable(column: pa.Array) -> pa.Array:
     """Returns a column whose values are equal exactly where the encoded keys are equal; all NaNs are one key."""
     if not pa.types.is_floating(column.type):
         return column
@@ -484,11 +484,11 @@ class KeyLayout:
         Raises:
             CorruptFile: a key does not have this layout.
         """
-        joined = np.frombuffer(b"".join((*stored, _PADDING)), np.uint8)
+        data = np.frombuffer(b"".join((*stored, _PADDING)), np.uint8)
         ends = np.cumsum(np.fromiter(map(len, stored), np.int64, len(stored)))
         starts = ends - np.diff(ends, prepend=0)
-        groups = pa.array(joined[starts].astype(np.int32) << 8 | joined[starts + 1])
-        cursor = _Cursor(joined, starts, ends - self.tail, np.ones(len(stored), bool))
+        groups = pa.array(data[starts].astype(np.int32) << 8 | data[starts + 1])
+        cursor = _Cursor(data, starts, ends - self.tail, np.ones(len(stored), bool))
         try:
             fast = self._read_fast(cursor)
         except pa.ArrowException:

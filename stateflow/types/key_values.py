@@ -123,7 +123,7 @@ def plain_key(values: Sequence[object]) -> list[Scalar]:
     return [_plain(value) for value in values]
 
 
-def encoded(parts: Sequence[object]) -> bytes:
+def encode_typed_key(parts: Sequence[object]) -> bytes:
     """Returns typed parts of a key in their stored form; raises WrongKeyType for a value that no key can contain."""
     try:
         return encode_key(parts)

@@ -11,7 +11,7 @@ from itertools import permutations
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Record, in_order
+from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Record, sort_records
 from stateflow.cli.status import draw_timeline
 from tests.checkpoint.records import record
 
@@ -148,7 +148,7 @@ UNREADABLE_TIME, LOCAL_TIME = (
 def test_records_are_in_the_order_of_the_log_and_then_of_time(ordered: list[Record]) -> None:
     """Their names in storage end in random ids."""
     for mixed in permutations(ordered):
-        assert in_order(mixed) == ordered
+        assert sort_records(mixed) == ordered
         assert draw_timeline(mixed) == draw_timeline(ordered)
 
 

@@ -21,7 +21,7 @@ from stateflow.compare.snapshots import DiffOptions, SnapshotDiff, compare
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.query.snapshot import Snapshot
 from stateflow.state.backends.base import KeyedStateBackend
-from stateflow.state.backends.canonical_file import CanonicalHeader, encode
+from stateflow.state.backends.canonical_file import CanonicalHeader, encode_file
 from stateflow.state.backends.entry_stream import blocks_of
 from stateflow.state.backends.hash_maps import FilesystemBackend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
@@ -179,7 +179,7 @@ def canonical(storage: Storage, values: Values, groups: int = GROUPS) -> Taken:
     header = CanonicalHeader(
         uid=UID, key_types=["string"], max_parallelism=groups, first_group=0, last_group=groups - 1, states=STATES
     )
-    data = b"".join(encode(header, blocks_of(sorted(entries.items()))))
+    data = b"".join(encode_file(header, blocks_of(sorted(entries.items()))))
     handle = write_bytes(storage, f"data/canonical-{next(_numbers)}", data)
     subtask = SubtaskState(
         subtask=0,

@@ -18,7 +18,7 @@ import xxhash
 
 from stateflow.api.functions.vectorized import Array
 from stateflow.errors import CorruptFile
-from stateflow.state.key_columns import comparable
+from stateflow.state.key_columns import to_comparable
 
 REGISTERS = 4096
 _INDEX_SHIFT, _RANK_BITS = 52, 6
@@ -159,7 +159,7 @@ def _hashes(values: pa.Array) -> Array:
 def _numbers(values: pa.Array) -> Array:
     kind = values.type
     if pa.types.is_floating(kind):
-        whole = comparable(values)
+        whole = to_comparable(values)
     elif pa.types.is_date32(kind):
         whole = values.cast(pa.int32())
     else:

@@ -12,7 +12,7 @@ from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Hea
 from stateflow.checkpoint.log.completed_checkpoints import CompletedCheckpoints
 from stateflow.checkpoint.log.documents import ClaimedSavepoint, EntryRef, LogEntry, Pin
 from stateflow.checkpoint.log.fencing import FENCED_HINT
-from stateflow.checkpoint.log.transitions import Author, unexpired
+from stateflow.checkpoint.log.transitions import Author, drop_expired
 from stateflow.clock import Clock
 from stateflow.errors import ConfigError, DataError, Fenced, StateflowError, StorageError
 from stateflow.storage.paths import log_entry
@@ -87,7 +87,7 @@ class AdminEntries:
         Runs do not call this: each of their entries drops these pins anyway.
         """
         self.append_admin(
-            lambda head: unexpired(head.entry.pinned, self._clock.now().isoformat()) == head.entry.pinned,
+            lambda head: drop_expired(head.entry.pinned, self._clock.now().isoformat()) == head.entry.pinned,
             lambda base: transitions.end_leases(self._job, base, self._author("end of leases")),
         )
 

@@ -732,7 +732,7 @@ def is_position(record: Record) -> bool:
     return record.kind == "fork" and "of" in record.facts
 
 
-def in_order(records: Iterable[Record]) -> list[Record]:
+def sort_records(records: Iterable[Record]) -> list[Record]:
     """Returns the records in order: positions by log entry, and actions on them in between by timestamp.
 
     Clocks of hosts may differ: whatever the timestamps, an action follows its position, and the disposal of a savepoint

@@ -333,7 +333,7 @@ def pending_of(head: Head) -> list[PendingOutput]:
     return [p if p.checkpoint_id else replace(p, checkpoint_id=own) for p in head.entry.pending]
 
 
-def unexpired(pins: list[Pin], at: str) -> list[Pin]:
+def drop_expired(pins: list[Pin], at: str) -> list[Pin]:
     """Returns the pins without those whose lease is over at a time."""
     return [p for p in pins if not p.until or datetime.fromisoformat(p.until) > datetime.fromisoformat(at)]
 
@@ -369,7 +369,7 @@ def _successor(job: JobFormat, base: Head | None, author: Author, kind: EntryKin
             checkpoint=base.checkpoint,
             pending=pending_of(base),
             retained=inline_retained(base.entry),
-            pinned=unexpired(base.entry.pinned, author.at),
+            pinned=drop_expired(base.entry.pinned, author.at),
         ),
         base.entry.oldest_retained,
     )

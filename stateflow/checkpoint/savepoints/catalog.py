@@ -205,7 +205,7 @@ def find_savepoint(storage: Storage, name: str, within: str = SAVEPOINTS) -> Sto
     Raises ConfigError when it means several: they were created concurrently, or the name of one is the folder of
     another, which a user may have planted.
     """
-    found = [s for s in savepoints_named(storage, name, within) if is_confirmed(storage, s)]
+    found = [s for s in find_savepoints(storage, name, within) if is_confirmed(storage, s)]
     if len(found) > 1:
         raise ConfigError(
             "the name means several savepoints",
@@ -216,7 +216,7 @@ def find_savepoint(storage: Storage, name: str, within: str = SAVEPOINTS) -> Sto
     return found[0] if found else None
 
 
-def savepoints_named(storage: Storage, name: str, within: str = SAVEPOINTS) -> list[StoredSavepoint]:
+def find_savepoints(storage: Storage, name: str, within: str = SAVEPOINTS) -> list[StoredSavepoint]:
     """Returns the complete savepoints that a name means: in a folder of this name, or with this name.
 
     Only folders whose savepoint may have the name are read, so that the cost does not grow with the number of

@@ -35,10 +35,10 @@ from stateflow.checkpoint.savepoints.canonical.writer import Destination, shards
 from stateflow.checkpoint.savepoints.catalog import (
     VERSION,
     StoredSavepoint,
+    find_savepoints,
     is_confirmed,
     put_marker,
     record_savepoint,
-    savepoints_named,
 )
 from stateflow.checkpoint.savepoints.cleanup import finish_savepoint, sweep_external
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
@@ -162,7 +162,7 @@ def make_savepoint(root: JobRoot, spec: SavepointSpec, workers: SavepointWorkers
 def _created_before(root: JobRoot, spec: SavepointSpec) -> StoredSavepoint | None:
     """Returns the savepoint that the same request created earlier. Raises ConfigError when another one has the name."""
     storage, within = spec.destination(root)
-    called = savepoints_named(storage, spec.name, within)
+    called = find_savepoints(storage, spec.name, within)
     if spec.into:
         # Other jobs may use the same folder, and the same names.
         called = [s for s in called if s.document.job_uuid == root.job.job_uuid]

@@ -291,7 +291,9 @@ class _KeyedStateWriter:
         with ScratchFolder() as scratch, ExitStack() as stack:
             stores = self._opened(subtask, scratch.path, stack)
             entries = _Counted(_entries(owned, stores))
-            handle = self._stored(canonical_file.encode(header, blocks_of(entries)), scratch.path / "entries", entries)
+            handle = self._stored(
+                canonical_file.encode_file(header, blocks_of(entries)), scratch.path / "entries", entries
+            )
         if handle is None:
             return None
         earliest = self._earliest(subtask)

@@ -26,7 +26,7 @@ from stateflow.errors import StateflowError
 from stateflow.runtime.executor import BatchWork, Executed, Executor, decode_reports, level_specs
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.spark.errors import to_stateflow_error
-from stateflow.runtime.spark.frames import composed, empty_rows
+from stateflow.runtime.spark.frames import compose_functions, empty_rows
 from stateflow.runtime.spark.inputs import BatchFiles, Inputs, SourceRows
 from stateflow.runtime.spark.observations import Observations, SeenByTasks
 from stateflow.runtime.spark.shuffle import (
@@ -40,7 +40,7 @@ from stateflow.runtime.spark.shuffle import (
     with_order,
     written_rows,
 )
-from stateflow.runtime.spark.sorting import SortSettings, sorted_input
+from stateflow.runtime.spark.sorting import SortSettings, sort_input
 from stateflow.runtime.task import store_cache
 from stateflow.runtime.task.outputs import BarrierMessage
 from stateflow.runtime.task.task import run_level
@@ -146,7 +146,7 @@ class SparkExecutor(Executor):
         read = files_read_by_tasks(work.plan, inputs, info)
         if read is not None:
             frame, function = read
-            return _with_tasks(frame, spec, composed((function, task)))
+            return _with_tasks(frame, spec, compose_functions((function, task)))
         # Built once for both ways: it calls the transforms of the user.
         written = written_rows(work.plan, inputs, info)
         unshuffled = None if written is None else unshuffled_input(work.plan, written)
@@ -226,7 +226,7 @@ def _run_task(spec: LevelSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
     assert context is not None
     chain = spec.chains[context.partitionId() // spec.parallelism]
     settings = SortSettings(spec.batch.settings.sort_memory_bytes, spec.batch.environment.local_folder)
-    rows = sorted_input(chain, settings, batches)
+    rows = sort_input(chain, settings, batches)
     return run_level(spec, context.partitionId(), f"t{context.taskAttemptId()}", rows)
 
 

@@ -105,7 +105,7 @@ def leaves_in_frames(node: Node, info: TaskInfo, readers: Collection[Node]) -> l
     return [leaf for parent in parents_of(start) for leaf in leaves_in_frames(parent, info, readers)]
 
 
-def composed(functions: Sequence[ArrowFunction]) -> ArrowFunction:
+def compose_functions(functions: Sequence[ArrowFunction]) -> ArrowFunction:
     """Returns one function that applies several, in order."""
     return functions[0] if len(functions) == 1 else partial(_apply_all, tuple(functions))
 
@@ -237,7 +237,7 @@ def _tagged(source: int, name: str) -> str:
     return f"s{source}_{name}"
 
 
-def in_order(files: Sequence[str], rows: DataFrame) -> DataFrame:
+def sort_by_arrival(files: Sequence[str], rows: DataFrame) -> DataFrame:
     """Returns rows with the hidden column `ARRIVED` in the order of arrival, without the column.
 
     Spark reads files in the order of their sizes. So the rows are shuffled to partitions that have consecutive files,
@@ -304,7 +304,7 @@ class FrameBuilder:
             before = self.frame(node.parent)
             if before is None:
                 return None
-            made = conform(_transformed(node, before), node.schema, describe_function(node.function))
+            made = select_declared(_transformed(node, before), node.schema, describe_function(node.function))
             self._on_transformed(node, made)
             return made
         if isinstance(node, RowsNode | ColumnsNode | ReducedNode):
@@ -323,7 +323,7 @@ class FrameBuilder:
             before = found
         else:
             return None
-        return before.mapInArrow(composed(functions), node.schema.ddl)
+        return before.mapInArrow(compose_functions(functions), node.schema.ddl)
 
 
 def _records(node: RecordsNode, before: DataFrame) -> DataFrame:
@@ -499,7 +499,7 @@ def _is_per_batch(expression: JavaObject) -> bool:
     return kind in _PER_BATCH or any(map(_is_per_batch, _sequence(expression.children())))
 
 
-def conform(frame: DataFrame, schema: RowSchema, transform: str) -> DataFrame:
+def select_declared(frame: DataFrame, schema: RowSchema, transform: str) -> DataFrame:
     """Returns the declared columns of `frame`, in order.
 
     Args:

@@ -39,7 +39,7 @@ from stateflow.runtime.spark.frames import (
     Begin,
     FrameBuilder,
     Observer,
-    composed,
+    compose_functions,
     functions_after,
     leaves_in_frames,
 )
@@ -412,7 +412,7 @@ def files_read_by_tasks(plan: JobPlan, inputs: Inputs, info: TaskInfo) -> tuple[
     if not isinstance(start, SourceNode) or start not in inputs.read_by_tasks:
         return None
     frame, read = inputs.begin_in(start, level.targets)
-    return frame, composed((read, *functions, partial(_renamed, node.schema.names)))
+    return frame, compose_functions((read, *functions, partial(_renamed, node.schema.names)))
 
 
 def unshuffled_input(plan: JobPlan, written: DataFrame) -> DataFrame | None:

@@ -82,7 +82,7 @@ def register_tables(session: SparkSession, sinks: Iterable[Sink]) -> None:
             register(session, sink.catalog_entry)
 
 
-def short_lived(session: SparkSession, entries: Iterable[CatalogEntry]) -> list[str]:
+def warn_of_lost_names(session: SparkSession, entries: Iterable[CatalogEntry]) -> list[str]:
     """Returns a warning for each name that ends with the session, because its catalog is in memory."""
     if session.conf.get(_IMPLEMENTATION, _IN_MEMORY) != _IN_MEMORY:
         return []

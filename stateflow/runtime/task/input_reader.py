@@ -16,7 +16,7 @@ from stateflow.api.graph import CONSTANT_KEY
 from stateflow.api.schema import RowSchema
 from stateflow.api.watermarks import event_time_reader
 from stateflow.errors import InternalError, StateError
-from stateflow.runtime.task.row_conversion import check_declared, displayed, event_times, group_starts, to_rows
+from stateflow.runtime.task.row_conversion import check_declared, describe_cell, event_times, group_starts, to_rows
 from stateflow.runtime.task_spec import GROUP_MASK, GROUP_SHIFT, ChainSpec, InputSpec, Numbers
 from stateflow.state.kinds.key_context import EventClock
 from stateflow.state.kinds.timers import NO_WATERMARK, Timer, Timers
@@ -206,7 +206,7 @@ class KeyedInputs:
                 encode_key(tuple(k[at].as_py() for k in keys))
             except Exception as e:
                 names = [name for each in self._inputs for name in each.schema.names]
-                row = {n: displayed(c[at]) for n, c in zip(names, columns, strict=True) if c[at].is_valid}
+                row = {n: describe_cell(c[at]) for n, c in zip(names, columns, strict=True) if c[at].is_valid}
                 raise StateError(
                     "a key cannot be read",
                     hint="filter such rows in a transform, or cast the column",

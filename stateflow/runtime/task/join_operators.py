@@ -18,11 +18,11 @@ from stateflow.api.joins.times import TimedColumnJoin
 from stateflow.api.schema import RowSchema
 from stateflow.config.state_settings import EntryLimits
 from stateflow.runtime.task.input_reader import KeyedInputs
-from stateflow.runtime.task.row_conversion import conform, event_times, group_starts
+from stateflow.runtime.task.row_conversion import conform_rows, event_times, group_starts
 from stateflow.runtime.task.vector_operator import VectorOperator, WindowVectorOperator, watermarks_before_rows
 from stateflow.runtime.task_spec import GROUP_MASK, GROUP_SHIFT, PHASE_SHIFT, TIMER_PHASE, ChainSpec, Numbers
 from stateflow.state.backends.base import KeyedStateBackend
-from stateflow.state.key_columns import comparable
+from stateflow.state.key_columns import to_comparable
 from stateflow.state.kinds.key_context import VOID_NAMESPACE
 from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
 from stateflow.state.kinds.timers import MOST_BY_COLUMNS, NO_WATERMARK, SliceSize
@@ -59,7 +59,7 @@ class JoinOperator(VectorOperator):
         phase = int(order[0]) >> PHASE_SHIFT
         emitted = self._call("join", lambda: self._join.join(left, right, many))
         while (made := self._call("join", lambda: next(emitted, None))) is not None:
-            for each in conform(made, self._output, "process_batch", operator=self._spec.uid):
+            for each in conform_rows(made, self._output, "process_batch", operator=self._spec.uid):
                 yield phase, each
         self._state.end_key_batch()
 
@@ -132,7 +132,7 @@ class WindowJoinOperator(WindowVectorOperator):
         """Yields what a call emits, and writes its changes."""
         emitted = self._call(name, call)
         while (made := self._call(name, lambda: next(emitted, None))) is not None:
-            for each in conform(made, self.emits, "process_batch", operator=self._spec.uid):
+            for each in conform_rows(made, self.emits, "process_batch", operator=self._spec.uid):
                 yield phase, each
         self._state.end_key_batch()
 
@@ -171,7 +171,7 @@ class _JoinedInputs:
     def read(self, order: Numbers, columns: Sequence[pa.Array], inputs: Numbers) -> _JoinedRows:
         """Returns rows of one phase; arguments as for `KeyedInputs.read`, errors as for its nulls."""
         parts, keys = self._inputs.split(columns, inputs)
-        starts = np.array(group_starts(order, [comparable(key) for key in keys]))
+        starts = np.array(group_starts(order, [to_comparable(key) for key in keys]))
         at = pa.array(starts)
         firsts = pa.RecordBatch.from_arrays([key.take(at) for key in keys], names=self._names)
         groups = (order[starts] >> GROUP_SHIFT & GROUP_MASK).astype(">u2").view("V2").tolist()

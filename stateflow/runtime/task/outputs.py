@@ -15,7 +15,7 @@ from stateflow.api.side_outputs import MAIN
 from stateflow.api.sink import Sink, SinkContext, SinkWriter, Writing
 from stateflow.checkpoint.barriers import Consumed, TaskReport
 from stateflow.errors import BatchFailed, SchemaMismatch, StateflowError, UserCodeError
-from stateflow.runtime.task.row_conversion import check_required, first_misfit, to_batch, to_rows
+from stateflow.runtime.task.row_conversion import check_required, find_misfit, to_batch, to_rows
 from stateflow.runtime.task.stateless_functions import ColumnStep, RowFunctions
 from stateflow.runtime.task_spec import (
     CONTROL,
@@ -123,7 +123,7 @@ class Outputs:
         except SchemaMismatch as e:
             if self._chain.function is not None:
                 e.add_facts(operator=self._chain.uid)
-            position = first_misfit(rows, output.emitted)
+            position = find_misfit(rows, output.emitted)
             key = key_of(position) if key_of and position is not None else None
             if key is not None:
                 e.add_facts(key=repr(key))
@@ -172,10 +172,10 @@ class Outputs:
         }
         prefix = output_prefix(number)
         columns |= {prefix + name: rows.column(name) for name in rows.schema.names}
-        return filled(self._task.level.output_schema, len(rows), columns)
+        return fill_columns(self._task.level.output_schema, len(rows), columns)
 
 
-def filled(schema: pa.Schema, length: int, columns: Mapping[str, object]) -> pa.RecordBatch:
+def fill_columns(schema: pa.Schema, length: int, columns: Mapping[str, object]) -> pa.RecordBatch:
     """Returns a batch with the given columns; all other columns are null."""
     arrays = []
     for field in schema:
@@ -252,9 +252,9 @@ def report_batch(task: TaskSpec, report: TaskReport) -> pa.RecordBatch:
     data = msgspec.msgpack.encode(report)
     level = task.level
     if not level.next_targets:
-        return filled(level.output_schema, 1, {REPORT: [data]})
+        return fill_columns(level.output_schema, 1, {REPORT: [data]})
     barrier = BarrierMessage(report.generation, report.ordinal, report.uid, report.subtask, task.attempt)
     count = level.next_targets
     controls = [msgspec.msgpack.encode(barrier)] * count
     controls[task.partition % count] = msgspec.msgpack.encode(msgspec.structs.replace(barrier, report=data))
-    return filled(level.output_schema, count, {TARGET: range(count), CONTROL: controls, POSITION: [0] * count})
+    return fill_columns(level.output_schema, count, {TARGET: range(count), CONTROL: controls, POSITION: [0] * count})

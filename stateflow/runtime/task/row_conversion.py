@@ -53,7 +53,7 @@ def _values(schema: RowSchema, at: int, columns: Sequence[pa.Array]) -> Sequence
             row_class=schema.row_class.__name__,
             column=column.name,
             reason=str(e)[:200],
-            row=repr({n: displayed(c[row]) for n, c in zip(schema.names, columns, strict=True)})[:500],
+            row=repr({n: describe_cell(c[row]) for n, c in zip(schema.names, columns, strict=True)})[:500],
         ) from e
 
 
@@ -112,7 +112,7 @@ def check_declared(columns: Sequence[pa.Array], schema: RowSchema, **facts: str)
                 **facts,
                 column=column.name + path,
                 declared=_declared_type(column.shape),
-                row=repr({n: displayed(c[row]) for n, c in zip(schema.names, columns, strict=True)})[:500],
+                row=repr({n: describe_cell(c[row]) for n, c in zip(schema.names, columns, strict=True)})[:500],
                 **({} if is_null else {"reason": reason[:200]}),
             )
 
@@ -138,7 +138,7 @@ def _declared_type(shape: Shape) -> str:
     return ", ".join([named, *(f"{name}={value!r}" for name, value in constraints)])
 
 
-def displayed(cell: pa.Scalar) -> object:
+def describe_cell(cell: pa.Scalar) -> object:
     """Returns a value for an error."""
     try:
         return cell.as_py()
@@ -195,14 +195,14 @@ def _checked(column: Column, values: Sequence[object]) -> pa.Array:
     return made
 
 
-def first_misfit(rows: Sequence[object], schema: RowSchema) -> int | None:
+def find_misfit(rows: Sequence[object], schema: RowSchema) -> int | None:
     """Returns the position of the first row that does not fit the columns; None if each row by itself fits."""
     misfits = (n for n, row in enumerate(rows) if not all(_fits(row, column) for column in schema.columns))
     return next(misfits, None)
 
 
 def _row_fact(rows: Sequence[object], schema: RowSchema) -> dict[str, str]:
-    position = first_misfit(rows, schema)
+    position = find_misfit(rows, schema)
     return {} if position is None else {"row": describe_value(rows[position])}
 
 
@@ -229,7 +229,7 @@ def group_starts(order: Numbers, keys: Sequence[pa.Array]) -> list[int]:
     return [0, *(np.flatnonzero(differs) + 1).tolist()]
 
 
-def conform(
+def conform_rows(
     emitted: pa.RecordBatch | pa.Table, schema: RowSchema, called: str, **facts: str
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows that a function returned, with the declared columns in their order.

@@ -18,7 +18,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.barriers import message_with
 from stateflow.errors import StateError, StateflowError, UserCodeError
 from stateflow.runtime.task.dead_letters import DeadLetterCollector
-from stateflow.runtime.task.row_conversion import conform, to_batch, to_rows
+from stateflow.runtime.task.row_conversion import conform_rows, to_batch, to_rows
 from stateflow.runtime.user_code import find_user_line, is_user_error
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.types.columns.conversion import with_type
@@ -192,7 +192,7 @@ class ColumnStep:
             if len(batch):
                 returned = self._call(self._given(batch))
                 if returned is not None:
-                    yield from conform(returned, self.output, _CALLED, function=_name(self.function))
+                    yield from conform_rows(returned, self.output, _CALLED, function=_name(self.function))
 
     def apply_to_partition(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """As `apply`, for a function that Spark calls.

@@ -20,7 +20,7 @@ from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
 from stateflow.runtime.task.input_reader import KeyedInputs
 from stateflow.runtime.task.operator_runtime import batch_time
-from stateflow.runtime.task.row_conversion import check_declared, conform, event_times, group_starts
+from stateflow.runtime.task.row_conversion import check_declared, conform_rows, event_times, group_starts
 from stateflow.runtime.task_spec import (
     GROUP_MASK,
     GROUP_SHIFT,
@@ -31,9 +31,9 @@ from stateflow.runtime.task_spec import (
     SourceTime,
 )
 from stateflow.runtime.user_code import describe_value, find_user_line
-from stateflow.state.backends.base import KeyedStateBackend, key_too_large, largest
+from stateflow.state.backends.base import KeyedStateBackend, key_too_large, largest_size
 from stateflow.state.handles import StateSchema
-from stateflow.state.key_columns import KeyLayout, comparable, encode_keys
+from stateflow.state.key_columns import KeyLayout, encode_keys, to_comparable
 from stateflow.state.kinds.key_context import RowTimes
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch, optional_times
@@ -244,7 +244,7 @@ class VectorOperator:
         return len(group_starts(border.order, self._key_columns(border))) == 1
 
     def _key_columns(self, rows: SortedRows) -> list[pa.Array]:
-        return [comparable(column) for column in self._input.key_columns(rows.columns)]
+        return [to_comparable(column) for column in self._input.key_columns(rows.columns)]
 
     def _feed(self, rows: SortedRows) -> Iterator[tuple[int, pa.RecordBatch]]:
         starts = np.array(group_starts(rows.order, self._key_columns(rows)))
@@ -275,7 +275,7 @@ class VectorOperator:
         self._state.end_key_batch()
         if emitted is not None:
             self._check_rows(emitted)
-            for made in conform(emitted, self.emits, "process_batch", operator=self._spec.uid):
+            for made in conform_rows(emitted, self.emits, "process_batch", operator=self._spec.uid):
                 yield phase, made
 
     def _check_rows(self, emitted: object) -> None:
@@ -301,7 +301,7 @@ class VectorOperator:
                 columns=list(self._names),
                 reason=str(e)[:300],
             ) from e
-        if (size := largest(encoded)) > self._limits.key_bytes:
+        if (size := largest_size(encoded)) > self._limits.key_bytes:
             error = key_too_large(size, self._limits)
             (row,) = keys.slice([len(key) for key in encoded].index(size), 1).to_pylist()
             error.add_facts(operator=self._spec.uid, key=describe_value(row))

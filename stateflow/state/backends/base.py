@@ -92,7 +92,7 @@ def after_prefix(prefix: bytes) -> bytes | None:
     return head[:-1] + bytes([head[-1] + 1]) if head else None
 
 
-def largest(encoded: Iterable[bytes | None]) -> int:
+def largest_size(encoded: Iterable[bytes | None]) -> int:
     """Returns the size of the largest element in bytes; None has no size."""
     return max(map(len, filter(None, encoded)), default=0)
 

@@ -112,12 +112,12 @@ def block_of(items: list[bytes], last: bytes, name: str) -> EntryBlock:
         CorruptFile: the items are no keys and values, or the keys do not ascend after `last` or have no key group.
     """
     if not items or len(items) % 2:
-        raise unreadable(name, "a block is not an array of keys and values")
+        raise unreadable_file(name, "a block is not an array of keys and values")
     keys = items[::2]
     if keys[0] <= last or not all(map(lt, keys, keys[1:])):
-        raise unreadable(name, "its keys are not in order")
+        raise unreadable_file(name, "its keys are not in order")
     if min(map(len, keys)) < GROUP_BYTES:
-        raise unreadable(name, "a key is too short")
+        raise unreadable_file(name, "a key is too short")
     return EntryBlock(keys, items[1::2])
 
 
@@ -125,11 +125,11 @@ def read_exactly(stream: BinaryIO, size: int, name: str) -> bytes:
     """Returns the next `size` bytes of a stream; raises CorruptFile if it ends before. `name` is that of the file."""
     data = stream.read(size)
     if len(data) != size:
-        raise unreadable(name, "it is truncated")
+        raise unreadable_file(name, "it is truncated")
     return data
 
 
-def unreadable(name: str, reason: str) -> CorruptFile:
+def unreadable_file(name: str, reason: str) -> CorruptFile:
     """Returns the error for a file of entries that is not in its format."""
     return CorruptFile(
         "a file of state cannot be read",

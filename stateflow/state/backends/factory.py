@@ -195,7 +195,7 @@ def _read_blocks(location: StoreLocation, base: Base) -> Generator[EntryBlock, N
         if part.backend == CANONICAL:
             for stored in part.files:
                 with _opened(location, part, stored, has_size) as file:
-                    yield from canonical_file.decode_blocks(file, stored.handle.key, base.owned)
+                    yield from canonical_file.decode_groups(file, stored.handle.key, base.owned)
         else:
             yield from select_key_groups(_hashmap_blocks(location, part), base.owned)
 
@@ -226,13 +226,13 @@ def _check_one_file(part: SubtaskState) -> None:
 
 def _hashmap_blocks(location: StoreLocation, part: SubtaskState) -> Iterator[EntryBlock]:
     if part.inline is not None:
-        yield from hash_maps.decode_blocks(io.BytesIO(part.inline), len(part.inline), part.snapshot)
+        yield from hash_maps.decode_entries(io.BytesIO(part.inline), len(part.inline), part.snapshot)
         return
     _check_one_file(part)
     stored = part.files[0]
     # The format has no checksums of its own, and the file is read as a whole anyway.
     with _opened(location, part, stored, has_content) as file:
-        yield from hash_maps.decode_blocks(file, stored.size, stored.handle.key)
+        yield from hash_maps.decode_entries(file, stored.size, stored.handle.key)
 
 
 @contextmanager

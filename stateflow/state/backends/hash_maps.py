@@ -36,7 +36,7 @@ from stateflow.state.backends.entry_stream import (
     entries_of,
     read_exactly,
     select_key_groups,
-    unreadable,
+    unreadable_file,
 )
 from stateflow.state.handles import SubtaskState
 from stateflow.state.host_cache import HostCache, remove_tree
@@ -84,8 +84,8 @@ class DictBackend(KeyedStateBackend):
         return Snapshot(inline=b"".join(self.encoded()))
 
     def encoded(self) -> Iterator[bytes]:
-        """Yields the content in the format of `encode`, in chunks."""
-        return encode(self.scan_range(b"", None))
+        """Yields the content in the format of `encode_entries`, in chunks."""
+        return encode_entries(self.scan_range(b"", None))
 
     def close(self) -> None:
         self.entries = {}
@@ -232,7 +232,7 @@ _LARGEST_BLOCK = LARGEST_VALUE + 2 * LARGEST_KEY + _BLOCK + _LONGEST_HEADER * (_
 _items = msgspec.msgpack.Decoder(Annotated[list[bytes], msgspec.Meta(max_length=_MOST_ITEMS)])
 
 
-def encode(entries: Iterable[Entry]) -> Iterator[bytes]:
+def encode_entries(entries: Iterable[Entry]) -> Iterator[bytes]:
     """Yields the stream in chunks.
 
     Args:
@@ -254,7 +254,7 @@ def encode(entries: Iterable[Entry]) -> Iterator[bytes]:
     yield _LENGTH.pack(0) + _COUNT.pack(count)
 
 
-def decode_blocks(stream: BinaryIO, size: int, name: str) -> Iterator[EntryBlock]:
+def decode_entries(stream: BinaryIO, size: int, name: str) -> Iterator[EntryBlock]:
     """Yields the entries of a stream, in blocks.
 
     Args:
@@ -266,30 +266,30 @@ def decode_blocks(stream: BinaryIO, size: int, name: str) -> Iterator[EntryBlock
         CorruptFile: the stream is not of this format; entries may have been yielded before.
     """
     if stream.read(len(_HEAD)) != _HEAD:
-        raise unreadable(name, "it does not start with the header of this version")
+        raise unreadable_file(name, "it does not start with the header of this version")
     left = size - len(_HEAD)
     count, last = 0, b""
     while length := _number(stream, _LENGTH, name):
         left -= _LENGTH.size + length
         if left < 0:
-            raise unreadable(name, "a block is longer than the file")
+            raise unreadable_file(name, "a block is longer than the file")
         if length > _LARGEST_BLOCK:
-            raise unreadable(name, "a block is larger than any that is written")
+            raise unreadable_file(name, "a block is larger than any that is written")
         block = block_of(_items_of(read_exactly(stream, length, name), name), last, name)
         last = block.keys[-1]
         count += len(block.keys)
         yield block
         del block  # Before the next one is read, since each may be large.
     if _number(stream, _COUNT, name) != count:
-        raise unreadable(name, "its number of entries differs from the recorded count")
+        raise unreadable_file(name, "its number of entries differs from the recorded count")
     if stream.read(1):
-        raise unreadable(name, "there are bytes after its end")
+        raise unreadable_file(name, "there are bytes after its end")
 
 
-def restrict(data: bytes, owned: KeyGroupRange, name: str) -> bytes:
-    """Returns the stream `data` with only the entries of the key groups `owned`. Raises as `decode_blocks` does."""
-    blocks = decode_blocks(io.BytesIO(data), len(data), name)
-    return b"".join(encode(entries_of(select_key_groups(blocks, owned))))
+def select_groups(data: bytes, owned: KeyGroupRange, name: str) -> bytes:
+    """Returns the stream `data` with only the entries of the key groups `owned`. Raises as `decode_entries` does."""
+    blocks = decode_entries(io.BytesIO(data), len(data), name)
+    return b"".join(encode_entries(entries_of(select_key_groups(blocks, owned))))
 
 
 def _block(items: list[bytes]) -> bytes:
@@ -301,7 +301,7 @@ def _items_of(data: bytes, name: str) -> list[bytes]:
     try:
         items: list[bytes] = _items.decode(data)
     except msgspec.DecodeError as e:
-        raise unreadable(name, str(e)) from e
+        raise unreadable_file(name, str(e)) from e
     return items
 
 

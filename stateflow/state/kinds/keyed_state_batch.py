@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import SchemaMismatch, StateError
-from stateflow.state.backends.base import largest, map_key_too_large, value_too_large
+from stateflow.state.backends.base import largest_size, map_key_too_large, value_too_large
 from stateflow.state.key_columns import Numbers, encode_keys, encode_windows
 from stateflow.state.kinds.key_context import ABSENT, VOID_NAMESPACE, KeyContext, RowTimes
 from stateflow.state.kinds.list_state import ListState
@@ -255,7 +255,7 @@ class KeyedStateBatch:
             )
         state.user_keys.check_column(keys)
         prefixes, encoded, limits = self._prefixes(state), encode_keys([keys]), self._context.limits
-        if is_write and (size := largest(encoded)) > limits.map_key_bytes:
+        if is_write and (size := largest_size(encoded)) > limits.map_key_bytes:
             raise map_key_too_large(state.schema.name, size, limits)
         return [prefixes[at] + key for at, key in zip(np.asarray(of).tolist(), encoded, strict=True)]
 
@@ -295,7 +295,7 @@ def _encoded(
 ) -> list[bytes | None]:
     encoded = state.columns.encode(values)
     # An encoded number or time has at most 40 bytes; no limit is meant for them.
-    if not pa.types.is_primitive(values.type) and (size := largest(encoded)) > limits.value_bytes:
+    if not pa.types.is_primitive(values.type) and (size := largest_size(encoded)) > limits.value_bytes:
         raise value_too_large(state.schema.name, size, limits)
     return encoded
 

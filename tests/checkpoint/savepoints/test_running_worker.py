@@ -22,7 +22,7 @@ from stateflow.checkpoint.savepoints.canonical.worker_pool import (
     RunningWorker,
     Volume,
     WaitingTasks,
-    encoded,
+    encode_task,
     error_of_end,
 )
 from stateflow.checkpoint.savepoints.canonical.writer import Destination, LocalCopies, Shard
@@ -114,7 +114,7 @@ class _Root:
     def stored(self, file: StateFile) -> dict[bytes, bytes]:
         """The entries of a canonical file."""
         with (self.path / TO.folder / file.handle.key).open("rb") as stream:
-            return dict(entries_of(canonical_file.decode_blocks(stream, file.handle.key, ALL)))
+            return dict(entries_of(canonical_file.decode_groups(stream, file.handle.key, ALL)))
 
 
 def _shard(state: SubtaskState, groups: KeyGroupRange) -> Shard:
@@ -290,7 +290,7 @@ def test_a_worker_ends_during_a_task_when_its_standard_input_does(root: _Root, t
         task = replace(root.task(1), source=source, target=source)
         with _started() as child:
             assert child.stdin is not None
-            child.stdin.write(encoded(task) * tasks)
+            child.stdin.write(encode_task(task) * tasks)
             child.stdin.flush()
             connection, _ = server.accept()
             with connection:
@@ -324,7 +324,7 @@ def _started() -> subprocess.Popen[bytes]:
 def test_an_idle_worker_ends_when_its_standard_input_does(root: _Root) -> None:
     with _started() as child:
         assert child.stdin is not None and child.stdout is not None
-        child.stdin.write(encoded(root.task(1)))
+        child.stdin.write(encode_task(root.task(1)))
         child.stdin.flush()
         assert len(child.stdout.read(LENGTH.size)) == LENGTH.size
         child.stdin.close()

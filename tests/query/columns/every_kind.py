@@ -225,7 +225,7 @@ def _canonical(storage: Storage, operator: OperatorState, subtask: SubtaskState)
             cache = HostCache.direct(scratch.path / "cache", storage, SystemClock())
             location = StoreLocation(scratch.path / "work", cache, RocksDBSettings())
             blocks = select_key_groups(read_blocks(location, Base.of(subtask)), KeyGroupRange(first, last))
-            content = b"".join(canonical_file.encode(header, blocks))
+            content = b"".join(canonical_file.encode_file(header, blocks))
         handle = write_bytes(storage, f"data/canonical/{subtask.subtask}-{first}", content)
         files.append(StateFile(handle=handle, local_name="entries"))
     return msgspec.structs.replace(subtask, backend=CANONICAL, files=files, inline=None, store_manifest=b"")
@@ -254,7 +254,7 @@ def snapshot_with_entries(
     key_type: str = "string",
 ) -> Snapshot:
     """A snapshot of the value state ``last`` whose stored entries are these, inline."""
-    content = b"".join(hash_maps.encode(iter(sorted(entries.items()))))
+    content = b"".join(hash_maps.encode_entries(iter(sorted(entries.items()))))
     subtask = SubtaskState(
         subtask=0, first_group=0, last_group=KEY_GROUPS - 1, snapshot="s", backend="memory", inline=content
     )

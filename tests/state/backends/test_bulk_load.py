@@ -91,7 +91,7 @@ class Parts:
         return {"files": [self.store(canonical(_of_groups(entries, half), groups)) for half in halves]}
 
     def _inline(self, entries: Entries, groups: range) -> dict[str, Any]:
-        return {"inline": b"".join(hash_maps.encode(sorted(entries.items())))}
+        return {"inline": b"".join(hash_maps.encode_entries(sorted(entries.items())))}
 
     def _native(self, entries: Entries, groups: range) -> dict[str, Any]:
         number = next(self._numbers)
@@ -113,7 +113,7 @@ def canonical(entries: Entries, groups: range = ALL) -> bytes:
     header = CanonicalHeader(
         uid="op", key_types=[], max_parallelism=GROUPS, first_group=groups[0], last_group=groups[-1], states=[]
     )
-    return b"".join(canonical_file.encode(header, blocks_of(sorted(entries.items()))))
+    return b"".join(canonical_file.encode_file(header, blocks_of(sorted(entries.items()))))
 
 
 def _subtasks(parts: Parts, compaction: str = "universal") -> OperatorSubtasks:

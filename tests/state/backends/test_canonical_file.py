@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
 from stateflow.errors import CorruptFile
-from stateflow.state.backends.canonical_file import CanonicalHeader, decode_blocks, encode, encode_columns, read_header
+from stateflow.state.backends.canonical_file import (
+    CanonicalHeader,
+    decode_groups,
+    encode_file,
+    encode_file_of_columns,
+    read_header,
+)
 from stateflow.state.backends.entry_stream import EntryBlock, EntryColumns, blocks_of, entries_of
 from stateflow.state.handles import StateSchema
 from stateflow.state.schema import type_schema
@@ -38,11 +44,11 @@ entries = st.dictionaries(
 
 
 def _file(found: Entries, header: CanonicalHeader = HEADER) -> bytes:
-    return b"".join(encode(header, blocks_of(sorted(found.items()))))
+    return b"".join(encode_file(header, blocks_of(sorted(found.items()))))
 
 
 def _read(data: bytes, first: int = 0, last: int = 127) -> list[tuple[bytes, bytes]]:
-    return list(entries_of(decode_blocks(io.BytesIO(data), "a file", KeyGroupRange(first, last))))
+    return list(entries_of(decode_groups(io.BytesIO(data), "a file", KeyGroupRange(first, last))))
 
 
 @given(entries)
@@ -87,11 +93,11 @@ def test_the_blocks_of_a_file_do_not_depend_on_those_of_its_entries(found: Entri
     parts = [stored[first:end] for first, end in pairwise(sorted({0, *cuts, len(stored)})) if stored[first:end]]
     blocks = [EntryBlock([key for key, _ in part], [value for _, value in part]) for part in parts]
     wanted = _made(*records, count=len(stored))
-    assert b"".join(encode(HEADER, blocks)) == wanted
+    assert b"".join(encode_file(HEADER, blocks)) == wanted
     if parts:
         whole = EntryColumns.of(list(map(itemgetter(0), stored)), list(map(itemgetter(1), stored)))
         bounds = accumulate(map(len, parts), initial=0)
-        assert b"".join(encode_columns(HEADER, (whole.slice(*each) for each in pairwise(bounds)))) == wanted
+        assert b"".join(encode_file_of_columns(HEADER, (whole.slice(*each) for each in pairwise(bounds)))) == wanted
 
 
 def test_the_header_describes_keys_and_states() -> None:
@@ -102,7 +108,7 @@ def test_the_largest_entry_is_read() -> None:
     found = {struct.pack(">H", 2) + b"k" * (2 * LARGEST_KEY): bytes(LARGEST_VALUE), struct.pack(">H", 3): b"v"}
     assert dict(_read(_file(found))) == found
     columns = EntryColumns.of(list(found), list(found.values()))
-    assert b"".join(encode_columns(HEADER, [columns])) == _file(found)
+    assert b"".join(encode_file_of_columns(HEADER, [columns])) == _file(found)
 
 
 def _block(group_items: list[bytes], **changed: Any) -> bytes:

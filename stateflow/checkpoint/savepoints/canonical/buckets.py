@@ -47,7 +47,7 @@ class NewSubtask(Document, frozen=True, kw_only=True):
     """First key group of each of its buckets; the entries of a bucket are sorted together."""
 
 
-def new_subtasks(manifest: Manifest, max_parallelism: int) -> list[NewSubtask]:
+def plan_subtasks(manifest: Manifest, max_parallelism: int) -> list[NewSubtask]:
     """Returns the subtasks of all operators with keyed state, with another number of key groups.
 
     An operator has as many subtasks as before, or as many as there are key groups.
@@ -87,7 +87,9 @@ def _new_subtasks(index: int, operator: OperatorState, max_parallelism: int) -> 
         yield NewSubtask(operator=index, state=state, header=header, buckets=[r.first for r in ranges])
 
 
-def divide(shards: Sequence[Shard], subtasks: Sequence[NewSubtask], read: ShardReader, folder: Path) -> None:
+def divide_into_buckets(
+    shards: Sequence[Shard], subtasks: Sequence[NewSubtask], read: ShardReader, folder: Path
+) -> None:
     """Divides the entries of shards among buckets.
 
     Args:
@@ -109,7 +111,7 @@ def divide(shards: Sequence[Shard], subtasks: Sequence[NewSubtask], read: ShardR
         writer.flush()
 
 
-def sorted_entries(subtask: NewSubtask, folders: Sequence[Path], scratch: Path) -> Iterator[EntryColumns]:
+def read_sorted_entries(subtask: NewSubtask, folders: Sequence[Path], scratch: Path) -> Iterator[EntryColumns]:
     """Yields the entries of a new subtask in order of keys, in parts.
 
     Args:

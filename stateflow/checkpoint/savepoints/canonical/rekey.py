@@ -8,10 +8,10 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
-from stateflow.checkpoint.savepoints.canonical.buckets import NewSubtask, new_subtasks
+from stateflow.checkpoint.savepoints.canonical.buckets import NewSubtask, plan_subtasks
 from stateflow.checkpoint.savepoints.canonical.worker import DivideShare, SortBuckets
 from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, Volume
-from stateflow.checkpoint.savepoints.canonical.writer import Destination, Shard, divided, in_files, shards_of
+from stateflow.checkpoint.savepoints.canonical.writer import Destination, Shard, divide_evenly, replace_files, shards_of
 from stateflow.config.settings import SavepointSettings
 from stateflow.private_files import ScratchFolder
 from stateflow.state.handles import CANONICAL, StateFile
@@ -38,13 +38,13 @@ def rekey(source: Storage, manifest: Manifest, target: Storage, to: Destination,
     """
     workers = LocalWorkers()
     shards = shards_of(manifest, max_parallelism, SavepointSettings())
-    subtasks = new_subtasks(manifest, max_parallelism)
+    subtasks = plan_subtasks(manifest, max_parallelism)
     volume = Volume(source, target, sum(shard.bytes for shard in shards))
     with ScratchFolder() as scratch:
-        divisions = _divisions(divided(shards, workers.count), subtasks, scratch.path)
+        divisions = _divisions(divide_evenly(shards, workers.count), subtasks, scratch.path)
         workers.do(divisions, volume)
         folders = [division.folder for division in divisions]
-        shares = divided(subtasks, workers.count)
+        shares = divide_evenly(subtasks, workers.count)
         files = workers.do([SortBuckets(subtasks=list(s), folders=folders, to=to) for s in shares], volume)
     return _with_files(manifest, subtasks, files)
 
@@ -60,7 +60,7 @@ def _with_files(manifest: Manifest, subtasks: Sequence[NewSubtask], files: Seque
     operators: list[OperatorState] = []
     for index, operator in enumerate(manifest.operators):
         states = [
-            in_files(subtask.state, [replace(file, local_name=f"{CANONICAL}-0")])
+            replace_files(subtask.state, [replace(file, local_name=f"{CANONICAL}-0")])
             for subtask, file in zip(subtasks, files, strict=True)
             if subtask.operator == index
         ]

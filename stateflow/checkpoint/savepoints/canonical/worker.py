@@ -19,7 +19,7 @@ import msgspec
 import pyarrow.compute as pc
 
 from stateflow.checkpoint.barriers import Failure
-from stateflow.checkpoint.savepoints.canonical.buckets import NewSubtask, divide, sorted_entries
+from stateflow.checkpoint.savepoints.canonical.buckets import NewSubtask, divide_into_buckets, read_sorted_entries
 from stateflow.checkpoint.savepoints.canonical.writer import (
     Destination,
     LocalCopies,
@@ -31,7 +31,7 @@ from stateflow.checkpoint.savepoints.canonical.writer import (
 from stateflow.errors import CorruptFile, DataError, StateflowError
 from stateflow.private_files import ScratchFolder
 from stateflow.process_limits import end_with_parent, isolate, time_limits
-from stateflow.state.backends.canonical_file import CanonicalHeader, encode_columns
+from stateflow.state.backends.canonical_file import CanonicalHeader, encode_file_of_columns
 from stateflow.state.backends.entry_stream import EntryBlock, EntryColumns
 from stateflow.state.handles import Document, StateFile
 from stateflow.state.kinds.key_context import KEY_OFFSET
@@ -71,8 +71,8 @@ class DivideShare(Document, frozen=True, kw_only=True, tag=True):
     """Local folder of this worker."""
 
     def run(self, storages: Storages) -> list[StateFile]:
-        """See `divide`; returns nothing."""
-        divide(self.share, self.subtasks, storages.entries, Path(self.folder))
+        """See `divide_into_buckets`; returns nothing."""
+        divide_into_buckets(self.share, self.subtasks, storages.entries, Path(self.folder))
         return []
 
     def size(self) -> int:
@@ -99,13 +99,13 @@ class SortBuckets(Document, frozen=True, kw_only=True, tag=True):
         folders = [Path(folder) for folder in self.folders]
         with ScratchFolder() as scratch:
             encoded = [
-                encode_columns(subtask.header, self._entries(subtask, folders, scratch.path))
+                encode_file_of_columns(subtask.header, self._entries(subtask, folders, scratch.path))
                 for subtask in self.subtasks
             ]
             return store_files(encoded, storages.target, self.to, scratch.path)
 
     def _entries(self, subtask: NewSubtask, folders: Sequence[Path], scratch: Path) -> Iterator[EntryColumns]:
-        parts = sorted_entries(subtask, folders, scratch)
+        parts = read_sorted_entries(subtask, folders, scratch)
         return without_duplicates(subtask.header, parts) if self.of_rows else parts
 
     def size(self) -> int:

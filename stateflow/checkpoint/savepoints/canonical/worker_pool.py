@@ -30,7 +30,7 @@ from stateflow.checkpoint.savepoints.canonical.writer import (
     LocalCopies,
     Shard,
     Storages,
-    divided,
+    divide_evenly,
     shares_of,
 )
 from stateflow.errors import CorruptFile, InternalError, StateflowError
@@ -143,7 +143,7 @@ class WaitingTasks:
     """
 
     def __init__(self, tasks: Sequence[WorkerTask], workers: int) -> None:
-        self._parts = [deque(part) for part in divided(list(enumerate(tasks)), workers)]
+        self._parts = [deque(part) for part in divide_evenly(list(enumerate(tasks)), workers)]
         self._lock = Lock()
         self.workers = len(self._parts)
         self.done: dict[int, list[StateFile]] = {}
@@ -222,7 +222,7 @@ class RunningWorker:
         given, answers = cast(BinaryIO, self._process.stdin), cast(BinaryIO, self._process.stdout)
         # An ended process has no answer, and its exit code is the reason.
         with contextlib.suppress(BrokenPipeError):
-            given.write(encoded(task))
+            given.write(encode_task(task))
             given.flush()
         head = answers.read(LENGTH.size)
         if len(head) == LENGTH.size:
@@ -250,6 +250,6 @@ def error_of_end(task: WorkerTask, exit_code: int) -> StateflowError:
     )
 
 
-def encoded(task: WorkerTask) -> bytes:
+def encode_task(task: WorkerTask) -> bytes:
     """Returns a task as a line that the program of workers reads."""
     return base64.b64encode(msgspec.msgpack.encode(task)) + b"\n"

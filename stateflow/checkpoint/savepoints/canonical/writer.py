@@ -124,7 +124,7 @@ def write_share(share: Sequence[Shard], storages: Storages, to: Destination) -> 
         MissingFile, CorruptFile: a file of the checkpoint is missing or damaged.
     """
     with ScratchFolder() as scratch:
-        encoded = [canonical_file.encode(shard.header, storages.entries(shard)) for shard in share]
+        encoded = [canonical_file.encode_file(shard.header, storages.entries(shard)) for shard in share]
         return store_files(encoded, storages.target, to, scratch.path)
 
 
@@ -191,12 +191,12 @@ def with_canonical_files(
         of_subtask = written.setdefault((shard.operator, shard.state.subtask), [])
         of_subtask.append(replace(file, local_name=f"{CANONICAL}-{len(of_subtask)}"))
     return [
-        [in_files(state, written.get((index, state.subtask), [])) for state in operator.subtasks]
+        [replace_files(state, written.get((index, state.subtask), [])) for state in operator.subtasks]
         for index, operator in enumerate(manifest.operators)
     ]
 
 
-def in_files(state: SubtaskState, files: list[StateFile]) -> SubtaskState:
+def replace_files(state: SubtaskState, files: list[StateFile]) -> SubtaskState:
     """Returns the state of a subtask in canonical files."""
     content = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
     return replace(
@@ -288,7 +288,7 @@ def shares_of(shards: Iterable[Shard], worth_a_worker: int = WORTH_A_WORKER) -> 
     return shares
 
 
-def divided(items: Sequence[T], parts: int) -> list[Sequence[T]]:
+def divide_evenly(items: Sequence[T], parts: int) -> list[Sequence[T]]:
     """Returns the items in at most `parts` contiguous groups of about equal number, none of them empty."""
     parts = min(parts, len(items))
     bounds = [len(items) * number // parts for number in range(parts + 1)] if parts else []
