@@ -138,7 +138,7 @@ _STARTING_REPORT_INTERVAL = timedelta(seconds=15)
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What to run, and callbacks that report its progress.
+    """The job to run, and callbacks that report its progress.
 
     Attributes:
         layers: settings from a file and from the command line; later ones win.
@@ -168,7 +168,7 @@ class Findings:
     Attributes:
         refusals: every error that a run would fail with at its start.
         warnings: likely mistakes that do not prevent a run.
-        unchecked: what was not checked.
+        unchecked: descriptions of omitted checks.
     """
 
     refusals: tuple[StateflowError, ...]
@@ -200,7 +200,7 @@ class PreparedJob:
         """Runs the start checks and collects every refusal; changes nothing.
 
         Args:
-            needs: what the checks may access.
+            needs: the resources that the checks may access.
             with_spark: start Spark for the checks that need it, unless another check has refused the run.
         """
         found = tuple(start_errors(self.start, needs))

@@ -408,7 +408,7 @@ class ValueReader:
             raise
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, CorruptFile) as e:
             raise CorruptFile(
-                "a stored value does not decode as the recorded type",
+                "a stored value cannot be decoded as the recorded type",
                 hint="read another checkpoint or savepoint; verify --deep finds damaged files",
                 reason=str(e),
                 **describe(),

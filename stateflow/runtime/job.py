@@ -105,7 +105,7 @@ class Job:
 
     @property
     def wanted(self) -> CurrentJob:
-        """What the job declares, for the comparison with stored state and positions."""
+        """The declarations of the job, for the comparison with stored state and positions."""
         return CurrentJob(
             self.plan.parallelism, self.root.job.max_parallelism, self.plan.key_types, self.sources, self._declared
         )

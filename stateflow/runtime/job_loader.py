@@ -424,7 +424,7 @@ class JobModules(MetaPathFinder):
                     self._add(imported)
         if (size := sum(len(file.source or b"") for file in self.files.values())) > _LIMIT:
             raise JobDefinitionError(
-                "the modules of a job are too large to send with each task",
+                "the modules of the job are too large to send with each task",
                 hint="install them as a package on the workers, in another folder than the job file's",
                 bytes=size,
                 limit=_LIMIT,
@@ -590,7 +590,7 @@ def _nodes(source: bytes) -> list[ast.AST]:
 
 
 def _imports(name: str, file: CodeFile) -> Iterator[str]:
-    """Yields the dotted names of what a module imports, wherever in its text; some may be no modules."""
+    """Yields the dotted names of what a module imports, wherever in its text; some may not be modules."""
     package = name if file.is_package else name.rpartition(".")[0]
     for node in _nodes(file.source or b""):
         if isinstance(node, ast.Import):

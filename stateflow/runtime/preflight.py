@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Needs(StrEnum):
-    """What a check reads in addition to the job file and this machine."""
+    """Resources that a check needs in addition to the job file and this machine."""
 
     NOTHING = "nothing"
     ROOT = "the job root"

@@ -1,4 +1,4 @@
-"""What the driver sends to tasks: everything that determines a task's result, and nothing else."""
+"""Specification of tasks by the driver: everything that determines a task's result, and nothing else."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class TaskEnvironment:
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """What every task of a batch receives, whatever its level and operator chain."""
+    """The part of the specification that all tasks of a batch have in common."""
 
     id: BatchId
     settings: TaskSettings
@@ -285,7 +285,7 @@ class ChainSpec:
 
 @dataclass(frozen=True)
 class LevelSpec:
-    """What all tasks of a level receive. The partition number determines a task's chain and subtask.
+    """The specification of all tasks of a level. The partition number determines a task's chain and subtask.
 
     Attributes:
         upstream: uid and subtask of each task of the previous level; empty in the first.

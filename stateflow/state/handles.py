@@ -85,7 +85,7 @@ def check_position(handle: FileHandle, part: FilePart) -> None:
     """
     if not 0 <= part.offset <= part.offset + part.size <= handle.size:
         raise CorruptFile(
-            "a file is recorded as a part outside of its object",
+            "a file is recorded as a part beyond the end of its object",
             hint="restore an older checkpoint",
             file=handle.key,
             offset=part.offset,
@@ -156,7 +156,7 @@ class StateSchema(Document, frozen=True, kw_only=True):
     queryable: str = ""
     """The name for queries from outside the job; empty if the state is not queryable."""
     windows: str = ""
-    """What kind of windows its namespaces are, such as ``sessions of event time``; empty for other states."""
+    """Kind of windows of its namespaces, such as ``sessions of event time``; empty for other states."""
     arguments: str = ""
     """The arguments of the operator that its values depend on; empty if they depend on none."""
     ttl_time: Annotated[str, msgspec.Meta(pattern=r"\A(processing|event)?\Z")] = ""

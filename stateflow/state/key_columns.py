@@ -41,7 +41,7 @@ WINDOW_BYTES = 17
 _SIGN = np.uint64(1 << 63)
 _NAN = 0x7FF8_0000_0000_0000
 _TEXT_TAGS = {pa.binary(): b"\1", pa.string(): b"\2"}
-"""What the encodings of texts begin with."""
+"""First bytes of the encodings of texts."""
 
 
 def encode_keys(columns: Sequence[pa.Array]) -> list[bytes]:
@@ -237,7 +237,7 @@ def as_plain_column(column: pa.Array) -> pa.Array:
     try:
         return column.field("value").cast(kind)
     except pa.ArrowInvalid:
-        # The error names the value that is no integer.
+        # The error names the value that is not an integer.
         return column
 
 
@@ -321,7 +321,7 @@ def key_column_type(spark_type: str) -> pa.DataType:
             pass
     found = KEY_TYPES.get(spark_type)
     if found is None:
-        raise CorruptFile("a recorded key column has a type that no key has", type=spark_type)
+        raise CorruptFile("a recorded key column has an invalid type", type=spark_type)
     return found
 
 
@@ -397,7 +397,7 @@ def _read_ints(cursor: _Cursor, kind: pa.DataType) -> pa.Array:
 def _read_floats(cursor: _Cursor, kind: pa.DataType) -> pa.Array:
     bits = cursor.words(1)
     numbers = np.where(bits & _SIGN, bits ^ _SIGN, ~bits).view(np.float64)
-    # What is no float of this column may overflow; it is read again, or was not a float at all.
+    # A value that is not a float of this column may overflow; it is read again, or was not a float at all.
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = numbers.astype(kind.to_pandas_dtype())
     cursor.skip((cursor.data[cursor.at] == 0x21) & ((narrow == numbers) | np.isnan(numbers)), 9)
@@ -464,7 +464,7 @@ class KeyColumns:
 
 @dataclass(frozen=True)
 class KeyLayout:
-    """What the stored keys of a state consist of, after key group and state id.
+    """The parts of the stored keys of a state, after key group and state id.
 
     Attributes:
         types: Arrow types of the key columns.
@@ -537,5 +537,5 @@ class KeyLayout:
             return [parts_column(column, kind) for column, kind in zip(zip(*rows, strict=True), kinds, strict=True)]
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
             raise CorruptFile(
-                "a stored key is not of its recorded type", key=stored[0].hex()[:200], reason=str(e)[:200]
+                "a stored key does not have its recorded type", key=stored[0].hex()[:200], reason=str(e)[:200]
             ) from e

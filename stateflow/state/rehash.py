@@ -80,7 +80,7 @@ class Rehash:
         offset = self._offsets.get(stored[GROUP_BYTES:KEY_OFFSET])
         if offset is None:
             raise CorruptFile(
-                "an entry belongs to no state of its operator",
+                "an entry does not belong to a state of its operator",
                 hint="create the savepoint again with this version; report this if it happens again",
                 key=stored.hex()[:200],
             )
@@ -125,7 +125,7 @@ class _Number:
     """How a number is encoded, and what of it is hashed.
 
     Attributes:
-        tag: what the encoding begins with.
+        tag: first bytes of the encoding.
         offset: offset of its 8 bytes.
         smallest, largest: bounds of the type.
         hashed: numpy's name of the type that is hashed.
@@ -150,7 +150,7 @@ _NUMBERS = {
     "timestamp_ntz": _DATETIME,
 }
 _TEXTS = {"binary": 1, "string": 2}
-"""What the encodings of texts begin with."""
+"""First bytes of the encodings of texts."""
 
 
 def hash_keys(data: Bytes, starts: Numbers, ends: Numbers, types: Sequence[str]) -> tuple[Numbers, Flags]:

@@ -11,7 +11,7 @@ value                                 JSON
 NaN, an infinity                      ``{"$float": "NaN"}``, ``"Infinity"``, ``"-Infinity"``
 bytes                                 ``{"$bytes": "<base64>"}``
 datetime with a zone                  ``{"$datetime": "2026-01-31T10:00:00+00:00"}``
-dict with keys that are no texts      ``{"$dict": [[key, value], …]}``; also one that looks like an object above
+dict with keys that are not texts     ``{"$dict": [[key, value], …]}``; also one that looks like an object above
 extension of msgpack                  ``{"$extension": [code, "<base64>"]}``
 ====================================  ==========================================
 """

@@ -49,7 +49,7 @@ class _Unfit(Exception):
 
 
 _UNFIT = (_Unfit, msgspec.ValidationError, ValueError, OverflowError, ArithmeticError, struct.error)
-"""What conversions raise for a value that is not of the type."""
+"""Errors of conversions of a value that does not have the type."""
 
 
 def typed_key(given: Sequence[object], types: Sequence[str], names: Sequence[str] = ()) -> tuple[object, ...]:

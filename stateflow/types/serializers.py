@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 VALUE_FORMAT = b"\x01"
 TIMESTAMP_FORMATS = {"processing": b"\x02", "event": b"\x03"}
-"""What values begin with that have a timestamp of a time domain, which follows; without one, `VALUE_FORMAT`."""
+"""First byte of values with a timestamp of a time domain, which follows; without one, `VALUE_FORMAT`."""
 _TIMESTAMP_BYTES = 8
 _ZERO = 1 << 63
 _SCALARS = frozenset((type(None), bool, int, float, str, bytes))
@@ -133,7 +133,7 @@ class ValueSerializer(Generic[T]):
             raise self._corrupt("a stored value takes too much memory", hint, e) from e
         except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
             hint = "check whether the type of the state was changed"
-            raise self._corrupt("a stored value is not of the declared type", hint, e) from e
+            raise self._corrupt("a stored value does not have the declared type", hint, e) from e
 
     def _corrupt(self, message: str, hint: str, cause: Exception) -> CorruptFile:
         return CorruptFile(message, hint=hint, declared=self.type_name, reason=str(cause), **self._of)
@@ -302,7 +302,7 @@ def decode_untyped(data: bytes, kind: Any = Any) -> Any:
         PLAIN.check(payload)
         return msgspec.msgpack.decode(payload, type=kind)
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
-        raise CorruptFile("a stored value does not decode", reason=str(e)) from e
+        raise CorruptFile("a stored value cannot be decoded", reason=str(e)) from e
 
 
 def check_untyped(data: bytes) -> None:

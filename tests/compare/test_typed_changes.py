@@ -39,7 +39,7 @@ def _snapshot(values: Mapping[Any, bytes], value_type: object, key_type: str = "
         key_group([key], [key_type], GROUPS).to_bytes(2) + state_id("last") + encode_key((key, None)): b"\x01" + value
         for key, value in values.items()
     }
-    content = b"".join(hash_maps.encode_entries(iter(sorted(entries.items()))))
+    content = b"".join(hash_maps.encode_snapshot(iter(sorted(entries.items()))))
     subtask = SubtaskState(
         subtask=0, first_group=0, last_group=GROUPS - 1, snapshot="s", backend="memory", inline=content
     )

@@ -21,7 +21,7 @@ from stateflow.errors import ConfigError, CorruptFile
 from stateflow.query.reader import table_names, table_of
 from stateflow.query.state_table import Rows
 from stateflow.state.backends.entry_stream import entries_of
-from stateflow.state.backends.hash_maps import decode_entries, encode_entries
+from stateflow.state.backends.hash_maps import decode_snapshot, encode_snapshot
 from stateflow.state.handles import OperatorPart, StateSchema, SubtaskState
 from stateflow.state.schema import type_schema
 from stateflow.storage import MemoryStorage
@@ -147,7 +147,7 @@ def _read(operator: OperatorState, storage: MemoryStorage, rng: random.Random) -
 def _changed_entries(rng: random.Random, subtask: SubtaskState) -> SubtaskState:
     """Returns the subtask with one to three other entries, nearly always in order."""
     content = subtask.inline or b""
-    entries = list(entries_of(decode_entries(io.BytesIO(content), len(content), "s"))) if content else []
+    entries = list(entries_of(decode_snapshot(io.BytesIO(content), len(content), "s"))) if content else []
     if not entries:
         return subtask
     known = [*entries, (entries[0][0], ValueSerializer[EveryType](EveryType).encode(_VALUE))]
@@ -160,7 +160,7 @@ def _changed_entries(rng: random.Random, subtask: SubtaskState) -> SubtaskState:
             entries[at] = key, _changed(rng, value, [v for _, v in known])
     if rng.random() < 0.95:
         entries = sorted(dict(entries).items())
-    return replace(subtask, inline=b"".join(encode_entries(entries)))
+    return replace(subtask, inline=b"".join(encode_snapshot(entries)))
 
 
 def _changed(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:

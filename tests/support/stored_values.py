@@ -41,7 +41,7 @@ def write_stored(make: Callable[[], bytes], compression: DBCompressionType | Non
     files: list[tuple[str, bytes]] = []
     manifest = b""
     if compression is None:
-        files.append(("entries", b"".join(hash_maps.encode_entries(iter([(KEY, make())])))))
+        files.append(("entries", b"".join(hash_maps.encode_snapshot(iter([(KEY, make())])))))
     else:
         write_store(folder / "store", {KEY: make()}, compression)
         files += [(path.name, path.read_bytes()) for path in (folder / "store").glob("*.sst")]

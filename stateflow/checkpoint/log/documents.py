@@ -38,7 +38,7 @@ class JobFormat(Document, frozen=True, kw_only=True):
     key_types: dict[str, list[str]]
     """Spark type names of the key columns, by uid of each keyed operator that the job had when it was created."""
     forked_from: str = ""
-    """What a fork was made from: a savepoint's id, or job uuid and checkpoint. Empty for any other job."""
+    """Origin of a fork: a savepoint's id, or job uuid and checkpoint. Empty for any other job."""
     begun_with: str = ""
     """URI of the savepoint that the job root was created from; empty for any other job."""
     shadow: bool
@@ -358,14 +358,14 @@ class ClaimedSavepoint(Document, frozen=True, kw_only=True):
 
 
 class SinkMode(StrEnum):
-    """What a restore does with a sink's table."""
+    """Actions of a restore on a sink's table."""
 
     RESTORE = "restore"
     KEEP = "keep"
 
 
 class SinkIntent(Document, frozen=True, kw_only=True):
-    """What a restore must do to one table before the job continues."""
+    """The change that a restore must make to one table before the job continues."""
 
     table_id: str
     mode: SinkMode
@@ -523,7 +523,7 @@ class SavepointFormat(StrEnum):
 
 
 class ClaimState(StrEnum):
-    """What a slot in a savepoint's ``claims/`` says about the savepoint's owner."""
+    """The state of a savepoint's owner according to a slot in ``claims/``."""
 
     CLAIMED = "claimed"
     """A job owns it, and deletes it."""
@@ -582,7 +582,7 @@ class Savepoint(Document, frozen=True, kw_only=True):
 
 
 class RequestKind(StrEnum):
-    """What a request asks the run to do."""
+    """The kinds of requests to a run."""
 
     SAVEPOINT = "savepoint"
     STOP = "stop"

@@ -343,7 +343,7 @@ def check_vacant(storage: Storage) -> None:
     others = [blob.key for blob in storage.list("") if not blob.key.startswith(PROBE)]
     if others:
         raise ConfigError(
-            "the folder for the new job root is not empty", hint="choose another one", root=storage.uri, found=others[0]
+            "the folder of the new job root is not empty", hint="choose another one", root=storage.uri, found=others[0]
         )
 
 

@@ -61,7 +61,7 @@ class Author:
 
 @dataclass(frozen=True)
 class Commit:
-    """What a checkpoint adds to the log.
+    """The content that a checkpoint adds to the log.
 
     Attributes:
         ordinal: number of its barrier in the run.
@@ -86,7 +86,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Settlement:
-    """What a run has published since its last COMMIT when it ends. The attributes are those of `Commit`."""
+    """The output that a run has published since its last COMMIT when it ends. The attributes are those of `Commit`."""
 
     published: Published = field(default_factory=dict)
     settled: Settled = frozenset()

@@ -93,7 +93,7 @@ StateRef = tuple[str, str]
 
 @dataclass(frozen=True)
 class GraphMap:
-    """What the user has mapped.
+    """The mappings of the user.
 
     Attributes:
         operators: the new operators of an old one, in the given order; several for one that is split.
@@ -164,7 +164,7 @@ def _old_name(text: str, name: str, stored: StoredGraph) -> tuple[str, str, bool
     owners = [uid for uid, state in _readings(name, stored.operators) if state]
     known = {uid: sorted(item.name for item in stored.operators[uid]) for uid in owners}
     raise ConfigError(
-        "the target has nothing with the old name of a mapping",
+        "the old name of a mapping does not exist in the target",
         hint=_similar(name, [*stored.operators, *stored.sources]),
         map=text,
         operators=sorted(stored.operators),
@@ -190,7 +190,7 @@ def _new_state(text: str, name: str, old_state: str, job: JobGraph) -> StateRef:
 def _check_special(text: str, old: str, new: str) -> None:
     if old != new and {old, new} & {TIMERS_NAME, RAW_NAME}:
         raise ConfigError(
-            "timers and raw state have no other name", hint=f"map them to an operator: OLD.{TIMERS_NAME}=NEW", map=text
+            "timers and raw state cannot be renamed", hint=f"map them to an operator: OLD.{TIMERS_NAME}=NEW", map=text
         )
 
 

@@ -57,7 +57,7 @@ class GraphPlan(Document, frozen=True, kw_only=True):
 
 
 class SourceAction(StrEnum):
-    """What a restore does with the position of a source."""
+    """Actions of a restore on the position of a source."""
 
     KEPT = "kept"
     NEW = "new"
@@ -145,7 +145,7 @@ _WRITTEN_AGAIN = "output of input that is read again is written to {} a second t
 
 
 class StateAction(StrEnum):
-    """What a restore does with an operator's state."""
+    """Actions of a restore on an operator's state."""
 
     MATCHED = "matched"
     NEW = "new"
@@ -506,7 +506,7 @@ def is_outdated(plan: RestorePlan, head: Head) -> bool:
 
 @dataclass(frozen=True)
 class Replay:
-    """What runs after a restore repeat.
+    """The work that runs after a restore repeat.
 
     Attributes:
         rows: number of rows that the job has read since the target.

@@ -98,7 +98,7 @@ def kept_checkpoint(root: JobRoot, head: Head, checkpoint_id: int, hint: str) ->
         if ref.id == checkpoint_id:
             return _checkpoint(root, ref)
     raise ConfigError(
-        "the job does not keep such a checkpoint",
+        "the job does not retain this checkpoint",
         hint=hint,
         checkpoint=checkpoint_id,
         kept=sorted({r.id for r in root.checkpoints.kept(head)}),

@@ -208,7 +208,7 @@ def find_savepoint(storage: Storage, name: str, within: str = SAVEPOINTS) -> Sto
     found = [s for s in find_savepoints(storage, name, within) if is_confirmed(storage, s)]
     if len(found) > 1:
         raise ConfigError(
-            "the name means several savepoints",
+            "several savepoints have this name",
             hint="use the path of one of them",
             name=name,
             paths=[s.uri for s in found],

@@ -441,7 +441,7 @@ def _moved_file(file: StateFile, place: _Place) -> StateFile:
     offset = place.offset + (file.part.offset if file.part else 0)
     if offset + file.size > place.handle.size:
         raise CorruptFile(
-            "a file is recorded as a part outside of its object",
+            "a file is recorded as a part beyond the end of its object",
             hint="use an older checkpoint",
             file=file.handle.key,
             size=file.size,

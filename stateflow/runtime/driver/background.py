@@ -221,7 +221,7 @@ _STORE_EVERY, _TRIM_EVERY = 20, 100
 class Maintenance:
     """Stores and trims the job's history and collects garbage, through `BackgroundWork`.
 
-    A storage that refuses to delete, or a damaged older checkpoint, is no reason to fail a run whose own data is safe;
+    A storage that refuses to delete, or a damaged older checkpoint, must not fail a run whose own data is safe;
     ``stateflow gc`` fails for them.
 
     Args:

@@ -71,7 +71,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """What the first batch starts from.
+    """The starting point of the first batch.
 
     Attributes:
         generation: number of the run's CLAIM.
@@ -90,7 +90,7 @@ class BatchRunner:
     Args:
         job: the job that runs.
         executor: runs the tasks.
-        start: what the first batch starts from.
+        start: the starting point of the first batch.
 
     Attributes:
         manifest: the manifest of the newest barrier, or else of the restored checkpoint.

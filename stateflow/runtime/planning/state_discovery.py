@@ -178,7 +178,7 @@ _BroadcastFunction = KeyedBroadcastProcessFunction[Any, Any, Any]
 
 @dataclass(frozen=True)
 class DeclaredOperator:
-    """What a keyed operator declares before its first row.
+    """The declarations of a keyed operator before its first row.
 
     Attributes:
         uid: uid of the operator.

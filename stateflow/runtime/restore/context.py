@@ -100,7 +100,7 @@ def check_target(job: Job, head: Head, target: Target, request: GraphRequest) ->
     """Checks that the job can continue from the target.
 
     Args:
-        request: what the user has decided about state and sources of the target that the job does not have.
+        request: the user's decisions about state and sources of the target that the job does not have.
 
     Raises:
         ConfigError: state or source positions do not fit the job; IncompatibleState says which state.

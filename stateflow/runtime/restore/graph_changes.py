@@ -1,4 +1,4 @@
-"""What a target becomes for a job whose graph has changed: its state under other names, its sources' positions."""
+"""Changes a target for a job whose graph has changed: names of its state, positions of its sources."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stateflow.state.schema_compatibility import Declarations
 
 @dataclass(frozen=True)
 class GraphRequest:
-    """What a user has decided about the graph, and when.
+    """The user's decisions about the graph, and their time.
 
     Attributes:
         drop: operators, states and sources to drop.
@@ -87,7 +87,7 @@ class ChangedGraph:
         operators: the operators that get state.
         sources: where each source continues.
         chosen: the positions that the user has chosen.
-        request: what the user has decided.
+        request: the user's decisions.
         manifest: the manifest that the job continues from; see `MappedOperators.outline`.
         key_groups: the numbers of key groups of the target and of the job, if keyed state must change it.
     """
@@ -169,7 +169,7 @@ def change_graph(
         target: manifest of the target.
         location: where its files are; operator state is read if an operator may be divided or joined.
         graph: the graph of the job.
-        request: what the user has decided.
+        request: the user's decisions.
 
     Raises:
         ConfigError: a state or a source's position has no unambiguous place, or a name does not exist.

@@ -219,14 +219,14 @@ def check_planned_job(job: Job, plan: RestorePlan) -> None:
     differs = _differences(job, plan)
     if differs:
         raise PlanOutdated(
-            "the job file or its settings are not those of the plan",
+            "the job file or its settings differ from those of the plan",
             hint="execute with the job file, --config and --set that the plan was made with, or make a new plan",
             differs=differs,
         )
 
 
 def planned_graph(plan: RestorePlan) -> GraphRequest:
-    """Returns what the user has decided about the graph in a plan."""
+    """Returns the user's decisions about the graph in a plan."""
     graph = plan.graph
     at = datetime.fromisoformat(graph.at or plan.made_at)
     return GraphRequest(GraphChanges(tuple(graph.maps), tuple(graph.sources)), frozenset(graph.drop), at)
@@ -238,7 +238,7 @@ def check_planned_graph(found: ChangedGraph, plan: RestorePlan) -> None:
     now = [(change.uid, change.then, change.action, change.old) for change in found.source_changes]
     if _outcome(found.plan) != _outcome(plan.graph) or now != planned:
         raise PlanOutdated(
-            "states or source positions are not those of the plan",
+            "states or source positions differ from those of the plan",
             hint="the job file, the plan, or the files of a source have changed: make a new plan",
             planned_sources=[each for each in planned if each not in now],
             sources=[each for each in now if each not in planned],

@@ -230,7 +230,7 @@ def rewrite_operator(rewrite: Rewrite, location: StateLocation, target: ImportTa
     """Writes the state of one operator, and returns the operator with it.
 
     Args:
-        rewrite: what it gets.
+        rewrite: the states that it gets.
         location: where the files of its origins are.
         target: where the new files are stored; its folder is empty.
 
@@ -241,7 +241,7 @@ def rewrite_operator(rewrite: Rewrite, location: StateLocation, target: ImportTa
     result = rewrite.result
     if not 1 <= result.parallelism <= target.max_parallelism:
         raise CorruptFile(
-            "an operator in a manifest has an impossible parallelism",
+            "an operator in a manifest has an invalid parallelism",
             hint="restore another checkpoint or savepoint",
             operator=result.uid,
             parallelism=result.parallelism,

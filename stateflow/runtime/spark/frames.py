@@ -377,7 +377,7 @@ def check_frame(source: Source, spark: SparkSession, limits: SourceSettings) -> 
     if refused:
         operation, instead = refused[0]
         raise JobDefinitionError(
-            f"a source cannot {operation} its rows: Spark's own state is in no checkpoint",
+            f"a source cannot {operation} its rows: no checkpoint contains Spark's own state",
             hint=f"use {instead}",
             source=source.description,
         )
@@ -529,7 +529,7 @@ def select_declared(frame: DataFrame, schema: RowSchema, transform: str) -> Data
             )
         if found[column.name] != column.dtype:
             raise SchemaMismatch(
-                "a transform returns a column of a type that is not the declared one",
+                "a transform returned a column of another type than declared",
                 hint=f"cast it in the transform, or declare the row class that it returns: {_DECLARATION}",
                 transform=transform,
                 column=column.name,

@@ -1,4 +1,4 @@
-"""What passes the sources of a batch, on Spark: the number of rows, and the latest event times.
+"""Observes the sources of a batch on Spark: the number of rows, and the latest event times.
 
 Event times are those of each source where its watermarks are assigned, or of each split. Rows that a filter drops
 afterwards count, as in Flink. So they are observed in the frame, or by the functions in Python, that the rows pass, and
@@ -47,7 +47,7 @@ number is larger than the number of partitions in the third.
 _TIME = -1
 """In the key of an event time, in place of a partition."""
 _Seen = dict[tuple[int, str, int], int]
-"""What tasks have seen, by number of the attempt at a batch, uid of the source and partition: the number of rows, and
+"""Observations of tasks, by number of the attempt at a batch, uid of the source and partition: the number of rows, and
 with `_TIME` the latest event time."""
 
 
@@ -64,7 +64,7 @@ class _SeenParam(AccumulatorParam[_Seen]):
 
 
 class SeenByTasks:
-    """What functions in Python have passed on, in all batches of an executor."""
+    """Observations by functions in Python, in all batches of an executor."""
 
     def __init__(self) -> None:
         self._accumulator: Accumulator[_Seen] | None = None

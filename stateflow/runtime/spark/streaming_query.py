@@ -45,7 +45,7 @@ _POLLING_DELAY = "spark.sql.streaming.pollingDelay"
 
 @dataclass
 class _Outcome:
-    """What the callback, which runs in a thread of Spark, reports to the main thread."""
+    """Reports of the callback, which runs in a thread of Spark, to the main thread."""
 
     error: BaseException | None = None
     reached: str | None = None

@@ -123,7 +123,7 @@ class KeyedInputs:
 
         Raises:
             StateError: a key cannot be read.
-            SchemaMismatch: a value is not of its declared type, or an undeclared null.
+            SchemaMismatch: a value does not have its declared type, or an undeclared null.
         """
         parts = self._parts(columns, input_numbers)
         for part in parts:
@@ -133,7 +133,7 @@ class KeyedInputs:
         # Before the row objects are created, so that an unreadable key raises its own error.
         encoded = self._encode_keys(order, keys, starts, columns)
         rows = _rows(parts, len(order))
-        # After the row objects: a value that is no member of an Enum raises an error with its row.
+        # After the row objects: a value that is not a member of an Enum raises an error with its row.
         return KeyedRows(rows, self._key_types.all_declared(encoded), starts)
 
     def split(

@@ -34,8 +34,8 @@ def to_rows(columns: Sequence[pa.Array], schema: RowSchema) -> list[object]:
     """Returns the row objects of columns of equal length.
 
     Raises:
-        SchemaMismatch: a value is not of its declared type, such as a text that is not a member of an Enum, bytes that
-            are not UTF-8, or a time after the year 9999.
+        SchemaMismatch: a value does not have its declared type, such as a text that is not a member of an Enum, bytes
+            that are not UTF-8, or a time after the year 9999.
     """
     values = [_values(schema, at, columns) for at in range(len(schema.columns))]
     return list(map(maker_of(schema.row_class, schema.names), *values))
@@ -48,7 +48,7 @@ def _values(schema: RowSchema, at: int, columns: Sequence[pa.Array]) -> Sequence
     except (ValueError, OverflowError) as e:
         row = next(n for n in range(len(columns[at])) if not _is_readable(column.shape, columns[at].slice(n, 1)))
         raise SchemaMismatch(
-            "a value of a column is not one of its declared type",
+            "a value of a column does not have the declared type",
             hint="correct the input, filter such rows in a transform, or declare the column as str or int",
             row_class=schema.row_class.__name__,
             column=column.name,
@@ -107,7 +107,9 @@ def check_declared(columns: Sequence[pa.Array], schema: RowSchema, **facts: str)
             row = next(n for n in range(len(columns[at])) if misfit_of(column.shape, columns[at].slice(n, 1)))
             is_null = reason == NULL
             raise SchemaMismatch(
-                "a column that is not nullable contains a null" if is_null else "a value is not of its declared type",
+                "a column that is not nullable contains a null"
+                if is_null
+                else "a value does not have its declared type",
                 hint=_NULL_HINT if is_null else _VALUE_HINT,
                 **facts,
                 column=column.name + path,
@@ -121,8 +123,8 @@ def check_partition(schema: RowSchema, batches: Iterable[pa.RecordBatch]) -> Ite
     """Yields the batches of a Spark partition after `check_declared`.
 
     Raises:
-        RuntimeError: a value is not of its declared type. The message contains the encoded error: Spark forwards only
-            messages.
+        RuntimeError: a value does not have its declared type. The message contains the encoded error: Spark forwards
+            only messages.
     """
     for batch in batches:
         try:

@@ -243,7 +243,7 @@ class Task:
 
 @dataclass(frozen=True)
 class OperatorResult:
-    """What an operator contributes to the report of its task.
+    """The part of an operator in the report of its task.
 
     Attributes:
         states: the keyed states that the function declared.

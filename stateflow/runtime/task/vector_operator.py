@@ -325,7 +325,7 @@ class VectorOperator:
 
 _GROUP_BYTES = 2
 _ACCUMULATOR_BYTES = 128
-"""What one accumulator may take; those of a row with long texts count several times."""
+"""Memory that one accumulator may take; those of a row with long texts count several times."""
 
 
 def calls_of(starts: Array, added: Numbers, limit: int) -> Iterator[tuple[int, int]]:

@@ -64,7 +64,7 @@ _items = msgspec.msgpack.Decoder(Annotated[list[bytes], msgspec.Meta(max_length=
 
 
 class CanonicalHeader(Document, frozen=True, kw_only=True):
-    """What a file contains, and how its keys and values are encoded."""
+    """The content of a file, and the encoding of its keys and values."""
 
     uid: str
     """The operator."""
@@ -253,7 +253,7 @@ def _find_groups(stream: BinaryIO, name: str) -> tuple[list[_Group], int]:
             groups.append(_Group(number, offset, blocks))
             offset, blocks, last = stream.tell(), 0, number
         else:
-            raise unreadable_file(name, "a record is of an unknown kind")
+            raise unreadable_file(name, "a record has an unknown kind")
     if blocks:
         raise unreadable_file(name, "its last key group has no end")
     (count,) = _COUNT.unpack(read_exactly(stream, _COUNT.size, name))
@@ -281,7 +281,7 @@ def _read_head(stream: BinaryIO, name: str) -> tuple[int, int, int]:
     """Returns length, size and checksum of a block whose kind was read."""
     length, size, checksum = _BLOCK.unpack(read_exactly(stream, _BLOCK.size, name))
     if max(length, size) > _LARGEST_BLOCK:
-        raise unreadable_file(name, "a block is larger than any that is written")
+        raise unreadable_file(name, "a block exceeds the largest size")
     return length, size, checksum
 
 

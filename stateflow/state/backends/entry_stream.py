@@ -1,4 +1,4 @@
-"""Entries of keyed state as streams of blocks and as columns: what the formats of entries have in common."""
+"""Entries of keyed state as streams of blocks and as columns, for all formats of entries."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def block_of(items: list[bytes], last: bytes, name: str) -> EntryBlock:
         name: name of the file, for errors.
 
     Raises:
-        CorruptFile: the items are no keys and values, or the keys do not ascend after `last` or have no key group.
+        CorruptFile: the items are not keys and values, or the keys do not ascend after `last` or have no key group.
     """
     if not items or len(items) % 2:
         raise unreadable_file(name, "a block is not an array of keys and values")

@@ -226,13 +226,13 @@ def _check_one_file(part: SubtaskState) -> None:
 
 def _hashmap_blocks(location: StoreLocation, part: SubtaskState) -> Iterator[EntryBlock]:
     if part.inline is not None:
-        yield from hash_maps.decode_entries(io.BytesIO(part.inline), len(part.inline), part.snapshot)
+        yield from hash_maps.decode_snapshot(io.BytesIO(part.inline), len(part.inline), part.snapshot)
         return
     _check_one_file(part)
     stored = part.files[0]
     # The format has no checksums of its own, and the file is read as a whole anyway.
     with _opened(location, part, stored, has_content) as file:
-        yield from hash_maps.decode_entries(file, stored.size, stored.handle.key)
+        yield from hash_maps.decode_snapshot(file, stored.size, stored.handle.key)
 
 
 @contextmanager

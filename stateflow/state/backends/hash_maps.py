@@ -84,8 +84,8 @@ class DictBackend(KeyedStateBackend):
         return Snapshot(inline=b"".join(self.encoded()))
 
     def encoded(self) -> Iterator[bytes]:
-        """Yields the content in the format of `encode_entries`, in chunks."""
-        return encode_entries(self.scan_range(b"", None))
+        """Yields the content in the format of `encode_snapshot`, in chunks."""
+        return encode_snapshot(self.scan_range(b"", None))
 
     def close(self) -> None:
         self.entries = {}
@@ -232,7 +232,7 @@ _LARGEST_BLOCK = LARGEST_VALUE + 2 * LARGEST_KEY + _BLOCK + _LONGEST_HEADER * (_
 _items = msgspec.msgpack.Decoder(Annotated[list[bytes], msgspec.Meta(max_length=_MOST_ITEMS)])
 
 
-def encode_entries(entries: Iterable[Entry]) -> Iterator[bytes]:
+def encode_snapshot(entries: Iterable[Entry]) -> Iterator[bytes]:
     """Yields the stream in chunks.
 
     Args:
@@ -254,7 +254,7 @@ def encode_entries(entries: Iterable[Entry]) -> Iterator[bytes]:
     yield _LENGTH.pack(0) + _COUNT.pack(count)
 
 
-def decode_entries(stream: BinaryIO, size: int, name: str) -> Iterator[EntryBlock]:
+def decode_snapshot(stream: BinaryIO, size: int, name: str) -> Iterator[EntryBlock]:
     """Yields the entries of a stream, in blocks.
 
     Args:
@@ -274,7 +274,7 @@ def decode_entries(stream: BinaryIO, size: int, name: str) -> Iterator[EntryBloc
         if left < 0:
             raise unreadable_file(name, "a block is longer than the file")
         if length > _LARGEST_BLOCK:
-            raise unreadable_file(name, "a block is larger than any that is written")
+            raise unreadable_file(name, "a block exceeds the largest size")
         block = block_of(_items_of(read_exactly(stream, length, name), name), last, name)
         last = block.keys[-1]
         count += len(block.keys)
@@ -287,9 +287,9 @@ def decode_entries(stream: BinaryIO, size: int, name: str) -> Iterator[EntryBloc
 
 
 def select_groups(data: bytes, owned: KeyGroupRange, name: str) -> bytes:
-    """Returns the stream `data` with only the entries of the key groups `owned`. Raises as `decode_entries` does."""
-    blocks = decode_entries(io.BytesIO(data), len(data), name)
-    return b"".join(encode_entries(entries_of(select_key_groups(blocks, owned))))
+    """Returns the stream `data` with only the entries of the key groups `owned`. Raises as `decode_snapshot` does."""
+    blocks = decode_snapshot(io.BytesIO(data), len(data), name)
+    return b"".join(encode_snapshot(entries_of(select_key_groups(blocks, owned))))
 
 
 def _block(items: list[bytes]) -> bytes:

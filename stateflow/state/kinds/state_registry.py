@@ -1,4 +1,4 @@
-"""The declared states of one subtask, and what their checkpoint had declared before."""
+"""The declared states of one subtask, and the declarations in their checkpoint."""
 
 from __future__ import annotations
 

@@ -362,7 +362,7 @@ _FIRST = 128
 _FIRST_BY_COLUMNS = 1 << 10
 _GROWTH = 4
 _BYTES = 2 << 20
-"""What to hold at once, as stored bytes; objects in Python take several times that."""
+"""Size of the state to hold at once, as stored bytes; objects in Python take several times that."""
 _BYTES_BY_COLUMNS = 16 << 20
 """The same for columns, which exist several times: stored, decoded, encoded and emitted."""
 _ROW_BYTES = 400
@@ -377,7 +377,7 @@ class SliceSize:
 
     Attributes:
         most: the largest number.
-        bytes: what to hold at once, as stored bytes.
+        bytes: size of the state to hold at once, as stored bytes.
     """
 
     keys: int = _FIRST

@@ -170,8 +170,8 @@ def to_objects(shape: Shape, column: pa.Array) -> Sequence[object]:
         column: a column whose type is `shape.arrow`; parts may be nullable that are not declared so.
 
     Raises:
-        ValueError: a value is not one of the declared type, such as a text that is no member of an Enum; or two texts
-            are the same key of a map.
+        ValueError: a value does not have the declared type, such as a text that is not a member of an Enum; or two
+            texts are the same key of a map.
         OverflowError: a time is out of the range of Python's.
     """
     if isinstance(shape, Leaf):

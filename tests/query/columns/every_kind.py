@@ -254,7 +254,7 @@ def snapshot_with_entries(
     key_type: str = "string",
 ) -> Snapshot:
     """A snapshot of the value state ``last`` whose stored entries are these, inline."""
-    content = b"".join(hash_maps.encode_entries(iter(sorted(entries.items()))))
+    content = b"".join(hash_maps.encode_snapshot(iter(sorted(entries.items()))))
     subtask = SubtaskState(
         subtask=0, first_group=0, last_group=KEY_GROUPS - 1, snapshot="s", backend="memory", inline=content
     )

@@ -158,7 +158,7 @@ def _subtask(operator: Operator, subtask: int, parallelism: int) -> SubtaskState
         last_group=owned.last,
         snapshot=f"s{subtask}",
         backend="memory",
-        inline=b"".join(hash_maps.encode_entries(own.items())),
+        inline=b"".join(hash_maps.encode_snapshot(own.items())),
         event_timer=5 if operator.timers else None,
     )
 

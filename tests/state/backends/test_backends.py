@@ -171,7 +171,7 @@ def test_memory_state_is_in_the_manifest_alone_and_becomes_files_in_other_backen
 @pytest.mark.parametrize(("below", "inline"), [(0, False), (1, True)])
 def test_filesystem_state_goes_into_the_manifest_below_its_threshold(tmp_path: Path, below: int, inline: bool) -> None:
     entries = {key_of(1): bytes(300)}
-    size = len(b"".join(hash_maps.encode_entries(entries.items())))
+    size = len(b"".join(hash_maps.encode_snapshot(entries.items())))
     storage = MemoryStorage()
     location = _location(tmp_path, storage)
     store = FilesystemBackend(location.folder, location.cache, entries, size + below)

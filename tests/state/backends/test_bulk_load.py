@@ -91,7 +91,7 @@ class Parts:
         return {"files": [self.store(canonical(_of_groups(entries, half), groups)) for half in halves]}
 
     def _inline(self, entries: Entries, groups: range) -> dict[str, Any]:
-        return {"inline": b"".join(hash_maps.encode_entries(sorted(entries.items())))}
+        return {"inline": b"".join(hash_maps.encode_snapshot(sorted(entries.items())))}
 
     def _native(self, entries: Entries, groups: range) -> dict[str, Any]:
         number = next(self._numbers)

@@ -30,11 +30,11 @@ ENTRIES = st.dictionaries(st.binary(min_size=2, max_size=6), st.binary(max_size=
 
 
 def _encoded(entries: dict[bytes, bytes]) -> bytes:
-    return b"".join(hash_maps.encode_entries(sorted(entries.items())))
+    return b"".join(hash_maps.encode_snapshot(sorted(entries.items())))
 
 
 def _read(data: bytes) -> list[tuple[bytes, bytes]]:
-    return list(entries_of(hash_maps.decode_entries(io.BytesIO(data), len(data), "file")))
+    return list(entries_of(hash_maps.decode_snapshot(io.BytesIO(data), len(data), "file")))
 
 
 def _decoded(data: bytes) -> dict[bytes, bytes]:
@@ -123,7 +123,7 @@ def test_a_block_that_is_larger_than_any_entry_may_be_is_not_read() -> None:
     # The size is that of a file without content on the disk, which costs an attacker nothing.
     stream = io.BytesIO(HEAD + struct.pack(">I", 1 << 30) + b"\x92\xc4\x02ab\xc6\x3f\xff\xff\xf0")
     with pytest.raises(CorruptFile) as refused:
-        list(hash_maps.decode_entries(stream, 2 << 30, "file"))
+        list(hash_maps.decode_snapshot(stream, 2 << 30, "file"))
     assert "larger" in str(refused.value.facts["reason"])
 
 

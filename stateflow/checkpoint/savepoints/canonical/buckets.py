@@ -93,13 +93,13 @@ def divide_into_buckets(
     """Divides the entries of shards among buckets.
 
     Args:
-        shards: what one worker reads.
+        shards: the shards that one worker reads.
         subtasks: all new subtasks.
         read: returns the entries of a shard.
         folder: local folder of this worker.
 
     Raises:
-        CorruptFile: an entry belongs to no state of its operator, or a file is damaged.
+        CorruptFile: an entry does not belong to a state of its operator, or a file is damaged.
     """
     for operator, same in groupby(shards, lambda shard: shard.operator):
         headers = [s.header for s in subtasks if s.operator == operator]
@@ -171,7 +171,7 @@ class BucketWriter:
                 self.flush()
 
     def flush(self) -> None:
-        """Writes what is in memory."""
+        """Writes the entries in memory."""
         pending, self._pending, self._size = self._pending, [], 0
         for number, bucket in enumerate(self._starts):
             found = [

@@ -130,7 +130,7 @@ def _stored_files(share: Sequence[Shard]) -> list[str]:
 
 
 class WorkerTask(Document, frozen=True, kw_only=True):
-    """What one worker does, in another process."""
+    """The task of one worker, in another process."""
 
     source: str
     """URI of the storage with the checkpoint's files."""
@@ -216,7 +216,7 @@ def _duplicate(header: CanonicalHeader, stored: bytes) -> DataError:
 
 
 LENGTH = struct.Struct(">I")
-"""What precedes an answer of the program: the number of its bytes."""
+"""Header of an answer of the program: the number of its bytes."""
 _LOW_PRIORITY = 10
 _MEMORY_BYTES = 2 << 30
 _CPU_SECONDS, _CPU_SECONDS_PER_MIB = 60, 10

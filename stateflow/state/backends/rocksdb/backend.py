@@ -327,8 +327,8 @@ class RocksDBReader(_OpenStore):
     Args:
         folder: must not exist; unique to one attempt.
         cache: the host's cache of stored files.
-        state: what the subtask itself wrote with RocksDB. The store of another subtask would have to be cut, which
-            writes.
+        state: the state that the subtask itself wrote with RocksDB. The store of another subtask would have to be cut,
+            which writes.
         settings: memory.
 
     Raises:
@@ -355,7 +355,7 @@ def fetch_and_check(scratch: Path, cache: HostCache, state: SubtaskState) -> Non
     Args:
         scratch: must not exist; a folder for the files, which is removed.
         cache: the host's cache of stored files.
-        state: what the subtask has stored with RocksDB.
+        state: the state of a subtask, stored with RocksDB.
 
     Raises:
         MissingFile, CorruptFile: a file is missing, or not what was recorded, or the store is not safe to open.

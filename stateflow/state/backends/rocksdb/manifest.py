@@ -277,7 +277,7 @@ def _check_numbers(file: StoreFile) -> None:
 
 def _decode_prefixes(value: bytes) -> tuple[bool, bool]:
     if value not in (b"\1", b"\2", b"\3"):
-        raise ValueError(f"which bounds are prefixes is {value[:8]!r}")
+        raise ValueError(f"the flags of prefix bounds are {value[:8]!r}")
     return bool(value[0] & 1), bool(value[0] & 2)
 
 

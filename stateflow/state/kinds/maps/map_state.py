@@ -237,7 +237,7 @@ class MapKeys(Generic[K]):
             self._encoders = {kind: PART_ENCODERS[kind] for kind in self._kinds}
         except TypeError as e:
             raise JobDefinitionError(
-                "a map's keys cannot be of this type",
+                "a map's keys cannot have this type",
                 hint="declare str, int, float, bool, bytes, date or datetime",
                 state=state,
                 type=repr(declared),
@@ -282,7 +282,7 @@ class MapKeys(Generic[K]):
                 reason = str(e)
         if reason:
             raise StateError(
-                "a map's key is not of the declared type",
+                "a map's key does not have the declared type",
                 hint="convert the key, or declare a state with another key type and a new name",
                 state=self._state,
                 declared=describe_type(self._declared),
