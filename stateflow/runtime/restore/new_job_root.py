@@ -451,29 +451,23 @@ def _import_savepoint(
     location = StateLocation.of(stored, checked=True)
     handle = import_state(root, graph.shared, location, 0, graph.operators.rewrites)
     failpoints.hit("begin.imported")
+    facts = {
+        "of": document.id,
+        "at": label,
+        "shadow": "False",
+        "parent_job": f"{document.job} {document.job_uuid}",
+        "savepoint_path": stored.uri,
+        **({"claim_mode": claim_mode.value} if claimed else {}),
+    }
+    took_ms = round((root.clock.monotonic() - started) * 1000, 1)
+    at = root.clock.now().isoformat(timespec="milliseconds")
+    size = manifest.full_bytes
+    record = ActionRecord(
+        seq=1, kind="fork", at=at, by=root.requester, reason=note, took_ms=took_ms, bytes=size, facts=facts
+    )
     # Before the first entry, after which a later attempt finds the root complete. An attempt after a kill uses the same
     # name.
-    write_action(
-        root.storage,
-        ActionRecord(
-            seq=1,
-            kind="fork",
-            at=root.clock.now().isoformat(timespec="milliseconds"),
-            by=root.requester,
-            reason=note,
-            took_ms=round((root.clock.monotonic() - started) * 1000, 1),
-            bytes=manifest.full_bytes,
-            facts={
-                "of": document.id,
-                "at": label,
-                "shadow": "False",
-                "parent_job": f"{document.job} {document.job_uuid}",
-                "savepoint_path": stored.uri,
-                **({"claim_mode": claim_mode.value} if claimed else {}),
-            },
-        ),
-        MADE,
-    )
+    write_action(root.storage, record, MADE)
     # The first run takes over the tables before anything else, also after a kill.
     adoption = Adoption(
         upto=0, manifest=handle, sources=manifest.sources, savepoint=label, claimed=claimed, sinks=tables or None

@@ -269,7 +269,7 @@ class KeyTypes:
         self._kinds = [shape.kind if isinstance(shape, Leaf) and shape.is_converted else None for shape in shapes]
         self._are_stored = not any(self._kinds)
 
-    def declared(self, key: Key) -> Key:
+    def to_declared(self, key: Key) -> Key:
         """Returns a key of stored values as the function receives it.
 
         Raises:
@@ -295,7 +295,7 @@ class KeyTypes:
         """Returns encoded keys with the values as the function receives them; raises StateError as `declared` does."""
         if self._are_stored:
             return keys
-        return [(group, encoded, self.declared(values)) for group, encoded, values in keys]
+        return [(group, encoded, self.to_declared(values)) for group, encoded, values in keys]
 
     def _error(self, message: str, key: Key, reason: str) -> StateError:
         return StateError(

@@ -400,7 +400,7 @@ class _TimerCaller:
                 key=timer.key.hex()[:80],
                 columns=len(runtime.key_columns),
             )
-        key = runtime.key_types.declared(timer.values)
+        key = runtime.key_types.to_declared(timer.values)
         runtime.add_emitter(len(emitted), key)
         self._state.set_key(timer.group, timer.key)
         if timer.namespace is not None:

@@ -76,8 +76,8 @@ class OperatorRuntime:
         self.groups = range_of(info.subtask, info.parallelism, info.max_parallelism)
         self.key_types = KeyTypes(spec)
         self.key_columns: Sequence[str] = spec.keying.columns
-        self._emitted_from: list[int] = []
-        self._emitted_by: list[Key] = []
+        self._starts: list[int] = []
+        self._emitters: list[Key] = []
         self.state = KeyedState(
             initial.backend,
             spec.known_states,
@@ -105,18 +105,18 @@ class OperatorRuntime:
 
     def begin_emitters(self) -> None:
         """Begins to record which keys emit the rows of a new list."""
-        self._emitted_from.clear()
-        self._emitted_by.clear()
+        self._starts.clear()
+        self._emitters.clear()
 
     def add_emitter(self, position: int, key: Key) -> None:
         """Records that rows of the list from this position on are emitted by this key."""
-        self._emitted_from.append(position)
-        self._emitted_by.append(key)
+        self._starts.append(position)
+        self._emitters.append(key)
 
     def emitter_of(self, position: int) -> Key | None:
         """Returns the key that emitted the row at a position of the list; None for a row without a key."""
-        found = bisect_right(self._emitted_from, position)
-        return self._emitted_by[found - 1] if found else None
+        found = bisect_right(self._starts, position)
+        return self._emitters[found - 1] if found else None
 
     # -- errors -------------------------------------------------------------------------------------------------------
 

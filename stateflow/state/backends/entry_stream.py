@@ -157,7 +157,7 @@ class EntryColumns:
         return cls(from_list(keys), from_list(values))
 
     @classmethod
-    def concatenated(cls, parts: Sequence[EntryColumns]) -> EntryColumns:
+    def concatenate(cls, parts: Sequence[EntryColumns]) -> EntryColumns:
         """Returns the entries of at least one part in one."""
         if len(parts) == 1:
             return parts[0]
@@ -185,11 +185,11 @@ class EntryColumns:
         taken = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(rows)])
         return EntryColumns(self.keys.take(taken), self.values.take(taken))
 
-    def sorted(self) -> EntryColumns:
+    def sort(self) -> EntryColumns:
         """Returns the entries in order of keys."""
         return self.take(sorted_rows(self.keys))
 
-    def sorted_parts(self, size: int) -> Iterator[EntryColumns]:
+    def sort_in_parts(self, size: int) -> Iterator[EntryColumns]:
         """Yields the entries in order of keys, in parts of about `size` bytes, which a processor's cache may hold."""
         rows = sorted_rows(self.keys)
         each = max(1, len(rows) * size // (self.bytes or 1))

@@ -81,9 +81,9 @@ class DictBackend(KeyedStateBackend):
                 sorted_keys.remove(key)
 
     def snapshot(self, name: str, full: bool = False) -> Snapshot:
-        return Snapshot(inline=b"".join(self.encoded()))
+        return Snapshot(inline=b"".join(self.encode()))
 
-    def encoded(self) -> Iterator[bytes]:
+    def encode(self) -> Iterator[bytes]:
         """Yields the content in the format of `encode_snapshot`, in chunks."""
         return encode_snapshot(self.scan_range(b"", None))
 
@@ -208,7 +208,7 @@ class FilesystemBackend(DictBackend):
         path = self._folder / LOCAL_NAME
         try:
             with open_private(path) as file:
-                file.writelines(self.encoded())
+                file.writelines(self.encode())
             if path.stat().st_size < self._inline_below:
                 return Snapshot(inline=path.read_bytes())
             return Snapshot(files=tuple(self._cache.store([path], prefix)))

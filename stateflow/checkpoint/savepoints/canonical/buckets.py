@@ -47,7 +47,7 @@ class NewSubtask(Document, frozen=True, kw_only=True):
     """First key group of each of its buckets; the entries of a bucket are sorted together."""
 
 
-def plan_subtasks(manifest: Manifest, max_parallelism: int) -> list[NewSubtask]:
+def new_subtasks(manifest: Manifest, max_parallelism: int) -> list[NewSubtask]:
     """Returns the subtasks of all operators with keyed state, with another number of key groups.
 
     An operator has as many subtasks as before, or as many as there are key groups.
@@ -180,7 +180,7 @@ class BucketWriter:
                 if bounds[number] < bounds[number + 1]
             ]
             if found:
-                _write(bucket_file(self._folder, bucket), "ab", [EntryColumns.concatenated(found)])
+                _write(bucket_file(self._folder, bucket), "ab", [EntryColumns.concatenate(found)])
 
 
 def bucket_file(folder: Path, bucket: int) -> Path:
@@ -213,7 +213,7 @@ def read_sorted_columns(
             runs.append(_store_run(last, scratch / f"run-{len(runs)}"))
             last = part
         if not runs:
-            yield from last.sorted_parts(_PIECE_BYTES)
+            yield from last.sort_in_parts(_PIECE_BYTES)
             return
         runs.append(_store_run(last, scratch / f"run-{len(runs)}"))
         del last
@@ -248,10 +248,10 @@ def _gathered(pieces: Iterable[EntryColumns], size: int) -> Iterator[EntryColumn
         found.append(piece)
         used += piece.bytes
         if used >= size:
-            yield EntryColumns.concatenated(found)
+            yield EntryColumns.concatenate(found)
             found, used = [], 0
     if found:
-        yield EntryColumns.concatenated(found)
+        yield EntryColumns.concatenate(found)
 
 
 def _stored_pieces(files: Iterable[Path]) -> Iterator[EntryColumns]:
@@ -289,7 +289,7 @@ def _merged(runs: Iterable[Iterator[EntryColumns]]) -> Iterator[EntryColumns]:
             rest = entries.slice(end, len(entries)) if end < len(entries) else next(run, None)
             if rest:
                 left.append((rest, run))
-        yield EntryColumns.concatenated(found).sorted()
+        yield EntryColumns.concatenate(found).sort()
         heads = left
 
 
@@ -299,5 +299,5 @@ def _key(entries: EntryColumns, row: int) -> bytes:
 
 
 def _store_run(entries: EntryColumns, path: Path) -> Path:
-    _write(path, "wb", entries.sorted_parts(_RUN_BATCH_BYTES))
+    _write(path, "wb", entries.sort_in_parts(_RUN_BATCH_BYTES))
     return path

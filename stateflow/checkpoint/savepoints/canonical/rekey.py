@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
-from stateflow.checkpoint.savepoints.canonical.buckets import NewSubtask, plan_subtasks
+from stateflow.checkpoint.savepoints.canonical.buckets import NewSubtask, new_subtasks
 from stateflow.checkpoint.savepoints.canonical.worker import DivideShare, SortBuckets
 from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, Volume
 from stateflow.checkpoint.savepoints.canonical.writer import Destination, Shard, divide_evenly, replace_files, shards_of
@@ -38,7 +38,7 @@ def rekey(source: Storage, manifest: Manifest, target: Storage, to: Destination,
     """
     workers = LocalWorkers()
     shards = shards_of(manifest, max_parallelism, SavepointSettings())
-    subtasks = plan_subtasks(manifest, max_parallelism)
+    subtasks = new_subtasks(manifest, max_parallelism)
     volume = Volume(source, target, sum(shard.bytes for shard in shards))
     with ScratchFolder() as scratch:
         divisions = _divisions(divide_evenly(shards, workers.count), subtasks, scratch.path)
