@@ -37,9 +37,10 @@ class Root:
         self.storage = PosixStorage(folder)
         self.parts: list[OperatorPart] = []
 
-    def subtask(self, number: int, ordinal: int, parallelism: int = 2) -> OperatorParts:
+    def subtask(self, number: int, ordinal: int, parallelism: int = 2, *, is_full: bool = False) -> OperatorParts:
         environment = TaskEnvironment(self.storage.uri, Path("unused"))
-        batch = BatchInfo(BatchId("job", 1, ordinal, NOW), TaskSettings(128), environment)
+        settings = TaskSettings(128, full_snapshot=is_full)
+        batch = BatchInfo(BatchId("job", 1, ordinal, NOW), settings, environment)
         base = OperatorBase(parallelism=2, states=[], parts=self.parts) if self.parts else None
         return OperatorParts("op", number, parallelism, batch, base)
 
@@ -72,6 +73,14 @@ def test_a_part_that_has_not_changed_is_reused(root: Root, content: OperatorCont
     assert root.write(content, 2) == before
     assert root.subtask(1, 3).carry_over("t3") == before
     assert root.write(msgspec.structs.replace(content, raw=[b"more"]), 4) != before
+
+
+def test_a_full_snapshot_has_a_file_of_its_own_whether_or_not_the_subtask_has_rows(root: Root) -> None:
+    before = root.write(LARGE, 1)
+    subtask = root.subtask(1, 2, is_full=True)
+    for part in (subtask.carry_over("t2"), subtask.write(LARGE, "t3")):
+        assert part is not None and part.handle is not None and before.handle is not None
+        assert part.handle.key != before.handle.key and read_part(root.storage, part) == LARGE
 
 
 def test_a_subtask_without_state_has_no_part(root: Root) -> None:
