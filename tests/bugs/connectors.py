@@ -1,4 +1,4 @@
-"""Bugs of sources and sinks."""
+"""Bugs of sources and sinks, and of windows, joins, rankings, patterns and SQL functions."""
 
 from __future__ import annotations
 
