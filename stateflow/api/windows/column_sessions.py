@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +19,10 @@ from stateflow.api.windows.column_windows import (
     Segments,
     WindowAggregates,
     Windows,
-    cumulated,
+    accumulate_parts,
+    concat_accumulators,
     is_sorted,
-    joined,
-    taken,
+    take_accumulators,
 )
 from stateflow.api.windows.window_operator import SESSIONS_STATE_NAME, Session
 from stateflow.state.kinds.timer_index import TimeDomain
@@ -94,7 +95,7 @@ class SessionRules:
     lateness: int
     watermark: int
 
-    def kept(self, rows: TimedRows, opened: Sessions) -> Array:
+    def keep(self, rows: TimedRows, opened: Sessions) -> Array:
         """Returns which rows are added to a session; the others are too late."""
         is_late = rows.times + self.gap - 1 + self.lateness <= self.watermark
         if not is_late.any():
@@ -109,7 +110,7 @@ class SessionRules:
         found: Array = np.maximum.accumulate(np.where(~is_late | touches, number, -1)) >= run
         return found
 
-    def merged(self, rows: TimedRows, opened: Sessions) -> MergedSessions:
+    def merge(self, rows: TimedRows, opened: Sessions) -> MergedSessions:
         """Returns the sessions that rows and open sessions of the same keys become; all rows are kept ones."""
         of = np.concatenate([opened.of, rows.of])
         starts = np.concatenate([opened.starts, rows.times])
@@ -125,7 +126,7 @@ class SessionRules:
             order = np.lexsort((is_row, np.where(is_row, starts, starts - self.gap), number))
             session = number[order]
         items = _Items(of, starts, ends, before, is_row).at(order)
-        return MergedSessions(items, order, session, len(opened), self)
+        return MergedSessions(items, order, session, opened, self)
 
     def _session_of(self, items: _Items) -> Array:
         """Returns the number of the session of each item; items are ordered by key and start."""
@@ -165,24 +166,32 @@ class MergedSessions:
         items: the rows and open sessions.
         number: for each item, the number of the open session, or the number of open sessions plus that of the row.
         session: for each item, the number of the session that it becomes a part of.
-        opened: number of open sessions.
+        opened: the sessions that were open before.
     """
 
     items: _Items
     number: Array
     session: Array
-    opened: int
+    opened: Sessions
     rules: SessionRules
 
-    @property
+    @cached_property
     def firsts(self) -> Array:
         """For each session, its first item."""
         return np.flatnonzero(np.append(True, self.session[1:] != self.session[:-1])[: len(self.session)])
 
-    def bounds(self) -> tuple[Array, Array]:
-        """Returns start and end of each session."""
+    @cached_property
+    def windows(self) -> Windows:
+        """The sessions that the items become."""
         firsts = self.firsts
-        return np.minimum.reduceat(self.items.starts, firsts), np.maximum.reduceat(self.items.ends, firsts)
+        starts, ends = np.minimum.reduceat(self.items.starts, firsts), np.maximum.reduceat(self.items.ends, firsts)
+        return Windows(self.items.of[firsts], starts, ends)
+
+    @cached_property
+    def has_rows(self) -> Array:
+        """Which of the sessions have rows of the batch."""
+        found: Array = np.logical_or.reduceat(self.items.is_row, self.firsts)
+        return found
 
     def bounds_so_far(self) -> tuple[Array, Array]:
         """Returns start and end of the session of each item after the item is merged."""
@@ -280,35 +289,18 @@ class SessionSets:
 
 
 @dataclass(frozen=True)
-class _Merge:
-    """The sessions of a batch.
-
-    Attributes:
-        merged: rows and open sessions in the order in which they are merged.
-        opened: the sessions that were open before.
-        windows: the sessions that they become.
-        reached: the watermark that the key of each reaches.
-        has_rows: which of them have rows of the batch.
-    """
-
-    merged: MergedSessions
-    opened: Sessions
-    windows: Windows
-    reached: Array
-    has_rows: Array
-
-
-@dataclass(frozen=True)
 class _Changes:
     """What happens to the sessions of a batch.
 
     Attributes:
         sessions: the sessions, with the namespaces of their contents.
+        reached: the watermark that the key of each reaches.
         fires, is_removed: which of them fire at their end, and which are removed, in the batch.
         of_opened: for each session that was open before, the number of the one that it becomes.
     """
 
     sessions: Sessions
+    reached: Array
     fires: Array
     is_removed: Array
     of_opened: Array
@@ -335,17 +327,17 @@ class SessionAggregates(WindowAggregates):
         before = state.times.before_rows if self._settings.time_column else np.full(len(of), self._watermark(state))
         rows, opened = TimedRows(of, times, before), self._without_ended(state, self._sets.read(state))
         rules = SessionRules(self._gap, self._settings.lateness, self._watermark(state))
-        kept = rules.kept(rows, opened)
+        kept = rules.keep(rows, opened)
         if not kept.all():
             self._output_late(batch, state, ~kept & (times + self._settings.lateness <= rules.watermark))
             batch, rows = batch.filter(pa.array(kept)), rows.at(np.flatnonzero(kept))
-        merge = self._merge(state, rules.merged(rows, opened), opened)
-        if not len(merge.windows):
+        merged = rules.merge(rows, opened)
+        if not len(merged.session):
             return None
-        changes = self._changes(merge)
-        segments, ends, late = self._contents_of(batch, state, merge, changes)
-        self._store(state, merge, changes, segments)
-        return self._evaluate(state, merge, changes, (segments, ends, late))
+        changes = self._changes(state, merged)
+        segments, bounds, is_late = self._contents_of(batch, state, merged, changes)
+        self._store(state, merged, changes, segments)
+        return self._evaluate(state, merged, changes, segments, bounds=bounds, is_late=is_late)
 
     def on_timers(self, domain: TimeDomain, due: DueTimers, state: WindowVectorState) -> pa.RecordBatch | None:
         opened = self._sets.read(state)
@@ -362,7 +354,7 @@ class SessionAggregates(WindowAggregates):
             contents, exists = self._read(state.windows(fired.of, fired.state_starts, fired.state_ends))
             chosen = np.flatnonzero(exists)
             windows = Windows(fired.of, fired.starts, fired.ends).at(chosen)
-            emitted = self._aggregation.emitted(state, windows, taken(contents, chosen))
+            emitted = self._aggregation.emitted(state, windows, take_accumulators(contents, chosen))
             self._register_removal(state, windows, np.full(len(windows), self._watermark(state)))
         # Those that fire may have no timer that removes them.
         is_past = (due.times == due.ends - 1) & (self._removal(due.ends) <= self._watermark(state))
@@ -389,16 +381,9 @@ class SessionAggregates(WindowAggregates):
 
     # -- merging ------------------------------------------------------------------------------------------------------
 
-    def _merge(self, state: WindowVectorState, merged: MergedSessions, opened: Sessions) -> _Merge:
-        if not len(merged.session):
-            none = np.zeros(0, np.int64)
-            return _Merge(merged, opened, Windows(none, none, none), none, none.astype(bool))
-        windows = Windows(merged.items.of[merged.firsts], *merged.bounds())
-        has_rows = np.logical_or.reduceat(merged.items.is_row, merged.firsts)
-        return _Merge(merged, opened, windows, self._reached(state, windows.of), has_rows)
-
-    def _changes(self, merge: _Merge) -> _Changes:
-        merged, windows, opened = merge.merged, merge.windows, merge.opened
+    def _changes(self, state: WindowVectorState, merged: MergedSessions) -> _Changes:
+        windows, opened = merged.windows, merged.opened
+        reached = self._reached(state, windows.of)
         is_opened = ~merged.items.is_row
         of_opened = np.empty(len(opened), np.int64)
         of_opened[merged.number[is_opened]] = merged.session[is_opened]
@@ -409,49 +394,48 @@ class SessionAggregates(WindowAggregates):
         state_starts[of_opened[backwards]] = opened.state_starts[backwards]
         state_ends[of_opened[backwards]] = opened.state_ends[backwards]
         ends = windows.ends - 1
-        fires = (ends > merged.rules.watermark) & (ends <= merge.reached)
-        is_removed = self._removal(windows.ends) <= merge.reached
+        fires = (ends > merged.rules.watermark) & (ends <= reached)
+        is_removed = self._removal(windows.ends) <= reached
         sessions = Sessions(windows.of, windows.starts, windows.ends, state_starts, state_ends)
-        return _Changes(sessions, fires, is_removed, of_opened)
+        return _Changes(sessions, reached, fires, is_removed, of_opened)
 
     def _contents_of(
-        self, batch: pa.RecordBatch, state: WindowVectorState, merge: _Merge, changes: _Changes
+        self, batch: pa.RecordBatch, state: WindowVectorState, merged: MergedSessions, changes: _Changes
     ) -> tuple[Segments, tuple[Array, Array], Array]:
         """Returns the contents of sessions, their bounds, and whether a late row made them.
 
         Sessions that neither change nor fire are left out.
         """
-        merged = merge.merged
         items, session = merged.items, merged.session
         cuts = is_late = np.zeros(len(session), bool)
         if self._settings.lateness:
             starts, ends = merged.bounds_so_far()
             cuts, is_late = merged.fires_after(ends)
         else:
-            starts, ends = merge.windows.starts[session], merge.windows.ends[session]
+            starts, ends = merged.windows.starts[session], merged.windows.ends[session]
         # Adjacent rows of a session are one part, each open session is another one.
         adjacent = items.is_row[1:] & items.is_row[:-1] & (session[1:] == session[:-1]) & ~cuts[:-1]
         first_items = np.flatnonzero(np.append(True, ~adjacent))  # there is at least one item
         last_items = np.append(first_items[1:], len(session)) - 1
-        needed = (merge.has_rows | changes.fires)[session[first_items]]
+        needed = (merged.has_rows | changes.fires)[session[first_items]]
         first_items, last_items = first_items[needed], last_items[needed]
-        parts = self._parts(batch, state, merge, first_items)
-        found = cumulated(
+        parts = self._parts(batch, state, merged, first_items)
+        found = accumulate_parts(
             parts,
             session[first_items],
             cuts[last_items],
             lambda some, at, number: self._columns.merged(
-                some, self._groups(state, at, merge.windows.of[number], len(next(iter(some.values()))))
+                some, self._groups(state, at, merged.windows.of[number], len(next(iter(some.values()))))
             ),
         )
         last = last_items[found.last]
         return found, (starts[last], ends[last]), is_late[last]
 
     def _parts(
-        self, batch: pa.RecordBatch, state: WindowVectorState, merge: _Merge, first_items: Array
+        self, batch: pa.RecordBatch, state: WindowVectorState, merged: MergedSessions, first_items: Array
     ) -> Accumulators:
         """Returns the accumulators of parts: of adjacent rows, and stored ones of open sessions."""
-        merged, opened = merge.merged, merge.opened
+        opened = merged.opened
         number, is_rows = merged.number[first_items], merged.items.is_row[first_items]
         starts = number[is_rows] - len(opened)
         of = merged.items.of[first_items[is_rows]]
@@ -468,52 +452,59 @@ class SessionAggregates(WindowAggregates):
             contents, _ = self._read(state.windows(stored.of, stored.state_starts, stored.state_ends))
             made.append(contents)
             order[~is_rows] = len(starts) + np.arange(len(stored))
-        return taken(joined(made), order) if made else self._columns.nothing(0)
+        return take_accumulators(concat_accumulators(made), order) if made else self._columns.nothing(0)
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def _store(self, state: WindowVectorState, merge: _Merge, changes: _Changes, segments: Segments) -> None:
-        sessions, opened, now = changes.sessions, merge.opened, changes.of_opened
+    def _store(self, state: WindowVectorState, merged: MergedSessions, changes: _Changes, segments: Segments) -> None:
+        sessions, opened, now = changes.sessions, merged.opened, changes.of_opened
         is_moved = (sessions.state_starts[now] != opened.state_starts) | (sessions.state_ends[now] != opened.state_ends)
         self._clear(state, opened.at(np.flatnonzero(is_moved | changes.is_removed[now])))
         finals = segments.finals
         number = segments.window[finals]
-        written = merge.has_rows[number] & ~changes.is_removed[number]
+        written = merged.has_rows[number] & ~changes.is_removed[number]
         if written.any():
             chosen = sessions.at(number[written])
             windows = state.windows(chosen.of, chosen.state_starts, chosen.state_ends)
-            contents = taken(segments.accumulators, finals[written])
+            contents = take_accumulators(segments.accumulators, finals[written])
             everything = np.ones(len(chosen), bool)
             self._write(windows, contents, everything, everything)
         is_other = (sessions.starts[now] != opened.starts) | (sessions.ends[now] != opened.ends)
         is_new = np.ones(len(sessions), bool)
         is_new[now[~is_other]] = False
-        is_old = ~is_new & ~changes.is_removed & (merge.has_rows | changes.fires)
-        registered = (is_new & ~changes.is_removed, is_old)
-        self._move_timers(state, opened.at(np.flatnonzero(is_other)), merge, registered)
+        is_old = ~is_new & ~changes.is_removed & (merged.has_rows | changes.fires)
+        is_new_timer, before = is_new & ~changes.is_removed, opened.at(np.flatnonzero(is_other))
+        self._move_timers(state, merged, changes, before=before, is_new=is_new_timer, is_old=is_old)
         changed = np.unique(np.concatenate([sessions.of[is_new | changes.is_removed], opened.of[is_other]]))
         if len(changed):
             self._sets.write(state, sessions.at(np.flatnonzero(~changes.is_removed)), changed)
 
     def _move_timers(
-        self, state: WindowVectorState, before: Sessions, merge: _Merge, registered: tuple[Array, Array]
+        self,
+        state: WindowVectorState,
+        merged: MergedSessions,
+        changes: _Changes,
+        *,
+        before: Sessions,
+        is_new: Array,
+        is_old: Array,
     ) -> None:
         """Deletes the timers of sessions that were merged, and registers those of others.
 
         Args:
             before: the sessions that were merged.
-            registered: which sessions are new; and which are not, but have rows or fire.
+            is_new: which sessions are new.
+            is_old: which sessions are not, but have rows or fire.
         """
-        is_new, is_old = registered
         if len(before):
             windows = state.windows(before.of, before.starts, before.ends)
             for times in {0, self._settings.lateness}:
                 state.delete(self._settings.domain, windows, before.ends - 1 + times)
         new = np.flatnonzero(is_new)
         if len(new):
-            self._register(state, merge.windows.at(new), merge.reached[new])
+            self._register(state, merged.windows.at(new), changes.reached[new])
         old = np.flatnonzero(is_old)
-        self._register_removal(state, merge.windows.at(old), merge.reached[old])
+        self._register_removal(state, merged.windows.at(old), changes.reached[old])
 
     def _clear(self, state: WindowVectorState, sessions: Sessions) -> None:
         """Removes contents."""
@@ -524,22 +515,25 @@ class SessionAggregates(WindowAggregates):
     def _evaluate(
         self,
         state: WindowVectorState,
-        merge: _Merge,
+        merged: MergedSessions,
         changes: _Changes,
-        contents: tuple[Segments, tuple[Array, Array], Array],
+        segments: Segments,
+        *,
+        bounds: tuple[Array, Array],
+        is_late: Array,
     ) -> pa.RecordBatch | None:
         """Returns the results of sessions that fire: after a late row, before a row that extends them, at their end."""
-        segments, (starts, ends), is_late = contents
+        starts, ends = bounds
         is_final = np.zeros(len(segments.window), bool)
         is_final[segments.finals] = True
         fires = np.where(is_final, changes.fires[segments.window] | is_late, True)
         chosen = np.flatnonzero(fires)
         if not len(chosen):
             return None
-        of = merge.windows.of[segments.window]
+        of = merged.windows.of[segments.window]
         if self._settings.lateness:
             # As row by row: late rows of a key come first.
             last = np.where(is_late, segments.last, ends)[chosen]
             chosen = chosen[np.lexsort((last, ~is_late[chosen], of[chosen]))]
         windows = Windows(of[chosen], starts[chosen], ends[chosen])
-        return self._aggregation.emitted(state, windows, taken(segments.accumulators, chosen))
+        return self._aggregation.emitted(state, windows, take_accumulators(segments.accumulators, chosen))

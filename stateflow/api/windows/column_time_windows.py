@@ -21,11 +21,11 @@ from stateflow.api.windows.column_windows import (
     Slicing,
     WindowAggregates,
     Windows,
-    cumulated,
+    accumulate_parts,
+    concat_accumulators,
     is_sorted,
-    joined,
     starts_of_groups,
-    taken,
+    take_accumulators,
 )
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.window_timers import DueTimers
@@ -99,7 +99,7 @@ class SliceRanges:
         return every[order], np.concatenate(nodes)[order]
 
 
-def merged_nodes(slices: Accumulators, of: Array, nodes: Array, merge: Merge) -> tuple[Accumulators, Array]:
+def merge_nodes(slices: Accumulators, of: Array, nodes: Array, merge: Merge) -> tuple[Accumulators, Array]:
     """Merges slices into nodes; returns accumulators, and for each of `nodes` its position among them.
 
     Only these nodes and the parts of them are merged: a sum of slices that no window has together may be too large.
@@ -124,9 +124,9 @@ def merged_nodes(slices: Accumulators, of: Array, nodes: Array, merge: Merge) ->
         if not len(needed):
             break
         first_halves = (np.cumsum(lower) - 1)[2 * needed]
-        pairs = taken(merged[-1], np.stack([first_halves, first_halves + 1], axis=1).ravel())
+        pairs = take_accumulators(merged[-1], np.stack([first_halves, first_halves + 1], axis=1).ravel())
         merged.append(merge(pairs, np.arange(0, 2 * len(needed), 2), of[needed << level]))
-    return joined(merged), (np.cumsum(is_needed) - 1)[nodes]
+    return concat_accumulators(merged), (np.cumsum(is_needed) - 1)[nodes]
 
 
 _FEW = 16
@@ -166,7 +166,7 @@ class _WindowAssignments:
             np.concatenate([self.starts, other.starts]),
             np.concatenate([self.part, other.part + first]),
             np.concatenate([self.rows, other.rows]),
-            joined([self.accumulators, other.accumulators]),
+            concat_accumulators([self.accumulators, other.accumulators]),
         )
 
 
@@ -201,11 +201,11 @@ class TimeWindowAggregates(WindowAggregates):
         order = np.argsort(window, kind="stable")
         is_late = windows.ends[window] - 1 <= self._watermark(state)
         is_late[: len(present)] = False
-        added = taken(assigned.accumulators, assigned.part)
-        contents = joined([added, taken(stored, present)]) if len(present) else added
+        added = take_accumulators(assigned.accumulators, assigned.part)
+        contents = concat_accumulators([added, take_accumulators(stored, present)]) if len(present) else added
         shifted = np.concatenate([len(of_part) + np.arange(len(present)), np.arange(len(of_part))])
-        segments = cumulated(
-            taken(contents, shifted[order]),
+        segments = accumulate_parts(
+            take_accumulators(contents, shifted[order]),
             window[order],
             is_late[order],
             lambda some, starts, number: self._columns.merged(
@@ -224,7 +224,7 @@ class TimeWindowAggregates(WindowAggregates):
             fired = windows.at(fires)
             contents, exists = self._read(fired.states(state))
             at = np.flatnonzero(exists)
-            emitted = self._aggregation.emitted(state, fired.at(at), taken(contents, at))
+            emitted = self._aggregation.emitted(state, fired.at(at), take_accumulators(contents, at))
             self._end(state, fired.at(at))
         # A window has a timer by the lateness that the job had when it was stored, which may have been another one.
         self._clear(state, windows.at(np.flatnonzero(due.times >= self._removal(due.ends))))
@@ -279,7 +279,7 @@ class TimeWindowAggregates(WindowAggregates):
         late, shared = np.flatnonzero(is_alone), np.flatnonzero(~is_alone)
         part, first = slicing.windows(slices[late])
         each = _WindowAssignments(of[late][part], first, late[part], starts[late][part], accumulators)
-        by_tree = self._assigned_by_tree(state, of[shared], slices[shared], taken(accumulators, shared))
+        by_tree = self._assigned_by_tree(state, of[shared], slices[shared], take_accumulators(accumulators, shared))
         return self._without_removed(each.followed_by(by_tree), watermark)
 
     def _assigned_by_tree(
@@ -291,7 +291,7 @@ class TimeWindowAggregates(WindowAggregates):
         ranges = SliceRanges.of_slices(self._slicing, of, slices)
         ranges = ranges.at(np.flatnonzero(self._removal(ranges.starts + self._slicing.size) > self._watermark(state)))
         number, tree_nodes = ranges.nodes(len(of))
-        merged, positions = merged_nodes(
+        merged, positions = merge_nodes(
             accumulators,
             of,
             tree_nodes,
@@ -363,7 +363,7 @@ class TimeWindowAggregates(WindowAggregates):
         changes = keeps | exists
         if changes.any():
             at = np.flatnonzero(changes)
-            contents = taken(segments.accumulators, segments.finals[at])
+            contents = take_accumulators(segments.accumulators, segments.finals[at])
             self._write(windows.at(at).states(state), contents, np.ones(len(at), bool), keeps[at])
         new = np.flatnonzero(~exists & keeps)
         if len(new):
@@ -392,4 +392,4 @@ class TimeWindowAggregates(WindowAggregates):
             # As row by row: late rows of a key come first, and each fires the latest of its windows first.
             ends = np.where(late >= 0, -fired.ends[chosen], fired.ends[chosen])
             chosen = chosen[np.lexsort((ends, late, late < 0, fired.of[chosen]))]
-        return self._aggregation.emitted(state, fired.at(chosen), taken(segments.accumulators, chosen))
+        return self._aggregation.emitted(state, fired.at(chosen), take_accumulators(segments.accumulators, chosen))

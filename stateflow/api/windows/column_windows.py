@@ -150,7 +150,7 @@ class BoundColumns:
         for column in declared.values():
             if column.spark_type != "bigint" and not pa.types.is_timestamp(column.arrow_type):
                 raise JobDefinitionError(
-                    "a column for a bound of a window has another type",
+                    "a column for a bound of a window must be an int or a datetime",
                     hint="declare it as int, for milliseconds since 1970, or as datetime",
                     column=column.name,
                     declared=column.spark_type,
@@ -278,13 +278,13 @@ def to_stored(accumulators: Accumulators) -> pa.StructArray:
     return pa.StructArray.from_arrays(list(accumulators.values()), names=list(accumulators))
 
 
-def taken(accumulators: Accumulators, at: Array) -> Accumulators:
+def take_accumulators(accumulators: Accumulators, at: Array) -> Accumulators:
     """Returns the accumulators at some positions."""
     indices = pa.array(at)
     return {name: column.take(indices) for name, column in accumulators.items()}
 
 
-def joined(parts: Sequence[Accumulators]) -> Accumulators:
+def concat_accumulators(parts: Sequence[Accumulators]) -> Accumulators:
     """Returns the accumulators of several parts, one part after the other."""
     if len(parts) == 1:
         return parts[0]
@@ -324,7 +324,7 @@ class Segments:
         return ends_of_groups(self.window)
 
 
-def cumulated(parts: Accumulators, window: Array, cuts: Array, merge: Merge) -> Segments:
+def accumulate_parts(parts: Accumulators, window: Array, cuts: Array, merge: Merge) -> Segments:
     """Returns the contents of windows at the end, and after each part that is followed by a cut.
 
     Args:
@@ -359,10 +359,10 @@ def _by_doubling(found: Accumulators, of: Array, place: Array, merge: Merge) -> 
     while step <= last_place:
         now = np.flatnonzero(place >= step)
         pairs = np.stack([now - step, now], axis=1).ravel()
-        more = merge(taken(found, pairs), np.arange(0, 2 * len(now), 2), of[now])
+        more = merge(take_accumulators(found, pairs), np.arange(0, 2 * len(now), 2), of[now])
         at = np.arange(len(of))
         at[now] = len(of) + np.arange(len(now))
-        found = taken(joined([found, more]), at)
+        found = take_accumulators(concat_accumulators([found, more]), at)
         step *= 2
     return found
 
@@ -385,20 +385,22 @@ def _one_by_one(
     made, before = [merge(some, at, of[first])], first
     for now in others:
         # The contents of each window after the segment before, then the parts of this one.
-        contents = taken(made[-1], np.searchsorted(before, now - 1))
+        contents = take_accumulators(made[-1], np.searchsorted(before, now - 1))
         some, at = _parts_of(parts, starts[now], last[now])
         count = len(now)
         order = np.insert(count + np.arange(len(next(iter(some.values())))), at, np.arange(count))
-        made.append(merge(taken(joined([contents, some]), order), at + np.arange(count), of[now]))
+        made.append(
+            merge(take_accumulators(concat_accumulators([contents, some]), order), at + np.arange(count), of[now])
+        )
         before = now
-    return taken(joined(made), np.argsort(by_place))
+    return take_accumulators(concat_accumulators(made), np.argsort(by_place))
 
 
 def _parts_of(parts: Accumulators, starts: Array, last: Array) -> tuple[Accumulators, Array]:
     """Returns the parts of segments, and where those of each segment begin."""
     counts = last - starts + 1
     at = np.cumsum(counts) - counts
-    return taken(parts, np.arange(counts.sum()) + np.repeat(starts - at, counts)), at
+    return take_accumulators(parts, np.arange(counts.sum()) + np.repeat(starts - at, counts)), at
 
 
 _NEVER = -(1 << 63)
