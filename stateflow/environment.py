@@ -55,7 +55,7 @@ class StreamExecutionEnvironment:
         """
         if not isinstance(source, Source | LocalSource):
             raise JobDefinitionError(
-                "from_source needs a source", hint="such as FileSource(path, schema=Row)", given=repr(source), uid=uid
+                "from_source needs a Source", hint="such as FileSource(path, schema=Row)", given=repr(source), uid=uid
             )
         return DataStream.made_by(self.graph, self.graph.add_source(uid, source))
 
@@ -101,7 +101,7 @@ class StreamExecutionEnvironment:
             stream: with event time if windows or other clauses of the queries need it.
 
         Raises:
-            JobDefinitionError: `stream` is no stream, or a table, view or sink has this name.
+            JobDefinitionError: `stream` is not a stream, or a table, view or sink has this name.
             EnvironmentUnsupported: the package sqlglot is not installed.
         """
         self._sql.register_table(name, stream)
@@ -222,7 +222,7 @@ class StreamExecutionEnvironment:
         """
         if not isinstance(backend, StateBackend):
             raise JobDefinitionError(
-                "not a state backend",
+                "set_state_backend needs a state backend of stateflow",
                 hint="use MemoryStateBackend(), FsStateBackend() or RocksDBStateBackend() from stateflow",
                 given=repr(backend),
             )

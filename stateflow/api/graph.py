@@ -378,13 +378,13 @@ class Graph:
     def _check_uid(self, kind: str, uid: str) -> None:
         if not uid:
             raise JobDefinitionError(
-                f"a {kind} has no uid", hint="pass uid=…: state and output are matched by uid", kind=kind
+                f"a {kind} needs a uid", hint="pass uid=…: state and output are matched by uid", kind=kind
             )
         check_name(f"the uid of a {kind}", uid)
         nodes: list[SourceNode | ProcessNode | SinkNode] = [*self.sources, *self.operators, *self.sinks]
         if uid in [n.uid for n in nodes]:
             raise JobDefinitionError(
-                "a uid is used twice", hint="give every source, operator and sink a unique uid", uid=uid
+                "a uid must be unique", hint="give every source, operator and sink a unique uid", uid=uid
             )
 
 

@@ -73,13 +73,13 @@ def _name_and_direction(order: Order) -> tuple[str, str]:
         return order, "asc"
     if len(order) != 2 or not isinstance(order[0], str):
         raise JobDefinitionError(
-            "an order is neither a column nor a column with its direction",
+            "an order must be a column, or a column with its direction",
             hint='pass "price" or ("price", "desc")',
             given=repr(order),
         )
     if order[1] not in ("asc", "desc"):
         raise JobDefinitionError(
-            "an order is neither ascending nor descending", hint='use "asc" or "desc"', given=repr(order)
+            "the direction of an order must be ascending or descending", hint='use "asc" or "desc"', given=repr(order)
         )
     return order[0], order[1]
 
@@ -184,7 +184,7 @@ class TopNOutput:
             )
         check_nullable({column.name: column.nullable for column in given.columns}, output)
         if rank and made[rank].spark_type != "bigint":
-            raise JobDefinitionError("a rank is an int", hint=f"declare {rank}: int", column=rank)
+            raise JobDefinitionError("the column of a rank must be an int", hint=f"declare {rank}: int", column=rank)
         if retracts and not kind:
             raise JobDefinitionError(NO_KIND, hint=KIND_HINT, output=output.row_class.__name__)
         return cls(output, rank, kind, retracts)
@@ -503,13 +503,13 @@ class Materialize(KeyedProcessFunction[object, object]):
     def process_element(self, row: object, ctx: Context) -> Iterator[object]:
         kept = with_kind(row, self._row_kind, RowKind.INSERT)
         if RowKind(getattr(row, self._row_kind)).is_retraction:
-            yield from self._take_back(kept)
+            yield from self._retract(kept)
             return
         is_first = next(iter(self._rows.get()), None) is None
         self._rows.add(kept)
         yield kept if is_first else with_kind(row, self._row_kind, RowKind.UPDATE_AFTER)
 
-    def _take_back(self, row: object) -> Iterator[object]:
+    def _retract(self, row: object) -> Iterator[object]:
         rows, wanted = list(self._rows.get()), self._identity.content(row)
         found = next((at for at, each in enumerate(rows) if self._identity.content(each) == wanted), None)
         if found is None:

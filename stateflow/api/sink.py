@@ -398,7 +398,9 @@ class PrintSink(Sink):
     def __init__(self, limit: int = 100) -> None:
         if limit < 0:
             raise JobDefinitionError(
-                "the limit of printed rows is negative", hint="pass 0 to print only the number of rows", limit=limit
+                "the limit of printed rows must not be negative",
+                hint="pass 0 to print only the number of rows",
+                limit=limit,
             )
         self.limit = limit
 

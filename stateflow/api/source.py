@@ -407,7 +407,7 @@ def check_limits(sources: Mapping[str, Source | LocalSource], settings: SourceSe
     for uid, limits in settings.of.items():
         if uid not in sources:
             raise ConfigError(
-                "a limit is set for a source that the job does not have",
+                "a limit names a source that the job does not have",
                 hint="use the uid of a source",
                 uid=uid,
                 known=sorted(sources),
@@ -482,8 +482,8 @@ class CollectionSource(LocalSource):
         wrong = [repr(row) for row in self._rows if not isinstance(row, row_class)]
         if wrong:
             raise JobDefinitionError(
-                "a row of a collection is no instance of its row class",
-                hint=f"pass {row_class.__name__} objects",
+                f"expected rows of type {row_class.__name__}",
+                hint="pass objects of the row class",
                 given=wrong[0][:200],
             )
 
@@ -514,7 +514,7 @@ class CollectionSource(LocalSource):
             row = None
         if type(row) is not int or not 0 <= row <= len(self._rows):
             raise ConfigError(
-                "the position of a collection is not a number of its rows",
+                "the position of a collection must be a number of its rows",
                 hint=f'use {{"row": N}} with N from 0 to {len(self._rows)}',
                 position=start.position[:200],
             )

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from stateflow.api.aggregates.partial import Half, Partial, is_true, masked
+from stateflow.api.aggregates.partial import Half, Partial, is_true, mask_values
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import Column
 from stateflow.types.columns.precision import precision
@@ -109,7 +109,7 @@ class Aggregate(ABC):
     def values(self, batch: pa.RecordBatch, state: VectorState) -> Values:
         """Returns the values of a batch that it aggregates, with null for those that it ignores."""
         column = batch.column(self.column.name)
-        return Values(masked(column, is_true(batch.column(self.where))) if self.where else column, state)
+        return Values(mask_values(column, is_true(batch.column(self.where))) if self.where else column, state)
 
     @abstractmethod
     def add(self, before: Accumulators, values: Values) -> Accumulators:

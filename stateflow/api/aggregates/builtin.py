@@ -27,7 +27,7 @@ from stateflow.api.aggregates.aggregate import (
     declared_type,
     to_numpy,
 )
-from stateflow.api.aggregates.partial import DistinctPartial, Half, Pairs, Partial, joined, passed_rows
+from stateflow.api.aggregates.partial import DistinctPartial, Half, Pairs, Partial, join_halves, passed_rows
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import Column
@@ -95,12 +95,12 @@ class Sum(Aggregate):
         old = to_numpy(before["sum"])
         high, low = partials[Half.HIGH.value], partials[Half.LOW.value]
         above, below = high.summed, low.summed
-        estimate = np.abs(joined(above.astype(np.float64), below)) + np.abs(old.astype(np.float64))
+        estimate = np.abs(join_halves(above.astype(np.float64), below)) + np.abs(old.astype(np.float64))
         for at in np.flatnonzero(estimate >= _SAFE_SUM).tolist():
-            self._check_64_bits(int(old[at]) + joined(int(above[at]), int(below[at])), at, high.state)
+            self._check_64_bits(int(old[at]) + join_halves(int(above[at]), int(below[at])), at, high.state)
         empty = before["sum"].is_null().to_numpy(zero_copy_only=False) & (high.counts == 0)
         # An intermediate result may wrap around; the final sum fits, so it is exact.
-        return {"sum": pa.array(old + joined(above, below), mask=empty)}
+        return {"sum": pa.array(old + join_halves(above, below), mask=empty)}
 
     def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
         return self.add(self.nothing(len(groups)), Values(accumulators["sum"], groups))
@@ -151,7 +151,7 @@ class Mean(Aggregate):
         if "sum" in partials:
             added = partials["sum"].summed
         else:
-            added = joined(partials[Half.HIGH.value].summed.astype(np.float64), partials[Half.LOW.value].summed)
+            added = join_halves(partials[Half.HIGH.value].summed.astype(np.float64), partials[Half.LOW.value].summed)
         return {
             "count": pa.array(to_numpy(before["count"]) + partials["count"].summed),
             "sum": pa.array(to_numpy(before["sum"], 0.0) + added),

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values, declared_type, to_numpy
 from stateflow.api.aggregates.builtin import Count, CountDistinct, DecimalSum, Max, Mean, Min, Sum, Variance
 from stateflow.api.aggregates.column_aggregates import ColumnAggregates
-from stateflow.api.aggregates.partial import Pairs, masked, passed_rows
+from stateflow.api.aggregates.partial import Pairs, mask_values, passed_rows
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import Column, RowSchema
@@ -484,7 +484,7 @@ class ChangelogAggregates(ColumnAggregates):
         values = super()._values(aggregate, batch, state)
         if self._signs is None:
             return values
-        return Values(masked(values.column, pa.array(self._signs != 0)), state, self._signs)
+        return Values(mask_values(values.column, pa.array(self._signs != 0)), state, self._signs)
 
     def _after(self, name: str, before: Accumulators, batch: pa.RecordBatch, state: VectorState) -> Accumulators:
         aggregate = self._aggregates[name]

@@ -90,7 +90,7 @@ def decode(stored: Sequence[bytes | None]) -> Sketches:
     """Returns sketches from their stored form; None is an empty sketch.
 
     Raises:
-        CorruptFile: the bytes are no sketch.
+        CorruptFile: the bytes are not a sketch.
     """
     places, ranks = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for number, data in enumerate(stored):

@@ -27,7 +27,7 @@ def is_true(flags: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     return flags.fill_null(False)
 
 
-def masked(values: pa.Array | pa.ChunkedArray, kept: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+def mask_values(values: pa.Array | pa.ChunkedArray, kept: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Returns values with null where they are not kept; aggregates ignore null."""
     return pc.if_else(kept, values, pa.scalar(None, values.type))
 
@@ -406,7 +406,7 @@ class PartialAggregation:
         for at, partial in enumerate(self.partials):
             values = table.column(partial.over)
             if partial.where:
-                values = masked(values, is_true(table.column(partial.where)))
+                values = mask_values(values, is_true(table.column(partial.where)))
             given[_column_name(at)] = values if partial.half is None else partial.half.of(values)
         # Without threads: with them, the order of groups differs from call to call.
         groups = pa.table(given).group_by([*by], use_threads=False)
@@ -415,7 +415,7 @@ class PartialAggregation:
         return {name: found.column(name) for name in by} | columns
 
 
-def joined(high: Number, low: Number) -> Number:
+def join_halves(high: Number, low: Number) -> Number:
     """Returns the sum from the sums of both halves: an int, or an array."""
     total: Number = high * (1 << _LOW_BITS) + low
     return total

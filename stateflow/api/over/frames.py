@@ -130,28 +130,24 @@ class Frame:
         """Returns the frame that an argument declares.
 
         Raises:
-            JobDefinitionError: it is no whole number of rows or milliseconds, or negative.
+            JobDefinitionError: it is not a whole number of rows or milliseconds, or negative.
         """
         if isinstance(preceding, Unbounded):
             return cls(preceding is Unbounded.RANGE)
         is_range = isinstance(preceding, timedelta)
         if not is_range and (isinstance(preceding, bool) or not isinstance(preceding, int)):
             raise JobDefinitionError(
-                "a frame is neither a number of rows, a duration, nor unbounded",
+                "a frame must be a number of rows, a duration or unbounded",
                 hint="pass an int, a timedelta, Unbounded.RANGE or Unbounded.ROW",
                 given=repr(preceding),
             )
         if isinstance(preceding, timedelta) and preceding % _MILLISECOND:
             raise JobDefinitionError(
-                "a frame is no whole number of milliseconds, which event time consists of",
-                hint="round the duration",
-                given=str(preceding),
+                "a frame must be a whole number of milliseconds", hint="round the duration", given=str(preceding)
             )
         bound = preceding // _MILLISECOND if isinstance(preceding, timedelta) else preceding
         if bound < 0:
-            raise JobDefinitionError(
-                "a frame of rows ends before it begins", hint="pass 0 or more", given=str(preceding)
-            )
+            raise JobDefinitionError("a frame must not be negative", hint="pass 0 or more", given=str(preceding))
         return cls(is_range, bound)
 
     @property

@@ -156,7 +156,7 @@ class Pattern:
             condition: a function of the row, or of the row and the `MatchedRows` of the partial match before it.
 
         Raises:
-            JobDefinitionError: it is no such function.
+            JobDefinitionError: it is not such a function.
         """
         both = Where.of(condition, self._last.name)
         before = self._last.condition
@@ -227,7 +227,7 @@ class Pattern:
         return self._with_inner(Contiguity.FOLLOWED_BY_ANY, "allow_combinations")
 
     def greedy(self) -> Pattern:
-        """Makes the stage match as many rows as possible: a row that it accepts is no row of the next stage.
+        """Makes the stage match as many rows as possible: a row that it accepts is not a row of the next stage.
 
         Raises:
             JobDefinitionError: the stage matches one row at most, or allows combinations.
@@ -261,7 +261,7 @@ class Pattern:
         they are kept until they match.
 
         Raises:
-            JobDefinitionError: it is no positive timedelta.
+            JobDefinitionError: it is not a positive timedelta.
         """
         limit = positive_ms("the time limit of a pattern", duration)
         return replace(self, within_ms=limit if self.within_ms is None else min(limit, self.within_ms))
@@ -281,7 +281,7 @@ class Pattern:
             )
         if self.skip.stage and self.skip.stage not in self._positive_names:
             raise JobDefinitionError(
-                "a pattern skips to a stage that it does not have",
+                "a pattern cannot skip to a stage that it does not have",
                 hint="pass the name of a stage that matches rows",
                 stage=self.skip.stage,
                 stages=self._positive_names,

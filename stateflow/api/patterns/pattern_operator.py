@@ -341,7 +341,7 @@ class Matcher(Generic[Row]):
         return results
 
     def _ended(self, buffer: MatchBuffer[Row], results: list[PartialMatch]) -> list[PartialMatch]:
-        """Discards what is no match yet: a row that it must not have may be the last one of a match."""
+        """Discards what is not a match yet: a row that it must not have may be the last one of a match."""
         for result in results:
             if self._states[result.state].kind is not Kind.FINAL:
                 buffer.release(result.node)

@@ -141,7 +141,7 @@ class Analysis:
     def _refuse_clock(self, node: exp.Expr) -> NoReturn:
         self._text.fail(
             node,
-            "a value is another one when a batch is repeated",
+            "a query cannot use a function that is not deterministic",
             "give the rows a time before they are read; PROCTIME() is allowed in FOR SYSTEM_TIME AS OF only",
         )
 
@@ -305,7 +305,9 @@ class Analysis:
                 raise ValueError
             value = date.fromisoformat(text) if is_date else datetime.fromisoformat(text)
         except ValueError:
-            self._text.fail(node, "a literal is no time", "write TIMESTAMP '2026-01-31 12:00:00'", given=text[:100])
+            self._text.fail(
+                node, "a literal is not a valid time", "write TIMESTAMP '2026-01-31 12:00:00'", given=text[:100]
+            )
         return Constant(value, target)
 
     def _type(self, node: exp.Cast, to: exp.DataType) -> SqlType:

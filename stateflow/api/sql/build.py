@@ -16,7 +16,7 @@ from stateflow.api.joins.functions import PairColumns
 from stateflow.api.joins.lookup_join import LookupColumns, LookupJoin, name_of
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
-from stateflow.api.sql.expressions import Expression, Field, Ref, SqlType, annotation, replaced, row_class
+from stateflow.api.sql.expressions import Expression, Field, Ref, SqlType, annotation, replace_columns, row_class
 from stateflow.api.sql.parser import Position, error_at
 from stateflow.api.sql.plan import (
     Computed,
@@ -136,16 +136,16 @@ class StreamBuilder:
     def _computed(self, plan: Computed, needs: Needs) -> DataStream:
         stream = self.stream(plan.input, needs)
         try:
-            return computed(stream, plan.items, is_keyed=needs.keyed)
+            return compute_columns(stream, plan.items, is_keyed=needs.keyed)
         except JobDefinitionError as e:
             if "upsert_key" not in e.facts or stream._changelog is None:
                 raise
             hint = "select the columns of GROUP BY, or those that identify a row, under their names"
             key = list(stream._changelog.keys)
-            raise error_at(plan.at, "a result that is corrected lacks its key", hint, key=key) from e
+            raise error_at(plan.at, "a query must select the key of results that are updated", hint, key=key) from e
 
     def _filtered(self, plan: Filtered, needs: Needs) -> DataStream:
-        return filtered(self.stream(plan.input, replace(needs, retracts=True)), plan.condition)
+        return filter_rows(self.stream(plan.input, replace(needs, retracts=True)), plan.condition)
 
     def _united(self, plan: United, needs: Needs) -> DataStream:
         first, *others = (self.stream(each, needs) for each in plan.inputs)
@@ -153,8 +153,8 @@ class StreamBuilder:
 
     def _unfinished(self, plan: WindowTable | RowNumber, needs: Needs) -> DataStream:
         if isinstance(plan, RowNumber):
-            raise error_at(plan.at, "rows are numbered without a limit", f"add an outer query WHERE {plan.rank} <= 10")
-        raise error_at(plan.at, "rows with windows are not aggregated", "add GROUP BY window_start, window_end")
+            raise error_at(plan.at, "ROW_NUMBER() needs a limit", f"add an outer query WHERE {plan.rank} <= 10")
+        raise error_at(plan.at, "rows with windows must be aggregated", "add GROUP BY window_start, window_end")
 
     def _grouped(self, plan: Grouped, needs: Needs) -> DataStream:
         stream = self.stream(plan.input, Needs(retracts=True, keyed=True))
@@ -162,12 +162,12 @@ class StreamBuilder:
         if not plan.aggregates and stream._changelog is None:
             distinct = keyed.deduplicate(keep="first", uid=plan.uid)
             # The rows of a source may have had the column with their event time as well.
-            return computed(
+            return compute_columns(
                 distinct, tuple((each.name, Ref(each.name, each.type)) for each in plan.fields), is_keyed=True
             )
         aggregates = {each.name: each.declared for each in plan.aggregates}
         if not aggregates:
-            raise error_at(plan.at, "DISTINCT needs rows that are not corrected", "count the rows: add COUNT(*)")
+            raise error_at(plan.at, "DISTINCT needs rows that are not updated", "count the rows: add COUNT(*)")
         if stream._changelog is None and not needs.retracts:
             made = keyed.aggregate_columns(aggregates, output=_rows("Aggregates", plan.fields), uid=plan.uid)
             return made.as_changelog(*plan.keys)
@@ -188,12 +188,12 @@ class StreamBuilder:
         if late.table:
             inner = plan.input.input if isinstance(plan.input, Computed) else plan.input
             items = tuple((each.name, Ref(each.name, each.type)) for each in inner.fields)
-            self.late[late.table] = computed(made.get_side_output(tag), items, is_keyed=False)
+            self.late[late.table] = compute_columns(made.get_side_output(tag), items, is_keyed=False)
         if not late.allowed_lateness:
             return made
         if not plan.bounds:
             hint = "select window_start, or window_end"
-            raise error_at(plan.at, "windows that are corrected have no bound in their results", hint)
+            raise error_at(plan.at, "windows with an allowed lateness need a bound in their results", hint)
         # A window that fires again replaces its result, which one of its bounds identifies.
         return made.as_changelog(*(name for name in plan.keys if name in made.schema.names), plan.bounds[0][0])
 
@@ -230,7 +230,7 @@ class StreamBuilder:
         if plan.kind == "lookup":
             # With event time, the rows of a source keep its column.
             before = replace(needs, retracts=True, keyed=needs.keyed or needs.time)
-            return looked_up(self.stream(plan.left, before), plan, self.lookups)
+            return look_up_rows(self.stream(plan.left, before), plan, self.lookups)
         own = Needs(retracts=True, time=plan.kind != "regular", keyed=True)
         if plan.window is not None:
             return self._joined_windows(plan, plan.window, own)
@@ -349,7 +349,7 @@ class SelectRows:
         return frame.where(self._condition)
 
 
-def computed(stream: DataStream, items: Items, *, is_keyed: bool) -> DataStream:
+def compute_columns(stream: DataStream, items: Items, *, is_keyed: bool) -> DataStream:
     """Returns computed columns, and the kinds of the rows if the stream has them.
 
     Args:
@@ -379,7 +379,7 @@ def computed(stream: DataStream, items: Items, *, is_keyed: bool) -> DataStream:
     return _transformed(stream, SelectColumns(columns), step, changelog)
 
 
-def filtered(stream: DataStream, condition: Expression) -> DataStream:
+def filter_rows(stream: DataStream, condition: Expression) -> DataStream:
     """Returns the rows for which a condition is true.
 
     Raises:
@@ -409,7 +409,7 @@ def _is_same(schema: RowSchema, items: Items, more: list[str]) -> bool:
     )
 
 
-def looked_up(stream: DataStream, plan: Joined, lookups: Mapping[str, ReadTable]) -> DataStream:
+def look_up_rows(stream: DataStream, plan: Joined, lookups: Mapping[str, ReadTable]) -> DataStream:
     """Returns the rows of a stream with the columns of a table.
 
     Args:
@@ -422,7 +422,7 @@ def looked_up(stream: DataStream, plan: Joined, lookups: Mapping[str, ReadTable]
     if stream._changelog is not None:
         # A row that retracts another one would be looked up in a later content of the table.
         raise error_at(
-            plan.at, "a look-up join has rows that are corrected later", "look up before the rows are aggregated"
+            plan.at, "a look-up join needs rows that are not updated", "look up before the rows are aggregated"
         )
     assert isinstance(plan.right, LookupTable)
     read, names = lookups[plan.right.name], [each.name for each in plan.fields]
@@ -436,7 +436,7 @@ def looked_up(stream: DataStream, plan: Joined, lookups: Mapping[str, ReadTable]
         named = {
             name: Ref(of, left[of]) if is_left else Ref(name_of(of), right[of]) for name, is_left, of in plan.tested
         }
-        condition = spark_sql(replaced(plan.condition, named))
+        condition = spark_sql(replace_columns(plan.condition, named))
     columns = LookupColumns(
         on=dict(zip(plan.left_keys, plan.right_keys, strict=True)),
         output=[*names, *(name for name, _ in more)],

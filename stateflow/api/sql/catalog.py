@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from sqlglot import exp
 
 from stateflow.api.graph import event_time_of
-from stateflow.api.joins.lookup_join import cached, check_lookup
+from stateflow.api.joins.lookup_join import cache_table, check_lookup
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink
 from stateflow.api.sql.build import Needs, StreamBuilder
 from stateflow.api.sql.expressions import Expression, Field, Ref, fields_of
-from stateflow.api.sql.parser import Position, SqlText, parsed
+from stateflow.api.sql.parser import Position, SqlText, parse_statements
 from stateflow.api.sql.plan import (
     Computed,
     LateRows,
@@ -73,7 +73,7 @@ class SqlCatalog:
         """Adds a table for look-up joins. Raises as `StreamExecutionEnvironment.register_lookup_table`."""
         if not callable(read):
             raise JobDefinitionError(
-                "a look-up table has no function that reads it",
+                "register_lookup_table needs a function that reads the table",
                 hint='pass lambda spark: spark.read.format("delta").load(path)',
                 name=name,
                 given=repr(read)[:200],
@@ -82,7 +82,7 @@ class SqlCatalog:
         check_lookup(read, {each.name: each.name for each in fields}, "left", cache)
         self._check_new(name)
         # One for all joins with the table.
-        self._lookups[name] = cached(read, cache)
+        self._lookups[name] = cache_table(read, cache)
         self.tables[name] = LookupTable(name, fields, Position(1, 1, name))
 
     def register_sink(self, name: str, sink: object) -> None:
@@ -96,9 +96,11 @@ class SqlCatalog:
 
     def execute(self, text: str, late: LateRows) -> None:
         """Executes statements. Raises as `StreamExecutionEnvironment.sql`."""
-        source, statements = SqlText(text), parsed(text)
+        source, statements = SqlText(text), parse_statements(text)
         if late != LateRows() and (len(statements) > 1 or not isinstance(statements[0], exp.Insert)):
-            source.fail(statements[-1], "late rows are of one INSERT", "call sql for each statement")
+            source.fail(
+                statements[-1], "allowed_lateness and late_rows need a single INSERT", "call sql for each statement"
+            )
         for statement in statements:
             if isinstance(statement, exp.Insert):
                 self._insert(source, statement, late)
@@ -111,11 +113,11 @@ class SqlCatalog:
         """Returns the stream of a query. Raises as `StreamExecutionEnvironment.sql_query`."""
         source = SqlText(text)
         check_name("the uid of a query", uid)
-        statement, *others = parsed(text)
+        statement, *others = parse_statements(text)
         if others:
-            source.fail(others[0], "there are two queries", "call sql_query for each")
+            source.fail(others[0], "sql_query takes one query", "call sql_query for each")
         if not isinstance(statement, exp.Query):
-            source.fail(statement, "a statement is no query", "write SELECT …; sql executes statements")
+            source.fail(statement, "sql_query needs a query", "write SELECT …; sql executes statements")
         plan = QueryPlanner(source, self.tables).plan(statement, Path(uid))
         return self._built(source, statement, plan, late, Needs(time=True))
 
@@ -126,13 +128,13 @@ class SqlCatalog:
             self._check_new(late.table)
         if late != LateRows() and not windows:
             hint = "allowed_lateness and late_rows are of TUMBLE, HOP and SESSION with GROUP BY"
-            text.fail(node, "a statement does not aggregate windows", hint)
+            text.fail(node, "allowed_lateness and late_rows need a statement that aggregates windows", hint)
         if late.table and len(windows) > 1:
             hint = "write a statement for each, or a view for the others"
-            text.fail(node, "late rows are of several windows", hint, uids=sorted(windows))
+            text.fail(node, "late_rows needs a statement with windows of one operator", hint, uids=sorted(windows))
         if late.allowed_lateness and any(each.window.kind == "SESSION" for each in windows.values()):
             hint = "a late row moves the bounds of a session, and its earlier result would stay: use the API"
-            text.fail(node, "sessions have no allowed lateness", hint)
+            text.fail(node, "SQL does not support the allowed lateness of sessions", hint)
         stream = self._builder.build(with_late_rows(plan, late), needs)
         if late.table:
             self.register_table(late.table, self._builder.late[late.table])
@@ -151,7 +153,7 @@ class SqlCatalog:
             text.fail(target, "there is no such sink", f"{did_you_mean(name, self.sinks)}; register_sink adds one")
         query = node.expression
         if not isinstance(query, exp.Query):
-            text.fail(node, "INSERT has no query", "write INSERT INTO sink SELECT …")
+            text.fail(node, "INSERT needs a query", "write INSERT INTO sink SELECT …")
         if node.args.get("with_"):
             query.set("with_", node.args["with_"])
         plan = QueryPlanner(text, self.tables).plan(query, Path(name))
@@ -164,7 +166,7 @@ class SqlCatalog:
             text.fail(node, "a statement is not supported", _STATEMENTS)
         query, name = node.expression, node.this.name
         if not isinstance(query, exp.Query):
-            text.fail(node, "a view has no query", _STATEMENTS)
+            text.fail(node, "CREATE VIEW needs a query", _STATEMENTS)
         self._check_new(name)
         plan = QueryPlanner(text, self.tables).plan(query, Path(name))
         self.tables[name] = Shared(name, plan, time_of(plan), text.of(node), is_view=True)
@@ -182,7 +184,7 @@ def _renamed(text: SqlText, node: exp.Insert, plan: Plan, names: list[str]) -> P
     if len(names) != len(fields) or len(set(names)) != len(names):
         text.fail(
             node.this,
-            "INSERT names other columns than the query has",
+            "INSERT must name the columns of the query",
             "name each column of the query once",
             columns=names,
             query=[each.name for each in fields],

@@ -134,7 +134,7 @@ def ceil_sql(unit: str, value: str) -> str:
 def ceil(unit: str, value: datetime) -> datetime:
     """Returns the first begin of a unit that is not before a time."""
     begin = floor(unit, value)
-    return begin if begin == value else added(unit, 1, begin)
+    return begin if begin == value else add_units(unit, 1, begin)
 
 
 def added_sql(unit: str, number: str, value: str) -> str:
@@ -142,7 +142,7 @@ def added_sql(unit: str, number: str, value: str) -> str:
     return f"({value} + INTERVAL {_interval(unit, 1)} * {number})"
 
 
-def added(unit: str, number: int, value: datetime) -> datetime:
+def add_units(unit: str, number: int, value: datetime) -> datetime:
     """Returns a time that is later by a number of units; if a month is too short, its last day."""
     if unit not in MONTHS:
         return value + LENGTHS[unit] * number
@@ -179,7 +179,7 @@ def difference(unit: str, first: datetime, second: datetime) -> int:
     if unit in MONTHS:
         begin, end = (_EPOCH + timedelta(milliseconds=each) for each in sorted(millis))
         months = (end.year - begin.year) * 12 + end.month - begin.month
-        months -= added("MONTH", months, begin) > end
+        months -= add_units("MONTH", months, begin) > end
         whole = months // MONTHS[unit]
     else:
         whole = abs(millis[1] - millis[0]) // (LENGTHS[unit] // timedelta(milliseconds=1))

@@ -200,13 +200,13 @@ def columns_of(expression: Expression) -> Iterator[str]:
             yield from columns_of(arg)
 
 
-def replaced(expression: Expression, columns: Mapping[str, Expression]) -> Expression:
+def replace_columns(expression: Expression, columns: Mapping[str, Expression]) -> Expression:
     """Returns the expression with other expressions in place of columns."""
     if isinstance(expression, Ref):
         return columns.get(expression.name, expression)
     if isinstance(expression, Constant):
         return expression
-    return replace(expression, args=tuple(replaced(arg, columns) for arg in expression.args))
+    return replace(expression, args=tuple(replace_columns(arg, columns) for arg in expression.args))
 
 
 def not_null(expression: Expression) -> Expression:

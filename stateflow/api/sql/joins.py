@@ -25,7 +25,7 @@ from stateflow.api.sql.expressions import (
     columns_of,
     conjuncts,
     not_null,
-    replaced,
+    replace_columns,
 )
 from stateflow.api.sql.parser import Position, SqlText
 from stateflow.api.sql.plan import (
@@ -84,7 +84,7 @@ class JoinPlanner:
         how, version = self._how(), self._version()
         (source,) = self.right.sources
         if not source.alias or source.alias in [each.alias for each in self.left.sources]:
-            self.text.fail(self.node.this, "a joined table has no name of its own", "add AS with another name")
+            self.text.fail(self.node.this, "a joined table needs a name of its own", "add AS with another name")
         self._right_names = self._renamed()
         self._left_names = {each.name for each in self.left.plan.fields}
         self._times = self._time_bounds()
@@ -186,7 +186,7 @@ class JoinPlanner:
 
     def _of_right(self, expression: Expression) -> Expression:
         """Returns an expression of right columns by the names that they have there."""
-        return replaced(expression, {name: Ref(of.name, of.type) for name, of in self._right_names.items()})
+        return replace_columns(expression, {name: Ref(of.name, of.type) for name, of in self._right_names.items()})
 
     def _keys(
         self, conditions: list[Expression], how: str
@@ -252,7 +252,11 @@ class JoinPlanner:
         if how not in ("inner", "left") or not time_of(self.right.plan) or found is None or not time:
             self.text.fail(version, "a temporal join needs two tables with event time", "use JOIN or LEFT JOIN of them")
         if not isinstance(found, Ref) or found.name != time:
-            self.text.fail(version, "versions are those of another time", f"write FOR SYSTEM_TIME AS OF {time}")
+            self.text.fail(
+                version,
+                "FOR SYSTEM_TIME AS OF needs the event time of the left table",
+                f"write FOR SYSTEM_TIME AS OF {time}",
+            )
 
     # -- the plan -----------------------------------------------------------------------------------------------------
 
@@ -341,7 +345,7 @@ def _windows_of(
     if not equal >= {"window_start", "window_end"} or any(map(_is_mixed, keys)):
         text.fail(
             node.args["on"],
-            "tables with windows are joined without their windows",
+            "a join of tables with windows needs equal bounds of windows",
             "add ON a.window_start = b.window_start AND a.window_end = b.window_end, and other keys",
         )
     return plan.window
@@ -388,10 +392,13 @@ def is_lookup(text: SqlText, join: exp.Join, right: Plan) -> bool:
     is_at_clock = isinstance(time, exp.Anonymous) and time.name.upper() == "PROCTIME" and not time.expressions
     if is_at_clock and not isinstance(right, LookupTable):
         text.fail(
-            version, "a stream is joined at the processing time", "add the table with register_lookup_table", form=_FORM
+            version,
+            "only a look-up table can be joined at the processing time",
+            "add the table with register_lookup_table",
+            form=_FORM,
         )
     if isinstance(right, LookupTable) and not is_at_clock:
-        text.fail(join.this, "a look-up table is joined as a stream", f"write {_FORM}")
+        text.fail(join.this, "a look-up table must be joined at the processing time", f"write {_FORM}")
     return is_at_clock
 
 
@@ -425,7 +432,7 @@ def key_columns(text: SqlText, join: exp.Join, keys: Sequence[Expression]) -> tu
     if len(names) < len(keys):
         text.fail(
             join.args["on"],
-            "a row is looked up by a computed value of the table",
+            "a look-up join needs a column of the table, not a computed value",
             "compare a column of the table with a value of its type",
         )
     return tuple(names)
@@ -459,7 +466,7 @@ class TimeBounds:
         return max(lower) // _MILLISECOND * _MILLISECOND, -(-min(upper) // _MILLISECOND) * _MILLISECOND
 
     def of(self, condition: Expression) -> tuple[timedelta | None, timedelta | None] | None:
-        """Returns the lower and the upper bound that a condition sets; None if it is no bound of times."""
+        """Returns the lower and the upper bound that a condition sets; None if it is not a bound of times."""
         if not isinstance(condition, Call) or condition.function not in _FLIPPED or len(condition.args) != 2:
             return None
         function, one, other = condition.function, self._time(condition.args[0]), self._time(condition.args[1])
@@ -489,7 +496,7 @@ class TimeBounds:
         return expression.name not in self.right, shift
 
 
-def filtered(plan: Plan, conditions: Sequence[Expression], at: Filtered) -> Plan:
+def push_conditions(plan: Plan, conditions: Sequence[Expression], at: Filtered) -> Plan:
     """Returns rows that pass conditions. Those of one side of an inner join are applied before it.
 
     Args:
@@ -505,12 +512,12 @@ def _with_condition(plan: Plan, condition: Expression, at: Filtered) -> Plan:
     if isinstance(plan, Filtered) and isinstance(plan.input, Joined | Filtered):
         return replace(plan, input=_with_condition(plan.input, condition, at))
     if isinstance(plan, Joined) and plan.how == "inner" and names:
-        # The rows of a look-up table are no stream, which could be filtered; without a version the one before is valid.
+        # A look-up table is not a stream, which could be filtered; without a version the one before is valid.
         for is_left in (True,) if plan.kind in ("lookup", "temporal") else (True, False):
             own = {name: of for name, left, of in plan.columns if left == is_left}
             if names <= set(own):
                 kinds = {each.name: each.type for each in (plan.left if is_left else plan.right).fields}
-                moved = replaced(condition, {name: Ref(of, kinds[of]) for name, of in own.items()})
+                moved = replace_columns(condition, {name: Ref(of, kinds[of]) for name, of in own.items()})
                 if is_left:
                     return replace(plan, left=_before(plan.left, moved, at))
                 return replace(plan, right=_before(plan.right, moved, at))
@@ -534,14 +541,16 @@ def _with_key(plan: Joined, condition: Expression, at: Filtered) -> Joined | Non
         if len(found) != 1 or found[0].type.name == "double" or not isinstance(side, Computed):
             return None
         kinds = {each.name: each.type for each in side.fields}
-        key = replaced(found[0], {name: Ref(of, kinds[of]) for name, of in own.items()})
+        key = replace_columns(found[0], {name: Ref(of, kinds[of]) for name, of in own.items()})
         if key.type.nullable:
             is_null = Call("is null", (key,), BOOLEAN)
             side = _before(side, Call("not", (is_null,), BOOLEAN), at)
             assert isinstance(side, Computed)
         keys.append(computed_name("key", key))
         items = dict(side.items)
-        sides[not is_left] = replace(side, items=tuple((items | {keys[-1]: not_null(replaced(key, items))}).items()))
+        sides[not is_left] = replace(
+            side, items=tuple((items | {keys[-1]: not_null(replace_columns(key, items))}).items())
+        )
     if keys[0] in plan.left_keys or keys[1] in plan.right_keys:
         return None
     own_keys, their_keys = (*plan.left_keys, keys[0]), (*plan.right_keys, keys[1])
@@ -551,15 +560,15 @@ def _with_key(plan: Joined, condition: Expression, at: Filtered) -> Joined | Non
 def _before(plan: Plan, condition: Expression, at: Filtered) -> Plan:
     """Returns a side of a join with a condition, applied before its columns are computed."""
     if isinstance(plan, Computed):
-        moved = replaced(condition, dict(plan.items))
+        moved = replace_columns(condition, dict(plan.items))
         return replace(plan, input=_with_condition(plan.input, moved, at))
     return _with_condition(plan, condition, at)
 
 
-def pruned(plan: Plan, used: set[str]) -> Plan:
+def prune_columns(plan: Plan, used: set[str]) -> Plan:
     """Returns a plan without the columns of joins that are not used: joins store all columns of their inputs."""
     if isinstance(plan, Filtered):
-        return replace(plan, input=pruned(plan.input, used | set(columns_of(plan.condition))))
+        return replace(plan, input=prune_columns(plan.input, used | set(columns_of(plan.condition))))
     if not isinstance(plan, Joined):
         return plan
     columns = tuple(each for each in plan.columns if each[0] in used)
@@ -584,12 +593,12 @@ def _pruned_side(join: Joined, side: Plan, used: set[str]) -> Plan:
     used = used | ({time_of(side)} if join.kind != "regular" else set())
     items = tuple(each for each in side.items if each[0] in used)
     inner = {name for _, expression in items for name in columns_of(expression)}
-    return replace(side, items=items, input=pruned(side.input, inner))
+    return replace(side, items=items, input=prune_columns(side.input, inner))
 
 
-def columns(plan: Plan, items: Sequence[tuple[str, Expression]], at: Position) -> Plan:
+def select_columns(plan: Plan, items: Sequence[tuple[str, Expression]], at: Position) -> Plan:
     """Returns computed columns. A join emits them itself if all of them are its columns."""
-    plan = pruned(plan, {name for _, expression in items for name in columns_of(expression)})
+    plan = prune_columns(plan, {name for _, expression in items for name in columns_of(expression)})
     kinds = {each.name: each.type for each in plan.fields}
     # A column that is never null in the rows is not null in the result either.
     items = [

@@ -90,7 +90,7 @@ class FlinkDialect(Dialect):
             return name
 
 
-def parsed(text: str) -> list[exp.Expr]:
+def parse_statements(text: str) -> list[exp.Expr]:
     """Returns the statements of a text.
 
     Raises:
@@ -111,7 +111,9 @@ def parsed(text: str) -> list[exp.Expr]:
         _check_match_recognize(source, tokens)
         found = dialect.parser(error_level=ErrorLevel.IMMEDIATE, max_nodes=_MOST_NODES).parse(tokens, text)
     except TokenError as e:
-        raise error_at(source.at(0, len(text)), "a statement cannot be read", "close all quotes", reason=str(e)) from e
+        raise error_at(
+            source.at(0, len(text)), "could not read the statement", "close all quotes", reason=str(e)
+        ) from e
     except ParseError as e:
         raise error_at(
             source.at(*_failed(e, tokens, text)), "could not parse the statement", "correct it", reason=_reason(e)
@@ -120,7 +122,7 @@ def parsed(text: str) -> list[exp.Expr]:
         raise _too_deep(source, len(text)) from None
     statements = [each for each in found if each is not None]
     if not statements:
-        raise error_at(source.at(0, len(text)), "there is no statement", "pass the text of a statement")
+        raise error_at(source.at(0, len(text)), "the text contains no statement", "pass the text of a statement")
     for each in statements:
         if _depth(each) > _DEEPEST:
             raise _too_deep(source, len(text))

@@ -35,7 +35,7 @@ class Table:
 
 @dataclass(frozen=True)
 class LookupTable:
-    """A table that a join looks rows up in; it is no stream."""
+    """A table that a join looks rows up in; it is not a stream."""
 
     name: str
     fields: tuple[Field, ...]
@@ -421,11 +421,11 @@ class RelationScope(Scope):
         of = [each for each in self._sources if not table or each.alias == table]
         if not of:
             hint = did_you_mean(table, [each.alias for each in self._sources])
-            self._text.fail(node, "a table is not in FROM", hint, table=table)
+            self._text.fail(node, "FROM does not name the table", hint, table=table)
         found = [each.columns[name] for each in of if name in each.columns]
         if len(found) > 1:
             tables = [each.alias for each in of if name in each.columns]
-            self._text.fail(node, "a column is in several tables", f"write {tables[0]}.{name}", tables=tables)
+            self._text.fail(node, "several tables have the column", f"write {tables[0]}.{name}", tables=tables)
         if not found:
             hint = did_you_mean(name, [each for source in of for each in source.columns])
             self._text.fail(node, "there is no such column", hint, name=name)
@@ -436,7 +436,7 @@ class RelationScope(Scope):
         of = [each for each in self._sources if not table or each.alias == table]
         if not of:
             hint = did_you_mean(table, [each.alias for each in self._sources])
-            self._text.fail(node, "a table is not in FROM", hint, table=table)
+            self._text.fail(node, "FROM does not name the table", hint, table=table)
         return [(name, Ref(each.name, each.type)) for source in of for name, each in source.columns.items()]
 
 

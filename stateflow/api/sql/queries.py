@@ -75,7 +75,11 @@ class QueryPlanner:
         planner = self
         for each in clause.expressions:
             if each.args["alias"].args.get("columns"):
-                self.text.fail(each, "a query of WITH has a list of columns", "name the columns in its SELECT")
+                self.text.fail(
+                    each,
+                    "a list of columns is not supported after the name of a query in WITH",
+                    "name the columns in its SELECT",
+                )
             plan = planner.plan(each.this, path.child(each.alias))
             shared = Shared(path.child(each.alias).name, plan, time_of(plan), self.text.of(each))
             planner = replace(planner, tables={**planner.tables, each.alias: shared})
@@ -125,10 +129,12 @@ class QueryPlanner:
         path = self._hinted(node, path)
         clause = node.args.get("from_")
         if clause is None:
-            self.text.fail(node, "a query has no FROM", "name a table that is registered")
+            self.text.fail(node, "a query needs FROM", "name a table that is registered")
         relation = self._table(clause.this, path, "from")
         if isinstance(relation.plan, LookupTable):
-            self.text.fail(clause.this, "a look-up table is no stream", "name a stream first, and JOIN the table")
+            self.text.fail(
+                clause.this, "FROM needs a stream, not a look-up table", "name a stream first, and JOIN the table"
+            )
         for number, join in enumerate(node.args.get("joins") or (), 1):
             right = self._table(join.this, path, f"join{number}", {"version"})
             self._check_windows(join, relation.plan, right.plan)
@@ -137,13 +143,17 @@ class QueryPlanner:
 
     def _check_windows(self, join: exp.Join, left: Plan, right: Plan) -> None:
         if isinstance(right, LookupTable) and isinstance(left, WindowTable):
-            self.text.fail(join, "rows with windows are looked up", "look up in an inner query, or aggregate first")
+            self.text.fail(
+                join,
+                "a look-up join does not support rows with windows",
+                "look up in an inner query, or aggregate first",
+            )
         windows = [each.window if isinstance(each, WindowTable) else None for each in (left, right)]
         if windows == [None, None] or (windows[0] == windows[1] and windows[0] and windows[0].kind != "SESSION"):
             return
         self.text.fail(
             join,
-            "a table with windows is joined with a table that has others",
+            "joined tables must have the same windows",
             "use TUMBLE or HOP with the same lengths for both, or aggregate the windows in an inner query first",
         )
 
@@ -153,7 +163,7 @@ class QueryPlanner:
         for each in hint.expressions if hint else ():
             args = each.expressions if isinstance(each, exp.Anonymous) else []
             if str(each.name).lower() != "uid" or len(args) != 1 or not args[0].is_string:
-                self.text.fail(node, "a hint is not known", "write /*+ uid('name') */ after SELECT")
+                self.text.fail(node, "a hint is not supported", "write /*+ uid('name') */ after SELECT")
             path = path.renamed(str(args[0].this))
         return path
 
@@ -172,7 +182,11 @@ class QueryPlanner:
         if isinstance(node, exp.Subquery):
             self._check_clauses(node, {"this", "alias", "with_", *more})
             if node.args.get("alias") and node.args["alias"].args.get("columns"):
-                self.text.fail(node, "an inner query has a list of columns", "name the columns in its SELECT")
+                self.text.fail(
+                    node,
+                    "a list of columns is not supported after the name of an inner query",
+                    "name the columns in its SELECT",
+                )
             return Relation.of(self.plan(node.this, path.child(node.alias or default)), node.alias)
         call = window_call(node)
         if call is not None:
@@ -236,7 +250,7 @@ def window_table(text: SqlText, call: exp.Anonymous, plan: Plan) -> WindowTable:
     args = _in_order(text, name, args)
     wanted = 3 if name == "HOP" else 2
     if not wanted <= len(args) <= wanted + (name != "SESSION"):
-        text.fail(call, "a window function has other arguments", f"write {_FORMS[name]}", function=name)
+        text.fail(call, "a window function needs other arguments", f"write {_FORMS[name]}", function=name)
     _check_time(text, args[0], plan, scope)
     lengths = [_length(text, each, scope) for each in args[1:]]
     window = _window(name, lengths)

@@ -30,10 +30,10 @@ from stateflow.api.sql.expressions import (
     columns_of,
     conjuncts,
     decimal,
-    replaced,
+    replace_columns,
     row_class,
 )
-from stateflow.api.sql.joins import columns, filtered
+from stateflow.api.sql.joins import push_conditions, select_columns
 from stateflow.api.sql.parser import SqlText
 from stateflow.api.sql.plan import (
     Aggregate,
@@ -98,7 +98,7 @@ class SelectPlanner:
             conditions = list(numbered.rest)
             used = {column for condition in conditions for column in columns_of(condition)}
             plan = numbered.top(used | ({numbered.name} if _uses(node, numbered.name) else set()))
-        return filtered(plan, conditions, Filtered(plan, Constant(True, BOOLEAN), at))
+        return push_conditions(plan, conditions, Filtered(plan, Constant(True, BOOLEAN), at))
 
     def _conditions(
         self, node: exp.Select, plan: Plan, scope: RelationScope
@@ -117,7 +117,7 @@ class SelectPlanner:
             names = set(columns_of(each))
             if not names <= own and names & own:
                 hint = "compare the bounds of a window with literals: a condition is over a row, or over its windows"
-                self.text.fail(where, "a row is compared with its windows", hint)
+                self.text.fail(where, "a condition cannot compare a row with its windows", hint)
             (of_rows if names <= own else of_windows).append(each)
         return of_rows, of_windows
 
@@ -141,7 +141,7 @@ class SelectPlanner:
         self._check_items(node, items, plan)
         if scope.frame is not None:
             plan = scope.plan(self.path, items, node)
-        return columns(plan, items, self.text.of(node))
+        return select_columns(plan, items, self.text.of(node))
 
     def _check_star(self, star: exp.Star) -> None:
         if any(star.args.values()):
@@ -150,7 +150,7 @@ class SelectPlanner:
     def _name(self, node: exp.Expr) -> str:
         name = node.alias_or_name if isinstance(node, exp.Alias | exp.Column) else ""
         if not name:
-            self.text.fail(node, "a computed column has no name", "add AS name")
+            self.text.fail(node, "a computed column needs a name", "add AS name")
         return name
 
     def _check_items(self, node: exp.Select, items: list[tuple[str, Expression]], plan: Plan) -> None:
@@ -161,16 +161,16 @@ class SelectPlanner:
             if names.count(name.lower()) > 1 or not name.isidentifier() or name.startswith("_"):
                 self.text.fail(
                     where,
-                    "a column has a name that another one has, or that is no name of a field",
+                    "column names must be unique and valid Python identifiers",
                     "add AS with a name of letters, digits and _, which differs in more than case",
                     name=name,
                 )
             if expression.type.name in ("null", "interval"):
-                self.text.fail(where, "a column has no type", "write CAST(… AS STRING)", name=name)
+                self.text.fail(where, "a column needs a type", "write CAST(… AS STRING)", name=name)
             is_time = isinstance(expression, Ref) and expression.name == time
             if name == time and not is_time:
                 self.text.fail(
-                    where, "a column has the name of the event time, and other values", "add AS with another name"
+                    where, "a computed column cannot have the name of the event-time column", "add AS with another name"
                 )
 
     def _distinct(self, node: exp.Select, plan: Plan) -> Plan:
@@ -191,7 +191,7 @@ class SelectPlanner:
         items: list[tuple[str, Expression]] = []
         for each in node.expressions:
             if isinstance(each, exp.Star):
-                self.text.fail(each, "a query with GROUP BY selects *", "name the columns")
+                self.text.fail(each, "a query with GROUP BY cannot select *", "name the columns")
             name = self._name(each)
             groups.wanted = name if is_aggregate(each.unalias()) else ""
             items.append((name, analysis.of(each.unalias())))
@@ -201,19 +201,19 @@ class SelectPlanner:
             # A window passes WHERE with all of its rows, or with none.
             bounds = {bound: Ref(name, TIMESTAMP) for bound, name in fixed.items()}
             of_rows, of_windows = self._conditions(node, window.input, scope)
-            conditions += [replaced(each, bounds) for each in of_windows]
+            conditions += [replace_columns(each, bounds) for each in of_windows]
             used = {column for each in conditions for column in columns_of(each)}
             # A condition over the keys of sessions removes all sessions of a key.
             divides = any(not set(columns_of(each)) <= set(window.keys) for each in of_rows)
             if divides and window.window.kind == "SESSION" and used & set(fixed.values()):
                 # Flink then forms the sessions of all rows, and without a condition over windows of those that pass.
                 hint = "filter the rows in a query of WITH, and name that in SESSION(TABLE …)"
-                self.text.fail(node.args["where"], "rows and their sessions are filtered in one query", hint)
+                self.text.fail(node.args["where"], "one query cannot filter rows and their sessions", hint)
         self._check_items(node, items, plan)
         made = self._operator(node, plan, window, groups, items=items, conditions=conditions)
         for each in conditions:
             made = Filtered(made, each, self.text.of(having or node.args["where"]))
-        return self._distinct(node, columns(made, items, self.text.of(node)))
+        return self._distinct(node, select_columns(made, items, self.text.of(node)))
 
     def _bounds(self, node: exp.Select, scope: RelationScope, window: WindowTable | None) -> dict[str, str]:
         """Returns the columns of the result for bounds of the window in GROUP BY."""
@@ -223,7 +223,9 @@ class SelectPlanner:
         grouped = {each.name for each in group.expressions if isinstance(each, exp.Column)} if group else set()
         if not {"window_start", "window_end"} <= grouped:
             self.text.fail(
-                group or node, "windows are not aggregated", "write GROUP BY window_start, window_end, and other keys"
+                group or node,
+                "GROUP BY needs the bounds of the windows",
+                "write GROUP BY window_start, window_end, and other keys",
             )
         aliases = {
             each.this.name: each.alias
@@ -248,11 +250,11 @@ class SelectPlanner:
             if isinstance(expression, Ref) and expression.name in fixed:
                 continue
             if isinstance(expression, Constant):
-                self.text.fail(each, "GROUP BY has a literal", "name a column; its number is not supported")
+                self.text.fail(each, "GROUP BY does not support literals", "name a column; its number is not supported")
             keys[named.get(each.sql()) or computed_name("key", expression)] = expression
         grouped = {each.name for each in keys.values() if isinstance(each, Ref)}
         if window is not None and not set(window.keys) <= grouped:
-            self.text.fail(group or node, "keys of a session are not in GROUP BY", "add them", keys=list(window.keys))
+            self.text.fail(group or node, "GROUP BY needs the keys of the sessions", "add them", keys=list(window.keys))
         if not keys and window is None:
             self.text.fail(
                 node,
@@ -303,12 +305,14 @@ class SelectPlanner:
         own = {each.name for each in plan.fields}
         if any(not set(columns_of(each)) <= own for each in items.values()):
             hint = "use them in SELECT, HAVING or WHERE by themselves, or aggregate the windows in an outer query"
-            self.text.fail(node, "bounds of windows are part of a key or of an aggregate", hint)
+            self.text.fail(node, "keys and aggregates cannot use the bounds of windows", hint)
         if time:
             ref = next(Ref(time, each.type) for each in plan.fields if each.name == time)
             if items.setdefault(time, ref) != ref:
-                self.text.fail(node, "a key has the name of the event time, and other values", "add AS another name")
-        return columns(plan, list(items.items()), self.text.of(node))
+                self.text.fail(
+                    node, "a computed key cannot have the name of the event-time column", "add AS another name"
+                )
+        return select_columns(plan, list(items.items()), self.text.of(node))
 
 
 def _result_fields(groups: Groups, items: list[tuple[str, Expression]]) -> tuple[Field, ...]:
@@ -371,7 +375,7 @@ def refuse_aggregates(text: SqlText, node: exp.Expr, clause: str, hint: str) -> 
     """Raises JobDefinitionError if a clause, whose rows are not aggregated yet, has an aggregate."""
     found = next(filter(is_aggregate, node.find_all(exp.Anonymous)), None)
     if found is not None and has_aggregate(node):
-        text.fail(found, f"an aggregate is in {clause}", hint, function=str(found.name).upper())
+        text.fail(found, f"{clause} cannot contain an aggregate", hint, function=str(found.name).upper())
 
 
 @dataclass
@@ -427,7 +431,9 @@ class Groups(Scope):
         name, args = str(function.name).upper(), list(function.expressions)
         kind = _AGGREGATE_KINDS[name]
         if any(map(has_aggregate, args)):
-            self.text.fail(node, "an aggregate is in an aggregate", "aggregate in an inner query first", function=name)
+            self.text.fail(
+                node, "an aggregate cannot contain an aggregate", "aggregate in an inner query first", function=name
+            )
         if args and isinstance(args[0], exp.Distinct):
             kind, args = self._distinct(node, kind), list(args[0].expressions)
         if len(args) != 1:
@@ -589,11 +595,13 @@ class OverScope(RelationScope):
             self._text.fail(node, "a function is not supported with OVER", f"use ROW_NUMBER, {', '.join(_OVER_KINDS)}")
         frame = self._frame(node, numbered=name == "ROW_NUMBER")
         if self.frame not in (None, frame) or (self.first is not None and (name == "ROW_NUMBER" or self.rank)):
-            self._text.fail(node, "a query has different windows of OVER", "write an inner query for each of them")
+            self._text.fail(
+                node, "a query cannot have different windows of OVER", "write an inner query for each of them"
+            )
         self.frame, self.first = frame, node
         if name == "ROW_NUMBER":
             if not self.wanted:
-                self._text.fail(node, "ROW_NUMBER() is part of an expression", "select it AS a name")
+                self._text.fail(node, "an expression cannot contain ROW_NUMBER()", "select it AS a name")
             self.rank = self.wanted
             return Ref(self.rank, BIGINT)
         return self._aggregate(node, function, name)
@@ -612,7 +620,9 @@ class OverScope(RelationScope):
         rows = Computed(self._plan, tuple(before.items()), self._text.of(node))
         if self.rank:
             if self.rank in before:
-                self._text.fail(self.first, "a column has the name of the number of rows", "add AS with another name")
+                self._text.fail(
+                    self.first, "a column cannot have the name of the row number", "add AS with another name"
+                )
             return RowNumber(rows, keys, order, self.rank, path.uid("top"), at)
         fields = (*rows.fields, *(Field(name, of) for name, (_, of) in self.aggregates.items()))
         aggregates = tuple(aggregate for aggregate, _ in self.aggregates.values())
@@ -746,7 +756,9 @@ class Numbered:
             # As in Flink: then it is a deduplication, whether the number is used or not.
             one = {numbered.rank: Constant(1, BIGINT)}
             items = tuple(
-                (name, replaced(each, one)) for name, each in self.plan.items if name != self.name or name in used
+                (name, replace_columns(each, one))
+                for name, each in self.plan.items
+                if name != self.name or name in used
             )
             return replace(self.plan, input=self._top(numbered, ""), items=items)
         rank = numbered.rank if self.name in used or self._computes_with(numbered.rank) else ""

@@ -45,7 +45,7 @@ from stateflow.api.graph import (
     sources_of,
     watermark_strategies,
 )
-from stateflow.api.joins.lookup_join import LookupColumns, LookupJoin, cached, check_lookup
+from stateflow.api.joins.lookup_join import LookupColumns, LookupJoin, cache_table, check_lookup
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.sink import PrintSink, Sink
@@ -216,7 +216,7 @@ class DataStream:
             )
         if not isinstance(self._node, ProcessNode):
             raise JobDefinitionError(
-                "only a keyed operator has side outputs",
+                "get_side_output needs the output of a keyed operator",
                 hint="call get_side_output on the stream that process returned",
                 tag=tag.name,
             )
@@ -249,7 +249,7 @@ class DataStream:
             assigner: such as ``TumblingEventTimeWindows.of(timedelta(minutes=5))``.
 
         Raises:
-            JobDefinitionError: `assigner` is no window assigner, or needs event time, which the stream does not have;
+            JobDefinitionError: `assigner` is not a window assigner, or needs event time and the stream has none;
                 or the stream is a changelog.
         """
         keyed = OperatorInput(self._graph, self._node, ONE_KEY, self._add_operator, self._changelog)
@@ -285,7 +285,7 @@ class DataStream:
         for name in names:
             self.schema.column(name)
         columns = LookupColumns(names, RowSchema.of(output).names, how)
-        return self.transform(LookupJoin(cached(read, cache), columns), output)
+        return self.transform(LookupJoin(cache_table(read, cache), columns), output)
 
     def join(self, other: DataStream) -> JoinedStreams[DataStream, WindowedJoin[DataStream]]:
         """Joins the rows of both streams with equal columns that are in the same window.
@@ -293,7 +293,7 @@ class DataStream:
         ``a.join(b).where("id").equal_to("id").window(…).apply(function, output=…, uid=…)``
 
         Raises:
-            JobDefinitionError: `other` is no stream of the same job.
+            JobDefinitionError: `other` is not a stream of the same job.
         """
         pair = self.key_by, self._check_other(other, "join").key_by
         return JoinedStreams(pair, lambda keyed, assigner: WindowedJoin(keyed, assigner, "join"))
@@ -329,7 +329,7 @@ class DataStream:
         """
         if not isinstance(sink, Sink):
             raise JobDefinitionError(
-                "sink_to needs a sink", hint="pass an object such as DeltaSink(path)", given=repr(sink), uid=uid
+                "sink_to needs a Sink", hint="pass an object such as DeltaSink(path)", given=repr(sink), uid=uid
             )
         if self._changelog is not None:
             sink = sink.for_changelog(self._changelog)
@@ -391,7 +391,7 @@ def _check_union(stream: DataStream, other: object) -> None:
         )
     if other.schema.columns != stream.schema.columns:
         raise JobDefinitionError(
-            "the streams of a union have different columns",
+            "union needs streams with the same columns",
             hint="convert them to one row class with map or transform",
             first=stream.schema.ddl,
             other=other.schema.ddl,
@@ -407,7 +407,7 @@ def _one_class(output: type[object] | None, schema: type[object] | None) -> type
     """Returns the row class of two arguments with the same meaning."""
     if output is not None and schema is not None and output is not schema:
         raise JobDefinitionError(
-            "transform has two row classes of its result",
+            "transform takes one row class of its result",
             hint="output and schema are aliases: pass one",
             output=output.__name__,
             schema=schema.__name__,

@@ -143,7 +143,7 @@ class KeyedStream(OperatorInput[Stream]):
                 `DeadLetters`: such rows go to a side output. State is then encoded once per row instead of per key.
 
         Raises:
-            JobDefinitionError: `function` is no instance of these classes, or is vectorized and has dead letters.
+            JobDefinitionError: `function` is not an instance of these classes, or is vectorized and has dead letters.
         """
         if not isinstance(function, KeyedProcessFunction | VectorizedKeyedFunction):
             raise JobDefinitionError(
@@ -154,7 +154,7 @@ class KeyedStream(OperatorInput[Stream]):
             )
         if isinstance(function, VectorizedKeyedFunction) and on_error != FAIL:
             raise JobDefinitionError(
-                "a vectorized function has no dead letters",
+                "a vectorized function does not support dead letters",
                 hint="it receives many rows per call: filter bad rows in the function, or use a KeyedProcessFunction",
                 uid=uid,
             )
@@ -392,7 +392,7 @@ class KeyedStream(OperatorInput[Stream]):
             assigner: such as ``TumblingEventTimeWindows.of(timedelta(minutes=5))``.
 
         Raises:
-            JobDefinitionError: `assigner` is no window assigner, or needs event time, which the stream does not have,
+            JobDefinitionError: `assigner` is not a window assigner, or needs event time and the stream has none,
                 or the stream is a changelog.
         """
         return WindowedStream.of(self, assigner)
@@ -404,7 +404,7 @@ class KeyedStream(OperatorInput[Stream]):
             pattern: such as ``Pattern.begin("low", lambda row: row.price < 10).next("high", lambda row: …)``.
 
         Raises:
-            JobDefinitionError: `pattern` is no pattern or cannot be matched, or the stream has no event time or is a
+            JobDefinitionError: `pattern` is not a pattern or cannot be matched, or the stream has no event time or is a
                 changelog.
         """
         return PatternStream.of(self, pattern)
@@ -427,7 +427,7 @@ class KeyedStream(OperatorInput[Stream]):
                 Or a broadcast stream, for a `KeyedBroadcastProcessFunction`.
 
         Raises:
-            JobDefinitionError: `other` is no such stream of this job, or its keys have other types.
+            JobDefinitionError: `other` is not such a stream of this job, or its keys have other types.
         """
         check_row_kind(self._changelog, "connect")
         if isinstance(other, BroadcastStream) and other.graph is self._graph:
@@ -448,7 +448,7 @@ class KeyedStream(OperatorInput[Stream]):
             other: the right stream, with a key of the same types. Both need event time.
 
         Raises:
-            JobDefinitionError: `other` is no such stream, or a stream has no event time or is a changelog.
+            JobDefinitionError: `other` is not such a stream, or a stream has no event time or is a changelog.
         """
         return IntervalJoinedStreams(self._add_operator, joined_pair(self, other, "interval_join"))
 
@@ -467,7 +467,7 @@ class KeyedStream(OperatorInput[Stream]):
             ttl: how long a row is kept, from its arrival; by default for ever. In Flink: `table.exec.state.ttl`.
 
         Raises:
-            JobDefinitionError: `other` is no such stream, `how` is another kind, or a changelog is keyed with an order.
+            JobDefinitionError: `other` is not such a stream, `how` is unknown, or a changelog is keyed with an order.
         """
         return RegularJoinedStreams(self._add_operator, changelog_pair(self, other, "regular_join"), how, ttl)
 
@@ -483,8 +483,8 @@ class KeyedStream(OperatorInput[Stream]):
             how: ``inner``: rows without a version are dropped; ``left``: they are joined with None.
 
         Raises:
-            JobDefinitionError: `versions` is no such stream, `how` is another kind, a stream has no event time, or this
-                stream is a changelog.
+            JobDefinitionError: `versions` is not such a stream, `how` is another text, a stream has no event time, or
+                this stream is a changelog.
         """
         return TemporalJoinedStreams(self._add_operator, versioned_pair(self, versions, "temporal_join"), how)
 
@@ -525,7 +525,7 @@ class KeyedStream(OperatorInput[Stream]):
         check_appends(self._changelog, "deduplicate", uid)
         if keep not in ("first", "last"):
             raise JobDefinitionError(
-                "deduplicate keeps the first or the last row", hint='pass keep="first" or keep="last"', given=repr(keep)
+                "keep must be first or last", hint='pass keep="first" or keep="last"', given=repr(keep)
             )
         is_first = keep == "first"
         if order_by:

@@ -84,7 +84,7 @@ def check_callable(method: str, function: object, uid: str) -> None:
 
 
 def check_function(called: str, function: object, wanted: type[object], uid: str) -> None:
-    """Raises JobDefinitionError for a function that is no object of a class.
+    """Raises JobDefinitionError for a function that is not an object of a class.
 
     Args:
         called: the method that takes the function, for the error.

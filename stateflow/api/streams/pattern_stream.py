@@ -33,7 +33,7 @@ class PatternStream(OperatorInput[Stream]):
         """Returns a keyed stream with a pattern.
 
         Raises:
-            JobDefinitionError: `pattern` is no pattern or cannot be matched, or the stream has no event time or is a
+            JobDefinitionError: `pattern` is not a pattern or cannot be matched, or the stream has no event time or is a
                 changelog.
         """
         if not isinstance(pattern, Pattern):
@@ -57,7 +57,7 @@ class PatternStream(OperatorInput[Stream]):
         """Sets the side output for rows that arrive after the watermark; by default they are dropped.
 
         Raises:
-            JobDefinitionError: `tag` is no OutputTag, or is of another class than the rows.
+            JobDefinitionError: `tag` is not an OutputTag, or is of another class than the rows.
         """
         check_late_tag(tag, self._node.schema.row_class)
         return self._with(replace(self._settings, late_rows=cast("OutputTag[object]", tag)))
@@ -70,7 +70,7 @@ class PatternStream(OperatorInput[Stream]):
             function: returns the row to emit for the rows of a partial match by stage.
 
         Raises:
-            JobDefinitionError: `tag` is no OutputTag, or the pattern has no time limit.
+            JobDefinitionError: `tag` is not an OutputTag, or the pattern has no time limit.
         """
         if not isinstance(tag, OutputTag) or self._settings.pattern.within_ms is None:
             raise JobDefinitionError(
@@ -111,7 +111,7 @@ class PatternStream(OperatorInput[Stream]):
             uid: identifies the operator's state across all versions of the job.
 
         Raises:
-            JobDefinitionError: `function` is no `PatternProcessFunction`.
+            JobDefinitionError: `function` is not a `PatternProcessFunction`.
         """
         check_function("process of patterns", function, PatternProcessFunction, uid)
         return self._matched(function, output, uid, "process")

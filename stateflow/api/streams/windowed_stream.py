@@ -11,7 +11,7 @@ from typing import Any, Never, Self, TypeVar
 
 from stateflow.api.aggregates.aggregate import Aggregate
 from stateflow.api.aggregates.builtin import DistinctValues, First, FirstByTime, Last, LastByTime, ValueByTime
-from stateflow.api.aggregates.column_aggregates import check_output, declared_aggregate, made_columns
+from stateflow.api.aggregates.column_aggregates import check_output, declared_aggregate, infer_columns
 from stateflow.api.changelog import check_appends
 from stateflow.api.dead_letters import FAIL, DeadLetters
 from stateflow.api.graph import event_time_of, level_of
@@ -78,7 +78,7 @@ class WindowedStream(OperatorInput[Stream]):
         """Returns the windows of a keyed stream.
 
         Raises:
-            JobDefinitionError: `assigner` is no window assigner, or needs event time, which the stream does not have.
+            JobDefinitionError: `assigner` is not a window assigner, or needs event time and the stream has none.
         """
         if not isinstance(assigner, WindowAssigner):
             raise JobDefinitionError(
@@ -102,7 +102,7 @@ class WindowedStream(OperatorInput[Stream]):
         """Sets the trigger, in place of the default one of the assigner.
 
         Raises:
-            JobDefinitionError: it is no trigger, or cannot be used with windows that merge.
+            JobDefinitionError: it is not a trigger, or cannot be used with windows that merge.
         """
         if not isinstance(trigger, Trigger):
             raise JobDefinitionError(
@@ -136,7 +136,7 @@ class WindowedStream(OperatorInput[Stream]):
         length = duration_ms("the allowed lateness", lateness)
         if length < 0 or not self._settings.assigner.is_event_time:
             raise JobDefinitionError(
-                "windows cannot have this lateness",
+                "the allowed lateness must be zero or more, and needs windows of event time",
                 hint="pass a timedelta of zero or more, for windows of event time",
                 given=repr(lateness),
                 assigner=type(self._settings.assigner).__name__,
@@ -147,7 +147,7 @@ class WindowedStream(OperatorInput[Stream]):
         """Sets the side output for rows whose windows were removed already; by default they are dropped.
 
         Raises:
-            JobDefinitionError: `tag` is no OutputTag, or is of another class than the rows.
+            JobDefinitionError: `tag` is not an OutputTag, or is of another class than the rows.
         """
         check_late_tag(tag, self._node.schema.row_class)
         return self._with(replace(self._settings, late_rows=tag))
@@ -195,7 +195,7 @@ class WindowedStream(OperatorInput[Stream]):
             output: class of the emitted rows.
 
         Raises:
-            JobDefinitionError: `function` is no `AggregateFunction`.
+            JobDefinitionError: `function` is not an `AggregateFunction`.
         """
         if not isinstance(function, AggregateFunction):
             raise JobDefinitionError(
@@ -360,8 +360,10 @@ def _make_aggregation(
             "windows need an aggregate", hint='such as count=("count", a column)', given=sorted(wanted)
         )
     if clash := set(keys) & bounds.bounds.keys():
-        raise JobDefinitionError("an aggregate has the name of a key column", hint="rename it", names=sorted(clash))
-    made = {**made_columns(aggregates, keys, given, output), **bounds.made()}
+        raise JobDefinitionError(
+            "an aggregate cannot have the name of a key column", hint="rename it", names=sorted(clash)
+        )
+    made = {**infer_columns(aggregates, keys, given, output), **bounds.made()}
     check_output(made, keys, output)
     required = {column.name for column in output.columns if not column.nullable}
     return Aggregation(tuple(keys), AccumulatorColumns(aggregates, required), bounds, output.names)
@@ -414,13 +416,13 @@ def _check_order(assigner: WindowAssigner[Any], wanted: Mapping[str, Sequence[st
 
 
 def _refused(what: str, given: str) -> JobDefinitionError:
-    return JobDefinitionError(f"{what} of this kind cannot be used by columns", hint=_ALTERNATIVE, given=given)
+    return JobDefinitionError(f"aggregate_columns does not support {what} of this kind", hint=_ALTERNATIVE, given=given)
 
 
 def _aggregate(name: str, spec: Sequence[str], given: RowSchema, time_column: str) -> Aggregate:
     if not isinstance(spec, str) and len(spec) == 1:
         raise JobDefinitionError(
-            "there is no such bound of a window", hint=f"bounds are {', '.join(BOUNDS)}", name=name, given=repr(spec)
+            "a window does not have such a bound", hint=f"bounds are {', '.join(BOUNDS)}", name=name, given=repr(spec)
         )
     aggregate = declared_aggregate(name, spec, given)
     by_time = BY_TIME.get(type(aggregate)) if time_column else None

@@ -55,10 +55,10 @@ def duration_ms(what: str, duration: object) -> int:
         what: what it is the duration of, for the error.
 
     Raises:
-        JobDefinitionError: it is no timedelta.
+        JobDefinitionError: it is not a timedelta.
     """
     if not isinstance(duration, timedelta):
-        raise JobDefinitionError(f"{what} is not a duration", hint="pass a timedelta", given=repr(duration)[:200])
+        raise JobDefinitionError(f"{what} must be a timedelta", hint="pass a timedelta", given=repr(duration)[:200])
     return duration // _MILLISECOND
 
 
@@ -77,6 +77,6 @@ def positive_ms(what: str, duration: object) -> int:
     length = duration_ms(what, duration)
     if length <= 0:
         raise JobDefinitionError(
-            f"{what} is not positive", hint="pass a timedelta of a millisecond or more", given=repr(duration)
+            f"{what} must be positive", hint="pass a timedelta of a millisecond or more", given=repr(duration)
         )
     return length

@@ -38,7 +38,7 @@ def joined_pair(left: OperatorInput[Stream], right: object, method: str) -> tupl
     """Returns the edges of two keyed streams, in the order of event time where timers can fire between their rows.
 
     Raises:
-        JobDefinitionError: `right` is no keyed stream of the same job, the keys have different types, or a stream is a
+        JobDefinitionError: `right` is not a keyed stream of the job, the keys have different types, or a stream is a
             changelog.
     """
     given = _checked(left, right, method)
@@ -51,7 +51,7 @@ def versioned_pair(left: OperatorInput[Stream], versions: object, method: str) -
     """Returns the edges of a keyed stream of rows and one of versions, which may be a changelog by its key.
 
     Raises:
-        JobDefinitionError: `versions` is no keyed stream of the same job, the keys have different types, the stream of
+        JobDefinitionError: `versions` is not a keyed stream of the job, the keys have different types, the stream of
             rows is a changelog, or a key of the other one may have several versions at a time.
     """
     given = _checked(left, versions, method)
@@ -83,7 +83,7 @@ def changelog_pair(left: OperatorInput[Stream], right: object, method: str) -> t
     """Returns the edges of two keyed streams that may be changelogs; as `joined_pair` if both only append rows.
 
     Raises:
-        JobDefinitionError: `right` is no keyed stream of the same job, the keys have different types, or the rows of a
+        JobDefinitionError: `right` is not a keyed stream of the job, the keys have different types, or the rows of a
             changelog have another order than that of their arrival.
     """
     given = _checked(left, right, method)
@@ -95,7 +95,7 @@ def changelog_pair(left: OperatorInput[Stream], right: object, method: str) -> t
     for edge, changelog in zip((left._edge, given._edge), changelogs, strict=True):
         if changelog is not None and edge.keying is not None and edge.keying.order_by:
             raise JobDefinitionError(
-                "the rows of a changelog are joined in the order of their arrival",
+                "a join of a changelog needs rows in the order of their arrival",
                 hint="call key_by without order_by",
                 called=method,
                 order_by=list(edge.keying.order_by),
@@ -189,7 +189,7 @@ def _origin(schemas: Schemas, column: Column, given: str, uid: str) -> tuple[boo
     source = schemas[0 if is_left else 1].column(name)
     if source.dtype != column.dtype or (source.nullable and not column.nullable):
         raise JobDefinitionError(
-            "a field of a join's output has another type than its column",
+            "a field of a join's output must have the type of its column",
             hint="declare the field with the type of the column",
             field=f"{column.name}: {column.dtype}{' | None' if column.nullable else ''}",
             column=f"{source.name}: {source.dtype}{' | None' if source.nullable else ''}",
@@ -206,7 +206,7 @@ def _named(schemas: Schemas, field: str, given: str, uid: str) -> tuple[bool, st
     sides = [is_left for is_left, of in ((True, left), (False, right)) if field in of.names]
     if given or len(sides) != 1:
         raise JobDefinitionError(
-            "the column of a field of a join's output is not known",
+            "could not find the column of a field of a join's output",
             hint=f'pass columns={{"{field}": "left.name"}}, or right.name',
             field=field,
             given=given,

@@ -164,7 +164,7 @@ class WindowedJoin(JoinedWindows[Stream]):
         is_plain = self._windows._evictor is None and not settings.allowed_lateness
         if not is_plain or type(settings.trigger) is not EventTimeTrigger or not isinstance(assigner, _SELECTED):
             raise JobDefinitionError(
-                "the pairs of these windows cannot be selected by columns",
+                "select does not support these windows",
                 hint="call apply, or join tumbling or sliding windows of event time without other settings",
                 assigner=type(assigner).__name__,
                 uid=uid,

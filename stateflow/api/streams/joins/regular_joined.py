@@ -59,9 +59,7 @@ class RegularJoinedStreams(Generic[Stream]):
     ) -> None:
         if how not in _KINDS:
             raise JobDefinitionError(
-                "a regular join is of another kind",
-                hint=f"pass how=, one of {', '.join(_KINDS)}",
-                given=repr(how)[:200],
+                f"how must be one of {', '.join(_KINDS)}", hint="the default is inner", given=repr(how)[:200]
             )
         self._kind = _KINDS[how]
         self._add_operator = add_operator

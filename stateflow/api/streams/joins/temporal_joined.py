@@ -30,7 +30,7 @@ class TemporalJoinedStreams(Generic[Stream]):
     ) -> None:
         if how not in _KINDS:
             raise JobDefinitionError(
-                "a temporal join is of another kind", hint="pass how='inner' or how='left'", given=repr(how)[:200]
+                "how must be inner or left", hint="pass how='inner' or how='left'", given=repr(how)[:200]
             )
         rows, versions = inputs
         self._inputs = rows, versions.edge
