@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from stateflow import failpoints
 from stateflow.api.source import InitialPosition, LocalSource, Source, StartKind
-from stateflow.bootstrap.layout import Layout, Target, store_content
+from stateflow.bootstrap.layout import Layout, SavepointFolder, store_content
 from stateflow.checkpoint.log.documents import (
     Manifest,
     Origin,
@@ -42,11 +42,29 @@ CHECKPOINT_ID = 1
 """The checkpoint of a savepoint that is written from frames: as if the first batch of a job had made it."""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a savepoint's document states about its origin.
+def complete_savepoint(
+    manifest: Manifest,
+    layout: Layout,
+    target: SavepointFolder,
+    clock: Clock,
+    *,
+    name: str,
+    job: str,
+    at: datetime,
+    by: str,
+    reason: str,
+    positions: Mapping[str, str],
+    base: Savepoint | None,
+) -> None:
+    """Stores the document of a savepoint whose files are stored, and removes files that are not part of it.
 
-    Attributes:
+    If the folder has a savepoint with the same content, it stays.
+
+    Args:
+        manifest: what is stored.
+        layout: the key groups.
+        target: where it is stored.
+        clock: makes the id.
         name: name of the savepoint.
         job: name of the job.
         at: the time of the writer.
@@ -54,47 +72,32 @@ class Facts:
         reason: why, for display.
         positions: by uid of the source, where it continues as the caller has stated it.
         base: the document of the savepoint that it is a changed copy of; None for a new one.
-    """
-
-    name: str
-    job: str
-    at: datetime
-    by: str
-    reason: str
-    positions: Mapping[str, str]
-    base: Savepoint | None = None
-
-
-def complete(manifest: Manifest, layout: Layout, facts: Facts, target: Target, clock: Clock) -> None:
-    """Stores the document of a savepoint whose files are stored, and removes files that are not part of it.
-
-    If the folder has a savepoint with the same content, it stays.
 
     Raises:
         ConfigError: another savepoint is in the folder.
         DataError: a file is missing.
     """
-    made_at = facts.at.isoformat(timespec="milliseconds")
+    made_at = at.isoformat(timespec="milliseconds")
     document = Savepoint(
         version=VERSION,
         id=clock.new_id(),
-        name=facts.name,
+        name=name,
         origin=Origin.MANUAL,
         made_at=made_at,
         committed_at=made_at,
-        by=facts.by,
-        reason=facts.reason,
+        by=by,
+        reason=reason,
         format=SavepointFormat.CANONICAL,
-        job=facts.job,
+        job=job,
         job_uuid=manifest.job_uuid,
         max_parallelism=layout.max_parallelism,
-        drained=facts.base is not None and facts.base.drained,
-        checkpoint_id=facts.base.checkpoint_id if facts.base else CHECKPOINT_ID,
+        drained=base is not None and base.drained,
+        checkpoint_id=base.checkpoint_id if base else CHECKPOINT_ID,
         manifest=manifest,
         # As in the base: the tables have the output up to its checkpoint.
-        sinks=facts.base.sinks if facts.base else {},
+        sinks=base.sinks if base else {},
         stateflow=_version(),
-        positions=dict(facts.positions),
+        positions=dict(positions),
     )
     files = _files_of(manifest, target)
     if _has_stored(document, files, target):
@@ -111,7 +114,7 @@ def complete(manifest: Manifest, layout: Layout, facts: Facts, target: Target, c
     _remove_others(target, _files_of(found.document.manifest, target))
 
 
-def time_of_savepoint(target: Target) -> datetime | None:
+def time_of_savepoint(target: SavepointFolder) -> datetime | None:
     """Returns the time of the savepoint in a folder, for a repeated call without one; None without a savepoint.
 
     Raises:
@@ -123,7 +126,7 @@ def time_of_savepoint(target: Target) -> datetime | None:
     return datetime.fromisoformat(found.document.made_at)
 
 
-def _has_stored(document: Savepoint, files: list[FileHandle], target: Target) -> bool:
+def _has_stored(document: Savepoint, files: list[FileHandle], target: SavepointFolder) -> bool:
     """Stores a document; returns False if another one is in the folder.
 
     Raises:
@@ -143,11 +146,11 @@ def _has_stored(document: Savepoint, files: list[FileHandle], target: Target) ->
     return True
 
 
-def _files_of(manifest: Manifest, target: Target) -> list[FileHandle]:
+def _files_of(manifest: Manifest, target: SavepointFolder) -> list[FileHandle]:
     return [replace(file, key=f"{target.folder}{file.key}") for file in files_of(manifest)]
 
 
-def _refuse(found: StoredSavepoint, files: list[FileHandle], target: Target) -> NoReturn:
+def _refuse(found: StoredSavepoint, files: list[FileHandle], target: SavepointFolder) -> NoReturn:
     """Deletes the files of this attempt, if another savepoint does not have them, and raises ConfigError."""
     used = {file.key for file in _files_of(found.document.manifest, target)}
     target.storage.delete([file.key for file in files if file.key not in used])
@@ -191,7 +194,7 @@ def _content(document: Savepoint, without: Set[str]) -> tuple[object, ...]:
     return document.job, document.max_parallelism, document.name, *base, compared
 
 
-def _remove_others(target: Target, files: list[FileHandle]) -> None:
+def _remove_others(target: SavepointFolder, files: list[FileHandle]) -> None:
     """Deletes the files of attempts that were killed. One that still runs finds the complete savepoint."""
     used = {file.key for file in files}
     prefix = f"{target.folder}{SAVEPOINT_FILES}"
@@ -321,12 +324,12 @@ def _text(uid: str, position: Position) -> str:
     )
 
 
-def with_stored_logs(spark: SparkPosition, target: Target) -> SparkPosition:
+def with_stored_logs(spark: SparkPosition, target: SavepointFolder) -> SparkPosition:
     """Returns the position of Spark with each log that is too large for the manifest in a file of the savepoint."""
     return replace(spark, source_files=[_stored(file, target) for file in spark.source_files])
 
 
-def _stored(file: SourceFile, target: Target) -> SourceFile:
+def _stored(file: SourceFile, target: SavepointFolder) -> SourceFile:
     if file.content is None or len(file.content) <= INLINE_LIMIT:
         return file
     return SourceFile(path=file.path, handle=store_content(target, file.content))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from stateflow.bootstrap.encoded_values import Values, encode_map_keys, state_named
+from stateflow.bootstrap.encoded_values import ValueEncoder, encode_map_keys, state_named
 from stateflow.bootstrap.frames import (
     DOMAIN,
     NAMESPACE,
@@ -77,7 +77,7 @@ _NAMES = {arrow: name for name, arrow in KEY_TYPES.items()}
 
 
 @dataclass(frozen=True)
-class KeyColumns:
+class GivenKey:
     """The key columns of an operator.
 
     Attributes:
@@ -89,7 +89,7 @@ class KeyColumns:
     types: tuple[str, ...]
 
     @classmethod
-    def of(cls, key: str | Sequence[str] | Mapping[str, str], frame: Frame | None) -> KeyColumns:
+    def of(cls, key: str | Sequence[str] | Mapping[str, str], frame: Frame | None) -> GivenKey:
         """Returns the key columns of an operator.
 
         Args:
@@ -301,7 +301,7 @@ class StateEncoder:
         added: number of elements of a list that were encoded.
     """
 
-    key: KeyColumns
+    key: GivenKey
     columns: StateColumns
     descriptor: StateDescriptor
     at: int
@@ -313,8 +313,8 @@ class StateEncoder:
         return declare(new_keyed_state(self.at), self.descriptor)
 
     @cached_property
-    def _values(self) -> Values:
-        return Values(self._state.codec, self.columns, LIMITS, self.descriptor.name)
+    def _values(self) -> ValueEncoder:
+        return ValueEncoder(self._state.codec, self.columns, LIMITS, self.descriptor.name)
 
     @cached_property
     def _map_key_columns(self) -> ColumnSerializer | None:
@@ -393,7 +393,7 @@ class TimerEncoder:
         earliest: the earliest time of the encoded timers, by domain.
     """
 
-    key: KeyColumns
+    key: GivenKey
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:

@@ -60,7 +60,7 @@ def field_names(codec: Codec) -> frozenset[str]:
     return frozenset(field.name for field in kind) if kind is not None and pa.types.is_struct(kind) else frozenset()
 
 
-class Values:
+class ValueEncoder:
     """Encoder of the values of one state.
 
     Args:

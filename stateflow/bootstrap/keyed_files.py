@@ -9,7 +9,7 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from stateflow.bootstrap.frames import ArrowFrame, Frame, batches_of, is_spark, without_dictionaries
-from stateflow.bootstrap.layout import KeyedOperator, Layout, StateRows, Target
+from stateflow.bootstrap.layout import GivenOperator, Layout, SavepointFolder, StateRows
 from stateflow.checkpoint.savepoints.canonical.buckets import BucketWriter, NewSubtask, bucket_file
 from stateflow.checkpoint.savepoints.canonical.worker import SortBuckets
 from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, Volume
@@ -32,7 +32,7 @@ MOST_BUCKETS = 256
 
 
 def write_local(
-    operator: KeyedOperator, layout: Layout, target: Target, kept: Iterable[EntryColumns] = ()
+    operator: GivenOperator, layout: Layout, target: SavepointFolder, kept: Iterable[EntryColumns] = ()
 ) -> list[SubtaskState]:
     """Writes the keyed state of an operator in canonical files; returns the state of each subtask that has entries.
 
@@ -64,7 +64,7 @@ def with_timers(state: SubtaskState, earliest: Mapping[TimeDomain, int]) -> Subt
     return replace(state, event_timer=event, processing_timer=processing)
 
 
-def _add_timers(operator: KeyedOperator, sorter: EntrySorter) -> dict[TimeDomain, int]:
+def _add_timers(operator: GivenOperator, sorter: EntrySorter) -> dict[TimeDomain, int]:
     if operator.timers is None:
         return {}
     timers = operator.timer_encoder()
@@ -73,7 +73,7 @@ def _add_timers(operator: KeyedOperator, sorter: EntrySorter) -> dict[TimeDomain
     return timers.earliest
 
 
-def _buckets(operator: KeyedOperator) -> int:
+def _buckets(operator: GivenOperator) -> int:
     """Returns the number of buckets: of about 8 MiB each, if the size of the frames is known."""
     frames = operator.frames
     if any(isinstance(frame, pa.RecordBatchReader) for frame in frames):
@@ -116,7 +116,7 @@ class EntrySorter:
     """
 
     def __init__(
-        self, operator: KeyedOperator, layout: Layout, numbers: Sequence[int], buckets: int, scratch: Path
+        self, operator: GivenOperator, layout: Layout, numbers: Sequence[int], buckets: int, scratch: Path
     ) -> None:
         each = -(-buckets // len(numbers))
         self._scratch = scratch
@@ -130,7 +130,7 @@ class EntrySorter:
         """Adds entries in any order, with any key groups, which are replaced by those of their keys."""
         self._writer.add_columns(parts)
 
-    def write_with_workers(self, target: Target) -> list[SubtaskState]:
+    def write_with_workers(self, target: SavepointFolder) -> list[SubtaskState]:
         """Writes the files in processes of this host if they are large; returns the subtasks that have entries.
 
         Raises:
@@ -141,7 +141,7 @@ class EntrySorter:
         works = [self._work(share, target) for share in divide_evenly(present, workers.count)]
         return _in_files(present, workers.do(works, volume))
 
-    def write(self, target: Target) -> list[SubtaskState]:
+    def write(self, target: SavepointFolder) -> list[SubtaskState]:
         """Writes the files in this process; as `write_with_workers`."""
         present = self._present()
         with LocalCopies() as copies:
@@ -153,7 +153,7 @@ class EntrySorter:
         self._writer.flush()
         return [subtask for subtask in self._subtasks if self._size(subtask)]
 
-    def _work(self, subtasks: Sequence[NewSubtask], target: Target) -> SortBuckets:
+    def _work(self, subtasks: Sequence[NewSubtask], target: SavepointFolder) -> SortBuckets:
         to = Destination(folder=target.folder)
         return SortBuckets(subtasks=list(subtasks), folders=[str(self._scratch)], to=to, of_rows=True)
 
@@ -162,7 +162,7 @@ class EntrySorter:
         return sum(file.stat().st_size for file in files if file.exists())
 
 
-def _subtask(operator: KeyedOperator, layout: Layout, number: int, buckets: int) -> NewSubtask:
+def _subtask(operator: GivenOperator, layout: Layout, number: int, buckets: int) -> NewSubtask:
     groups = layout.groups_of(number)
     return NewSubtask(
         operator=int(_FOLDER),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from stateflow.bootstrap.encoded_entries import EPOCH, KeyColumns, StateEncoder, TimerEncoder, declare, new_keyed_state
+from stateflow.bootstrap.encoded_entries import EPOCH, GivenKey, StateEncoder, TimerEncoder, declare, new_keyed_state
 from stateflow.bootstrap.encoded_values import field_names
 from stateflow.bootstrap.frames import (
     DOMAIN,
@@ -57,7 +57,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Target:
+class SavepointFolder:
     """Where a savepoint is written: `folder` is the prefix of its keys in `storage`."""
 
     storage: Storage
@@ -79,7 +79,7 @@ class StateRows:
 
 
 @dataclass(frozen=True)
-class KeyedOperator:
+class GivenOperator:
     """The keyed state of an operator, as frames.
 
     Attributes:
@@ -92,7 +92,7 @@ class KeyedOperator:
     """
 
     uid: str
-    key: KeyColumns
+    key: GivenKey
     states: tuple[StateRows, ...]
     timers: Frame | None = None
     kept: tuple[StateSchema, ...] = ()
@@ -163,7 +163,7 @@ def check_timers(uid: str, frame: Frame, key: Sequence[str]) -> None:
         )
 
 
-def state_rows(given: KeyedStateFrame, key: KeyColumns) -> StateRows:
+def state_rows(given: KeyedStateFrame, key: GivenKey) -> StateRows:
     """Returns a state's frame with its columns; raises ConfigError if it lacks one or a column has two meanings."""
     codec = declare(new_keyed_state(0), given.descriptor).codec
     columns = columns_of(given, key.names, field_names(codec))
@@ -176,7 +176,7 @@ def state_rows(given: KeyedStateFrame, key: KeyColumns) -> StateRows:
     return StateRows(given.descriptor, given.frame, columns)
 
 
-def store_content(target: Target, data: bytes) -> FileHandle:
+def store_content(target: SavepointFolder, data: bytes) -> FileHandle:
     """Stores bytes in a file of a savepoint, and returns its handle; an earlier attempt may have stored the same."""
     key = f"{SAVEPOINT_FILES}{hashlib.sha256(data).hexdigest()}"
     return replace(write_bytes(target.storage, f"{target.folder}{key}", data), key=key)

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from stateflow.bootstrap.encoded_entries import LIMITS, naming_row, shown
-from stateflow.bootstrap.encoded_values import Values, encode_map_keys, field_names, state_named
+from stateflow.bootstrap.encoded_values import ValueEncoder, encode_map_keys, field_names, state_named
 from stateflow.bootstrap.frames import (
     KEY_GROUP,
     MAP_KEY,
@@ -25,7 +25,7 @@ from stateflow.bootstrap.frames import (
     column_names,
     is_spark,
 )
-from stateflow.bootstrap.layout import Layout, Target, store_content
+from stateflow.bootstrap.layout import Layout, SavepointFolder, store_content
 from stateflow.checkpoint.restore.state_assignment import even_split
 from stateflow.errors import ConfigError, DataError, JobDefinitionError, StateError
 from stateflow.runtime.task.operator_state import INLINE_BYTES
@@ -172,7 +172,7 @@ class OperatorStates:
         """Returns the schemas as a run would store them."""
         return sorted((rows.schema for rows in self.states), key=lambda schema: schema.name)
 
-    def parts(self, layout: Layout, target: Target) -> list[OperatorPart]:
+    def parts(self, layout: Layout, target: SavepointFolder) -> list[OperatorPart]:
         """Stores the state of all subtasks, and returns its parts.
 
         Lists and raw partitions are split evenly, the bytes of a key group belong to its subtask, and subtask 0 has the
@@ -199,7 +199,9 @@ class OperatorStates:
         return stored_parts(self.uid, enumerate(contents), target)
 
 
-def stored_parts(uid: str, contents: Iterable[tuple[int, OperatorContent]], target: Target) -> list[OperatorPart]:
+def stored_parts(
+    uid: str, contents: Iterable[tuple[int, OperatorContent]], target: SavepointFolder
+) -> list[OperatorPart]:
     """Stores the operator state of some subtasks of an operator, and returns its parts; a subtask may have none.
 
     Raises:
@@ -208,7 +210,7 @@ def stored_parts(uid: str, contents: Iterable[tuple[int, OperatorContent]], targ
     return [_stored(uid, subtask, content, target) for subtask, content in contents if content != OperatorContent()]
 
 
-def _stored(uid: str, subtask: int, content: OperatorContent, target: Target) -> OperatorPart:
+def _stored(uid: str, subtask: int, content: OperatorContent, target: SavepointFolder) -> OperatorPart:
     data = msgspec.msgpack.encode(content)
     try:
         memory = StoredContent.of(data, MEMORY_LIMIT).memory
@@ -242,7 +244,7 @@ def _as_list(descriptor: StateDescriptor) -> ListStateDescriptor[object]:
 
 def _elements(descriptor: ListStateDescriptor[T], frame: Frame) -> list[bytes]:
     codec: ValueSerializer[T] = ValueSerializer(descriptor.element_type, descriptor.name)
-    values = Values(codec, _columns(frame, (), codec), LIMITS, descriptor.name)
+    values = ValueEncoder(codec, _columns(frame, (), codec), LIMITS, descriptor.name)
     found: list[bytes] = []
     for batch in batches_of(_arrow(frame)):
         found += naming_row(batch, values.encode, partial(_number_of, len(found))).to_pylist()
@@ -256,7 +258,7 @@ def _number_of(before: int, batch: pa.RecordBatch, row: int) -> dict[str, object
 def _entries(descriptor: MapStateDescriptor[K, V], frame: Frame) -> dict[bytes, bytes]:
     keys: MapKeys[K] = MapKeys(descriptor.key_type, descriptor.name)
     codec: ValueSerializer[V] = ValueSerializer(descriptor.value_type, descriptor.name)
-    values = Values(codec, _columns(frame, (MAP_KEY,), codec), LIMITS, descriptor.name)
+    values = ValueEncoder(codec, _columns(frame, (MAP_KEY,), codec), LIMITS, descriptor.name)
 
     def encode(batch: pa.RecordBatch) -> tuple[list[bytes], list[bytes]]:
         encoded = encode_map_keys(keys, _key_columns(descriptor), batch.column(MAP_KEY), MAP_KEY)

@@ -15,10 +15,10 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from stateflow.bootstrap.encoded_entries import EntryEncoder, KeyColumns
+from stateflow.bootstrap.encoded_entries import EntryEncoder, GivenKey
 from stateflow.bootstrap.frames import Frame, column_names, is_spark, sliced
 from stateflow.bootstrap.keyed_files import MOST_BUCKETS, EntrySorter, with_timers
-from stateflow.bootstrap.layout import KeyedOperator, Layout, StateRows, Target
+from stateflow.bootstrap.layout import GivenOperator, Layout, SavepointFolder, StateRows
 from stateflow.checkpoint.barriers import Failure
 from stateflow.errors import BatchFailed, InternalError, SchemaMismatch, StateflowError
 from stateflow.private_files import ScratchFolder
@@ -54,14 +54,14 @@ class _Work:
         credentials: of the driver.
     """
 
-    operator: KeyedOperator
+    operator: GivenOperator
     layout: Layout
     storage: str
     folder: str
     credentials: Credentials
 
 
-def write_on_spark(operator: KeyedOperator, layout: Layout, target: Target) -> list[SubtaskState]:
+def write_on_spark(operator: GivenOperator, layout: Layout, target: SavepointFolder) -> list[SubtaskState]:
     """Writes the keyed state of an operator; as `write_local`, but no row passes this process.
 
     Frames of Arrow are sent to Spark. Each task sorts the entries of its subtask on the disk of its host.
@@ -104,13 +104,13 @@ def _distributed(spark: SparkSession, frame: Frame) -> DataFrame:
     return spark.createDataFrame(pa.Table.from_batches([frame]) if isinstance(frame, pa.RecordBatch) else frame)
 
 
-def _indexed(operator: KeyedOperator, frames: Sequence[DataFrame]) -> KeyedOperator:
+def _indexed(operator: GivenOperator, frames: Sequence[DataFrame]) -> GivenOperator:
     """Returns the operator with frames of Spark, those of lists with the positions of their elements."""
     states = tuple(_numbered(rows, operator.key, frame) for rows, frame in zip(operator.states, frames, strict=False))
     return replace(operator, states=states, timers=None if operator.timers is None else frames[-1])
 
 
-def _numbered(rows: StateRows, key: KeyColumns, frame: DataFrame) -> StateRows:
+def _numbered(rows: StateRows, key: GivenKey, frame: DataFrame) -> StateRows:
     columns = rows.columns
     if not columns.order_by:
         return replace(rows, frame=frame)
@@ -120,7 +120,7 @@ def _numbered(rows: StateRows, key: KeyColumns, frame: DataFrame) -> StateRows:
     return replace(rows, frame=numbered, columns=replace(columns, index=_INDEX))
 
 
-def _without_rows(operator: KeyedOperator) -> KeyedOperator:
+def _without_rows(operator: GivenOperator) -> GivenOperator:
     """Returns the operator with empty frames, which are sent to tasks."""
     states = tuple(replace(rows, frame=_empty(rows.frame)) for rows in operator.states)
     return replace(operator, states=states, timers=None if operator.timers is None else _empty(operator.timers))
@@ -130,7 +130,7 @@ def _empty(frame: Frame) -> pa.Table:
     return pa.table({name: pa.nulls(0) for name in column_names(frame)})
 
 
-def _combined(operator: KeyedOperator, layout: Layout) -> DataFrame:
+def _combined(operator: GivenOperator, layout: Layout) -> DataFrame:
     """Returns the rows of all frames, each in the partition of its subtask.
 
     The rows of a single frame are as they are. A row of several frames has the number of its frame, and the columns of
@@ -146,7 +146,7 @@ def _combined(operator: KeyedOperator, layout: Layout) -> DataFrame:
     return rows.repartitionById(layout.parallelism, F.col(_SUBTASK))
 
 
-def _tagged(frame: DataFrame, number: int, schemas: Sequence[StructType], key: KeyColumns, layout: Layout) -> DataFrame:
+def _tagged(frame: DataFrame, number: int, schemas: Sequence[StructType], key: GivenKey, layout: Layout) -> DataFrame:
     others = [
         (F.struct(*(F.col(quoted(name)) for name in schema.names)) if at == number else F.lit(None).cast(schema)).alias(
             f"s{at}"
@@ -156,7 +156,7 @@ def _tagged(frame: DataFrame, number: int, schemas: Sequence[StructType], key: K
     return frame.select(_subtask_of(frame, key, layout).alias(_SUBTASK), F.lit(number).alias(_FRAME), *others)
 
 
-def _subtask_of(frame: DataFrame, key: KeyColumns, layout: Layout) -> Column:
+def _subtask_of(frame: DataFrame, key: GivenKey, layout: Layout) -> Column:
     columns = [_key_column(frame, name, kind) for name, kind in zip(key.names, key.types, strict=True)]
     # As for tasks of a run: subtask i of P owns the key groups g with i = ⌊g·P/M⌋.
     group = F.pmod(F.xxhash64(*columns), F.lit(layout.max_parallelism).cast("bigint"))
@@ -206,7 +206,7 @@ def _write(work: _Work, subtask: int, batches: Iterable[pa.RecordBatch]) -> list
     with ScratchFolder() as scratch:
         sorter = EntrySorter(operator, layout, [subtask], MOST_BUCKETS // 4, scratch.path)
         sorter.add(parts())
-        states = sorter.write(Target(open_storage(work.storage), work.folder))
+        states = sorter.write(SavepointFolder(open_storage(work.storage), work.folder))
     return [with_timers(state, timers.earliest if timers else {}) for state in states]
 
 

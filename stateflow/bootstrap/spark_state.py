@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from stateflow.bootstrap.encoded_entries import LIMITS, declare, new_keyed_state
-from stateflow.bootstrap.encoded_values import Values, state_named
+from stateflow.bootstrap.encoded_values import ValueEncoder, state_named
 from stateflow.bootstrap.frames import (
     DOMAIN,
     MAP_KEY,
@@ -356,7 +356,7 @@ def _check_types(descriptor: StateDescriptor, frame: DataFrame) -> None:
     """Raises SchemaMismatch unless values and keys of maps are of the types of a state."""
     state = declare(new_keyed_state(0), descriptor)
     empty = pa.RecordBatch.from_pylist([], to_arrow_schema(frame.schema, timezone="UTC"))
-    Values(state.codec, StateColumns(VALUE), LIMITS, descriptor.name).encode(empty)
+    ValueEncoder(state.codec, StateColumns(VALUE), LIMITS, descriptor.name).encode(empty)
     if isinstance(state, MapState):
         with suppress(JobDefinitionError):
             check_kind(empty.schema.field(MAP_KEY).type, state.key_columns.type, MAP_KEY)

@@ -299,13 +299,13 @@ class FileRows:
         read: number of rows that a reader has read.
     """
 
-    files: Sequence[StateFile]
+    files: Sequence[RowFile]
     columns: FileColumns
     schema: pa.Schema
     read: int = field(default=0, init=False)
 
     @classmethod
-    def of(cls, files: Sequence[StateFile], wanted: StateColumnNames) -> FileRows:
+    def of(cls, files: Sequence[RowFile], wanted: StateColumnNames) -> FileRows:
         """Returns the rows of files.
 
         Raises:
@@ -411,7 +411,7 @@ class FileRows:
             )
 
 
-def _is_parquet(path: Path, file: StateFile) -> bool:
+def _is_parquet(path: Path, file: RowFile) -> bool:
     """Returns whether a file has the format of Parquet; raises DataError for one that has only its name."""
     with path.open("rb") as opened:
         found = opened.read(len(_PARQUET)) == _PARQUET
@@ -482,7 +482,7 @@ def _flattened(column: pa.Array) -> list[pa.Array]:
 
 
 @contextlib.contextmanager
-def _file_named(file: StateFile) -> Iterator[None]:
+def _file_named(file: RowFile) -> Iterator[None]:
     """Adds a file to errors of its body; raises DataError for one that cannot be read."""
     try:
         yield
@@ -647,7 +647,7 @@ _WILDCARDS = frozenset("*?[")
 
 
 @dataclass(frozen=True)
-class StateFile:
+class RowFile:
     """A file of rows."""
 
     storage: Storage
@@ -666,7 +666,7 @@ class StateFile:
             yield path
 
 
-def find_files(location: str) -> list[StateFile]:
+def find_files(location: str) -> list[RowFile]:
     """Returns the files at a location, ordered by name; at least one.
 
     Of a folder, these are the files whose names end as those of Parquet or JSON lines. Files and subfolders whose names
@@ -688,7 +688,7 @@ def find_files(location: str) -> list[StateFile]:
         # A folder may be allowed, and its parent not.
         storage = open_if_allowed(folder or _root_of(location))
         if storage is not None and storage.size(name) is not None:
-            return [StateFile(storage, name)]
+            return [RowFile(storage, name)]
     found = _matching(location) if _WILDCARDS & set(location) else _of_folder(location)
     if not found:
         raise ConfigError(
@@ -704,7 +704,7 @@ def _root_of(location: str) -> str:
     return "/" if location.startswith("/") else "."
 
 
-def _of_folder(location: str) -> list[StateFile]:
+def _of_folder(location: str) -> list[RowFile]:
     storage = open_location(location)
     keys = [blob.key for blob in storage.list("") if not any(part[:1] in (".", "_") for part in blob.key.split("/"))]
     others = [key for key in keys if "/" in key or not key.lower().endswith(SUFFIXES)]
@@ -717,15 +717,15 @@ def _of_folder(location: str) -> list[StateFile]:
             location=location,
             files=others[:10],
         )
-    return [StateFile(storage, key) for key in keys]
+    return [RowFile(storage, key) for key in keys]
 
 
-def _matching(location: str) -> list[StateFile]:
+def _matching(location: str) -> list[RowFile]:
     parts = location.split("/")
     first = next(number for number, part in enumerate(parts) if _WILDCARDS & set(part))
     patterns = parts[first:]
     storage = open_location("/".join(parts[:first]) or _root_of(location))
-    return [StateFile(storage, blob.key) for blob in storage.list("") if _fits(blob.key.split("/"), patterns)]
+    return [RowFile(storage, blob.key) for blob in storage.list("") if _fits(blob.key.split("/"), patterns)]
 
 
 def _fits(names: list[str], patterns: list[str]) -> bool:

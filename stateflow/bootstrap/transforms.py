@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from stateflow.bootstrap.encoded_entries import KeyColumns, declare, new_keyed_state
+from stateflow.bootstrap.encoded_entries import GivenKey, declare, new_keyed_state
 from stateflow.bootstrap.encoded_values import state_named
 from stateflow.bootstrap.frames import WRITTEN_AT, KeyedStateFrame
 from stateflow.bootstrap.keyed_files import write_local
-from stateflow.bootstrap.layout import KeyedOperator, Layout, StateRows, Target, check_timers, state_rows
+from stateflow.bootstrap.layout import GivenOperator, Layout, SavepointFolder, StateRows, check_timers, state_rows
 from stateflow.bootstrap.operator_states import OperatorStateRows, stored_parts
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.savepoints.canonical.writer import LocalCopies, shards_of
@@ -170,7 +170,7 @@ class ChangedOperator:
     def _of_operator(self) -> dict[str, StateTransformation]:
         return {change.name: change for change in self.changes if change.is_of_operator}
 
-    def written(self, copied: OperatorState, target: Target, at: int) -> OperatorState:
+    def written(self, copied: OperatorState, target: SavepointFolder, at: int) -> OperatorState:
         """Writes what `kept` does not have; returns the operator of the new savepoint.
 
         Args:
@@ -189,16 +189,16 @@ class ChangedOperator:
             e.add_facts(operator=self.operator.uid)
             raise
 
-    def _with_keyed_state(self, copied: OperatorState, target: Target, at: int) -> OperatorState:
+    def _with_keyed_state(self, copied: OperatorState, target: SavepointFolder, at: int) -> OperatorState:
         changes, stored = self._keyed, self.operator
         layout = Layout(self.opened.max_parallelism, stored.parallelism, at, self.opened.manifest.epoch)
-        key = KeyColumns(tuple(field.name for field in key_fields(stored)), tuple(stored.key_types))
+        key = GivenKey(tuple(field.name for field in key_fields(stored)), tuple(stored.key_types))
         frames = {name: self._frame(change) for name, change in sorted(changes.items())}
         timers = frames.get(TIMERS)
         if timers is not None:
             check_timers(stored.uid, timers, key.names)
         declared = [(change.descriptor, frames[name]) for name, change in sorted(changes.items())]
-        keyed = KeyedOperator(
+        keyed = GivenOperator(
             stored.uid,
             key,
             tuple(_in_order(KeyedStateFrame(of, frame), key) for of, frame in declared if of),
@@ -240,7 +240,7 @@ class ChangedOperator:
         earliest = Base(0, KeyGroupRange(0, 0), tuple(self.operator.subtasks)).earliest_timers
         return replace(written, event_timer=earliest.event, processing_timer=earliest.processing)
 
-    def _with_operator_state(self, copied: OperatorState, target: Target) -> OperatorState:
+    def _with_operator_state(self, copied: OperatorState, target: SavepointFolder) -> OperatorState:
         changes, stored = self._of_operator, self.operator
         contents = (
             (part.subtask, self._changed(part.subtask, content))
@@ -275,7 +275,7 @@ class ChangedOperator:
             return rows.stored_in(content, rows.encoded())
 
 
-def _in_order(given: KeyedStateFrame, key: KeyColumns) -> StateRows:
+def _in_order(given: KeyedStateFrame, key: GivenKey) -> StateRows:
     """Returns rows whose elements of lists are in the order of the rows: functions see them so."""
     with state_named(given.descriptor.name):
         rows = state_rows(given, key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -12,18 +12,17 @@ from msgspec import structs
 
 from stateflow.bootstrap.document import (
     AnySource,
-    Facts,
     GivenSource,
     Position,
-    complete,
+    complete_savepoint,
     time_of_savepoint,
     with_positions,
     with_stored_logs,
 )
-from stateflow.bootstrap.encoded_entries import EPOCH, KeyColumns
+from stateflow.bootstrap.encoded_entries import EPOCH, GivenKey
 from stateflow.bootstrap.frames import KeyedStateFrame, check_frame, is_spark
 from stateflow.bootstrap.keyed_files import write_local
-from stateflow.bootstrap.layout import KeyedOperator, Layout, Target, check_timers, state_rows
+from stateflow.bootstrap.layout import GivenOperator, Layout, SavepointFolder, check_timers, state_rows
 from stateflow.bootstrap.operator_states import OperatorStateRows, OperatorStates, RawRows
 from stateflow.bootstrap.transforms import ChangedOperator, StateTransformation, Transform
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, SavepointFormat
@@ -52,7 +51,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-def write_keyed(operator: KeyedOperator, layout: Layout, target: Target) -> list[SubtaskState]:
+def write_keyed(operator: GivenOperator, layout: Layout, target: SavepointFolder) -> list[SubtaskState]:
     """Writes the keyed state of an operator in canonical files; returns the state of each subtask that has entries.
 
     Raises:
@@ -68,14 +67,6 @@ def write_keyed(operator: KeyedOperator, layout: Layout, target: Target) -> list
 
 _DEFAULT_PARALLELISM = 4
 Key = str | Sequence[str] | Mapping[str, str]
-
-
-@dataclass
-class _Operator:
-    """What the writer was given for an operator."""
-
-    keyed: KeyedOperator
-    states: OperatorStates
 
 
 class SavepointWriter:
@@ -107,7 +98,8 @@ class SavepointWriter:
         self._existing = existing
         self._removed: set[str] = set()
         self._changes: dict[str, tuple[StateTransformation, ...]] = {}
-        self._operators: dict[str, _Operator] = {}
+        self._keyed: dict[str, GivenOperator] = {}
+        self._operator_states: dict[str, OperatorStates] = {}
         self._sources: dict[str, GivenSource] = {}
 
     @classmethod
@@ -171,7 +163,7 @@ class SavepointWriter:
             StateError, JobDefinitionError: a declaration is not valid.
         """
         check_name("the uid of an operator", uid)
-        if uid in self._operators or uid in self._kept_operators():
+        if uid in self._keyed or uid in self._kept_operators():
             raise ConfigError(
                 "an operator was added twice",
                 hint="pass all of its states in one call, after without_operator for one of an existing savepoint",
@@ -181,12 +173,12 @@ class SavepointWriter:
         for name, frame in [*frames, *([("_timers", timers)] if timers is not None else [])]:
             check_frame(frame, f"{uid}.{name}")
         first = frames[0][1] if frames else timers
-        columns = KeyColumns.of(key, first)
+        columns = GivenKey.of(key, first)
         if timers is not None:
             check_timers(uid, timers, columns.names)
-        operator = KeyedOperator(uid, columns, tuple(state_rows(given, columns) for given in states), timers)
+        operator = GivenOperator(uid, columns, tuple(state_rows(given, columns) for given in states), timers)
         operator.schemas(0)
-        self._operators[uid] = _Operator(operator, OperatorStates(uid, ()))
+        self._keyed[uid], self._operator_states[uid] = operator, OperatorStates(uid, ())
         return self
 
     def with_operator_state(
@@ -203,8 +195,8 @@ class SavepointWriter:
         Raises:
             ConfigError: the operator was not added, or the frame lacks a column.
         """
-        operator = _added(self._operators, uid)
-        operator.states = operator.states.with_rows(OperatorStateRows(descriptor, frame, union))
+        states = self._added_states(uid)
+        self._operator_states[uid] = states.with_rows(OperatorStateRows(descriptor, frame, union))
         return self
 
     def with_broadcast_state(self, uid: str, descriptor: MapStateDescriptor[K, V], frame: Frame) -> SavepointWriter:
@@ -215,8 +207,7 @@ class SavepointWriter:
             descriptor: the map, as the job declares it.
             frame: its entries: ``map_key``, and ``value`` or a column for each field of the values.
         """
-        operator = _added(self._operators, uid)
-        operator.states = operator.states.with_rows(OperatorStateRows(descriptor, frame))
+        self._operator_states[uid] = self._added_states(uid).with_rows(OperatorStateRows(descriptor, frame))
         return self
 
     def with_raw_state(self, uid: str, *, partitions: Frame | None = None, key_groups: Frame | None = None) -> Self:
@@ -227,8 +218,7 @@ class SavepointWriter:
             partitions: of raw operator state, in order: ``value``, their bytes.
             key_groups: raw keyed state: ``key_group`` and ``value``, a row for each key group that has some.
         """
-        operator = _added(self._operators, uid)
-        operator.states = operator.states.with_raw(RawRows(partitions, key_groups))
+        self._operator_states[uid] = self._added_states(uid).with_raw(RawRows(partitions, key_groups))
         return self
 
     def with_source(
@@ -344,7 +334,7 @@ class SavepointWriter:
             UserCodeError: a function that transforms a state has raised an exception.
         """
         storage = open_location(os.fspath(path))
-        target = Target(storage, "")
+        target = SavepointFolder(storage, "")
         named = check_savepoint_name(name or storage.uri.rstrip("/").rpartition("/")[2])
         when = at or time_of_savepoint(target) or self._clock.now()
         when = when if when.tzinfo else when.replace(tzinfo=UTC)
@@ -353,15 +343,38 @@ class SavepointWriter:
         manifest = with_positions(manifest, self._sources, self._on_spark, when)
         if manifest.spark is not None:
             manifest = structs.replace(manifest, spark=with_stored_logs(manifest.spark, target))
-        added = [_written(each, layout, target) for each in self._operators.values()]
+        added = [
+            _write_operator(keyed, self._operator_states[uid], layout, target) for uid, keyed in self._keyed.items()
+        ]
         operators = sorted((*manifest.operators, *added), key=lambda operator: operator.uid)
         size = state_bytes(operators)
         manifest = structs.replace(manifest, operators=operators, full_bytes=size, increment_bytes=size)
         base = self._existing.document if self._existing else None
         stated = {uid: text for uid, given in self._sources.items() if (text := given.stated(uid))}
-        facts = Facts(named, self._job, when, by or os_user(), reason, stated, base)
-        complete(manifest, layout, facts, target, self._clock)
+        complete_savepoint(
+            manifest,
+            layout,
+            target,
+            self._clock,
+            name=named,
+            job=self._job,
+            at=when,
+            by=by or os_user(),
+            reason=reason,
+            positions=stated,
+            base=base,
+        )
         return storage.uri
+
+    def _added_states(self, uid: str) -> OperatorStates:
+        if uid not in self._operator_states:
+            raise ConfigError(
+                "operator state belongs to an operator that was not added",
+                hint='call with_operator before; without keyed state, it needs key={"column": "type"} only',
+                uid=uid,
+                known=sorted(self._operator_states),
+            )
+        return self._operator_states[uid]
 
     def _transformed(self, uid: str, change: StateTransformation) -> Self:
         change.check(self._kept_operator(uid))
@@ -388,7 +401,7 @@ class SavepointWriter:
             )
         return found[uid]
 
-    def _write_existing(self, target: Target, at: datetime) -> Manifest:
+    def _write_existing(self, target: SavepointFolder, at: datetime) -> Manifest:
         """Writes what is kept of the existing savepoint, transformed; returns its manifest, or an empty one."""
         if self._existing is None:
             return Manifest(
@@ -414,17 +427,6 @@ class SavepointWriter:
         return structs.replace(manifest, operators=written, record=None, history=[])
 
 
-def _added(operators: Mapping[str, _Operator], uid: str) -> _Operator:
-    if uid not in operators:
-        raise ConfigError(
-            "operator state belongs to an operator that was not added",
-            hint='call with_operator before; without keyed state, it needs key={"column": "type"} only',
-            uid=uid,
-            known=sorted(operators),
-        )
-    return operators[uid]
-
-
 def _layout(max_parallelism: int, parallelism: int | None) -> Layout:
     check_max_parallelism(max_parallelism)
     if parallelism is not None and not 1 <= parallelism <= max_parallelism:
@@ -432,8 +434,9 @@ def _layout(max_parallelism: int, parallelism: int | None) -> Layout:
     return Layout(max_parallelism, parallelism or min(_DEFAULT_PARALLELISM, max_parallelism), 0)
 
 
-def _written(given: _Operator, layout: Layout, target: Target) -> OperatorState:
-    keyed, states = given.keyed, given.states
+def _write_operator(
+    keyed: GivenOperator, states: OperatorStates, layout: Layout, target: SavepointFolder
+) -> OperatorState:
     try:
         return OperatorState(
             uid=keyed.uid,

@@ -27,7 +27,7 @@ from stateflow.replay.key_trace import KeyDebugger, KeyRequest, TracedCall
 from stateflow.replay.report import EmittedRows, KeyReport, ReplayReport
 from stateflow.replay.run import DEFAULT_ROWS, ReplayRequest
 from stateflow.replay.run import replay as run_replay
-from stateflow.replay.state_diff import StateChange, StateDiff
+from stateflow.replay.state_diff import EntryChange, StateChanges
 
 
 @click.command()
@@ -183,7 +183,7 @@ def _print_left(count: int, what: str, depth: int) -> None:
         print_text(f"{_INDENT * depth}and {count:,} more {what}: --rows COUNT shows them")
 
 
-def _place(change: StateChange) -> str:
+def _place(change: EntryChange) -> str:
     return "".join(f" {text_of(part)}" for part in (change.namespace, change.map_key) if part is not None)
 
 
@@ -194,7 +194,7 @@ def _print_emitted(emitted: EmittedRows) -> None:
     _print_left(emitted.count - len(emitted.rows), "rows", 1)
 
 
-def _print_changes(diff: StateDiff) -> None:
+def _print_changes(diff: StateChanges) -> None:
     if not diff.counts:
         print_text("no state changed")
     for (operator, state), kinds in _by_state(diff).items():
@@ -205,7 +205,7 @@ def _print_changes(diff: StateDiff) -> None:
     _print_left(diff.counts.total() - len(diff.changes), "changes", 1)
 
 
-def _by_state(diff: StateDiff) -> dict[tuple[str, str], str]:
+def _by_state(diff: StateChanges) -> dict[tuple[str, str], str]:
     found: dict[tuple[str, str], list[str]] = {}
     for (operator, state, kind), count in sorted(diff.counts.items()):
         found.setdefault((operator, state), []).append(f"{count:,} {kind}")
@@ -226,13 +226,13 @@ def _print_difference(report: ReplayReport) -> None:
     _print_left(report.difference.counts.total() - len(report.difference.changes), "differences", 1)
 
 
-def change_text(change: StateChange) -> str:
+def change_text(change: EntryChange) -> str:
     """Returns a change of state in words."""
     place = text_of(list(change.key)) if change.key else ""
     return f"{place}{_place(change)}: {values_text(change)}".strip()
 
 
-def values_text(change: StateChange) -> str:
+def values_text(change: EntryChange) -> str:
     """Returns the values of an entry before and after."""
     if change.kind in ("added", "same"):
         return text_of(change.after) + ("" if change.kind == "added" else ", unchanged")
@@ -259,7 +259,7 @@ def plain(value: object) -> object:
     return [plain(each) for each in value] if isinstance(value, Iterable) else str(value)
 
 
-def _diff(diff: StateDiff) -> dict[str, object]:
+def _diff(diff: StateChanges) -> dict[str, object]:
     return {
         "counts": [
             {"operator": operator, "state": state, "kind": kind, "count": count}
@@ -269,7 +269,7 @@ def _diff(diff: StateDiff) -> dict[str, object]:
     }
 
 
-def _change(change: StateChange) -> dict[str, object]:
+def _change(change: EntryChange) -> dict[str, object]:
     return {
         "operator": change.operator,
         "state": change.state,

@@ -49,7 +49,7 @@ _RAW_KINDS = {"raw", "raw-keyed"}
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangedKey:
     """A key that differs, decoded.
 
     Attributes:
@@ -70,10 +70,10 @@ class Change:
     new: str | None
 
 
-def change_row(state: ComparedState, found: Difference) -> Change:
+def change_row(state: ComparedState, found: Difference) -> ChangedKey:
     """Returns a difference of a state as a row; raises CorruptFile if its key or a value does not decode."""
     key, pair = state.decode(found.key), state.pair
-    return Change(
+    return ChangedKey(
         state.uid,
         pair.name,
         change_of(found),

@@ -22,15 +22,15 @@ from stateflow.compare.merge import Difference, count_states, differences, fold_
 from stateflow.compare.shared_files import (
     MOST_OPEN,
     CandidateComparison,
-    DataFile,
     FileSets,
     OpenFiles,
     OpenStores,
     StateIds,
+    StoreDataFile,
     data_files,
     divide_files,
 )
-from stateflow.compare.states import DecodedKey, OperatorStates, StatePair
+from stateflow.compare.states import DecodedKey, StatePair, StatePairs
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import ConfigError, StateError
 from stateflow.private_files import make_folders
@@ -106,8 +106,8 @@ class OperatorComparison:
 
     def __init__(
         self,
-        old: Side | None,
-        new: Side | None,
+        old: OperatorSide | None,
+        new: OperatorSide | None,
         readers: Readers,
         *,
         counts_all: bool = False,
@@ -116,7 +116,7 @@ class OperatorComparison:
         self._old, self._new = old, new
         self._readers = readers
         self._counts_all = counts_all
-        self.states = OperatorStates(old.operator if old else None, new.operator if new else None)
+        self.states = StatePairs(old.operator if old else None, new.operator if new else None)
         self._list_ids = [self.states.list_ids(side) if whole_lists else set[bytes]() for side in (0, 1)]
         self.totals: tuple[Counter[bytes], Counter[bytes]] | None = None
 
@@ -163,14 +163,14 @@ class OperatorComparison:
             groups = [side.keying.groups for side in (old, new) if side is not None]
             yield from self._merged(groups[0], groups[-1])
 
-    def _by_steps(self, old: Side, new: Side) -> Iterator[Difference]:
+    def _by_steps(self, old: OperatorSide, new: OperatorSide) -> Iterator[Difference]:
         for step in self._steps(old, new):
             if step.files is None:
                 yield from self._merged(step.groups, step.groups)
             else:
                 yield from self._by_files(old, new, step.groups, step.files)
 
-    def _steps(self, old: Side, new: Side) -> Iterator[_Step]:
+    def _steps(self, old: OperatorSide, new: OperatorSide) -> Iterator[_Step]:
         merged: list[KeyGroupRange] = []
         manifests = _Manifests(self._readers, old, new)
         for pair in pair_subtasks(old.subtasks, new.subtasks):
@@ -185,7 +185,9 @@ class OperatorComparison:
             yield _Step(pair.groups, files)
         yield from map(_Step, merged)
 
-    def _by_files(self, old: Side, new: Side, groups: KeyGroupRange, files: FileSets) -> Iterator[Difference]:
+    def _by_files(
+        self, old: OperatorSide, new: OperatorSide, groups: KeyGroupRange, files: FileSets
+    ) -> Iterator[Difference]:
         with OpenFiles(old.storage) as before, OpenFiles(new.storage) as after:
             with OpenFiles(old.storage, MOST_OPEN) as shared:
                 opened = OpenStores(before, after, shared)
@@ -216,7 +218,7 @@ class OperatorComparison:
 class _Manifests:
     """The data files of the subtasks of two snapshots; the manifest of a store is read once."""
 
-    def __init__(self, readers: Readers, old: Side, new: Side) -> None:
+    def __init__(self, readers: Readers, old: OperatorSide, new: OperatorSide) -> None:
         self._sides = ((readers.old, old), (readers.new, new))
         self._known: dict[tuple[int, str], StoreManifest | None] = {}
 
@@ -226,7 +228,7 @@ class _Manifests:
         A merge takes less time per entry, and reads all of them: it is chosen where the files that only one snapshot
         has are the larger part, for example after a compaction of all files.
         """
-        found: list[list[DataFile]] = []
+        found: list[list[StoreDataFile]] = []
         for side, subtask in enumerate((pair.old, pair.new)):
             manifest = StoreManifest((), 0) if subtask is None else self._of(side, subtask)
             if manifest is None:
@@ -324,7 +326,7 @@ class _Content:
     schemas: dict[str, StateSchema] = field(default_factory=dict)
 
 
-def operator_differences(old: Side | None, new: Side | None) -> Iterator[tuple[StatePair, Difference]]:
+def operator_differences(old: OperatorSide | None, new: OperatorSide | None) -> Iterator[tuple[StatePair, Difference]]:
     """Yields the elements and entries of operator state that differ, with their state.
 
     Raises:
@@ -351,7 +353,7 @@ _SPLIT, _UNION, _BROADCAST, _RAW, _RAW_KEYED = "split-list", "union-list", "broa
 _LISTS = {_SPLIT, _UNION, _RAW}
 
 
-def _read(side: Side | None) -> _Content:
+def _read(side: OperatorSide | None) -> _Content:
     found = _Content()
     if side is None:
         return found
@@ -414,7 +416,7 @@ _MOST_BUCKETS = 256
 
 
 @dataclass(frozen=True)
-class Keying:
+class KeyGrouping:
     """What the key group of a key depends on.
 
     Attributes:
@@ -432,7 +434,7 @@ class Keying:
 
 
 @dataclass(frozen=True)
-class Side:
+class OperatorSide:
     """One operator in one snapshot.
 
     Attributes:
@@ -446,9 +448,9 @@ class Side:
     max_parallelism: int
 
     @property
-    def keying(self) -> Keying:
+    def keying(self) -> KeyGrouping:
         """What its key groups depend on."""
-        return Keying(tuple(self.operator.key_types), self.max_parallelism)
+        return KeyGrouping(tuple(self.operator.key_types), self.max_parallelism)
 
     @property
     def subtasks(self) -> list[SubtaskState]:
@@ -484,7 +486,7 @@ class EntryReader:
         """The folder of the cache, for `siblings` of another reader."""
         return self.scratch / "cache"
 
-    def store_manifest(self, side: Side, subtask: SubtaskState) -> StoreManifest | None:
+    def store_manifest(self, side: OperatorSide, subtask: SubtaskState) -> StoreManifest | None:
         """Returns the data files of a RocksDB store; None if another backend wrote the state.
 
         Raises:
@@ -494,11 +496,11 @@ class EntryReader:
             return None
         return manifest_of(subtask) if subtask.has_store else StoreManifest((), 0)
 
-    def _cache(self, side: Side) -> HostCache:
+    def _cache(self, side: OperatorSide) -> HostCache:
         make_folders(self.scratch)
         return HostCache.direct(self.cache_folder, side.storage, self.clock, self.siblings)
 
-    def blocks(self, side: Side, groups: KeyGroupRange) -> Iterator[EntryBlock]:
+    def blocks(self, side: OperatorSide, groups: KeyGroupRange) -> Iterator[EntryBlock]:
         """Yields the entries of some key groups.
 
         Raises:
@@ -516,7 +518,7 @@ class EntryReader:
                     yield block
             cache.keep_only(())
 
-    def rehashed_blocks(self, side: Side, keying: Keying) -> Iterator[EntryBlock]:
+    def rehashed_blocks(self, side: OperatorSide, keying: KeyGrouping) -> Iterator[EntryBlock]:
         """Yields all entries with the key groups that they have with another max parallelism, sorted again.
 
         This needs as much scratch space on disk as the state.
@@ -542,7 +544,7 @@ class EntryReader:
             file.unlink(missing_ok=True)
 
 
-def check_comparable(old: Side, new: Side) -> None:
+def check_comparable(old: OperatorSide, new: OperatorSide) -> None:
     """Raises ConfigError if the keys of the two sides cannot be equal, because their columns have other types."""
     before, after = old.keying.key_types, new.keying.key_types
     if len(before) != len(after) or any(map(_differ, before, after)):
@@ -557,7 +559,7 @@ _FAMILIES = ({"tinyint", "smallint", "int", "bigint"}, {"float", "double"})
 """Types whose values are encoded in the same way in stored keys, although they have other key groups."""
 
 
-def _other_key_types(side: Side, keying: Keying) -> ConfigError:
+def _other_key_types(side: OperatorSide, keying: KeyGrouping) -> ConfigError:
     return ConfigError(
         "the key columns of an operator have other types in the two snapshots",
         hint="compare the other operators only: name them",

@@ -30,7 +30,7 @@ _TRAILER = 8
 
 
 @dataclass(frozen=True)
-class DataFile:
+class StoreDataFile:
     """A data file of a store.
 
     Attributes:
@@ -68,9 +68,9 @@ class FileSets:
         old, new: the files that only one store has.
     """
 
-    shared: tuple[DataFile, ...]
-    old: tuple[DataFile, ...]
-    new: tuple[DataFile, ...]
+    shared: tuple[StoreDataFile, ...]
+    old: tuple[StoreDataFile, ...]
+    new: tuple[StoreDataFile, ...]
 
     @property
     def own_bytes(self) -> int:
@@ -83,7 +83,7 @@ class FileSets:
         return self.own_bytes + 2 * sum(file.stored.size for file in self.shared)
 
 
-def data_files(state: SubtaskState, manifest: StoreManifest, groups: KeyGroupRange) -> list[DataFile]:
+def data_files(state: SubtaskState, manifest: StoreManifest, groups: KeyGroupRange) -> list[StoreDataFile]:
     """Returns the files of a subtask's store that may have some key groups.
 
     Args:
@@ -92,10 +92,10 @@ def data_files(state: SubtaskState, manifest: StoreManifest, groups: KeyGroupRan
         groups: the key groups.
     """
     stored = {file.local_name: file for file in state.files}
-    return [DataFile(stored[file.name], file) for file in manifest.files if file.groups.overlap(groups)]
+    return [StoreDataFile(stored[file.name], file) for file in manifest.files if file.groups.overlap(groups)]
 
 
-def divide_files(old: Iterable[DataFile], new: Iterable[DataFile]) -> FileSets:
+def divide_files(old: Iterable[StoreDataFile], new: Iterable[StoreDataFile]) -> FileSets:
     """Returns the files of two stores, divided."""
     before, after = ({file.identity: file for file in files} for files in (old, new))
     shared = sorted(
@@ -143,12 +143,12 @@ class OpenFiles:
         """Bytes that were read."""
         return self._closed_bytes + sum(each.parts.read_bytes for each in self._open.values())
 
-    def entries(self, file: DataFile, ranges: Sequence[KeyRange]) -> Iterator[TableEntry]:
+    def entries(self, file: StoreDataFile, ranges: Sequence[KeyRange]) -> Iterator[TableEntry]:
         """Yields the entries in some ranges in order of keys; raises as `deleted_ranges`."""
         with _translated(file):
             yield from self._opened(file).table.entries(ranges)
 
-    def deleted_ranges(self, file: DataFile) -> list[DeletedRange]:
+    def deleted_ranges(self, file: StoreDataFile) -> list[DeletedRange]:
         """Returns the deleted ranges of a file.
 
         Raises:
@@ -158,7 +158,7 @@ class OpenFiles:
         with _translated(file):
             return self._opened(file).table.deleted_ranges
 
-    def _opened(self, file: DataFile) -> _OpenFile:
+    def _opened(self, file: StoreDataFile) -> _OpenFile:
         name = file.stored.sha256
         if name not in self._open:
             self._open[name] = _OpenFile(self._storage, file)
@@ -174,7 +174,7 @@ class OpenFiles:
 
 
 class _OpenFile:
-    def __init__(self, storage: Storage, file: DataFile) -> None:
+    def __init__(self, storage: Storage, file: StoreDataFile) -> None:
         stored, part = file.stored, file.stored.part
         offset = 0
         if part is not None:
@@ -188,7 +188,7 @@ class _OpenFile:
 
 
 @contextmanager
-def _translated(file: DataFile) -> Iterator[None]:
+def _translated(file: StoreDataFile) -> Iterator[None]:
     try:
         yield
     except ValueError as e:
@@ -228,7 +228,7 @@ class _Candidate:
         if known is None or known.sequence < entry.sequence:
             self.found[side][entry.key] = entry
 
-    def is_settled(self, file: DataFile) -> bool:
+    def is_settled(self, file: StoreDataFile) -> bool:
         """Returns whether no entry of a file can be newer than those known."""
         if self.is_list:
             return False
@@ -361,7 +361,7 @@ class CandidateComparison:
         ]
         return heapq.merge(*streams, key=lambda each: each[0])
 
-    def _own(self) -> tuple[tuple[OpenFiles, tuple[DataFile, ...]], ...]:
+    def _own(self) -> tuple[tuple[OpenFiles, tuple[StoreDataFile, ...]], ...]:
         return (self._opened.old, self._files.old), (self._opened.new, self._files.new)
 
 
@@ -369,7 +369,7 @@ def _of_side(side: int, entries: Iterator[TableEntry]) -> Iterator[tuple[bytes, 
     return ((entry.key, side, entry) for entry in entries)
 
 
-def _look_up(chunk: Sequence[_Candidate], file: DataFile, opened: OpenFiles) -> None:
+def _look_up(chunk: Sequence[_Candidate], file: StoreDataFile, opened: OpenFiles) -> None:
     """Adds the entries of a shared file to the candidates whose value they may be."""
     wanted = [each for each in chunk if file.may_have(each.key, each.end) and not each.is_settled(file)]
     if not wanted:

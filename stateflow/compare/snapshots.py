@@ -13,8 +13,16 @@ from stateflow import failpoints
 from stateflow.clock import Clock, SystemClock
 from stateflow.compare.changes import ChangeFile, ComparedState, changes_as_text, typed_changes
 from stateflow.compare.merge import Difference
-from stateflow.compare.operators import PREFIX, RAW, RAW_KEYED, OperatorComparison, Readers, Side, decode_operator_key
-from stateflow.compare.states import OperatorStates, StatePair
+from stateflow.compare.operators import (
+    PREFIX,
+    RAW,
+    RAW_KEYED,
+    OperatorComparison,
+    OperatorSide,
+    Readers,
+    decode_operator_key,
+)
+from stateflow.compare.states import StatePair, StatePairs
 from stateflow.compare.summary import StateDiff, Tally
 from stateflow.errors import ConfigError
 from stateflow.helpers import did_you_mean
@@ -157,7 +165,10 @@ def split_location(text: str) -> Location:
 def compare(old: Snapshot, new: Snapshot, options: DiffOptions, clock: Clock | None = None) -> SnapshotDiff:
     """Compares two open snapshots; arguments and errors as for `diff`."""
     sides = [
-        {operator.uid: Side(each.storage, operator, each.max_parallelism) for operator in each.manifest.operators}
+        {
+            operator.uid: OperatorSide(each.storage, operator, each.max_parallelism)
+            for operator in each.manifest.operators
+        }
         for each in (old, new)
     ]
     uids = _chosen(sides[0] | sides[1], options.operators)
@@ -167,9 +178,10 @@ def compare(old: Snapshot, new: Snapshot, options: DiffOptions, clock: Clock | N
         with ScratchFolder() as scratch:
             readers = Readers.create(scratch.path, clock or SystemClock())
             for uid in uids:
-                pair = sides[0].get(uid), sides[1].get(uid)
-                found = OperatorComparison(*pair, readers, counts_all=options.counts_all)
-                states += _compared(uid, found, _Listing(uid, found.states, pair, file) if file else None)
+                first, second = sides[0].get(uid), sides[1].get(uid)
+                found = OperatorComparison(first, second, readers, counts_all=options.counts_all)
+                listing = _Listing(uid, found.states, file, old=first, new=second) if file else None
+                states += _count_differences(uid, found, listing)
                 failpoints.hit("diff.compared")
     except BaseException:
         if file is not None:
@@ -192,16 +204,16 @@ class _Listing:
     Args:
         uid: uid of the operator.
         states: its keyed states.
-        sides: the operator in each snapshot; None in one that does not have it.
         file: the file.
+        old, new: the operator in each snapshot; None in one that does not have it.
     """
 
     def __init__(
-        self, uid: str, states: OperatorStates, sides: tuple[Side | None, Side | None], file: ChangeFile
+        self, uid: str, states: StatePairs, file: ChangeFile, *, old: OperatorSide | None, new: OperatorSide | None
     ) -> None:
         self._uid = uid
         self._decode = states.decode
-        self._old, self._new = (side.operator if side else None for side in sides)
+        self._old, self._new = (side.operator if side else None for side in (old, new))
         self._file = file
         for pair in states.pairs:
             self._number_of(pair)
@@ -215,7 +227,7 @@ class _Listing:
         self._file.add(self._number_of(pair), found)
 
 
-def _compared(uid: str, found: OperatorComparison, listing: _Listing | None) -> Iterator[StateDiff]:
+def _count_differences(uid: str, found: OperatorComparison, listing: _Listing | None) -> Iterator[StateDiff]:
     tally = Tally(uid)
     for pair, difference in found.differences():
         tally.add(pair, difference)
@@ -246,7 +258,7 @@ def _is_operator_state(pair: StatePair) -> bool:
     return pair.name.startswith(PREFIX) or pair.name in (RAW, RAW_KEYED)
 
 
-def _chosen(found: dict[str, Side], wanted: Sequence[str]) -> list[str]:
+def _chosen(found: dict[str, OperatorSide], wanted: Sequence[str]) -> list[str]:
     unknown = [uid for uid in wanted if uid not in found]
     if unknown:
         raise ConfigError(
@@ -258,5 +270,5 @@ def _chosen(found: dict[str, Side], wanted: Sequence[str]) -> list[str]:
     return sorted(set(wanted) or found)
 
 
-def _described(snapshot: Snapshot, sides: Sequence[Side]) -> ComparedSnapshot:
+def _described(snapshot: Snapshot, sides: Sequence[OperatorSide]) -> ComparedSnapshot:
     return ComparedSnapshot(snapshot.storage.uri, snapshot.job, snapshot.label, sum(side.bytes for side in sides))

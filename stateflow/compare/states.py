@@ -213,7 +213,7 @@ class DecodedKey:
     domain: str = ""
 
 
-class OperatorStates:
+class StatePairs:
     """The keyed states of one operator in two snapshots.
 
     Args:

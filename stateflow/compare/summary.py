@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stateflow.compare.merge import Difference
-from stateflow.compare.states import OperatorStates, StatePair, id_of
+from stateflow.compare.states import StatePair, StatePairs, id_of
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 """The kinds of changes: of a key that only the second, only the first, or both snapshots have."""
@@ -89,9 +89,7 @@ class Tally:
         if found.new is not None:
             counts.new_bytes += len(found.key) + len(found.new)
 
-    def result(
-        self, states: OperatorStates, totals: tuple[Counter[bytes], Counter[bytes]] | None
-    ) -> tuple[StateDiff, ...]:
+    def result(self, states: StatePairs, totals: tuple[Counter[bytes], Counter[bytes]] | None) -> tuple[StateDiff, ...]:
         """Returns the counts of all states in order: keyed states by name, timers, operator states.
 
         Timers and operator states without differences are left out.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 
-class Kind(enum.Enum):
+class MetricKind(enum.Enum):
     """Type of a metric."""
 
     COUNTER = "counter"
@@ -44,17 +44,17 @@ class MetricSpec:
         text: description for users.
     """
 
-    kind: Kind
+    kind: MetricKind
     unit: str
     text: str
 
 
 def _counter(text: str) -> MetricSpec:
-    return MetricSpec(Kind.COUNTER, "1", text)
+    return MetricSpec(MetricKind.COUNTER, "1", text)
 
 
 def _gauge(unit: str, text: str) -> MetricSpec:
-    return MetricSpec(Kind.GAUGE, unit, text)
+    return MetricSpec(MetricKind.GAUGE, unit, text)
 
 
 METRICS = {
@@ -116,12 +116,12 @@ class MemoryRecorder:
 
     def count(self, name: str, amount: int = 1) -> None:
         """Adds `amount` to the counter `name`."""
-        assert METRICS[name].kind is Kind.COUNTER
+        assert METRICS[name].kind is MetricKind.COUNTER
         self.counters[name] += amount
 
     def gauge(self, name: str, value: float) -> None:
         """Sets the gauge `name` to `value`."""
-        assert METRICS[name].kind is Kind.GAUGE
+        assert METRICS[name].kind is MetricKind.GAUGE
         self.gauges[name] = value
 
 
@@ -147,7 +147,7 @@ class OpenTelemetryRecorder:
         self._counters: dict[str, metrics.Counter] = {}
         self._gauges: dict[str, metrics._Gauge] = {}
         for name, spec in METRICS.items():
-            if spec.kind is Kind.COUNTER:
+            if spec.kind is MetricKind.COUNTER:
                 self._counters[name] = meter.create_counter(name, spec.unit, spec.text)
             else:
                 self._gauges[name] = meter.create_gauge(name, spec.unit, spec.text)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from stateflow.api.source import StartKind
 from stateflow.bootstrap.document import time_of_savepoint
-from stateflow.bootstrap.layout import Target
+from stateflow.bootstrap.layout import SavepointFolder
 from stateflow.bootstrap.spark_imported_states import PREFIX, SOURCE, ImportedState, QueryAddress, SparkQueries
 from stateflow.bootstrap.state_files import StateFiles, add_states, parse_states
 from stateflow.bootstrap.writer import SavepointWriter
@@ -169,7 +169,7 @@ def written_at_one_time(output: str, at: datetime | None, write: Callable[[], st
     Raises:
         StateflowError: what `write` raises.
     """
-    if at is not None or time_of_savepoint(Target(open_location(output), "")) is not None:
+    if at is not None or time_of_savepoint(SavepointFolder(open_location(output), "")) is not None:
         return write()
     try:
         return write()

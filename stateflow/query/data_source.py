@@ -130,7 +130,7 @@ class StateDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Returns the columns as Spark's types."""
-        request = Request.of(self.options)
+        request = ReadRequest.of(self.options)
         if request.table:
             return _spark_schema(read_metadata(request.path, request.table, request.snapshot).schema)
         with open_snapshot(request.path, request.snapshot) as snapshot:
@@ -139,11 +139,11 @@ class StateDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Returns the reader of one query."""
-        return QueryReader(Request.of(self.options), schema, self.pins_folder)
+        return QueryReader(ReadRequest.of(self.options), schema, self.pins_folder)
 
 
 @dataclass(frozen=True)
-class Request:
+class ReadRequest:
     """The options of a DataFrame.
 
     Attributes:
@@ -164,7 +164,7 @@ class Request:
     lease_seconds: int
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> Request:
+    def of(cls, options: Mapping[str, str]) -> ReadRequest:
         """Returns the checked options; raises ConfigError for an unknown, missing or invalid one."""
         for name in options:
             if name.lower() not in _OPTIONS:
@@ -219,7 +219,7 @@ class QueryReader(DataSourceReader):
         pins_folder: folder of the driver's `SessionPins`; empty without one.
     """
 
-    def __init__(self, request: Request, schema: StructType, pins_folder: str = "") -> None:
+    def __init__(self, request: ReadRequest, schema: StructType, pins_folder: str = "") -> None:
         self._request = request
         self._schema = schema
         self._pins_folder = pins_folder

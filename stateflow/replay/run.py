@@ -43,8 +43,8 @@ from stateflow.replay.input import (
     replayable_batches,
 )
 from stateflow.replay.key_trace import DebuggerQuit, KeyDebugger, KeyRequest, KeyTracer, WantedKey
-from stateflow.replay.report import BatchTimes, EmittedRows, KeyReport, ReplayReport
-from stateflow.replay.state_diff import StateComparison, StateDiff
+from stateflow.replay.report import BatchReport, EmittedRows, KeyReport, ReplayReport
+from stateflow.replay.state_diff import StateChanges, StateComparison
 from stateflow.requesters import by_process
 from stateflow.runtime.driver.batch_runner import Batch, BatchRunner, CompletedBarrier, StartingPoint
 from stateflow.runtime.executor import Executor
@@ -155,7 +155,6 @@ class _Replay:
         self._start = prepared.start
         self._objects = open_storage((folder / "objects").as_uri())
         self._folder = folder
-        self._scratch = Scratch(self._objects.uri, folder / "local")
         assert prepared.start.storage is not None
         self._storage = OverlayStorage(prepared.start.storage, self._objects)
         self._job = self._open_job()
@@ -169,8 +168,16 @@ class _Replay:
         state = assign_state(self._found.base_id, self._base, self._job.wanted)
         check_reader(self._base or self._target, self._start.on_spark)
         start = StartingPoint(SCRATCH_GENERATION, state.operators, self._base)
-        with reading(self._reading_context()) as how:
-            runner = ReplayedBatches(self._job, how.executor, start, self._scratch)
+        with start_reading(
+            replace(self._start, settings=self._job.settings),
+            self._job,
+            self._target,
+            folder=self._folder,
+            on_step=self._request.on_step,
+            tracer=self._tracer,
+        ) as how:
+            objects, local = self._objects.uri, self._folder / "local"
+            runner = ReplayedBatches(self._job, how.executor, start, scratch_uri=objects, local_folder=local)
             try:
                 self._run_batches(planned, how.rows, runner)
             except InputLost as e:
@@ -214,13 +221,8 @@ class _Replay:
         key = self._request.key
         return key.keys(self._job.plan.key_columns, self._job.root.job.max_parallelism) if key else {}
 
-    def _reading_context(self) -> ReadingContext:
-        start, job, folder = replace(self._start, settings=self._job.settings), self._job, self._folder
-        request = self._request
-        return ReadingContext(start, job, self._target, folder, request.on_step, self._tracer)
-
     def _open_job(self) -> Job:
-        graph = _collecting(self._start.graph, CollectingSink(self._scratch.uri, self._request.max_rows))
+        graph = _collecting(self._start.graph, CollectingSink(self._objects.uri, self._request.max_rows))
         settings = _settings_of(self._start.settings, self._found.target)
         return open_job(graph, settings, self._storage, SystemClock())
 
@@ -249,7 +251,7 @@ class _Replay:
             batch=request.batch,
             base=self._found.base_id,
             batches=tuple(
-                BatchTimes(batch.processing_time.isoformat(), barrier.rows_in, dict(batch.start), dict(batch.end))
+                BatchReport(batch.processing_time.isoformat(), barrier.rows_in, dict(batch.start), dict(batch.end))
                 for batch, barrier in zip(planned.batches, runner.barriers, strict=True)
             ),
             deviation="; ".join(filter(None, [planned.deviation, self._target.code_difference(self._job.code)])),
@@ -262,7 +264,7 @@ class _Replay:
             ),
         )
 
-    def _key_report(self, uid: str, key: WantedKey, state: StateDiff) -> KeyReport:
+    def _key_report(self, uid: str, key: WantedKey, state: StateChanges) -> KeyReport:
         tracer = self._tracer
         assert tracer is not None
         calls = tuple(call for call in tracer.calls if call.operator == uid)
@@ -331,11 +333,19 @@ class Reading:
     rows: BatchReader
 
 
-@dataclass(frozen=True)
-class ReadingContext:
-    """What rows are read for.
+@contextmanager
+def start_reading(
+    start: StartContext,
+    job: Job,
+    target: Manifest,
+    *,
+    folder: Path,
+    on_step: Callable[[str], None],
+    tracer: KeyTracer | None,
+) -> Iterator[Reading]:
+    """Starts Spark if the job needs it; yields how the batches run.
 
-    Attributes:
+    Args:
         start: the job with its settings.
         job: the job of the replay.
         target: the manifest of the checkpoint, with the sources of the job.
@@ -343,38 +353,24 @@ class ReadingContext:
         on_step: called before each slow step with its description.
         tracer: records the calls for a key; the tasks then run in this process.
     """
-
-    start: StartContext
-    job: Job
-    target: Manifest
-    folder: Path
-    on_step: Callable[[str], None]
-    tracer: KeyTracer | None = None
-
-
-@contextmanager
-def reading(context: ReadingContext) -> Iterator[Reading]:
-    """Starts Spark if the job needs it; yields how the batches run."""
-    if not context.start.on_spark:
-        nodes = context.start.graph.sources
-        sources = {node.uid: node.source for node in nodes if isinstance(node.source, LocalSource)}
-        local = LocalExecutor(adapt=context.tracer.traced) if context.tracer else LocalExecutor()
-        yield Reading(local, LocalInput(context.job, sources))
+    if not start.on_spark:
+        sources = {node.uid: node.source for node in start.graph.sources if isinstance(node.source, LocalSource)}
+        local = LocalExecutor(adapt=tracer.traced) if tracer else LocalExecutor()
+        yield Reading(local, LocalInput(job, sources))
         return
     # Importing Spark takes a second, which replays without it save.
     from stateflow.replay.spark import InProcessExecutor, SparkInput, SparkReader
     from stateflow.runtime.spark.errors import is_alive, translate_spark_errors
     from stateflow.runtime.spark.executor import SparkExecutor
 
-    context.on_step("starting Spark")
-    start = replace(context.start, settings=_on_this_host(context.start.settings))
-    started, sources_of_spark = start_spark(start)
+    on_step("starting Spark")
+    started, sources_of_spark = start_spark(replace(start, settings=_on_this_host(start.settings)))
     spark = started.session
     assert spark is not None
-    reader = SparkReader(spark, sources_of_spark, context.folder / "spark")
+    reader = SparkReader(spark, sources_of_spark, folder / "spark")
     with translate_spark_errors(lambda: is_alive(spark)):
-        executor = InProcessExecutor(context.tracer.traced) if context.tracer else SparkExecutor()
-        yield Reading(executor, SparkInput(context.job, reader, context.target))
+        executor = InProcessExecutor(tracer.traced) if tracer else SparkExecutor()
+        yield Reading(executor, SparkInput(job, reader, target))
 
 
 def _on_this_host(settings: Settings) -> Settings:
@@ -385,19 +381,6 @@ def _on_this_host(settings: Settings) -> Settings:
     return replace(settings, spark=replace(settings.spark, master=_LOCAL_MASTER, conf=conf))
 
 
-@dataclass(frozen=True)
-class Scratch:
-    """Where a replay writes.
-
-    Attributes:
-        uri: storage for state files and rows.
-        local_folder: folder for working stores and cached files.
-    """
-
-    uri: str
-    local_folder: Path
-
-
 class ReplayedBatches(BatchRunner):
     """Runs planned batches one after the other; their files go to scratch storage.
 
@@ -405,15 +388,18 @@ class ReplayedBatches(BatchRunner):
         job: the job, whose sinks collect rows.
         executor: runs the tasks.
         start: the state before the first batch.
-        scratch: where the tasks write.
+        scratch_uri: the storage to which tasks write state files and rows.
+        local_folder: folder for working stores and cached files.
 
     Attributes:
         barriers: the results of the batches.
     """
 
-    def __init__(self, job: Job, executor: Executor, start: StartingPoint, scratch: Scratch) -> None:
+    def __init__(
+        self, job: Job, executor: Executor, start: StartingPoint, *, scratch_uri: str, local_folder: Path
+    ) -> None:
         super().__init__(job, executor, start)
-        self._scratch = scratch
+        self._scratch_uri, self._local_folder = scratch_uri, local_folder
         self._planned: PlannedBatch | None = None
         self.barriers: list[CompletedBarrier] = []
 
@@ -440,7 +426,7 @@ class ReplayedBatches(BatchRunner):
         """See `BatchRunner.info`; with the processing time of the original batch, and scratch storage."""
         found = super().info(ordinal, checkpoint_id, full_snapshot)
         assert self._planned is not None
-        environment = replace(found.environment, scratch_uri=self._scratch.uri, local_folder=self._scratch.local_folder)
+        environment = replace(found.environment, scratch_uri=self._scratch_uri, local_folder=self._local_folder)
         batch = replace(found.id, processing_time=self._planned.processing_time)
         return replace(found, id=batch, environment=environment)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.clock import SystemClock
 from stateflow.compare.merge import Difference, differences
-from stateflow.compare.operators import OperatorComparison, Readers, Side
+from stateflow.compare.operators import OperatorComparison, OperatorSide, Readers
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.private_files import ScratchFolder
 from stateflow.query.state import check_entry
@@ -36,7 +36,7 @@ _DOMAINS = {stored: domain for domain, stored in TIMER_IDS.items()}
 
 
 @dataclass(frozen=True)
-class StateChange:
+class EntryChange:
     """An entry of state that differs between two barriers.
 
     Attributes:
@@ -60,7 +60,7 @@ class StateChange:
 
 
 @dataclass
-class StateDiff:
+class StateChanges:
     """The differences between two states.
 
     Attributes:
@@ -69,10 +69,10 @@ class StateDiff:
     """
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    changes: list[StateChange] = field(default_factory=list)
+    changes: list[EntryChange] = field(default_factory=list)
     _kept: Counter[bool] = field(default_factory=Counter)
 
-    def add(self, change: StateChange, max_changes: int | None) -> None:
+    def add(self, change: EntryChange, max_changes: int | None) -> None:
         """Counts a change, and keeps it unless `max_changes` are kept already; None for no limit."""
         self.counts[change.operator, change.state, change.kind] += 1
         differs = change.kind != "same"
@@ -95,13 +95,13 @@ class StateComparison:
     max_parallelism: int
     max_changes: int | None = None
 
-    def diff(self, before: Manifest | None, after: Manifest) -> StateDiff:
+    def diff(self, before: Manifest | None, after: Manifest) -> StateChanges:
         """Returns the differences from one manifest's state to another's; None for no state.
 
         Raises:
             MissingFile, CorruptFile: a file is missing or damaged.
         """
-        found = StateDiff()
+        found = StateChanges()
         old, new = _operators(before), _operators(after)
         with ScratchFolder() as scratch:
             readers = Readers.create(scratch.path, SystemClock())
@@ -112,24 +112,24 @@ class StateComparison:
                 self._add_operator_state(uid, first, second, found)
         return found
 
-    def entries_of_key(self, uid: str, key: WantedKey, before: Manifest | None, after: Manifest) -> StateDiff:
+    def entries_of_key(self, uid: str, key: WantedKey, before: Manifest | None, after: Manifest) -> StateChanges:
         """Returns all entries of one key of an operator, those that do not differ with the kind ``same``.
 
         Raises:
             MissingFile, CorruptFile: a file is missing or damaged.
         """
-        found = StateDiff()
+        found = StateChanges()
         old, new = _operators(before).get(uid), _operators(after).get(uid)
         blocks = self._blocks_of_key(old, key), self._blocks_of_key(new, key)
         with closing(blocks[0]), closing(blocks[1]):
             self._add_entries(old, new, differences(*blocks, with_equal=True), found)
         return found
 
-    def _side(self, operator: OperatorState | None) -> Side | None:
-        return Side(self.storage, operator, self.max_parallelism) if operator else None
+    def _side(self, operator: OperatorState | None) -> OperatorSide | None:
+        return OperatorSide(self.storage, operator, self.max_parallelism) if operator else None
 
     def _add_entries(
-        self, old: OperatorState | None, new: OperatorState | None, entries: Iterable[Difference], found: StateDiff
+        self, old: OperatorState | None, new: OperatorState | None, entries: Iterable[Difference], found: StateChanges
     ) -> None:
         known = [operator for operator in (old, new) if operator]
         if not known:
@@ -155,7 +155,7 @@ class StateComparison:
                         yield EntryBlock([block.keys[at] for at in own], [block.values[at] for at in own])
 
     def _add_operator_state(
-        self, uid: str, old: OperatorState | None, new: OperatorState | None, found: StateDiff
+        self, uid: str, old: OperatorState | None, new: OperatorState | None, found: StateChanges
     ) -> None:
         left, right = self._elements(old), self._elements(new)
         schemas = {each.name: each for operator in (old, new) if operator for each in operator.operator_states}
@@ -165,7 +165,7 @@ class StateComparison:
             if before != after:
                 old_value, new_value = (_decoded(data, schemas.get(name)) for data in (before, after))
                 state, place = f"_operator/{name}", at if kind == "broadcast" else f"subtask {subtask}, {at}"
-                change = StateChange(uid, state, (), None, place, old_value, new_value, _kind(before, after))
+                change = EntryChange(uid, state, (), None, place, old_value, new_value, _kind(before, after))
                 found.add(change, self.max_changes)
 
     def _elements(self, operator: OperatorState | None) -> dict[tuple[str, ...], bytes]:
@@ -225,7 +225,7 @@ class _EntryReader:
     names: dict[bytes, StateSchema | None]
     columns: int
 
-    def change(self, stored: bytes, before: bytes | None, after: bytes | None) -> StateChange | None:
+    def change(self, stored: bytes, before: bytes | None, after: bytes | None) -> EntryChange | None:
         """Returns the difference in an entry; None for an internal one, such as the expiry of another."""
         kind = _kind(before, after)
         domain = _DOMAINS.get(stored[_GROUP_BYTES:KEY_OFFSET])
@@ -236,10 +236,10 @@ class _EntryReader:
             return None
         schema = self.names[stored[_GROUP_BYTES:KEY_OFFSET]]
         old, new = (_decoded(data, schema) for data in (before, after))
-        return StateChange(self.operator, found.state, found.key, found.namespace, found.map_key, old, new, kind)
+        return EntryChange(self.operator, found.state, found.key, found.namespace, found.map_key, old, new, kind)
 
-    def _timer(self, stored: bytes, domain: TimeDomain, kind: str) -> StateChange:
+    def _timer(self, stored: bytes, domain: TimeDomain, kind: str) -> EntryChange:
         timer: Timer = timers_in([(stored, b"")], domain)[0]
         before = None if kind == "added" else timer.time
         after = None if kind == "removed" else timer.time
-        return StateChange(self.operator, TIMERS, timer.values, domain.value, timer.namespace, before, after, kind)
+        return EntryChange(self.operator, TIMERS, timer.values, domain.value, timer.namespace, before, after, kind)

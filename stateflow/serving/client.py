@@ -19,19 +19,19 @@ import httpx
 from stateflow.clock import Clock, SystemClock
 from stateflow.errors import NotYetAvailable, QueryError, UnknownJob, UnknownKey
 from stateflow.serving.lookups import LARGEST_ANSWER, PAGE, Format, ScanRequest, StateDescription
-from stateflow.serving.protocol import Protocol
+from stateflow.serving.protocol import QueryProtocol
 from stateflow.serving.registry import Registry, ServerLease
 from stateflow.serving.steps import (
     HttpCall,
     HttpReply,
     ListingPosition,
-    Pause,
     QueryEntry,
     QueryOptions,
     QueryResult,
     ReadLeases,
     Result,
     Step,
+    WaitStep,
 )
 from stateflow.storage import open_storage
 from stateflow.storage.paths import FORMAT
@@ -214,7 +214,7 @@ class QueryableStateClient:
         after = ""
         while True:
             page = ScanRequest(state=name, key=[], prefix=prefix, after=after, limit=PAGE)
-            entries, after = self._run(partial(Protocol.scan_page, name=name, key=key, page=page, options=options))
+            entries, after = self._run(partial(QueryProtocol.scan_page, name=name, key=key, page=page, options=options))
             yield from entries
             if not after:
                 return
@@ -223,10 +223,10 @@ class QueryableStateClient:
         """Yields the keys that have a value, in order of key groups, page by page; see `scan`."""
         at: ListingPosition | None = ListingPosition()
         while at is not None:
-            entries, at = self._run(partial(Protocol.keys_page, name=name, at=at, limit=PAGE, options=options))
+            entries, at = self._run(partial(QueryProtocol.keys_page, name=name, at=at, limit=PAGE, options=options))
             yield from entries
 
-    def _run(self, query: Callable[[Protocol], Generator[Step, Result, R]]) -> R:
+    def _run(self, query: Callable[[QueryProtocol], Generator[Step, Result, R]]) -> R:
         own = self._own
         with own.lock:
             if self._is_closed:
@@ -273,7 +273,7 @@ class AsyncQueryableStateClient:
     ) -> None:
         self._clock = SystemClock()
         self._leases = _Leases(job_root, self._clock)
-        self.protocol = Protocol(self._clock, timeout)
+        self.protocol = QueryProtocol(self._clock, timeout)
         self._http = httpx.AsyncClient(**_http_options(token, tls))
 
     async def __aenter__(self) -> Self:
@@ -342,7 +342,7 @@ class AsyncQueryableStateClient:
             if isinstance(step, ReadLeases):
                 # The storage may be slow, and its client blocks.
                 result = await asyncio.to_thread(self._leases.read)
-            elif isinstance(step, Pause):
+            elif isinstance(step, WaitStep):
                 await asyncio.sleep(step.seconds)
                 result = None
             else:

@@ -42,7 +42,7 @@ Group = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PARALLELISM_LIMIT)]
 Token = Annotated[str, msgspec.Meta(max_length=100_000)]
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class QueryRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base class of requests about one state.
 
     Attributes:
@@ -58,7 +58,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     exactly: CheckpointId | None = None
 
 
-class GetRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GetRequest(QueryRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request for the values of keys.
 
     Attributes:
@@ -70,7 +70,7 @@ class GetRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True)
     map_keys: Annotated[list[Scalar], msgspec.Meta(max_length=MOST_KEYS)] | None = None
 
 
-class ScanRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScanRequest(QueryRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request for the entries of one key's map, in order of the map's keys.
 
     Attributes:
@@ -86,7 +86,7 @@ class ScanRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True
     limit: Limit = PAGE
 
 
-class KeysRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KeysRequest(QueryRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request for keys that have values, in order of key groups.
 
     Attributes:
@@ -179,7 +179,7 @@ class Lookups:
         UnknownState: the checkpoint has no such state.
     """
 
-    def __init__(self, checkpoint: ServedCheckpoint, request: Request) -> None:
+    def __init__(self, checkpoint: ServedCheckpoint, request: QueryRequest) -> None:
         self._checkpoint = checkpoint
         self.state: QueryableState = checkpoint.state(request.state)
         self._id = state_id(self.state.schema.name)

@@ -27,7 +27,7 @@ from stateflow.serving.lookups import (
     KeysRequest,
     MsgpackPage,
     MsgpackValues,
-    Request,
+    QueryRequest,
     ScanRequest,
     StateDescription,
     StatesAnswer,
@@ -40,13 +40,13 @@ from stateflow.serving.steps import (
     HttpReply,
     Knowledge,
     ListingPosition,
-    Pause,
     QueryEntry,
     QueryOptions,
     QueryResult,
     ReadLeases,
     Result,
     Step,
+    WaitStep,
 )
 from stateflow.types.key_values import Scalar, group_of, plain_key, typed_key, typed_map_key
 from stateflow.types.serializers import decode_untyped, value_serializer
@@ -98,7 +98,7 @@ class _Attempts:
         return pause
 
 
-class Protocol:
+class QueryProtocol:
     """Makes the steps of queries.
 
     Args:
@@ -200,7 +200,7 @@ class Protocol:
             return entries, ListingPosition(listing_group(following), following)
         return entries, ListingPosition(last + 1) if last + 1 < self._known.max_parallelism else None
 
-    def _ask(self, path: str, request: Request, group: int, attempts: _Attempts) -> Generator[Step, Result, bytes]:
+    def _ask(self, path: str, request: QueryRequest, group: int, attempts: _Attempts) -> Generator[Step, Result, bytes]:
         while True:
             lease = yield from self._server_of(group, attempts)
             (reply,) = _replies((yield [_check_request_size(_call(lease.url, path, request, attempts))]))
@@ -243,7 +243,7 @@ class Protocol:
         return self._known.leases
 
     def _read_again(self, attempts: _Attempts) -> Generator[Step, Result, None]:
-        yield Pause(attempts.next_pause())
+        yield WaitStep(attempts.next_pause())
         self._known.leases = None
 
     def _server_of(self, group: int, attempts: _Attempts) -> Generator[Step, Result, ServerLease]:
@@ -327,7 +327,7 @@ def _part(request: GetRequest, chunk: Sequence[int]) -> GetRequest:
     )
 
 
-def _call(url: str, path: str, request: Request, attempts: _Attempts) -> HttpCall:
+def _call(url: str, path: str, request: QueryRequest, attempts: _Attempts) -> HttpCall:
     return HttpCall(f"{url}/v1/{path}", attempts.seconds, msgspec.json.encode(request))
 
 

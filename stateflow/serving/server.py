@@ -239,7 +239,7 @@ LARGEST_MESSAGE = 4 * LARGEST_REQUEST
 """Bytes of a request as it is sent: with its head, and the framing of chunks and trailers around its body."""
 
 
-class State(Enum):
+class Phase(Enum):
     """States of a connection."""
 
     HEAD = "head"
@@ -252,7 +252,7 @@ class State(Enum):
     """Another request."""
 
 
-SECONDS = {State.HEAD: 10.0, State.BODY: 15.0, State.ANSWER: 60.0, State.IDLE: 30.0}
+SECONDS = {Phase.HEAD: 10.0, Phase.BODY: 15.0, Phase.ANSWER: 60.0, Phase.IDLE: 30.0}
 """How long a connection may be in a state before it is closed, whatever arrives meanwhile.
 
 For a body, longer than an endpoint waits for it, so that the client gets an answer that says so.
@@ -278,7 +278,7 @@ class BoundedProtocol(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.state = State.HEAD
+        self.state = Phase.HEAD
         self.since = 0.0
         self._message_bytes = 0
         self._deadline: asyncio.TimerHandle | None = None
@@ -286,7 +286,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._enter(State.HEAD)
+        self._enter(Phase.HEAD)
         self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -297,26 +297,26 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._message_bytes += len(data)
         super().data_received(data)
-        largest = LARGEST_HEAD if self.state is State.HEAD else LARGEST_MESSAGE
-        if self._message_bytes > largest and self.state is not State.ANSWER:
+        largest = LARGEST_HEAD if self.state is Phase.HEAD else LARGEST_MESSAGE
+        if self._message_bytes > largest and self.state is not Phase.ANSWER:
             self.abort()
 
     def on_message_begin(self) -> None:
         """Starts a request; called by the parser."""
-        if self.state is State.ANSWER:
+        if self.state is Phase.ANSWER:
             # Ends the parser, and the connection with status 400: such requests would be queued without a bound.
             raise ValueError("a request was sent before the answer to the one before")
         super().on_message_begin()
-        self._enter(State.HEAD)
+        self._enter(Phase.HEAD)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Adds a header; ignores trailers, which no endpoint reads. Called by the parser."""
-        if self.state is State.HEAD:
+        if self.state is Phase.HEAD:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Starts to answer the request; called by the parser."""
-        self._enter(State.BODY)
+        self._enter(Phase.BODY)
         super().on_headers_complete()
         # An answer that is sent before the whole request has arrived, such as a refusal, closes the connection: the
         # rest of the request would occupy it.
@@ -326,21 +326,21 @@ class BoundedProtocol(HttpToolsProtocol):
         """Ends the request; called by the parser."""
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._may_continue
-        self._enter(State.ANSWER)
+        self._enter(Phase.ANSWER)
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Starts to wait for the next request, or until the client has read the answer; called by uvicorn."""
         super().on_response_complete()
-        self._enter(State.ANSWER if self.transport.is_closing() or self.flow.write_paused else State.IDLE)
+        self._enter(Phase.ANSWER if self.transport.is_closing() or self.flow.write_paused else Phase.IDLE)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self.state is State.ANSWER and self.cycle.response_complete and not self.transport.is_closing():
-            self._enter(State.IDLE)
+        if self.state is Phase.ANSWER and self.cycle.response_complete and not self.transport.is_closing():
+            self._enter(Phase.IDLE)
 
-    def _enter(self, state: State) -> None:
-        if state in (State.HEAD, State.IDLE):
+    def _enter(self, state: Phase) -> None:
+        if state in (Phase.HEAD, Phase.IDLE):
             self._message_bytes = 0
         if self._deadline is not None:
             self._deadline.cancel()
@@ -351,7 +351,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency:
             return
         others = [c for c in self.connections if isinstance(c, BoundedProtocol) and c is not self]
-        waiting = [c for c in others if c.state is not State.ANSWER and not c.transport.is_closing()]
+        waiting = [c for c in others if c.state is not Phase.ANSWER and not c.transport.is_closing()]
         if waiting:
             min(waiting, key=lambda c: c.since).abort()
 

@@ -73,7 +73,7 @@ class ReadLeases:
 
 
 @dataclass(frozen=True)
-class Pause:
+class WaitStep:
     """A step: wait; the result is None."""
 
     seconds: float
@@ -97,7 +97,7 @@ class HttpReply:
     failure: str = ""
 
 
-Step = ReadLeases | Pause | list[HttpCall]
+Step = ReadLeases | WaitStep | list[HttpCall]
 """A step of a query; the result of a list of calls is the list of their replies."""
 Result = list[ServerLease] | list[HttpReply] | None
 

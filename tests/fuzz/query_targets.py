@@ -30,9 +30,9 @@ from stateflow.serving.follower import (
     SharedStore,
 )
 from stateflow.serving.lookups import MsgpackPage, MsgpackValues, ScanRequest
-from stateflow.serving.protocol import Protocol
+from stateflow.serving.protocol import QueryProtocol
 from stateflow.serving.registry import Membership, Registry, ServerLease
-from stateflow.serving.steps import HttpCall, HttpReply, ListingPosition, Pause, ReadLeases, Result
+from stateflow.serving.steps import HttpCall, HttpReply, ListingPosition, ReadLeases, Result, WaitStep
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import state_id
@@ -203,7 +203,7 @@ def server_answer(_: Path) -> Iterator[Target]:
     def read(answer: tuple[bytes, bytes, int]) -> None:
         described, body, status = answer
         accepted = 0
-        for query in _queries(Protocol(ManualClock(), timedelta(0))):
+        for query in _queries(QueryProtocol(ManualClock(), timedelta(0))):
             # All of them, though most answers are not for most.
             with contextlib.suppress(errors.StateflowError):
                 _run(query, described, HttpReply(status, body))
@@ -214,7 +214,7 @@ def server_answer(_: Path) -> Iterator[Target]:
     yield Target(mutate, read)
 
 
-def _queries(protocol: Protocol) -> Iterator[Any]:
+def _queries(protocol: QueryProtocol) -> Iterator[Any]:
     page = ScanRequest(state="maps", key=[], after="AA==")
     yield protocol.get_many("values", [_KEY, _KEY], None, {})
     yield protocol.get_many("values", [_KEY, _KEY], None, {"value_type": int, "exactly": 7})
@@ -231,7 +231,7 @@ def _run(steps: Any, described: bytes, reply: HttpReply) -> None:
             return
         if isinstance(step, ReadLeases):
             result = [_LEASE]
-        elif isinstance(step, Pause):
+        elif isinstance(step, WaitStep):
             result = None
         else:
             result = [HttpReply(200, described) if _is_description(call) else reply for call in step]

@@ -110,7 +110,7 @@ def state_table(_: Path) -> Iterator[Target]:
     def read(given: Input) -> None:
         data, options, seed = given
         with contextlib.suppress(ConfigError):
-            data_source.Request.of(options)
+            data_source.ReadRequest.of(options)
         _read(_decoded(data), storage, random.Random(seed))
 
     yield Target(mutate, read)

@@ -28,8 +28,15 @@ from stateflow.errors import (
 )
 from stateflow.serving import app, lookups
 from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
-from stateflow.serving.server import LARGEST_HEAD, SECONDS, BoundedProtocol, ServerSettings, StateServer, uvicorn_config
-from stateflow.serving.server import State as ConnectionState
+from stateflow.serving.server import (
+    LARGEST_HEAD,
+    SECONDS,
+    BoundedProtocol,
+    Phase,
+    ServerSettings,
+    StateServer,
+    uvicorn_config,
+)
 from stateflow.state.backends.hash_maps import DictBackend
 from tests.serving.running_server import TOKEN, serving
 from tests.serving.shops_job import ShopsJob, Total
@@ -209,8 +216,8 @@ def test_hostile_requests_are_refused(jobs: ShopsJob, server: StateServer) -> No
 def test_a_slow_or_endless_request_ends(
     jobs: ShopsJob, monkeypatch: pytest.MonkeyPatch, sent: bytes, status: bytes
 ) -> None:
-    monkeypatch.setitem(SECONDS, ConnectionState.HEAD, 0.05)
-    monkeypatch.setitem(SECONDS, ConnectionState.BODY, 2)
+    monkeypatch.setitem(SECONDS, Phase.HEAD, 0.05)
+    monkeypatch.setitem(SECONDS, Phase.BODY, 2)
     with serving(jobs.root, app={"read_seconds": 0.05}) as server:
         address = urlsplit(server.url)
         with socket.create_connection((address.hostname, address.port), timeout=10) as raw:
@@ -263,8 +270,8 @@ class StuckTransport(asyncio.Transport):
 def test_an_answer_that_is_not_read_ends_the_connection(
     jobs: ShopsJob, server: StateServer, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes
 ) -> None:
-    monkeypatch.setitem(SECONDS, ConnectionState.ANSWER, 0.05)
-    monkeypatch.setitem(SECONDS, ConnectionState.BODY, 0.05)
+    monkeypatch.setitem(SECONDS, Phase.ANSWER, 0.05)
+    monkeypatch.setitem(SECONDS, Phase.BODY, 0.05)
 
     async def serve() -> None:
         config = uvicorn_config(server.follower, ServerSettings())
