@@ -287,7 +287,7 @@ def _number(folder: Path) -> int:
 
 
 def _reap(pid: int) -> None:
-    """Waits for a child process of this process that has ended, so that it is no zombie."""
+    """Waits for a child process of this process that has ended, so that it does not stay a zombie."""
     child = _children.get(pid)
     if child and child.poll() is not None:
         del _children[pid]

@@ -174,7 +174,7 @@ class Restoration:
     """How a value of a column becomes a plain one of the declared type.
 
     Attributes:
-        function: None if they are equal. Raises SchemaMismatch for a text that is no JSON.
+        function: None if they are equal. Raises SchemaMismatch for a text that is not JSON.
         removes_nulls: whether a null field may be an absent one.
         type: the type of the column, as `stateflow.read_state` returns it.
     """

@@ -216,7 +216,7 @@ def is_same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 def _mismatch(name: str, given: pa.DataType, wanted: pa.DataType, **facts: str) -> SchemaMismatch:
     return SchemaMismatch(
-        "a column has another type than the state",
+        "the type of a column differs from the state's",
         hint="cast the column before it is written",
         column=name,
         wanted=str(wanted),
@@ -297,7 +297,7 @@ def is_spark(frame: Frame) -> TypeGuard[DataFrame]:
 
 
 def check_frame(frame: Frame, what: str) -> None:
-    """Raises ConfigError for an object that is no frame; `what` names its state."""
+    """Raises ConfigError for an object that is not a frame; `what` names its state."""
     if not is_spark(frame) and not isinstance(frame, pa.Table | pa.RecordBatch | pa.RecordBatchReader):
         raise ConfigError(
             "state cannot be read from an object of this type",

@@ -67,7 +67,7 @@ _SCALARS = (
 
 
 def first_names(path: Path) -> list[str]:
-    """Returns the names of the first line's columns; none for an empty file. Raises DataError if it is no object."""
+    """Returns the names of the first line's columns, none for an empty file. Raises DataError for another value."""
     with path.open("rb") as file:
         for number, line in _lines(file):
             try:
@@ -88,7 +88,7 @@ def read_lines(path: Path, schema: pa.Schema, ignored: Collection[str] = ()) -> 
         ignored: names of columns that are not read.
 
     Raises:
-        DataError: a line is no object of JSON, has another column, a value of another type, or a finer time than the
+        DataError: a line is not a JSON object, has another column, a value of another type, or a finer time than the
             column.
     """
     decoder, names = _decoder(schema, ignored), _NameCheck(schema, ignored)
@@ -305,14 +305,14 @@ def _from_json(kind: type, given: object) -> object:
     if kind is _Float and (given in _NOT_FINITE or type(given) in (int, float)):
         found = _Float(str(given))
         if type(given) is int and int(found) != given:
-            raise ValueError(f"the integer {given} is no floating-point number")
+            raise ValueError(f"the integer {given} is not a floating-point number")
         return found
     if kind is _Duration and isinstance(given, str):
         return _Duration(microseconds=_duration(given) // datetime.timedelta(microseconds=1))
     if kind is np.bool_ and given in _BOOLEANS:
         return np.bool_(_BOOLEANS[str(given)])
     wanted = {_Float: "number", _Duration: "duration"}.get(kind, "boolean")
-    raise ValueError(f"a value of type {type(given).__name__} is no {wanted}")
+    raise ValueError(f"a value of type {type(given).__name__} is not a {wanted}")
 
 
 def _duration(text: str) -> datetime.timedelta:

@@ -155,7 +155,7 @@ def check_timers(uid: str, frame: Frame, key: Sequence[str]) -> None:
     unknown = [name for name in names if name not in (*key, TIME, DOMAIN, NAMESPACE, "key_group")]
     if missing or unknown:
         raise ConfigError(
-            "a frame of timers has other columns",
+            "a frame of timers has the wrong columns",
             hint="it needs the key columns and time, and may have domain (event or processing) and namespace",
             operator=uid,
             missing=missing,

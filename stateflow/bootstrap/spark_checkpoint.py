@@ -49,7 +49,7 @@ class SparkCheckpoint:
         offsets: the offset of each of its sources, as Spark writes it, in the order of the query.
 
     Raises:
-        ConfigError: the folder is no checkpoint, the batch is not committed, or another version of Spark wrote it.
+        ConfigError: the folder is not a checkpoint, the batch is not committed, or another version of Spark wrote it.
         CorruptFile: an entry of its logs is damaged or missing.
     """
 
@@ -178,7 +178,7 @@ def converted(
     if source.files_address is not None:
         if newest is None:
             raise ConfigError(
-                "the offset is not one of a source of files",
+                "the offset does not belong to a file source",
                 hint="pass the number of the source in the query, and the source that continues it",
                 source=source.description,
                 offset=offset[:300],

@@ -110,7 +110,7 @@ class SparkQueries:
         unknown = sorted(columns.keys() - {TIME, DOMAIN, NAMESPACE})
         if unknown or (columns and TIME not in columns):
             raise ConfigError(
-                "timers have other columns",
+                "imported timers have the wrong columns",
                 hint="name the key columns; and time, namespace and domain, for a timer of each entry",
                 columns=unknown,
             )

@@ -167,7 +167,7 @@ def _key_column(frame: DataFrame, name: str, kind: str) -> Column:
     given = frame.schema[name].dataType.simpleString()
     if given != kind and not any(given in each and kind in each for each in _WIDER):
         raise SchemaMismatch(
-            "a key column has another type than the operator",
+            "the type of a key column differs from the operator's",
             hint="cast the column before it is written",
             column=name,
             wanted=kind,

@@ -373,7 +373,7 @@ class FileRows:
             position: the column of the positions.
 
         Raises:
-            SchemaMismatch: the positions are no integers.
+            SchemaMismatch: the positions are not integers.
         """
         check_kind(self.schema.field(position).type, pa.int64(), position)
         last: pa.RecordBatch | None = None
@@ -509,7 +509,7 @@ class FileColumns:
         schema: the columns, in their order, with the types that the state declares.
         ignored: columns of the files that are not read.
         keys: the key columns.
-        names: the name in the frame of each column that is no field of the values, by its name in the files, and that
+        names: the names in the frame, by names in the files, of the columns that are not fields of the values, and that
             of the values.
         fields: the columns that are the fields of the values; none if the values have a column.
     """

@@ -133,8 +133,8 @@ class StateTransformation:
             ) from e
         if not isinstance(found, pa.RecordBatch):
             raise SchemaMismatch(
-                "a transformation returned no record batch",
-                hint="return a pyarrow.RecordBatch",
+                "a transformation must return a pyarrow.RecordBatch",
+                hint="build it with pyarrow.RecordBatch.from_pydict, for example",
                 type=type(found).__name__,
             )
         return found

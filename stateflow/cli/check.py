@@ -38,7 +38,7 @@ MIGRATES, INCOMPATIBLE = 10, 20
 @click.option(
     "--against",
     metavar="URI",
-    help="Job root, for its newest checkpoint, or the folder of a savepoint. Required; a new job has stateflow plan.",
+    help="Job root, for its newest checkpoint, or the folder of a savepoint. Required; plan checks a new job.",
 )
 @with_options(graph_options())
 @DROP
@@ -88,7 +88,7 @@ def check(
 
 @click.command()
 @JOB
-@click.option("--job-root", metavar="URI", help="Also check what a run in this job root would be refused for.")
+@click.option("--job-root", metavar="URI", help="Also check whether a run in this job root would be refused.")
 @with_options(SETTINGS_OPTIONS)
 @NO_SPARK
 @JSON

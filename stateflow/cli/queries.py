@@ -273,7 +273,7 @@ _SWITCH_SECONDS = 0.0005
     "--keep", type=click.IntRange(1, 100), default=3, show_default=True, help="Checkpoints that are kept open."
 )
 @click.option(
-    "--poll", type=SECONDS, metavar="SECONDS", help="Time between two looks at the log; 0.05, or 1 in object storage."
+    "--poll", type=SECONDS, metavar="SECONDS", help="Interval at which the log is read; 0.05, or 1 in object storage."
 )
 @click.option(
     "--lease",

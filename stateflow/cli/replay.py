@@ -80,7 +80,7 @@ def replay(
     """Run a batch again, from the checkpoint before it, and print what it emits and how it changes the state.
 
     Nothing is published, and the job root does not change: state and rows go to a scratch folder that is removed at the
-    end. Runs of the job may continue meanwhile. The source has to have the rows still. The resulting state is compared
+    end. Runs of the job may continue meanwhile. The source must still have the rows. The resulting state is compared
     with that of checkpoint N.
     """
     if (operator or debug) and not key:

@@ -76,7 +76,7 @@ _SEPARATOR = "--"
     "--from-savepoint",
     default="",
     metavar="PATH",
-    help="Start a new job root from this savepoint on any storage. A root that was started from it continues.",
+    help="Start a new job root from this savepoint, on any storage. A job root that was started from it continues.",
 )
 @click.option(
     "--tables",

@@ -64,7 +64,7 @@ _REQUEST_OPTIONS = [
         default=5,
         show_default=True,
         metavar="SECONDS",
-        help="How long to wait until a run acknowledges the request; otherwise no run is assumed.",
+        help="How long to wait until a run acknowledges the request; after that, no run is assumed.",
     ),
 ]
 

@@ -561,7 +561,7 @@ _FAMILIES = ({"tinyint", "smallint", "int", "bigint"}, {"float", "double"})
 
 def _other_key_types(side: OperatorSide, keying: KeyGrouping) -> ConfigError:
     return ConfigError(
-        "the key columns of an operator have other types in the two snapshots",
+        "the types of an operator's key columns differ between the snapshots",
         hint="compare the other operators only: name them",
         operator=side.operator.uid,
         old=list(side.keying.key_types),

@@ -76,7 +76,7 @@ class SnapshotDiff:
         read_bytes: bytes of keyed state that were read from both snapshots. A file that both share counts once if it
             is read in parts, and twice if it is read as a whole.
         changes: the keys that differ as record batches, with keys and values as JSON, ordered by operator and stored
-            key; None if they were not asked for. It can be read once. Raises CorruptFile for a value that does not
+            key; None if they were not requested. It can be read once. Raises CorruptFile for a value that does not
             decode.
     """
 
@@ -105,13 +105,13 @@ class SnapshotDiff:
 
         Raises:
             ConfigError: the state is not one of `states`; or it has another kind in each snapshot, or the keys that
-                differ were not asked for.
+                differ were not requested.
             CorruptFile: from the reader: a key or value does not decode.
             StateError: from the reader: a value, such as an integer beyond 64 bits, has no representation in its
                 column.
         """
         if self._file is None:
-            raise ConfigError("the keys that differ were not asked for", hint="compare with changes=True")
+            raise ConfigError("the changes were not requested", hint="compare with changes=True")
         found = [
             number for number, each in enumerate(self._file.states) if (each.uid, each.pair.name) == (operator, state)
         ]
@@ -240,7 +240,7 @@ def _no_single_state(states: Sequence[ComparedState], operator: str, state: str)
     known = sorted({f"{each.uid}.{each.pair.name}" for each in states})
     if f"{operator}.{state}" in known:
         return ConfigError(
-            "the state has another kind in each snapshot",
+            "the kind of the state differs between the snapshots",
             hint="read changes instead, which has the keys of both",
             operator=operator,
             state=state,

@@ -358,7 +358,7 @@ def _text(error: Exception) -> str:
 
 
 def fields_of(row: object) -> Fields:
-    """Returns the columns of a row; its text for an object that is no row."""
+    """Returns the columns of a row; its text for an object that is not a row."""
     try:
         return {name: getattr(row, name) for name in RowSchema.of(type(row)).names}
     except (JobDefinitionError, AttributeError):

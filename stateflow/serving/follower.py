@@ -458,7 +458,7 @@ class ServedCheckpoint:
         """Returns the store with a key group of an operator; None if the key group has no state.
 
         Args:
-            exactly: whether the query names this checkpoint, so that a newer one is no answer.
+            exactly: whether the query names this checkpoint, so that a newer one is not an answer.
 
         Raises:
             NotYetAvailable: another server has the key group.

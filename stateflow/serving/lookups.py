@@ -229,7 +229,7 @@ class Lookups:
         """Returns the entries of one key's map.
 
         Raises as `get` does, and:
-            WrongKeyType: the state is no map, or has no str keys that a prefix could select.
+            WrongKeyType: the state is not a map, or its keys are not texts, which a prefix needs.
             ConfigError: `after` is not from a previous page.
         """
         self._check_map(request.prefix)
@@ -382,7 +382,7 @@ def page_token(text: str) -> bytes:
         return base64.b64decode(text.encode(), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError, UnicodeEncodeError) as e:
         raise ConfigError(
-            "the position of a page is not one that a server has returned", hint="pass `next` of the page before"
+            "no server has returned this position of a page", hint="pass `next` of the page before"
         ) from e
 
 

@@ -77,7 +77,7 @@ class ServerSettings:
             )
         if self.advertise and not is_url(self.advertise):
             raise ConfigError(
-                "the URL of a state server is not one that clients can use",
+                "clients cannot use the URL of the state server",
                 hint="pass http:// or https://, and a host, with or without a port and a path",
                 advertise=self.advertise,
             )

@@ -268,7 +268,7 @@ def declare_job(
     result = _result(definition, streams)
     if not isinstance(result, DataStream):
         raise JobDefinitionError(
-            "the function of a harness returned no stream",
+            "the function of a harness must return a stream",
             hint="return the result of process, map or another method of the keyed stream",
             given=repr(result),
         )

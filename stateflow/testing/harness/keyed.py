@@ -268,7 +268,7 @@ class KeyedHarness:
 
 
 def _later(what: str, current: int | None, to: Timestamp) -> int:
-    """Returns `to` in milliseconds since 1970. Raises ConfigError if it is no timestamp or before `current`."""
+    """Returns `to` in milliseconds since 1970. Raises ConfigError if it is not a timestamp or before `current`."""
     if isinstance(to, bool) or not isinstance(to, datetime | int):
         raise ConfigError(
             f"{what} is not a timestamp", hint="pass a datetime, or milliseconds since 1970", given=repr(to)
