@@ -137,7 +137,7 @@ class ValueEncoder:
         check_fields(column.type, restoration.type, name)
         if (restore := restoration.function) is not None:
             values = [restore(value) for value in values]
-        return [codec.encode(converted(value, codec)) for value in values]
+        return [codec.encode(convert_value(value, codec)) for value in values]
 
 
 def encode_map_keys(
@@ -313,7 +313,7 @@ class _Changed(ValueError):
     """A converted value is not the given one."""
 
 
-def converted(value: object, codec: ValueSerializer[T]) -> T:
+def convert_value(value: object, codec: ValueSerializer[T]) -> T:
     """Returns a plain value as one of the declared type.
 
     Args:

@@ -323,10 +323,10 @@ def batches_of(frame: ArrowFrame) -> Iterator[pa.RecordBatch]:
         frame = pa.Table.from_batches([frame])
     batches = frame.to_batches(max_chunksize=_ROWS) if isinstance(frame, pa.Table) else frame
     for batch in batches:
-        yield from map(without_dictionaries, sliced(batch))
+        yield from map(without_dictionaries, slice_batch(batch))
 
 
-def sliced(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def slice_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a batch in batches of at most 64 Ki rows, and of about 16 MiB if rows have equal sizes."""
     if not batch.num_rows:
         return

@@ -93,7 +93,7 @@ class SparkCheckpoint:
         log = f"sources/{number}/"
         names = [blob.key.removeprefix(log) for blob in self._storage.list(log)]
         try:
-            return converted(source, self.offsets[number], names, lambda name: self._storage.get(f"{log}{name}"))
+            return convert_offset(source, self.offsets[number], names, lambda name: self._storage.get(f"{log}{name}"))
         except StateflowError as e:
             e.add_facts(path=self.path, batch=self.batch, number=number)
             raise
@@ -149,7 +149,7 @@ class SparkCheckpoint:
         return StateAddress(self.path, self.batch, self.time, number), operator_properties(self._stores, number)
 
 
-def converted(
+def convert_offset(
     source: Source | LocalSource, offset: str, names: Iterable[str], read: Callable[[str], bytes]
 ) -> InitialPosition:
     """Returns the position of a source of a job for an offset of Spark's source.

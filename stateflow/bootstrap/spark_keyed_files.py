@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from stateflow.bootstrap.encoded_entries import EntryEncoder, GivenKey
-from stateflow.bootstrap.frames import Frame, column_names, is_spark, sliced
+from stateflow.bootstrap.frames import Frame, column_names, is_spark, slice_batch
 from stateflow.bootstrap.keyed_files import MOST_BUCKETS, EntrySorter, with_timers
 from stateflow.bootstrap.layout import GivenOperator, Layout, SavepointFolder, StateRows
 from stateflow.checkpoint.barriers import Failure
@@ -200,7 +200,7 @@ def _write(work: _Work, subtask: int, batches: Iterable[pa.RecordBatch]) -> list
         for batch in batches:
             for number, encoder in enumerate(each):
                 rows = batch if len(each) == 1 else _rows_of(batch, number)
-                for part in sliced(rows):
+                for part in slice_batch(rows):
                     yield encoder.encode(part)
 
     with ScratchFolder() as scratch:

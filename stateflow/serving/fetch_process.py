@@ -82,7 +82,7 @@ class FetchProcess:
         # An ended process has no answer.
         with contextlib.suppress(BrokenPipeError):
             given = cast(BinaryIO, process.stdin)
-            given.write(encoded(states))
+            given.write(encode_states(states))
             given.flush()
         answer = _answer(process)
         if answer not in (DONE, FAILED):
@@ -134,7 +134,7 @@ def _answer(process: subprocess.Popen[bytes]) -> bytes:
     return cast(BinaryIO, process.stdout).readline(max(len(READY), len(DONE)))
 
 
-def encoded(states: Sequence[SubtaskState]) -> bytes:
+def encode_states(states: Sequence[SubtaskState]) -> bytes:
     """Returns states as a line that the program reads."""
     return base64.b64encode(msgspec.msgpack.encode(states)) + b"\n"
 

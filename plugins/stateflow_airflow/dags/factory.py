@@ -18,7 +18,7 @@ from stateflow_airflow.operators.approvals.command_approval import (
     StateflowRetentionApprovalOperator,
     StateflowStopApprovalOperator,
 )
-from stateflow_airflow.operators.base import quoted
+from stateflow_airflow.operators.base import quote_lines
 from stateflow_airflow.operators.recovery import (
     StateflowRestoreOperator,
     StateflowRestorePlanOperator,
@@ -197,7 +197,7 @@ def savepoint_dag(job: StateflowJob, application: str) -> DAG:
     }
     run_dag = job.name if job.is_continuous else ""
     doc = _SAVEPOINT_DOC.format(name=job.name, pause=_PAUSE.format(name=job.name) if run_dag else "")
-    options: dict[str, Any] = {"params": _savepoint_params(), "user_defined_filters": {"quoted": quoted}}
+    options: dict[str, Any] = {"params": _savepoint_params(), "user_defined_filters": {"quoted": quote_lines}}
     with new_dag(job, "_savepoint", doc, schedule=None, **options, **CREATED_UNPAUSED) as dag:
         StateflowSavepointOperator(task_id="savepoint", pre_execute=_skip_if_stopping, **given)
         approve = StateflowStopApprovalOperator(
@@ -299,7 +299,7 @@ def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, re
             "retain": "{{ params.retain }}",
             "savepoints": "{{ params.savepoints }}",
             "savepoints_max_age": retention.max_age,
-            "configured": configured(job, retention),
+            "configured": with_setting(job, retention),
         }
         # Runs also if the savepoint failed: the reason may be a full disk.
         approve = StateflowRetentionApprovalOperator(
@@ -348,7 +348,7 @@ def _tables_task(job: StateflowJob, application: str, tables: TableMaintenance) 
     )
 
 
-def configured(job: StateflowJob, retention: Retention) -> Retention:
+def with_setting(job: StateflowJob, retention: Retention) -> Retention:
     """Returns the limits that the form can only extend without an approval."""
     setting = job.settings.get("checkpoints.retained")
     number = int(setting) if isinstance(setting, int | str) and str(setting).isdecimal() else None
@@ -431,7 +431,13 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
     }
     doc = _RECOVERY_DOC.format(name=job.name, stop=_STOP.format(name=job.name) if job.is_continuous else "")
     with new_dag(
-        job, "_recovery", doc, schedule=None, params=params, user_defined_filters={"quoted": quoted}, **CREATED_UNPAUSED
+        job,
+        "_recovery",
+        doc,
+        schedule=None,
+        params=params,
+        user_defined_filters={"quoted": quote_lines},
+        **CREATED_UNPAUSED,
     ) as dag:
         plan = StateflowRestorePlanOperator(
             task_id="plan",

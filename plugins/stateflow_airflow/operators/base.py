@@ -191,7 +191,7 @@ _CONTROLS = re.compile(
 _LONGEST = 4000
 
 
-def escaped(text: object) -> str:
+def escape(text: object) -> str:
     """Returns a text as one line that Markdown shows as it is: no format, no link, no HTML, no control characters."""
     line = " ".join(_CONTROLS.sub(" ", str(text)).split())
     line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
@@ -199,11 +199,11 @@ def escaped(text: object) -> str:
     return _ADDRESS.sub(rf"{_ZERO_WIDTH_SPACE}\g<0>", line)
 
 
-def quoted(text: object) -> str:
+def quote_lines(text: object) -> str:
     """Returns a text of several lines as a quotation in plain text; an empty one as a dash."""
     lines = str(text).strip().splitlines()[:50] or ["-"]
     # Two spaces at its end keep a line from being joined with the next one.
-    return "\n".join(f"> {escaped(line)}  " for line in lines)
+    return "\n".join(f"> {escape(line)}  " for line in lines)
 
 
 class DagStatus(TypedDict):

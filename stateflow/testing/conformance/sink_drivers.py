@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stateflow.errors import StateflowError
-from stateflow.testing.conformance.sink_table import PublishingJob, SinkFactory, committed
+from stateflow.testing.conformance.sink_table import PublishingJob, SinkFactory, newest_ordinal
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
@@ -241,7 +241,7 @@ class Drivers:
         def run() -> None:
             job = self._job()
             job.run(self._checkpoints)
-            os.write(sender, str(committed(job.root.head())).encode())
+            os.write(sender, str(newest_ordinal(job.root.head())).encode())
 
         _check(self._fork(run))
         self._checkpoints = int(os.read(receiver, 20))

@@ -158,7 +158,7 @@ class PublishingJob:
         self.publisher.check_tables(head)
         self.sink.sweep(self.context, lambda generation, ordinal, path: is_past_output(head, generation, ordinal, path))
         current = head
-        for number in range(committed(head) + 1, upto + 1):
+        for number in range(newest_ordinal(head) + 1, upto + 1):
             current = self.commit(current, number)
             self.publisher.publish_pending(current)
             self.publisher.discard_settled(current)
@@ -182,7 +182,7 @@ class PublishingJob:
         return committed_head
 
 
-def committed(head: Head) -> int:
+def newest_ordinal(head: Head) -> int:
     """Returns the number of the job's newest checkpoint; 0 if there is none."""
     manifest = head.entry.manifest
     return int(manifest.key.rpartition("-")[2]) if manifest else 0

@@ -23,7 +23,7 @@ from stateflow_airflow.failures import (
 )
 from stateflow_airflow.operators.base import (
     airflow_user,
-    escaped,
+    escape,
     request_id,
     requested_by,
     restricted_library,
@@ -141,8 +141,8 @@ class JobApprovalOperator(ApprovalOperator):
         # Until the answer, what the request depends on can change.
         context["ti"].xcom_push(key=_ASKED, value=asdict(asked))
         self._exclude_requester(triggering_user(context))
-        parts = [f"**{escaped(refused)}**" if refused else "", asked.markdown, self.body or ""]
-        parts.append(f"**Requested by**: {escaped(requested_by(context))}" + self._excluded(context))
+        parts = [f"**{escape(refused)}**" if refused else "", asked.markdown, self.body or ""]
+        parts.append(f"**Requested by**: {escape(requested_by(context))}" + self._excluded(context))
         if self.response_timeout:
             until = timezone.utcnow() + self.response_timeout
             parts.append(f"**Answer by** {until:%Y-%m-%d %H:%M} UTC. No answer by then counts as a rejection.")
@@ -402,8 +402,8 @@ def claim_question(job_root: str, savepoint: str) -> Question | None:
 
 def _describe(root: str, found: SavepointReport) -> str:
     lines = [
-        f"**New job root**: {escaped(root)}",
-        f"**Savepoint**: {escaped(found.path)}, of the job {escaped(found.job)}, made at {escaped(found.made_at)}",
+        f"**New job root**: {escape(root)}",
+        f"**Savepoint**: {escape(found.path)}, of the job {escape(found.job)}, made at {escape(found.made_at)}",
         "**Claim**: the new job owns this savepoint, and deletes it once its state is no longer one of the job's "
         "retained checkpoints",
     ]
