@@ -13,16 +13,8 @@ from msgspec.structs import replace
 
 from stateflow import failpoints
 from stateflow.api.source import InitialPosition, LocalSource, Source, StartKind
-from stateflow.bootstrap.layout import Layout, SavepointFolder, store_content
-from stateflow.checkpoint.log.documents import (
-    Manifest,
-    Origin,
-    Savepoint,
-    SavepointFormat,
-    SourceFile,
-    SourceWatermark,
-    SparkPosition,
-)
+from stateflow.bootstrap.layout import SavepointFolder, store_content
+from stateflow.checkpoint.log.documents import Manifest, Savepoint, SourceFile, SourceWatermark, SparkPosition
 from stateflow.checkpoint.log.manifest_files import check_sizes, files_of
 from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.checkpoint.restore.source_positions import (
@@ -31,8 +23,8 @@ from stateflow.checkpoint.restore.source_positions import (
     position_before_first_batch,
     with_sources,
 )
-from stateflow.checkpoint.savepoints.catalog import VERSION, StoredSavepoint, put_marker, read_savepoint
-from stateflow.clock import Clock, is_timestamp
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, put_marker, read_savepoint
+from stateflow.clock import is_timestamp
 from stateflow.errors import ConfigError, DataError, MissingFile
 from stateflow.runtime.restore.source_starts import choose_starts
 from stateflow.state.handles import FileHandle
@@ -42,64 +34,16 @@ CHECKPOINT_ID = 1
 """The checkpoint of a savepoint that is written from frames: as if the first batch of a job had made it."""
 
 
-def complete_savepoint(
-    manifest: Manifest,
-    layout: Layout,
-    target: SavepointFolder,
-    clock: Clock,
-    *,
-    name: str,
-    job: str,
-    at: datetime,
-    by: str,
-    reason: str,
-    positions: Mapping[str, str],
-    base: Savepoint | None,
-) -> None:
+def complete_savepoint(document: Savepoint, target: SavepointFolder) -> None:
     """Stores the document of a savepoint whose files are stored, and removes files that are not part of it.
 
     If the folder has a savepoint with the same content, it stays.
-
-    Args:
-        manifest: what is stored.
-        layout: the key groups.
-        target: where it is stored.
-        clock: makes the id.
-        name: name of the savepoint.
-        job: name of the job.
-        at: the time of the writer.
-        by: who writes it.
-        reason: why, for display.
-        positions: by uid of the source, where it continues as the caller has stated it.
-        base: the document of the savepoint that it is a changed copy of; None for a new one.
 
     Raises:
         ConfigError: another savepoint is in the folder.
         DataError: a file is missing.
     """
-    made_at = at.isoformat(timespec="milliseconds")
-    document = Savepoint(
-        version=VERSION,
-        id=clock.new_id(),
-        name=name,
-        origin=Origin.MANUAL,
-        made_at=made_at,
-        committed_at=made_at,
-        by=by,
-        reason=reason,
-        format=SavepointFormat.CANONICAL,
-        job=job,
-        job_uuid=manifest.job_uuid,
-        max_parallelism=layout.max_parallelism,
-        drained=base is not None and base.drained,
-        checkpoint_id=base.checkpoint_id if base else CHECKPOINT_ID,
-        manifest=manifest,
-        # As in the base: the tables have the output up to its checkpoint.
-        sinks=base.sinks if base else {},
-        stateflow=_version(),
-        positions=dict(positions),
-    )
-    files = _files_of(manifest, target)
+    files = _files_of(document.manifest, target)
     if _has_stored(document, files, target):
         _remove_others(target, files)
         return
@@ -201,7 +145,8 @@ def _remove_others(target: SavepointFolder, files: list[FileHandle]) -> None:
     target.storage.delete([blob.key for blob in target.storage.list(prefix) if blob.key not in used])
 
 
-def _version() -> str:
+def installed_version() -> str:
+    """Returns the version of stateflow; empty if it is not installed as a package."""
     try:
         return metadata.version("stateflow")
     except metadata.PackageNotFoundError:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from msgspec import structs
 
 from stateflow.bootstrap.document import (
+    CHECKPOINT_ID,
     AnySource,
     GivenSource,
     Position,
     complete_savepoint,
+    installed_version,
     time_of_savepoint,
     with_positions,
     with_stored_logs,
@@ -25,10 +27,10 @@ from stateflow.bootstrap.keyed_files import write_local
 from stateflow.bootstrap.layout import GivenOperator, Layout, SavepointFolder, check_timers, state_rows
 from stateflow.bootstrap.operator_states import OperatorStateRows, OperatorStates, RawRows
 from stateflow.bootstrap.transforms import ChangedOperator, StateTransformation, Transform
-from stateflow.checkpoint.log.documents import Manifest, OperatorState, SavepointFormat
+from stateflow.checkpoint.log.documents import Manifest, OperatorState, Origin, Savepoint, SavepointFormat
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers
-from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, savepoint_at
+from stateflow.checkpoint.savepoints.catalog import VERSION, StoredSavepoint, savepoint_at
 from stateflow.checkpoint.savepoints.create import ManifestCopy, ManifestFiles
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.clock import Clock, SystemClock, epoch_milliseconds
@@ -338,9 +340,15 @@ class SavepointWriter:
         named = check_savepoint_name(name or storage.uri.rstrip("/").rpartition("/")[2])
         when = at or time_of_savepoint(target) or self._clock.now()
         when = when if when.tzinfo else when.replace(tzinfo=UTC)
-        manifest = self._write_existing(target, when)
-        layout = replace(self._layout, at=epoch_milliseconds(when), epoch=manifest.epoch)
-        manifest = with_positions(manifest, self._sources, self._on_spark, when)
+        manifest = self._write_state(target, when)
+        complete_savepoint(self._document(manifest, name=named, at=when, by=by or os_user(), reason=reason), target)
+        return storage.uri
+
+    def _write_state(self, target: SavepointFolder, at: datetime) -> Manifest:
+        """Writes all files of the savepoint; returns its manifest."""
+        manifest = self._write_existing(target, at)
+        layout = replace(self._layout, at=epoch_milliseconds(at), epoch=manifest.epoch)
+        manifest = with_positions(manifest, self._sources, self._on_spark, at)
         if manifest.spark is not None:
             manifest = structs.replace(manifest, spark=with_stored_logs(manifest.spark, target))
         added = [
@@ -348,23 +356,32 @@ class SavepointWriter:
         ]
         operators = sorted((*manifest.operators, *added), key=lambda operator: operator.uid)
         size = state_bytes(operators)
-        manifest = structs.replace(manifest, operators=operators, full_bytes=size, increment_bytes=size)
+        return structs.replace(manifest, operators=operators, full_bytes=size, increment_bytes=size)
+
+    def _document(self, manifest: Manifest, *, name: str, at: datetime, by: str, reason: str) -> Savepoint:
+        made_at = at.isoformat(timespec="milliseconds")
         base = self._existing.document if self._existing else None
-        stated = {uid: text for uid, given in self._sources.items() if (text := given.stated(uid))}
-        complete_savepoint(
-            manifest,
-            layout,
-            target,
-            self._clock,
-            name=named,
-            job=self._job,
-            at=when,
-            by=by or os_user(),
+        return Savepoint(
+            version=VERSION,
+            id=self._clock.new_id(),
+            name=name,
+            origin=Origin.MANUAL,
+            made_at=made_at,
+            committed_at=made_at,
+            by=by,
             reason=reason,
-            positions=stated,
-            base=base,
+            format=SavepointFormat.CANONICAL,
+            job=self._job,
+            job_uuid=manifest.job_uuid,
+            max_parallelism=self._layout.max_parallelism,
+            drained=base is not None and base.drained,
+            checkpoint_id=base.checkpoint_id if base else CHECKPOINT_ID,
+            manifest=manifest,
+            # As in the base: the tables have the output up to its checkpoint.
+            sinks=base.sinks if base else {},
+            stateflow=installed_version(),
+            positions={uid: text for uid, given in self._sources.items() if (text := given.stated(uid))},
         )
-        return storage.uri
 
     def _added_states(self, uid: str) -> OperatorStates:
         if uid not in self._operator_states:

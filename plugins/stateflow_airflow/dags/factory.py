@@ -18,7 +18,7 @@ from stateflow_airflow.operators.approvals.command_approval import (
     StateflowRetentionApprovalOperator,
     StateflowStopApprovalOperator,
 )
-from stateflow_airflow.operators.base import quote_lines
+from stateflow_airflow.operators.base import quote
 from stateflow_airflow.operators.recovery import (
     StateflowRestoreOperator,
     StateflowRestorePlanOperator,
@@ -197,7 +197,7 @@ def savepoint_dag(job: StateflowJob, application: str) -> DAG:
     }
     run_dag = job.name if job.is_continuous else ""
     doc = _SAVEPOINT_DOC.format(name=job.name, pause=_PAUSE.format(name=job.name) if run_dag else "")
-    options: dict[str, Any] = {"params": _savepoint_params(), "user_defined_filters": {"quoted": quote_lines}}
+    options: dict[str, Any] = {"params": _savepoint_params(), "user_defined_filters": {"quoted": quote}}
     with new_dag(job, "_savepoint", doc, schedule=None, **options, **CREATED_UNPAUSED) as dag:
         StateflowSavepointOperator(task_id="savepoint", pre_execute=_skip_if_stopping, **given)
         approve = StateflowStopApprovalOperator(
@@ -431,13 +431,7 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
     }
     doc = _RECOVERY_DOC.format(name=job.name, stop=_STOP.format(name=job.name) if job.is_continuous else "")
     with new_dag(
-        job,
-        "_recovery",
-        doc,
-        schedule=None,
-        params=params,
-        user_defined_filters={"quoted": quote_lines},
-        **CREATED_UNPAUSED,
+        job, "_recovery", doc, schedule=None, params=params, user_defined_filters={"quoted": quote}, **CREATED_UNPAUSED
     ) as dag:
         plan = StateflowRestorePlanOperator(
             task_id="plan",

@@ -199,7 +199,7 @@ def escape(text: object) -> str:
     return _ADDRESS.sub(rf"{_ZERO_WIDTH_SPACE}\g<0>", line)
 
 
-def quote_lines(text: object) -> str:
+def quote(text: object) -> str:
     """Returns a text of several lines as a quotation in plain text; an empty one as a dash."""
     lines = str(text).strip().splitlines()[:50] or ["-"]
     # Two spaces at its end keep a line from being joined with the next one.
