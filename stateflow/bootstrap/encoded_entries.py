@@ -72,7 +72,7 @@ T = TypeVar("T")
 
 
 _UNFIT = (OverflowError, ValueError, KeyError, pa.ArrowInvalid)
-"""What Arrow raises for values that Python's types cannot have."""
+"""Errors of Arrow for values that Python's types cannot have."""
 _NAMES = {arrow: name for name, arrow in KEY_TYPES.items()}
 
 

@@ -35,7 +35,7 @@ _TYPED_DICT = cast(Callable[..., object], TypedDict)
 _Row = tuple[int, msgspec.Struct]
 """A decoded line, after its number."""
 _UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
-"""What Arrow raises for a value that a column cannot have."""
+"""Errors of Arrow for a value that a column cannot have."""
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _encode = msgspec.json.Encoder().encode
 _BOOLEANS = {"true": True, "false": False}

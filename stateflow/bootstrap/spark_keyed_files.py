@@ -36,7 +36,7 @@ _WIDER = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
 
 
 class _Written(Document, frozen=True, kw_only=True):
-    """What a task has written, or why it failed."""
+    """State that a task has written, or the reason why it failed."""
 
     states: list[SubtaskState] = []
     failure: Failure | None = None
@@ -44,7 +44,7 @@ class _Written(Document, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class _Work:
-    """What tasks need.
+    """Work of the tasks, which Spark sends to them.
 
     Attributes:
         operator: the operator, with empty frames of the same columns.

@@ -417,7 +417,7 @@ _MOST_BUCKETS = 256
 
 @dataclass(frozen=True)
 class KeyGrouping:
-    """What the key group of a key depends on.
+    """Key types and number of key groups, which decide the key group of a key.
 
     Attributes:
         key_types: Spark's names of the types of the key columns.
@@ -449,7 +449,7 @@ class OperatorSide:
 
     @property
     def keying(self) -> KeyGrouping:
-        """What its key groups depend on."""
+        """Its key types and number of key groups."""
         return KeyGrouping(tuple(self.operator.key_types), self.max_parallelism)
 
     @property

@@ -43,7 +43,7 @@ class StoreDataFile:
 
     @property
     def identity(self) -> tuple[str, tuple[int, int]]:
-        """What two files must have in common to have the same entries in the same order of age."""
+        """Equal for two files that have the same entries in the same order of age."""
         return self.stored.sha256, self.listed.sequences
 
     @property

@@ -35,7 +35,7 @@ Location = tuple[str, int | str | None]
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """What to compare, and what to return.
+    """Options of a comparison.
 
     Attributes:
         operators: uids of the operators to compare; all if empty.

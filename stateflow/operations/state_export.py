@@ -35,7 +35,7 @@ class ExportFormat(StrEnum):
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to export.
+    """Request to export rows of state.
 
     Attributes:
         location: a job root, or the folder of a savepoint.

@@ -10,7 +10,7 @@ from stateflow.replay.state_diff import EntryChange, StateChanges
 
 @dataclass(frozen=True)
 class EmittedRows:
-    """What a sink would have published.
+    """Rows that a sink would have published.
 
     Attributes:
         sink: uid of the sink.
@@ -41,7 +41,7 @@ class BatchReport:
 
 @dataclass(frozen=True)
 class KeyReport:
-    """What an operator did for one key.
+    """Calls and state of one key of an operator.
 
     Attributes:
         operator: uid of the operator.

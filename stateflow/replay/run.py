@@ -63,7 +63,7 @@ DEFAULT_ROWS = 20
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """What to replay.
+    """Request to replay a batch.
 
     Attributes:
         batch: id of the checkpoint whose batches run again.

@@ -43,7 +43,7 @@ _CONNECT_SECONDS = 3.0
 _GRACE = timedelta(seconds=20)
 """How much longer than its time a query may take: its last request, and a storage that does not answer."""
 FAILURES = (httpx.HTTPError, httpx.InvalidURL, UnicodeError, TimeoutError)
-"""What sending a request raises; UnicodeError for a name of a host that cannot be encoded."""
+"""Errors of sending a request; UnicodeError for a name of a host that cannot be encoded."""
 
 
 class _Leases:

@@ -63,7 +63,7 @@ def _not_prepared(states: Sequence[SubtaskState]) -> None:
 
 @dataclass(frozen=True)
 class FollowSettings:
-    """What a follower keeps.
+    """Settings of a follower.
 
     Attributes:
         keep: number of checkpoints to keep open, with the newest one.

@@ -104,7 +104,7 @@ Result = list[ServerLease] | list[HttpReply] | None
 
 @dataclass
 class Knowledge:
-    """What a client remembers between queries.
+    """Facts that a client remembers between queries.
 
     Attributes:
         leases: the servers, as they were read last; None before.

@@ -33,7 +33,7 @@ _LONGEST_S = 1e12
 
 
 class Measure(StrEnum):
-    """What must be at most some time in the past."""
+    """Time whose age is limited."""
 
     CHECKPOINT = "checkpoint"
     """The commit of the newest checkpoint."""

@@ -32,7 +32,7 @@ _EXCLUDED = f"{Path(__file__).parent}/"
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to the drivers."""
+    """How drivers are interrupted."""
 
     kind: str
     """``killed``, ``stopped``, ``failpoint``, ``raced`` or ``overtaken``."""
@@ -51,7 +51,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened."""
+    """Results of a scenario."""
 
     checkpoints: int
     """How many checkpoints are committed; all of them are published."""
