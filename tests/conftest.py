@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from syrupy.assertion import SnapshotAssertion
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -38,6 +38,8 @@ settings.register_profile(
     "ci", _ANY_SPEED, max_examples=60, stateful_step_count=15, derandomize=True, report_multiple_bugs=False
 )
 settings.register_profile("nightly", _ANY_SPEED, max_examples=3000, stateful_step_count=80, print_blob=True)
+# A planted bug only has to fail a test: a small example of that would take minutes to find.
+settings.register_profile("bugs", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 _SPARK = {

@@ -56,7 +56,8 @@ def _output_of_passed(test: str, repository: Path) -> str | None:
     """Returns the end of pytest's output, or None if the test failed, as it should."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", test]
     # The copy comes before the installed package, also in processes that tests start.
-    environment = {**os.environ, "PYTHONPATH": f"{repository}:{repository / 'plugins'}"}
+    path = f"{repository}:{repository / 'plugins'}"
+    environment = {**os.environ, "PYTHONPATH": path, "HYPOTHESIS_PROFILE": "bugs"}
     try:
         done = subprocess.run(
             command, cwd=repository, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False

@@ -16,7 +16,7 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryRef, RetainedLink, RetainedSegment
 from stateflow.checkpoint.log.entry_lists import RetentionLimits, SegmentSizes, oldest_kept
 from stateflow.checkpoint.log.sealed_json import seal
-from stateflow.errors import CorruptFile, MissingFile
+from stateflow.errors import CorruptFile, DataError, MissingFile
 from stateflow.state.handles import FileHandle
 from stateflow.storage import MemoryStorage, PutResult
 from stateflow.storage.paths import DATA, LOG, log_entry
@@ -237,3 +237,17 @@ def test_a_segment_with_a_time_that_cannot_be_compared_is_corrupt() -> None:
     head = _adopt_link(job, _link(job.storage, key, 7, refs=[wrong]))
     with raises(CorruptFile, file=key, time=wrong.at):
         job.opened().checkpoints.restorable(head)
+
+
+def test_only_a_checkpoint_that_the_newest_entry_keeps_can_be_pinned() -> None:
+    job = ListedJob(SegmentSizes(2, 3))
+    job.commit_keeping(1)
+    released = job.head.checkpoint
+    assert released is not None
+    job.commit_keeping(1)
+    kept = job.head.checkpoint
+    assert kept is not None
+    with raises(DataError, checkpoint=released.id, oldest=kept.id):
+        job.root.admin.pin(released, "anna", "reads")
+    job.root.admin.pin(kept, "anna", "reads")
+    assert [pin.checkpoint for pin in job.root.head().entry.pinned] == [kept]

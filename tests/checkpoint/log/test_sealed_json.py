@@ -14,10 +14,11 @@ from stateflow.checkpoint.log import sealed_json
 from stateflow.checkpoint.log.documents import Answer, JobFormat, LogEntry, Manifest
 from stateflow.checkpoint.log.manifest_files import read_manifest, write_manifest
 from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
-from stateflow.errors import CorruptFile, MissingFile, TooLarge
+from stateflow.errors import CorruptFile, DataError, MissingFile, TooLarge
 from stateflow.state.handles import FileHandle
 from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import data_folder
+from tests.checkpoint.log.memory_job import MemoryJob
 from tests.support.errors import raises
 from tests.support.graphs import entry
 
@@ -91,6 +92,14 @@ def test_a_manifest_is_read_by_its_hash_and_not_only_its_own() -> None:
     storage.delete([first.key])
     with raises(MissingFile, key=first.key):
         read_manifest(storage, first)
+
+
+def test_a_manifest_of_another_job_is_refused() -> None:
+    job = MemoryJob()
+    own, other = (_write(job.storage, _manifest(n, uuid)) for n, uuid in enumerate((job.root.job.job_uuid, "other"), 1))
+    assert job.root.checkpoints.read_manifest(own).ordinal == 1
+    with raises(DataError, file=other.key, job_uuid="other"):
+        job.root.checkpoints.read_manifest(other)
 
 
 def test_a_manifest_above_the_limit_is_not_written_and_one_at_the_limit_can_be_read() -> None:

@@ -50,8 +50,9 @@ def _commit(base: Head, ordinal: int, kept: int = 2, published: int = 0) -> LogE
     return transitions.commit(JOB, base, AUTHOR, new, Kept(kept))
 
 
-def _pin(base: Head, checkpoint: int) -> LogEntry:
-    pin = Pin(id=f"pin{checkpoint}", checkpoint=ref(checkpoint), owner="o", reason="r", since="now")
+def _pin(base: Head, checkpoint: int, generation: int = 0) -> LogEntry:
+    names = {"owner": "o", "reason": "r", "since": "now"}
+    pin = Pin(id=f"pin{checkpoint}", checkpoint=ref(checkpoint), generation=generation, **names)
     return transitions.pin(JOB, base, AUTHOR, pin)
 
 
@@ -160,3 +161,19 @@ def test_every_entry_knows_its_ancestors(steps: list[int | None]) -> None:
         ids.append(base.entry.seq)
         ancestors.append(present)
         assert [is_ancestor(base, i, frozenset()) for i in ids] == [i in present for i in ids]
+
+
+def test_a_claim_ends_the_pins_of_older_runs_and_keeps_those_of_readers() -> None:
+    base = Head(_commit(Head(_claim(None), "sha1"), 1), "sha2")
+    base = Head(_pin(base, 2), "sha3")
+    base = Head(_pin(base, 3, generation=1), "sha4")
+    assert [pin.id for pin in base.entry.pinned] == ["pin2", "pin3"]
+    assert [pin.id for pin in _claim(base).pinned] == ["pin2"]
+
+
+def test_published_output_of_one_sink_leaves_that_of_other_sinks_pending() -> None:
+    other = PendingOutput(checkpoint_id=0, sink="other", committables=[])
+    first = Commit(1, handle(1, 1), _sources("1"), [OUTPUT, other])
+    base = Head(transitions.commit(JOB, Head(_claim(None), "sha1"), AUTHOR, first, Kept(2)), "sha2")
+    pending = _commit(base, 2, published=2).pending
+    assert [(each.checkpoint_id, each.sink) for each in pending] == [(2, "other"), (0, "out")]

@@ -7,6 +7,7 @@ from typing import Any
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow.checkpoint.log.documents import SinkMode
+from stateflow.checkpoint.log.entry_lists import RetentionLimits
 from stateflow.checkpoint.restore.graph_map import DroppedState, StateKind
 from stateflow.checkpoint.restore.plan_document import (
     GraphPlan,
@@ -20,8 +21,10 @@ from stateflow.checkpoint.restore.plan_document import (
     StateChange,
     cautions,
     describe_replay,
+    is_outdated,
 )
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from tests.checkpoint.log.memory_job import MemoryJob
 
 
 def _plan(**more: Any) -> RestorePlan:
@@ -94,3 +97,18 @@ def test_the_replay_is_described_with_its_rows_and_with_input_that_is_gone(golde
     texts = [describe_replay(plan) for plan in plans.values()]
     assert len(set(texts)) == len(texts)
     assert "".join(f"- {name}:\n{text}\n" for name, text in zip(plans, texts, strict=True)) == golden
+
+
+def test_a_commit_or_a_claim_outdates_a_plan_and_a_pin_does_not() -> None:
+    job = MemoryJob()
+    job.commit(RetentionLimits(2))
+    entry = job.head.entry
+    plan = _plan(generation=entry.generation, ordinal=entry.ordinal, checkpoint_id=job.head.checkpoint_id)
+    assert job.head.checkpoint is not None
+    job.root.admin.pin(job.head.checkpoint, "anna", "reads")
+    assert not is_outdated(plan, job.root.head())
+    job.commit(RetentionLimits(2))
+    assert is_outdated(plan, job.head)
+    later = _plan(generation=entry.generation, ordinal=2, checkpoint_id=job.head.checkpoint_id)
+    assert not is_outdated(later, job.head)
+    assert is_outdated(later, job.root.claim())
