@@ -96,6 +96,13 @@ BUGS: tuple[Bug, ...] = (
         ),
     ),
     Bug(
+        "a-restore-fences-the-run-that-makes-it",
+        "stateflow/checkpoint/log/fencing.py",
+        "self._generation = claim.entry.generation",
+        "pass",
+        ("tests/checkpoint/log/test_job_root.py::test_a_run_that_claims_the_job_again_is_fenced_by_others_only",),
+    ),
+    Bug(
         "the-hash-of-a-document-is-not-compared",
         "stateflow/checkpoint/log/sealed_json.py",
         ' or data[end:] != b"\\n%b\\n" % digest.encode()',
@@ -325,6 +332,16 @@ BUGS: tuple[Bug, ...] = (
         ("tests/checkpoint/savepoints/test_retention.py::test_periodic_savepoints_expire_by_count_or_age",),
     ),
     Bug(
+        "a-deletion-of-a-savepoint-begins-without-a-marker",
+        "stateflow/checkpoint/savepoints/cleanup.py",
+        "if storage.size(marker) is None:",
+        "if storage.size(marker) is not None:",
+        (
+            "tests/recovery/test_savepoints.py::"
+            "test_a_killed_deletion_of_a_savepoint_is_completed_by_the_next_collection",
+        ),
+    ),
+    Bug(
         "the-claim-of-the-current-run-is-undone",
         "stateflow/checkpoint/savepoints/claimed_savepoints.py",
         "claimed.generation >= head.entry.generation",
@@ -353,11 +370,27 @@ BUGS: tuple[Bug, ...] = (
         ("tests/checkpoint/savepoints/test_claim_slots.py",),
     ),
     Bug(
+        "a-claim-whose-answer-was-lost-may-not-be-durable",
+        "stateflow/checkpoint/savepoints/claim_slots.py",
+        "found == data and storage.durable_size(key) is not None",
+        "found == data",
+        (
+            "tests/checkpoint/savepoints/test_claim_slots.py::test_a_claim_that_a_power_failure_could_undo_is_not_reported",
+        ),
+    ),
+    Bug(
         "a-savepoint-has-a-checkpoint-with-pending-output",
         "stateflow/checkpoint/savepoints/create.py",
         "ref.id < unpublished",
         "ref.id <= unpublished",
         ("tests/checkpoint/log/test_outputs.py::test_a_savepoint_copies_the_newest_checkpoint_without_pending_output",),
+    ),
+    Bug(
+        "the-files-of-a-failed-savepoint-elsewhere-stay",
+        "stateflow/checkpoint/savepoints/create.py",
+        "_remove_external(root, spec, pin.id)",
+        "pass",
+        ("tests/recovery/test_savepoint_into.py::test_a_failed_savepoint_into_a_folder_leaves_no_file",),
     ),
     Bug(
         "neighbouring-shards-share-a-key-group",
@@ -384,11 +417,28 @@ BUGS: tuple[Bug, ...] = (
         ),
     ),
     Bug(
+        "a-crash-of-a-worker-that-reads-no-state-is-blamed-on-files",
+        "stateflow/checkpoint/savepoints/canonical/worker_pool.py",
+        "-exit_code in _UNSAFE and files",
+        "-exit_code in _UNSAFE",
+        (
+            "tests/checkpoint/savepoints/test_running_worker.py::"
+            "test_only_a_crash_while_stored_state_is_read_is_a_corrupt_file",
+        ),
+    ),
+    Bug(
         "a-duplicate-key-across-two-parts-is-written",
         "stateflow/checkpoint/savepoints/canonical/worker.py",
         "if keys[0].as_py() == before or pc.any(",
         "if pc.any(",
         ("tests/checkpoint/savepoints/test_shares.py::test_a_key_that_occurs_twice_is_refused_also_in_two_parts",),
+    ),
+    Bug(
+        "sorted-runs-are-merged-beyond-what-was-read",
+        "stateflow/checkpoint/savepoints/canonical/buckets.py",
+        "bound = min(",
+        "bound = max(",
+        ("tests/checkpoint/savepoints/test_buckets.py::test_sorted_runs_of_several_parts_are_merged_in_order_of_keys",),
     ),
     Bug(
         "rekeyed-subtasks-get-the-earliest-timer-of-one-of-them",
@@ -416,6 +466,13 @@ BUGS: tuple[Bug, ...] = (
         ),
     ),
     Bug(
+        "rows-of-an-undone-branch-count-as-read-again",
+        "stateflow/checkpoint/restore/plan_document.py",
+        "if n > checkpoint_id and is_ancestor(head, n, retained)",
+        "if n > checkpoint_id",
+        ("tests/checkpoint/restore/test_replay.py",),
+    ),
+    Bug(
         "before-a-time-includes-that-time",
         "stateflow/checkpoint/restore/targets.py",
         "_timestamp(p.at) < timestamp",
@@ -434,10 +491,58 @@ BUGS: tuple[Bug, ...] = (
         ),
     ),
     Bug(
+        "a-key-group-beyond-the-last-one-is-restored",
+        "stateflow/checkpoint/restore/state_assignment.py",
+        "subtask.last_group < max_parallelism",
+        "subtask.last_group <= max_parallelism",
+        (
+            "tests/checkpoint/restore/test_state_matching.py::test_a_checkpoint_that_does_not_fit_the_job_is_refused_by_name",
+        ),
+    ),
+    Bug(
+        "subtasks-that-share-one-key-group-are-restored",
+        "stateflow/checkpoint/restore/state_assignment.py",
+        "after[0] <= before[1]",
+        "after[0] < before[1]",
+        (
+            "tests/checkpoint/restore/test_state_matching.py::test_a_checkpoint_that_does_not_fit_the_job_is_refused_by_name",
+        ),
+    ),
+    Bug(
+        "union-lists-multiply-when-rescaled",
+        "stateflow/checkpoint/restore/state_assignment.py",
+        "unions=split.shares(_concatenated([content.unions for content in contents]))",
+        "unions=_concatenated([content.unions for content in contents])",
+        ("tests/checkpoint/restore/test_redistribution.py",),
+    ),
+    Bug(
         "the-older-entry-of-spark-keeps-the-positions-of-removed-sources",
         "stateflow/checkpoint/restore/source_positions.py",
         "previous_offsets=spark.previous_offsets and _replaced(spark.previous_offsets, old, new, starts)",
         "previous_offsets=spark.previous_offsets",
         ("tests/checkpoint/restore/test_source_positions.py",),
+    ),
+    Bug(
+        "a-source-that-reads-other-data-keeps-its-position",
+        "stateflow/checkpoint/restore/source_positions.py",
+        "if position.description != description:",
+        "if not description:",
+        ("tests/checkpoint/restore/test_source_positions.py",),
+    ),
+    Bug(
+        "joined-state-gets-the-highest-watermark",
+        "stateflow/checkpoint/restore/graph_map.py",
+        "watermark=min(known)",
+        "watermark=max(known)",
+        (
+            "tests/checkpoint/restore/test_graph_map.py::test_joined_states_have_the_lowest_watermark_of_their_operators",
+        ),
+    ),
+    Bug(
+        "two-states-are-restored-as-one",
+        "stateflow/checkpoint/restore/graph_map.py",
+        "_check_places(moves)",
+        "pass",
+        ("tests/checkpoint/restore/test_graph_map.py",),
     ),
 )

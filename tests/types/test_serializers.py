@@ -81,6 +81,7 @@ def _sort_key(key: Key) -> Key:
 @example(("a\0b",), ("a", "b"))
 @example(("",), (None,))
 @example((-1,), (0,))
+@example((-2.0,), (-1.0,))
 @example((-(1 << 63),), ((1 << 63) - 1,))
 def test_bytes_sort_and_differ_as_keys_do(a: Key, b: Key) -> None:
     left, right = encode_key(a), encode_key(b)
@@ -344,3 +345,20 @@ def test_no_module_can_load_objects_that_run_code() -> None:
             called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
             found |= {(path.name, word) for word in words & FORBIDDEN | {called} & {"eval", "exec"}}
     assert found == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "smallest", "largest"),
+    [
+        (pa.uint8(), 0, 255),
+        (pa.int8(), -128, 127),
+        (pa.uint32(), 0, (1 << 32) - 1),
+        (pa.int32(), -(1 << 31), (1 << 31) - 1),
+    ],
+)
+def test_a_number_of_an_arrow_type_is_within_its_bounds(kind: pa.DataType, smallest: int, largest: int) -> None:
+    serializer = ValueSerializer[Any](kind)
+    assert [serializer.decode(serializer.encode(number)) for number in (smallest, largest)] == [smallest, largest]
+    for number in (smallest - 1, largest + 1):
+        with raises(StateError):
+            serializer.encode(number)

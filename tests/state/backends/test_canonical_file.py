@@ -213,3 +213,14 @@ def test_the_error_for_a_newer_version_of_the_format_names_the_version() -> None
     with pytest.raises(CorruptFile) as caught:
         read_header(io.BytesIO(BAD["another version"]), "a file")
     assert "version 2" in str(caught.value.facts["reason"])
+
+
+def test_a_flipped_bit_does_not_move_a_key_group_before_the_selected_ones() -> None:
+    """One bit makes 4 of 6, which would be in order as well."""
+    entries = {struct.pack(">HB", group, 0): bytes([group]) for group in (2, 6, 8)}
+    intact = _file(entries)
+    for bit in range(8 * (len(_made(count=0)) - 9), 8 * len(intact)):
+        data = bytearray(intact)
+        data[bit // 8] ^= 1 << bit % 8
+        with suppress(CorruptFile):
+            assert _read(bytes(data), 6, 6) == _of_groups(entries, 6, 6), bit

@@ -224,17 +224,22 @@ def test_none_is_never_a_value(state: KeyedState, name: str, use: Callable[[Keye
         use(state)
 
 
+def _appended(words: list[str], word: str) -> list[str]:
+    words.append(word)
+    return words
+
+
 def test_a_fold_warns_and_is_the_aggregating_state_of_that_name(store: CountingStore) -> None:
     with pytest.warns(DeprecationWarning, match="AggregatingStateDescriptor"):
-        descriptor: FoldingStateDescriptor[str, list[str]] = FoldingStateDescriptor(
-            "seen", [], lambda seen, word: [*seen, word], list[str]
-        )
+        descriptor: FoldingStateDescriptor[str, list[str]] = FoldingStateDescriptor("seen", [], _appended, list[str])
     state = KeyedState(store)
     seen = state.folding_state(descriptor)
     for key in "aba":
         set_key(state, key)
         seen.add(key)
     assert seen.get() == ["a", "a"]
+    set_key(state, "b")
+    assert seen.get() == ["b"]
     state.end_key_batch()
     again = KeyedState(store, state.registry.schemas).aggregating_state(descriptor.aggregating)
     assert again.schema.kind == "aggregating"

@@ -301,10 +301,11 @@ NO_DURATION: Any = 5
     [
         lambda: StateTtlConfig.new_builder(timedelta()),
         lambda: StateTtlConfig.new_builder(Time.seconds(-1)),
+        lambda: StateTtlConfig.new_builder(timedelta(microseconds=999)),
         lambda: StateTtlConfig.new_builder(NO_DURATION),
         lambda: StateTtlConfig.new_builder(Time.days(1)).cleanup_incrementally(0),
     ],
-    ids=["zero", "negative", "no duration", "no entries"],
+    ids=["zero", "negative", "below a millisecond", "no duration", "no entries"],
 )
 def test_a_time_to_live_that_is_not_positive_is_refused(make: Callable[[], object]) -> None:
     with pytest.raises(JobDefinitionError):
