@@ -606,10 +606,38 @@ BUGS: tuple[Bug, ...] = (
         ("tests/types/test_key_groups.py",),
     ),
     Bug(
+        "ranges-that-share-one-key-group-do-not-overlap",
+        "stateflow/types/key_groups.py",
+        "if first <= last else None",
+        "if first < last else None",
+        ("tests/checkpoint/restore/test_state_matching.py",),
+    ),
+    Bug(
         "a-file-is-linked-before-its-content-is-synced",
         "stateflow/storage/posix.py",
         "os.fsync(fd)\n            return _publish",
         "return _publish",
         ("tests/storage/test_posix.py",),
+    ),
+    Bug(
+        "a-folder-that-cannot-be-synced-is-not-reported",
+        "stateflow/storage/posix.py",
+        "return PutResult.UNKNOWN",
+        "return PutResult.CREATED",
+        ("tests/storage/test_posix.py::test_a_name_that_may_not_be_durable_is_not_confirmed",),
+    ),
+    Bug(
+        "a-file-of-another-user-is-linked",
+        "stateflow/storage/posix.py",
+        "linked = is_ours_alone(os.fstat(source.fileno())) and _retry",
+        "linked = _retry",
+        ("tests/storage/test_posix.py::test_a_file_of_another_user_is_copied_not_linked",),
+    ),
+    Bug(
+        "an-object-is-read-above-the-limit",
+        "stateflow/storage/object_store.py",
+        'if found.meta["size"] > limit:',
+        'if found.meta["size"] < 0:',
+        ("tests/storage/test_objects.py",),
     ),
 )
