@@ -164,7 +164,7 @@ BOTH: dict[str, list[tuple[str, Any]]] = {
         ("1 02:03:04.5", timedelta(1, 7384, 500000)),
         ("INTERVAL '-1 02:03:04.5' DAY TO SECOND", -timedelta(1, 7384, 500000)),
         ("-0 00:00:01", timedelta(seconds=-1)),
-        *no("PT5S", "5", "1 25:00:00", "999999999 00:00:00", "0 00:00:00.1234567"),
+        *no("PT5S", "5", "1 24:00:00", "999999999 00:00:00", "0 00:00:00.1234567"),
     ],
 }
 OF_JSON: dict[str, list[tuple[str, Any]]] = {
