@@ -91,8 +91,7 @@ def compare_schemas(stored: StateSchema, declared: Declaration) -> FitResult:
             "", declaration_text(stored), declaration_text(wanted), "the kind of state has changed", NEW_NAME
         )
         return FitResult((), (conflict,))
-    # A task registers a state before it knows its windows, then sets them: `StateRegistry.set_windows`.
-    if wanted.windows and stored.windows != wanted.windows:
+    if stored.windows != wanted.windows:
         conflict = Conflict("", stored.windows, wanted.windows, "the kind of windows has changed", _OTHER_WINDOWS)
         return FitResult((), (conflict,))
     if stored.arguments != wanted.arguments:
