@@ -640,4 +640,13 @@ BUGS: tuple[Bug, ...] = (
         'if found.meta["size"] < 0:',
         ("tests/storage/test_objects.py",),
     ),
+    Bug(
+        "a-document-takes-the-memory-of-its-text",
+        "stateflow/types/decoders.py",
+        "if largest_size(data) <= MEMORY_LIMIT:",
+        "if len(data) <= MEMORY_LIMIT:",
+        (
+            "tests/checkpoint/log/test_sealed_json.py::test_the_writer_refuses_exactly_what_would_take_the_reader_too_much_memory",
+        ),
+    ),
 )
