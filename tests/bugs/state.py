@@ -71,8 +71,8 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "a-map-key-in-a-column-may-have-any-size",
         "stateflow/state/kinds/keyed_state_batch.py",
-        "(size := largest(encoded)) > limits.map_key_bytes",
-        "(size := largest(encoded)) > limits.value_bytes",
+        "encoded)) > limits.map_key_bytes",
+        "encoded)) > limits.value_bytes",
         ("tests/state/kinds/test_map_keys.py::test_a_key_above_the_limit_is_refused_by_itself_and_in_a_column",),
     ),
     Bug(
@@ -639,6 +639,13 @@ BUGS: tuple[Bug, ...] = (
         'if found.meta["size"] > limit:',
         'if found.meta["size"] < 0:',
         ("tests/storage/test_objects.py",),
+    ),
+    Bug(
+        "a-store-that-this-host-has-written-is-checked-again",
+        "stateflow/state/backends/rocksdb/check.py",
+        "if not used or cache.is_checked(known):",
+        "if not used or not cache.is_checked(known):",
+        ("tests/state/backends/test_foreign_stores.py::test_a_host_opens_its_own_snapshot_without_a_check",),
     ),
     Bug(
         "a-document-takes-the-memory-of-its-text",
