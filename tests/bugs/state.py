@@ -484,7 +484,7 @@ BUGS: tuple[Bug, ...] = (
         "stateflow/types/descriptors.py",
         "if queryable:",
         "if not isinstance(queryable, str):",
-        ("tests/types/test_descriptors.py",),
+        ("tests/state/kinds/test_state_declarations.py::test_a_queryable_name_is_recorded_and_belongs_to_one_state",),
     ),
     Bug(
         "a-number-of-one-bit-too-many-is-a-key",
