@@ -73,7 +73,7 @@ def read_modules(repository: Path) -> list[Module]:
     return found
 
 
-def measures(modules: Sequence[Module]) -> list[Measure]:
+def measures(modules: Sequence[Module], repository: Path) -> list[Measure]:
     """Returns all measures in the order in which they are printed."""
     definitions = [each for module in modules for each in _definitions(module)]
     functions = [(place, node) for place, node in definitions if not isinstance(node, ast.ClassDef)]
@@ -82,7 +82,7 @@ def measures(modules: Sequence[Module]) -> list[Measure]:
         Measure("import cycles", len(cycles), 0, [" -> ".join(cycle) for cycle in cycles]),
         _largest("lines of a function", 50, {place: _length(node) for place, node in functions}),
         _largest("positional parameters of a function", 5, dict(_positional_parameters(functions))),
-        _single_importers(modules),
+        _single_importers(modules, repository),
         _number("public definitions without docstring", 0, _undocumented(modules)),
         _number("fmt: skip", 0, _matches(modules, r"#\s*fmt:\s*(skip|off)")),
         _number("type: ignore", 10, _matches(modules, r"#\s*type:\s*ignore")),
@@ -126,10 +126,11 @@ def import_cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return found
 
 
-def single_importers(modules: Sequence[Module]) -> dict[str, str]:
+def single_importers(modules: Sequence[Module], repository: Path) -> dict[str, str]:
     """Returns the modules that only one module imports, and that one of their own folder.
 
-    A list of modules does not count as their importer: a package's `__init__`, and the list of commands.
+    A list of modules does not count as their importer: a package's `__init__`, and the list of commands. A program that
+    another process runs, and a module of the reference, have other users as well.
     """
     importers: dict[str, set[str]] = {}
     for importer, imported in import_graph(modules).items():
@@ -139,19 +140,22 @@ def single_importers(modules: Sequence[Module]) -> dict[str, str]:
     only = {name: found.copy().pop() for name, found in importers.items() if len(found) == 1}
     lists = {name for name, path in paths.items() if _is_package(path)} | {"stateflow.cli.main"}
     next_door = {name: one for name, one in only.items() if paths[name].parent == paths[one].parent}
-    return {name: one for name, one in next_door.items() if name not in lists and one not in lists}
+    programs = {module.name for module in modules if '__name__ == "__main__"' in module.text}
+    reference = "\n".join(page.read_text() for page in sorted((repository / "docs/reference/api").glob("*.md")))
+    documented = {name for name in next_door if re.search(rf"^::: {name}\b", reference, re.MULTILINE)}
+    return {n: one for n, one in next_door.items() if one not in lists and n not in lists | programs | documented}
 
 
 def _is_package(path: Path) -> bool:
     return path.name == "__init__.py"
 
 
-def _single_importers(modules: Sequence[Module]) -> Measure:
+def _single_importers(modules: Sequence[Module], repository: Path) -> Measure:
     """Their share of all modules; such a module belongs into its importer."""
-    found = single_importers(modules)
+    found = single_importers(modules, repository)
     number = sum(not _is_package(module.path) for module in modules)
     places = [f"{name}, imported by {one}" for name, one in sorted(found.items())]
-    return Measure("% of modules with one importer, next door", -(-100 * len(found) // number), 20, places)
+    return Measure("% of modules with one importer, next door", -(-100 * len(found) // number), 5, places)
 
 
 def figures(repository: Path) -> dict[str, float]:
@@ -169,7 +173,7 @@ def figures(repository: Path) -> dict[str, float]:
         "lines of a file, p90": statistics.quantiles(files, n=10)[8],
         "lines of a function, median": statistics.median(functions),
         "lines of a function, p90": statistics.quantiles(functions, n=10)[8],
-        "modules with one importer, in its folder": len(single_importers(modules)),
+        "modules with one importer, in its folder": len(single_importers(modules, repository)),
         "import contracts": len(contracts),
         "lines of pyproject.toml": len((repository / "pyproject.toml").read_text().splitlines()),
         "test files": len(tests),
@@ -280,7 +284,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check(repository: Path, worst: int) -> int:
     modules = read_modules(repository)
-    found = measures(modules)
+    found = measures(modules, repository)
     for each in found:
         mark = "" if each.value <= each.limit else f"  above the limit in {len(each.places)} places"
         print(f"{each.title:<42}{each.value:>6} of {each.limit}{mark}")

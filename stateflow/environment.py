@@ -24,7 +24,7 @@ from stateflow.types.key_groups import check_max_parallelism
 
 if TYPE_CHECKING:
     from stateflow.api.joins.lookup_join import ReadTable
-    from stateflow.api.sql.catalog import SqlCatalog
+    from stateflow.api.sql.queries import SqlCatalog
 
 Build = Callable[["StreamExecutionEnvironment"], object]
 R = TypeVar("R")
@@ -175,7 +175,7 @@ class StreamExecutionEnvironment:
                 raise EnvironmentUnsupported(
                     "the package sqlglot for SQL statements is missing", hint="install stateflow[sql]"
                 )
-            from stateflow.api.sql.catalog import SqlCatalog
+            from stateflow.api.sql.queries import SqlCatalog
 
             self._catalog = SqlCatalog()
         return self._catalog

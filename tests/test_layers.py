@@ -19,7 +19,7 @@ FORBIDDEN = {
     "airflow": ("checkpoint/history.py", "airflow"),
     "connectors": ("connectors/iceberg/sink.py", "stateflow.connectors.postgres.sink"),
     "optional": ("runtime/publisher.py", "stateflow.replay"),
-    "sql": ("api/watermarks.py", "stateflow.api.sql.catalog"),
+    "sql": ("api/watermarks.py", "stateflow.api.sql.queries"),
     "hdfs": ("storage/posix.py", "stateflow.storage.hdfs"),
 }
 """Of each contract, a module and an import that breaks it."""

@@ -2,7 +2,5 @@
 
 - `pattern`, `conditions`, `skip`: how a job declares a pattern.
 - `functions`: what users implement for matches.
-- `automaton`: the states and transitions of a pattern.
-
-- `pattern_operator`: the keyed function, the rows of a key against the automaton, and the stored partial matches.
+- `pattern_operator`: the automaton of a pattern, the keyed function that runs it, and stored partial matches.
 """
