@@ -41,6 +41,13 @@ BUGS: tuple[Bug, ...] = (
         ("tests/connectors/test_delta_upsert.py::test_a_table_has_the_last_row_of_each_key",),
     ),
     Bug(
+        "vacuum-deletes-restored-files",
+        "stateflow/connectors/delta/maintenance.py",
+        "removed is not None and removed < until and p not in active)",
+        "removed is not None and removed < until)",
+        ("tests/connectors/test_delta_maintenance.py::test_recently_removed_and_restored_files_stay",),
+    ),
+    Bug(
         "file-at-the-time-is-skipped",
         "stateflow/connectors/files/source.py",
         "skipped = sorted((file, time) for file, time in modified.items() if time < limit)",
@@ -69,11 +76,42 @@ BUGS: tuple[Bug, ...] = (
         ("tests/runtime/spark/test_file_reader.py::test_a_file_that_was_written_again_is_left_to_spark",),
     ),
     Bug(
+        "negative-option-of-a-reader",
+        "stateflow/connectors/files/source.py",
+        "        fits = 0 <= parse(str(value)) <= most",
+        "        fits = parse(str(value)) <= most",
+        ("tests/connectors/test_reader_options.py::test_a_value_that_spark_would_refuse_in_each_batch_is_refused",),
+    ),
+    Bug(
         "token-of-another-sink-is-taken",
         "stateflow/connectors/iceberg/snapshots.py",
         "        if found is not None and found.application == application:\n            return found.token",
         "        if found is not None:\n            return found.token",
         ("tests/connectors/test_iceberg_publish.py::test_a_rewind_by_another_sink_of_the_table_is_listed",),
+    ),
+    Bug(
+        "files-of-a-failed-commit-stay",
+        "stateflow/connectors/iceberg/table.py",
+        "        if version is None:\n            files.remove()\n",
+        "",
+        ("tests/connectors/test_iceberg_publish.py::test_a_commit_is_not_repeated_after_a_commit_of_another_writer",),
+    ),
+    Bug(
+        "lost-answer-to-a-commit-is-an-error",
+        "stateflow/connectors/iceberg/catalog.py",
+        "            version = self._version_in(self._connection.find_table())\n"
+        "            if version is None:\n"
+        "                raise\n"
+        "            return version",
+        "            raise",
+        ("tests/connectors/test_iceberg_publish.py::test_a_lost_answer_to_a_commit_that_was_made_is_resolved",),
+    ),
+    Bug(
+        "secrets-go-to-tasks",
+        "stateflow/connectors/iceberg/sink.py",
+        "        return self._settings.for_tasks(), self._target",
+        "        return self._settings, self._target",
+        ("tests/connectors/test_iceberg_columns.py::test_secrets_stay_on_the_driver",),
     ),
     Bug(
         "open-transaction-is-new-input",
@@ -90,6 +128,31 @@ BUGS: tuple[Bug, ...] = (
         "            value = None if number in deleted else values(number)",
         "            value = values(number)",
         ("tests/connectors/test_changelog_sinks.py::test_records_of_kafka_have_no_value_for_rows_that_are_retracted",),
+    ),
+    Bug(
+        "value-without-the-magic-byte-is-decoded",
+        "stateflow/connectors/kafka/avro.py",
+        "        if len(value) < _HEADER.size or value[0] != 0:",
+        "        if len(value) < _HEADER.size:",
+        ("tests/connectors/test_avro.py::test_spark_has_the_rows_of_several_writers_and_the_rejected_records",),
+    ),
+    Bug(
+        "partition-with-few-rows-is-held-back",
+        "stateflow/connectors/partitioned/positions.py",
+        "taken = {name: 1 + (count - 1) * spare // more if more else 1 for name, count in new.items()}",
+        "taken = {name: (count - 1) * spare // more if more else 1 for name, count in new.items()}",
+        (
+            "tests/connectors/test_partitioned_source.py::test_every_partition_with_rows_makes_progress_within_the_limit",
+        ),
+    ),
+    Bug(
+        "offset-of-a-row-counts-from-its-split",
+        "stateflow/connectors/partitioned/split_rows.py",
+        "        offset = self._split.start + self._number",
+        "        offset = self._number",
+        (
+            "tests/connectors/test_partitioned_rows.py::test_rows_that_do_not_fit_are_rejected_one_by_one_with_their_position",
+        ),
     ),
     Bug(
         "ends-are-read-before-the-starts",
@@ -124,11 +187,68 @@ BUGS: tuple[Bug, ...] = (
         ("tests/connectors/test_delta_upsert.py",),
     ),
     Bug(
+        "equal-rows-of-a-table-are-one",
+        "stateflow/connectors/batch_table.py",
+        "            matched[identity] -= 1\n",
+        "            pass\n",
+        ("tests/connectors/test_batch_table.py::test_each_version_is_what_the_one_before_lacks_and_has_too_much",),
+    ),
+    Bug(
+        "position-at-the-first-offset-is-lost",
+        "stateflow/connectors/partition_offsets.py",
+        "        elif earliest[partition] > start:",
+        "        elif earliest[partition] >= start:",
+        (
+            "tests/connectors/test_partition_offsets.py::test_gaps_are_the_rows_between_a_position_and_the_first_that_exists",
+        ),
+    ),
+    Bug(
+        "too-large-number-wraps-around",
+        "stateflow/connectors/store_assignment.py",
+        "made = values.cast(kind, safe=not pa.types.is_time(values.type))",
+        "made = values.cast(kind, safe=False)",
+        (
+            "tests/connectors/test_existing_tables.py::test_values_that_narrower_columns_have_are_written_and_others_end_the_batch_before_its_checkpoint",
+        ),
+    ),
+    Bug(
+        "function-gets-each-row-of-a-kept-rewind",
+        "stateflow/connectors/foreach_batch.py",
+        "        if self._on_rewind == _REFUSE:",
+        "        if self._on_rewind == _KEEP:",
+        (
+            "tests/connectors/test_foreach_batch.py::test_a_restore_is_refused_in_its_plan_unless_the_rows_are_to_be_kept",
+        ),
+    ),
+    Bug(
+        "rows-of-two-partitions-are-in-one-file",
+        "stateflow/connectors/partitions.py",
+        "np.unique(codes * len(texts[-1]) + found[-1], return_inverse=True)",
+        "np.unique(codes + found[-1], return_inverse=True)",
+        ("tests/connectors/test_delta_partitions.py::test_another_reader_finds_the_rows_and_values_of_each_partition",),
+    ),
+    Bug(
+        "nan-has-an-upper-bound",
+        "stateflow/connectors/data_files.py",
+        "        has_high = math.isfinite(high) and not self._nan",
+        "        has_high = math.isfinite(high)",
+        ("tests/connectors/test_delta_files.py::test_the_bounds_and_nulls_of_a_column",),
+    ),
+    Bug(
         "missing-column-is-null-in-every-row",
         "stateflow/connectors/column_policy.py",
         '        elif not column.nullable or policy.missing == "refuse":',
         '        elif policy.missing == "refuse":',
         ("tests/connectors/test_source_columns.py::test_missing_columns_are_refused_or_null_if_they_may_be",),
+    ),
+    Bug(
+        "rows-between-positions-begin-at-the-start",
+        "stateflow/connectors/python.py",
+        'self._source.between(_position(start), end["position"])',
+        'self._source.between(None, end["position"])',
+        (
+            "tests/connectors/test_batch_table.py::test_spark_gets_the_rows_between_two_versions_and_the_error_of_a_version_that_is_gone",
+        ),
     ),
     Bug(
         "row-at-the-end-is-in-the-window",
@@ -157,5 +277,12 @@ BUGS: tuple[Bug, ...] = (
         "            return last + 1\n",
         "            return last\n",
         ("tests/patterns/test_flink_cases.py",),
+    ),
+    Bug(
+        "substring-counts-from-zero",
+        "stateflow/api/sql/sql_functions.py",
+        "begin = start - 1 if start > 0 else",
+        "begin = start if start > 0 else",
+        ("tests/sql/test_functions.py::test_values_in_python_are_those_of_flinks_tests",),
     ),
 )

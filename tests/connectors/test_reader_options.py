@@ -77,6 +77,7 @@ def test_names_in_any_case_and_hadoop_settings_are_accepted(format: str, options
         ("parquet", "INT96RebaseMode", ""),
         ("orc", "mergeSchema", "yes"),
         ("json", "recursiveFileLookup", "1"),
+        ("json", "maxCachedFiles", "-1"),
     ],
 )
 def test_a_value_that_spark_would_refuse_in_each_batch_is_refused(format: str, option: str, value: str) -> None:

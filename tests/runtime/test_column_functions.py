@@ -76,6 +76,10 @@ def test_results_have_the_declared_columns_in_order_and_may_be_tables_of_narrowe
         (lambda rows: halves(rows).rename_columns(["number", "Half"]), {"given": ["number", "Half"]}),
         (lambda rows: rows.append_column("half", pa.array([0.5, 1.0])), {"column": "half", "given": "double"}),
         (lambda rows: halves(rows).set_column(0, "number", pa.array([1, None])), {"column": "number"}),
+        (
+            lambda rows: halves(rows).set_column(0, "number", pa.array([1, 2], pa.uint64())),
+            {"column": "number", "given": "uint64"},
+        ),
     ],
 )
 def test_other_columns_than_declared_are_refused(function: Any, facts: dict[str, object]) -> None:
