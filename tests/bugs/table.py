@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.bugs import checkpoint, connectors, runtime, state
+from tests.bugs import api, checkpoint, connectors, runtime, state
 from tests.bugs.bug import Bug
 
-BUGS: tuple[Bug, ...] = (*checkpoint.BUGS, *connectors.BUGS, *runtime.BUGS, *state.BUGS)
+BUGS: tuple[Bug, ...] = (*api.BUGS, *checkpoint.BUGS, *connectors.BUGS, *runtime.BUGS, *state.BUGS)
