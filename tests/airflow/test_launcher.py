@@ -76,7 +76,7 @@ class LauncherFixture:
 import os, sys
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
-from stateflow_airflow.launches import processes
+from stateflow_airflow import processes
 from stateflow_airflow.launch import Command, Launcher
 {patch}
 launcher = Launcher(Path({str(self.folder)!r}))

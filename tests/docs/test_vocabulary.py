@@ -20,8 +20,8 @@ def f(value):
 '''
 OF_MODULE = [
     (1, "job folder"),
-    (3, "check points"),
     (3, "recovery point"),
+    (3, "check points"),
     (5, "taken back"),
     (10, "late event"),
     (12, "sub-task"),

@@ -666,7 +666,8 @@ def column_warnings(
     """Compares the columns of one file with the declared ones.
 
     Args:
-        format, options: of Spark's reader.
+        format: of Spark's reader.
+        options: of Spark's reader.
 
     Returns:
         One sentence per likely problem of a run.

@@ -39,7 +39,7 @@ DAG_FILE = """
 from datetime import timedelta
 from pathlib import Path
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
-from stateflow_airflow.launches import renewal
+from stateflow_airflow import renewal
 from stateflow_airflow.spark import SparkSubmit
 
 age = renewal._age

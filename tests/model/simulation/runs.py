@@ -304,6 +304,7 @@ class _FileWriter(Executor):
             subtask=0,
             attempt=attempt,
             key_types=_KEY_TYPES,
+            key_names=["key"],
             state=state,
             output=output,
         )
@@ -359,7 +360,8 @@ def job_of(job: SimJob, root: JobRoot) -> Job:
 
 def _operator(snapshot: str, files: list[FileHandle]) -> OperatorState:
     stored = [StateFile(handle=f, local_name="x") for f in files]
-    state = SubtaskState(subtask=0, first_group=0, last_group=3, snapshot=snapshot, files=stored)
+    # The kind of state is not part of the simulation: no backend opens it.
+    state = SubtaskState(subtask=0, first_group=0, last_group=3, snapshot=snapshot, files=stored, backend="filesystem")
     return OperatorState(
         uid=_OPERATOR,
         parallelism=1,
