@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.private_files import PREFIX, ScratchFolder
+from stateflow.scratch_folder import PREFIX, ScratchFolder
 
 PROGRAM = """
 import sys
-from stateflow.private_files import ScratchFolder
+from stateflow.scratch_folder import ScratchFolder
 folder = ScratchFolder()
 (folder.path / "state").write_bytes(b"state")
 print(folder.path, flush=True)

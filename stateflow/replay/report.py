@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stateflow.replay.key_trace import TracedCall
-from stateflow.replay.state_diff import EntryChange, StateChanges
+from stateflow.replay.state_diff import StateChange, StateDiff
 
 
 @dataclass(frozen=True)
 class EmittedRows:
-    """Rows that a sink would have published.
+    """What a sink would have published.
 
     Attributes:
         sink: uid of the sink.
@@ -24,7 +24,7 @@ class EmittedRows:
 
 
 @dataclass(frozen=True)
-class BatchReport:
+class BatchTimes:
     """A batch that ran again.
 
     Attributes:
@@ -41,7 +41,7 @@ class BatchReport:
 
 @dataclass(frozen=True)
 class KeyReport:
-    """Calls and state of one key of an operator.
+    """What an operator did for one key.
 
     Attributes:
         operator: uid of the operator.
@@ -55,7 +55,7 @@ class KeyReport:
     operator: str
     key: tuple[object, ...]
     calls: tuple[TracedCall, ...]
-    state: tuple[EntryChange, ...]
+    state: tuple[StateChange, ...]
     call_count: int
     entry_count: int
 
@@ -77,11 +77,11 @@ class ReplayReport:
 
     batch: int
     base: int
-    batches: tuple[BatchReport, ...]
+    batches: tuple[BatchTimes, ...]
     deviation: str
     emitted: tuple[EmittedRows, ...]
-    state: StateChanges
-    difference: StateChanges
+    state: StateDiff
+    difference: StateDiff
     keys: tuple[KeyReport, ...] = ()
 
     @property

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stateflow.errors import StateflowError
-from stateflow.testing.conformance.sink_table import PublishingJob, SinkFactory, newest_ordinal
+from stateflow.testing.conformance.publishing_job import PublishingJob, SinkFactory, committed
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
@@ -32,7 +32,7 @@ _EXCLUDED = f"{Path(__file__).parent}/"
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """How drivers are interrupted."""
+    """What happens to the drivers."""
 
     kind: str
     """``killed``, ``stopped``, ``failpoint``, ``raced`` or ``overtaken``."""
@@ -51,7 +51,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Results of a scenario."""
+    """What happened."""
 
     checkpoints: int
     """How many checkpoints are committed; all of them are published."""
@@ -241,7 +241,7 @@ class Drivers:
         def run() -> None:
             job = self._job()
             job.run(self._checkpoints)
-            os.write(sender, str(newest_ordinal(job.root.head())).encode())
+            os.write(sender, str(committed(job.root.head())).encode())
 
         _check(self._fork(run))
         self._checkpoints = int(os.read(receiver, 20))

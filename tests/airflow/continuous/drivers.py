@@ -6,7 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from stateflow_airflow.launch import Command, Launch, Launcher
+from stateflow_airflow.launches.launch import Launch
+from stateflow_airflow.launches.launcher import Command, Launcher
 from tests.support.processes import wait_for
 
 DRIVER = """

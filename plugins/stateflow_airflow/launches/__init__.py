@@ -1,0 +1,1 @@
+"""Processes that run operators start: how they are launched, found again, followed and ended."""

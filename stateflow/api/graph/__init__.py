@@ -1,0 +1,1 @@
+"""The logical plan of a job, as the streams of `build` declare it."""

@@ -1,0 +1,1 @@
+"""Deduplication and top-n of the rows of a key."""

@@ -1,0 +1,1 @@
+"""Typed scalar expressions, and their two renderings: Spark SQL and Python."""

@@ -1,0 +1,1 @@
+"""From parsed statements to plans."""

@@ -1,0 +1,1 @@
+"""The rows of frames, encoded as stored entries."""

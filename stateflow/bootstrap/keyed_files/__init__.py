@@ -1,0 +1,1 @@
+"""The canonical files of keyed state that is written from frames."""

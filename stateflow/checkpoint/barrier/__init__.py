@@ -1,0 +1,1 @@
+"""Completion of barriers from task reports, and coordination of checkpoints."""

@@ -1,0 +1,1 @@
+"""Garbage collection of a job root."""

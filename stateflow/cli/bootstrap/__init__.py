@@ -1,0 +1,1 @@
+"""Commands that write savepoints without a run."""

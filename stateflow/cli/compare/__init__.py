@@ -1,0 +1,1 @@
+"""The command that compares the state of two snapshots."""

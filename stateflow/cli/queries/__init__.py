@@ -1,0 +1,1 @@
+"""Commands for queries of a job's state."""

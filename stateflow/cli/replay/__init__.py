@@ -1,0 +1,1 @@
+"""The command that replays a batch, and its output."""

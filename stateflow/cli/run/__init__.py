@@ -1,0 +1,1 @@
+"""The commands that run a job, and the progress that they report."""

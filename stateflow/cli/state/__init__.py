@@ -1,0 +1,1 @@
+"""Commands about the state in checkpoints and savepoints."""

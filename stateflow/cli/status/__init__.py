@@ -1,0 +1,1 @@
+"""The commands that show the status and the history of a job."""

@@ -1,0 +1,1 @@
+"""Commands about the tables of a job."""

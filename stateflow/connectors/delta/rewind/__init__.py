@@ -1,0 +1,1 @@
+"""Rewinds a Delta table to the version of a checkpoint, and previews what changes."""

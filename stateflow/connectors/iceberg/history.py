@@ -1,0 +1,195 @@
+"""The history of an Iceberg table: finds the snapshot of a checkpoint, and what a rewind undoes.
+
+A rewind does not set the branch back to an older snapshot: a paused driver that had read that snapshot could then
+commit. It makes a new snapshot with the content of the older one, and with that one as its parent. So snapshots form a
+tree, and what was undone is not among the ancestors of the current snapshot, as maintenance of tables expects it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from pyiceberg.io import FileIO
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Snapshot
+
+from stateflow.api.sink import OtherCommit, SinkRewind, TableChanges
+from stateflow.connectors.iceberg.tokens import before, current_token, token_of
+from stateflow.errors import SinkDiverged
+
+_HINT = "choose a newer checkpoint, or keep the table as it is and correct its rows yourself"
+_DELETE_FILES = ("added-delete-files", "removed-delete-files")
+
+
+class History:
+    """The snapshots of a table that have not expired.
+
+    Args:
+        location: name of the table, for errors.
+        metadata: of the table.
+        application: the sink.
+    """
+
+    def __init__(self, location: str, metadata: TableMetadata, application: str) -> None:
+        self._location = location
+        self._metadata = metadata
+        self._application = application
+        self._known = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+
+    @property
+    def head(self) -> Snapshot:
+        """The current snapshot. Raises SinkDiverged if the table has none, which the sink creates with the table."""
+        head = self._metadata.current_snapshot()
+        if head is None:
+            raise SinkDiverged("an Iceberg table no longer has a snapshot", hint=_HINT, table=self._location)
+        return head
+
+    def plan(self, checkpoint_id: int, io: FileIO) -> SinkRewind:
+        """Returns the effect of a rewind to `checkpoint_id`. Raises SinkDiverged if snapshots have expired.
+
+        Args:
+            io: reads the files of the table.
+        """
+        version = version_of(self.head)
+        if current_token(self._metadata, self._application) <= checkpoint_id:
+            return SinkRewind(version, None, 0, 0, ())
+        target = self._target(checkpoint_id)
+        self._check_readable(target, io)
+        undone, reaches_base = self._path(self.head, target)
+        redone, _ = self._path(target, self.head)
+        removed, returned = _rows(undone, redone) if reaches_base else (None, None)
+        others = tuple(other for s in reversed(undone) if (other := self._other(s)))
+        return SinkRewind(version, version_of(target), removed, returned, others)
+
+    def at(self, version: int) -> Snapshot:
+        """Returns the snapshot of a version. Raises SinkDiverged if it has expired, or is not the only one."""
+        found = [snapshot for snapshot in self._known.values() if version_of(snapshot) == version]
+        if len(found) != 1:
+            raise self._expired(version=version)
+        return found[0]
+
+    def changes_since(self, version: int) -> TableChanges:
+        """Returns the changes after `version`."""
+        later = list(self._later(version))
+        known = [snapshot for snapshot in later if snapshot]
+        published = any((token := token_of(s)) and token.application == self._application for s in known)
+        others = [other for snapshot in reversed(known) if (other := self._other(snapshot))]
+        if len(known) < len(later):
+            text = f"after version {version}: snapshots have expired, or were rolled back"
+            others.insert(0, OtherCommit(version + 1, frozenset(), text))
+        return TableChanges(self._location, published, tuple(others))
+
+    def _find(self, snapshot_id: int | None) -> Snapshot | None:
+        return self._known.get(snapshot_id) if snapshot_id is not None else None
+
+    def _path(self, newest: Snapshot, other: Snapshot) -> tuple[list[Snapshot], bool]:
+        """Returns the snapshots from `newest` to its newest common ancestor with `other`, and whether that is known."""
+        common = {snapshot.snapshot_id for snapshot in self._ancestors(other)}
+        path: list[Snapshot] = []
+        for snapshot in self._ancestors(newest):
+            if snapshot.snapshot_id in common:
+                return path, True
+            path.append(snapshot)
+        return path, False
+
+    def _ancestors(self, snapshot: Snapshot | None) -> Iterator[Snapshot]:
+        """Yields a snapshot and its ancestors, newest first, as far as they have not expired."""
+        while snapshot is not None:
+            yield snapshot
+            snapshot = self._find(snapshot.parent_snapshot_id)
+
+    def _later(self, version: int) -> Iterator[Snapshot | None]:
+        """Yields the snapshots that were current after `version`, newest first, and None where some are not known."""
+        snapshot: Snapshot | None = self.head
+        oldest = version_of(self.head)
+        while snapshot is not None and version_of(snapshot) > version:
+            yield snapshot
+            oldest = version_of(snapshot)
+            snapshot = self._find(before(snapshot))
+        if (snapshot is None and oldest > version + 1) or (snapshot is not None and version_of(snapshot) < version):
+            yield None
+
+    def _target(self, checkpoint_id: int) -> Snapshot:
+        """Returns the snapshot before the first one whose token is above `checkpoint_id`."""
+        own = [(s, t) for s in self._known.values() if (t := token_of(s)) and t.application == self._application]
+        crossing = [(s, t) for s, t in own if t.previous <= checkpoint_id < t.token]
+        if crossing:
+            _, token = min(crossing, key=lambda found: version_of(found[0]))
+            target = self._find(token.previous_snapshot)
+            if target is not None:
+                return self.at(version_of(target))
+        raise self._expired(checkpoint=checkpoint_id)
+
+    def _check_readable(self, target: Snapshot, io: FileIO) -> None:
+        if not io.new_input(target.manifest_list).exists():
+            raise self._expired(version=version_of(target))
+
+    def _other(self, snapshot: Snapshot) -> OtherCommit | None:
+        """Returns the commit of a snapshot if another writer made it and it changed rows."""
+        token = token_of(snapshot)
+        if token is not None and token.application == self._application:
+            return None
+        operation = snapshot.summary.operation if snapshot.summary else Operation.OVERWRITE
+        # A sink's snapshot without files only sets its token, or it is a rewind, whose parent is an older snapshot.
+        is_rewind = token is not None and token.previous_snapshot != snapshot.parent_snapshot_id
+        is_empty = token is not None and not _count(snapshot, "added-records")
+        if operation is Operation.REPLACE or (is_empty and not is_rewind):
+            return None
+        rows = (
+            None
+            if is_rewind or _has_delete_files(snapshot)
+            else _count(snapshot, "added-records") - _count(snapshot, "deleted-records")
+        )
+        application = token.application if token else ""
+        when = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC).isoformat(timespec="seconds")
+        writer = application or _text(snapshot, "engine-name") or "another writer"
+        change = "" if rows is None else f", {rows:+} rows"
+        return OtherCommit(
+            version_of(snapshot),
+            frozenset([application] if application else []),
+            f"version {version_of(snapshot)}: {operation.value} by {writer} at {when}{change}",
+            operation=operation.value,
+            rows=rows,
+        )
+
+    def _expired(self, **facts: int) -> SinkDiverged:
+        return SinkDiverged(
+            "the Iceberg table cannot be rewound: that snapshot has expired", hint=_HINT, table=self._location, **facts
+        )
+
+
+def version_of(snapshot: Snapshot) -> int:
+    """Returns the version of a table that a snapshot made: its sequence number, 0 for those of format version 1."""
+    return snapshot.sequence_number or 0
+
+
+def _rows(undone: Sequence[Snapshot], redone: Sequence[Snapshot]) -> tuple[int | None, int | None]:
+    """Returns how many rows are removed and restored; (None, None) if files mark single rows as deleted."""
+    undone, redone = _changing(undone), _changing(redone)
+    if any(map(_has_delete_files, [*undone, *redone])):
+        return None, None
+    removed = _sum(undone, "added-records") + _sum(redone, "deleted-records")
+    return removed, _sum(redone, "added-records") + _sum(undone, "deleted-records")
+
+
+def _changing(snapshots: Iterable[Snapshot]) -> list[Snapshot]:
+    """Returns the snapshots without those of compactions, which change no rows."""
+    return [s for s in snapshots if not (s.summary and s.summary.operation is Operation.REPLACE)]
+
+
+def _has_delete_files(snapshot: Snapshot) -> bool:
+    return snapshot.summary is None or any(_count(snapshot, name) for name in _DELETE_FILES)
+
+
+def _sum(snapshots: Iterable[Snapshot], name: str) -> int:
+    return sum(_count(snapshot, name) for snapshot in snapshots)
+
+
+def _count(snapshot: Snapshot, name: str) -> int:
+    text = _text(snapshot, name)
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
+
+def _text(snapshot: Snapshot, name: str) -> str:
+    return str(snapshot.summary.additional_properties.get(name, "")) if snapshot.summary else ""

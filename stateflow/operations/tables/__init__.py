@@ -1,0 +1,1 @@
+"""Maintenance of the Delta tables of a job's sinks."""

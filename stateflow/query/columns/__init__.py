@@ -1,0 +1,1 @@
+"""The state of a snapshot as Arrow record batches."""

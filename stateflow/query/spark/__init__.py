@@ -1,0 +1,1 @@
+"""State of a snapshot as Spark DataFrames."""

@@ -1,0 +1,1 @@
+"""The rows of a batch, read from the sources once more."""

@@ -1,0 +1,1 @@
+"""Runs a job without Spark, in one process."""

@@ -1,0 +1,1 @@
+"""The tables of sinks under their names in the catalog of a Spark session."""

@@ -1,0 +1,1 @@
+"""The checkpoint location of Spark's streaming query."""

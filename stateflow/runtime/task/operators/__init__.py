@@ -1,0 +1,1 @@
+"""Operators of a task: they call user functions with rows, timers and state."""

@@ -1,0 +1,1 @@
+"""Calls of an operator's function: for rows, for due timers, and at its begin and end."""

@@ -1,0 +1,1 @@
+"""Operators of joins, which get the rows of two inputs as columns."""

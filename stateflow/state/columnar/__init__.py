@@ -1,0 +1,1 @@
+"""Conversion of state values to and from Arrow columns."""

@@ -1,0 +1,1 @@
+"""State files on a host: cache, eviction and uploads."""

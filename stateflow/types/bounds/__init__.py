@@ -1,0 +1,1 @@
+"""Bounds of the memory and the time of decoding stored values."""
