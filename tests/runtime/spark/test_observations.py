@@ -206,23 +206,24 @@ def _lose_output(folders: list[str], lost: Path, batches: Iterator[pa.RecordBatc
                 path.unlink(missing_ok=True)
 
 
-def _read_again(folder: Path) -> None:
-    """Prints whether the output of a stage was lost, the rows that its job read, and the rows counted."""
+def _read_again(folder: str) -> None:
+    """Prints whether the output of a stage was lost, the number of rows that were read, and the number counted."""
+    lost = Path(folder) / "lost"
     session = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     plan = _planned({"rows": CollectionSource([], Row)}, unfiltered)
     frame = session.range(0, ROWS, 1, 3).selectExpr("'n' AS name", "id AS number")
     observed = Observations(plan, *SeenByTasks().next_attempt(session.sparkContext))
     inputs = Inputs(plan.sources, frame, counter=observed)
     manager = session._jsc.sc().env().blockManager().diskBlockManager()
-    lose = partial(_lose_output, list(manager.localDirsString()), folder / "lost")
+    lose = partial(_lose_output, list(manager.localDirsString()), lost)
     shuffled = inputs.frame(plan.sources[0]).repartition(8, "number")
     read = len(observed.collect(shuffled.mapInArrow(lose, shuffled.schema)))
-    print(json.dumps([(folder / "lost").exists(), read, observed.rows(inputs)]))
+    print(json.dumps([lost.exists(), read, observed.rows(inputs)]))
     session.stop()
 
 
 def test_rows_that_spark_reads_again_count_once(tmp_path: Path) -> None:
-    """In a process of its own: Spark holds the only executor for lost from then on, and exits ten minutes later."""
-    program = f"from pathlib import Path; from {__name__} import _read_again; _read_again(Path({str(tmp_path)!r}))"
+    """Runs in its own process: Spark then treats its only executor as lost, and exits ten minutes later."""
+    program = f"from {__name__} import _read_again; _read_again({str(tmp_path)!r})"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == [True, ROWS, ROWS]
