@@ -27,7 +27,7 @@ ARCHIVE = -XX:SharedArchiveFile=$(CURDIR)/.venv/spark.jsa -Xlog:cds=off -Xlog:cd
 # The tests start many short-lived JVMs: compiling well costs them more than it gives.
 PYTEST = $(RUN) JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC $(ARCHIVE)" bash scripts/run_tests.sh -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo broker ui test test-all scoreboard lint format golden bench reference docs requirements image-digests sbom clean
+.PHONY: help setup demo broker ui test test-all bugs scoreboard lint format golden bench reference docs requirements image-digests sbom clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -46,10 +46,11 @@ ui: setup  ## the same with Airflow's web interface
 
 # Lint first, because it is quick, but a line that is too long does not hide what the tests say: both run, both count,
 # and pytest has the last word.
-test: setup  ## lint, then the tests that are not marked slow or setup
+test: setup  ## lint, then the tests that are not marked slow or setup; PACKAGE=connectors/kafka those of a package
 	@$(MAKE) lint; lint=$$?; \
 	if [ $$lint -ne 0 ]; then echo "make test: lint failed, see above; running the tests nevertheless"; fi; \
-	$(PYTEST) -m "not slow and not setup"; tests=$$?; \
+	files=$$([ -z "$(PACKAGE)" ] || $(RUN) python scripts/affected_tests.py $(PACKAGE)) || exit 1; \
+	$(PYTEST) -m "not slow and not setup" $$files; tests=$$?; \
 	exit $$((lint || tests))
 
 test-all: setup  ## lint, then every test
@@ -57,6 +58,9 @@ test-all: setup  ## lint, then every test
 	if [ $$lint -ne 0 ]; then echo "make test-all: lint failed, see above; running the tests nevertheless"; fi; \
 	$(PYTEST); tests=$$?; \
 	exit $$((lint || tests))
+
+bugs: setup  ## plant each bug of tests/bugs in a copy, and run the tests that must find it; BUGS=NAME… only these
+	@$(RUN) JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC $(ARCHIVE)" python -m tests.bugs $(BUGS)
 
 TIER ?= half-hour
 scoreboard: setup  ## inject faults of every kind and write docs/scoreboard.md; TIER=nightly runs more rounds, ROWS=NAME,… SEED=N one round

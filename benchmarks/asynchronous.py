@@ -23,16 +23,15 @@ from unittest.mock import patch
 from benchmarks.jobs.large_state import Keys
 from benchmarks.results import write_result
 from stateflow.checkpoint.history import read_records
-from stateflow.checkpoint.log.documents import SourcePosition
-from stateflow.checkpoint.log.records import CheckpointRecord
+from stateflow.checkpoint.log.documents import CheckpointRecord, SourcePosition
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.environment import declare
 from stateflow.runtime import task_spec
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.job.job import Positions
-from stateflow.runtime.job.loader import create_or_open_job, load_job
-from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.job import Positions
+from stateflow.runtime.job_loader import create_or_open_job, load_job
+from stateflow.runtime.local_run import LocalExecutor
 from stateflow.runtime.task import store_cache
 from stateflow.storage import PosixStorage, Storage, open_storage
 

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from stateflow.checkpoint.log.documents import OperatorState
-from stateflow.checkpoint.restore.state_matching import bases_of
+from stateflow.checkpoint.restore.state_assignment import bases_of
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.canonical_file import CanonicalHeader
 from stateflow.state.backends.entry_stream import blocks_of
 from stateflow.state.backends.factory import StoreLocation, open_backend
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import CANONICAL, Base, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.storage import PosixStorage
 from stateflow.types.key_groups import range_of
 
@@ -145,7 +145,7 @@ def _cp(source: Path, target: Path) -> float:
 
 def _build(folder: Path, size: Size) -> OperatorState:
     states = [_build_subtask(folder, size, subtask) for subtask in range(size.parallelism)]
-    return OperatorState(uid="op", parallelism=size.parallelism, key_types=[], states=[], subtasks=states)
+    return OperatorState(uid="op", parallelism=size.parallelism, key_types=[], key_names=[], states=[], subtasks=states)
 
 
 def _build_subtask(folder: Path, size: Size, subtask: int) -> SubtaskState:
@@ -168,7 +168,7 @@ def _build_subtask(folder: Path, size: Size, subtask: int) -> SubtaskState:
 
     path = folder / f"canonical-{subtask}"
     with path.open("wb") as file:
-        file.writelines(canonical_file.encode(header, blocks_of(entries())))
+        file.writelines(canonical_file.encode_file(header, blocks_of(entries())))
     cache = HostCache.direct(folder / "build", PosixStorage(folder / "root"), SystemClock())
     files = cache.store([path], f"savepoint/{subtask}-")
     shutil.rmtree(folder / "build")

@@ -20,15 +20,15 @@ from benchmarks.flink_environment import set_up
 from benchmarks.large_state import JOB, Size, best, run_large_state, settings_of
 from benchmarks.processes import run_program
 from stateflow import operations
+from stateflow.checkpoint.job_requests import post
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind, SavepointFormat
-from stateflow.checkpoint.requests.mailbox import post
 from stateflow.clock import SystemClock
 from stateflow.config.settings import SavepointSettings
 from stateflow.launch import open_existing
 from stateflow.operations import JobCode, RekeyRequest, SavepointReport, SavepointRequest
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.job.job import BatchResult
-from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.job import BatchResult
+from stateflow.runtime.local_run import LocalExecutor
 from stateflow.runtime.restore.plan_execution import RestoreRequest
 from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.storage import open_storage

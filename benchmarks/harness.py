@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from benchmarks.jobs.running_mean import Event, EveryMean, Mean, RunningMean
 from stateflow.api.functions.process import KeyedFunction
-from stateflow.api.graph.nodes import Keying
+from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
-from stateflow.checkpoint.barrier.task_report import TaskReport
+from stateflow.checkpoint.barriers import TaskReport
 from stateflow.runtime.task import store_cache
-from stateflow.runtime.task.barriers import BarrierMessage
+from stateflow.runtime.task.outputs import BarrierMessage
 from stateflow.runtime.task.task import run_level
 from stateflow.runtime.task_spec import (
     BARRIER_ORDER,

@@ -17,7 +17,7 @@ from benchmarks.stores import LookUps, Stores
 from stateflow.config.state_settings import COMPACTIONS, RocksDBSettings
 from stateflow.state.backends.base import Snapshot
 from stateflow.state.backends.rocksdb.manifest import parse
-from stateflow.state.files.host_cache import remove_tree
+from stateflow.state.host_cache import remove_tree
 
 _SHARES = {"0_1": 0.001, "1": 0.01, "5": 0.05, "20": 0.2}
 _REPEATS = 3

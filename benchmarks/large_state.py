@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from stateflow.launch import RunRequest, run_job
-from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.job import BatchResult
 
 T = TypeVar("T")
 JOB = Path(__file__).parent / "jobs" / "large_state.py"

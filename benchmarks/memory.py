@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.data import write_keys
 from benchmarks.results import write_result
 from stateflow.launch import RunRequest, run_job
-from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.job import BatchResult
 
 JOB = Path(__file__).parent / "jobs" / "wide_state.py"
 MIB = 1 << 20

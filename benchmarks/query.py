@@ -33,9 +33,9 @@ from stateflow.checkpoint.log.documents import SourcePosition
 from stateflow.clock import SystemClock
 from stateflow.environment import declare
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.job.job import Positions
-from stateflow.runtime.job.loader import create_or_open_job, load_job
-from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.job import Positions
+from stateflow.runtime.job_loader import create_or_open_job, load_job
+from stateflow.runtime.local_run import LocalExecutor
 from stateflow.runtime.task import store_cache
 from stateflow.storage import open_storage
 

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from stateflow import QueryableStateClient
 from stateflow.clock import SystemClock
-from stateflow.serving.answers import Format
+from stateflow.serving.lookups import Format
 from stateflow.serving.registry import Registry
 from stateflow.storage import open_storage
 

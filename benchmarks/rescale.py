@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from stateflow.checkpoint.log.documents import OperatorState
-from stateflow.checkpoint.restore.state_matching import bases_of
+from stateflow.checkpoint.restore.state_assignment import bases_of
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.storage import PosixStorage
 from stateflow.types.key_groups import range_of
 
@@ -122,7 +122,7 @@ def _open(work: _Opening) -> tuple[float, float, int]:
 
 def _build(root: Path, scratch: Path, size: Size) -> OperatorState:
     states = [_build_subtask(root, scratch, size, subtask) for subtask in range(size.parallelism)]
-    return OperatorState(uid="op", parallelism=size.parallelism, key_types=[], states=[], subtasks=states)
+    return OperatorState(uid="op", parallelism=size.parallelism, key_types=[], key_names=[], states=[], subtasks=states)
 
 
 def _build_subtask(root: Path, scratch: Path, size: Size, subtask: int) -> SubtaskState:

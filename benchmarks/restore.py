@@ -2,8 +2,7 @@
 
 Stores are opened from the host's cache, and from a storage on another file system, which is compared with a plain copy
 of the same files with hashing. A host checks a store that it has not written before it opens it: what that costs is the
-difference to the restore on a host that remembers the check. The part of the child processes, which open the stores
-first, is measured alone as well.
+difference to the restore on a host that remembers the check.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ from pathlib import Path
 from benchmarks import killed_driver
 from benchmarks.results import write_result
 from benchmarks.stores import SUBTASKS, Stores
-from stateflow.clock import SystemClock
-from stateflow.state.backends.rocksdb.check import complete_store, probe
-from stateflow.state.backends.rocksdb.manifest import parse
-from stateflow.state.files.host_cache import FETCHERS, HostCache, remove_tree
+from stateflow.state.host_cache import FETCHERS, remove_tree
 
 _CHUNK = 1 << 20
 
@@ -62,17 +58,14 @@ def _stores(folder: Path, storage: Path, size: Size) -> dict[str, float]:
     stores.checkpoint()
     stores.close()
     files = {storage / file.handle.key for taken in stores.taken for file in taken.files}
-    local, fetched, copied, alone, children = [], [], [], [], []
-    for subtask in range(SUBTASKS):
-        _complete_store(stores, subtask, folder / "complete")
+    local, fetched, copied, alone = [], [], [], []
     checks = _Checks(stores, folder / "another-host")
     for turn in range(size.repeats):
         local.append(_timed(lambda: _open(stores, "host")))
         fetched.append(checks.compare(turn))
-        children.append(_timed(lambda: _open_in_children(stores, folder / "complete")))
         copied.append(_copied(files, folder / "copy", FETCHERS))
         alone.append(_copied(files, folder / "copy", 1))
-    fetch, copy, child = map(statistics.median, (fetched, copied, children))
+    fetch, copy = map(statistics.median, (fetched, copied))
     return {
         "local_s": round(statistics.median(local), 3),
         "storage_s": round(fetch, 3),
@@ -80,8 +73,6 @@ def _stores(folder: Path, storage: Path, size: Size) -> dict[str, float]:
         "copy_by_one_thread_s": round(statistics.median(alone), 3),
         "fetch_speed_vs_copy": round(copy / fetch, 4),
         **checks.figures(),
-        "check_child_s": round(child, 3),
-        "check_child_share": round(child / checks.restore_seconds(), 3),
         "bytes": sum(file.stat().st_size for file in files),
         "files": len(files),
     }
@@ -91,24 +82,6 @@ def _open(stores: Stores, host: str) -> None:
     """One store after the other, as on one core."""
     for store in [stores.open(n, host) for n in range(SUBTASKS)]:
         store.close()
-
-
-def _complete_store(stores: Stores, subtask: int, folder: Path) -> None:
-    """Creates the folder of a store, with all its files."""
-    taken = stores.taken[subtask]
-    target = folder / str(subtask)
-    target.mkdir(parents=True)
-    cache = HostCache.direct(folder / "cache", stores.storage, SystemClock())
-    files = {file.local_name: file for file in taken.files}
-    cache.link_all({target / name: file for name, file in files.items()})
-    complete_store(target, cache, parse(taken.store_manifest, "store"), files)
-
-
-def _open_in_children(stores: Stores, folder: Path) -> None:
-    """Opens each store in a child process, as a check does after it has followed the data files."""
-    for subtask, taken in enumerate(stores.taken):
-        reason = probe(folder / str(subtask), sum(file.size for file in taken.files))
-        assert not reason, reason
 
 
 @dataclass(frozen=True)
@@ -152,10 +125,6 @@ class _Checks:
         before = _cpu_seconds()
         wall = _timed(lambda: _open(self._stores, self._host.name))
         return _Cost(wall, _cpu_seconds() - before)
-
-    def restore_seconds(self) -> float:
-        """Median seconds of a restore without a check."""
-        return statistics.median(known.wall for _, known in self._costs)
 
     def figures(self) -> dict[str, float]:
         """Medians of the seconds of a check, and their share of the whole restore without it."""

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.results import write_result
-from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.checkpoint_log import Appended, Head
 from stateflow.checkpoint.log.documents import Manifest
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.entry_lists import RetentionLimits
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.manifest_files import write_manifest
-from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.checkpoint.log.transitions import Commit
 from stateflow.clock import SystemClock

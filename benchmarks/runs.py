@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stateflow.launch import RunRequest, RunResult, run_job
-from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.job import BatchResult
 
 JOB = Path(__file__).parent / "jobs" / "running_mean.py"
 

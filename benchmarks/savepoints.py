@@ -14,14 +14,14 @@ from benchmarks import canonical
 from benchmarks.large_state import FULL, JOB, REPEATS, Size, best, run_large_state, settings_of, timed
 from benchmarks.results import write_result
 from stateflow import operations
+from stateflow.checkpoint.job_requests import post
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
-from stateflow.checkpoint.requests.mailbox import post
 from stateflow.clock import SystemClock
 from stateflow.launch import open_existing
 from stateflow.operations import JobCode, SavepointRequest
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.job.job import BatchResult
-from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.job import BatchResult
+from stateflow.runtime.local_run import LocalExecutor
 from stateflow.runtime.restore.plan_execution import RestoreRequest
 from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.runtime.task import store_cache

@@ -18,7 +18,7 @@ import msgspec
 from benchmarks.memory import MIB, workers
 from stateflow.launch import RunRequest, run_job
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.job import BatchResult
 
 JOB = Path(__file__).parent / "jobs" / "soak.py"
 

@@ -24,17 +24,17 @@ from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
-from stateflow.query.columns.keyed_table import KeyedTable
+from stateflow.query.state_table import KeyedTable
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.backends.factory import StoreLocation, read_blocks, read_entries
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.columnar.column_serializer import ColumnSerializer
-from stateflow.state.columnar.key_encoding import encode_keys
-from stateflow.state.files.host_cache import HostCache
+from stateflow.state.column_serializer import ColumnSerializer
 from stateflow.state.handles import CANONICAL, Base, StateFile, StateSchema, SubtaskState
+from stateflow.state.host_cache import HostCache
+from stateflow.state.key_columns import encode_keys
 from stateflow.state.kinds.key_context import VOID_NAMESPACE, state_id
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema import type_schema
 from stateflow.storage import PosixStorage
 from stateflow.types.key_groups import KeyGroupRange
 
@@ -172,7 +172,7 @@ def _canonical(folder: Path, native: _Stored) -> _Stored:
         states=operator.states,
     )
     blocks = read_blocks(native.location(folder), Base.of(subtask))
-    handle = write_bytes(native.storage, "data/canonical", b"".join(canonical_file.encode(header, blocks)))
+    handle = write_bytes(native.storage, "data/canonical", b"".join(canonical_file.encode_file(header, blocks)))
     files = [StateFile(handle=handle, local_name="entries")]
     changed = SubtaskState(
         subtask=0,

@@ -21,9 +21,10 @@ from stateflow.config.state_settings import RocksDBSettings
 from stateflow.query.snapshot import Snapshot
 from stateflow.state.backends.entry_stream import blocks_of, first_key
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, StateSchema, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.state.kinds.key_context import state_id
+from stateflow.state.schema import type_schema
 from stateflow.storage import PosixStorage
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import range_of
@@ -143,9 +144,9 @@ def _slices(keys: list[bytes]) -> Iterator[list[bytes]]:
 
 def _snapshot(storage: PosixStorage, states: Iterable[SubtaskState], checkpoint_id: int) -> Snapshot:
     subtasks = list(states)
-    schema = StateSchema(name=_STATE, kind="value", value_type="bytes")
+    schema = StateSchema(name=_STATE, kind="value", value_type="bytes", type=type_schema(bytes))
     operator = OperatorState(
-        uid="op", parallelism=len(subtasks), key_types=["string"], states=[schema], subtasks=subtasks
+        uid="op", parallelism=len(subtasks), key_types=["string"], key_names=["key"], states=[schema], subtasks=subtasks
     )
     manifest = Manifest(job_uuid="u", generation=1, ordinal=1, operators=[operator], sources=[])
     return Snapshot(storage, manifest, "job", "u", M, checkpoint_id)

@@ -16,8 +16,8 @@ from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.state.backends.base import Snapshot
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.files.host_cache import HostCache, remove_tree
 from stateflow.state.handles import Base, SubtaskState
+from stateflow.state.host_cache import HostCache, remove_tree
 from stateflow.storage import PosixStorage
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import range_of

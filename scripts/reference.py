@@ -62,7 +62,6 @@ def _command(command: click.Command, context: click.Context) -> str:
 KINDS = {
     "bool": "true or false",
     "int": "whole number",
-    "float": "number",
     "str": "text",
     "Choice": "text",
     "EndCondition": "text, duration or time of day",

@@ -2,14 +2,22 @@
 
 ``python scripts/structure.py [--worst N]`` prints one line per measure with its limit, and ends with 1 when one is
 exceeded. With ``--worst`` it lists the N worst places of each.
+
+``python scripts/structure.py --record FILE [--repository PATH]`` writes the figures of a checkout, its walks included,
+and ``--compare FILE FILE`` prints two such files as one table.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import json
+import os
 import re
+import statistics
+import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +73,7 @@ def read_modules(repository: Path) -> list[Module]:
     return found
 
 
-def measures(modules: Sequence[Module]) -> list[Measure]:
+def measures(modules: Sequence[Module], repository: Path) -> list[Measure]:
     """Returns all measures in the order in which they are printed."""
     definitions = [each for module in modules for each in _definitions(module)]
     functions = [(place, node) for place, node in definitions if not isinstance(node, ast.ClassDef)]
@@ -74,6 +82,7 @@ def measures(modules: Sequence[Module]) -> list[Measure]:
         Measure("import cycles", len(cycles), 0, [" -> ".join(cycle) for cycle in cycles]),
         _largest("lines of a function", 50, {place: _length(node) for place, node in functions}),
         _largest("positional parameters of a function", 5, dict(_positional_parameters(functions))),
+        _single_importers(modules, repository),
         _number("public definitions without docstring", 0, _undocumented(modules)),
         _number("fmt: skip", 0, _matches(modules, r"#\s*fmt:\s*(skip|off)")),
         _number("type: ignore", 10, _matches(modules, r"#\s*type:\s*ignore")),
@@ -115,6 +124,74 @@ def import_cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
         if node not in index:
             visit(node)
     return found
+
+
+def single_importers(modules: Sequence[Module], repository: Path) -> dict[str, str]:
+    """Returns the modules that only one module imports, and that one of their own folder.
+
+    A list of modules does not count as their importer: a package's `__init__`, and the list of commands. A program that
+    another process runs, and a module of the reference, have other users as well.
+    """
+    importers: dict[str, set[str]] = {}
+    for importer, imported in import_graph(modules).items():
+        for name in imported:
+            importers.setdefault(name, set()).add(importer)
+    paths = {module.name: module.path for module in modules}
+    only = {name: found.copy().pop() for name, found in importers.items() if len(found) == 1}
+    lists = {name for name, path in paths.items() if _is_package(path)} | {"stateflow.cli.main"}
+    next_door = {name: one for name, one in only.items() if paths[name].parent == paths[one].parent}
+    programs = {module.name for module in modules if '__name__ == "__main__"' in module.text}
+    reference = "\n".join(page.read_text() for page in sorted((repository / "docs/reference/api").glob("*.md")))
+    documented = {name for name in next_door if re.search(rf"^::: {name}\b", reference, re.MULTILINE)}
+    return {n: one for n, one in next_door.items() if one not in lists and n not in lists | programs | documented}
+
+
+def _is_package(path: Path) -> bool:
+    return path.name == "__init__.py"
+
+
+def _single_importers(modules: Sequence[Module], repository: Path) -> Measure:
+    """Their share of all modules; such a module belongs into its importer."""
+    found = single_importers(modules, repository)
+    number = sum(not _is_package(module.path) for module in modules)
+    places = [f"{name}, imported by {one}" for name, one in sorted(found.items())]
+    return Measure("% of modules with one importer, next door", -(-100 * len(found) // number), 5, places)
+
+
+def figures(repository: Path) -> dict[str, float]:
+    """Returns the figures of a checkout by their titles."""
+    modules = read_modules(repository)
+    files = [len(module.text.splitlines()) for module in modules]
+    functions = [_length(node) for m in modules for _, node in _definitions(m) if not isinstance(node, ast.ClassDef)]
+    tests = [len(path.read_text().splitlines()) for path in (repository / "tests").rglob("*.py")]
+    contracts = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    found: dict[str, float] = {
+        "files": len(files),
+        "folders": len({module.path.parent for module in modules}),
+        "lines of code": sum(files),
+        "lines of a file, median": statistics.median(files),
+        "lines of a file, p90": statistics.quantiles(files, n=10)[8],
+        "lines of a function, median": statistics.median(functions),
+        "lines of a function, p90": statistics.quantiles(functions, n=10)[8],
+        "modules with one importer, in its folder": len(single_importers(modules, repository)),
+        "import contracts": len(contracts),
+        "lines of pyproject.toml": len((repository / "pyproject.toml").read_text().splitlines()),
+        "test files": len(tests),
+        "lines of tests": sum(tests),
+    }
+    program = [sys.executable, str(Path(__file__).with_name("walks.py"))]
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    walks = json.loads(subprocess.run(program, env=environment, stdout=subprocess.PIPE, check=True).stdout)
+    for title, walk in walks.items():
+        for unit in ("files", "folders", "calls"):
+            found[f"{title}: {unit}"] = walk[unit]
+    return found
+
+
+def table(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    """Returns two recorded sets of figures as a table."""
+    lines = ["| | before | after |", "|---|---:|---:|"]
+    return "\n".join(lines + [f"| {title} | {before.get(title, '')} | {after[title]} |" for title in after])
 
 
 def _imported(module: Module, names: set[str]) -> Iterator[str]:
@@ -192,13 +269,26 @@ def main(arguments: Sequence[str]) -> int:
     """Prints the measures and long modules; returns 1 when a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worst", type=int, default=0, metavar="N")
+    parser.add_argument("--repository", type=Path, default=Path(__file__).parents[1], metavar="PATH")
+    parser.add_argument("--record", type=Path, metavar="FILE")
+    parser.add_argument("--compare", type=Path, nargs=2, metavar="FILE")
     given = parser.parse_args(arguments)
-    modules = read_modules(Path(__file__).parents[1])
-    found = measures(modules)
+    if given.compare:
+        print(table(*[json.loads(file.read_text()) for file in given.compare]))
+        return 0
+    if given.record:
+        given.record.write_text(json.dumps(figures(given.repository), indent=2) + "\n")
+        return 0
+    return _check(given.repository, given.worst)
+
+
+def _check(repository: Path, worst: int) -> int:
+    modules = read_modules(repository)
+    found = measures(modules, repository)
     for each in found:
         mark = "" if each.value <= each.limit else f"  above the limit in {len(each.places)} places"
-        print(f"{each.title:<40}{each.value:>6} of {each.limit}{mark}")
-        for place in each.places[: given.worst]:
+        print(f"{each.title:<42}{each.value:>6} of {each.limit}{mark}")
+        for place in each.places[:worst]:
             print(f"    {place}")
     for module in modules:
         if (lines := len(module.text.splitlines())) > LONG_MODULE:

@@ -92,22 +92,20 @@ from stateflow.types.time_window import TimeWindow
 from stateflow.types.ttl_config import StateTtlConfig, Time
 
 if TYPE_CHECKING:
-    from stateflow.bootstrap.encoding.frames import KeyedStateFrame
-    from stateflow.bootstrap.spark_checkpoint.checkpoint import SparkCheckpoint
+    from stateflow.bootstrap.frames import KeyedStateFrame
+    from stateflow.bootstrap.spark_checkpoint import SparkCheckpoint
     from stateflow.bootstrap.writer import SavepointWriter
     from stateflow.compare.snapshots import diff
-    from stateflow.connectors.columns.column_policy import ColumnPolicy
+    from stateflow.connectors.column_policy import ColumnPolicy
     from stateflow.connectors.delta.sink import DeltaSink
     from stateflow.connectors.delta.source import DeltaSource
     from stateflow.connectors.files.sink import FileSink
     from stateflow.connectors.files.source import FileSource
     from stateflow.connectors.foreach_batch import ForeachBatchSink
     from stateflow.connectors.iceberg.sink import IcebergSink
-    from stateflow.connectors.kafka.avro.avro_format import AvroFormat
-    from stateflow.connectors.kafka.avro.schema_registry import SchemaRegistry
-    from stateflow.connectors.kafka.columns import KafkaHeader
-    from stateflow.connectors.kafka.formats import Json, Raw
-    from stateflow.connectors.kafka.security import KafkaSecurity
+    from stateflow.connectors.kafka.avro import AvroFormat, SchemaRegistry
+    from stateflow.connectors.kafka.client import KafkaSecurity
+    from stateflow.connectors.kafka.formats import Json, KafkaHeader, Raw
     from stateflow.connectors.kafka.sink import KafkaSink
     from stateflow.connectors.kafka.source import KafkaSource
     from stateflow.connectors.partitioned.positions import Split
@@ -115,17 +113,17 @@ if TYPE_CHECKING:
     from stateflow.connectors.partitioned.split_rows import BadRow
     from stateflow.connectors.postgres.sink import PostgresSink
     from stateflow.connectors.spark import SparkSource
-    from stateflow.query.columns.reader import read_state
+    from stateflow.query.data_source import register_spark_reader
     from stateflow.query.metadata import read_metadata
-    from stateflow.query.spark.data_source import register_spark_reader
+    from stateflow.query.reader import read_state
     from stateflow.replay.replay_batch import replay_batch
     from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
 
 _LAZY = {
     "AsyncQueryableStateClient": "stateflow.serving.client",
-    "AvroFormat": "stateflow.connectors.kafka.avro.avro_format",
+    "AvroFormat": "stateflow.connectors.kafka.avro",
     "BadRow": "stateflow.connectors.partitioned.split_rows",
-    "ColumnPolicy": "stateflow.connectors.columns.column_policy",
+    "ColumnPolicy": "stateflow.connectors.column_policy",
     "DeltaSink": "stateflow.connectors.delta.sink",
     "DeltaSource": "stateflow.connectors.delta.source",
     "FileSink": "stateflow.connectors.files.sink",
@@ -133,24 +131,24 @@ _LAZY = {
     "ForeachBatchSink": "stateflow.connectors.foreach_batch",
     "IcebergSink": "stateflow.connectors.iceberg.sink",
     "Json": "stateflow.connectors.kafka.formats",
-    "KafkaHeader": "stateflow.connectors.kafka.columns",
-    "KafkaSecurity": "stateflow.connectors.kafka.security",
+    "KafkaHeader": "stateflow.connectors.kafka.formats",
+    "KafkaSecurity": "stateflow.connectors.kafka.client",
     "KafkaSink": "stateflow.connectors.kafka.sink",
     "KafkaSource": "stateflow.connectors.kafka.source",
-    "KeyedStateFrame": "stateflow.bootstrap.encoding.frames",
+    "KeyedStateFrame": "stateflow.bootstrap.frames",
     "PartitionedSource": "stateflow.connectors.partitioned.source",
     "PostgresSink": "stateflow.connectors.postgres.sink",
     "QueryableStateClient": "stateflow.serving.client",
     "Raw": "stateflow.connectors.kafka.formats",
     "SavepointWriter": "stateflow.bootstrap.writer",
-    "SchemaRegistry": "stateflow.connectors.kafka.avro.schema_registry",
-    "SparkCheckpoint": "stateflow.bootstrap.spark_checkpoint.checkpoint",
+    "SchemaRegistry": "stateflow.connectors.kafka.avro",
+    "SparkCheckpoint": "stateflow.bootstrap.spark_checkpoint",
     "Split": "stateflow.connectors.partitioned.positions",
     "SparkSource": "stateflow.connectors.spark",
     "read_metadata": "stateflow.query.metadata",
-    "read_state": "stateflow.query.columns.reader",
+    "read_state": "stateflow.query.reader",
     "diff": "stateflow.compare.snapshots",
-    "register_spark_reader": "stateflow.query.spark.data_source",
+    "register_spark_reader": "stateflow.query.data_source",
     "replay_batch": "stateflow.replay.replay_batch",
 }
 

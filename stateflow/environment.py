@@ -9,23 +9,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from stateflow.api.collection import CollectionSource
-from stateflow.api.graph.job_graph import Graph
+from stateflow.api.graph import Graph
 from stateflow.api.sink import Sink
-from stateflow.api.source import LocalSource, Source
+from stateflow.api.source import CollectionSource, LocalSource, Source
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.connected_streams import BroadcastStream
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.config.settings import Settings
 from stateflow.config.sources import SettingsLayer, resolve
 from stateflow.errors import EnvironmentUnsupported, JobDefinitionError, StateflowError
-from stateflow.ids import check_name
-from stateflow.runtime.user_code import innermost, naming_job_line
+from stateflow.helpers import check_name
+from stateflow.runtime.user_code import add_job_line, find_user_line
 from stateflow.types.key_groups import check_max_parallelism
 
 if TYPE_CHECKING:
     from stateflow.api.joins.lookup_join import ReadTable
-    from stateflow.api.sql.catalog import SqlCatalog
+    from stateflow.api.sql.queries import SqlCatalog
 
 Build = Callable[["StreamExecutionEnvironment"], object]
 R = TypeVar("R")
@@ -56,7 +55,7 @@ class StreamExecutionEnvironment:
         """
         if not isinstance(source, Source | LocalSource):
             raise JobDefinitionError(
-                "from_source needs a source", hint="such as FileSource(path, schema=Row)", given=repr(source), uid=uid
+                "from_source needs a Source", hint="such as FileSource(path, schema=Row)", given=repr(source), uid=uid
             )
         return DataStream.made_by(self.graph, self.graph.add_source(uid, source))
 
@@ -102,7 +101,7 @@ class StreamExecutionEnvironment:
             stream: with event time if windows or other clauses of the queries need it.
 
         Raises:
-            JobDefinitionError: `stream` is no stream, or a table, view or sink has this name.
+            JobDefinitionError: `stream` is not a stream, or a table, view or sink has this name.
             EnvironmentUnsupported: the package sqlglot is not installed.
         """
         self._sql.register_table(name, stream)
@@ -147,7 +146,7 @@ class StreamExecutionEnvironment:
                 column.
             EnvironmentUnsupported: the package sqlglot is not installed.
         """
-        from stateflow.api.sql.planning.plan import LateRows
+        from stateflow.api.sql.plan import LateRows
 
         self._sql.execute(text, LateRows(allowed_lateness, late_rows))
 
@@ -164,7 +163,7 @@ class StreamExecutionEnvironment:
         Raises:
             JobDefinitionError, EnvironmentUnsupported: as `sql`.
         """
-        from stateflow.api.sql.planning.plan import LateRows
+        from stateflow.api.sql.plan import LateRows
 
         return self._sql.query(text, uid, LateRows(allowed_lateness, late_rows))
 
@@ -176,7 +175,7 @@ class StreamExecutionEnvironment:
                 raise EnvironmentUnsupported(
                     "the package sqlglot for SQL statements is missing", hint="install stateflow[sql]"
                 )
-            from stateflow.api.sql.catalog import SqlCatalog
+            from stateflow.api.sql.queries import SqlCatalog
 
             self._catalog = SqlCatalog()
         return self._catalog
@@ -223,7 +222,7 @@ class StreamExecutionEnvironment:
         """
         if not isinstance(backend, StateBackend):
             raise JobDefinitionError(
-                "not a state backend",
+                "set_state_backend needs a state backend of stateflow",
                 hint="use MemoryStateBackend(), FsStateBackend() or RocksDBStateBackend() from stateflow",
                 given=repr(backend),
             )
@@ -248,14 +247,14 @@ def declare(build: Build, name: str, layers: tuple[SettingsLayer, ...]) -> tuple
             "build must take the environment", hint="define def build(env)", found=f"build{inspect.signature(build)}"
         )
     try:
-        with naming_job_line():
+        with add_job_line():
             build(env)
     except StateflowError:
         raise
     # A job file that ends the process would choose the exit code, such as the one of a fenced run.
     except (Exception, SystemExit) as e:
         raise JobDefinitionError(
-            f"build raised {type(e).__name__}: {e}", hint="fix the job file", where=innermost(e)
+            f"build raised {type(e).__name__}: {e}", hint="fix the job file", where=find_user_line(e)
         ) from e
     settings = resolve({"name": name}, env.defaults, *layers)
     check_name("the job's name", settings.name)

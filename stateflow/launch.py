@@ -5,33 +5,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
-from stateflow.api.graph.job_graph import Graph
+from stateflow.api.graph import Graph
 from stateflow.api.source import LocalSource, Source
 from stateflow.checkpoint.history import record_failed_start
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.clock import Clock, SystemClock
+from stateflow.clock import SystemClock
 from stateflow.config.settings import Settings
 from stateflow.config.sources import SettingsLayer, resolve
 from stateflow.environment import StreamExecutionEnvironment, declare
 from stateflow.errors import Fenced, InternalError, StateflowError, StorageError, WrongJobRoot
-from stateflow.observability.exporters import telemetry
+from stateflow.helpers import call_periodically
 from stateflow.observability.logging import log_event
-from stateflow.observability.metrics import Recorder
-from stateflow.periodic_call import call_periodically
+from stateflow.observability.metrics import Recorder, telemetry
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.take_over import active_generation, end_active_run
 from stateflow.runtime.driver.termination import RunBounds
 from stateflow.runtime.executor import Executor
-from stateflow.runtime.idle import need_without_job
-from stateflow.runtime.job.job import BatchResult, Job, RunTotals
-from stateflow.runtime.job.loader import create_or_open_job, load_job, open_job
-from stateflow.runtime.job.modules import job_modules
-from stateflow.runtime.local.executor import LocalExecutor
-from stateflow.runtime.local.run_loop import run_local
+from stateflow.runtime.idle import find_idle, need_without_job
+from stateflow.runtime.job import BatchResult, HotKey, Job, RunTotals
+from stateflow.runtime.job_loader import create_or_open_job, job_modules, load_job, open_job
+from stateflow.runtime.local_run import LocalExecutor, run_local
 from stateflow.runtime.planning.explain import JobExplanation, explain_job
 from stateflow.runtime.planning.physical_plan import has_transform
 from stateflow.runtime.preflight import (
@@ -47,12 +44,93 @@ from stateflow.runtime.preflight import (
 )
 from stateflow.runtime.restart_strategy import restart_strategy, with_restarts
 from stateflow.runtime.restore.new_job_root import InitialSavepoint, NewJobRoot, create_job_root
-from stateflow.runtime.run_result import RunResult as RunResult
-from stateflow.runtime.run_result import idle_result
-from stateflow.runtime.watermarks import waiting_for_others
-from stateflow.storage import Storage, open_storage
+from stateflow.runtime.watermarks import Waiting, waiting_for_others
+from stateflow.storage import open_storage
+
+IDLE = "idle"
+"""`RunResult.stopped_because` of a start that had nothing to do."""
+
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The outcome of a launch: the sums over its first run and its restarts.
+
+    Attributes:
+        generation: generation of the last run.
+        started_from: checkpoint that the run continued from; 0 for a new job or one that began with a savepoint.
+        started_at: the same as text, such as ``savepoint before-upgrade (checkpoint 7)``.
+        batches, rows_in, rows_out: sums over all runs; rows out by uid of the sink.
+        offsets: positions of the sources at the end, by uid.
+        stopped_because: which end condition was met.
+        duration_s: wall-clock seconds.
+        restarts: number of restarts by the restart strategy.
+        quarantined_count: number of corrupt input files that the run skipped.
+        quarantined: the newest of them, each with ``source``, ``file`` and ``error``.
+        late_rows_dropped: number of rows that operators dropped because they were too late.
+        hot_keys: of each join that has compared millions of pairs of rows of one key in a batch, the key with most;
+            see `HotKey`.
+        waiting: rows that wait for rows of other sources, by operator and input; see `Waiting`.
+        idle: whether there was nothing to do, so that Spark was not started and the job root was not changed. Then
+            `generation` is that of the last run.
+    """
+
+    job: str
+    job_uuid: str
+    generation: int
+    started_from: int
+    started_at: str
+    checkpoint_id: int
+    batches: int
+    rows_in: int
+    rows_out: dict[str, int]
+    offsets: dict[str, str]
+    stopped_because: str
+    duration_s: float
+    restarts: int = 0
+    quarantined_count: int = 0
+    quarantined: list[dict[str, str]] = field(default_factory=list)
+    late_rows_dropped: int = 0
+    hot_keys: tuple[HotKey, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+    idle: bool = False
+
+
+def idle_result(start: StartContext, began: float) -> RunResult | None:
+    """Returns the result of an idle start, and counts it; None for any other start.
+
+    Args:
+        began: when the launch began, by the monotonic clock.
+    """
+    if not start.on_spark:
+        return None
+    found = find_idle(start)
+    if isinstance(found, str):
+        log_event(_log, logging.INFO, "not_idle", text=f"Spark is needed: {found}", reason=found)
+        return None
+    with telemetry(start.settings.telemetry, start.settings.name) as recorder:
+        recorder.count("num_idle_starts")
+    head, root = found.head, found.job.root
+    manifest = root.checkpoints.manifest_at(head)
+    return RunResult(
+        job=root.job.job,
+        job_uuid=root.job.job_uuid,
+        generation=head.entry.generation,
+        started_from=head.checkpoint_id,
+        started_at=head.checkpoint_label,
+        checkpoint_id=head.checkpoint_id,
+        batches=0,
+        rows_in=0,
+        rows_out={},
+        offsets={position.uid: position.offset for position in head.entry.sources},
+        stopped_because=IDLE,
+        duration_s=round(start.clock.monotonic() - began, 3),
+        waiting=waiting_for_others(manifest.waiting if manifest else ()),
+        idle=True,
+    )
+
 
 _STARTING_REPORT_INTERVAL = timedelta(seconds=15)
 """How often a run that is starting Spark reports that it still does."""
@@ -60,7 +138,7 @@ _STARTING_REPORT_INTERVAL = timedelta(seconds=15)
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What to run, and callbacks that report its progress.
+    """The job to run, and callbacks that report its progress.
 
     Attributes:
         layers: settings from a file and from the command line; later ones win.
@@ -90,7 +168,7 @@ class Findings:
     Attributes:
         refusals: every error that a run would fail with at its start.
         warnings: likely mistakes that do not prevent a run.
-        unchecked: what was not checked.
+        unchecked: descriptions of omitted checks.
     """
 
     refusals: tuple[StateflowError, ...]
@@ -122,7 +200,7 @@ class PreparedJob:
         """Runs the start checks and collects every refusal; changes nothing.
 
         Args:
-            needs: what the checks may access.
+            needs: the resources that the checks may access.
             with_spark: start Spark for the checks that need it, unless another check has refused the run.
         """
         found = tuple(start_errors(self.start, needs))
@@ -228,7 +306,7 @@ def _run_job(request: RunRequest) -> RunResult:
     # Spark takes long to start, so a run on Spark first makes the checks that the claim makes again.
     check_start(start, [Needs.NOTHING, Needs.ROOT] if start.on_spark else [Needs.NOTHING])
     with telemetry(start.settings.telemetry, start.settings.name) as recorder:
-        runs = _Runs(start, _Services(start.storage, clock, recorder), request)
+        runs = _Runs(start, request, recorder)
         run_once = _run_on_spark(runs) if start.on_spark else _run_locally(runs)
         reached = with_restarts(run_once, restart_strategy(start.settings.restart, clock.random), clock)
         return runs.result(reached, clock.monotonic() - began)
@@ -278,23 +356,14 @@ def start_spark(start: StartContext) -> tuple[StartContext, dict[str, Source]]:
     return with_session(start, spark, list(sources.values())), sources
 
 
-@dataclass(frozen=True)
-class _Services:
-    """Storage, clock and metrics of a run."""
-
-    storage: Storage
-    clock: Clock
-    recorder: Recorder
-
-
 class _Runs:
-    """The runs of a launch: the first one and its restarts, with their shared services and the sums over all."""
+    """The runs of a launch: the first one and its restarts, with their shared metrics and the sums over all."""
 
-    def __init__(self, start: StartContext, services: _Services, request: RunRequest) -> None:
+    def __init__(self, start: StartContext, request: RunRequest, recorder: Recorder) -> None:
         self.planned = start
         self.request = request
-        self.bounds = RunBounds(start.settings.run, services.clock)
-        self._services = services
+        self.bounds = RunBounds(start.settings.run, start.clock)
+        self._recorder = recorder
         self._totals = RunTotals()
         self._started_from: tuple[int, str] | None = None
         self._restarts = 0
@@ -306,25 +375,22 @@ class _Runs:
         Args:
             number: 0 for the first run, then the number of the restart.
         """
-        request, services = self.request, self._services
+        request, start = self.request, self.planned
+        assert start.storage is not None
         self._restarts = number
         request.on_step("restoring the newest checkpoint")
         job = create_or_open_job(
-            self.planned.graph,
-            self.planned.settings,
-            services.storage,
-            services.clock,
-            shares_tables=request.shares_tables,
+            start.graph, start.settings, start.storage, start.clock, shares_tables=request.shares_tables
         )
-        if number == 0 and (timeout := self.planned.settings.run.take_over) is not None:
+        if number == 0 and (timeout := start.settings.run.take_over) is not None:
             if active_generation(job.root):
                 request.on_step("preparing the first batch")
                 executor.warm_up(job.plan)
             request.on_step("waiting for the active run to end with a checkpoint")
             end_active_run(job.root, timeout, request.note)
-        self._run = run = JobRun(replace(job, recorder=services.recorder), executor, self._totals)
+        self._run = run = JobRun(replace(job, recorder=self._recorder), executor, self._totals)
         if number:
-            services.recorder.count("num_restarts")
+            self._recorder.count("num_restarts")
         run.start(f"{request.note}; restart {number}".removeprefix("; ") if number else request.note)
         if self._started_from is None:
             self._started_from = run.restored.checkpoint_id, run.start_label
@@ -344,7 +410,7 @@ class _Runs:
 
     def start_spark(self) -> tuple[StartContext, dict[str, Source]]:
         """Starts Spark as `start_spark` does, makes the checks that need it, and reports the progress."""
-        report, now = self.request.on_step, self._services.clock.monotonic
+        report, now = self.request.on_step, self.planned.clock.monotonic
         began = now()
         report("starting Spark")
         with call_periodically(

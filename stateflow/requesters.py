@@ -1,7 +1,6 @@
 """The requester of an action, and the source of the requester's name: the field `by` of records and requests.
 
-The text begins with the source of the name. A text without one is of an older version, which stored a name as it was
-given, so that it counts as a claim.
+The text begins with the source of the name. A text without one was not written by stateflow: it counts as a claim.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Requester:
     Attributes:
         name: the name, or the account.
         source: where the name comes from.
-        account: for a claim, the account of the process that made it; empty in records of older versions.
+        account: for a claim, the account of the process that made it; empty if it is not known.
     """
 
     name: str

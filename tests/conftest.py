@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from syrupy.assertion import SnapshotAssertion
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.servers.running import CANARY, JDBC_JARS, files_with
 from tests.support.distribution import files_and_long_tests, is_distributed_alone
+from tests.support.durations import Durations
 from tests.support.screens import ScreenFile
 
 if TYPE_CHECKING:
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
 pytest.register_assert_rewrite(
     "stateflow.testing.conformance.storage",
     "stateflow.testing.conformance.state_backend",
-    "stateflow.testing.conformance.operator_subtasks",
     "stateflow.testing.conformance.sink",
-    "stateflow.testing.conformance.sink_rewind",
     "stateflow.testing.conformance.sink_table",
 )
 
@@ -39,6 +38,8 @@ settings.register_profile(
     "ci", _ANY_SPEED, max_examples=60, stateful_step_count=15, derandomize=True, report_multiple_bugs=False
 )
 settings.register_profile("nightly", _ANY_SPEED, max_examples=3000, stateful_step_count=80, print_blob=True)
+# A planted bug only has to fail a test: a small example of that would take minutes to find.
+settings.register_profile("bugs", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 _SPARK = {
@@ -67,9 +68,14 @@ _SPARK = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With ``-k`` and ``-m`` together, syrupy takes golden files of tests that do not run for unused ones."""
+    """Registers the plugin that records durations.
+
+    With ``-k`` and ``-m`` together, syrupy takes golden files of tests that do not run for unused ones.
+    """
     if config.option.keyword and config.option.markexpr:
         config.option.disable_unused_snapshots = True
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations())
 
 
 @pytest.hookimpl(trylast=True)

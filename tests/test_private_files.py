@@ -16,9 +16,9 @@ from stateflow.checkpoint.log.documents import SparkPosition
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError
 from stateflow.private_files import make_folders, make_own_folder, open_private, write_private
-from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
+from stateflow.runtime.spark.checkpoint_location import SparkLocation
 from stateflow.state.backends.rocksdb.manifest import StoreManifest, write_manifest
-from stateflow.state.files.uploads import BackgroundUploads, Outbox, SynchronousUploads, Uploads
+from stateflow.state.uploads import BackgroundUploads, Outbox, SynchronousUploads, Uploads
 from stateflow.storage import MemoryStorage, PosixStorage
 from stateflow.storage.base import write_chunks
 from tests.support.cli_fixture import CliFixture

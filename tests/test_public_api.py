@@ -188,7 +188,7 @@ def test_importing_stateflow_loads_neither_spark_nor_a_sink_nor_the_command_line
 def test_what_needs_no_spark_loads_none() -> None:
     """Airflow's workers import these, and the command line for `status` and `gc`."""
     loaded = _modules_after(
-        "import stateflow.operations, stateflow.checkpoint.restore.state_matching, stateflow.cli.main\n"
+        "import stateflow.operations, stateflow.checkpoint.restore.state_assignment, stateflow.cli.main\n"
         "import stateflow.testing.sources"
     )
     assert loaded & {"pyspark", "py4j", "pandas", "airflow"} == set()

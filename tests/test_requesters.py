@@ -55,7 +55,7 @@ def test_the_account_does_not_come_from_the_environment(monkeypatch: pytest.Monk
     assert os_account() == before and "mallory" not in before
 
 
-def test_a_record_of_an_older_version_has_a_claim() -> None:
+def test_a_text_without_a_source_is_a_claim() -> None:
     for name in ("ana", "ana@laptop", "vm:4711", "airflow DAG flights"):
         assert Requester.parse(name) == Requester(name)
         assert describe_requester(name) == f"{name} (claimed)"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.scratch_folder import PREFIX, ScratchFolder
+from stateflow.private_files import PREFIX, ScratchFolder
 
 PROGRAM = """
 import sys
-from stateflow.scratch_folder import ScratchFolder
+from stateflow.private_files import ScratchFolder
 folder = ScratchFolder()
 (folder.path / "state").write_bytes(b"state")
 print(folder.path, flush=True)

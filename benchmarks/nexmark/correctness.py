@@ -18,7 +18,7 @@ from benchmarks.nexmark.changelog import Row, Rows
 from benchmarks.nexmark.programs import SPARK_KEYS, Load, run_ours, run_spark, settings, spark_order
 from benchmarks.peers.nexmark_ours import Order
 from benchmarks.processes import ProgramFailed
-from stateflow.connectors.files.metadata_log import content, versions
+from stateflow.connectors.files.sink import content, versions
 
 KILLED_AT = "commit.manifest:2"
 """The failpoint at which the driver is killed: a batch's files are stored, its checkpoint is not committed."""

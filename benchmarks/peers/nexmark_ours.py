@@ -15,7 +15,7 @@ from typing import NotRequired, TypedDict
 
 from benchmarks.memory import WorkerMemory
 from stateflow.launch import RunRequest, run_job
-from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.job import BatchResult
 
 JOB = Path(__file__).parents[1] / "nexmark" / "job.py"
 

@@ -1,4 +1,4 @@
-"""Deadline alerts of the DAG that runs a job: no checkpoint for some time.
+"""The assets of a job, and deadline alerts of the DAG that runs it: no checkpoint for some time.
 
 Airflow evaluates a deadline when it creates a DAG run, in the scheduler. `LastCheckpointDeadline` therefore reads the
 asset events in Airflow's database, and never the job root, whose storage could block the scheduler.
@@ -11,13 +11,22 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from airflow.sdk import Asset
 from airflow.sdk.definitions.deadline import REFERENCE_TYPE_FIELD, BaseDeadlineReference, DeadlineAlert
-
-from stateflow_airflow.assets import checkpoint_asset
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.callback import Callback
     from sqlalchemy.orm import Session
+
+
+def checkpoint_asset(name: str) -> Asset:
+    """Returns the asset that each run of the job with this name updates."""
+    return Asset(name=f"{name}.checkpoint", uri=f"stateflow://{name}/checkpoint")
+
+
+def savepoint_asset(name: str) -> Asset:
+    """Returns the asset that each savepoint of the job with this name updates."""
+    return Asset(name=f"{name}.savepoint", uri=f"stateflow://{name}/savepoint")
 
 
 @dataclass(frozen=True, eq=False)

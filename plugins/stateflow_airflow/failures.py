@@ -1,4 +1,4 @@
-"""Task failures: the job's own error, and whether a retry can succeed.
+"""Task failures: the job's own error, and whether a retry can succeed; and the retry policy of the operators.
 
 ::
 
@@ -13,10 +13,16 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import structlog
+from airflow.sdk import RetryDecision, RetryPolicy
 from airflow.sdk.exceptions import AirflowException
 from structlog.typing import EventDict
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
 
 PERMANENT_EXIT_CODES = {2: "config", 3: "fenced", 4: "data"}
 """Error codes by the program's exit code; used only if the program could not write its result."""
@@ -128,3 +134,31 @@ def translate_errors() -> Iterator[None]:
         cause = error if error.code == "internal" else None
         failed = failure(error.code, error.sentence, error.hint, error.facts, retryable=error.retryable)
         raise log_failure(failed) from cause
+
+
+class RetryByErrorCode(RetryPolicy):
+    """Fails immediately for errors that a user must fix; else uses the task's `retries` and `retry_delay`.
+
+    Configuration errors, a newer run that owns the job, and damaged data are not retried. The reason that Airflow shows
+    for a retry is the job's error with its code.
+    """
+
+    def evaluate(
+        self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
+    ) -> RetryDecision:
+        if isinstance(exception, PermanentFailure):
+            return RetryDecision.fail(reason=str(exception))
+        if isinstance(exception, StateflowTaskFailed):
+            return RetryDecision.retry(reason=str(exception))
+        return RetryDecision.default()
+
+    def serialize(self) -> dict[str, object]:
+        return {"__type": type(self).__name__}
+
+    @classmethod
+    def deserialize(cls, data: dict[str, object]) -> RetryByErrorCode:
+        return cls()
+
+
+BY_ERROR_CODE = RetryByErrorCode()
+"""The default of stateflow's operators and sensors."""

@@ -22,9 +22,8 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from stateflow_airflow.failures import TransientFailure, misconfigured
-from stateflow_airflow.launches.hidden_settings import hide_conf
-from stateflow_airflow.launches.launcher import Command
-from stateflow_airflow.spark import SparkSubmit
+from stateflow_airflow.launch import Command
+from stateflow_airflow.spark import SparkSubmit, hide_conf
 
 _JAVA_OPTIONS = "SPARK_SUBMIT_OPTS"
 """Environment variable with Java options for spark-submit; the stateflow library reads it, too."""

@@ -51,7 +51,7 @@ def get_provider_info() -> dict[str, object]:
                     "stateflow_airflow.operators.savepoint",
                     "stateflow_airflow.operators.approvals.approval",
                     "stateflow_airflow.operators.approvals.command_approval",
-                    "stateflow_airflow.operators.approvals.claim_approval",
+                    "stateflow_airflow.operators.approvals.approval",
                     "stateflow_airflow.operators.recovery",
                     "stateflow_airflow.operators.retention",
                     "stateflow_airflow.operators.bootstrap.write",
@@ -65,7 +65,7 @@ def get_provider_info() -> dict[str, object]:
         "triggers": [
             {
                 "integration-name": "stateflow",
-                "python-modules": ["stateflow_airflow.sensors.trigger", "stateflow_airflow.launches.launch_trigger"],
+                "python-modules": ["stateflow_airflow.sensors.sensors", "stateflow_airflow.launch_trigger"],
             }
         ],
         "hooks": [{"integration-name": "stateflow", "python-modules": ["stateflow_airflow.hooks"]}],

@@ -17,8 +17,7 @@ from typing import Self
 
 from flights_demo.client import AirflowClient, AirflowError
 from flights_demo.polling import poll
-from stateflow_airflow.launches.launch import Launch, read_record
-from stateflow_airflow.launches.launcher import Command, Launcher
+from stateflow_airflow.launch import Command, Launch, Launcher, read_record
 
 # The servers for log files would listen on all network interfaces; all logs are on the local disk.
 _COMPONENTS = {

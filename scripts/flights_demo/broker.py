@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from flights_demo.airflow_home import free_port
 from flights_demo.crash import DemoCheckFailed
 from flights_demo.expected import Row
-from stateflow_airflow.launches.launcher import Command, Launcher
+from stateflow_airflow.launch import Command, Launcher
 
 TOPIC = "flights"
 _PARTITIONS = 2

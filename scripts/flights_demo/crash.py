@@ -8,8 +8,8 @@ from pathlib import Path
 from flights_demo.airflow_home import launches_below
 from flights_demo.job_root import PendingCheckpoint, log_entries, uncommitted
 from stateflow.checkpoint.log.documents import EntryKind, LogEntry
-from stateflow_airflow.launches import processes
-from stateflow_airflow.launches.launch import Launch
+from stateflow_airflow import processes
+from stateflow_airflow.launch import Launch
 
 KILLED_BATCH = 3
 FAILPOINT = f"batch.reported:{KILLED_BATCH}"

@@ -13,7 +13,7 @@ from stateflow.errors import JobDefinitionError
 from stateflow.types.columns.row_kind import RowKind
 from stateflow.types.columns.shapes import Leaf
 
-TAKE_BACK = (
+RETRACT_FIRST = (
     "emit each row that is replaced once more: with retract=True of deduplicate, top_n or aggregate_columns, or from a "
     "source or function of yours that is declared with as_changelog(…, retracts=True)"
 )
@@ -44,9 +44,9 @@ class Changelog:
         """
         if set(keys) != set(self.keys) and (not self.retracts or set(keys) < set(self.keys)):
             raise JobDefinitionError(
-                "the keys of a sink are not the upsert key of its stream",
+                "the keys of a sink must be the upsert key of its stream",
                 hint="rows that are replaced would stay: pass the upsert key as keys=…; or, for other keys of rows, "
-                f"{TAKE_BACK}",
+                f"{RETRACT_FIRST}",
                 keys=list(keys),
                 upsert_key=list(self.keys),
             )
@@ -134,8 +134,8 @@ def after_filter(before: Changelog | None) -> Changelog | None:
     """
     if before is not None and not before.retracts:
         raise JobDefinitionError(
-            "a filter of upserts would keep rows that are replaced by rows that it drops",
-            hint=f"filter before the operator; or {TAKE_BACK}; {AS_APPENDS}",
+            "a filter of upserts would keep rows whose replacement it drops",
+            hint=f"filter before the operator; or {RETRACT_FIRST}; {AS_APPENDS}",
             upsert_key=list(before.keys),
         )
     return before
@@ -158,8 +158,8 @@ def of_union(changelogs: Sequence[Changelog | None]) -> Changelog | None:
     kinds = {each.row_kind for each in changelogs if each is not None and each.retracts}
     if len(kinds) != 1 or not all(each is not None and each.retracts for each in changelogs):
         raise JobDefinitionError(
-            "only changelogs that retract replaced rows can be united",
-            hint=f"in all streams of the union, {TAKE_BACK}; {AS_APPENDS}",
+            "union needs changelogs that retract replaced rows",
+            hint=f"in all streams of the union, {RETRACT_FIRST}; {AS_APPENDS}",
             called="union",
         )
     (kind,) = kinds
@@ -171,7 +171,7 @@ def check_key_by(before: Changelog | None, columns: Sequence[str]) -> None:
     if before is not None and not before.retracts and not set(columns) <= set(before.keys):
         raise JobDefinitionError(
             "a changelog of upserts cannot be keyed by columns outside of its upsert key",
-            hint=f"the row that is replaced may have another key: use columns of the upsert key; or {TAKE_BACK}; "
+            hint=f"the row that is replaced may have another key: use columns of the upsert key; or {RETRACT_FIRST}; "
             f"{AS_APPENDS}",
             columns=list(columns),
             upsert_key=list(before.keys),
@@ -200,9 +200,9 @@ def check_aggregated(before: Changelog | None, kind: str, uid: str = "") -> None
     """
     if before is None or (before.retracts and kind):
         return
-    way_out = f"{KIND_HINT}, because a result is deleted with its last row" if before.retracts else TAKE_BACK
+    way_out = f"{KIND_HINT}, because a result is deleted with its last row" if before.retracts else RETRACT_FIRST
     raise JobDefinitionError(
-        "aggregate_columns of a changelog needs rows that are retracted, and a row kind of its results",
+        "aggregate_columns of a changelog needs retractions, and an output class with a row kind",
         hint=f"{way_out}; {AS_APPENDS}",
         called="aggregate_columns",
         uid=uid,
@@ -231,8 +231,8 @@ def check_retracted(before: Changelog | None, called: str, uid: str = "") -> Non
     """Raises JobDefinitionError for an operator that needs rows that are retracted."""
     if before is None or not before.retracts:
         raise JobDefinitionError(
-            f"{called} needs rows that are retracted",
-            hint=f"the newest row of a key is what deduplicate(keep='last') returns; or {TAKE_BACK}",
+            f"{called} needs a changelog that retracts replaced rows",
+            hint=f"the newest row of a key is what deduplicate(keep='last') returns; or {RETRACT_FIRST}",
             called=called,
             uid=uid,
             upsert_key=list(before.keys) if before else [],

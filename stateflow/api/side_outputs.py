@@ -33,7 +33,7 @@ class OutputTag(Generic[T]):
 
 
 def check_late_tag(tag: object, row_class: type[object]) -> None:
-    """Raises JobDefinitionError if `tag` is no side output for late rows of this class."""
+    """Raises JobDefinitionError if `tag` is not a side output for late rows of this class."""
     if not isinstance(tag, OutputTag) or tag.row_class is not row_class:
         raise JobDefinitionError(
             "the side output of late rows needs a tag of the class of the rows",
@@ -51,7 +51,7 @@ class SideOutputs:
         self._rows: dict[str, list[object]] = {}
 
     def add(self, tag: OutputTag[T], row: T) -> None:
-        """Appends a row to the output of `tag`. Raises JobDefinitionError if `tag` is no OutputTag."""
+        """Appends a row to the output of `tag`. Raises JobDefinitionError if `tag` is not an OutputTag."""
         if not isinstance(tag, OutputTag):
             raise JobDefinitionError(
                 "ctx.output needs the OutputTag of a side output",

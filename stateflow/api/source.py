@@ -1,9 +1,10 @@
-"""The source interfaces, for Spark and for runs without Spark."""
+"""Sources: what a source promises, its positions, and the source of a list of rows."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -15,7 +16,7 @@ from stateflow.api.dead_letters import OnError
 from stateflow.api.input_files import FileFormat, OnCorruptFile
 from stateflow.api.schema import RowSchema
 from stateflow.config.settings import LIMITS, SourceSettings
-from stateflow.errors import ConfigError, InputLost, StateflowError
+from stateflow.errors import ConfigError, InputLost, JobDefinitionError, StateflowError
 from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
@@ -406,7 +407,7 @@ def check_limits(sources: Mapping[str, Source | LocalSource], settings: SourceSe
     for uid, limits in settings.of.items():
         if uid not in sources:
             raise ConfigError(
-                "a limit is set for a source that the job does not have",
+                "a limit names a source that the job does not have",
                 hint="use the uid of a source",
                 uid=uid,
                 known=sorted(sources),
@@ -459,3 +460,62 @@ def local_position(offset: str) -> str | None:
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     return None if found == _BEFORE_ALL else found.get(_POSITION)
+
+
+class CollectionSource(LocalSource):
+    """A bounded source whose rows are in the job file.
+
+    A position is a number of rows, so if a later version of the job has a longer list, the run reads the new rows.
+
+    Args:
+        rows: objects of `row_class`.
+        row_class: class of the rows.
+    """
+
+    bounded = True
+    may_use_spark = True
+    start_kinds = frozenset({StartKind.EARLIEST, StartKind.LATEST, StartKind.POSITION})
+
+    def __init__(self, rows: Iterable[object], row_class: type[object]) -> None:
+        self.schema = RowSchema.of(row_class)
+        self._rows = list(rows)
+        wrong = [repr(row) for row in self._rows if not isinstance(row, row_class)]
+        if wrong:
+            raise JobDefinitionError(
+                f"expected rows of type {row_class.__name__}",
+                hint="pass objects of the row class",
+                given=wrong[0][:200],
+            )
+
+    @property
+    def description(self) -> str:
+        return f"CollectionSource[{self.schema.row_class.__name__}]"
+
+    def read(self, position: str | None, limits: SourceSettings) -> Slice | None:
+        start = int(json.loads(position)["row"]) if position else 0
+        rows = self._rows[start:][: limits.max_rows_per_batch]
+        return Slice(rows, json.dumps({"row": start + len(rows)})) if rows else None
+
+    def between(self, position: str | None, end: str) -> Sequence[object] | None:
+        """See `LocalSource.between`: a longer list has other slices. None if the list does not have the rows."""
+        start, stop = (int(json.loads(at)["row"]) if at else 0 for at in (position, end))
+        return self._rows[start:stop] if start <= stop <= len(self._rows) else None
+
+    def holds(self, position: str) -> bool | None:
+        return True
+
+    def initial_position(self, start: StartPosition) -> InitialPosition:
+        """Returns the position after all rows, or a given one: ``{"row": N}`` after N rows."""
+        if start.kind is StartKind.LATEST:
+            return InitialPosition(json.dumps({"row": len(self._rows)}))
+        try:
+            row = json.loads(start.position)["row"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            row = None
+        if type(row) is not int or not 0 <= row <= len(self._rows):
+            raise ConfigError(
+                "the position of a collection must be a number of its rows",
+                hint=f'use {{"row": N}} with N from 0 to {len(self._rows)}',
+                position=start.position[:200],
+            )
+        return InitialPosition(json.dumps({"row": row}))

@@ -56,7 +56,7 @@ class WatermarkStrategy:
         """Raises JobDefinitionError if `schema` does not have the timestamp column, or the column has another type."""
         if not self.column:
             raise JobDefinitionError(
-                "a watermark strategy has no timestamp column",
+                "a watermark strategy needs a timestamp column",
                 hint='declare it: strategy.with_timestamp_column("time")',
             )
         kind = schema.column(self.column).spark_type
@@ -93,6 +93,6 @@ def event_time_reader(column: str) -> Callable[[object], int | None] | None:
 def _milliseconds(what: str, duration: object) -> int:
     if not isinstance(duration, timedelta) or duration < timedelta():
         raise JobDefinitionError(
-            f"{what} is not a duration", hint="pass a timedelta of zero or more", given=repr(duration)
+            f"{what} must be a timedelta of zero or more", hint="pass a timedelta of zero or more", given=repr(duration)
         )
     return duration // _MILLISECOND

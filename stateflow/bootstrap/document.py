@@ -1,24 +1,32 @@
-"""The document of a savepoint that is written without a run; it is stored last."""
+"""The document of a savepoint that is written without a run, with the positions of its sources; it is stored last."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib import metadata
 from typing import NoReturn
 
+import msgspec
 from msgspec.structs import replace
 
 from stateflow import failpoints
-from stateflow.bootstrap.layout import Layout, Target
-from stateflow.checkpoint.log.documents import Manifest, Origin, Savepoint, SavepointFormat
+from stateflow.api.source import InitialPosition, LocalSource, Source, StartKind
+from stateflow.bootstrap.layout import SavepointFolder, store_content
+from stateflow.checkpoint.log.documents import Manifest, Savepoint, SourceFile, SourceWatermark, SparkPosition
 from stateflow.checkpoint.log.manifest_files import check_sizes, files_of
 from stateflow.checkpoint.log.sealed_json import seal
-from stateflow.checkpoint.restore.source_positions import SourceStart, with_sources
-from stateflow.checkpoint.savepoints.catalog import VERSION, StoredSavepoint, put_marker, read_savepoint
-from stateflow.clock import Clock, is_timestamp
+from stateflow.checkpoint.restore.source_positions import (
+    INLINE_LIMIT,
+    SourceStart,
+    position_before_first_batch,
+    with_sources,
+)
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, put_marker, read_savepoint
+from stateflow.clock import is_timestamp
 from stateflow.errors import ConfigError, DataError, MissingFile
+from stateflow.runtime.restore.source_starts import choose_starts
 from stateflow.state.handles import FileHandle
 from stateflow.storage.paths import SAVEPOINT_FILES
 
@@ -26,30 +34,7 @@ CHECKPOINT_ID = 1
 """The checkpoint of a savepoint that is written from frames: as if the first batch of a job had made it."""
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What a savepoint's document states about its origin.
-
-    Attributes:
-        name: name of the savepoint.
-        job: name of the job.
-        at: the time of the writer.
-        by: who writes it.
-        reason: why, for display.
-        positions: by uid of the source, where it continues as the caller has stated it.
-        base: the document of the savepoint that it is a changed copy of; None for a new one.
-    """
-
-    name: str
-    job: str
-    at: datetime
-    by: str
-    reason: str
-    positions: Mapping[str, str]
-    base: Savepoint | None = None
-
-
-def complete(manifest: Manifest, layout: Layout, facts: Facts, target: Target, clock: Clock) -> None:
+def complete_savepoint(document: Savepoint, target: SavepointFolder) -> None:
     """Stores the document of a savepoint whose files are stored, and removes files that are not part of it.
 
     If the folder has a savepoint with the same content, it stays.
@@ -58,29 +43,7 @@ def complete(manifest: Manifest, layout: Layout, facts: Facts, target: Target, c
         ConfigError: another savepoint is in the folder.
         DataError: a file is missing.
     """
-    made_at = facts.at.isoformat(timespec="milliseconds")
-    document = Savepoint(
-        version=VERSION,
-        id=clock.new_id(),
-        name=facts.name,
-        origin=Origin.MANUAL,
-        made_at=made_at,
-        committed_at=made_at,
-        by=facts.by,
-        reason=facts.reason,
-        format=SavepointFormat.CANONICAL,
-        job=facts.job,
-        job_uuid=manifest.job_uuid,
-        max_parallelism=layout.max_parallelism,
-        drained=facts.base is not None and facts.base.drained,
-        checkpoint_id=facts.base.checkpoint_id if facts.base else CHECKPOINT_ID,
-        manifest=manifest,
-        # As in the base: the tables have the output up to its checkpoint.
-        sinks=facts.base.sinks if facts.base else {},
-        stateflow=_version(),
-        positions=dict(facts.positions),
-    )
-    files = _files_of(manifest, target)
+    files = _files_of(document.manifest, target)
     if _has_stored(document, files, target):
         _remove_others(target, files)
         return
@@ -95,7 +58,7 @@ def complete(manifest: Manifest, layout: Layout, facts: Facts, target: Target, c
     _remove_others(target, _files_of(found.document.manifest, target))
 
 
-def time_of_savepoint(target: Target) -> datetime | None:
+def time_of_savepoint(target: SavepointFolder) -> datetime | None:
     """Returns the time of the savepoint in a folder, for a repeated call without one; None without a savepoint.
 
     Raises:
@@ -107,7 +70,7 @@ def time_of_savepoint(target: Target) -> datetime | None:
     return datetime.fromisoformat(found.document.made_at)
 
 
-def _has_stored(document: Savepoint, files: list[FileHandle], target: Target) -> bool:
+def _has_stored(document: Savepoint, files: list[FileHandle], target: SavepointFolder) -> bool:
     """Stores a document; returns False if another one is in the folder.
 
     Raises:
@@ -127,11 +90,11 @@ def _has_stored(document: Savepoint, files: list[FileHandle], target: Target) ->
     return True
 
 
-def _files_of(manifest: Manifest, target: Target) -> list[FileHandle]:
+def _files_of(manifest: Manifest, target: SavepointFolder) -> list[FileHandle]:
     return [replace(file, key=f"{target.folder}{file.key}") for file in files_of(manifest)]
 
 
-def _refuse(found: StoredSavepoint, files: list[FileHandle], target: Target) -> NoReturn:
+def _refuse(found: StoredSavepoint, files: list[FileHandle], target: SavepointFolder) -> NoReturn:
     """Deletes the files of this attempt, if another savepoint does not have them, and raises ConfigError."""
     used = {file.key for file in _files_of(found.document.manifest, target)}
     target.storage.delete([file.key for file in files if file.key not in used])
@@ -175,15 +138,143 @@ def _content(document: Savepoint, without: Set[str]) -> tuple[object, ...]:
     return document.job, document.max_parallelism, document.name, *base, compared
 
 
-def _remove_others(target: Target, files: list[FileHandle]) -> None:
+def _remove_others(target: SavepointFolder, files: list[FileHandle]) -> None:
     """Deletes the files of attempts that were killed. One that still runs finds the complete savepoint."""
     used = {file.key for file in files}
     prefix = f"{target.folder}{SAVEPOINT_FILES}"
     target.storage.delete([blob.key for blob in target.storage.list(prefix) if blob.key not in used])
 
 
-def _version() -> str:
+def installed_version() -> str:
+    """Returns the version of stateflow; empty if it is not installed as a package."""
     try:
         return metadata.version("stateflow")
     except metadata.PackageNotFoundError:
         return ""
+
+
+AnySource = Source | LocalSource
+Position = str | int | datetime | Mapping[str, object] | InitialPosition
+"""``earliest``, ``latest``, a version, a time, offsets, the source's own text, or a position that is known already."""
+
+
+@dataclass(frozen=True)
+class GivenSource:
+    """A source of the job, and where it continues.
+
+    Attributes:
+        source: the source, as the job declares it.
+        position: its position.
+        watermark: its watermark, in milliseconds since 1970; None before the first one.
+    """
+
+    source: AnySource
+    position: Position
+    watermark: int | None = None
+
+    def stated(self, uid: str) -> str:
+        """Returns the position as the caller has stated it; empty for one that was read from elsewhere."""
+        return "" if isinstance(self.position, InitialPosition) else _text(uid, self.position)
+
+
+def with_positions(
+    manifest: Manifest, given: Mapping[str, GivenSource], on_spark: bool | None, at: datetime
+) -> Manifest:
+    """Returns a manifest with given positions of sources; it keeps those of its other sources.
+
+    Args:
+        manifest: the manifest.
+        given: the sources, by uid.
+        on_spark: whether Spark reads the sources of the job; None if the sources decide it.
+        at: the time that ``latest`` refers to.
+
+    Raises:
+        ConfigError: a position is not one of its source, or sources with and without Spark are given.
+    """
+    is_new = not manifest.sources and manifest.spark is None
+    chosen = on_spark if is_new else manifest.spark is not None
+    is_read_by_spark = reads_by_spark([each.source for each in given.values()], chosen)
+    base = replace(manifest, spark=position_before_first_batch([])) if is_new and is_read_by_spark else manifest
+    kept = {position.uid: position.description for position in base.sources}
+    starts = {uid: SourceStart(old=uid) for uid in kept}
+    starts |= {uid: _start(uid, each, base, at) for uid, each in given.items()}
+    descriptions = kept | {uid: each.source.description for uid, each in given.items()}
+    wanted = sorted(descriptions.items())
+    now = int(at.timestamp() * 1000)
+    watermarks = [
+        SourceWatermark(uid=uid, watermark=given[uid].watermark, active_at=now)
+        for uid in sorted(given)
+        if given[uid].watermark is not None
+    ]
+    found = with_sources(base, wanted, starts)
+    others = [each for each in found.watermarks if each.uid not in given]
+    return replace(found, watermarks=sorted((*others, *watermarks), key=lambda each: each.uid))
+
+
+def reads_by_spark(sources: Sequence[AnySource], chosen: bool | None) -> bool:
+    """Returns whether Spark reads sources.
+
+    Args:
+        sources: the sources.
+        chosen: what the user has chosen; None if the sources decide it.
+
+    Raises:
+        ConfigError: sources with and without Spark are given, or the chosen one does not fit.
+    """
+    needed = [isinstance(source, Source) or source.needs_spark for source in sources]
+    if chosen is None:
+        chosen = any(needed)
+    excluded = any(isinstance(source, LocalSource) and not _may_use_spark(source) for source in sources)
+    if excluded if chosen else any(needed):
+        raise ConfigError(
+            "sources with and without Spark cannot be read by one job",
+            hint="check on_spark, and the sources",
+            sources=[source.description for source in sources],
+        )
+    return chosen
+
+
+def _may_use_spark(source: LocalSource) -> bool:
+    return source.needs_spark or source.may_use_spark
+
+
+def _start(uid: str, given: GivenSource, base: Manifest, at: datetime) -> SourceStart:
+    position = given.position
+    if isinstance(position, InitialPosition):
+        return SourceStart(offset=position.offset, logs=position.logs)
+    option = f"{uid}={given.stated(uid)}"
+    start = choose_starts([option], {uid: given.source}, base, at).starts[uid]
+    if start is None:
+        raise ConfigError("a new savepoint has no position that a source could keep", uid=uid, position=str(position))
+    return start
+
+
+def _text(uid: str, position: Position) -> str:
+    """Returns a position as text, as an option of the command line has it."""
+    if isinstance(position, datetime):
+        zoned = position if position.tzinfo else position.replace(tzinfo=UTC)
+        return f"timestamp:{zoned.isoformat()}"
+    if isinstance(position, Mapping):
+        return f"position:{msgspec.json.encode(position).decode()}"
+    if isinstance(position, int) and not isinstance(position, bool):
+        return f"position:{position}"
+    if isinstance(position, str):
+        is_option = position in (*StartKind, "keep") or position.startswith(("timestamp:", "position:"))
+        return position if is_option else f"position:{position}"
+    raise ConfigError(
+        "a source's position has another type",
+        hint="pass earliest, latest, a datetime, a version, offsets as a dict, or the source's own text",
+        uid=uid,
+        position=repr(position)[:200],
+    )
+
+
+def with_stored_logs(spark: SparkPosition, target: SavepointFolder) -> SparkPosition:
+    """Returns the position of Spark with each log that is too large for the manifest in a file of the savepoint."""
+    return replace(spark, source_files=[_stored(file, target) for file in spark.source_files])
+
+
+def _stored(file: SourceFile, target: SavepointFolder) -> SourceFile:
+    if file.content is None or len(file.content) <= INLINE_LIMIT:
+        return file
+    return SourceFile(path=file.path, handle=store_content(target, file.content))

@@ -1,14 +1,16 @@
-"""The operators of a savepoint that is written, and how their state is divided."""
+"""The operators of a savepoint that is written, how their state is divided, and the names of its files."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from stateflow.bootstrap.encoding.entries import EPOCH, StateEncoder, TimerEncoder, declare, new_keyed_state
-from stateflow.bootstrap.encoding.frames import (
+from stateflow.bootstrap.encoded_entries import EPOCH, GivenKey, StateEncoder, TimerEncoder, declare, new_keyed_state
+from stateflow.bootstrap.encoded_values import field_names
+from stateflow.bootstrap.frames import (
     DOMAIN,
     NAMESPACE,
     TIME,
@@ -19,12 +21,12 @@ from stateflow.bootstrap.encoding.frames import (
     columns_of,
     is_spark,
 )
-from stateflow.bootstrap.encoding.keys import KeyColumns
-from stateflow.bootstrap.encoding.values import field_names
+from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.errors import ConfigError
 from stateflow.state.backends.canonical_file import CanonicalHeader
-from stateflow.state.handles import StateSchema
+from stateflow.state.handles import FileHandle, StateSchema
 from stateflow.storage import Storage
+from stateflow.storage.paths import SAVEPOINT_FILES
 from stateflow.types.descriptors import ListStateDescriptor, StateDescriptor
 from stateflow.types.key_groups import KeyGroupRange, range_of, subtask_of
 
@@ -55,7 +57,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Target:
+class SavepointFolder:
     """Where a savepoint is written: `folder` is the prefix of its keys in `storage`."""
 
     storage: Storage
@@ -77,7 +79,7 @@ class StateRows:
 
 
 @dataclass(frozen=True)
-class KeyedOperator:
+class GivenOperator:
     """The keyed state of an operator, as frames.
 
     Attributes:
@@ -90,7 +92,7 @@ class KeyedOperator:
     """
 
     uid: str
-    key: KeyColumns
+    key: GivenKey
     states: tuple[StateRows, ...]
     timers: Frame | None = None
     kept: tuple[StateSchema, ...] = ()
@@ -153,7 +155,7 @@ def check_timers(uid: str, frame: Frame, key: Sequence[str]) -> None:
     unknown = [name for name in names if name not in (*key, TIME, DOMAIN, NAMESPACE, "key_group")]
     if missing or unknown:
         raise ConfigError(
-            "a frame of timers has other columns",
+            "a frame of timers has the wrong columns",
             hint="it needs the key columns and time, and may have domain (event or processing) and namespace",
             operator=uid,
             missing=missing,
@@ -161,7 +163,7 @@ def check_timers(uid: str, frame: Frame, key: Sequence[str]) -> None:
         )
 
 
-def state_rows(given: KeyedStateFrame, key: KeyColumns) -> StateRows:
+def state_rows(given: KeyedStateFrame, key: GivenKey) -> StateRows:
     """Returns a state's frame with its columns; raises ConfigError if it lacks one or a column has two meanings."""
     codec = declare(new_keyed_state(0), given.descriptor).codec
     columns = columns_of(given, key.names, field_names(codec))
@@ -172,3 +174,9 @@ def state_rows(given: KeyedStateFrame, key: KeyColumns) -> StateRows:
             state=given.descriptor.name,
         )
     return StateRows(given.descriptor, given.frame, columns)
+
+
+def store_content(target: SavepointFolder, data: bytes) -> FileHandle:
+    """Stores bytes in a file of a savepoint, and returns its handle; an earlier attempt may have stored the same."""
+    key = f"{SAVEPOINT_FILES}{hashlib.sha256(data).hexdigest()}"
+    return replace(write_bytes(target.storage, f"{target.folder}{key}", data), key=key)

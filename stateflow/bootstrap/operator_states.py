@@ -10,10 +10,9 @@ from typing import TypeVar
 import msgspec
 import pyarrow as pa
 
-from stateflow.bootstrap.content import store_content
-from stateflow.bootstrap.encoding.column_types import cast
-from stateflow.bootstrap.encoding.entries import LIMITS
-from stateflow.bootstrap.encoding.frames import (
+from stateflow.bootstrap.encoded_entries import LIMITS, naming_row, shown
+from stateflow.bootstrap.encoded_values import ValueEncoder, encode_map_keys, field_names, state_named
+from stateflow.bootstrap.frames import (
     KEY_GROUP,
     MAP_KEY,
     READ_ONLY,
@@ -21,22 +20,21 @@ from stateflow.bootstrap.encoding.frames import (
     Frame,
     StateColumns,
     batches_of,
+    cast_column,
     check_frame,
     column_names,
     is_spark,
 )
-from stateflow.bootstrap.encoding.keys import naming_row, shown
-from stateflow.bootstrap.encoding.values import Values, encode_map_keys, field_names, state_named
-from stateflow.bootstrap.layout import Layout, Target
-from stateflow.checkpoint.restore.redistribution import even_split
+from stateflow.bootstrap.layout import Layout, SavepointFolder, store_content
+from stateflow.checkpoint.restore.state_assignment import even_split
 from stateflow.errors import ConfigError, DataError, JobDefinitionError, StateError
 from stateflow.runtime.task.operator_state import INLINE_BYTES
-from stateflow.state.columnar.column_serializer import ColumnSerializer
+from stateflow.state.column_serializer import ColumnSerializer
 from stateflow.state.handles import OperatorContent, OperatorPart, StateSchema
-from stateflow.state.kinds.maps.map_keys import MapKeys
+from stateflow.state.kinds.maps.map_state import MapKeys
 from stateflow.state.kinds.operator_state import OperatorStateStore
 from stateflow.state.operator_content import StoredContent
-from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
+from stateflow.types.decoders import MEMORY_LIMIT, TooMuchMemory
 from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.serializers import ValueSerializer
@@ -174,7 +172,7 @@ class OperatorStates:
         """Returns the schemas as a run would store them."""
         return sorted((rows.schema for rows in self.states), key=lambda schema: schema.name)
 
-    def parts(self, layout: Layout, target: Target) -> list[OperatorPart]:
+    def parts(self, layout: Layout, target: SavepointFolder) -> list[OperatorPart]:
         """Stores the state of all subtasks, and returns its parts.
 
         Lists and raw partitions are split evenly, the bytes of a key group belong to its subtask, and subtask 0 has the
@@ -201,7 +199,9 @@ class OperatorStates:
         return stored_parts(self.uid, enumerate(contents), target)
 
 
-def stored_parts(uid: str, contents: Iterable[tuple[int, OperatorContent]], target: Target) -> list[OperatorPart]:
+def stored_parts(
+    uid: str, contents: Iterable[tuple[int, OperatorContent]], target: SavepointFolder
+) -> list[OperatorPart]:
     """Stores the operator state of some subtasks of an operator, and returns its parts; a subtask may have none.
 
     Raises:
@@ -210,7 +210,7 @@ def stored_parts(uid: str, contents: Iterable[tuple[int, OperatorContent]], targ
     return [_stored(uid, subtask, content, target) for subtask, content in contents if content != OperatorContent()]
 
 
-def _stored(uid: str, subtask: int, content: OperatorContent, target: Target) -> OperatorPart:
+def _stored(uid: str, subtask: int, content: OperatorContent, target: SavepointFolder) -> OperatorPart:
     data = msgspec.msgpack.encode(content)
     try:
         memory = StoredContent.of(data, MEMORY_LIMIT).memory
@@ -244,7 +244,7 @@ def _as_list(descriptor: StateDescriptor) -> ListStateDescriptor[object]:
 
 def _elements(descriptor: ListStateDescriptor[T], frame: Frame) -> list[bytes]:
     codec: ValueSerializer[T] = ValueSerializer(descriptor.element_type, descriptor.name)
-    values = Values(codec, _columns(frame, (), codec), LIMITS, descriptor.name)
+    values = ValueEncoder(codec, _columns(frame, (), codec), LIMITS, descriptor.name)
     found: list[bytes] = []
     for batch in batches_of(_arrow(frame)):
         found += naming_row(batch, values.encode, partial(_number_of, len(found))).to_pylist()
@@ -258,7 +258,7 @@ def _number_of(before: int, batch: pa.RecordBatch, row: int) -> dict[str, object
 def _entries(descriptor: MapStateDescriptor[K, V], frame: Frame) -> dict[bytes, bytes]:
     keys: MapKeys[K] = MapKeys(descriptor.key_type, descriptor.name)
     codec: ValueSerializer[V] = ValueSerializer(descriptor.value_type, descriptor.name)
-    values = Values(codec, _columns(frame, (MAP_KEY,), codec), LIMITS, descriptor.name)
+    values = ValueEncoder(codec, _columns(frame, (MAP_KEY,), codec), LIMITS, descriptor.name)
 
     def encode(batch: pa.RecordBatch) -> tuple[list[bytes], list[bytes]]:
         encoded = encode_map_keys(keys, _key_columns(descriptor), batch.column(MAP_KEY), MAP_KEY)
@@ -297,7 +297,7 @@ def _raw_rows(frame: Frame | None, has_groups: bool) -> Iterator[tuple[int, byte
         raise ConfigError("a frame of raw state lacks columns", hint="rename them", missing=missing)
     _check_columns(column_names(frame), tuple(wanted))
     for batch in batches_of(_arrow(frame)):
-        columns = [cast(batch.column(name), kind, name) for name, kind in wanted.items()]
+        columns = [cast_column(batch.column(name), kind, name) for name, kind in wanted.items()]
         if any(column.null_count for column in columns):
             raise DataError("a row of raw state has a null", hint="filter these rows")
         groups = columns[0].to_pylist() if has_groups else [0] * batch.num_rows

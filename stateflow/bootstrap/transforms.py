@@ -11,34 +11,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from stateflow.bootstrap.encoding.entries import declare, new_keyed_state
-from stateflow.bootstrap.encoding.frames import WRITTEN_AT, KeyedStateFrame
-from stateflow.bootstrap.encoding.keys import KeyColumns
-from stateflow.bootstrap.encoding.values import state_named
-from stateflow.bootstrap.keyed_files.local import write_local
-from stateflow.bootstrap.layout import KeyedOperator, Layout, StateRows, Target, check_timers, state_rows
+from stateflow.bootstrap.encoded_entries import GivenKey, declare, new_keyed_state
+from stateflow.bootstrap.encoded_values import state_named
+from stateflow.bootstrap.frames import WRITTEN_AT, KeyedStateFrame
+from stateflow.bootstrap.keyed_files import write_local
+from stateflow.bootstrap.layout import GivenOperator, Layout, SavepointFolder, StateRows, check_timers, state_rows
 from stateflow.bootstrap.operator_states import OperatorStateRows, stored_parts
 from stateflow.checkpoint.log.documents import OperatorState
-from stateflow.checkpoint.operator_parts import read_parts
-from stateflow.checkpoint.savepoints.canonical.shares import shards_of
-from stateflow.checkpoint.savepoints.canonical.writer import LocalCopies
+from stateflow.checkpoint.savepoints.canonical.writer import LocalCopies, shards_of
 from stateflow.clock import Clock
 from stateflow.config.settings import SavepointSettings
 from stateflow.errors import ConfigError, SchemaMismatch, StateflowError, UserCodeError
-from stateflow.query.columns.keyed_table import KeyedTable
-from stateflow.query.columns.operator_table import OperatorTable
-from stateflow.query.columns.state_table import TIMERS, key_fields
-from stateflow.query.columns.value_types import Refused, accepts_local_datetimes
+from stateflow.helpers import did_you_mean
 from stateflow.query.snapshot import Snapshot
-from stateflow.runtime.user_code import innermost
-from stateflow.similar_names import did_you_mean
-from stateflow.state.backends.entry_columns import EntryColumns
-from stateflow.state.backends.entry_stream import GROUP_BYTES
+from stateflow.query.state_table import TIMERS, KeyedTable, OperatorTable, key_fields
+from stateflow.query.value_types import Refused, accepts_local_datetimes
+from stateflow.runtime.user_code import find_user_line
+from stateflow.state.backends.entry_stream import GROUP_BYTES, EntryColumns
 from stateflow.state.handles import Base, OperatorContent, StateSchema, SubtaskState
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.operator_state import BROADCAST, UNION
 from stateflow.state.kinds.timers import TIMER_IDS
-from stateflow.state.kinds.ttl.entry_ttl import expiry_ids
+from stateflow.state.kinds.ttl import expiry_ids
+from stateflow.state.operator_content import read_parts
 from stateflow.types.descriptors import MapStateDescriptor, StateDescriptor
 from stateflow.types.key_groups import KeyGroupRange
 
@@ -134,12 +129,12 @@ class StateTransformation:
             raise UserCodeError(
                 f"a transformation raised {type(e).__name__}: {e}",
                 hint="fix the function; the savepoint is unchanged",
-                where=innermost(e),
+                where=find_user_line(e),
             ) from e
         if not isinstance(found, pa.RecordBatch):
             raise SchemaMismatch(
-                "a transformation returned no record batch",
-                hint="return a pyarrow.RecordBatch",
+                "a transformation must return a pyarrow.RecordBatch",
+                hint="build it with pyarrow.RecordBatch.from_pydict, for example",
                 type=type(found).__name__,
             )
         return found
@@ -175,7 +170,7 @@ class ChangedOperator:
     def _of_operator(self) -> dict[str, StateTransformation]:
         return {change.name: change for change in self.changes if change.is_of_operator}
 
-    def written(self, copied: OperatorState, target: Target, at: int) -> OperatorState:
+    def written(self, copied: OperatorState, target: SavepointFolder, at: int) -> OperatorState:
         """Writes what `kept` does not have; returns the operator of the new savepoint.
 
         Args:
@@ -194,16 +189,16 @@ class ChangedOperator:
             e.add_facts(operator=self.operator.uid)
             raise
 
-    def _with_keyed_state(self, copied: OperatorState, target: Target, at: int) -> OperatorState:
+    def _with_keyed_state(self, copied: OperatorState, target: SavepointFolder, at: int) -> OperatorState:
         changes, stored = self._keyed, self.operator
         layout = Layout(self.opened.max_parallelism, stored.parallelism, at, self.opened.manifest.epoch)
-        key = KeyColumns(tuple(field.name for field in key_fields(stored)), tuple(stored.key_types))
+        key = GivenKey(tuple(field.name for field in key_fields(stored)), tuple(stored.key_types))
         frames = {name: self._frame(change) for name, change in sorted(changes.items())}
         timers = frames.get(TIMERS)
         if timers is not None:
             check_timers(stored.uid, timers, key.names)
         declared = [(change.descriptor, frames[name]) for name, change in sorted(changes.items())]
-        keyed = KeyedOperator(
+        keyed = GivenOperator(
             stored.uid,
             key,
             tuple(_in_order(KeyedStateFrame(of, frame), key) for of, frame in declared if of),
@@ -245,7 +240,7 @@ class ChangedOperator:
         earliest = Base(0, KeyGroupRange(0, 0), tuple(self.operator.subtasks)).earliest_timers
         return replace(written, event_timer=earliest.event, processing_timer=earliest.processing)
 
-    def _with_operator_state(self, copied: OperatorState, target: Target) -> OperatorState:
+    def _with_operator_state(self, copied: OperatorState, target: SavepointFolder) -> OperatorState:
         changes, stored = self._of_operator, self.operator
         contents = (
             (part.subtask, self._changed(part.subtask, content))
@@ -280,7 +275,7 @@ class ChangedOperator:
             return rows.stored_in(content, rows.encoded())
 
 
-def _in_order(given: KeyedStateFrame, key: KeyColumns) -> StateRows:
+def _in_order(given: KeyedStateFrame, key: GivenKey) -> StateRows:
     """Returns rows whose elements of lists are in the order of the rows: functions see them so."""
     with state_named(given.descriptor.name):
         rows = state_rows(given, key)

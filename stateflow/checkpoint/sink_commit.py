@@ -28,7 +28,7 @@ The log's first entry has this number, and no checkpoint does."""
 
 
 class Decision(enum.Enum):
-    """What to do with a checkpoint's output, given the table's token."""
+    """Actions on a checkpoint's output, given the table's token."""
 
     PUBLISH = "publish"
     ALREADY = "already published"

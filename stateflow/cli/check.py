@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from stateflow.checkpoint.restore.graph_plan import GraphChanges
+from stateflow.checkpoint.restore.plan_document import GraphChanges
 from stateflow.cli.common import (
     DROP,
     JOB,
@@ -18,16 +18,16 @@ from stateflow.cli.common import (
     SETTINGS_OPTIONS,
     graph_options,
     print_json,
+    print_text,
     settings_layers,
     with_options,
 )
-from stateflow.cli.formatting import print_text
 from stateflow.launch import prepare
 from stateflow.operations.compatibility import CheckReport, Problem, StateCheck, check_job, code_difference, problem_of
 from stateflow.runtime.planning.explain import to_lines
 from stateflow.runtime.preflight import Needs
 from stateflow.runtime.restore.planner import RestoreOptions
-from stateflow.state.schema.compatibility import Fit
+from stateflow.state.schema_compatibility import Fit
 
 MIGRATES, INCOMPATIBLE = 10, 20
 """Exit codes of the two commands; errors have their own."""
@@ -38,7 +38,7 @@ MIGRATES, INCOMPATIBLE = 10, 20
 @click.option(
     "--against",
     metavar="URI",
-    help="Job root, for its newest checkpoint, or the folder of a savepoint. Required; a new job has stateflow plan.",
+    help="Job root, for its newest checkpoint, or the folder of a savepoint. Required; plan checks a new job.",
 )
 @with_options(graph_options())
 @DROP
@@ -88,7 +88,7 @@ def check(
 
 @click.command()
 @JOB
-@click.option("--job-root", metavar="URI", help="Also check what a run in this job root would be refused for.")
+@click.option("--job-root", metavar="URI", help="Also check whether a run in this job root would be refused.")
 @with_options(SETTINGS_OPTIONS)
 @NO_SPARK
 @JSON

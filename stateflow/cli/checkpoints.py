@@ -11,9 +11,23 @@ import click
 import msgspec
 
 from stateflow import operations
-from stateflow.checkpoint.log.records import ABORTED, COMPLETED, CheckpointRecord
-from stateflow.cli.common import JSON, REQUESTER_OPTIONS, ROOT, SECONDS, TIMEOUT, print_json, with_options
-from stateflow.cli.formatting import align_columns, count_of, human_bytes, in_utc, offset_text, print_text, to_seconds
+from stateflow.checkpoint.log.documents import ABORTED, COMPLETED, CheckpointRecord
+from stateflow.cli.common import (
+    JSON,
+    REQUESTER_OPTIONS,
+    ROOT,
+    SECONDS,
+    TIMEOUT,
+    align_columns,
+    count_of,
+    human_bytes,
+    in_utc,
+    offset_text,
+    print_json,
+    print_text,
+    to_seconds,
+    with_options,
+)
 from stateflow.operations import CheckpointRequest
 from stateflow.requesters import os_user
 

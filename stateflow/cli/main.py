@@ -6,23 +6,18 @@ from importlib import metadata
 
 import click
 
-from stateflow.cli.bootstrap.commands import change, write
 from stateflow.cli.check import check, plan
 from stateflow.cli.checkpoints import checkpoints
 from stateflow.cli.common import StateflowGroup
-from stateflow.cli.compare.commands import diff
-from stateflow.cli.files import can_delete, gc, pins
-from stateflow.cli.health import doctor, verify
-from stateflow.cli.queries.query import query
-from stateflow.cli.queries.serve import serve
-from stateflow.cli.replay.commands import replay
+from stateflow.cli.compare import diff
+from stateflow.cli.maintenance import can_delete, doctor, gc, pins, source, tables, verify
+from stateflow.cli.queries import query, serve
+from stateflow.cli.replay import replay
 from stateflow.cli.restore import fork, restore
-from stateflow.cli.run.commands import run, submit
-from stateflow.cli.savepoints import savepoint, stop
-from stateflow.cli.source import source
-from stateflow.cli.state.commands import state
-from stateflow.cli.status.commands import history, status
-from stateflow.cli.tables.commands import tables
+from stateflow.cli.run import run, submit
+from stateflow.cli.savepoints import change, savepoint, stop, write
+from stateflow.cli.state import state
+from stateflow.cli.status import history, status
 
 
 def _version() -> str:

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from stateflow import operations
 from stateflow.checkpoint.log.documents import SinkMode
-from stateflow.checkpoint.restore.graph_plan import GraphChanges
 from stateflow.checkpoint.restore.plan_document import (
+    GraphChanges,
     RestorePlan,
     cautions,
     describe_graph,
@@ -31,20 +31,24 @@ from stateflow.cli.common import (
     REQUESTER_OPTIONS,
     ROOT,
     SETTINGS_OPTIONS,
+    add_row,
     graph_options,
+    human_bytes,
+    in_utc,
     print_json,
+    print_text,
     refuse,
     settings_layers,
+    short_offset,
     with_options,
 )
-from stateflow.cli.formatting import add_row, human_bytes, in_utc, print_text, short_offset
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode
 from stateflow.private_files import open_private
 from stateflow.requesters import os_user
 from stateflow.runtime.restore.plan_execution import RestoreRequest
 from stateflow.runtime.restore.planner import RestoreOptions
-from stateflow.types.bounded_json import decode_json
+from stateflow.types.decoders import decode_json
 
 
 @dataclass(frozen=True)
@@ -245,9 +249,8 @@ def _print_plan(plan: RestorePlan) -> None:
     print_text(f"{plan.job}: from checkpoint {plan.checkpoint_id} to {plan.label} ({describe_target(plan)})")
     if plan.savepoint:
         print_text(f"savepoint: {plan.savepoint} (claim mode {plan.claim_mode.value})")
-    if plan.job_file:
-        other = f"; {plan.other_code}" if plan.other_code else ""
-        print_text(f"job file: {plan.job_file} (modified {in_utc(plan.job_file_changed_at)}){other}")
+    other = f"; {plan.other_code}" if plan.other_code else ""
+    print_text(f"job file: {plan.job_file} (modified {in_utc(plan.job_file_changed_at)}){other}")
     for table in (_state_table(plan), _source_table(plan), _sink_table(plan)):
         print_text()
         console.print(table)

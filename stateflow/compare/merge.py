@@ -37,18 +37,21 @@ class Difference:
     new: bytes | None
 
 
-def differences(old: Iterator[EntryBlock], new: Iterator[EntryBlock]) -> Iterator[Difference]:
+def differences(
+    old: Iterator[EntryBlock], new: Iterator[EntryBlock], *, with_equal: bool = False
+) -> Iterator[Difference]:
     """Yields the entries that differ, in order of keys.
 
     Args:
         old, new: the entries of both snapshots in order of keys.
+        with_equal: whether to yield equal entries as well.
     """
     left, right = next(old, None), next(new, None)
     while left is not None and right is not None:
         bound = min(left.keys[-1], right.keys[-1])
         left_head, left = _divide(left, bound)
         right_head, right = _divide(right, bound)
-        yield from _compare(left_head, right_head)
+        yield from _compare(left_head, right_head, with_equal)
         left = left or next(old, None)
         right = right or next(new, None)
     while left is not None:
@@ -67,11 +70,12 @@ def _divide(block: EntryBlock, bound: bytes) -> tuple[EntryBlock, EntryBlock | N
     return (EntryBlock(block.keys[:end], block.values[:end]), EntryBlock(block.keys[end:], block.values[end:]))
 
 
-def _compare(old: EntryBlock, new: EntryBlock) -> Iterator[Difference]:
-    if old.keys == new.keys and old.values == new.values:
+def _compare(old: EntryBlock, new: EntryBlock, with_equal: bool) -> Iterator[Difference]:
+    if not with_equal and old.keys == new.keys and old.values == new.values:
         return
     before, after = dict(zip(old.keys, old.values, strict=True)), dict(zip(new.keys, new.values, strict=True))
-    for key in sorted({key for key, _ in before.items() ^ after.items()}):
+    keys = before.keys() | after.keys() if with_equal else {key for key, _ in before.items() ^ after.items()}
+    for key in sorted(keys):
         yield Difference(key, before.get(key), after.get(key))
 
 

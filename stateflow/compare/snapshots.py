@@ -6,25 +6,28 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 
 from stateflow import failpoints
 from stateflow.clock import Clock, SystemClock
-from stateflow.compare.change_file import ChangeFile, ComparedState
-from stateflow.compare.change_rows import changes_as_text
+from stateflow.compare.changes import ChangeFile, ComparedState, changes_as_text, typed_changes
 from stateflow.compare.merge import Difference
-from stateflow.compare.operator_state import PREFIX, RAW, RAW_KEYED, decode_operator_key
-from stateflow.compare.operators import OperatorComparison, Readers
-from stateflow.compare.states import OperatorStates, StatePair
-from stateflow.compare.stored_entries import EntryReader, Side
+from stateflow.compare.operators import (
+    PREFIX,
+    RAW,
+    RAW_KEYED,
+    OperatorComparison,
+    OperatorSide,
+    Readers,
+    decode_operator_key,
+)
+from stateflow.compare.states import StatePair, StatePairs
 from stateflow.compare.summary import StateDiff, Tally
-from stateflow.compare.typed_changes import typed_changes
 from stateflow.errors import ConfigError
+from stateflow.helpers import did_you_mean
+from stateflow.private_files import ScratchFolder
 from stateflow.query.snapshot import Snapshot, open_snapshot
-from stateflow.scratch_folder import ScratchFolder
-from stateflow.similar_names import did_you_mean
 
 Location = tuple[str, int | str | None]
 """The arguments of `open_snapshot`: a job root or the folder of a savepoint, and the snapshot in it."""
@@ -32,7 +35,7 @@ Location = tuple[str, int | str | None]
 
 @dataclass(frozen=True)
 class DiffOptions:
-    """What to compare, and what to return.
+    """Options of a comparison.
 
     Attributes:
         operators: uids of the operators to compare; all if empty.
@@ -73,7 +76,7 @@ class SnapshotDiff:
         read_bytes: bytes of keyed state that were read from both snapshots. A file that both share counts once if it
             is read in parts, and twice if it is read as a whole.
         changes: the keys that differ as record batches, with keys and values as JSON, ordered by operator and stored
-            key; None if they were not asked for. It can be read once. Raises CorruptFile for a value that does not
+            key; None if they were not requested. It can be read once. Raises CorruptFile for a value that does not
             decode.
     """
 
@@ -102,13 +105,13 @@ class SnapshotDiff:
 
         Raises:
             ConfigError: the state is not one of `states`; or it has another kind in each snapshot, or the keys that
-                differ were not asked for.
+                differ were not requested.
             CorruptFile: from the reader: a key or value does not decode.
             StateError: from the reader: a value, such as an integer beyond 64 bits, has no representation in its
                 column.
         """
         if self._file is None:
-            raise ConfigError("the keys that differ were not asked for", hint="compare with changes=True")
+            raise ConfigError("the changes were not requested", hint="compare with changes=True")
         found = [
             number for number, each in enumerate(self._file.states) if (each.uid, each.pair.name) == (operator, state)
         ]
@@ -162,7 +165,10 @@ def split_location(text: str) -> Location:
 def compare(old: Snapshot, new: Snapshot, options: DiffOptions, clock: Clock | None = None) -> SnapshotDiff:
     """Compares two open snapshots; arguments and errors as for `diff`."""
     sides = [
-        {operator.uid: Side(each.storage, operator, each.max_parallelism) for operator in each.manifest.operators}
+        {
+            operator.uid: OperatorSide(each.storage, operator, each.max_parallelism)
+            for operator in each.manifest.operators
+        }
         for each in (old, new)
     ]
     uids = _chosen(sides[0] | sides[1], options.operators)
@@ -170,11 +176,12 @@ def compare(old: Snapshot, new: Snapshot, options: DiffOptions, clock: Clock | N
     file = ChangeFile() if options.changes else None
     try:
         with ScratchFolder() as scratch:
-            readers = _readers(scratch.path, clock or SystemClock())
+            readers = Readers.create(scratch.path, clock or SystemClock())
             for uid in uids:
-                pair = sides[0].get(uid), sides[1].get(uid)
-                found = OperatorComparison(*pair, readers, options.counts_all)
-                states += _compared(uid, found, _Listing(uid, found.states, pair, file) if file else None)
+                first, second = sides[0].get(uid), sides[1].get(uid)
+                found = OperatorComparison(first, second, readers, counts_all=options.counts_all)
+                listing = _Listing(uid, found.states, file, old=first, new=second) if file else None
+                states += _count_differences(uid, found, listing)
                 failpoints.hit("diff.compared")
     except BaseException:
         if file is not None:
@@ -191,27 +198,22 @@ def compare(old: Snapshot, new: Snapshot, options: DiffOptions, clock: Clock | N
     return dataclasses.replace(diff, changes=changes_as_text(file), _file=file)
 
 
-def _readers(scratch: Path, clock: Clock) -> Readers:
-    old = EntryReader(scratch / "old", clock)
-    return Readers(old, EntryReader(scratch / "new", clock, [old.cache_folder]))
-
-
 class _Listing:
     """Adds the differences of one operator to a file.
 
     Args:
         uid: uid of the operator.
         states: its keyed states.
-        sides: the operator in each snapshot; None in one that does not have it.
         file: the file.
+        old, new: the operator in each snapshot; None in one that does not have it.
     """
 
     def __init__(
-        self, uid: str, states: OperatorStates, sides: tuple[Side | None, Side | None], file: ChangeFile
+        self, uid: str, states: StatePairs, file: ChangeFile, *, old: OperatorSide | None, new: OperatorSide | None
     ) -> None:
         self._uid = uid
         self._decode = states.decode
-        self._old, self._new = (side.operator if side else None for side in sides)
+        self._old, self._new = (side.operator if side else None for side in (old, new))
         self._file = file
         for pair in states.pairs:
             self._number_of(pair)
@@ -225,7 +227,7 @@ class _Listing:
         self._file.add(self._number_of(pair), found)
 
 
-def _compared(uid: str, found: OperatorComparison, listing: _Listing | None) -> Iterator[StateDiff]:
+def _count_differences(uid: str, found: OperatorComparison, listing: _Listing | None) -> Iterator[StateDiff]:
     tally = Tally(uid)
     for pair, difference in found.differences():
         tally.add(pair, difference)
@@ -238,7 +240,7 @@ def _no_single_state(states: Sequence[ComparedState], operator: str, state: str)
     known = sorted({f"{each.uid}.{each.pair.name}" for each in states})
     if f"{operator}.{state}" in known:
         return ConfigError(
-            "the state has another kind in each snapshot",
+            "the kind of the state differs between the snapshots",
             hint="read changes instead, which has the keys of both",
             operator=operator,
             state=state,
@@ -256,7 +258,7 @@ def _is_operator_state(pair: StatePair) -> bool:
     return pair.name.startswith(PREFIX) or pair.name in (RAW, RAW_KEYED)
 
 
-def _chosen(found: dict[str, Side], wanted: Sequence[str]) -> list[str]:
+def _chosen(found: dict[str, OperatorSide], wanted: Sequence[str]) -> list[str]:
     unknown = [uid for uid in wanted if uid not in found]
     if unknown:
         raise ConfigError(
@@ -268,5 +270,5 @@ def _chosen(found: dict[str, Side], wanted: Sequence[str]) -> list[str]:
     return sorted(set(wanted) or found)
 
 
-def _described(snapshot: Snapshot, sides: Sequence[Side]) -> ComparedSnapshot:
+def _described(snapshot: Snapshot, sides: Sequence[OperatorSide]) -> ComparedSnapshot:
     return ComparedSnapshot(snapshot.storage.uri, snapshot.job, snapshot.label, sum(side.bytes for side in sides))

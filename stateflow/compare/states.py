@@ -1,22 +1,171 @@
-"""The states of an operator in two snapshots: which entries belong to which state, and what their keys mean."""
+"""The states of an operator in two snapshots: their entries and keys, and whether two stored values are equal.
+
+Two values are equal if they decode to the same value. Their bytes may differ: sets and dicts have no order, a class may
+have had other fields when the older value was written, and a value of a state with a TTL carries a timestamp. The
+timestamp is not compared: it says when the value was written, and two jobs write the same value at different times.
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
+
 from stateflow.checkpoint.log.documents import OperatorState
-from stateflow.compare.merge import Difference
-from stateflow.compare.values import ValueComparison
+from stateflow.compare.merge import Difference, unpack_list
 from stateflow.errors import CorruptFile
 from stateflow.state.backends.entry_stream import GROUP_BYTES
-from stateflow.state.handles import StateSchema
+from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.state.kinds.timers import TIMER_IDS
+from stateflow.state.schema import union_member
+from stateflow.state.schema_compatibility import Declaration, compare_schemas
 from stateflow.types.key_encoding import decode_key
+from stateflow.types.serializers import decode_untyped, payload_start
+
+_SETS = {"set", "frozenset"}
+_SEQUENCES = {"list", "vartuple"}
+
+
+class ValueComparison:
+    """Compares stored values of one state in two snapshots.
+
+    Args:
+        old: schema of the state in the first snapshot; None if it does not have the state.
+        new: the same for the second snapshot; of the same kind.
+
+    Attributes:
+        reads_as: whose type both values are read with: ``new``, ``old``, or ``neither`` if the types are incompatible
+            or unknown. Values are then compared without their types.
+    """
+
+    def __init__(self, old: StateSchema | None, new: StateSchema | None) -> None:
+        known = new or old
+        self._is_list = known is not None and known.kind == "list"
+        self.reads_as, self._type = _common_type(old, new)
+
+    def equal(self, old: bytes, new: bytes) -> bool:
+        """Returns whether two values are equal; each that of a list as `pack_list` returns it.
+
+        Raises:
+            CorruptFile: a value does not decode, or does not have its recorded type.
+        """
+        if old == new:
+            return True
+        if not self._is_list:
+            return self._equal(old, new)
+        before, after = unpack_list(old), unpack_list(new)
+        return len(before) == len(after) and all(map(self._equal, before, after))
+
+    def identity(self, data: bytes) -> str:
+        """Returns a text that equal values share; raises as `equal`."""
+        return repr(self._comparable(data))
+
+    def _equal(self, old: bytes, new: bytes) -> bool:
+        if old[payload_start(old) :] == new[payload_start(new) :]:
+            return True
+        return self._comparable(old) == self._comparable(new)
+
+    def _comparable(self, data: bytes) -> object:
+        value = decode_untyped(data)
+        try:
+            return _plain(value) if self._type is None else _Reader(self._type.classes).read(value, self._type.root)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError) as e:
+            raise CorruptFile(
+                "a stored value does not have the type that its snapshot records",
+                hint="restore an older checkpoint",
+                reason=f"{type(e).__name__}: {e}"[:200],
+            ) from e
+
+
+def _common_type(old: StateSchema | None, new: StateSchema | None) -> tuple[str, TypeSchema | None]:
+    if old is None or new is None:
+        return "neither", None
+    if old.type.serializer or new.type.serializer:
+        # Only the job has the code that decodes these values, so the bytes that it has written are compared.
+        return "neither", None
+    if not compare_schemas(old, Declaration(new)).conflicts:
+        return "new", new.type
+    if not compare_schemas(new, Declaration(old)).conflicts:
+        return "old", old.type
+    return "neither", None
+
+
+def _plain(value: object) -> object:
+    """Returns a decoded value in a form that can be compared: one NaN equals another."""
+    if isinstance(value, float) and value != value:
+        return ("NaN",)
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return value
+
+
+class _Reader:
+    """Reads decoded values as a recorded type: with its fields and their defaults, and sets without order.
+
+    Args:
+        classes: the classes of the type.
+    """
+
+    def __init__(self, classes: Sequence[ClassSchema]) -> None:
+        self._classes = classes
+
+    def read(self, value: object, node: TypeNode) -> object:
+        """Returns a value in a form that can be compared."""
+        read: Callable[[object, TypeNode], object] = {"class": self._read_class, "dict": self._read_dict}.get(
+            node.kind, self._read_other
+        )
+        return read(value, node)
+
+    def _read_other(self, value: object, node: TypeNode) -> object:
+        if isinstance(value, list) and node.kind in _SETS:
+            return ("set", sorted(repr(self.read(each, node.parts[0])) for each in value))
+        if isinstance(value, list) and node.kind in _SEQUENCES and node.parts:
+            return [self.read(each, node.parts[0]) for each in value]
+        if isinstance(value, list) and node.kind == "tuple":
+            return [self.read(each, part) for each, part in zip(value, node.parts, strict=True)]
+        if node.kind == "union" and value is not None:
+            chosen = union_member(value, node, self._classes)
+            return _plain(value) if chosen is None else self.read(value, chosen)
+        return _plain(value)
+
+    def _read_dict(self, value: object, node: TypeNode) -> object:
+        if not isinstance(value, dict) or len(node.parts) != 2:
+            return _plain(value)
+        return {key: self.read(each, node.parts[1]) for key, each in value.items()}
+
+    def _read_class(self, value: object, node: TypeNode) -> object:
+        described = self._classes[node.class_index]
+        found = _fields(value, described)
+        # Members of a union may have the same fields.
+        tag: dict[str, object] = {"": described.tag} if described.tag else {}
+        return tag | {field.name: self._read_field(found, field) for field in described.fields}
+
+    def _read_field(self, found: dict[str, object], field: FieldSchema) -> object:
+        if field.name in found:
+            return self.read(found[field.name], field.type)
+        try:
+            return self.read(msgspec.json.decode(field.default or "null"), field.type)
+        except msgspec.DecodeError:
+            # The name of a factory, whose value is not known here.
+            return ("default", field.default)
+
+
+def _fields(value: object, described: ClassSchema) -> dict[str, object]:
+    """Returns the stored fields of a class by name. Raises TypeError if the value is not one of this class."""
+    if isinstance(value, dict):
+        return value
+    if not isinstance(value, list):
+        raise TypeError(f"{described.name} is stored as {type(value).__name__}")
+    own = value[1:] if described.tag else value
+    return {field.name: each for field, each in zip(described.fields, own, strict=False)}
+
 
 TIMERS = "_timers"
 """Name under which timers are reported."""
@@ -64,7 +213,7 @@ class DecodedKey:
     domain: str = ""
 
 
-class OperatorStates:
+class StatePairs:
     """The keyed states of one operator in two snapshots.
 
     Args:
@@ -108,7 +257,7 @@ class OperatorStates:
         if found in self._domains:
             return self._timers
         if found not in self._ids[side]:
-            raise CorruptFile("a stored key belongs to no declared state", state_id=found.hex())
+            raise CorruptFile("a stored key does not belong to a declared state", state_id=found.hex())
         schema = self._ids[side][found]
         return None if schema is None else self._pairs[schema.name, schema.kind]
 
@@ -150,7 +299,7 @@ class OperatorStates:
         return DecodedKey(parts[: self._columns], parts[self._columns], map_key, time, domain or "")
 
 
-_NOTHING = OperatorState(uid="", parallelism=1, key_types=[], states=[], subtasks=[])
+_NOTHING = OperatorState(uid="", parallelism=1, key_types=[], key_names=[], states=[], subtasks=[])
 
 
 def _ids_of(operator: OperatorState | None) -> dict[bytes, StateSchema | None]:
@@ -160,10 +309,10 @@ def _ids_of(operator: OperatorState | None) -> dict[bytes, StateSchema | None]:
 def _pairs(old: OperatorState | None, new: OperatorState | None) -> Iterable[StatePair]:
     before = {schema.name: schema for schema in (old or _NOTHING).states}
     after = {schema.name: schema for schema in (new or _NOTHING).states}
-    for name in before | after:
+    for name, found in (before | after).items():
         first, second = before.get(name), after.get(name)
         if first is None or second is None or first.kind == second.kind:
-            yield StatePair(name, (second or first or _NO_STATE).kind, first, second)
+            yield StatePair(name, found.kind, first, second)
         else:
             yield StatePair(name, first.kind, first, None)
             yield StatePair(name, second.kind, None, second)
@@ -171,9 +320,6 @@ def _pairs(old: OperatorState | None, new: OperatorState | None) -> Iterable[Sta
 
 def _kind(schema: StateSchema | None) -> str:
     return "" if schema is None else schema.kind
-
-
-_NO_STATE = StateSchema(name="", kind="", value_type="")
 
 
 def id_of(pair: StatePair) -> tuple[bytes, ...]:

@@ -1,12 +1,13 @@
-"""Counts the differences between two snapshots by operator and state."""
+"""Counts the differences between two snapshots by operator and state, and decides whether they exceed limits."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stateflow.compare.merge import Difference
-from stateflow.compare.states import OperatorStates, StatePair, id_of
+from stateflow.compare.states import StatePair, StatePairs, id_of
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 """The kinds of changes: of a key that only the second, only the first, or both snapshots have."""
@@ -88,9 +89,7 @@ class Tally:
         if found.new is not None:
             counts.new_bytes += len(found.key) + len(found.new)
 
-    def result(
-        self, states: OperatorStates, totals: tuple[Counter[bytes], Counter[bytes]] | None
-    ) -> tuple[StateDiff, ...]:
+    def result(self, states: StatePairs, totals: tuple[Counter[bytes], Counter[bytes]] | None) -> tuple[StateDiff, ...]:
         """Returns the counts of all states in order: keyed states by name, timers, operator states.
 
         Timers and operator states without differences are left out.
@@ -143,3 +142,38 @@ def _totals_of(pair: StatePair, totals: tuple[Counter[bytes], Counter[bytes]] | 
         for counts, schema in zip(totals, (pair.old, pair.new), strict=True)
     )
     return old, new
+
+
+@dataclass(frozen=True)
+class DiffLimits:
+    """How much a state may differ; each limit holds for each state alone.
+
+    Attributes:
+        keys: number of keys that may differ; None for any number.
+        fraction: part of a state's keys that may differ, from 0 to 1; None for any part. The keys must be counted.
+    """
+
+    keys: int | None = 0
+    fraction: float | None = None
+
+    def exceeded_by(self, state: StateDiff) -> bool:
+        """Returns whether a state differs more than allowed."""
+        if self.keys is not None and state.keys > self.keys:
+            return True
+        return self.fraction is not None and state.keys > 0 and (state.fraction or 1.0) > self.fraction
+
+
+def states_beyond(states: Iterable[StateDiff], limits: DiffLimits, ignored: Iterable[str] = ()) -> list[StateDiff]:
+    """Returns the states that differ more than allowed.
+
+    Args:
+        states: the differences by state.
+        limits: what is allowed.
+        ignored: states that may differ in any way, each as ``OPERATOR`` or ``OPERATOR.STATE``.
+    """
+    names = set(ignored)
+    return [
+        state
+        for state in states
+        if not {state.operator, f"{state.operator}.{state.state}"} & names and limits.exceeded_by(state)
+    ]

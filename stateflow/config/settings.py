@@ -1,19 +1,126 @@
-"""Settings of a run: frozen dataclasses whose values are validated when they are created."""
+"""Settings of a run: frozen dataclasses whose values are validated when they are created.
+
+The settings of state are in `state_settings`. Durations and ends of runs are parsed here.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, time, timedelta, tzinfo
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
-from stateflow.config.run_end import INPUT_ENDS, RunEnd, parse_run_end
-from stateflow.config.state_settings import RocksDBSettings, ShuffleSettings, StateSettings
-from stateflow.config.values import Choice, Count, Delay, EndCondition, check_one_of
+from stateflow.config.state_settings import (
+    Choice,
+    Count,
+    Delay,
+    EndCondition,
+    RocksDBSettings,
+    ShuffleSettings,
+    StateSettings,
+    check_one_of,
+)
 from stateflow.errors import ConfigError
 from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM
+
+_UNITS = {
+    0.001: ("ms", "milli", "millis", "millisecond", "milliseconds"),
+    1.0: ("s", "sec", "secs", "second", "seconds"),
+    60.0: ("m", "min", "mins", "minute", "minutes"),
+    3600.0: ("h", "hour", "hours"),
+    86400.0: ("d", "day", "days"),
+}
+"""Names of the units of a duration, by their length in seconds."""
+_SECONDS = {name: seconds for seconds, names in _UNITS.items() for name in names}
+_DURATION = re.compile(r"\s*(?P<number>\d+(\.\d*)?|\.\d+)\s*(?P<unit>[a-z]+)\s*", re.IGNORECASE | re.ASCII)
+
+
+def parse_duration(text: str) -> timedelta:
+    """Parses a duration such as ``90s``, ``10 min``, ``500ms``, ``2h`` or ``1 day``.
+
+    Raises:
+        ValueError: the text is not a number with a unit.
+        OverflowError: the duration is too long for a timedelta.
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None or found["unit"].lower() not in _SECONDS:
+        raise ValueError(text)
+    return timedelta(seconds=float(found["number"]) * _SECONDS[found["unit"].lower()])
+
+
+INPUT_ENDS, STOPPED = "input-ends", "stopped"
+
+
+_TIME_OF_DAY = re.compile(r"(?P<time>\d\d:\d\d(:\d\d)?)(\s+(?P<zone>[A-Za-z][\w+/-]*))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """When a run ends.
+
+    Attributes:
+        continuous: whether the run waits for more input when it has processed all of it.
+        after: how long a continuous run lasts; None without such a limit.
+        at: the time of day at which a continuous run ends; None without one.
+        zone: the time zone of `at`.
+    """
+
+    continuous: bool = False
+    after: timedelta | None = None
+    at: time | None = None
+    zone: tzinfo = UTC
+
+    def next_time(self, now: datetime) -> datetime | None:
+        """Returns the next occurrence of the time of day after `now`, in UTC; None without a time of day."""
+        if self.at is None:
+            return None
+        today = now.astimezone(self.zone).date()
+        # The day is added to the date, not to the time: a day has 23 or 25 hours when the clocks change.
+        times = (datetime.combine(today + timedelta(days=days), self.at, self.zone).astimezone(UTC) for days in (0, 1))
+        return next(each for each in times if each > now)
+
+
+def parse_run_end(text: str) -> RunEnd:
+    """Parses a value of ``run.until``.
+
+    Raises:
+        ConfigError: the value has none of the allowed forms.
+    """
+    if text.lower().replace("_", "-") == INPUT_ENDS:
+        return RunEnd()
+    if text.lower() == STOPPED:
+        return RunEnd(continuous=True)
+    try:
+        return _time_of_day(text) or _duration(text)
+    except (ValueError, OverflowError, KeyError, OSError) as e:
+        raise ConfigError(
+            "invalid value of a setting",
+            hint=f"expected {INPUT_ENDS}, {STOPPED}, a duration such as 90 min or 8h, or a time of day such as 18:00 "
+            "(in UTC) or 18:00 Europe/Berlin",
+            name="run.until",
+            value=text,
+        ) from e
+
+
+def _time_of_day(text: str) -> RunEnd | None:
+    """Returns the end at a time of day; None for a text that is none. Raises for an unknown hour or zone."""
+    found = _TIME_OF_DAY.fullmatch(text.strip())
+    if found is None:
+        return None
+    zone = ZoneInfo(found["zone"]) if found["zone"] else UTC
+    return RunEnd(continuous=True, at=time.fromisoformat(found["time"]), zone=zone)
+
+
+def _duration(text: str) -> RunEnd:
+    duration = parse_duration(text)
+    if not duration:
+        raise ValueError(text)
+    return RunEnd(continuous=True, after=duration)
+
 
 RESTART_STRATEGIES = ("none", "fixed-delay", "exponential-delay", "failure-rate")
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
@@ -36,8 +143,6 @@ class RunSettings:
         max_batches: maximum number of batches of a run.
         max_duration: the run ends with the first batch that completes after this time, counted from when it was
             restored.
-        max_tick_batches: maximum number of batches without rows at the end of a run, while timers are due; the next run
-            fires the rest.
         drain: treat all sources as ended once the run has caught up, which fires every event-time timer. ``stateflow
             run --drain`` and *Last run: drain* in Airflow set it. Use it for the last run only: on a schedule it would
             close every open session at the end of each run. A run that ends earlier, at a limit, does not drain.
@@ -52,7 +157,6 @@ class RunSettings:
     interval: timedelta | None = None
     max_batches: int | None = None
     max_duration: timedelta | None = None
-    max_tick_batches: int = 10
     drain: bool = False
     skip_idle: bool = True
     take_over: timedelta | None = None
@@ -156,40 +260,19 @@ class FixedDelay:
 
 @dataclass(frozen=True)
 class ExponentialDelay:
-    """Restart strategy ``exponential-delay``: each delay is `multiplier` times the one before, up to `max_backoff`.
+    """Restart strategy ``exponential-delay``: each delay is 1.5 times the one before, up to `max_backoff`.
 
     Attributes:
-        initial_backoff: delay of the first restart.
+        initial_backoff: delay of the first restart; each further one is 1.5 times the one before, and up to a tenth
+            more or less. After an hour without failure the delay is this one again, and the attempts are counted from
+            zero.
         max_backoff: maximum delay.
-        multiplier: factor from one delay to the next; at least 1.
-        reset_after: time without failure after which the delay is ``initial_backoff`` again and the attempts are
-            counted from zero.
-        jitter: random part of a delay, added or subtracted, as a fraction in [0, 1).
         attempts: maximum number of restarts; none for no limit.
     """
 
     initial_backoff: timedelta = timedelta(seconds=1)
     max_backoff: timedelta = timedelta(minutes=1)
-    multiplier: float = 1.5
-    reset_after: timedelta = timedelta(hours=1)
-    jitter: float = 0.1
     attempts: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.multiplier < 1:
-            raise ConfigError(
-                "the multiplier of restart delays is too small",
-                hint="use at least 1",
-                value=self.multiplier,
-                name="restart.exponential_delay.multiplier",
-            )
-        if self.jitter >= 1:
-            raise ConfigError(
-                "the jitter of restart delays is too large",
-                hint="use a value below 1",
-                value=self.jitter,
-                name="restart.exponential_delay.jitter",
-            )
 
 
 @dataclass(frozen=True)
@@ -252,9 +335,8 @@ class SavepointSettings:
         stop_format: format of the savepoint of a stop whose request names none: ``canonical`` or ``native``. Other
             savepoints are native unless the request names a format.
         worker_bytes: size of the state of one subtask for each worker that writes it in the canonical format. A worker
-            writes contiguous key groups.
+            writes contiguous key groups into one file; small subtasks share a worker.
         max_workers: maximum number of workers for one subtask.
-        files_per_worker: maximum number of files that a worker writes; small subtasks share a worker.
         native_files: maximum number of files for the keyed state of a native savepoint. They are written to local disk
             first, two at a time, instead of being linked. 0 copies the files as they are.
     """
@@ -262,7 +344,6 @@ class SavepointSettings:
     stop_format: Choice = CANONICAL
     worker_bytes: int = 5 << 30
     max_workers: int = 4
-    files_per_worker: int = 1
     native_files: Count = 0
 
     def __post_init__(self) -> None:

@@ -6,15 +6,13 @@ Precedence, lowest first: code, TOML file, command line or Airflow.
 from __future__ import annotations
 
 import dataclasses
-import math
 import tomllib
 from collections.abc import Mapping
 from datetime import time, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from stateflow.config.durations import parse_duration
-from stateflow.config.settings import LIMITS, Settings, SourceSettings
+from stateflow.config.settings import LIMITS, Settings, SourceSettings, parse_duration
 from stateflow.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +33,6 @@ _MOST_DOTS = 500
 _EXPECTED = {
     "int": "a whole number, at least 1",
     "Count": "a whole number, at least 0",
-    "float": "a number, at least 0",
     "timedelta": "a duration above zero, such as 500ms, 90s, 10 min, 2h or 1d",
     "Delay": "a duration, such as 0s, 500ms, 90s, 10 min, 2h or 1d",
     "Choice": "text",
@@ -176,11 +173,6 @@ def _parse(value: object, annotation: str) -> object:
         return _parse_time(value, may_be_zero=annotation.startswith("Delay"))
     if annotation.startswith(("int", "Count")):
         return _parse_whole(value, least=1 if annotation.startswith("int") else 0)
-    if annotation.startswith("float"):
-        number = float(value if isinstance(value, int | float) else str(value))
-        if not 0 <= number < math.inf:
-            raise ValueError(value)
-        return number
     if annotation == "bool":
         text = str(value).lower()
         if text not in _TRUE + _FALSE:

@@ -1,4 +1,4 @@
-"""Settings of state: backend, RocksDB, and the sort that brings rows to it."""
+"""Settings of state: backend, RocksDB, limits of entries, and the sort of a task's input; and checks of values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from datetime import timedelta
 
-from stateflow.config.values import Choice, check_at_most, check_one_of
+from stateflow.errors import ConfigError
 
 COMPACTIONS = ("universal", "leveled")
 BACKENDS = ("rocksdb", "filesystem", "memory")
@@ -50,9 +50,6 @@ class StateSettings:
             more fails. At most 24 MiB.
         inline_below_bytes: the filesystem backend stores state of a subtask that is smaller in the manifest instead of
             a file. At most 1 MiB, and at most 16 MiB divided by the number of all subtasks.
-        ttl_cleanup_entries: maximum number of due expiry entries that a subtask processes per batch and state with a
-            time to live, with incremental RocksDB; each visited key group counts as three. A full snapshot removes all
-            expired entries. ``cleanup_incrementally`` of a state's declaration overrides it for that state.
         ttl_cleanup_interval: how often subtasks without rows remove expired entries of states with a time to live in
             processing time, if there are any, in a run that waits for input. While no input arrives, it makes a batch
             without rows for it, in which a subtask processes ten times as many entries.
@@ -71,7 +68,6 @@ class StateSettings:
     incremental: bool = True
     memory_limit_bytes: int = 5 << 20
     inline_below_bytes: int = 20 << 10
-    ttl_cleanup_entries: int = 1000
     ttl_cleanup_interval: timedelta = timedelta(minutes=1)
     cache_limit_bytes: int = 20 << 30
     max_key_bytes: int = EntryLimits.key_bytes
@@ -153,3 +149,27 @@ class ShuffleSettings:
             LARGEST_SORT,
             "sorted rows are one Arrow buffer, whose offsets have 31 bits",
         )
+
+
+Count = int
+"""Annotation of an integer that may be 0; ``int`` is at least 1."""
+Delay = timedelta
+"""Annotation of a duration that may be zero; ``timedelta`` is positive."""
+Choice = str
+"""Annotation of an enumerated value. Case is ignored, and underscores equal hyphens, as in Flink's constants."""
+
+
+EndCondition = str
+"""Annotation of ``run.until``; a duration or a time of day is converted to text."""
+
+
+def check_one_of(name: str, value: str, known: tuple[str, ...], what: str) -> None:
+    """Raises ConfigError unless the value is a known one."""
+    if value not in known:
+        raise ConfigError(f"unknown {what}", hint=f"known: {', '.join(known)}", name=name, value=value)
+
+
+def check_at_most(name: str, value: int, limit: int, why: str) -> None:
+    """Raises ConfigError when the value exceeds the limit."""
+    if value > limit:
+        raise ConfigError("a setting exceeds its limit", hint=why, name=name, value=value, limit=limit)

@@ -26,16 +26,14 @@ from pyarrow.dataset import (
     ParquetReadOptions,
 )
 
-from stateflow.api.row_identity import RowIdentity
-from stateflow.api.schema import RowSchema
+from stateflow.api.schema import RowIdentity, RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartPosition
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.delta.column_types import COLUMN_MAPPING
-from stateflow.connectors.delta.data_files import cast_read
-from stateflow.connectors.delta.log.paths import damaged_file, open_logged_file, plain_path
-from stateflow.connectors.delta.log.table_log import check_log
-from stateflow.connectors.source_errors import position_error
+from stateflow.connectors.connector_errors import position_error
+from stateflow.connectors.data_files import cast_read
+from stateflow.connectors.delta.log import check_log, damaged_file, open_logged_file, plain_path
+from stateflow.connectors.delta_types import COLUMN_MAPPING
 from stateflow.errors import (
     ConfigError,
     CorruptFile,
@@ -115,9 +113,7 @@ class BatchTable(LocalSource):
         self._refresh = refresh.total_seconds()
         if self._refresh <= 0:
             raise JobDefinitionError(
-                "the time between two looks at a table must be positive",
-                hint="pass refresh=timedelta(minutes=5)",
-                refresh=str(refresh),
+                "refresh must be positive", hint="pass refresh=timedelta(minutes=5)", refresh=str(refresh)
             )
         column = self.schema.column(deleted)
         if column.spark_type != "boolean" or column.nullable:
@@ -201,7 +197,7 @@ class BatchTable(LocalSource):
             return _Files(table.version(), table.to_pyarrow_dataset(filesystem=system), self._table if local else "")
 
     def _rows(self, files: _Files, without: Set[str], *, deleted: bool) -> Sequence[object]:
-        """Returns the rows of the files of a version, except those of some files."""
+        """Returns the rows of the files of a version, except some files."""
         names = [name for name in self.schema.names if name != self._deleted]
         missing = sorted(set(names) - set(files.dataset.schema.names))
         if missing:
@@ -231,7 +227,7 @@ class BatchTable(LocalSource):
         else:
             reason = f"{null.lstrip('.')} is null"
         raise SchemaMismatch(
-            "rows of a Delta table are not those of the row class",
+            "the rows of a Delta table do not match the row class",
             hint="declare the types that the table has, and … | None for columns with nulls",
             table=self._table,
             reason=reason[:500],

@@ -11,7 +11,7 @@ import pyarrow as pa
 from stateflow.api.changelog import Changelog
 from stateflow.api.sink import Delivery, SinkContext, SinkRewind, SinkTable, Successor, TableChanges
 from stateflow.clock import SystemClock
-from stateflow.connectors.arguments import check_choice
+from stateflow.connectors.connector_errors import check_choice
 from stateflow.connectors.staged_output import StagedSink, StagedTable
 from stateflow.errors import JobDefinitionError, SinkRefused, StateflowError, StorageError
 from stateflow.state.handles import Committable
@@ -72,7 +72,7 @@ class ForeachBatchSink(StagedSink):
     def __init__(self, function: BatchFunction, *, on_rewind: OnRewind = "refuse", idempotent: bool = False) -> None:
         if not callable(function):
             raise JobDefinitionError(
-                "a sink that calls a function was given something else",
+                "ForeachBatchSink needs a function",
                 hint="pass a function of the rows and their batch",
                 found=type(function).__name__,
             )

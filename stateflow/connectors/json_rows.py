@@ -47,7 +47,7 @@ def special_float(number: float) -> str:
 
 
 def _needs_texts(values: pa.Array | pa.ChunkedArray) -> bool:
-    """Returns whether values of a column need another form than that of their encoder."""
+    """Returns whether values of a column need another form than their encoder's."""
     if pa.types.is_floating(values.type):
         # Nearly always all of them are finite, which need not be checked one by one in Python.
         return pc.all(pc.is_finite(values)).as_py() is False
@@ -55,7 +55,7 @@ def _needs_texts(values: pa.Array | pa.ChunkedArray) -> bool:
 
 
 def _has_texts(kind: pa.DataType) -> bool:
-    """Returns whether values of a type may need another form than that of their encoder."""
+    """Returns whether values of a type may need another form than their encoder's."""
     if pa.types.is_map(kind):
         return pa.types.is_boolean(kind.key_type) or _has_texts(kind.key_type) or _has_texts(kind.item_type)
     if pa.types.is_nested(kind):

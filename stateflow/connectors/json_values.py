@@ -72,8 +72,8 @@ class _Seen:
 class JsonObjects:
     """Decodes objects of JSON, with a member for each column. Further members are ignored; missing ones are null.
 
-    The names of an object must be unique, and those of objects that are values of a class. Of a key that a map has
-    twice, the last value counts, as for Python's decoder.
+    The names of an object must be unique, also in objects that are values of a class. Of a key that a map has twice,
+    the last value counts, as for Python's decoder.
 
     Args:
         columns: the columns.

@@ -1,4 +1,4 @@
-"""Offsets in partitions of a source: what is new after a position, and what the source no longer has. Pure."""
+"""Offsets in partitions of a source: new rows after a position, and rows that the source no longer has. Pure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Gap(Generic[P]):
 
 
 def gaps_after(position: Mapping[P, int], earliest: Mapping[P, int], ends: Mapping[P, int]) -> Iterator[Gap[P]]:
-    """Yields what is lost after a position.
+    """Yields the lost rows after a position.
 
     Args:
         position: the offsets of the next rows to read.
@@ -61,12 +61,12 @@ def gaps_after(position: Mapping[P, int], earliest: Mapping[P, int], ends: Mappi
 def gaps_between(
     start: Mapping[P, int], end: Mapping[P, int], earliest: Mapping[P, int], ends: Mapping[P, int]
 ) -> Iterator[Gap[P]]:
-    """Yields what is lost of the rows between two positions.
+    """Yields the lost rows between two positions.
 
     Args:
         start: the offsets of the first rows. Where a partition began that it does not have is unknown.
         end: the offsets after the last rows.
-        earliest, ends: as those of `gaps_after`.
+        earliest, ends: as for `gaps_after`.
     """
     for partition, after in sorted(end.items()):
         first = start.get(partition, after)
@@ -78,14 +78,14 @@ def gaps_between(
         yield from found
 
 
-def shortened(texts: Sequence[str]) -> list[str]:
+def shorten_texts(texts: Sequence[str]) -> list[str]:
     """Returns texts for an error, one per partition, of which there may be thousands."""
     more = len(texts) - _SHOWN
     return [*texts[:_SHOWN], *([f"and {more} more partitions"] if more > 0 else [])]
 
 
 def has_new_rows(position: Mapping[P, int], ends: Mapping[P, int]) -> bool | None:
-    """Returns whether there are rows after a position; None if the partitions are not those of the position.
+    """Returns whether there are rows after a position; None if the position has other partitions.
 
     Args:
         position: the offsets of the next rows to read.

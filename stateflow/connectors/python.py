@@ -13,9 +13,9 @@ from pyspark.sql.types import StructType
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice, Source, local_position, spark_position
-from stateflow.checkpoint.barrier.task_report import message_with
+from stateflow.checkpoint.barriers import message_with
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.source_errors import read_failure
+from stateflow.connectors.connector_errors import read_failure
 from stateflow.errors import InputLost, StateflowError
 from stateflow.types.columns.conversion import stored_scalar, to_column, with_type
 from stateflow.types.columns.shapes import Leaf
@@ -121,14 +121,14 @@ class _Reader(SimpleDataSourceStreamReader):
         return self._tuples(found.rows), spark_position(found.position)
 
     def readBetweenOffsets(self, start: dict[str, str], end: dict[str, str]) -> Iterator[tuple[object, ...]]:
-        with forwarded_errors(self._source.description):
+        with forward_errors(self._source.description):
             known = self._source.between(_position(start), end["position"])
         if known is not None:
             yield from self._tuples(known)
             return
         at = start
         while at != end:
-            with forwarded_errors(self._source.description):
+            with forward_errors(self._source.description):
                 found = self._slice_again(at, end)
             yield from self._tuples(found.rows)
             at = spark_position(found.position)
@@ -148,7 +148,7 @@ class _Reader(SimpleDataSourceStreamReader):
         return found
 
     def _slice(self, offset: dict[str, str]) -> Slice | None:
-        with forwarded_errors(self._source.description):
+        with forward_errors(self._source.description):
             return self._source.read(_position(offset), self._limits)
 
     def _tuples(self, rows: Sequence[object]) -> Iterator[tuple[object, ...]]:
@@ -164,7 +164,7 @@ def _position(offset: dict[str, str]) -> str | None:
 
 
 @contextmanager
-def forwarded_errors(source: str) -> Iterator[None]:
+def forward_errors(source: str) -> Iterator[None]:
     """Encodes errors in a message, since Spark forwards only messages.
 
     Args:

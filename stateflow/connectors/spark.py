@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.columns.column_policy import ColumnPolicy
-from stateflow.connectors.columns.declared_columns import check_columns
-from stateflow.connectors.columns.declared_values import declared_columns, with_times
+from stateflow.connectors.column_policy import ColumnPolicy, check_source_columns, declared_columns, with_times
 from stateflow.errors import ConfigError, JobDefinitionError
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ class SparkSource(Source):
             )
         if not (path or name):
             raise JobDefinitionError(
-                "a source has nothing that identifies its data",
+                "a source needs a path or a name that identifies its data",
                 hint="pass path=…, or name=… with a text that changes when other data is read",
                 format=format,
             )
@@ -86,7 +84,7 @@ class SparkSource(Source):
     def check(self, spark: SparkSession) -> None:
         """Raises ConfigError if Spark does not have the source, and SchemaMismatch for other columns than declared."""
         found = with_times(self._frame(spark, {}).schema, self.schema)
-        check_columns(found, self.schema, self.columns, self.description)
+        check_source_columns(found, self.schema, self.columns, self.description)
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         """See `Source.stream`. Only an option of the source can limit a batch."""
@@ -98,10 +96,10 @@ class SparkSource(Source):
     def _frame(self, spark: SparkSession, more: Mapping[str, str]) -> DataFrame:
         """Returns the frame of Spark's source, with further options."""
         reader = spark.readStream.format(self.format).options(**self._options, **more)
-        return loaded(reader, self.format, self.path, self.package)
+        return load_frame(reader, self.format, self.path, self.package)
 
 
-def loaded(reader: DataStreamReader, format: str, path: str = "", package: str = "") -> DataFrame:
+def load_frame(reader: DataStreamReader, format: str, path: str = "", package: str = "") -> DataFrame:
     """Returns the frame of a reader.
 
     Args:

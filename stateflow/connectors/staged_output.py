@@ -20,9 +20,9 @@ import pyarrow as pa
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkWriter, Successor, TableChanges, Writing
 from stateflow.clock import SystemClock, is_timestamp
-from stateflow.connectors.columns.store_assignment import assign
+from stateflow.connectors.store_assignment import assign_rows
 from stateflow.errors import CorruptFile, DataError, InternalError, SchemaMismatch, SinkRefused, StorageError
-from stateflow.scratch_folder import ScratchFolder
+from stateflow.private_files import ScratchFolder
 from stateflow.state.handles import Committable
 from stateflow.storage import Storage
 from stateflow.storage.paths import DataKey, data_folder, data_prefixes, parse_data
@@ -69,7 +69,7 @@ class StagedWriter(SinkWriter):
 
     def write(self, rows: pa.RecordBatch) -> None:
         if self._target is not None:
-            assign(rows, self._target, {"uid": self._context.uid})
+            assign_rows(rows, self._target, {"uid": self._context.uid})
         for batch in _slices(rows):
             self._buffered.append(batch)
             self._buffered_rows += len(batch)
@@ -170,7 +170,7 @@ class StagedTable(ABC):
         """Yields the staged rows in the order of `committables`, in batches of about 4 MiB.
 
         The columns are those that the sink had when the rows were staged: an earlier version of the job may have staged
-        them. Within a barrier the order is that of the subtasks.
+        them. Within a barrier the subtasks follow each other.
 
         Raises:
             DataError: a path is not the key of a staged file of this sink.

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stateflow.api.changelog import Changelog
-from stateflow.api.ranking.row_order import ordered_numbers
+from stateflow.api.ranking import ordered_numbers
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
 from stateflow.types.columns.row_kind import RETRACTIONS
@@ -34,7 +34,7 @@ _RETRACTED = "_sf_retracted"
 
 @dataclass(frozen=True)
 class UpsertSettings:
-    """How rows are matched with those of the table.
+    """How rows are matched with rows of the table.
 
     Attributes:
         keys: the columns that identify a row.
@@ -149,7 +149,7 @@ def _last_rows(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
         # Stable: rows that compare equal stay in the order of emission. Arrow's own order has NaN first.
         order = [ordered_numbers(rows.column(name)) for name in reversed(settings.order_by)]
         rows = rows.take(pa.array(np.lexsort(order)))
-    rows = numbered(rows)
+    rows = number_rows(rows)
     last = rows.group_by(list(settings.keys)).aggregate([(POSITION, "max")]).column(f"{POSITION}_max")
     return rows.take(last.sort()).select(names)
 
@@ -170,12 +170,11 @@ def is_retraction(rows: pa.Table, settings: UpsertSettings) -> Flags:
     return found
 
 
-def deleted_by_content(stored: pa.Table, retracted: pa.Table, settings: UpsertSettings, schema: RowSchema) -> Flags:
+def find_retracted(stored: pa.Table, retracted: pa.Table, settings: UpsertSettings, schema: RowSchema) -> Flags:
     """Returns which rows of a table are equal to one that is retracted.
 
     A null in a column that is never null in emitted rows is equal to all values: the row was written before the table
-        had
-    the column.
+    had the column.
 
     Args:
         stored: rows of the table, with its columns.
@@ -201,7 +200,7 @@ def deleted_by_content(stored: pa.Table, retracted: pa.Table, settings: UpsertSe
 
 
 def group_numbers(rows: pa.Table) -> Numbers:
-    """Returns a number for each row, from 0, which is that of all equal rows; null equals null, and NaN NaN."""
+    """Returns a number for each row, from 0; equal rows have the same, null equals null, and NaN NaN."""
     numbers: Numbers = np.zeros(len(rows), np.int64)
     for column in rows.columns:
         own = _value_numbers(column)
@@ -210,7 +209,7 @@ def group_numbers(rows: pa.Table) -> Numbers:
 
 
 def _value_numbers(column: pa.ChunkedArray) -> Numbers:
-    """Returns a number for each value, from 0, which is that of all equal values."""
+    """Returns a number for each value, from 0; equal values have the same."""
     values = column.combine_chunks()
     kind = values.type
     if pa.types.is_nested(kind):
@@ -248,6 +247,6 @@ def _plain(kind: pa.DataType, value: object) -> object:
     return value
 
 
-def numbered(rows: pa.Table) -> pa.Table:
+def number_rows(rows: pa.Table) -> pa.Table:
     """Returns the rows with a column of their numbers."""
     return rows.append_column(POSITION, pa.array(np.arange(len(rows))))

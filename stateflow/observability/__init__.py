@@ -1,1 +1,6 @@
-"""Metrics, spans and log events, and the exporters for the first two."""
+"""Metrics, spans and log events.
+
+- `metrics`: definitions, recorders and exporters
+- `tracing`: spans
+- `logging`: log events with fields
+"""

@@ -1,17 +1,33 @@
-"""Metrics of a run: their definitions, the recorder protocol, and recorders for tests and for no metrics.
+"""Metrics of a run: their definitions, recorders, and the export of metrics and spans.
 
-Names are Flink's, in snake case, where Flink has the metric.
+Names are Flink's, in snake case, where Flink has the metric. Metrics and spans go to a Prometheus endpoint on the
+loopback interface, or to an OTLP collector. A process that has its own OpenTelemetry providers (a program that embeds
+stateflow, or one started by ``opentelemetry-instrument``) keeps them; they receive all metrics and spans without any
+setting here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import logging
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from opentelemetry import metrics, trace
+
+from stateflow.config.settings import TelemetrySettings
+from stateflow.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricReader
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
 
 
-class Kind(enum.Enum):
+class MetricKind(enum.Enum):
     """Type of a metric."""
 
     COUNTER = "counter"
@@ -28,17 +44,17 @@ class MetricSpec:
         text: description for users.
     """
 
-    kind: Kind
+    kind: MetricKind
     unit: str
     text: str
 
 
 def _counter(text: str) -> MetricSpec:
-    return MetricSpec(Kind.COUNTER, "1", text)
+    return MetricSpec(MetricKind.COUNTER, "1", text)
 
 
 def _gauge(unit: str, text: str) -> MetricSpec:
-    return MetricSpec(Kind.GAUGE, unit, text)
+    return MetricSpec(MetricKind.GAUGE, unit, text)
 
 
 METRICS = {
@@ -100,10 +116,151 @@ class MemoryRecorder:
 
     def count(self, name: str, amount: int = 1) -> None:
         """Adds `amount` to the counter `name`."""
-        assert METRICS[name].kind is Kind.COUNTER
+        assert METRICS[name].kind is MetricKind.COUNTER
         self.counters[name] += amount
 
     def gauge(self, name: str, value: float) -> None:
         """Sets the gauge `name` to `value`."""
-        assert METRICS[name].kind is Kind.GAUGE
+        assert METRICS[name].kind is MetricKind.GAUGE
         self.gauges[name] = value
+
+
+log = logging.getLogger(__name__)
+
+
+_SERVICE = "stateflow"
+_LOOPBACK = "127.0.0.1"
+_FLUSH_TIMEOUT_SECONDS = 3
+"""Maximum delay of the end of a run by a collector that does not respond."""
+
+
+class OpenTelemetryRecorder:
+    """Recorder that passes metrics to OpenTelemetry.
+
+    Args:
+        meter: creates the instruments.
+        attributes: attributes of every value.
+    """
+
+    def __init__(self, meter: metrics.Meter, attributes: Mapping[str, str]) -> None:
+        self._attributes = dict(attributes)
+        self._counters: dict[str, metrics.Counter] = {}
+        self._gauges: dict[str, metrics._Gauge] = {}
+        for name, spec in METRICS.items():
+            if spec.kind is MetricKind.COUNTER:
+                self._counters[name] = meter.create_counter(name, spec.unit, spec.text)
+            else:
+                self._gauges[name] = meter.create_gauge(name, spec.unit, spec.text)
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Adds `amount` to the counter `name`."""
+        self._counters[name].add(amount, self._attributes)
+
+    def gauge(self, name: str, value: float) -> None:
+        """Sets the gauge `name` to `value`."""
+        self._gauges[name].set(value, self._attributes)
+
+
+@contextlib.contextmanager
+def telemetry(settings: TelemetrySettings, job: str) -> Iterator[Recorder]:
+    """Provides the recorder of a run, and flushes metrics and spans at the end.
+
+    A Prometheus port that is in use is a warning, because it must not fail the job.
+
+    Raises:
+        ConfigError: a required package is not installed.
+    """
+    with contextlib.ExitStack() as stack:
+        meter = metrics.get_meter(_SERVICE)
+        if settings.prometheus_port or settings.otlp_endpoint:
+            with _missing_package_reported():
+                meter = _own_meter(settings, stack)
+        export_spans(settings)
+        stack.callback(_flush_spans)
+        yield OpenTelemetryRecorder(meter, {"job": job})
+
+
+def export_spans(settings: TelemetrySettings) -> None:
+    """Exports the spans of this process to the run's collector; each process of a task exports its own spans."""
+    # A process keeps its provider after the end of a run: OpenTelemetry does not accept another one.
+    if settings.otlp_endpoint and isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        with _missing_package_reported():
+            trace.set_tracer_provider(_tracer_provider(settings))
+
+
+def _flush_spans() -> None:
+    # Only the SDK's provider has this method; others have nothing to flush.
+    flush = getattr(trace.get_tracer_provider(), "force_flush", None)
+    if flush is not None:
+        flush(_FLUSH_TIMEOUT_SECONDS * 1000)
+
+
+def _own_meter(settings: TelemetrySettings, stack: contextlib.ExitStack) -> metrics.Meter:
+    """Returns a meter whose provider is shut down at the end of the run."""
+    from opentelemetry.sdk.metrics import MeterProvider
+
+    readers: list[MetricReader] = []
+    if settings.prometheus_port:
+        readers.append(_prometheus(settings.prometheus_port, stack))
+    if settings.otlp_endpoint:
+        readers.append(_otlp_metrics(settings))
+    provider = MeterProvider(readers, _resource())
+    stack.callback(provider.shutdown, _FLUSH_TIMEOUT_SECONDS * 1000)
+    return provider.get_meter(_SERVICE)
+
+
+def _resource() -> Resource:
+    from opentelemetry.sdk.resources import Resource
+
+    return Resource.create({"service.name": _SERVICE})
+
+
+def _prometheus(port: int, stack: contextlib.ExitStack) -> MetricReader:
+    import prometheus_client
+    from opentelemetry.exporter.prometheus import PrometheusMetricReader
+
+    try:
+        server, thread = prometheus_client.start_http_server(port, addr=_LOOPBACK)
+    except OSError as e:
+        log.warning(
+            "metrics are not served: %s port=%d; hint: choose another telemetry.prometheus_port", e.strerror, port
+        )
+    else:
+        stack.callback(thread.join)
+        stack.callback(server.server_close)
+        stack.callback(server.shutdown)
+    return PrometheusMetricReader()
+
+
+def _otlp_metrics(settings: TelemetrySettings) -> MetricReader:
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    milliseconds = settings.interval.total_seconds() * 1000
+    exporter = OTLPMetricExporter(
+        endpoint=f"{settings.otlp_endpoint.rstrip('/')}/v1/metrics", timeout=_FLUSH_TIMEOUT_SECONDS
+    )
+    return PeriodicExportingMetricReader(exporter, export_interval_millis=milliseconds)
+
+
+def _tracer_provider(settings: TelemetrySettings) -> TracerProvider:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    provider = TracerProvider(resource=_resource())
+    endpoint = f"{settings.otlp_endpoint.rstrip('/')}/v1/traces"
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=_FLUSH_TIMEOUT_SECONDS)
+    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=1000))
+    return provider
+
+
+@contextlib.contextmanager
+def _missing_package_reported() -> Iterator[None]:
+    """Raises ConfigError for an ImportError of the body: the packages are imported only if a setting needs them."""
+    try:
+        yield
+    except ImportError as e:
+        raise ConfigError(
+            "a package for telemetry is not installed", hint="pip install 'stateflow[telemetry]'", package=e.name
+        ) from e

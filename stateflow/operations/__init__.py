@@ -1,4 +1,12 @@
-"""Operations on a job root, shared by the command line and the Airflow operators."""
+"""Operations on a job root, shared by the command line and the Airflow operators.
+
+- `status`, `checkpoints`, `job_root`: reading a job: its description, checkpoints and history
+- `job_savepoints`, `external_savepoints`, `written_savepoints`, ...: creation, listing, copies, deletion, retention
+- `restores`, `forks`: restores of a job, and new jobs from its state
+- `garbage`, `tables`, `relocation`: unreferenced files, Delta tables of sinks, moved sources
+- `verification`, `doctor`, `compatibility`: checks of stored files, of the machine, and of a job's code
+- `state_export`: the state of a checkpoint as files
+"""
 
 from stateflow.operations.checkpoints import (
     CheckpointDescription,
@@ -12,26 +20,17 @@ from stateflow.operations.checkpoints import (
     undone,
     verify_history,
 )
-from stateflow.operations.forks import ForkReport, ForkRequest, fork
-from stateflow.operations.garbage import GarbageReport, can_delete, collect_garbage, explain_files
-from stateflow.operations.job_root import JobCode, drop_pin, list_pins, require_job
-from stateflow.operations.relocation import FileCheck, Relocation, RelocationReport, relocate_source
-from stateflow.operations.restores import (
-    Rejection,
-    RestoreReport,
-    plan_restore,
-    record_rejection,
-    restore,
-    restored_tables,
-)
-from stateflow.operations.savepoints.external_savepoints import (
+from stateflow.operations.external_savepoints import (
     RekeyRequest,
     create_savepoint_into,
     initial_savepoint,
     list_savepoints_in,
     rekey_savepoint,
 )
-from stateflow.operations.savepoints.job_savepoints import (
+from stateflow.operations.forks import ForkReport, ForkRequest, fork
+from stateflow.operations.garbage import GarbageReport, can_delete, collect_garbage, explain_files
+from stateflow.operations.job_root import JobCode, drop_pin, list_pins, require_job
+from stateflow.operations.job_savepoints import (
     SavepointReport,
     SavepointRequest,
     create_savepoint,
@@ -42,8 +41,17 @@ from stateflow.operations.savepoints.job_savepoints import (
     why_no_run,
     withdraw,
 )
-from stateflow.operations.savepoints.savepoint_disposal import dispose, dispose_path
-from stateflow.operations.savepoints.savepoint_retention import PruneReport, prune_savepoints
+from stateflow.operations.relocation import FileCheck, Relocation, RelocationReport, relocate_source
+from stateflow.operations.restores import (
+    Rejection,
+    RestoreReport,
+    plan_restore,
+    record_rejection,
+    restore,
+    restored_tables,
+)
+from stateflow.operations.savepoint_disposal import dispose, dispose_path
+from stateflow.operations.savepoint_retention import PruneReport, prune_savepoints
 from stateflow.operations.status import (
     BackgroundFailure,
     Claimed,
@@ -57,7 +65,7 @@ from stateflow.operations.status import (
     newest_checkpoint,
     read_input,
 )
-from stateflow.operations.tables.maintenance import VacuumRequest, optimize_tables, vacuum_tables
+from stateflow.operations.tables import VacuumRequest, optimize_tables, vacuum_tables
 from stateflow.operations.verification import Verification, Verified, verify, verify_head, verify_savepoint
 
 __all__ = [

@@ -6,14 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from stateflow.checkpoint.history import Integrity, read_checked_history, read_pending_records, read_records
-from stateflow.checkpoint.history_index import check_history
-from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
+from stateflow.checkpoint.history import (
+    Integrity,
+    check_history,
+    read_checked_history,
+    read_pending_records,
+    read_records,
+)
+from stateflow.checkpoint.job_requests import RequestClient, RequestTimeouts
+from stateflow.checkpoint.log.checkpoint_log import is_ancestor
+from stateflow.checkpoint.log.documents import CheckpointRecord, Origin, Record, Request, RequestKind, sort_records
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.lineage import is_ancestor
 from stateflow.checkpoint.log.manifest_files import state_bytes
-from stateflow.checkpoint.log.records import CheckpointRecord, Record, in_order
-from stateflow.checkpoint.requests.client import RequestClient, RequestTimeouts
 from stateflow.checkpoint.restore.targets import kept_checkpoint
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, HistoryChanged
@@ -158,7 +162,7 @@ def timeline(job_root: str, newest: int = 1000) -> Timeline:
     root = open_root(job_root)
     check = check_history(root)
     found = {id(r): (r, i) for r, i in read_checked_history(root.storage, _pending_records(root.storage), check)}
-    ordered = in_order(record for record, _ in found.values())[-newest:]
+    ordered = sort_records(record for record, _ in found.values())[-newest:]
     return Timeline(ordered, [found[id(record)][1] for record in ordered], check.error())
 
 
@@ -178,7 +182,7 @@ def undone(job_root: str, records: Iterable[CheckpointRecord]) -> frozenset[int]
     root = open_root(job_root)
     head = root.head()
     retained = {ref.id for ref in root.checkpoints.restorable(head)}
-    return frozenset(r.checkpoint_id for r in records if is_ancestor(head, r.checkpoint_id, retained) is False)
+    return frozenset(r.checkpoint_id for r in records if not is_ancestor(head, r.checkpoint_id, retained))
 
 
 def _pending_records(storage: Storage) -> list[CheckpointRecord]:

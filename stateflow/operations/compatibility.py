@@ -14,18 +14,17 @@ from stateflow.clock import SystemClock
 from stateflow.config.sources import SettingsLayer
 from stateflow.errors import ConfigError, DataError, IncompatibleState, SinkDiverged, SinkRefused, StateflowError
 from stateflow.launch import prepare
-from stateflow.runtime.job.loader import open_job, source_descriptions
+from stateflow.runtime.job_loader import open_job, source_descriptions
 from stateflow.runtime.planning.state_discovery import declared_states, source_columns
 from stateflow.runtime.preflight import Needs, StartContext
 from stateflow.runtime.restore.graph_changes import DeclaredGraph, GraphRequest, change_graph
 from stateflow.runtime.restore.new_job_root import InitialSavepoint, NewJobRoot, check_savepoint_fits
 from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
-from stateflow.runtime.restore.state_rewriting import StateLocation
+from stateflow.runtime.restore.state_import import StateLocation
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.operator_state import BROADCAST
 from stateflow.state.kinds.state_registry import check_state_ids
-from stateflow.state.schema.compare import Conflict
-from stateflow.state.schema.compatibility import Declaration, Declarations, Fit, compare_schemas
+from stateflow.state.schema_compatibility import Conflict, Declaration, Declarations, Fit, compare_schemas
 from stateflow.storage import Storage, open_location, open_storage
 from stateflow.storage.paths import FORMAT, SAVEPOINT
 

@@ -13,18 +13,17 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from stateflow.checkpoint.history_index import check_history
+from stateflow.checkpoint.history import check_history
+from stateflow.checkpoint.job_requests import damaged_requests
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.storage_probe import next_generation, probe_job_root
-from stateflow.checkpoint.requests.mailbox import damaged_requests
+from stateflow.checkpoint.log.job_root import JobRoot, next_generation, probe_job_root
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, StorageError
 from stateflow.private_files import make_own_folder
-from stateflow.runtime.spark.session.versions import check_java, check_python, check_spark
+from stateflow.runtime.spark.session.requirements import check_java, check_python, check_spark
 from stateflow.storage import PutResult, Storage, open_storage
+from stateflow.storage.locations import HDFS_SCHEMES
 from stateflow.storage.paths import FORMAT, probe_key
-from stateflow.storage.resolve import HDFS_SCHEMES
 
 _PACKAGES = ("pyspark", "delta-spark", "rocksdict", "pyarrow", "msgspec", "obstore", "hdfs", "apache-airflow")
 _NEEDED = ("pyspark", "rocksdict", "pyarrow", "msgspec")

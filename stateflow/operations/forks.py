@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from stateflow import failpoints
 from stateflow.checkpoint.history import MADE, write_action
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
-from stateflow.checkpoint.log.documents import JobFormat, Pin
-from stateflow.checkpoint.log.job_format import check_vacant, read_format
-from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.records import ActionRecord
-from stateflow.checkpoint.log.storage_probe import probe_storage
+from stateflow.checkpoint.log.documents import ActionRecord, JobFormat, Pin
+from stateflow.checkpoint.log.job_root import JobRoot, check_vacant, probe_storage, read_format
 from stateflow.checkpoint.log.transitions import Adoption
 from stateflow.checkpoint.restore.targets import Target, is_relative_target, kept_checkpoint, resolve_target
 from stateflow.checkpoint.savepoints.catalog import list_savepoints
@@ -244,6 +241,7 @@ def _parent_format(source: JobFormat, target: Target) -> JobFormat:
         job_uuid=document.job_uuid,
         max_parallelism=document.max_parallelism,
         key_types=key_types,
+        shadow=source.shadow,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from stateflow.checkpoint.gc.collector import Collector, FileStatus
+from stateflow.checkpoint.garbage_collector import Collector, FileStatus
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.errors import ConfigError
 from stateflow.operations.job_root import open_root

@@ -6,7 +6,7 @@ import dataclasses
 import glob
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
@@ -17,24 +17,23 @@ from msgspec.structs import replace
 from stateflow import failpoints
 from stateflow.checkpoint.history import flush_pending_records, write_action
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import Manifest, RestoreFacts, SourceFile, SourcePosition
+from stateflow.checkpoint.log.documents import ActionRecord, Manifest, RestoreFacts, SourceFile, SourcePosition
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import write_bytes
-from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.log.transitions import Adoption
 from stateflow.checkpoint.restore.source_positions import INLINE_LIMIT
 from stateflow.errors import ConfigError, DataError, PlanOutdated
 from stateflow.operations.job_root import now, open_root
 from stateflow.runtime.restore.state_import import import_state
-from stateflow.runtime.spark.location.checkpoint_location import source_log
-from stateflow.runtime.spark.location.source_paths import (
+from stateflow.runtime.spark.checkpoint_location import (
     FolderMove,
     LoggedFile,
     logged_files,
     relocate_description,
     relocate_log,
+    source_log,
 )
-from stateflow.state.files.host_cache import hash_file
+from stateflow.state.host_cache import hash_file
 from stateflow.storage import Storage
 from stateflow.storage.paths import data_folder
 
@@ -117,14 +116,14 @@ def relocate_source(job_root: str, relocation: Relocation) -> RelocationReport:
                 folder=old,
             )
         return _report(root, head, relocation, position.description, repeated=True)
-    logs = _relocate_logs(root.storage, manifest, relocation.source, move)
-    known = check_files(logs.seen, move, relocation.check)
+    logs, read = _relocate_logs(root.storage, manifest, relocation.source, move)
+    known = check_files(read, move, relocation.check)
     unread = len(set(files_of_source(description)) - known)
     if not relocation.dry_run:
         sources = [replace(p, description=description) if p is position else p for p in manifest.sources]
         head = _commit(root, head, relocation, replace(manifest, sources=sources), logs)
     report = _report(root, head, relocation, description)
-    return dataclasses.replace(report, seen=len(logs.seen), unread=unread)
+    return dataclasses.replace(report, seen=len(read), unread=unread)
 
 
 def _report(
@@ -140,19 +139,6 @@ def _report(
         dry_run=relocation.dry_run,
         repeated=repeated,
     )
-
-
-@dataclass(frozen=True)
-class _SourceLogs:
-    """The log entries of the relocated source.
-
-    Attributes:
-        content: new content of the entries, by path.
-        seen: the files that the source has read, under their old paths.
-    """
-
-    content: dict[str, bytes]
-    seen: list[LoggedFile]
 
 
 def _manifest(root: JobRoot, head: Head) -> Manifest:
@@ -197,17 +183,20 @@ def _local(address: str) -> PurePosixPath:
     return PurePosixPath(os.path.normpath(unquote(parts.path) if "://" in address else address))
 
 
-def _relocate_logs(storage: Storage, manifest: Manifest, uid: str, move: FolderMove) -> _SourceLogs:
+def _relocate_logs(
+    storage: Storage, manifest: Manifest, uid: str, move: FolderMove
+) -> tuple[dict[str, bytes], list[LoggedFile]]:
+    """Returns the new content of the source's log entries, by path, and the files that it has read, by old path."""
     assert manifest.spark is not None
     # Spark numbers the sources of a query in the order of the manifest.
     number = [p.uid for p in manifest.sources].index(uid)
-    logs = _SourceLogs({}, [])
+    logs, seen = dict[str, bytes](), list[LoggedFile]()
     for file in manifest.spark.source_files:
         if file.path.split("/")[0] == str(number):
             content = source_log(storage, file)
-            logs.seen.extend(logged_files(content, file.path))
-            logs.content[file.path] = relocate_log(content, file.path, move)
-    return logs
+            seen.extend(logged_files(content, file.path))
+            logs[file.path] = relocate_log(content, file.path, move)
+    return logs, seen
 
 
 def check_files(seen: list[LoggedFile], move: FolderMove, check: FileCheck) -> set[Path]:
@@ -268,7 +257,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _commit(root: JobRoot, head: Head, relocation: Relocation, manifest: Manifest, logs: _SourceLogs) -> Head:
+def _commit(root: JobRoot, head: Head, relocation: Relocation, manifest: Manifest, logs: Mapping[str, bytes]) -> Head:
     """Appends a CLAIM that adopts the relocated manifest; returns it."""
     parts = (relocation.source, relocation.old, relocation.new, str(head.checkpoint_id))
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -303,7 +292,7 @@ def _commit(root: JobRoot, head: Head, relocation: Relocation, manifest: Manifes
     return adopted
 
 
-def _adoption(root: JobRoot, head: Head, generation: int, manifest: Manifest, logs: _SourceLogs) -> Adoption:
+def _adoption(root: JobRoot, head: Head, generation: int, manifest: Manifest, logs: Mapping[str, bytes]) -> Adoption:
     """Stores the manifest and the relocated log entries."""
     assert manifest.spark is not None
     folder = data_folder(generation, 1, f"relocate{root.clock.new_id()[:12]}")
@@ -330,8 +319,8 @@ def _record(root: JobRoot, relocation: Relocation, facts: RestoreFacts, digest: 
     write_action(root.storage, record, digest)
 
 
-def _store_log(storage: Storage, folder: str, file: SourceFile, logs: _SourceLogs) -> SourceFile:
-    content = logs.content.get(file.path)
+def _store_log(storage: Storage, folder: str, file: SourceFile, logs: Mapping[str, bytes]) -> SourceFile:
+    content = logs.get(file.path)
     if content is None:
         return file
     if len(content) <= INLINE_LIMIT:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from stateflow.checkpoint.history import write_action
-from stateflow.checkpoint.log.records import ActionRecord
+from stateflow.checkpoint.log.documents import ActionRecord
 from stateflow.checkpoint.restore.plan_document import RestorePlan
 from stateflow.errors import ConfigError
 from stateflow.launch import open_existing

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from stateflow.clock import SystemClock
 from stateflow.connectors.json_rows import encode, json_objects
 from stateflow.errors import ConfigError
-from stateflow.query.columns.reader import state_table
+from stateflow.private_files import ScratchFolder
+from stateflow.query.reader import state_table
 from stateflow.query.snapshot import open_snapshot
-from stateflow.scratch_folder import ScratchFolder
 from stateflow.storage import open_location
 from stateflow.storage.locations import is_below
 
@@ -35,7 +35,7 @@ class ExportFormat(StrEnum):
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to export.
+    """Request to export rows of state.
 
     Attributes:
         location: a job root, or the folder of a savepoint.

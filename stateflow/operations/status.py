@@ -12,16 +12,14 @@ from datetime import datetime
 
 from stateflow.checkpoint.history import background_failures, failed_start, read_origin, run_failure
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import EntryRef, Manifest, SourceWatermark
+from stateflow.checkpoint.log.documents import ActionRecord, Manifest, SourceWatermark
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.records import ActionRecord
-from stateflow.checkpoint.restore.replay import is_run_open
-from stateflow.clock import is_timestamp
-from stateflow.errors import CorruptFile, DataError, MissingFile
+from stateflow.checkpoint.restore.plan_document import is_run_open
+from stateflow.errors import DataError, MissingFile
 from stateflow.operations.job_root import offsets_of, open_root
 from stateflow.requesters import describe_requester
 from stateflow.runtime.watermarks import Waiting, waiting_for_others
-from stateflow.storage.paths import SAVEPOINTS, log_entry
+from stateflow.storage.paths import SAVEPOINTS
 
 log = logging.getLogger(__name__)
 
@@ -299,7 +297,7 @@ def newest_checkpoint(job_root: str) -> NewestCheckpoint | None:
     root = open_root(job_root)
     head = root.log.read_head()
     ref = head.checkpoint if head else None
-    return NewestCheckpoint(ref.id, _commit_time(root, ref)) if ref else None
+    return NewestCheckpoint(ref.id, datetime.fromisoformat(ref.at)) if ref else None
 
 
 def read_input(job_root: str) -> ReadInput | None:
@@ -329,11 +327,3 @@ def read_input(job_root: str) -> ReadInput | None:
 def _read_input(root: JobRoot, head: Head) -> ReadInput | None:
     manifest = root.checkpoints.manifest_at(head)
     return ReadInput(head.checkpoint_id, manifest.watermarks) if manifest else None
-
-
-def _commit_time(root: JobRoot, ref: EntryRef) -> datetime:
-    # References of older versions have no time: only the checkpoint's own log entry has it.
-    at = ref.at or root.log.read_checkpoint(ref).at
-    if not is_timestamp(at):
-        raise CorruptFile("the log entry of a checkpoint has no valid time", file=log_entry(ref.id), at=at)
-    return datetime.fromisoformat(at)

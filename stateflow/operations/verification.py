@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
-from stateflow.checkpoint.leased_pin import LEASE, hold_lease
 from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState, Pin
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.job_root import LEASE, JobRoot, hold_lease
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of
-from stateflow.checkpoint.operator_parts import check_parts
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
@@ -20,6 +18,7 @@ from stateflow.query.state import check_entry, stored_entries
 from stateflow.requesters import by_process
 from stateflow.state.handles import SubtaskState
 from stateflow.state.kinds.state_registry import state_names
+from stateflow.state.operator_content import check_parts
 from stateflow.storage import Storage, open_storage
 from stateflow.types.serializers import check_untyped
 

@@ -1,4 +1,9 @@
-"""Checkpoints and savepoints that are opened outside of a run, and their state: entries, Arrow tables, DataFrames."""
+"""Checkpoints and savepoints that are opened outside of a run, and their state.
+
+- `snapshot`: opens a checkpoint or savepoint; `metadata`: its metadata as tables
+- `state`: the entries of a state, as Python objects
+- `reader`, `state_table`, `value_types`: state as Arrow record batches; `data_source`: as DataFrames of Spark
+"""
 
 from stateflow.query.snapshot import Snapshot, open_snapshot
 from stateflow.query.state import StateEntry, state_entries

@@ -14,10 +14,10 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints
 from stateflow.errors import ConfigError, MissingFile
-from stateflow.query.columns.state_table import OPERATOR_PREFIX, TIMERS
+from stateflow.helpers import did_you_mean
 from stateflow.query.snapshot import Snapshot, describe_snapshot, open_job_or_savepoint
+from stateflow.query.state_table import OPERATOR_PREFIX, TIMERS
 from stateflow.requesters import describe_requester
-from stateflow.similar_names import did_you_mean
 from stateflow.state.handles import FilePart, StateSchema
 from stateflow.types.key_groups import KeyGroupRange
 
@@ -103,13 +103,13 @@ def read_metadata(location: str, table: str, snapshot: int | str | None = None) 
     """
     if table not in SCHEMAS:
         raise ConfigError(
-            "no such table of metadata exists", hint=did_you_mean(table, SCHEMAS), table=table, known=list(SCHEMAS)
+            "the table of metadata does not exist", hint=did_you_mean(table, SCHEMAS), table=table, known=list(SCHEMAS)
         )
     if table != "snapshots":
         return metadata_of(describe_snapshot(location, snapshot), table)
     if snapshot is not None:
         raise ConfigError(
-            "the table of snapshots contains all of them", hint="leave the snapshot out", snapshot=snapshot
+            "the table of snapshots always contains all snapshots", hint="leave the snapshot out", snapshot=snapshot
         )
     return pa.Table.from_pylist(list(_snapshots(location)), schema=SCHEMAS[table])
 
@@ -133,24 +133,23 @@ def _checkpoint_rows(root: JobRoot, head: Head) -> list[Row]:
     with ThreadPoolExecutor(_READERS) as pool:
         sizes = list(pool.map(lambda ref: _bytes_of(root, ref), refs))
     rows: list[Row] = []
-    for ref, (at, size) in zip(refs, sizes, strict=True):
+    for ref, size in zip(refs, sizes, strict=True):
         pins = [_pin_row(pin) for pin in head.entry.pinned if pin.checkpoint == ref]
         is_current = ref == head.checkpoint
         about = {"id": ref.id, "name": None, "kind": "checkpoint", "is_current": is_current}
-        rows.append({**about, "at": _time(ref.at or at), "bytes": size, "pins": pins})
+        rows.append({**about, "at": _time(ref.at), "bytes": size, "pins": pins})
     return rows
 
 
-def _bytes_of(root: JobRoot, ref: EntryRef) -> tuple[str, int | None]:
-    """Returns the time of a checkpoint and the size of its state; None if the run has released it by now."""
+def _bytes_of(root: JobRoot, ref: EntryRef) -> int | None:
+    """Returns the size of a checkpoint's state; None if the run has released it by now."""
     try:
-        found = root.checkpoints.resolve(ref)
-        return found.at, root.checkpoints.manifest_of(found).full_bytes
+        return root.checkpoints.manifest_of(ref).full_bytes
     except MissingFile:
         newest = JobRoot(root.log, root.clock, root.writer)
         if ref in newest.checkpoints.kept(newest.head()):
             raise
-        return ref.at, None
+        return None
 
 
 def _savepoint_row(stored: StoredSavepoint) -> Row:

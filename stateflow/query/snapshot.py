@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
-from stateflow.checkpoint.leased_pin import LEASE, hold_lease
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, Pin
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.job_root import LEASE, JobRoot, hold_lease
 from stateflow.checkpoint.log.manifest_files import files_of
 from stateflow.checkpoint.restore.targets import Target, kept_checkpoint, resolve_target
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, read_savepoint, savepoint_uri
@@ -20,8 +19,8 @@ from stateflow.checkpoint.savepoints.create import replace_keys
 from stateflow.checkpoint.savepoints.names import LATEST
 from stateflow.clock import Clock, SystemClock
 from stateflow.errors import ConfigError
+from stateflow.helpers import did_you_mean
 from stateflow.requesters import by_process
-from stateflow.similar_names import did_you_mean
 from stateflow.storage import Storage, open_location, open_storage
 from stateflow.storage.paths import FORMAT
 
@@ -35,7 +34,7 @@ class Snapshot:
 
     Attributes:
         storage: the storage with its files.
-        manifest: what it consists of; the keys of files are keys of `storage`.
+        manifest: its files and operators; the keys of files are keys of `storage`.
         job: name of the job.
         job_uuid: uuid of the job.
         max_parallelism: number of key groups.
@@ -102,7 +101,7 @@ def open_snapshot(location: str, snapshot: int | str | None = None, clock: Clock
 def describe_snapshot(location: str, snapshot: int | str | None = None, clock: Clock | None = None) -> Snapshot:
     """Returns a checkpoint or savepoint without a pin: its manifest is read, its files may be deleted at any time.
 
-    Arguments and errors are those of `open_snapshot`.
+    Arguments and errors as for `open_snapshot`.
     """
     found = open_job_or_savepoint(location, clock)
     if isinstance(found, StoredSavepoint):

@@ -13,12 +13,12 @@ from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import CorruptFile
+from stateflow.private_files import ScratchFolder
 from stateflow.query.snapshot import open_snapshot
-from stateflow.scratch_folder import ScratchFolder
 from stateflow.state.backends.entry_stream import Entry
 from stateflow.state.backends.factory import StoreLocation, read_entries
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, StateSchema, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.state.kinds.list_state import POSITION_BYTES
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.storage import Storage
@@ -122,7 +122,7 @@ def check_entry(
     """
     state = stored[_GROUP_BYTES : _GROUP_BYTES + _STATE_BYTES]
     if state not in names:
-        raise CorruptFile("a stored key belongs to no declared state", key=stored.hex()[:80])
+        raise CorruptFile("a stored key does not belong to a declared state", key=stored.hex()[:80])
     schema = names[state]
     if schema is None:
         return None

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import pdb
+import sys
+import sysconfig
+from bdb import BdbQuit
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
+from types import FrameType, TracebackType
+from typing import TextIO
 
 import pyarrow as pa
 
@@ -13,10 +20,175 @@ from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, KeyedFunction, OnTimerContext
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.schema import RowSchema
-from stateflow.errors import JobDefinitionError
-from stateflow.replay.debugger import KeyDebugger, rows_of
-from stateflow.replay.keys import WantedKey
+from stateflow.errors import ConfigError, JobDefinitionError, WrongKeyType
 from stateflow.runtime.task_spec import ChainSpec
+from stateflow.state.handles import SubtaskState
+from stateflow.types.columns.conversion import stored_scalar
+from stateflow.types.key_values import encode_typed_key, group_of, parse_key
+
+
+@dataclass(frozen=True)
+class WantedKey:
+    """One key of an operator.
+
+    Attributes:
+        values: the values of its key columns, as they are stored.
+        group: its key group.
+        encoded: the values as part of a stored key.
+    """
+
+    values: tuple[object, ...]
+    group: int
+    encoded: bytes
+
+    def is_in(self, subtask: SubtaskState) -> bool:
+        """Returns whether a subtask has the key's state."""
+        return subtask.first_group <= self.group <= subtask.last_group
+
+    def is_key(self, values: Sequence[object]) -> bool:
+        """Returns whether the values of key columns, as a function receives them, are this key."""
+        # Not the values: NaN is one key, and equal to no value.
+        return encode_typed_key(list(map(stored_scalar, values))) == self.encoded
+
+
+def _wanted(texts: Sequence[str], columns: Mapping[str, str], max_parallelism: int) -> WantedKey:
+    values = parse_key(texts, columns)
+    return WantedKey(values, group_of(values, list(columns.values()), max_parallelism), encode_typed_key(values))
+
+
+@dataclass(frozen=True)
+class KeyRequest:
+    """The key that a user asks for.
+
+    Attributes:
+        texts: the value of each key column in its order, or a JSON array or object of them; see `parse_key`.
+        operator: uid of the operator; empty for every operator whose key columns have such values.
+    """
+
+    texts: tuple[str, ...]
+    operator: str = ""
+
+    def keys(self, operators: Mapping[str, Mapping[str, str]], max_parallelism: int) -> dict[str, WantedKey]:
+        """Returns the key of each operator that it is of, by uid.
+
+        Args:
+            operators: Spark's type name of each key column by its name, for each operator by uid.
+            max_parallelism: number of key groups.
+
+        Raises:
+            ConfigError: there is no such operator.
+            WrongKeyType: the operator, or every operator, has keys of other types.
+        """
+        if self.operator and self.operator not in operators:
+            raise ConfigError(
+                "the job has no such keyed operator",
+                hint="use one of the uids found",
+                operator=self.operator,
+                found=sorted(operators),
+            )
+        wanted = {self.operator: operators[self.operator]} if self.operator else operators
+        found, errors = {}, []
+        for uid, columns in wanted.items():
+            try:
+                found[uid] = _wanted(self.texts, columns, max_parallelism)
+            except WrongKeyType as e:
+                errors.append(e)
+        if len(errors) == 1 and not found:
+            raise errors[0]
+        if not found:
+            raise WrongKeyType(
+                "no operator has keys of these values",
+                hint="pass --key once for each key column of an operator",
+                key=list(self.texts),
+                types={uid: list(columns.values()) for uid, columns in operators.items()},
+            )
+        return found
+
+
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
+class DebuggerQuit(BaseException):
+    """The user ended the debugger. Not an Exception: the operator must not count it as an error of the row."""
+
+
+class KeyDebugger(pdb.Pdb):
+    """Python's debugger for calls that the runtime makes one after another.
+
+    It stops in the first call. After ``continue``, it stops at breakpoints only; after the last line of a call that was
+    left with ``next``, ``step`` or ``return``, in the next call.
+
+    Args:
+        stdin, stdout: instead of those of the process.
+    """
+
+    def __init__(self, stdin: TextIO | None = None, stdout: TextIO | None = None) -> None:
+        super().__init__(stdin=stdin, stdout=stdout, skip=["stateflow", "stateflow.*"])
+        self._waits = True
+        self._continues = False
+
+    def call(self, method: Callable[..., Iterable[object] | None], *arguments: object) -> list[object]:
+        """Calls a function and returns the rows that it returns or yields.
+
+        Raises:
+            DebuggerQuit: the user ended the debugger.
+        """
+        self.reset()
+        if self._continues:
+            # A frame in which the debugger never stops: then only breakpoints count.
+            self.botframe = inspect.currentframe()
+            self.set_continue()
+            if not self.breaks:
+                return rows_of(method, *arguments)
+        self._waits = not self._continues
+        before = sys.gettrace()
+        sys.settrace(self.trace_dispatch)
+        try:
+            return rows_of(method, *arguments)
+        except BdbQuit as e:
+            raise DebuggerQuit from e
+        finally:
+            sys.settrace(before)
+
+    def set_continue(self) -> None:
+        """See `bdb.Bdb.set_continue`."""
+        self._continues = True
+        super().set_continue()
+
+    def user_call(self, frame: FrameType, argument_list: None) -> None:
+        """See `bdb.Bdb.user_call`; the first stop is at a line, not at the call before it."""
+        if not self._waits:
+            super().user_call(frame, argument_list)
+
+    def user_line(self, frame: FrameType) -> None:
+        """See `bdb.Bdb.user_line`."""
+        if self._waits and not _is_own_code(frame):
+            return
+        self._waits = False
+        super().user_line(frame)
+
+    def user_return(self, frame: FrameType, return_value: object) -> None:
+        """See `bdb.Bdb.user_return`."""
+        if not self._waits:
+            super().user_return(frame, return_value)
+
+    def user_exception(
+        self, frame: FrameType, exc_info: tuple[type[BaseException], BaseException, TracebackType]
+    ) -> None:
+        """See `bdb.Bdb.user_exception`."""
+        if not self._waits:
+            super().user_exception(frame, exc_info)
+
+
+def rows_of(method: Callable[..., Iterable[object] | None], *arguments: object) -> list[object]:
+    """Returns the rows that a call returns or yields."""
+    return list(method(*arguments) or ())
+
+
+def _is_own_code(frame: FrameType) -> bool:
+    """Returns whether a frame is neither of the standard library nor of an installed package."""
+    return not frame.f_code.co_filename.startswith(("<", *_LIBRARIES))
+
 
 Fields = dict[str, object]
 """The columns of a row."""
@@ -186,7 +358,7 @@ def _text(error: Exception) -> str:
 
 
 def fields_of(row: object) -> Fields:
-    """Returns the columns of a row; its text for an object that is no row."""
+    """Returns the columns of a row; its text for an object that is not a row."""
     try:
         return {name: getattr(row, name) for name in RowSchema.of(type(row)).names}
     except (JobDefinitionError, AttributeError):

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from stateflow.config.sources import SettingsLayer, read_toml
-from stateflow.replay.keys import KeyRequest
+from stateflow.replay.key_trace import KeyRequest
 from stateflow.replay.report import ReplayReport
 from stateflow.replay.run import DEFAULT_ROWS, ReplayRequest, replay
 from stateflow.types.key_values import plain_key

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stateflow.replay.key_trace import TracedCall
-from stateflow.replay.state_diff import StateChange, StateDiff
+from stateflow.replay.state_diff import EntryChange, StateChanges
 
 
 @dataclass(frozen=True)
 class EmittedRows:
-    """What a sink would have published.
+    """Rows that a sink would have published.
 
     Attributes:
         sink: uid of the sink.
@@ -24,7 +24,7 @@ class EmittedRows:
 
 
 @dataclass(frozen=True)
-class BatchTimes:
+class BatchReport:
     """A batch that ran again.
 
     Attributes:
@@ -41,7 +41,7 @@ class BatchTimes:
 
 @dataclass(frozen=True)
 class KeyReport:
-    """What an operator did for one key.
+    """Calls and state of one key of an operator.
 
     Attributes:
         operator: uid of the operator.
@@ -55,7 +55,7 @@ class KeyReport:
     operator: str
     key: tuple[object, ...]
     calls: tuple[TracedCall, ...]
-    state: tuple[StateChange, ...]
+    state: tuple[EntryChange, ...]
     call_count: int
     entry_count: int
 
@@ -77,11 +77,11 @@ class ReplayReport:
 
     batch: int
     base: int
-    batches: tuple[BatchTimes, ...]
+    batches: tuple[BatchReport, ...]
     deviation: str
     emitted: tuple[EmittedRows, ...]
-    state: StateDiff
-    difference: StateDiff
+    state: StateChanges
+    difference: StateChanges
     keys: tuple[KeyReport, ...] = ()
 
     @property

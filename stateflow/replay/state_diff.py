@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TypeVar
-
-from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
-from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.clock import SystemClock
+from stateflow.compare.merge import Difference, differences
+from stateflow.compare.operators import OperatorComparison, OperatorSide, Readers
 from stateflow.config.state_settings import RocksDBSettings
-from stateflow.query.state import check_entry, stored_entries
-from stateflow.replay.keys import WantedKey
-from stateflow.scratch_folder import ScratchFolder
-from stateflow.state.backends.entry_stream import Entry, KeyRange, first_key
+from stateflow.private_files import ScratchFolder
+from stateflow.query.state import check_entry
+from stateflow.replay.key_trace import WantedKey
+from stateflow.state.backends.entry_stream import EntryBlock, KeyRange, first_key
 from stateflow.state.backends.factory import StoreLocation, read_ranges
-from stateflow.state.files.host_cache import HostCache
-from stateflow.state.handles import Base, OperatorContent, StateSchema, SubtaskState
+from stateflow.state.handles import Base, OperatorContent, StateSchema
+from stateflow.state.host_cache import HostCache
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.state_registry import state_names
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.timers import TIMER_IDS, Timer, timers_in
-from stateflow.state.schema.named_values import named_value
+from stateflow.state.operator_content import read_parts
+from stateflow.state.schema import named_value
 from stateflow.storage import Storage
 from stateflow.types.key_encoding import decode_key, has_key_at
 from stateflow.types.serializers import decode_untyped
@@ -34,11 +33,10 @@ TIMERS = "_timers"
 """Name of the timers among the states of an operator; no state has it."""
 _GROUP_BYTES, _TIME_BYTES = 2, 8
 _DOMAINS = {stored: domain for domain, stored in TIMER_IDS.items()}
-K = TypeVar("K", bytes, tuple[str, ...])
 
 
 @dataclass(frozen=True)
-class StateChange:
+class EntryChange:
     """An entry of state that differs between two barriers.
 
     Attributes:
@@ -62,7 +60,7 @@ class StateChange:
 
 
 @dataclass
-class StateDiff:
+class StateChanges:
     """The differences between two states.
 
     Attributes:
@@ -71,10 +69,10 @@ class StateDiff:
     """
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    changes: list[StateChange] = field(default_factory=list)
+    changes: list[EntryChange] = field(default_factory=list)
     _kept: Counter[bool] = field(default_factory=Counter)
 
-    def add(self, change: StateChange, max_changes: int | None) -> None:
+    def add(self, change: EntryChange, max_changes: int | None) -> None:
         """Counts a change, and keeps it unless `max_changes` are kept already; None for no limit."""
         self.counts[change.operator, change.state, change.kind] += 1
         differs = change.kind != "same"
@@ -85,76 +83,79 @@ class StateDiff:
 
 @dataclass(frozen=True)
 class StateComparison:
-    """What to compare.
+    """Compares states of one job.
 
     Attributes:
-        storage: the storage that has the files of both states.
-        keys: the only key of each operator to compare, by uid; None to compare all keys of all operators.
+        storage: the storage that has the files of all states.
+        max_parallelism: number of key groups of the job.
         max_changes: differences to keep; None for all.
-        unchanged: whether entries that do not differ are part of the result, with the kind ``same``.
     """
 
     storage: Storage
-    keys: Mapping[str, WantedKey] | None = None
+    max_parallelism: int
     max_changes: int | None = None
-    unchanged: bool = False
 
-    def diff(self, before: Manifest | None, after: Manifest) -> StateDiff:
+    def diff(self, before: Manifest | None, after: Manifest) -> StateChanges:
         """Returns the differences from one manifest's state to another's; None for no state.
 
         Raises:
             MissingFile, CorruptFile: a file is missing or damaged.
         """
-        found = StateDiff()
-        old = {operator.uid: operator for operator in before.operators} if before else {}
-        new = {operator.uid: operator for operator in after.operators}
-        for uid in sorted(old.keys() | new.keys()):
-            if self.keys is None or uid in self.keys:
-                self._add_keyed(uid, old.get(uid), new.get(uid), found)
-            if self.keys is None:
-                self._add_operator_state(uid, old.get(uid), new.get(uid), found)
+        found = StateChanges()
+        old, new = _operators(before), _operators(after)
+        with ScratchFolder() as scratch:
+            readers = Readers.create(scratch.path, SystemClock())
+            for uid in sorted(old.keys() | new.keys()):
+                first, second = old.get(uid), new.get(uid)
+                compared = OperatorComparison(self._side(first), self._side(second), readers, whole_lists=False)
+                self._add_entries(first, second, compared.stored_differences(), found)
+                self._add_operator_state(uid, first, second, found)
         return found
 
-    def _add_keyed(self, uid: str, old: OperatorState | None, new: OperatorState | None, found: StateDiff) -> None:
-        known = [operator for operator in (old, new) if operator]
-        names = state_names([schema for operator in known for schema in operator.states])
-        wanted = self.keys[uid] if self.keys is not None else None
-        reader = _EntryReader(uid, names, len(known[-1].key_types))
-        same = frozenset[str]() if self.unchanged else _unchanged(old, new)
-        streams = (self._entries(old, same, wanted), self._entries(new, same, wanted))
-        with closing(streams[0]) as left, closing(streams[1]) as right:
-            for key, before, after in merged(left, right):
-                if (before != after or self.unchanged) and (change := reader.change(key, before, after)) is not None:
-                    found.add(change, self.max_changes)
+    def entries_of_key(self, uid: str, key: WantedKey, before: Manifest | None, after: Manifest) -> StateChanges:
+        """Returns all entries of one key of an operator, those that do not differ with the kind ``same``.
 
-    def _entries(
-        self, operator: OperatorState | None, same: frozenset[str], wanted: WantedKey | None
-    ) -> Generator[Entry, None, None]:
-        """Yields the stored entries of an operator in order of their keys, without those of unchanged subtasks."""
+        Raises:
+            MissingFile, CorruptFile: a file is missing or damaged.
+        """
+        found = StateChanges()
+        old, new = _operators(before).get(uid), _operators(after).get(uid)
+        blocks = self._blocks_of_key(old, key), self._blocks_of_key(new, key)
+        with closing(blocks[0]), closing(blocks[1]):
+            self._add_entries(old, new, differences(*blocks, with_equal=True), found)
+        return found
+
+    def _side(self, operator: OperatorState | None) -> OperatorSide | None:
+        return OperatorSide(self.storage, operator, self.max_parallelism) if operator else None
+
+    def _add_entries(
+        self, old: OperatorState | None, new: OperatorState | None, entries: Iterable[Difference], found: StateChanges
+    ) -> None:
+        known = [operator for operator in (old, new) if operator]
+        if not known:
+            return
+        names = state_names([schema for operator in known for schema in operator.states])
+        reader = _EntryReader(known[-1].uid, names, len(known[-1].key_types))
+        for entry in entries:
+            if (change := reader.change(entry.key, entry.old, entry.new)) is not None:
+                found.add(change, self.max_changes)
+
+    def _blocks_of_key(self, operator: OperatorState | None, wanted: WantedKey) -> Generator[EntryBlock, None, None]:
+        """Yields the entries of one key, without reading those of other keys, except for timers of its key group."""
         if operator is None:
             return
-        if wanted is not None:
-            yield from self._entries_of_key(operator, wanted)
-            return
-        changed = [subtask for subtask in operator.subtasks if subtask.snapshot not in same]
-        own = replace(operator, subtasks=sorted(changed, key=lambda subtask: subtask.first_group))
-        for _, entries in stored_entries(own, self.storage, SystemClock()):
-            with closing(entries):
-                yield from entries
-
-    def _entries_of_key(self, operator: OperatorState, wanted: WantedKey) -> Generator[Entry, None, None]:
-        """Yields the entries of one key, without reading those of other keys, except for timers of its key group."""
         ranges = _ranges(operator, wanted)
         with ScratchFolder() as scratch:
             for subtask in filter(wanted.is_in, operator.subtasks):
                 cache = HostCache.direct(scratch.path / "cache", self.storage, SystemClock())
                 location = StoreLocation(scratch.path / "work", cache, RocksDBSettings())
                 for block in read_ranges(location, Base.of(subtask), ranges):
-                    found = zip(block.keys, block.values, strict=True)
-                    yield from (entry for entry in found if _is_of_key(entry[0], wanted))
+                    own = [at for at, key in enumerate(block.keys) if _is_of_key(key, wanted)]
+                    if own:
+                        yield EntryBlock([block.keys[at] for at in own], [block.values[at] for at in own])
 
     def _add_operator_state(
-        self, uid: str, old: OperatorState | None, new: OperatorState | None, found: StateDiff
+        self, uid: str, old: OperatorState | None, new: OperatorState | None, found: StateChanges
     ) -> None:
         left, right = self._elements(old), self._elements(new)
         schemas = {each.name: each for operator in (old, new) if operator for each in operator.operator_states}
@@ -164,7 +165,7 @@ class StateComparison:
             if before != after:
                 old_value, new_value = (_decoded(data, schemas.get(name)) for data in (before, after))
                 state, place = f"_operator/{name}", at if kind == "broadcast" else f"subtask {subtask}, {at}"
-                change = StateChange(uid, state, (), None, place, old_value, new_value, _kind(before, after))
+                change = EntryChange(uid, state, (), None, place, old_value, new_value, _kind(before, after))
                 found.add(change, self.max_changes)
 
     def _elements(self, operator: OperatorState | None) -> dict[tuple[str, ...], bytes]:
@@ -175,6 +176,10 @@ class StateComparison:
             for part, content in read_parts(self.storage, operator.parts)
             for key, data in _content_elements(part.subtask, content)
         }
+
+
+def _operators(manifest: Manifest | None) -> dict[str, OperatorState]:
+    return {operator.uid: operator for operator in manifest.operators} if manifest else {}
 
 
 def _ranges(operator: OperatorState, wanted: WantedKey) -> list[KeyRange]:
@@ -202,39 +207,6 @@ def _content_elements(subtask: int, content: OperatorContent) -> Iterator[tuple[
         yield from ((("broadcast", name, "", repr(decode_key(key)[0])), data) for key, data in entries.items())
 
 
-def merged(
-    left: Iterator[tuple[K, bytes]], right: Iterator[tuple[K, bytes]]
-) -> Iterator[tuple[K, bytes | None, bytes | None]]:
-    """Yields each key of two sorted streams once, with the values that they have for it."""
-    old, new = next(left, None), next(right, None)
-    while old is not None or new is not None:
-        if new is None or (old is not None and old[0] < new[0]):
-            assert old is not None
-            yield old[0], old[1], None
-            old = next(left, None)
-        elif old is None or new[0] < old[0]:
-            yield new[0], None, new[1]
-            new = next(right, None)
-        else:
-            yield old[0], old[1], new[1]
-            old, new = next(left, None), next(right, None)
-
-
-def _unchanged(old: OperatorState | None, new: OperatorState | None) -> frozenset[str]:
-    """Returns the snapshots that both have for the same key groups."""
-    if old is None or new is None:
-        return frozenset()
-
-    def named(operator: OperatorState) -> set[tuple[str, int, int]]:
-        return {(s.snapshot, s.first_group, s.last_group) for s in operator.subtasks if _is_unique(s)}
-
-    return frozenset(snapshot for snapshot, _, _ in named(old) & named(new))
-
-
-def _is_unique(subtask: SubtaskState) -> bool:
-    return bool(subtask.snapshot)
-
-
 def _kind(before: bytes | None, after: bytes | None) -> str:
     if before == after:
         return "same"
@@ -253,7 +225,7 @@ class _EntryReader:
     names: dict[bytes, StateSchema | None]
     columns: int
 
-    def change(self, stored: bytes, before: bytes | None, after: bytes | None) -> StateChange | None:
+    def change(self, stored: bytes, before: bytes | None, after: bytes | None) -> EntryChange | None:
         """Returns the difference in an entry; None for an internal one, such as the expiry of another."""
         kind = _kind(before, after)
         domain = _DOMAINS.get(stored[_GROUP_BYTES:KEY_OFFSET])
@@ -264,10 +236,10 @@ class _EntryReader:
             return None
         schema = self.names[stored[_GROUP_BYTES:KEY_OFFSET]]
         old, new = (_decoded(data, schema) for data in (before, after))
-        return StateChange(self.operator, found.state, found.key, found.namespace, found.map_key, old, new, kind)
+        return EntryChange(self.operator, found.state, found.key, found.namespace, found.map_key, old, new, kind)
 
-    def _timer(self, stored: bytes, domain: TimeDomain, kind: str) -> StateChange:
+    def _timer(self, stored: bytes, domain: TimeDomain, kind: str) -> EntryChange:
         timer: Timer = timers_in([(stored, b"")], domain)[0]
         before = None if kind == "added" else timer.time
         after = None if kind == "removed" else timer.time
-        return StateChange(self.operator, TIMERS, timer.values, domain.value, timer.namespace, before, after, kind)
+        return EntryChange(self.operator, TIMERS, timer.values, domain.value, timer.namespace, before, after, kind)

@@ -11,14 +11,13 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
-from stateflow.api.graph.event_time import event_time_of
-from stateflow.api.graph.traversal import producer_of
+from stateflow.api.graph import event_time_of, producer_of
 from stateflow.api.side_outputs import MAIN
 from stateflow.api.sink import SinkContext
-from stateflow.checkpoint.barrier.task_report import TaskReport
+from stateflow.checkpoint.barriers import TaskReport
 from stateflow.checkpoint.log.documents import OperatorState
-from stateflow.checkpoint.restore.state_matching import bases_of
-from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, SavepointWorkers
+from stateflow.checkpoint.restore.state_assignment import bases_of
+from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, SavepointWorkers
 from stateflow.runtime.planning.physical_plan import JobPlan, Level, OperatorChain, Output
 from stateflow.runtime.task.operator_state import encode_operator_base
 from stateflow.runtime.task_spec import (
@@ -38,7 +37,7 @@ from stateflow.runtime.task_spec import (
     input_prefix,
     output_prefix,
 )
-from stateflow.state.backends import hashmap_snapshot
+from stateflow.state.backends import hash_maps
 from stateflow.state.handles import Base
 from stateflow.state.kinds.timers import NO_WATERMARK
 from stateflow.types.decoders import msgpack_decoder
@@ -203,7 +202,7 @@ def _encode_parts(base: Base) -> bytes:
     parts = base.parts
     if base.rescales:
         parts = tuple(
-            p if p.inline is None else replace(p, inline=hashmap_snapshot.restrict(p.inline, base.owned, p.snapshot))
+            p if p.inline is None else replace(p, inline=hash_maps.select_groups(p.inline, base.owned, p.snapshot))
             for p in parts
         )
     return msgspec.msgpack.encode(parts) if parts else b""

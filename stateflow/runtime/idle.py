@@ -12,19 +12,18 @@ from dataclasses import dataclass
 
 from stateflow.api.source import LocalSource, Source, local_position
 from stateflow.checkpoint.history import background_failures
+from stateflow.checkpoint.job_requests import open_requests
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import NOT_BEGUN, EntryKind, Manifest, SparkPosition
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.requests.mailbox import open_requests
 from stateflow.clock import Clock, epoch_milliseconds
 from stateflow.config.settings import RunSettings
 from stateflow.errors import StateflowError
-from stateflow.runtime.job.job import Job
-from stateflow.runtime.job.loader import open_job
-from stateflow.runtime.job.start_checks import StartChecks
+from stateflow.runtime.job import Job, StartChecks
+from stateflow.runtime.job_loader import open_job
 from stateflow.runtime.planning.state_discovery import source_columns
 from stateflow.runtime.preflight import StartContext
-from stateflow.runtime.spark.location.checkpoint_location import missing_entries, source_log
+from stateflow.runtime.spark.checkpoint_location import missing_entries, source_log
 from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, operator_watermarks
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT

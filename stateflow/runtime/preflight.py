@@ -12,19 +12,26 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from stateflow.api.graph.job_graph import Graph
-from stateflow.api.printing import PrintSink
-from stateflow.api.sink import CatalogEntry, Delivery, SinkContext
+from stateflow.api.graph import Graph
+from stateflow.api.sink import CatalogEntry, Delivery, PrintSink, SinkContext
 from stateflow.api.source import Source, check_limits, limits_of
-from stateflow.checkpoint.log.job_format import NewJob, check_same_job, read_format
+from stateflow.checkpoint.log.job_root import NewJob, check_same_job, read_format
 from stateflow.clock import Clock
 from stateflow.config.settings import EXACTLY_ONCE, Settings
 from stateflow.errors import SchemaMismatch, SinkDiverged, SinkRefused, StateflowError
-from stateflow.runtime.job.loader import check_format, check_unshared_tables, graph_of_job_root, open_job
-from stateflow.runtime.job.start_checks import StartChecks
+from stateflow.runtime.job import StartChecks
+from stateflow.runtime.job_loader import check_format, check_unshared_tables, graph_of_job_root, open_job
 from stateflow.runtime.planning.physical_plan import JobPlan, check_no_transforms, plan_job
-from stateflow.runtime.spark.session.settings import check_master, check_required, check_root, check_sinks
-from stateflow.runtime.spark.session.versions import check_java, check_python, check_spark, installed_spark
+from stateflow.runtime.spark.session.requirements import (
+    check_java,
+    check_master,
+    check_python,
+    check_required,
+    check_root,
+    check_sinks,
+    check_spark,
+    installed_spark,
+)
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT
 
@@ -33,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Needs(StrEnum):
-    """What a check reads in addition to the job file and this machine."""
+    """Resources that a check needs in addition to the job file and this machine."""
 
     NOTHING = "nothing"
     ROOT = "the job root"
@@ -225,7 +232,7 @@ def _transforms(start: StartContext) -> None:
 
 
 def _catalog(start: StartContext) -> None:
-    from stateflow.runtime.spark.catalog.registration import check_entry
+    from stateflow.runtime.spark.table_registration import check_entry
 
     for entry in _entries(start):
         check_entry(_session(start), entry)
@@ -292,11 +299,11 @@ def warnings(start: StartContext) -> tuple[str, ...]:
     session = start.session
     if session is None:
         return ()
-    from stateflow.runtime.spark.catalog.registration import short_lived
+    from stateflow.runtime.spark.table_registration import warn_of_lost_names
 
     sources = [(n.uid, n.source) for n in start.graph.sources if isinstance(n.source, Source)]
     found = [f"source {uid}: {warning}" for uid, source in sources for warning in source.warnings(session)]
-    return (*found, *short_lived(session, _entries(start)))
+    return (*found, *warn_of_lost_names(session, _entries(start)))
 
 
 def repeated_output(start: StartContext) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ class Publisher:
             check_sink_position(sink, self._known(head, uid), self._root.log, head)
 
     def oldest_lost_checkpoint(self, head: Head) -> int | None:
-        """Returns the id of the oldest checkpoint with deleted unpublished output; None when no file is missing."""
+        """Returns the id of the oldest checkpoint with deleted pending output; None when no file is missing."""
         lost = [p.checkpoint_id for p in pending_of(head) if self._is_lost(p, head)]
         return min(lost, default=None)
 

@@ -21,6 +21,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_MULTIPLIER, _JITTER, _RESET_AFTER = 1.5, 0.1, timedelta(hours=1)
+"""Of exponential delays: the factor from one delay to the next, the random part of a delay, and the time without
+failure after which the first delay comes again and the attempts are counted from zero."""
+
 
 class RestartStrategy(ABC):
     """Decides after each failure of a run how long to wait before the restart."""
@@ -56,10 +60,10 @@ class FixedDelayRestart(RestartStrategy):
 
 
 class ExponentialDelayRestart(RestartStrategy):
-    """Restarts after delays that grow; the delay is reset once a run has worked for `reset_after`.
+    """Restarts after delays that grow; the delay is reset once a run has worked for an hour.
 
     Args:
-        settings: limits and growth of the delay.
+        settings: limits of the delay.
         random: returns numbers in [0, 1) for the jitter, so that the jobs that one outage stops do not all restart at
             the same time.
     """
@@ -72,15 +76,15 @@ class ExponentialDelayRestart(RestartStrategy):
 
     def delay_after(self, failed_at: float) -> timedelta | None:
         settings = self._settings
-        if self._started_at is not None and failed_at - self._started_at >= settings.reset_after.total_seconds():
+        if self._started_at is not None and failed_at - self._started_at >= _RESET_AFTER.total_seconds():
             self._attempts = 0
         if settings.attempts is not None and self._attempts >= settings.attempts:
             return None
         longest = settings.max_backoff.total_seconds()
         # A larger exponent could exceed the range of a float; the delay is at its maximum long before.
         exponent = min(self._attempts, 1000)
-        backoff = min(longest, settings.initial_backoff.total_seconds() * settings.multiplier**exponent)
-        jitter = settings.jitter * (2 * self._random() - 1)
+        backoff = min(longest, settings.initial_backoff.total_seconds() * _MULTIPLIER**exponent)
+        jitter = _JITTER * (2 * self._random() - 1)
         delay = min(longest, backoff * (1 + jitter))
         self._attempts += 1
         self._started_at = failed_at + delay

@@ -1,4 +1,4 @@
-"""What the driver sends to tasks: everything that determines a task's result, and nothing else."""
+"""Specification of tasks by the driver: everything that determines a task's result, and nothing else."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.api.dead_letters import OnError
-from stateflow.api.functions.columns import ColumnsFunction
 from stateflow.api.functions.process import KeyedFunction, TaskInfo
 from stateflow.api.functions.rich import RowStep
-from stateflow.api.graph.nodes import Keying
+from stateflow.api.functions.vectorized import ColumnsFunction
+from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext
 from stateflow.config.settings import TelemetrySettings
 from stateflow.config.state_settings import RocksDBSettings, ShuffleSettings, StateSettings
-from stateflow.state.files.uploads import Outbox
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.timers import MAX_WATERMARK
+from stateflow.state.uploads import Outbox
 from stateflow.storage import Credentials, Storage, open_storage
 from stateflow.storage.overlay import OverlayStorage
 from stateflow.storage.paths import data_folder
@@ -142,7 +142,7 @@ class TaskEnvironment:
 
 @dataclass(frozen=True)
 class BatchInfo:
-    """What every task of a batch receives, whatever its level and operator chain."""
+    """The part of the specification that all tasks of a batch have in common."""
 
     id: BatchId
     settings: TaskSettings
@@ -285,7 +285,7 @@ class ChainSpec:
 
 @dataclass(frozen=True)
 class LevelSpec:
-    """What all tasks of a level receive. The partition number determines a task's chain and subtask.
+    """The specification of all tasks of a level. The partition number determines a task's chain and subtask.
 
     Attributes:
         upstream: uid and subtask of each task of the previous level; empty in the first.

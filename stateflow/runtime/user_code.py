@@ -8,19 +8,19 @@ from contextlib import contextmanager
 from stateflow.api.functions.process import Context
 from stateflow.api.functions.returned import InvalidReturnValue
 from stateflow.errors import JobDefinitionError, StateError, StateflowError, UserCodeError, cut
-from stateflow.user_lines import line_of_class, line_of_user
+from stateflow.helpers import line_of_class, line_of_user
 
 _LONGEST_FACT = 500
 """Characters of a key or row in an error."""
 
 
-def described(value: object) -> str:
+def describe_value(value: object) -> str:
     """Returns a key or row as a fact of an error; a long one is cut as by `cut`."""
     return cut(repr(value), _LONGEST_FACT)
 
 
 @contextmanager
-def naming_position(operator: str, columns: Sequence[str], context: Context) -> Iterator[None]:
+def add_position(operator: str, columns: Sequence[str], context: Context) -> Iterator[None]:
     """Adds operator, current key, last row and line of the job to a StateError or JobDefinitionError of the body.
 
     A changed value is encoded after the last row of its key. So the row is the last one of the key in this batch, not
@@ -37,14 +37,14 @@ def naming_position(operator: str, columns: Sequence[str], context: Context) -> 
         where = line_of_user(e)
         e.add_facts(operator=operator, **({"where": where} if where else {}))
         if context.key_values:
-            e.add_facts(key=described(dict(zip(columns, context.key_values, strict=True))))
+            e.add_facts(key=describe_value(dict(zip(columns, context.key_values, strict=True))))
         if context.row is not None:
-            e.add_facts(row=described(context.row))
+            e.add_facts(row=describe_value(context.row))
         raise
 
 
 @contextmanager
-def naming_job_line() -> Iterator[None]:
+def add_job_line() -> Iterator[None]:
     """Adds file and line of the job to a StateflowError that the body raises."""
     try:
         yield
@@ -55,7 +55,7 @@ def naming_job_line() -> Iterator[None]:
         raise
 
 
-def innermost(error: BaseException, function: object = None) -> str:
+def find_user_line(error: BaseException, function: object = None) -> str:
     """Returns file and line of the innermost call of the user's code, never of stateflow's.
 
     For an `InvalidReturnValue` these are the function's; without a call of the user's code, the lines of the class of

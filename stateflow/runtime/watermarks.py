@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TypedDict, TypeVar
 
 from stateflow.api.watermarks import WatermarkStrategy
-from stateflow.checkpoint.barrier.task_report import combined_spans
+from stateflow.checkpoint.barriers import combined_spans
 from stateflow.checkpoint.log.documents import HoldingSource, SourceWatermark, SplitWatermark, TimeSpan, WaitingRows
 from stateflow.runtime.planning.physical_plan import OperatorChain
 from stateflow.state.kinds.timers import MAX_WATERMARK

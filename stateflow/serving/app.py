@@ -31,19 +31,22 @@ from stateflow.errors import (
     UnknownState,
     WrongKeyType,
 )
-from stateflow.serving.answers import Format, encode_entries, encode_error, encode_keys, encode_values
-from stateflow.serving.follower import Follower
-from stateflow.serving.lookups import Lookups
-from stateflow.serving.requests import (
+from stateflow.serving.follower import Follower, ServedCheckpoint
+from stateflow.serving.lookups import (
     LARGEST_REQUEST,
+    Format,
     GetRequest,
     KeysRequest,
+    Lookups,
     ScanRequest,
     StateDescription,
     StatesAnswer,
+    encode_entries,
+    encode_error,
+    encode_keys,
+    encode_values,
 )
-from stateflow.serving.served_checkpoint import ServedCheckpoint
-from stateflow.types.bounded_json import largest_size
+from stateflow.types.decoders import largest_size
 
 R = TypeVar("R", GetRequest, ScanRequest, KeysRequest)
 

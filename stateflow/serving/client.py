@@ -18,22 +18,20 @@ import httpx
 
 from stateflow.clock import Clock, SystemClock
 from stateflow.errors import NotYetAvailable, QueryError, UnknownJob, UnknownKey
-from stateflow.serving.answers import Format
-from stateflow.serving.lookups import LARGEST_ANSWER
-from stateflow.serving.protocol import Protocol
+from stateflow.serving.lookups import LARGEST_ANSWER, PAGE, Format, ScanRequest, StateDescription
+from stateflow.serving.protocol import QueryProtocol
 from stateflow.serving.registry import Registry, ServerLease
-from stateflow.serving.requests import PAGE, ScanRequest, StateDescription
 from stateflow.serving.steps import (
     HttpCall,
     HttpReply,
     ListingPosition,
-    Pause,
     QueryEntry,
     QueryOptions,
     QueryResult,
     ReadLeases,
     Result,
     Step,
+    WaitStep,
 )
 from stateflow.storage import open_storage
 from stateflow.storage.paths import FORMAT
@@ -45,7 +43,7 @@ _CONNECT_SECONDS = 3.0
 _GRACE = timedelta(seconds=20)
 """How much longer than its time a query may take: its last request, and a storage that does not answer."""
 FAILURES = (httpx.HTTPError, httpx.InvalidURL, UnicodeError, TimeoutError)
-"""What sending a request raises; UnicodeError for a name of a host that cannot be encoded."""
+"""Errors of sending a request; UnicodeError for a name of a host that cannot be encoded."""
 
 
 class _Leases:
@@ -216,7 +214,7 @@ class QueryableStateClient:
         after = ""
         while True:
             page = ScanRequest(state=name, key=[], prefix=prefix, after=after, limit=PAGE)
-            entries, after = self._run(partial(Protocol.scan_page, name=name, key=key, page=page, options=options))
+            entries, after = self._run(partial(QueryProtocol.scan_page, name=name, key=key, page=page, options=options))
             yield from entries
             if not after:
                 return
@@ -225,10 +223,10 @@ class QueryableStateClient:
         """Yields the keys that have a value, in order of key groups, page by page; see `scan`."""
         at: ListingPosition | None = ListingPosition()
         while at is not None:
-            entries, at = self._run(partial(Protocol.keys_page, name=name, at=at, limit=PAGE, options=options))
+            entries, at = self._run(partial(QueryProtocol.keys_page, name=name, at=at, limit=PAGE, options=options))
             yield from entries
 
-    def _run(self, query: Callable[[Protocol], Generator[Step, Result, R]]) -> R:
+    def _run(self, query: Callable[[QueryProtocol], Generator[Step, Result, R]]) -> R:
         own = self._own
         with own.lock:
             if self._is_closed:
@@ -275,7 +273,7 @@ class AsyncQueryableStateClient:
     ) -> None:
         self._clock = SystemClock()
         self._leases = _Leases(job_root, self._clock)
-        self.protocol = Protocol(self._clock, timeout)
+        self.protocol = QueryProtocol(self._clock, timeout)
         self._http = httpx.AsyncClient(**_http_options(token, tls))
 
     async def __aenter__(self) -> Self:
@@ -344,7 +342,7 @@ class AsyncQueryableStateClient:
             if isinstance(step, ReadLeases):
                 # The storage may be slow, and its client blocks.
                 result = await asyncio.to_thread(self._leases.read)
-            elif isinstance(step, Pause):
+            elif isinstance(step, WaitStep):
                 await asyncio.sleep(step.seconds)
                 result = None
             else:

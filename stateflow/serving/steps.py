@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+from stateflow.serving.lookups import StateDescription
 from stateflow.serving.registry import ServerLease
-from stateflow.serving.requests import StateDescription
 from stateflow.types.custom_serializer import Serializer
 from stateflow.types.key_values import Scalar
 
@@ -73,7 +73,7 @@ class ReadLeases:
 
 
 @dataclass(frozen=True)
-class Pause:
+class WaitStep:
     """A step: wait; the result is None."""
 
     seconds: float
@@ -97,14 +97,14 @@ class HttpReply:
     failure: str = ""
 
 
-Step = ReadLeases | Pause | list[HttpCall]
+Step = ReadLeases | WaitStep | list[HttpCall]
 """A step of a query; the result of a list of calls is the list of their replies."""
 Result = list[ServerLease] | list[HttpReply] | None
 
 
 @dataclass
 class Knowledge:
-    """What a client remembers between queries.
+    """Facts that a client remembers between queries.
 
     Attributes:
         leases: the servers, as they were read last; None before.

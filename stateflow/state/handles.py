@@ -85,7 +85,7 @@ def check_position(handle: FileHandle, part: FilePart) -> None:
     """
     if not 0 <= part.offset <= part.offset + part.size <= handle.size:
         raise CorruptFile(
-            "a file is recorded as a part outside of its object",
+            "a file is recorded as a part beyond the end of its object",
             hint="restore an older checkpoint",
             file=handle.key,
             offset=part.offset,
@@ -156,13 +156,13 @@ class StateSchema(Document, frozen=True, kw_only=True):
     queryable: str = ""
     """The name for queries from outside the job; empty if the state is not queryable."""
     windows: str = ""
-    """What kind of windows its namespaces are, such as ``sessions of event time``; empty for other states."""
+    """Kind of windows of its namespaces, such as ``sessions of event time``; empty for other states."""
     arguments: str = ""
-    """The arguments of the operator that its values depend on; empty if they depend on none, or none were recorded."""
+    """The arguments of the operator that its values depend on; empty if they depend on none."""
     ttl_time: Annotated[str, msgspec.Meta(pattern=r"\A(processing|event)?\Z")] = ""
     """The time domain of its TTL, ``processing`` or ``event``; empty without a TTL."""
     ttl_milliseconds: Int64 = 0
-    """Its TTL; 0 without one, and in schemas of versions that did not record it."""
+    """Its TTL; 0 without one."""
     ttl_since: Int64 | None = None
     """The time since which the state has had a TTL in this time domain, in milliseconds since 1970; the TTL of older
     entries counts from here. None before the first watermark."""
@@ -174,8 +174,8 @@ class StateSchema(Document, frozen=True, kw_only=True):
     """Whether expiry entries may exist: the state has a TTL, or had one."""
     ttl_other_index: bool = False
     """Whether expiry entries of the other time domain may exist: its TTL had that domain before."""
-    type: TypeSchema | None = None
-    """The type of values written now; None in schemas of versions that did not record it."""
+    type: TypeSchema
+    """The type of values written now."""
     earlier: list[TypeSchema] = []
     """The types of values written before, oldest first. Each stored value has one of these types, or `type`."""
 
@@ -194,14 +194,14 @@ class SubtaskState(Document, frozen=True, kw_only=True):
     inline: bytes | None = None
     """The whole state if it is not in files."""
     store_manifest: bytes = b""
-    """RocksDB's manifest for the files; in older snapshots the manifest is one of the files."""
+    """RocksDB's manifest for the files; empty for other backends."""
     event_timer: Int64 | None = None
     """Lower bound for the times of event-time timers, in milliseconds since 1970; None without timers."""
     processing_timer: Int64 | None = None
     """The same for processing-time timers."""
     ttl_cleanup_at: Int64 | None = None
     """When the subtask removes expired entries even without rows, in milliseconds since 1970; the highest value if no
-    entry can expire. None without a TTL in processing time, and in state that did not record it."""
+    entry can expire. None without a TTL in processing time."""
 
     @property
     def has_store(self) -> bool:
@@ -244,8 +244,8 @@ class OperatorPart(Document, frozen=True, kw_only=True):
     subtask: Int64
     content: bytes = b""
     handle: FileHandle | None = None
-    memory: int = 0
-    """A bound of the bytes of memory that it takes when it is read; 0 in parts of versions that did not record it."""
+    memory: int
+    """A bound of the bytes of memory that it takes when it is read."""
 
 
 @dataclass(frozen=True)

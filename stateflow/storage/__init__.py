@@ -1,11 +1,23 @@
-"""Object storage for job roots: one interface, one module per backend, and all object names in `paths`."""
+"""Object storage for job roots.
+
+- `base`: the interface `Storage`, and helpers that several backends share.
+- `posix`, `memory`, `object_store`, `hdfs`: a module for each backend; `overlay`: scratch storage over another one.
+- `locations`: opens the storage that a URI or location names, if allowed, with the credentials of the environment.
+- `paths`: the names of all objects; `no_follow`: opens files without following symbolic links.
+"""
 
 from stateflow.storage.base import BlobInfo, PutResult, Storage
-from stateflow.storage.credentials import Credentials
-from stateflow.storage.locations import check_location, open_if_allowed, open_location
+from stateflow.storage.locations import (
+    Credentials,
+    check_location,
+    open_if_allowed,
+    open_location,
+    open_storage,
+    register_memory,
+    unregister_memory,
+)
 from stateflow.storage.memory import MemoryStorage
 from stateflow.storage.posix import PosixStorage
-from stateflow.storage.resolve import open_storage, register_memory, unregister_memory
 
 __all__ = [
     "BlobInfo",

@@ -235,7 +235,7 @@ def check_limit(key: str, size: int, limit: int | None) -> None:
         )
 
 
-def limited(chunks: Iterable[bytes], key: str, limit: int | None) -> Iterator[bytes]:
+def limit_chunks(chunks: Iterable[bytes], key: str, limit: int | None) -> Iterator[bytes]:
     """Yields the chunks of an object; raises CorruptFile as soon as they are more than `limit` bytes."""
     received = 0
     for chunk in chunks:

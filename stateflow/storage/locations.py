@@ -1,26 +1,191 @@
-"""The locations that a user may name in addition to the job root: savepoints, folders for savepoints, new job roots.
+"""Opens the storage that a URI or a location names, with the credentials of the environment.
 
 The process that opens a location has credentials, while the user who names it may only be allowed to trigger a DAG. The
 environment variable ``STATEFLOW_ALLOWED_LOCATIONS`` restricts what is opened to the job root and a list of locations,
 separated by spaces. Without it, everything is allowed: a user of the command line has the process's rights anyway.
 Airflow's operators always restrict.
+
+The driver sends the variables that give access to object storage to its tasks.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import posixpath
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import NoReturn
-from urllib.parse import unquote
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from stateflow.errors import ConfigError
 from stateflow.storage.base import Storage
-from stateflow.storage.folder_tree import FolderTree
-from stateflow.storage.posix import PosixStorage
-from stateflow.storage.resolve import open_storage, split_address, without_secrets
+from stateflow.storage.memory import MemoryStorage
+from stateflow.storage.posix import FolderTree, PosixStorage
+
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_SEGMENT = r"(?!\.\.?(?:/|$))[A-Za-z0-9._=-]+"
+_PREFIX = re.compile(rf"({_SEGMENT}(/{_SEGMENT})*)?")
+_HOSTS = re.compile(r"[A-Za-z0-9.-]+:[0-9]+(,[A-Za-z0-9.-]+:[0-9]+)*")
+_OBJECT_STORES = {"s3": "s3", "gs": "gcs", "az": "azure"}
+"""Extra of the package by the scheme of the address."""
+HDFS_SCHEMES = ("webhdfs", "swebhdfs")
+
+
+_LONGEST = 4096
+"""Length of an address: the longest path that Linux accepts."""
+
+
+_memory: dict[str, MemoryStorage] = {}
+
+
+def open_storage(uri: str) -> Storage:
+    """Opens the storage at `uri`.
+
+    Args:
+        uri: a path, ``file:///path``, ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix``,
+            ``webhdfs://namenode:9870/path``, or ``memory://name`` (one storage per process and name).
+
+    Raises:
+        ConfigError: the scheme is not supported, or `uri` is empty, which does not mean the working directory.
+    """
+    if not uri.strip() or uri in ("file:", "file://", "memory://"):
+        raise ConfigError(
+            "the address of a storage is empty",
+            hint="use a path or file:///path; check that the variable is set",
+            uri=uri,
+        )
+    parts = split_address(uri)
+    if parts is None:
+        return PosixStorage(Path(uri).expanduser())
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return PosixStorage(unquote(parts.path))
+    if parts.scheme == "memory":
+        return _memory.setdefault(uri, MemoryStorage(uri))
+    if parts.scheme in _OBJECT_STORES:
+        return _object_storage(uri, Credentials.of_process())
+    if parts.scheme in HDFS_SCHEMES:
+        return _hdfs_storage(uri, Credentials.of_process())
+    if parts.scheme == "hdfs":
+        raise ConfigError(
+            "HDFS is supported through WebHDFS only",
+            hint="use webhdfs://namenode:9870/path, with the port of the NameNode's HTTP server",
+            uri=without_secrets(uri),
+        )
+    raise ConfigError(
+        "the scheme of the storage's address is not supported",
+        hint="use a path, or file://, s3://, gs://, az:// or webhdfs://",
+        uri=without_secrets(uri),
+    )
+
+
+def split_address(uri: str) -> SplitResult | None:
+    """Returns the parts of a URI; None for a path.
+
+    Raises ConfigError for a URI or path that cannot be parsed.
+    """
+    if "\0" in uri or len(uri) > _LONGEST or not _is_unicode(uri):
+        raise _malformed(uri)
+    if "://" not in uri and not uri.startswith("file:"):
+        return None
+    try:
+        parts = urlsplit(uri)
+    except ValueError as e:
+        raise _malformed(uri) from e
+    if "\0" in unquote(parts.path):
+        raise _malformed(uri)
+    return parts
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8", "surrogateescape")  # as paths are encoded
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def without_secrets(uri: str) -> str:
+    """Returns an address without user, password and query, which may be secret."""
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return uri
+    server, slash, path = rest.partition("/")
+    return f"{scheme}://{server.rpartition('@')[2]}{slash}{path.partition('?')[0]}"
+
+
+def _malformed(uri: str) -> ConfigError:
+    return ConfigError(
+        "the address of a storage is not valid",
+        hint="use a path, or file://, s3://, gs://, az:// or webhdfs:// with server and path",
+        uri=without_secrets(uri)[:100],
+    )
+
+
+@lru_cache(maxsize=16)
+def _object_storage(uri: str, _: Credentials) -> Storage:
+    """Opens object storage, once per address and credentials: creating a client takes longer than a request."""
+    parts = urlsplit(uri)
+    prefix = parts.path.strip("/")
+    if parts.query or parts.fragment or not _BUCKET.fullmatch(parts.netloc) or not _PREFIX.fullmatch(prefix):
+        # The address is not shown: it may contain a key in front of the bucket's name.
+        raise ConfigError(
+            "the address of an object storage is not valid",
+            hint="use s3://bucket/some/prefix, of letters, digits and ._=-; credentials come from the environment",
+            scheme=parts.scheme,
+        )
+    _require_package("obstore", _OBJECT_STORES[parts.scheme], uri)
+    from stateflow.storage.object_store import ObjectStorage
+
+    return ObjectStorage(parts.scheme, parts.netloc, prefix)
+
+
+@lru_cache(maxsize=16)
+def _hdfs_storage(uri: str, _: Credentials) -> Storage:
+    """Opens HDFS, once per address and credentials."""
+    parts = urlsplit(uri)
+    folder = parts.path.strip("/")
+    if (
+        parts.query
+        or parts.fragment
+        or not _HOSTS.fullmatch(parts.netloc)
+        or not (folder and _PREFIX.fullmatch(folder))
+    ):
+        # The address is not shown: it may contain a password in front of the host's name.
+        raise ConfigError(
+            "the address of HDFS is not valid",
+            hint="use webhdfs://namenode:9870/some/path, of letters, digits and ._=-; "
+            "the user comes from HADOOP_USER_NAME",
+            scheme=parts.scheme,
+        )
+    _require_package("requests", "hdfs", uri)
+    from stateflow.storage.hdfs import HdfsStorage
+
+    return HdfsStorage(parts.scheme, parts.netloc, f"/{folder}")
+
+
+def _require_package(package: str, extra: str, uri: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            "the storage needs a package that is not installed",
+            package=package,
+            uri=uri,
+            hint=f"pip install 'stateflow[{extra}]'",
+        )
+
+
+def register_memory(storage: MemoryStorage) -> None:
+    """Registers `storage` under its address ``memory://name`` in this process."""
+    _memory[storage.uri] = storage
+
+
+def unregister_memory(uri: str) -> None:
+    """Removes the storage at ``memory://name`` from this process, with its objects."""
+    _memory.pop(uri, None)
+
 
 VARIABLE = "STATEFLOW_ALLOWED_LOCATIONS"
 
@@ -112,3 +277,66 @@ def _refuse(uri: str, locations: Iterable[str]) -> NoReturn:
         location=without_secrets(uri),
         allowed=[without_secrets(location) for location in locations if location],
     )
+
+
+NAMES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_ALLOW_HTTP",
+    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_ROLE_ARN",
+    "AWS_REQUEST_PAYER",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "GOOGLE_SERVICE_ACCOUNT",
+    "GOOGLE_SERVICE_ACCOUNT_PATH",
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+    "GOOGLE_ALLOW_HTTP",
+    "AZURE_STORAGE_ACCOUNT_NAME",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "AZURE_STORAGE_CLIENT_ID",
+    "AZURE_STORAGE_CLIENT_SECRET",
+    "AZURE_STORAGE_TENANT_ID",
+    "AZURE_STORAGE_ENDPOINT",
+    "AZURE_STORAGE_USE_EMULATOR",
+    "AZURE_ALLOW_HTTP",
+    "HADOOP_USER_NAME",
+    "WEBHDFS_DATANODE_PORTS",
+    "WEBHDFS_NAMENODES",
+    "WEBHDFS_TOKEN",
+)
+"""Environment variables that the driver sends to its tasks."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """The driver's environment variables for object storage.
+
+    They reach the tasks inside the closure that Spark sends, never in a Spark setting, which the web interface shows,
+    and never in a manifest or log. The `repr` has only the names.
+    """
+
+    variables: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+    @classmethod
+    def of_process(cls) -> Credentials:
+        """Returns the variables that are set in this process."""
+        return cls(tuple((name, os.environ[name]) for name in NAMES if name in os.environ))
+
+    def adopt(self) -> None:
+        """Sets the variables in this process, which is a Spark worker.
+
+        A variable that the driver does not have keeps the value of the host.
+        """
+        os.environ.update(self.variables)
+
+    def __repr__(self) -> str:
+        return f"Credentials({', '.join(name for name, _ in self.variables)})"

@@ -29,7 +29,7 @@ from stateflow.storage.base import (
     Storage,
     check_same_content,
     key_parts,
-    limited,
+    limit_chunks,
     missing_object,
     write_chunks,
 )
@@ -143,7 +143,7 @@ class ObjectStorage(Storage):
         return self._chunks(key)
 
     def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
-        write_chunks(limited(self._chunks(key), key, limit), target)
+        write_chunks(limit_chunks(self._chunks(key), key, limit), target)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         if not size:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,6 +30,7 @@ class OverlayStorage(Storage):
         self.root = root
         self.scratch = scratch
         self.uri = root.uri
+        self.part_gap = root.part_gap
         self.host_local = root.host_local or scratch.host_local
 
     def put_new(self, key: str, data: bytes) -> PutResult:
@@ -49,6 +50,11 @@ class OverlayStorage(Storage):
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         self._of(key).fetch_part(key, offset, size, target)
+
+    @contextmanager
+    def open_parts(self, key: str) -> Iterator[Callable[[int, int], bytes]]:
+        with self._of(key).open_parts(key) as read:
+            yield read
 
     def size(self, key: str) -> int | None:
         return self._of(key).size(key)

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -27,17 +30,17 @@ from stateflow.storage.base import (
     check_limit,
     check_same_content,
     key_parts,
-    limited,
+    limit_chunks,
     missing_object,
     write_chunks,
 )
-from stateflow.storage.folder_tree import FolderTree, sync_folder
-from stateflow.storage.no_follow import LinkedFolder, NotRegular, open_file, open_path
+from stateflow.storage.no_follow import LinkedFolder, NotRegular, open_file, open_folder, open_path, open_root
 
 _COPY_CHUNK = 1 << 20
 _FOLDER_TRIES = 20
 _NOT_LINKABLE = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP)
 """Errors of link(2) after which the file is copied instead."""
+
 
 T = TypeVar("T")
 
@@ -95,7 +98,7 @@ class PosixStorage(Storage):
             if is_ours_alone(found) and _linked(file.fileno(), None, target):
                 return
             # Its owner may still append to a file of another user.
-            write_chunks(limited(_chunks_of(file), key, limit), target)
+            write_chunks(limit_chunks(_chunks_of(file), key, limit), target)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         with self.open(key) as source, self._translated_errors(key), open_private(target, must_create=True) as file:
@@ -142,8 +145,8 @@ class PosixStorage(Storage):
             files = list(self._folders.files(self._names(path) if path else ()))
         except OSError as e:
             raise _storage_error(e, prefix) from e
-        found = [BlobInfo(f.path, f.size) for f in files if f.path.startswith(prefix) and f.path > start_after]
-        return sorted(found, key=lambda b: b.key)
+        found = (file for file in files if file.key.startswith(prefix) and file.key > start_after)
+        return sorted(found, key=lambda file: file.key)
 
     def folders(self, prefix: str) -> tuple[str, ...]:
         path = prefix.rstrip("/")
@@ -379,3 +382,188 @@ def _storage_error(e: OSError, key: str) -> StorageError | ConfigError | Corrupt
             path=e.filename,
         )
     return StorageError("file system operation failed", path=e.filename or key, reason=e.strerror, errno=e.errno)
+
+
+log = logging.getLogger(__name__)
+
+
+_REMEMBERED_FOLDERS = 1000
+"""How many synced folders are remembered."""
+_MOST_LEVELS = 32
+"""How many levels of folders a listing descends: each takes a descriptor, and the keys of stateflow have at most 8."""
+
+
+Names = Sequence[str]
+
+
+class FolderTree:
+    """Opens folders by their names below a folder. A symbolic link in place of one of them raises LinkedFolder.
+
+    Args:
+        root: the folder, whose path may lead through symbolic links.
+        inner: names of the folders from `root` to the one below which all others are; no links either.
+    """
+
+    def __init__(self, root: Path, inner: Names = ()) -> None:
+        self._root = root
+        self._inner = tuple(inner)
+        self._synced: OrderedDict[tuple[str, ...], None] = OrderedDict()
+
+    @contextlib.contextmanager
+    def opened(self, names: Names) -> Iterator[int]:
+        """Yields a descriptor of an existing folder."""
+        folder = open_root(self._root)
+        try:
+            for name in (*self._inner, *names):
+                folder = _replaced(folder, open_folder(folder, name))
+            yield folder
+        finally:
+            os.close(folder)
+
+    @contextlib.contextmanager
+    def made(self, names: Names) -> Iterator[int]:
+        """Yields a descriptor of a folder, which is created if necessary, after making its name durable.
+
+        Names are synced once per process: when another process removes the empty folder and creates it again, that
+        process syncs it. Only probes and requests are in such folders, so no checkpoint is lost with them.
+        """
+        folder, path = self._made_root(), (*self._inner, *names)
+        try:
+            for level in range(1, len(path) + 1):
+                folder = _replaced(folder, self._enter(folder, path[:level]))
+            yield folder
+        finally:
+            os.close(folder)
+
+    def remove_empty(self, names: Names) -> None:
+        """Removes a folder, and the ones above it except the root, as far as they are empty."""
+        for level in range(len(names), 0, -1):
+            try:
+                with self.opened(names[: level - 1]) as parent:
+                    os.rmdir(names[level - 1], dir_fd=parent)
+            except OSError:
+                return
+            self._synced.pop((*self._inner, *names[:level]), None)
+
+    def files(self, names: Names) -> Iterator[BlobInfo]:
+        """Yields the regular files below a folder, in any order; none when the folder does not exist."""
+        try:
+            with self.opened(names) as folder:
+                yield from _files_below(folder, "/".join(names))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+
+    def names(self, names: Names) -> list[str]:
+        """Returns the names of the folders directly in a folder, without links; none when that does not exist."""
+        try:
+            with self.opened(names) as folder, os.scandir(folder) as entries:
+                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _made_root(self) -> int:
+        """Opens the root; creates it, and the folders above it, if they do not exist."""
+        with contextlib.suppress(FileNotFoundError):
+            return open_root(self._root)
+        missing = [self._root]
+        while not missing[-1].parent.is_dir():
+            missing.append(missing[-1].parent)
+        for path in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                path.mkdir(mode=0o700)
+            parent = open_root(path.parent)
+            try:
+                sync_folder(parent)
+            finally:
+                os.close(parent)
+        return open_root(self._root)
+
+    def _enter(self, parent: int, names: tuple[str, ...]) -> int:
+        """Opens the folder with the last of the names in its open parent, and creates it if necessary."""
+        name = names[-1]
+        try:
+            folder = open_folder(parent, name)
+        except FileNotFoundError:
+            self._synced.pop(names, None)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=parent)
+            folder = open_folder(parent, name)
+        try:
+            # Another process may have created an existing folder and not synced it yet.
+            if names not in self._synced:
+                sync_folder(parent)
+                self._remember(names)
+        except BaseException:
+            os.close(folder)
+            raise
+        return folder
+
+    def _remember(self, names: tuple[str, ...]) -> None:
+        self._synced[names] = None
+        while len(self._synced) > _REMEMBERED_FOLDERS:
+            self._synced.popitem(last=False)
+
+
+def sync_folder(folder: int) -> None:
+    """Makes the names in an open folder durable."""
+    os.fsync(folder)
+
+
+def _replaced(folder: int, inner: int) -> int:
+    os.close(folder)
+    return inner
+
+
+@dataclass
+class _Level:
+    """An open folder of a listing: its descriptor, its path below the root, and what is still to be visited in it."""
+
+    folder: int
+    path: str
+    entries: list[os.DirEntry[str]]
+
+    @classmethod
+    def of(cls, folder: int, path: str) -> _Level:
+        with os.scandir(folder) as entries:
+            return cls(folder, path, list(entries))
+
+
+def _files_below(folder: int, path: str) -> Iterator[BlobInfo]:
+    levels, skipped = [_Level.of(folder, path)], 0
+    try:
+        while levels:
+            level = levels[-1]
+            if not level.entries:
+                levels.pop()
+                _close_inner(level, folder)
+                continue
+            entry = level.entries.pop()
+            inner_path = f"{level.path}/{entry.name}" if level.path else entry.name
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if entry.is_file(follow_symlinks=False):
+                    yield BlobInfo(inner_path, entry.stat(follow_symlinks=False).st_size)
+                elif entry.is_dir(follow_symlinks=False):
+                    if len(levels) < _MOST_LEVELS:
+                        levels.append(_opened_level(level.folder, entry.name, inner_path))
+                    else:
+                        skipped += 1
+    finally:
+        for level in levels:
+            _close_inner(level, folder)
+    if skipped:
+        # One user's folders must not make every command fail. Nothing of stateflow is as deep.
+        log.warning("skipped %d folders that are more than %d levels below %r", skipped, _MOST_LEVELS, path)
+
+
+def _opened_level(parent: int, name: str, path: str) -> _Level:
+    folder = open_folder(parent, name)
+    try:
+        return _Level.of(folder, path)
+    except BaseException:
+        os.close(folder)
+        raise
+
+
+def _close_inner(level: _Level, root: int) -> None:
+    if level.folder != root:
+        os.close(level.folder)

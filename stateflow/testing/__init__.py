@@ -1,4 +1,9 @@
-"""Test utilities: a harness for keyed functions, scripted sources, a sink in a folder, conformance suites."""
+"""Test utilities.
+
+- `harness`: runs keyed functions, rows in and rows out
+- `sources`, `sinks`: a scripted source, and a sink in a folder
+- `conformance`: suites that storages, state backends and sinks must pass
+"""
 
 from stateflow.testing.harness.batches import HarnessSnapshot
 from stateflow.testing.harness.job import BroadcastInput, KeyedInput, sql_query

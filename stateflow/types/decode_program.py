@@ -1,4 +1,4 @@
-"""A program that decodes a document of JSON, which `bounded_json` runs in a child process with a limit for memory.
+"""A program that decodes a document of JSON, which `decoders` runs in a child process with a limit for memory.
 
 It imports the modules that define the document's type, but not the package `stateflow` itself, whose imports take five
 times as long as everything else here.

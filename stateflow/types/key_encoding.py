@@ -67,7 +67,7 @@ def decode_key_parts(data: bytes, start: int, count: int) -> tuple[list[object],
             part, at = _decode_part(data, at)
             parts.append(part)
     except (IndexError, struct.error, ValueError, OverflowError) as e:
-        raise CorruptFile("a stored key does not decode", key=data.hex()[:200]) from e
+        raise CorruptFile("a stored key cannot be decoded", key=data.hex()[:200]) from e
     return parts, at
 
 

@@ -120,7 +120,7 @@ def _hash_bytes(value: object, name: str) -> bytes:
     try:
         return encode(value) if encode else _decimal(value, name)
     except (TypeError, ValueError, ArithmeticError, AttributeError, struct.error) as e:
-        raise StateError("a key's value is not of its declared type", value=value, type=name) from e
+        raise StateError("a key's value does not have its declared type", value=value, type=name) from e
 
 
 def _int(value: int) -> bytes:

@@ -49,7 +49,7 @@ class _Unfit(Exception):
 
 
 _UNFIT = (_Unfit, msgspec.ValidationError, ValueError, OverflowError, ArithmeticError, struct.error)
-"""What conversions raise for a value that is not of the type."""
+"""Errors of conversions of a value that does not have the type."""
 
 
 def typed_key(given: Sequence[object], types: Sequence[str], names: Sequence[str] = ()) -> tuple[object, ...]:
@@ -123,7 +123,7 @@ def plain_key(values: Sequence[object]) -> list[Scalar]:
     return [_plain(value) for value in values]
 
 
-def encoded(parts: Sequence[object]) -> bytes:
+def encode_typed_key(parts: Sequence[object]) -> bytes:
     """Returns typed parts of a key in their stored form; raises WrongKeyType for a value that no key can contain."""
     try:
         return encode_key(parts)

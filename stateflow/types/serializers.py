@@ -15,20 +15,24 @@ import msgspec
 from msgspec import inspect
 
 from stateflow.errors import CorruptFile, EntryTooLarge, JobDefinitionError, StateError
-from stateflow.types.arrow_types import SUPPORTED, from_builtin, python_type, to_builtin
-from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
-from stateflow.types.bounds.decoded_size import PLAIN, type_memory
-from stateflow.types.bounds.hashing_cost import PLAIN_KEYS, STEPS_LIMIT, TooMuchHashing, hashing_cost
-from stateflow.types.bounds.msgpack_items import ARRAYS, MAPS, SIZE_BYTES, size_at
 from stateflow.types.custom_serializer import Serializer
-from stateflow.types.declared_types import describe_type, refuse_custom, types_within
-from stateflow.types.decoders import msgpack_decoder, value_decoder
+from stateflow.types.declared_types import (
+    SUPPORTED,
+    describe_type,
+    from_builtin,
+    python_type,
+    refuse_custom,
+    to_builtin,
+    types_within,
+)
+from stateflow.types.decoded_size import ARRAYS, MAPS, PLAIN, container_header, type_memory
+from stateflow.types.decoders import MEMORY_LIMIT, TooMuchMemory, msgpack_decoder, value_decoder
 
 T = TypeVar("T")
 
 VALUE_FORMAT = b"\x01"
 TIMESTAMP_FORMATS = {"processing": b"\x02", "event": b"\x03"}
-"""What values begin with that have a timestamp of a time domain, which follows; without one, `VALUE_FORMAT`."""
+"""First byte of values with a timestamp of a time domain, which follows; without one, `VALUE_FORMAT`."""
 _TIMESTAMP_BYTES = 8
 _ZERO = 1 << 63
 _SCALARS = frozenset((type(None), bool, int, float, str, bytes))
@@ -38,7 +42,6 @@ _SETS = inspect.SetType | inspect.FrozenSetType | inspect.AnyType
 """Types whose values may be sets."""
 _encode = msgspec.msgpack.Encoder().encode
 _ITEMS = msgpack_decoder(list[msgspec.Raw])
-_PLAIN_UNCHECKED = min(PLAIN.unchecked, PLAIN_KEYS.unchecked)
 
 
 class ValueSerializer(Generic[T]):
@@ -61,8 +64,8 @@ class ValueSerializer(Generic[T]):
             self.value_type = python_type(value_type)
             self._decoder: msgspec.msgpack.Decoder[T] = value_decoder(self.value_type, from_builtin)
             refuse_custom(self.value_type)
-            self._memory, self._hashing = type_memory(self.value_type), hashing_cost(self.value_type)
-            self._unchecked = min(self._memory.unchecked, self._hashing.unchecked)
+            self._memory = type_memory(self.value_type)
+            self._unchecked = self._memory.unchecked
             within = list(types_within(inspect.type_info(self.value_type)))
             self._has_sets = any(isinstance(info, inspect.SetType | inspect.FrozenSetType) for info in within)
             self._may_have_sets = any(isinstance(info, inspect.AnyType) for info in within)
@@ -79,7 +82,7 @@ class ValueSerializer(Generic[T]):
 
     @property
     def unchecked_bytes(self) -> int:
-        """Size of encoded values up to which decoding them takes neither too much memory nor too much time."""
+        """Size of encoded values up to which decoding them does not take too much memory."""
         return self._unchecked
 
     def encode(self, value: T) -> bytes:
@@ -87,14 +90,14 @@ class ValueSerializer(Generic[T]):
 
         Raises:
             StateError: it cannot be encoded, or is not of the declared type.
-            EntryTooLarge: decoding it could take more memory or time than readers accept.
+            EntryTooLarge: decoding it could take more memory than readers accept.
         """
         try:
             data = self._encoder.encode(value)
             if self._has_sets:
                 data = with_sorted_sets(value, data, self._set_fields)
             if len(data) > self._unchecked:
-                self._check(data)
+                self._memory.check(data)
             # A checkpoint with a value that does not decode could never be restored.
             decoded = self._decoder.decode(data)
             if self._may_have_sets and not self._has_sets and decoded != value:
@@ -109,14 +112,6 @@ class ValueSerializer(Generic[T]):
                 memory_limit=MEMORY_LIMIT,
                 **self._of,
             ) from e
-        except TooMuchHashing as e:
-            raise EntryTooLarge(
-                "a value of state could take too much time when it is read: its dicts and sets have too many keys",
-                hint="keep them as entries of a map (MapState), or use texts as keys",
-                size=len(data),
-                steps_limit=STEPS_LIMIT,
-                **self._of,
-            ) from e
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as e:
             raise StateError(
                 "a value cannot be stored",
@@ -127,25 +122,18 @@ class ValueSerializer(Generic[T]):
             ) from e
 
     def decode(self, data: bytes) -> T:
-        """Returns the value in `data`; raises CorruptFile for another type, or too much memory or time."""
+        """Returns the value in `data`; raises CorruptFile for another type, or too much memory."""
         try:
             payload = data[1:] if data[:1] == VALUE_FORMAT else _payload(data)
             if len(payload) > self._unchecked:
-                self._check(payload)
+                self._memory.check(payload)
             return self._decoder.decode(payload)
         except TooMuchMemory as e:
             hint = "if the type of the state was changed, read the value with its earlier type, and divide it"
             raise self._corrupt("a stored value takes too much memory", hint, e) from e
-        except TooMuchHashing as e:
-            hint = "its keys may have been chosen by an attacker; restore another checkpoint or savepoint"
-            raise self._corrupt("a dict or set in a stored value could take too long to decode", hint, e) from e
         except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
             hint = "check whether the type of the state was changed"
-            raise self._corrupt("a stored value is not of the declared type", hint, e) from e
-
-    def _check(self, data: bytes) -> None:
-        self._memory.check(data)
-        self._hashing.check(data)
+            raise self._corrupt("a stored value does not have the declared type", hint, e) from e
 
     def _corrupt(self, message: str, hint: str, cause: Exception) -> CorruptFile:
         return CorruptFile(message, hint=hint, declared=self.type_name, reason=str(cause), **self._of)
@@ -171,7 +159,7 @@ def with_sorted_sets(value: object, data: bytes, fields: Mapping[type, frozenset
     """
     if not data or data[0] not in ARRAYS + MAPS or _is_plain((type(value),), fields):
         return data
-    header, size = _header(data)
+    header, size = container_header(data)
     if isinstance(value, set | frozenset) and _SCALARS.issuperset(map(type, value)):
         return data[:header] + b"".join(sorted(map(_encode, value)))
     if isinstance(value, list | tuple) and _is_plain(set(map(type, value)), fields):
@@ -187,13 +175,6 @@ def with_sorted_sets(value: object, data: bytes, fields: Mapping[type, frozenset
 def _is_plain(kinds: Iterable[type], fields: Mapping[type, frozenset[str]]) -> bool:
     """Returns whether values of classes have no sets."""
     return all(kind in fields and not fields[kind] for kind in kinds)
-
-
-def _header(data: bytes) -> tuple[int, int]:
-    """Returns the length of a container's header, and the number of items in it: two for each entry of a map."""
-    tag = data[0]
-    start, size = size_at(data, 0) if tag in SIZE_BYTES else (1, tag % 16)
-    return start, size * (2 if tag in MAPS else 1)
 
 
 def _items_of(value: Any, items: Sequence[msgspec.Raw], fields: Mapping[type, frozenset[str]]) -> Iterable[object]:
@@ -314,16 +295,14 @@ def decode_untyped(data: bytes, kind: Any = Any) -> Any:
     """Returns the value in `data` as plain dicts, lists, numbers and strings, without its declared type.
 
     For a custom serializer this is the list of its version and bytes. Raises CorruptFile for invalid data, and for data
-    that could take too much memory or time.
+    that could take too much memory.
     """
     try:
         payload = _payload(data)
-        if len(payload) > _PLAIN_UNCHECKED:
-            PLAIN.check(payload)
-            PLAIN_KEYS.check(payload)
+        PLAIN.check(payload)
         return msgspec.msgpack.decode(payload, type=kind)
     except (msgspec.DecodeError, ValueError, OverflowError, RecursionError) as e:
-        raise CorruptFile("a stored value does not decode", reason=str(e)) from e
+        raise CorruptFile("a stored value cannot be decoded", reason=str(e)) from e
 
 
 def check_untyped(data: bytes) -> None:

@@ -50,7 +50,7 @@ class StateTtlConfig:
         ttl_time_characteristic: the time that the TTL is measured in.
         background_cleanup: whether each batch removes some expired entries.
         cleanup_entries: maximum number of entries that the cleanup reads per subtask and batch for this state;
-            ``state.ttl_cleanup_entries`` if None.
+            1,000 if None. Each visited key group counts as three. A full snapshot removes all expired entries.
     """
 
     class UpdateType(Enum):

@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from stateflow_airflow import processes
 from stateflow_airflow.failures import StateflowTaskFailed
-from stateflow_airflow.launches import processes
 
 DEADLINE = 60.0
 """Seconds that a test waits for another process before it fails."""

@@ -12,7 +12,7 @@ from airflow.sdk import Param
 from stateflow_airflow.dags.factory import stateflow_dags
 from stateflow_airflow.dags.job import StateflowJob
 from stateflow_airflow.failures import PermanentFailure
-from stateflow_airflow.operators.approvals.claim_approval import StateflowClaimApprovalOperator
+from stateflow_airflow.operators.approvals.approval import StateflowClaimApprovalOperator
 from stateflow_airflow.operators.recovery import StateflowRestoreOperator
 from stateflow_airflow.operators.restore_plan import parse_plan
 from stateflow_airflow.operators.run import StateflowRunOperator

@@ -10,7 +10,7 @@ import pytest
 from airflow.providers.standard.operators import hitl
 from airflow.sdk.exceptions import TaskAwaitingInput
 
-from stateflow.checkpoint.savepoints.retention import SavepointRule
+from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.operations import prune_savepoints
 from stateflow.requesters import airflow_user
 from stateflow_airflow.failures import PermanentFailure

@@ -16,7 +16,7 @@ from flights_demo.flights import ORDER, SCHEMA, csv_file, deliver, prepare
 
 from dags.jobs.aircraft import Aircraft, Flight, NewestFlight
 from stateflow.testing import KeyedHarness, KeyedInput
-from stateflow_airflow.launches.launcher import Command, Launcher
+from stateflow_airflow.launch import Command, Launcher
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import DEADLINE
 from tests.airflow.jobs import ACCOUNTS, settings

@@ -14,13 +14,13 @@ from stateflow import errors
 from stateflow_airflow import failures
 from stateflow_airflow.failures import (
     PermanentFailure,
+    RetryByErrorCode,
     StateflowTaskFailed,
     TransientFailure,
     hide_tracebacks,
     translate_errors,
 )
-from stateflow_airflow.launches.run_result import RunResult, with_offsets
-from stateflow_airflow.retry import RetryByErrorCode
+from stateflow_airflow.run_result import RunResult, with_offsets
 from tests.airflow.fakes import fails
 
 

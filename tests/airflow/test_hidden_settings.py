@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stateflow.config.sources import read_toml
 from stateflow_airflow.failures import PermanentFailure
-from stateflow_airflow.launches.hidden_settings import hide_conf, settings_file
+from stateflow_airflow.spark import hide_conf, settings_file
 from tests.airflow.fakes import fails
 
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from stateflow.runtime.spark.session import versions
+from stateflow.runtime.spark.session import requirements
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.hooks import StateflowSubmitHook
-from stateflow_airflow.launches.launcher import Command
+from stateflow_airflow.launch import Command
 from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.fakes import FakeSpark, fails
 
@@ -83,7 +83,7 @@ def test_missing_java_is_a_configuration_error(spark: FakeSpark, monkeypatch: py
     monkeypatch.setenv("PATH", str(spark.bin))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     # The hook must not import the library, so it has what the library supports once more.
-    with fails(PermanentFailure, "config", missing="java", supported=versions.JAVA):
+    with fails(PermanentFailure, "config", missing="java", supported=requirements.JAVA):
         command(monkeypatch, LOCAL)
     env_vars = {"JAVA_HOME": "/opt/java"}
     assert command(monkeypatch, LOCAL, env_vars=env_vars).env["JAVA_HOME"]

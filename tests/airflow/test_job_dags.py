@@ -15,9 +15,9 @@ from airflow.sdk.exceptions import AirflowSkipException, ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 from syrupy.assertion import SnapshotAssertion
 
-from stateflow_airflow.dag_status import require_paused
 from stateflow_airflow.dags import Retention, StateflowJob, TableMaintenance, stateflow_dags
 from stateflow_airflow.failures import PermanentFailure
+from stateflow_airflow.operators.base import require_paused
 from stateflow_airflow.operators.retention import StateflowTablesOperator
 from stateflow_airflow.operators.run import StateflowRunOperator
 from tests.airflow.fakes import fails

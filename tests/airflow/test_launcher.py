@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 from stateflow.errors import ConfigError
-from stateflow_airflow.launches import processes
-from stateflow_airflow.launches.launch import Launch
-from stateflow_airflow.launches.launcher import LAUNCH_VARIABLE, Command, Launcher
-from stateflow_airflow.launches.log_follower import LogFollower, last_lines
-from stateflow_airflow.launches.old_runs import remove_old_runs
+from stateflow_airflow import processes
+from stateflow_airflow.launch import LAUNCH_VARIABLE, Command, Launch, Launcher
+from stateflow_airflow.operators.run import remove_old_runs
+from stateflow_airflow.renewal import LogFollower, last_lines
 from tests.airflow.fakes import DEADLINE
 from tests.support.errors import raises
 from tests.support.processes import wait_for
@@ -77,8 +76,8 @@ class LauncherFixture:
 import os, sys
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
-from stateflow_airflow.launches import processes
-from stateflow_airflow.launches.launcher import Command, Launcher
+from stateflow_airflow import processes
+from stateflow_airflow.launch import Command, Launcher
 {patch}
 launcher = Launcher(Path({str(self.folder)!r}))
 with launcher.locked():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from stateflow_airflow.operators.markdown import escaped, quoted
+from stateflow_airflow.operators.base import escape, quote
 
 ATTACKS = [
     "**approved by security**",
@@ -55,23 +55,23 @@ def _plain(rendered: str) -> str:
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_text_of_others_has_no_format_in_markdown(attack: str) -> None:
-    shown = _rendered(f"The reason: {escaped(attack)}")
+    shown = _rendered(f"The reason: {escape(attack)}")
     assert re.findall(r"<\w+", shown) == ["<p"]
-    assert re.findall(r"<\w+", _rendered(quoted(attack))) == ["<blockquote", "<p"]
-    cells = _rendered(f"| a |\n|---|\n| {escaped(attack)} |")
+    assert re.findall(r"<\w+", _rendered(quote(attack))) == ["<blockquote", "<p"]
+    cells = _rendered(f"| a |\n|---|\n| {escape(attack)} |")
     assert cells.count("<td") == 1 and not re.search(r"<(a|img|script|strong|em|code)\b", cells)
     assert not ADDRESS.search(_plain(shown))
-    below = _rendered(quoted(f"The reason\n{attack}"))
+    below = _rendered(quote(f"The reason\n{attack}"))
     assert re.findall(r"<\w+", below) == ["<blockquote", "<p", "<br"]
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]), max_size=60))
 def test_an_escaped_text_is_shown_unchanged(text: str) -> None:
-    assert _plain(_rendered(f"x {escaped(text)} x")).replace("\u200b", "").split() == ["x", *text.split(), "x"]
+    assert _plain(_rendered(f"x {escape(text)} x")).replace("\u200b", "").split() == ["x", *text.split(), "x"]
 
 
 def test_a_quotation_keeps_its_lines_and_ends_nothing() -> None:
-    shown = _rendered(quoted("wrong rows\n\n---\n**Approve**: safe") + "\n\nAfter.")
+    shown = _rendered(quote("wrong rows\n\n---\n**Approve**: safe") + "\n\nAfter.")
     assert shown.count("<blockquote") == 1 and shown.rstrip().endswith("<p>After.</p>")
     assert "<strong" not in shown and "<hr" not in shown
-    assert quoted(" ") == "> \\-  "
+    assert quote(" ") == "> \\-  "

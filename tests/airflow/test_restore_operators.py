@@ -14,7 +14,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from stateflow import failpoints
 from stateflow.checkpoint.restore.plan_document import RestorePlan
-from stateflow.operations.savepoints.job_savepoints import list_all
+from stateflow.operations.job_savepoints import list_all
 from stateflow.requesters import airflow_user
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.recovery import (
@@ -195,6 +195,8 @@ def test_the_markdown_of_a_plan_matches_the_golden_file(golden: SnapshotAssertio
         **job,
         **target,
         **other,
+        "job_file": "/jobs/<j>.py",
+        "job_file_changed_at": "2026-01-31T02:00:00+00:00",
         "parallelism": 2,
         "operators": ["a"],
         "states": [{**state, "action": "matched", "to_parallelism": 2}, state],

@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.clock import ManualClock
 from stateflow.storage import open_storage
 from stateflow.storage.paths import data_folder
-from stateflow_airflow.failures import PermanentFailure
+from stateflow_airflow.failures import PermanentFailure, RetryByErrorCode
 from stateflow_airflow.operators.retention import StateflowRetentionOperator
-from stateflow_airflow.retry import RetryByErrorCode
 from tests.airflow.fakes import FakeRun, fails
 from tests.support import root_files
 from tests.support.job_fixture import AccountsJob

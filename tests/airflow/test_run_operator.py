@@ -12,11 +12,10 @@ import pytest
 from airflow.sdk import Asset
 
 from stateflow.config.sources import read_toml
-from stateflow_airflow.failures import PermanentFailure, StateflowTaskFailed, TransientFailure
-from stateflow_airflow.launches import processes
-from stateflow_airflow.launches.launcher import Launcher
+from stateflow_airflow import processes
+from stateflow_airflow.failures import PermanentFailure, RetryByErrorCode, StateflowTaskFailed, TransientFailure
+from stateflow_airflow.launch import Launcher
 from stateflow_airflow.operators.run import StateflowRunOperator
-from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import DEADLINE, FakeRun, FakeSpark, fails
@@ -271,7 +270,7 @@ def test_a_clear_replaces_a_run_that_a_dead_worker_left_alive(
     assert Path(second["cwd"]).name == "launch-2"
 
 
-@pytest.mark.parametrize("stored", ["by-airflow", "on-disk-only", "without-the-turn"])
+@pytest.mark.parametrize("stored", ["by-airflow", "on-disk-only"])
 def test_the_next_try_waits_for_the_run_of_a_dead_worker(
     spark: FakeSpark, operator: Make, background: ThreadPoolExecutor, stored: str
 ) -> None:
@@ -282,10 +281,6 @@ def test_the_next_try_waits_for_the_run_of_a_dead_worker(
     spark.wait_until_ready()
     if stored == "on-disk-only":
         run.store.clear()
-    if stored == "without-the-turn":
-        # As an older version stored it, which did not note the turn: a clear does not replace the run.
-        del run.store[StateflowRunOperator.external_id_key]["turn"]
-        run.clear()
     second = background.submit(operator().execute, run.next_try())
     spark.open_gate()
     assert second.result(DEADLINE) == dead.result(DEADLINE) == RETURNED

@@ -22,16 +22,15 @@ from syrupy.assertion import SnapshotAssertion
 from stateflow import operations
 from stateflow.errors import DataError, Interrupted
 from stateflow.launch import RunRequest, run_job
+from stateflow.operations import job_savepoints as savepoints
 from stateflow.operations.job_root import JobCode
-from stateflow.operations.savepoints import job_savepoints as savepoints
-from stateflow.operations.savepoints.job_savepoints import SavepointRequest
+from stateflow.operations.job_savepoints import SavepointRequest
 from stateflow.requesters import airflow_user
 from stateflow.testing.sinks import FolderSink
-from stateflow_airflow.failures import PermanentFailure, TransientFailure
+from stateflow_airflow.failures import PermanentFailure, RetryByErrorCode, TransientFailure
+from stateflow_airflow.operators.base import request_id
 from stateflow_airflow.operators.recovery import StateflowVerifyOperator
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator, StateflowStopOperator
-from stateflow_airflow.operators.task_requests import request_id
-from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.fakes import FakeRun, fails
 from tests.airflow.jobs import ACCOUNTS, new_run, settings, use_submit
@@ -259,7 +258,7 @@ def test_verify_reads_every_file(idle_job: AccountsJob) -> None:
 SESSIONS = """
 import msgspec
 from stateflow import KeyedProcessFunction, WatermarkStrategy
-from stateflow.api.collection import CollectionSource
+from stateflow.api.source import CollectionSource
 from stateflow.testing.sinks import FolderSink
 
 class Event(msgspec.Struct):

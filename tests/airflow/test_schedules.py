@@ -18,8 +18,7 @@ from sqlalchemy.orm import Session
 
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
 from stateflow_airflow.deadlines import LastCheckpointDeadline, no_checkpoint_for
-from stateflow_airflow.launches.schedule_interval import interval_after
-from stateflow_airflow.operators.run import StateflowRunOperator
+from stateflow_airflow.operators.run import StateflowRunOperator, interval_after
 from tests.airflow.fakes import FakeRun, FakeSpark
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -77,7 +76,7 @@ def test_a_scheduled_run_that_takes_longer_than_its_interval_logs_one_warning(
     run.run_type = run_type
     with caplog.at_level(logging.WARNING, "airflow.task"):
         assert operator.execute(run.next_try())["duration_s"] == 0.1
-    assert len([record for record in caplog.records if record.module == "schedule_interval"]) == warnings
+    assert len([record for record in caplog.records if record.funcName == "warn_if_longer"]) == warnings
 
 
 async def notify(**_: object) -> None:

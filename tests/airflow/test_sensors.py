@@ -16,17 +16,15 @@ from airflow.serialization.decoders import smart_decode_trigger_kwargs
 
 from stateflow import StreamExecutionEnvironment
 from stateflow.checkpoint.log.documents import SourceWatermark
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.errors import StorageError
 from stateflow.operations import NewestCheckpoint, ReadInput
 from stateflow.storage import BlobInfo, MemoryStorage
-from stateflow.storage.resolve import register_memory, unregister_memory
+from stateflow.storage.locations import register_memory, unregister_memory
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.sensors import StateflowCheckpointSensor, StateflowWatermarkSensor
-from stateflow_airflow.sensors.checks import Check, Measure
-from stateflow_airflow.sensors.trigger import FreshnessTrigger
+from stateflow_airflow.sensors.sensors import Check, FreshnessTrigger, Measure
 from tests.airflow.fakes import FakeRun, fails
 from tests.runtime.timer_jobs import Alarm, Event, Note, timed
 from tests.support.local_jobs import LocalJobs
@@ -188,7 +186,7 @@ def deferred(sensor: StateflowCheckpointSensor) -> tuple[FreshnessTrigger, TaskD
     with pytest.raises(TaskDeferred) as caught:
         execute(sensor)
     path, arguments = caught.value.trigger.serialize()
-    assert path == "stateflow_airflow.sensors.trigger.FreshnessTrigger"
+    assert path == "stateflow_airflow.sensors.sensors.FreshnessTrigger"
     stored = json.loads(json.dumps(serialize(serialize(arguments))))
     decoded = {
         name: smart_decode_trigger_kwargs(value) for name, value in cast("dict[str, Any]", deserialize(stored)).items()

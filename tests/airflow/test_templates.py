@@ -12,10 +12,9 @@ import pytest
 from airflow.sdk import DAG, task
 
 from stateflow_airflow.dags import StateflowJob
-from stateflow_airflow.dags.elements import approval
-from stateflow_airflow.failures import PermanentFailure
-from stateflow_airflow.operators.approvals.approval import StateflowApprovalOperator
-from stateflow_airflow.operators.approvals.claim_approval import StateflowClaimApprovalOperator
+from stateflow_airflow.dags.factory import approval
+from stateflow_airflow.failures import PermanentFailure, RetryByErrorCode
+from stateflow_airflow.operators.approvals.approval import StateflowApprovalOperator, StateflowClaimApprovalOperator
 from stateflow_airflow.operators.approvals.command_approval import (
     StateflowRetentionApprovalOperator,
     StateflowStopApprovalOperator,
@@ -40,7 +39,6 @@ from stateflow_airflow.operators.savepoint import (
 )
 from stateflow_airflow.operators.template_values import to_duration, to_lines, to_names, to_settings, to_words
 from stateflow_airflow.operators.validation.diff import StateflowDiffOperator
-from stateflow_airflow.retry import RetryByErrorCode
 from stateflow_airflow.sensors import StateflowCheckpointSensor, StateflowWatermarkSensor
 from stateflow_airflow.services.serve import StateflowServeOperator
 from stateflow_airflow.spark import SparkSubmit

@@ -13,8 +13,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow import KeyedCoProcessFunction, OutputTag, RichMapFunction, StreamExecutionEnvironment, WatermarkStrategy
-from stateflow.api.graph.event_time import event_time_of
-from stateflow.api.graph.traversal import level_of
+from stateflow.api.graph import event_time_of, level_of
 from stateflow.api.state_backends import FsStateBackend, MemoryStateBackend, RocksDBStateBackend, StateBackend
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.config.sources import resolve

@@ -9,7 +9,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from stateflow.api.aggregates.partial.aggregation import Partial, PartialAggregation
+from stateflow.api.aggregates.partial import Partial, PartialAggregation
 from stateflow.api.schema import RowSchema
 from stateflow.types.columns.shapes import shape_of
 

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.api.row_identity import RowIdentity
-from stateflow.api.schema import Column
+from stateflow.api.schema import Column, RowIdentity
 from stateflow.types.columns.precision import precision
 from stateflow.types.columns.shapes import shape_of
 

@@ -14,8 +14,8 @@ from stateflow import WatermarkStrategy
 from stateflow.api.schema import RowSchema
 from stateflow.environment import StreamExecutionEnvironment, declare
 from stateflow.errors import JobDefinitionError
-from stateflow.runtime.job.loader import load_job
-from stateflow.similar_names import closest_first, did_you_mean
+from stateflow.helpers import closest_first, did_you_mean
+from stateflow.runtime.job_loader import load_job
 from tests.support.errors import raises
 from tests.support.graphs import Nowhere, Pass
 

@@ -16,8 +16,8 @@ from stateflow import (
     StateTtlConfig,
     ValueStateDescriptor,
 )
-from stateflow.api.collection import CollectionSource
-from stateflow.bootstrap.encoding.frames import KeyedStateFrame
+from stateflow.api.source import CollectionSource
+from stateflow.bootstrap.frames import KeyedStateFrame
 from stateflow.bootstrap.writer import SavepointWriter
 from stateflow.types.descriptors import StateDescriptor
 from tests.support.moved_state import TTL, Brief, Expected, OneKey, Row

@@ -21,7 +21,7 @@ from stateflow import (
     ValueStateDescriptor,
     read_state,
 )
-from stateflow.bootstrap.encoding.column_types import cast
+from stateflow.bootstrap.frames import cast_column
 from stateflow.errors import ConfigError, DataError, SchemaMismatch, StateflowError
 from stateflow.types.descriptors import StateDescriptor
 from tests.support.errors import raises
@@ -132,7 +132,7 @@ def test_columns_with_dictionaries_have_the_values_of_plain_ones(tmp_path: Path)
 
 def test_a_cast_changes_no_value() -> None:
     one = pa.array([{"a": 1, "b": 2}])
-    assert cast(one, pa.struct([("b", pa.int32()), ("a", pa.int64())]), "x").to_pylist() == [{"b": 2, "a": 1}]
+    assert cast_column(one, pa.struct([("b", pa.int32()), ("a", pa.int64())]), "x").to_pylist() == [{"b": 2, "a": 1}]
     cases: list[tuple[pa.Array, pa.DataType]] = [
         (one, pa.struct([("a", pa.int64())])),
         (pa.array([[{"a": 1, "b": 2}]]), pa.list_(pa.struct([("a", pa.int64())]))),
@@ -143,7 +143,7 @@ def test_a_cast_changes_no_value() -> None:
     ]
     for column, kind in cases:
         with raises(SchemaMismatch, column="x"):
-            cast(column, kind, "x")
+            cast_column(column, kind, "x")
 
 
 def test_operator_state_with_an_unknown_column_is_refused(tmp_path: Path) -> None:

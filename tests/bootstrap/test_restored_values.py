@@ -18,17 +18,15 @@ from hypothesis import strategies as st
 
 from stateflow import MapStateDescriptor, SavepointWriter, Serializer, ValueStateDescriptor, read_state
 from stateflow.api.functions.process import KeyedProcessFunction
-from stateflow.bootstrap.encoding.frames import StateColumns
-from stateflow.bootstrap.encoding.values import Values
+from stateflow.bootstrap.encoded_values import ValueEncoder
+from stateflow.bootstrap.frames import StateColumns
 from stateflow.config.state_settings import EntryLimits
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import DataError, SchemaMismatch, StateError
 from stateflow.operations import SavepointRequest, create_savepoint_into
-from stateflow.query.columns.value_reader import ValueReader
-from stateflow.query.columns.value_types import Refused
+from stateflow.query.value_types import Refused, ValueReader
 from stateflow.state.handles import StateSchema
-from stateflow.state.schema.describe import type_schema
-from stateflow.state.schema.plain_json import from_json_text, json_text
+from stateflow.state.schema import from_json_text, json_text, type_schema
 from stateflow.types.columns.precision import precision
 from stateflow.types.serializers import VALUE_FORMAT, CustomValueSerializer, ValueSerializer
 from tests.support.errors import raises
@@ -138,7 +136,7 @@ def restored(kind: Any, *values: Any) -> list[Any]:
     column = ValueReader(schema, Refused.ZONE | Refused.ABSENT).read(
         [codec.encode(value) for value in values], lambda row: {}
     )
-    written = Values(ValueSerializer(kind), StateColumns("value"), EntryLimits(), "s")
+    written = ValueEncoder(ValueSerializer(kind), StateColumns("value"), EntryLimits(), "s")
     return [codec.decode(stored) for stored in written.encode(pa.record_batch([column], ["value"])).to_pylist()]
 
 
@@ -221,7 +219,7 @@ def test_every_plain_value_is_restored_from_its_json(value: Any) -> None:
     ],
 )
 def test_a_text_that_is_no_such_json_is_a_schema_mismatch(text: str) -> None:
-    written = Values(ValueSerializer(int | str), StateColumns("value"), EntryLimits(), "s")
+    written = ValueEncoder(ValueSerializer(int | str), StateColumns("value"), EntryLimits(), "s")
     with pytest.raises(SchemaMismatch) as raised:
         written.encode(pa.record_batch([[text]], ["value"]))
     assert raised.value.facts["value"] == text[:200]
@@ -236,7 +234,7 @@ def test_an_absent_field_that_could_be_none_is_refused(kind: Any, stored: bytes)
 
 
 def _written(kind: Any, column: pa.Array) -> list[bytes]:
-    written = Values(ValueSerializer(kind), StateColumns("value"), EntryLimits(), "s")
+    written = ValueEncoder(ValueSerializer(kind), StateColumns("value"), EntryLimits(), "s")
     found: list[bytes] = written.encode(pa.record_batch([column], ["value"])).to_pylist()
     return found
 
@@ -292,7 +290,7 @@ class Reversed(Serializer[str]):
 
 def test_bytes_of_a_serializer_are_found_in_any_order_of_fields() -> None:
     codec = CustomValueSerializer(Reversed(), str)
-    written = Values(codec, StateColumns("value"), EntryLimits(), "s")
+    written = ValueEncoder(codec, StateColumns("value"), EntryLimits(), "s")
     stored = codec.encode("ab")
     column = pa.array([{"data": b"ba", "version": 1}])
     assert written.encode(pa.record_batch([column], ["value"])).to_pylist() == [stored]

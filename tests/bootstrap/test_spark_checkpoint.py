@@ -22,7 +22,7 @@ from stateflow import DeltaSource, FileSource, KafkaSource, SavepointWriter, Spa
 from stateflow.api.source import InitialPosition, Source
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
-from stateflow.runtime.spark.location.restored_position import FilePattern, QuerySource, checked_log
+from stateflow.runtime.spark.checkpoint_location import FilePattern, QuerySource, checked_log
 from tests.support.errors import raises
 from tests.support.local_jobs import Growing
 

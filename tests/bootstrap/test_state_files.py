@@ -19,10 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stateflow
-from stateflow.bootstrap.state_files.columns import FileColumns
-from stateflow.bootstrap.state_files.json_lines import read_lines
-from stateflow.bootstrap.state_files.locations import find_files
-from stateflow.bootstrap.state_files.rows import FileRows
+from stateflow.bootstrap.json_lines import read_lines
+from stateflow.bootstrap.state_files import FileColumns, FileRows, find_files
 from stateflow.checkpoint.log.documents import SavepointFormat
 from stateflow.connectors.json_rows import encode, json_objects
 from stateflow.errors import ConfigError, DataError

@@ -27,16 +27,15 @@ from stateflow import (
     read_state,
 )
 from stateflow.checkpoint.log.documents import OperatorState
-from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, DataError, SchemaMismatch, StateError, StateflowError, UserCodeError
-from stateflow.query.columns import keyed_table, operator_table
 from stateflow.query.state import stored_entries
-from stateflow.state.columnar.key_parts import KEY_PART, parts_column
 from stateflow.state.handles import OperatorContent
+from stateflow.state.key_columns import KEY_PART, parts_column
 from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.timers import TIMER_IDS, timers_in
+from stateflow.state.operator_content import read_parts
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.serializers import decode_untyped, timestamp_of
 from tests.support.errors import raises
@@ -273,7 +272,7 @@ class Stored:
 @contextmanager
 def _small_batches() -> Iterator[None]:
     """Batches of one block of a file, which has entries of one key group only, or of one element of operator state."""
-    with patch.object(keyed_table, "BATCH_ROWS", 1), patch.object(operator_table, "BATCH_ROWS", 1):
+    with patch("stateflow.query.state_table.BATCH_ROWS", 1):
         yield
 
 

@@ -27,8 +27,7 @@ from stateflow import (
     ValueStateDescriptor,
 )
 from stateflow.api.changelog import Changelog
-from stateflow.api.printing import PrintSink
-from stateflow.api.sink import Sink
+from stateflow.api.sink import PrintSink, Sink
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.environment import declare as declare_job
 from stateflow.errors import JobDefinitionError

@@ -21,9 +21,9 @@ from stateflow import DeltaSink, KafkaSink, RowKind, StreamExecutionEnvironment
 from stateflow.api.changelog import Changelog
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Writing
-from stateflow.connectors.delta import upsert
-from stateflow.connectors.kafka.sink_table import KafkaTable
-from stateflow.connectors.upserts import UpsertSettings, deleted_by_content, winning_rows
+from stateflow.connectors.delta import versions
+from stateflow.connectors.kafka.sink import KafkaTable
+from stateflow.connectors.upserts import UpsertSettings, find_retracted, winning_rows
 from tests.changelogs.seats import Move, SeatChange, Seats, as_texts, histories
 from tests.support.delta_tables import context, write
 from tests.support.local_jobs import Growing, LocalJobs
@@ -45,7 +45,7 @@ def test_a_delta_table_has_the_rows_that_are_not_retracted(
     seats = Seats()
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         # Each file is written again by itself, or all of them together.
-        patch.setattr(upsert, "_COMBINED_BYTES", 0 if large else 1 << 30)
+        patch.setattr(versions, "_COMBINED_BYTES", 0 if large else 1 << 30)
         folder, about = Path(name) / "table", context(SeatChange)
         sink = DeltaSink(folder, mode="upsert", keys="seat").for_changelog(CHANGES)
         sink.prepare(about)
@@ -112,7 +112,7 @@ def test_a_null_of_a_row_that_is_older_than_the_column_is_any_value() -> None:
     schema = RowSchema.of(Old)
     stored = pa.table({"seat": [1, 2, 3], "user": [None, None, 7], "note": [None, None, None]}, schema.arrow)
     taken = pa.table({"seat": [1, 2, 3], "user": [5, 6, 8], "note": [None, 1.0, None]}, schema.arrow)
-    found = deleted_by_content(stored, taken, UpsertSettings(("seat",)), schema)
+    found = find_retracted(stored, taken, UpsertSettings(("seat",)), schema)
     # The note of the second row may be null in rows, and the user of the third one differs.
     assert np.array_equal(found, [True, False, False])
 
@@ -127,7 +127,7 @@ def test_a_row_is_deleted_whatever_the_order_of_its_dicts_and_the_bits_of_nan() 
     notes = [[(1, [0.0]), (2, [math.nan])], [(1, [0.5])]]
     others = [[(2, [negative_nan]), (1, [-0.0])], []]
     stored, taken = (pa.table({"seat": [1, 2], "notes": each}, schema.arrow) for each in (notes, others))
-    found = deleted_by_content(stored, taken, UpsertSettings(("seat",)), schema)
+    found = find_retracted(stored, taken, UpsertSettings(("seat",)), schema)
     assert np.array_equal(found, [True, False])
 
 

@@ -15,10 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow import DataStream, KeyedStream, RowKind, StreamExecutionEnvironment, WatermarkStrategy
-from stateflow.api.graph.nodes import ProcessNode, ReducedNode
-from stateflow.api.ranking.partial_ranking import PartialRanking
-from stateflow.api.ranking.row_order import SortKey
-from stateflow.api.ranking.selection import Selection
+from stateflow.api.graph import ProcessNode, ReducedNode
+from stateflow.api.ranking import PartialRanking, Selection, SortKey
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
 from stateflow.runtime.task.row_conversion import to_batch

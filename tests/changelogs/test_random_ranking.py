@@ -127,7 +127,7 @@ def test_deduplication_keeps_the_row_that_plain_python_keeps(
 
 @settings(max_examples=max(10, settings().max_examples // 2))
 @given(histories, st.sampled_from([("first", "at"), ("last", "at"), ("last", "")]), st.booleans())
-def test_deduplication_takes_back_replaced_rows(
+def test_deduplication_retracts_replaced_rows(
     history: History, kept: tuple[Literal["first", "last"], str], retract: bool
 ) -> None:
     keep, by = kept

@@ -102,7 +102,7 @@ def expected(rows: list[Change]) -> list[float | None]:
 
 
 def changes_of(given_steps: list[tuple[str, float | None, int, bool]]) -> list[Change]:
-    """Each step inserts a row, takes one back, or takes one back of a key without rows."""
+    """Each step inserts a row, retracts one, or retracts one of a key without rows."""
     alive: dict[str, list[Change]] = {"a": [], "b": []}
     found = []
     for key, value, number, takes_back in given_steps:

@@ -1,4 +1,4 @@
-"""A job's history: records of checkpoints, of this version and of older ones."""
+"""A job's history: records of checkpoints and their objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint import history
 from stateflow.checkpoint.history import read_history, read_records, trim_history, write_records
-from stateflow.checkpoint.log.records import ABORTED, CheckpointRecord, seq_of
+from stateflow.checkpoint.log.documents import ABORTED, CheckpointRecord, seq_of
 from stateflow.storage import MemoryStorage, paths
 from tests.checkpoint.records import record
 
@@ -21,8 +21,7 @@ def _ids(records: Iterable[CheckpointRecord]) -> list[int]:
 
 def test_a_damaged_record_is_left_out() -> None:
     storage = MemoryStorage()
-    # As older versions stored them, and as this one does.
-    storage.put_new(paths.history_key(1, "checkpoint"), msgspec.json.encode(record(1)))
+    write_records(storage, [record(1)], "01" * 16)
     write_records(storage, [record(2), record(3)], "ab" * 16)
     write_records(storage, [record(4)], "cd" * 16)
     write_records(storage, [], "ef" * 16)

@@ -14,16 +14,15 @@ from click.testing import Result
 from msgspec.structs import replace
 from syrupy.assertion import SnapshotAssertion
 
-from stateflow.checkpoint.restore.graph_plan import GraphChanges
-from stateflow.checkpoint.restore.plan_document import SinkLeft, cautions
+from stateflow.checkpoint.restore.plan_document import GraphChanges, SinkLeft, cautions
 from stateflow.errors import ConfigError, IncompatibleState, UserCodeError
 from stateflow.operations.compatibility import Change
 from stateflow.operations.job_root import JobCode
+from stateflow.operations.job_savepoints import SavepointRequest, create_savepoint
 from stateflow.operations.restores import plan_restore
-from stateflow.operations.savepoints.job_savepoints import SavepointRequest, create_savepoint
 from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.runtime.task import store_cache
-from stateflow.state.schema.compatibility import Fit
+from stateflow.state.schema_compatibility import Fit
 from stateflow.testing.sinks import FolderSink
 from tests.support.cli_fixture import BUILD, JOB, CliFixture, contents
 from tests.support.commands import invoke

@@ -20,11 +20,10 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow import operations
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.cli.main import main
 from stateflow.clock import SystemClock
-from stateflow.connectors.kafka import transactions
+from stateflow.connectors.kafka import client
 from stateflow.errors import StorageError
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.storage import open_storage
@@ -410,7 +409,7 @@ def test_a_start_that_fails_before_the_claim_is_in_the_status_and_the_history_un
 def test_a_start_that_fails_because_a_broker_is_away_is_in_the_status_and_the_history(
     cli: CliFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(client, "TIMEOUT_SECONDS", 1.0)
     cli.run()
     kafka = BUILD.replace("sink()", "KafkaSink('127.0.0.1:1', topic='t')")
     cli.write(kafka, head=f"from stateflow import KafkaSink\n{JOB}")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.cli.formatting import align_columns, one_line, short_offset, visible
+from stateflow.cli.common import align_columns, one_line, short_offset, visible
 from tests.support import root_files
 from tests.support.cli_fixture import CliFixture
 from tests.support.commands import invoke

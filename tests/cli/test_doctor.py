@@ -17,12 +17,10 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.cli import health
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.clock import ManualClock
 from stateflow.operations.doctor import Finding, Health, examine, examine_storage, installed_version
-from stateflow.runtime.spark.session.versions import check_java
+from stateflow.runtime.spark.session.requirements import check_java
 from stateflow.storage import MemoryStorage, PosixStorage, PutResult
 from tests.support.commands import invoke
 from tests.support.screens import normalized
@@ -40,7 +38,7 @@ def local(tmp_path: Path) -> Path:
 def _install(monkeypatch: pytest.MonkeyPatch, spark: str, **versions: str) -> None:
     """Lets the command find these versions of packages, whatever this machine has."""
     found = partial(examine, version_of={"pyspark": spark, **VERSIONS, **versions}.__getitem__, compiled=())
-    monkeypatch.setattr(health, "examine", found)
+    monkeypatch.setattr("stateflow.cli.maintenance.examine", found)
 
 
 def _found(local: Path, root: str = "", seconds: float = 0, compiled: tuple[str, ...] = ()) -> dict[str, Finding]:

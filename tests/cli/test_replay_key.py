@@ -13,8 +13,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow.errors import ConfigError, Interrupted, WrongKeyType
-from stateflow.replay.debugger import KeyDebugger
-from stateflow.replay.keys import KeyRequest
+from stateflow.replay.key_trace import KeyDebugger, KeyRequest
 from stateflow.replay.run import ReplayRequest, replay
 from tests.support.cli_fixture import BUILD, JOB, CliFixture
 from tests.support.commands import invoke

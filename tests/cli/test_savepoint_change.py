@@ -13,8 +13,8 @@ from syrupy.assertion import SnapshotAssertion
 
 import stateflow
 from stateflow.errors import ConfigError, JobDefinitionError, SchemaMismatch, StateflowError, UserCodeError
-from stateflow.operations.savepoints.changed_savepoints import ChangeRequest, change_savepoint
-from stateflow.operations.savepoints.written_savepoints import WriteRequest, WrittenSavepoint, write_savepoint
+from stateflow.operations.changed_savepoints import ChangeRequest, change_savepoint
+from stateflow.operations.written_savepoints import WriteRequest, WrittenSavepoint, write_savepoint
 from tests.support import root_files
 from tests.support.cli_fixture import stateflow as run_command
 from tests.support.commands import invoke

@@ -13,15 +13,15 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 import stateflow
-from stateflow.bootstrap.encoding.entries import StateEncoder
-from stateflow.bootstrap.spark_checkpoint.checkpoint import SparkCheckpoint
-from stateflow.bootstrap.state_files.locations import StateFile
+from stateflow.bootstrap.encoded_entries import StateEncoder
+from stateflow.bootstrap.spark_checkpoint import SparkCheckpoint
+from stateflow.bootstrap.state_files import RowFile
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.errors import ConfigError, DataError, SchemaMismatch, StateflowError
-from stateflow.operations.savepoints.changed_savepoints import ChangeRequest, change_savepoint
-from stateflow.operations.savepoints.written_savepoints import WriteRequest, WrittenSavepoint, write_savepoint
+from stateflow.operations.changed_savepoints import ChangeRequest, change_savepoint
+from stateflow.operations.written_savepoints import WriteRequest, WrittenSavepoint, write_savepoint
 from stateflow.runtime.task import store_cache
-from stateflow.state.backends.entry_columns import EntryColumns
+from stateflow.state.backends.entry_stream import EntryColumns
 from stateflow.testing.sinks import FolderSink
 from tests.support.cli_fixture import CliFixture
 from tests.support.commands import invoke
@@ -290,18 +290,18 @@ def test_sorted_lists_are_written_while_they_are_read_and_others_after_all_is_re
     job: CliFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
-    encode, local_copy = StateEncoder.encode, StateFile.local_copy
+    encode, local_copy = StateEncoder.encode, RowFile.local_copy
 
     def encoded(encoder: StateEncoder, batch: pa.RecordBatch) -> EntryColumns:
         steps.append("write")
         return encode(encoder, batch)
 
-    def opened(file: StateFile) -> AbstractContextManager[Path]:
+    def opened(file: RowFile) -> AbstractContextManager[Path]:
         steps.append(file.key)
         return local_copy(file)
 
     monkeypatch.setattr(StateEncoder, "encode", encoded)
-    monkeypatch.setattr(StateFile, "local_copy", opened)
+    monkeypatch.setattr(RowFile, "local_copy", opened)
     for number, (key, positions) in enumerate((("a", [0, 1]), ("a", [2, 3]), ("b", [0, 1]))):
         _file(tmp_path, f"{number}", key=[key] * 2, position=positions, value=[number] * 2)
     read = ["0", "1", "2"]

@@ -15,8 +15,8 @@ from syrupy.assertion import SnapshotAssertion
 
 from stateflow import operations
 from stateflow.checkpoint.history import write_records
+from stateflow.checkpoint.log.documents import ABORTED, CheckpointRecord, Spread
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.records import ABORTED, CheckpointRecord, Spread
 from stateflow.clock import SystemClock
 from stateflow.storage import open_storage
 from tests.support.cli_fixture import CliFixture, contents

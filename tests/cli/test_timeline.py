@@ -11,8 +11,8 @@ from itertools import permutations
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from stateflow.checkpoint.log.records import ActionRecord, CheckpointRecord, Record, in_order
-from stateflow.cli.status.timeline import draw_timeline
+from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Record, sort_records
+from stateflow.cli.status import draw_timeline
 from tests.checkpoint.records import record
 
 
@@ -148,13 +148,13 @@ UNREADABLE_TIME, LOCAL_TIME = (
 def test_records_are_in_the_order_of_the_log_and_then_of_time(ordered: list[Record]) -> None:
     """Their names in storage end in random ids."""
     for mixed in permutations(ordered):
-        assert in_order(mixed) == ordered
+        assert sort_records(mixed) == ordered
         assert draw_timeline(mixed) == draw_timeline(ordered)
 
 
 def test_a_line_has_time_kind_author_reason_size_and_duration(golden: SnapshotAssertion) -> None:
-    # Of a run without a number, as older versions wrote it; of one that is its generation; of one that is not.
-    runs = [(4, 0, 0.4), (5, 7, 999), (6, 12, 59_000), (7, 12, 90_000)]
+    # Of a run whose number is its generation; of one where it is not.
+    runs = [(4, 7, 0.4), (5, 7, 999), (6, 12, 59_000), (7, 12, 90_000)]
     of_runs = [checkpoint(n, 0, generation=7, run=run, reason="nightly", duration_ms=ms) for n, run, ms in runs]
     made = ActionRecord(
         seq=8,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stateflow.compare.summary import StateDiff
-from stateflow.compare.thresholds import DiffLimits, states_beyond
+from stateflow.compare.summary import DiffLimits, StateDiff, states_beyond
 
 COUNT = StateDiff("op", "count", "value", added=1, removed=2, changed=3, old_keys=59, new_keys=58)
 EQUAL = StateDiff("op", "seen", "map", old_keys=10, new_keys=10)

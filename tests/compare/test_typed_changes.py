@@ -12,10 +12,10 @@ from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.compare.snapshots import DiffOptions, SnapshotDiff, compare
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.query.snapshot import Snapshot
-from stateflow.state.backends import hashmap_snapshot
+from stateflow.state.backends import hash_maps
 from stateflow.state.handles import StateSchema, SubtaskState
 from stateflow.state.kinds.key_context import state_id
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema import type_schema
 from stateflow.storage import MemoryStorage
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import key_group
@@ -39,7 +39,7 @@ def _snapshot(values: Mapping[Any, bytes], value_type: object, key_type: str = "
         key_group([key], [key_type], GROUPS).to_bytes(2) + state_id("last") + encode_key((key, None)): b"\x01" + value
         for key, value in values.items()
     }
-    content = b"".join(hashmap_snapshot.encode(iter(sorted(entries.items()))))
+    content = b"".join(hash_maps.encode_snapshot(iter(sorted(entries.items()))))
     subtask = SubtaskState(
         subtask=0, first_group=0, last_group=GROUPS - 1, snapshot="s", backend="memory", inline=content
     )

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from stateflow import ListStateDescriptor, Serializer, ValueStateDescriptor
 from stateflow.compare.merge import pack_list
-from stateflow.compare.values import ValueComparison
+from stateflow.compare.states import ValueComparison
 from stateflow.errors import CorruptFile
 from stateflow.state.handles import StateSchema
-from stateflow.state.schema.describe import state_schema
+from stateflow.state.schema import state_schema
 from stateflow.types.serializers import ValueSerializer
 
 

@@ -16,9 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.config.durations import parse_duration
-from stateflow.config.run_end import RunEnd
-from stateflow.config.settings import CheckpointSettings, RunSettings, Settings
+from stateflow.config.settings import CheckpointSettings, RunEnd, RunSettings, Settings, parse_duration
 from stateflow.config.sources import parse_assignments, read_toml, resolve
 from stateflow.config.state_settings import StateSettings
 from stateflow.errors import ConfigError

@@ -21,11 +21,8 @@ from hypothesis import strategies as st
 from stateflow import AvroFormat, DeadLetters, KafkaSource, SchemaRegistry, precision
 from stateflow.api.hidden_columns import REJECTED
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.kafka.avro.avro_format import ValueDecoder
-from stateflow.connectors.kafka.avro.avro_schema import AvroSchema
-from stateflow.connectors.kafka.avro.avro_values import record_converter
-from stateflow.connectors.kafka.columns import VALUE, VALUE_ERROR
-from stateflow.connectors.kafka.formats import _with_values
+from stateflow.connectors.kafka.avro import AvroSchema, ValueDecoder, record_converter
+from stateflow.connectors.kafka.formats import VALUE, VALUE_ERROR, _with_values
 from stateflow.errors import JobDefinitionError
 from tests.servers.schema_registry import schema_registry
 from tests.support.avro_orders import Order

@@ -18,7 +18,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from stateflow import StreamExecutionEnvironment
-from stateflow.checkpoint.barrier.task_report import error_in_text
+from stateflow.checkpoint.barriers import error_in_text
 from stateflow.clock import ManualClock
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors import python

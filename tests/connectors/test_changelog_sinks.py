@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from stateflow import DeltaSink, KafkaSink, RowKind
 from stateflow.api.changelog import Changelog
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.kafka.records import RecordLayout
+from stateflow.connectors.kafka.formats import RecordLayout
 from stateflow.errors import JobDefinitionError
 from tests.support.delta_tables import context, put
 from tests.support.errors import raises

@@ -31,12 +31,12 @@ from hypothesis import strategies as st
 from stateflow import FileSource, precision
 from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, file_uri
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.files.reader_options import text_format
+from stateflow.connectors.files.source import text_format
 from stateflow.connectors.files.text_files import DecodedFormat, WrongContent
 from stateflow.connectors.json_values import JsonObjects
 from stateflow.connectors.text_values import TextForms
 from stateflow.errors import ConfigError
-from stateflow.runtime.spark.file_reader import BatchFiles, FileReader
+from stateflow.runtime.spark.inputs import BatchFiles, FileReader
 from stateflow.runtime.task.row_conversion import to_rows
 from tests.support.calls import count_calls
 from tests.support.errors import raises
@@ -164,7 +164,7 @@ BOTH: dict[str, list[tuple[str, Any]]] = {
         ("1 02:03:04.5", timedelta(1, 7384, 500000)),
         ("INTERVAL '-1 02:03:04.5' DAY TO SECOND", -timedelta(1, 7384, 500000)),
         ("-0 00:00:01", timedelta(seconds=-1)),
-        *no("PT5S", "5", "1 25:00:00", "999999999 00:00:00", "0 00:00:00.1234567"),
+        *no("PT5S", "5", "1 24:00:00", "999999999 00:00:00", "0 00:00:00.1234567"),
     ],
 }
 OF_JSON: dict[str, list[tuple[str, Any]]] = {

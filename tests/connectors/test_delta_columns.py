@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.added_columns import column_actions
+from stateflow.connectors.delta.sink import column_actions
 from stateflow.errors import ConfigError, SchemaMismatch
 from tests.support.delta_tables import Inner, Pair, Price, commit_elsewhere, context, pairs, put, visible, write
 from tests.support.errors import raises

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.log.checkpoint import checkpoint
+from stateflow.connectors.delta.log import checkpoint
 from stateflow.errors import SinkRefused
 from tests.support.delta_tables import context, pairs, put, snapshot
 from tests.support.errors import raises

@@ -20,11 +20,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow.api.sink import SinkContext, Writing
-from stateflow.connectors.columns.store_assignment import nullable
-from stateflow.connectors.delta.column_types import stored_type, target_schema
-from stateflow.connectors.delta.data_files import FileName, Limits, ParquetWriter
-from stateflow.connectors.delta.partitions.columns import StoredRows
-from stateflow.connectors.delta.statistics import shortened_up
+from stateflow.connectors.data_files import FileName, Limits, ParquetWriter, shortened_up
+from stateflow.connectors.delta_types import stored_type, target_schema
+from stateflow.connectors.partitions import StoredRows
+from stateflow.connectors.store_assignment import nullable_schema
 from stateflow.errors import ConfigError, SchemaMismatch, StorageError
 from tests.support.delta_tables import JOB, Every, batch, context, pairs
 from tests.support.errors import raises
@@ -40,7 +39,7 @@ attempts = st.from_regex(r"[A-Za-z0-9]{1,32}", fullmatch=True)
 
 def _writer(folder: Path, limits: Limits | None = None, about: SinkContext = _PAIR) -> ParquetWriter:
     rows = StoredRows(about.schema, target_schema(about.schema), about.uid)
-    return ParquetWriter(folder, FileName.first(about, _WRITING), nullable(rows.target), limits, of=rows.of)
+    return ParquetWriter(folder, FileName.first(about, _WRITING), nullable_schema(rows.target), limits, of=rows.of)
 
 
 @given(uids, numbers, numbers, st.integers(0, 10**4), attempts, st.integers(0, 12))

@@ -14,11 +14,9 @@ from deltalake import DeltaTable, QueryBuilder
 from stateflow import failpoints
 from stateflow.api.sink import SinkContext, Writing
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.log.checkpoint import checkpoint
-from stateflow.connectors.delta.log.table_log import entry_path
-from stateflow.connectors.delta.maintenance.compaction import Compaction, CompactionReport
-from stateflow.connectors.delta.maintenance.own_table import COMPACTED
-from stateflow.connectors.delta.maintenance.vacuum import Expiry, Holder, VacuumReport, vacuum
+from stateflow.connectors.delta.log import checkpoint, entry_path
+from stateflow.connectors.delta.maintenance import Compaction, CompactionReport, Holder, VacuumReport, vacuum
+from stateflow.connectors.delta.sink import COMPACTED
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused
 from tests.support.delta_tables import Every, Pair, commit_elsewhere, context, ids, pairs, put, snapshot, visible, write
 from tests.support.errors import raises
@@ -26,7 +24,6 @@ from tests.support.errors import raises
 _ABOUT = context()
 _FAR = 1 << 42
 """A time in the future, in milliseconds."""
-_NOW = Expiry(_FAR, 0)
 
 
 class Reading(msgspec.Struct):
@@ -45,8 +42,22 @@ def _upserting(folder: Path) -> DeltaSink:
     return sink
 
 
-def _vacuum(sink: DeltaSink, *holders: Holder, dry_run: bool = False, expiry: Expiry = _NOW) -> VacuumReport:
-    return vacuum(sink.own_table(_ABOUT), holders, expiry, dry_run=dry_run)
+def _vacuum(
+    sink: DeltaSink,
+    *holders: Holder,
+    now: int = _FAR,
+    older_than: int = 0,
+    ignores_other_jobs: bool = False,
+    dry_run: bool = False,
+) -> VacuumReport:
+    return vacuum(
+        sink.own_table(_ABOUT),
+        holders,
+        now=now,
+        older_than=older_than,
+        ignores_other_jobs=ignores_other_jobs,
+        dry_run=dry_run,
+    )
 
 
 def _holder(checkpoint: int) -> Holder:
@@ -83,7 +94,7 @@ def test_a_version_that_a_restore_has_decided_on_stays(tmp_path: Path) -> None:
 def test_recently_removed_and_restored_files_stay(tmp_path: Path) -> None:
     sink = _upserting(tmp_path / "t")
     now = int(datetime.datetime.now(datetime.UTC).timestamp() * 1000)
-    assert _vacuum(sink, expiry=Expiry(now, 3_600_000)).files == 0
+    assert _vacuum(sink, now=now, older_than=3_600_000).files == 0
     assert sink.open_table(_ABOUT).rewind(2, 50) == 5
     assert _vacuum(sink).files == 3
     assert visible(tmp_path / "t") == [{"id": 1, "text": "checkpoint 20"}]
@@ -116,7 +127,7 @@ def test_a_table_of_several_jobs_is_refused_unless_that_is_permitted(tmp_path: P
     commit_elsewhere(tmp_path / "t", pairs(7, 1), f"{'f' * 32}/out", 1)
     with raises(SinkRefused, jobs=["f" * 32]):
         _vacuum(sink)
-    assert _vacuum(sink, expiry=Expiry(_FAR, 0, ignores_other_jobs=True)).files == 3
+    assert _vacuum(sink, ignores_other_jobs=True).files == 3
 
 
 def test_a_table_with_an_unknown_feature_is_refused_by_name_and_nothing_is_deleted(tmp_path: Path) -> None:
@@ -268,6 +279,6 @@ def test_a_killed_compaction_leaves_files_that_the_next_vacuum_deletes(
     [left] = [path for path in os.listdir(tmp_path / "t") if COMPACTED in path]
     assert sink.sweep(_ABOUT, lambda generation, ordinal, path: True) == []
     now = int((tmp_path / "t" / left).stat().st_mtime * 1000)
-    assert _vacuum(sink, expiry=Expiry(now, 0)).files == 0
-    assert _vacuum(sink, expiry=Expiry(now + 25 * 3_600_000, 0)).files == 1
+    assert _vacuum(sink, now=now).files == 0
+    assert _vacuum(sink, now=now + 25 * 3_600_000).files == 1
     assert ids(tmp_path / "t") == [1, 2, 3]

@@ -19,12 +19,17 @@ from hypothesis import strategies as st
 
 from stateflow.api.sink import SinkContext, Writing
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.column_types import target_schema
-from stateflow.connectors.delta.data_files import FileName, Limits
-from stateflow.connectors.delta.log.checkpoint import checkpoint
-from stateflow.connectors.delta.partitions.columns import StoredRows
-from stateflow.connectors.delta.partitions.values import NULL, folder_of, scalar, values_of
-from stateflow.connectors.delta.partitions.writer import PartitionedWriter
+from stateflow.connectors.data_files import FileName, Limits
+from stateflow.connectors.delta.log import checkpoint
+from stateflow.connectors.delta_types import target_schema
+from stateflow.connectors.partitions import (
+    NULL,
+    PartitionedWriter,
+    StoredRows,
+    folder_of,
+    parse_partition_folder,
+    parse_partition_value,
+)
 from stateflow.errors import DataError, JobDefinitionError, SinkRefused
 from tests.support.delta_tables import Colour, Every, Instant, Price, batch, context, put, write
 from tests.support.errors import raises
@@ -129,7 +134,7 @@ def test_another_reader_finds_the_rows_and_values_of_each_partition(
     assert _sorted(found) == _expected(about, rows, columns)
     for file in files:
         name = FileName.parse(file.path)
-        assert name is not None and set(values_of(name.folder)) == columns
+        assert name is not None and set(parse_partition_folder(name.folder)) == columns
         assert not set(pa.parquet.read_schema(folder / file.path).names) & columns
     assert sink.open_table(about).missing(files) == []
 
@@ -137,7 +142,7 @@ def test_another_reader_finds_the_rows_and_values_of_each_partition(
 @given(st.dictionaries(st.text(min_size=1, max_size=5), st.none() | st.text(min_size=1, max_size=20), max_size=3))
 def test_folders_determine_the_values_of_a_partition(values: dict[str, str | None]) -> None:
     folder = folder_of(values)
-    assert values_of(folder) == values
+    assert parse_partition_folder(folder) == values
     assert folder.isascii() and ".." not in folder.split("/") and folder.count("/") == max(len(values) - 1, 0)
 
 
@@ -155,7 +160,7 @@ def test_folders_determine_the_values_of_a_partition(values: dict[str, str | Non
     ],
 )
 def test_values_of_other_writers_are_read(text: str, kind: pa.DataType, value: object) -> None:
-    assert scalar(text, kind).as_py() == value
+    assert parse_partition_value(text, kind).as_py() == value
 
 
 @pytest.mark.parametrize(
@@ -170,7 +175,7 @@ def test_values_of_other_writers_are_read(text: str, kind: pa.DataType, value: o
 )
 def test_a_value_that_has_several_meanings_or_none_is_an_error(text: str, kind: pa.DataType) -> None:
     with pytest.raises(ValueError):
-        scalar(text, kind)
+        parse_partition_value(text, kind)
 
 
 def test_a_value_too_long_for_a_folder_is_an_error_that_names_the_column(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.log.table_log import entry_path
+from stateflow.connectors.delta.log import entry_path
 from stateflow.errors import SchemaMismatch, SinkRefused, StateflowError
 from tests.support.delta_tables import Pair, context, pairs, put, snapshot, visible
 from tests.support.errors import raises

@@ -18,8 +18,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from stateflow.api.sink import SinkRewind
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.log.checkpoint import checkpoint
-from stateflow.connectors.delta.log.table_log import entry_path
+from stateflow.connectors.delta.log import checkpoint, entry_path
 from stateflow.errors import InternalError, SinkDiverged, SinkRefused
 from tests.support.delta_tables import Pair, Process, commit_elsewhere, context, ids, pairs, put, snapshot
 from tests.support.errors import raises

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.log.checkpoint import checkpoint
+from stateflow.connectors.delta.log import checkpoint
 from tests.support.delta_tables import Pair, commit_elsewhere, context, pairs, put
 
 _ABOUT = context()

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from stateflow.api.sink import SinkRewind
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.log.checkpoint import checkpoint
+from stateflow.connectors.delta.log import checkpoint
 from stateflow.errors import SinkDiverged
 from tests.support.delta_tables import context, pairs, put, snapshot
 from tests.support.errors import raises

@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.log.checkpoint import checkpoint
+from stateflow.connectors.delta.log import checkpoint
 from tests.support.delta_tables import Colour, Every, Inner, context, ids, pairs, put, write
 
 pytestmark = pytest.mark.spark

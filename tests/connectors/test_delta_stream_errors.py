@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stateflow.connectors.delta.log.stream_errors import stream_error
+from stateflow.connectors.delta.source import stream_error
 from stateflow.errors import DataError, InputLost, SchemaMismatch
 
 _UPDATED = (

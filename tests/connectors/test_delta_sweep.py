@@ -10,9 +10,7 @@ from deltalake import DeltaTable
 
 from stateflow.api.sink import Writing
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.log.checkpoint import checkpoint
-from stateflow.connectors.delta.log.listing import list_log
-from stateflow.connectors.delta.log.table_log import append_entry, entry_path
+from stateflow.connectors.delta.log import append_entry, checkpoint, entry_path, list_log
 from stateflow.errors import StorageError
 from tests.support.delta_tables import context, ids, pairs, put, snapshot, write
 from tests.support.errors import raises

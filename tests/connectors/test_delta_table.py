@@ -16,8 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.log.checkpoint import checkpoint
-from stateflow.connectors.delta.log.table_log import entry_path
+from stateflow.connectors.delta.log import checkpoint, entry_path
 from stateflow.connectors.delta.versions import read_content
 from stateflow.errors import (
     ConfigError,

@@ -19,7 +19,7 @@ from stateflow.api.changelog import Changelog
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, Writing
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta import upsert
+from stateflow.connectors.delta import versions
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused
 from stateflow.runtime.task.row_conversion import check_required, to_batch
@@ -88,7 +88,7 @@ def test_a_table_has_the_last_row_of_each_key(
     expected: dict[tuple[Any, ...], Position] = {}
     with pytest.MonkeyPatch.context() as patch:
         # Each data file is written again by itself, or all of them together.
-        patch.setattr(upsert, "_COMBINED_BYTES", 0 if large else 1 << 30)
+        patch.setattr(versions, "_COMBINED_BYTES", 0 if large else 1 << 30)
         for token, parts in enumerate(batches, 1):
             files = _files(sink, about, token, parts)
             assert sink.open_table(about).commit(token, files) == token

@@ -9,10 +9,8 @@ import msgspec
 import pytest
 
 from stateflow import DeltaSource, KafkaSource, PartitionedSource, Split
-from stateflow.api.collection import CollectionSource
-from stateflow.api.source import FROM_START
-from stateflow.connectors.kafka.client import Topics
-from stateflow.connectors.kafka.offsets import Partition
+from stateflow.api.source import FROM_START, CollectionSource
+from stateflow.connectors.kafka.client import Partition, Topics
 from stateflow.errors import ConfigError
 from tests.support.errors import raises
 

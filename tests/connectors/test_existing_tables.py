@@ -42,7 +42,7 @@ from pyiceberg.types import (
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.batch_table import BatchTable
-from stateflow.connectors.delta.maintenance.compaction import Compaction
+from stateflow.connectors.delta.maintenance import Compaction
 from stateflow.errors import DataError, SchemaMismatch
 from stateflow.state.handles import Committable
 from stateflow.types.columns.precision import precision

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from stateflow.api.sink import Writing
-from stateflow.connectors.files import metadata_log, sink_table
+from stateflow.connectors.files import sink as file_sink
 from stateflow.connectors.files.sink import FileSink
 from stateflow.errors import ConfigError, CorruptFile, JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused
 from tests.support import file_tables
@@ -138,7 +138,7 @@ def test_columns_that_spark_would_not_read_back_are_refused(tmp_path: Path) -> N
 
 
 def test_many_rows_are_written_to_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stateflow.connectors.files.data_writer._BUFFERED_BYTES", 1)
+    monkeypatch.setattr("stateflow.connectors.files.sink._BUFFERED_BYTES", 1)
     for kind in ("parquet", "csv"):
         sink = _sink(tmp_path / kind, format=kind)
         writer = sink.writer(_ABOUT, Writing(1, 1, 0, "a"))
@@ -153,14 +153,14 @@ def test_many_rows_are_written_to_several_files(tmp_path: Path, monkeypatch: pyt
 def test_an_interrupted_rewind_changes_nothing_and_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = _sink(tmp_path / "t")
     _fill(sink, 12)
-    append = metadata_log.append
+    append = file_sink.append
 
     def interrupted(root: Path, version: int, *rest: Any) -> bool:
         if version == 16:
             raise KeyboardInterrupt
         return append(root, version, *rest)
 
-    monkeypatch.setattr(sink_table, "append", interrupted)
+    monkeypatch.setattr(file_sink, "append", interrupted)
     with pytest.raises(KeyboardInterrupt):
         sink.open_table(_ABOUT).rewind(3, 20)
     monkeypatch.undo()
@@ -174,10 +174,10 @@ def test_an_interrupted_rewind_changes_nothing_and_is_repeated(tmp_path: Path, m
 def test_old_entries_are_deleted_and_a_restore_to_before_them_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metadata_log, "_KEPT_VERSIONS", 20)
+    monkeypatch.setattr(file_sink, "_KEPT_VERSIONS", 20)
     sink = _sink(tmp_path / "t")
     _fill(sink, 63)
-    assert metadata_log.versions(tmp_path / "t") == [*range(39, 64)]
+    assert file_sink.versions(tmp_path / "t") == [*range(39, 64)]
     assert _ids(sink) == [*range(1, 64)]
     with raises(SinkDiverged, version=38):
         sink.open_table(_ABOUT).plan_rewind(38)

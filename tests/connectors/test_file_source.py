@@ -22,11 +22,11 @@ from stateflow import precision
 from stateflow.api.input_files import CannotRead, FileShare, UnfitFile, file_uri, unreadable_in
 from stateflow.api.schema import RowSchema
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.columns.column_policy import ColumnPolicy
+from stateflow.connectors.column_policy import ColumnPolicy
 from stateflow.connectors.files.parquet_files import ParquetFormat, check_types
 from stateflow.connectors.files.source import FileSource
-from stateflow.errors import ConfigError, CorruptInput, SchemaMismatch
-from stateflow.runtime.spark.location.source_paths import FolderMove, relocate_log
+from stateflow.errors import ConfigError, CorruptFile, CorruptInput, SchemaMismatch
+from stateflow.runtime.spark.checkpoint_location import FolderMove, relocate_log
 from tests.support.errors import raises
 
 _WEEK = 7 * 86400
@@ -271,6 +271,9 @@ def test_a_position_is_held_while_the_files_that_were_read_since_exist(tmp_path:
     assert source.holds(at, []) is True
     odd.unlink()
     assert source.holds(at, logs) is False
+    for position, log in (("{}", logs[0]), (at, b"v2\n" + logs[0][3:]), (at, b'v1\n{"path":"a"}')):
+        with pytest.raises(CorruptFile):
+            source.files_since(position, [log])
     # Files in other storages are not checked.
     source = FileSource("s3://bucket/in", schema=Row)
     assert source.holds('{"logOffset": 0}', [_noted((1, "s3://bucket/in/a.parquet"))]) is None

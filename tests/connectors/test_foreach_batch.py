@@ -14,8 +14,8 @@ import pytest
 from stateflow.api.sink import Sink
 from stateflow.connectors.foreach_batch import ForeachBatchSink, OutputBatch
 from stateflow.errors import ConfigError, JobDefinitionError, SinkRefused, StorageError
-from stateflow.testing.conformance.publishing_job import PublishingJob
 from stateflow.testing.conformance.sink import SinkConformance
+from stateflow.testing.conformance.sink_table import PublishingJob
 from tests.support.errors import raises
 
 

@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.log.checkpoint import checkpoint
-from stateflow.connectors.delta.log.listing import LOG_FOLDER
-from stateflow.connectors.delta.log.table_log import DeltaHead, Metadata, entry_path, maintain_log, read_head
-from stateflow.connectors.delta.rewind.rewind_preview import Divergence
-from stateflow.connectors.delta.rewind.rewinder import Rewinder
-from stateflow.connectors.delta.versions import read_entry
+from stateflow.connectors.delta.log import (
+    LOG_FOLDER,
+    DeltaHead,
+    Metadata,
+    checkpoint,
+    entry_path,
+    maintain_log,
+    read_head,
+)
+from stateflow.connectors.delta.versions import Divergence, Rewinder, read_entry
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused, StorageError
 from tests.support.delta_tables import context, pairs, put
 from tests.support.errors import raises

@@ -23,18 +23,17 @@ from stateflow.api.source import StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.batch_table import BatchTable
-from stateflow.connectors.delta.data_files import own_names
-from stateflow.connectors.delta.log.deletion_vectors import DeletionVectors
-from stateflow.connectors.delta.log.listing import LOG_FOLDER
-from stateflow.connectors.delta.log.table_log import (
+from stateflow.connectors.data_files import own_names
+from stateflow.connectors.delta.log import (
+    LOG_FOLDER,
+    DeletionVectors,
     Metadata,
     entry_path,
     read_head,
     read_transactions,
     unreferenced_files,
 )
-from stateflow.connectors.delta.maintenance.compaction import Compaction
-from stateflow.connectors.delta.maintenance.vacuum import Expiry, vacuum
+from stateflow.connectors.delta.maintenance import Compaction, vacuum
 from stateflow.connectors.delta.source import DeltaSource
 from stateflow.connectors.delta.versions import read_entry
 from stateflow.connectors.files.parquet_files import ParquetFormat
@@ -270,7 +269,7 @@ def test_a_rewind_does_not_add_a_file_outside_of_a_table_again(table: Path, vict
 def test_a_vacuum_deletes_nothing_outside_of_a_table(table: Path, victim: _Victim, path: str) -> None:
     _logged(table, {"remove": {"path": _PATHS[path](table, victim), "deletionTimestamp": 1, "dataChange": True}})
     entries = set((table / LOG_FOLDER).iterdir())
-    vacuum(DeltaSink(table).own_table(_ABOUT), [], Expiry(now=10**13, older_than=0))
+    vacuum(DeltaSink(table).own_table(_ABOUT), [], now=10**13, older_than=0)
     assert victim.file.exists() and set((table / LOG_FOLDER).iterdir()) == entries
 
 

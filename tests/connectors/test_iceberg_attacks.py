@@ -20,9 +20,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.locations import SimpleLocationProvider
 from pyiceberg.types import LongType, NestedField, StringType
 
-from stateflow.connectors.iceberg.commits import _remove_old_metadata
-from stateflow.connectors.iceberg.connection import Connection
-from stateflow.connectors.iceberg.settings import IcebergSettings
+from stateflow.connectors.iceberg.catalog import Connection, _remove_old_metadata
+from stateflow.connectors.iceberg.target import IcebergSettings
 from stateflow.errors import SinkRefused
 from tests.support.delta_tables import Pair, pairs, snapshot
 from tests.support.errors import raises

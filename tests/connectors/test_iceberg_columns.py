@@ -20,7 +20,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 
 from stateflow import IcebergSink
-from stateflow.connectors.iceberg import settings as sink_settings
+from stateflow.connectors.iceberg import target as sink_settings
 from stateflow.errors import (
     ConfigError,
     EnvironmentUnsupported,

@@ -16,7 +16,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, StructType
 
-from stateflow.connectors.iceberg import data_files
+from stateflow.connectors.iceberg import table as iceberg_table
 from stateflow.errors import JobDefinitionError
 from tests.support.delta_tables import Inner, Pair, pairs
 from tests.support.errors import raises
@@ -87,8 +87,8 @@ def test_buckets_are_those_of_the_specification(tmp_path: Path) -> None:
 
 
 def test_many_partitions_need_few_open_files_and_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_files, "_OPEN_FILES", 2)
-    monkeypatch.setattr(data_files, "_ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(iceberg_table, "_OPEN_FILES", 2)
+    monkeypatch.setattr(iceberg_table, "_ROW_GROUP_BYTES", 1)
     table = _create(tmp_path, "place")
     rows = [Event(n, place=f"p{n % 5}") for n in range(40)]
     table.put(1, rows[:20], rows[20:])

@@ -13,7 +13,7 @@ from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownExcept
 from pyiceberg.table import CommitTableRequest, Namespace, TableIdentifier
 
 from stateflow.checkpoint.sink_commit import Decision, decide
-from stateflow.connectors.iceberg import data_files
+from stateflow.connectors.iceberg import table as iceberg_table
 from stateflow.errors import SinkDiverged, StorageError
 from tests.support.delta_tables import Pair, pairs
 from tests.support.errors import raises
@@ -43,7 +43,7 @@ def test_a_checkpoint_is_one_snapshot_with_the_token_in_its_summary(table: Icebe
 def test_rows_that_do_not_fit_one_row_group_or_file_are_published_together(
     table: IcebergTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_files, "_ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(iceberg_table, "_ROW_GROUP_BYTES", 1)
     table.table.transaction().set_properties({"write.target-file-size-bytes": "1"}).commit_transaction()
     table.put(1, pairs(0, 3), pairs(3, 2), pairs(5, 1))
     assert (table.ids(), len(table.data_files())) == ([0, 1, 2, 3, 4, 5], 3)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.connectors.kafka.records import Record
-from stateflow.connectors.kafka.transactions import Connection, Transactions
+from stateflow.connectors.kafka.client import Connection, Transactions
+from stateflow.connectors.kafka.formats import KafkaRecord
 from tests.servers.kafka_cluster import kafka_cluster
 
 pytestmark = pytest.mark.slow
@@ -41,10 +41,10 @@ def test_a_transaction_is_committed_although_all_connections_are_cut_in_the_midd
         cluster.create("t")
         sink = Transactions(Connection(cluster.address, {}), "group", "t", {})
 
-        def records() -> Iterator[Record]:
-            yield Record("t", b"key", b"before", None, 0)
+        def records() -> Iterator[KafkaRecord]:
+            yield KafkaRecord("t", b"key", b"before", None, 0)
             assert cluster.cut() > 0
-            yield Record("t", b"key", b"after", None, 0)
+            yield KafkaRecord("t", b"key", b"after", None, 0)
 
         for token in range(1, 6):
             assert sink.commit(sink.read_token(), token, records())

@@ -13,9 +13,8 @@ import pytest
 from stateflow import precision
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext
-from stateflow.connectors.kafka.columns import KafkaHeader
-from stateflow.connectors.kafka.records import Record, RecordLayout
-from stateflow.connectors.kafka.security import KafkaSecurity
+from stateflow.connectors.kafka.client import KafkaSecurity
+from stateflow.connectors.kafka.formats import KafkaHeader, KafkaRecord, RecordLayout
 from stateflow.connectors.kafka.sink import KafkaSink
 from stateflow.connectors.kafka.source import KafkaSource
 from stateflow.errors import ConfigError, DataError, JobDefinitionError
@@ -37,7 +36,7 @@ _ORDER = Order(
 )
 
 
-def _records(layout: RecordLayout, *rows: Any) -> list[Record]:
+def _records(layout: RecordLayout, *rows: Any) -> list[KafkaRecord]:
     schema = RowSchema.of(type(rows[0]))
     layout.check(schema)
     return list(layout.records(to_batch(list(rows), schema)))

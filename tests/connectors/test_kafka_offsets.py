@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.connectors.kafka.offsets import Partition, format_offsets, parse_offsets
+from stateflow.connectors.kafka.client import Partition, format_offsets, parse_offsets
 
 _PARTITIONS = st.tuples(st.sampled_from(["a", "b.c", "Ä"]), st.integers(0, 3))
 _OFFSETS = st.dictionaries(_PARTITIONS, st.integers(0, 1 << 40))

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from stateflow import DeltaSource, FileSource, KafkaSource
 from stateflow.api.input_files import file_uri
-from stateflow.connectors.kafka.client import Topics
-from stateflow.connectors.kafka.offsets import Partition, format_offsets
+from stateflow.connectors.kafka.client import Partition, Topics, format_offsets
 from stateflow.errors import ConfigError
 from tests.support.errors import raises
 

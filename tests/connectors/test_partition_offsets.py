@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.connectors.partition_offsets import Gap, gaps_after, has_new_rows, shortened
+from stateflow.connectors.partition_offsets import Gap, gaps_after, has_new_rows, shorten_texts
 
 
 @given(st.data())
@@ -47,8 +47,8 @@ def test_a_gap_is_described_with_its_offsets(end: int | None, text: str) -> None
 
 def test_of_many_partitions_the_first_are_shown_and_the_others_counted() -> None:
     names = [f"p{number}" for number in range(9)]
-    assert [shortened(names[:count]) for count in (0, 5)] == [[], names[:5]]
-    assert shortened(names) == [*names[:5], "and 4 more partitions"]
+    assert [shorten_texts(names[:count]) for count in (0, 5)] == [[], names[:5]]
+    assert shorten_texts(names) == [*names[:5], "and 4 more partitions"]
 
 
 _OFFSETS = st.dictionaries(st.sampled_from("ab"), st.integers(0, 3))

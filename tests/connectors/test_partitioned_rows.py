@@ -40,7 +40,7 @@ BAD: list[tuple[object, str]] = [
 
 def test_rows_that_do_not_fit_are_rejected_one_by_one_with_their_position() -> None:
     rows = [Item("a", 0), *(bad for bad, _ in BAD), Item("a", 9)]
-    found = rows_of(Lists({"p": rows}, on_error=DeadLetters(budget=9)))
+    found = rows_of(Lists({"p": rows}, on_error=DeadLetters(budget=9), split_size=2))
     assert [row for row in found if isinstance(row, Item)] == [Item("a", 0), Item("a", 9)]
     records = sorted((row for row in found if isinstance(row, RejectedRecord)), key=lambda each: each.offset)
     assert [record.offset for record in records] == [1, 2, 3, 4, 5, 6, 77]

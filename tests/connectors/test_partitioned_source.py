@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stateflow import DeadLetters, Split
 from stateflow.api.source import StartKind, StartPosition, local_position, spark_position
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.partitioned.positions import limited_end
+from stateflow.connectors.partitioned.positions import limit_end
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import BatchFailed, ConfigError, InputLost, JobDefinitionError, StorageError, UserCodeError
 from tests.connectors.partitioned_lists import NO_LIMITS, Lists, items_of, rows_of
@@ -75,7 +75,7 @@ def test_every_partition_with_rows_makes_progress_within_the_limit(
 ) -> None:
     start = {name: first for name, (first, _) in partitions.items()}
     ends = {name: first + count for name, (first, count) in partitions.items()}
-    end = limited_end(start, ends, limit)
+    end = limit_end(start, ends, limit)
     taken = {name: end[name] - start[name] for name in start}
     new = {name for name, (_, count) in partitions.items() if count}
     assert {name for name, count in taken.items() if count > 0} == new
@@ -90,6 +90,25 @@ def test_a_job_can_begin_at_the_end_and_a_partition_that_appears_later_is_read_f
     assert source.read(first.position, NO_LIMITS) is None
     source.items |= {"a": items_of("a", 5), "b": items_of("b", 2)}
     assert rows_of(source, first.position) == [*items_of("a", 2, first=3), *items_of("b", 2)]
+
+
+class _Moving(Lists):
+    """With each question, five rows arrive and the five oldest are removed; three exist."""
+
+    asked = 0
+
+    def starts(self) -> Mapping[str, int]:
+        self.asked += 1
+        return {"a": 5 * self.asked}
+
+    def ends(self) -> Mapping[str, int]:
+        self.asked += 1
+        return {"a": 5 * self.asked + 3}
+
+
+def test_rows_may_be_removed_while_a_source_is_asked_for_its_offsets() -> None:
+    found = _Moving({}).available()
+    assert (found.starts, found.ends) == ({"a": 5}, {"a": 13})
 
 
 def test_a_query_over_what_is_available_now_ends_however_fast_partitions_grow_and_appear() -> None:

@@ -15,7 +15,7 @@ import pytest
 from stateflow import failpoints
 from stateflow.api.sink import SinkTable
 from stateflow.checkpoint.sink_commit import Decision, decide
-from stateflow.connectors.postgres import connection
+from stateflow.connectors.postgres import transactions
 from stateflow.connectors.postgres.sink import PostgresSink
 from stateflow.errors import SinkDiverged, SinkRefused, StorageError
 from tests.servers.postgres import Postgres
@@ -128,7 +128,7 @@ def test_a_table_that_is_locked_for_too_long_is_worth_a_retry(table: PostgresTab
 
 
 def test_a_connection_to_a_server_that_hangs_is_cut(table: PostgresTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_SECONDS_BEYOND_STATEMENT", 0.1)
+    monkeypatch.setattr(transactions, "_SECONDS_BEYOND_STATEMENT", 0.1)
     files, handle = table.stage(1, pairs(0, 1)), _with_timeout(table, 0.3)
     suspended: list[psutil.Process] = []
 

@@ -15,7 +15,7 @@ from pyspark.sql.types import ArrayType, DataType, LongType, StringType, StructT
 from stateflow import BadRow, DeadLetters, PartitionedSource, Split
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice
-from stateflow.checkpoint.barrier.task_report import error_in_text
+from stateflow.checkpoint.barriers import error_in_text
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors import python as python_source
 from stateflow.connectors.partitioned import spark_reader

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from stateflow.connectors.files.first_file import LARGEST, first_small_file
-from stateflow.connectors.files.reader_options import READER_OPTIONS
-from stateflow.connectors.files.source import FileSource
+from stateflow.connectors.files.source import LARGEST, READER_OPTIONS, FileSource, first_small_file
 from stateflow.errors import ConfigError, SchemaMismatch
 from tests.support.errors import raises
 
@@ -79,6 +77,7 @@ def test_names_in_any_case_and_hadoop_settings_are_accepted(format: str, options
         ("parquet", "INT96RebaseMode", ""),
         ("orc", "mergeSchema", "yes"),
         ("json", "recursiveFileLookup", "1"),
+        ("json", "maxCachedFiles", "-1"),
     ],
 )
 def test_a_value_that_spark_would_refuse_in_each_batch_is_refused(format: str, option: str, value: str) -> None:

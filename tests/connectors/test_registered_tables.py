@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from stateflow.api.sink import CatalogEntry
 from stateflow.connectors import DeltaSink
 from stateflow.errors import ConfigError
-from stateflow.runtime.spark.catalog import registration
-from stateflow.runtime.spark.catalog.registration import check_entry, register, register_tables, short_lived
+from stateflow.runtime.spark import table_registration
+from stateflow.runtime.spark.table_registration import check_entry, register, register_tables, warn_of_lost_names
 from tests.support.delta_tables import context, pairs, put, snapshot
 from tests.support.errors import raises
 
@@ -55,7 +55,9 @@ def test_a_registered_table_is_read_by_name_and_not_changed(spark: SparkSession,
     assert [row.id for row in spark.table("named.pairs").orderBy("id").collect()] == [1, 2]
     put(sink, _ABOUT, 2, pairs(3, 1))
     assert spark.table("spark_catalog.named.pairs").count() == 3
-    assert short_lived(spark, [_entry(table)]) and not short_lived(spark, [_entry(table, "other.named.pairs")])
+    assert warn_of_lost_names(spark, [_entry(table)]) and not warn_of_lost_names(
+        spark, [_entry(table, "other.named.pairs")]
+    )
 
 
 def test_a_table_may_be_registered_by_two_runs_at_once(
@@ -63,7 +65,7 @@ def test_a_table_may_be_registered_by_two_runs_at_once(
 ) -> None:
     sink, looks = _sink(tmp_path / "table"), []
     sink.prepare(_ABOUT)
-    is_registered = registration._is_registered
+    is_registered = table_registration._is_registered
 
     def registered_after_the_first_look(session: SparkSession, entry: CatalogEntry) -> bool:
         looks.append(is_registered(session, entry))
@@ -71,7 +73,7 @@ def test_a_table_may_be_registered_by_two_runs_at_once(
             session.catalog.createTable("named.pairs", path=other.table, source="delta")
         return looks[-1]
 
-    monkeypatch.setattr(registration, "_is_registered", registered_after_the_first_look)
+    monkeypatch.setattr(table_registration, "_is_registered", registered_after_the_first_look)
     other = sink
     register(spark, _entry(tmp_path / "table"))
     assert looks == [False, True]

@@ -22,11 +22,9 @@ from stateflow import DeltaSource, FileSink, FileSource, KafkaSource
 from stateflow.api.schema import RowSchema
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.columns.column_policy import ColumnPolicy
-from stateflow.connectors.columns.declared_columns import check_columns
-from stateflow.connectors.columns.declared_values import with_times
-from stateflow.connectors.delta.column_types import stored_type
-from stateflow.connectors.kafka.records import RecordLayout
+from stateflow.connectors.column_policy import ColumnPolicy, check_source_columns, with_times
+from stateflow.connectors.delta_types import stored_type
+from stateflow.connectors.kafka.formats import RecordLayout
 from stateflow.connectors.spark import with_columns
 from stateflow.errors import SchemaMismatch
 from stateflow.runtime.task.row_conversion import to_batch, to_rows
@@ -110,7 +108,7 @@ def test_spark_reads_a_table_as_the_declared_rows(spark: SparkSession, rows: lis
     sink.prepare(ABOUT)
     put(sink, ABOUT, 1, rows)
     frame = spark.read.format("delta").load(sink.table)
-    check_columns(with_times(frame.schema, SCHEMA), SCHEMA, ColumnPolicy(), "out")
+    check_source_columns(with_times(frame.schema, SCHEMA), SCHEMA, ColumnPolicy(), "out")
     read = with_columns(frame, SCHEMA)
     assert dict(read.dtypes) == {column.name: column.dtype for column in SCHEMA.columns}
     assert _in_order(_declared(read, SCHEMA)) == _in_order(rows)

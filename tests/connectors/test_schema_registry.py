@@ -13,11 +13,10 @@ import pytest
 
 from stateflow import AvroFormat, SchemaRegistry
 from stateflow.api.schema import RowSchema
-from stateflow.checkpoint.barrier.task_report import error_in_text
+from stateflow.checkpoint.barriers import error_in_text
+from stateflow.connectors.kafka import avro as client
 from stateflow.connectors.kafka import formats
-from stateflow.connectors.kafka.avro import schema_registry as client
-from stateflow.connectors.kafka.avro.avro_format import ValueDecoder
-from stateflow.connectors.kafka.avro.avro_schema import UnusableSchema
+from stateflow.connectors.kafka.avro import UnusableSchema, ValueDecoder
 from stateflow.errors import ConfigError, JobDefinitionError, StateflowError, StorageError
 from tests.servers.certificates import certificate
 from tests.servers.hostile import answer, hostile_server

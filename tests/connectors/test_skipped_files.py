@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stateflow.connectors.files.skipped_files import skip_files
+from stateflow.connectors.files.source import skip_files
 from stateflow.errors import ConfigError
 from tests.support.errors import raises
 

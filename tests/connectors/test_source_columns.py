@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 from stateflow import ColumnPolicy
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.columns.declared_columns import check_columns
+from stateflow.connectors.column_policy import check_source_columns
 from stateflow.errors import SchemaMismatch
 from tests.support.errors import raises
 
@@ -57,7 +57,7 @@ Missing = Literal["refuse", "null"]
 
 
 def _check(columns: dict[str, DataType], added: Added = "ignore", missing: Missing = "refuse") -> None:
-    check_columns(_struct(columns), RowSchema.of(Row), ColumnPolicy(added, missing), "source")
+    check_source_columns(_struct(columns), RowSchema.of(Row), ColumnPolicy(added, missing), "source")
 
 
 def _without(name: str) -> dict[str, DataType]:

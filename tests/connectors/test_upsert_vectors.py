@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta import upsert
-from stateflow.connectors.delta.log.checkpoint import checkpoint
+from stateflow.connectors.delta import versions
+from stateflow.connectors.delta.log import checkpoint
 from stateflow.errors import SinkDiverged
 from tests.support.delta_tables import context, put
 from tests.support.errors import raises
@@ -70,7 +70,7 @@ def test_rows_that_spark_deletes_do_not_come_back(
         condition = " OR ".join(f"(id = {number} AND place = '{place}')" for number, place in deleted)
         spark.sql(f"DELETE FROM {table} WHERE {condition}").collect()
         # Each file is written again by itself, or all of them together; from entries of the log, or a checkpoint.
-        monkeypatch.setattr(upsert, "_COMBINED_BYTES", 0 if token % 2 else 1 << 30)
+        monkeypatch.setattr(versions, "_COMBINED_BYTES", 0 if token % 2 else 1 << 30)
         if token == 3:
             checkpoint(Path(sink.table))
         changed = [(draw.randrange(22), draw.choice(_PLACES)) for _ in range(4)]

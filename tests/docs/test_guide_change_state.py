@@ -20,7 +20,7 @@ import pytest
 from stateflow import Compatibility, Serializer, ValueStateDescriptor
 from stateflow.runtime.task import store_cache
 from stateflow.testing.sinks import FolderSink
-from stateflow.types.arrow_types import SUPPORTED
+from stateflow.types.declared_types import SUPPORTED
 from stateflow.types.serializers import value_serializer
 from tests.docs.pages import blocks, read
 from tests.support import root_files

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stateflow.connectors.iceberg.column_types import iceberg_type
+from stateflow.connectors.iceberg.table import iceberg_type
 from stateflow.storage import open_storage
 from stateflow.types.columns.shapes import shape_of
 from tests.docs.column_types import declared_shape

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stateflow.api.schema import Column
-from stateflow.connectors.postgres.column_types import postgres_type, target_field
+from stateflow.connectors.postgres.target import postgres_type, target_field
 from stateflow.storage import open_storage
 from stateflow.types.columns.shapes import shape_of
 from tests.docs.column_types import declared_shape

@@ -23,7 +23,7 @@ from deltalake import DeltaTable
 
 from stateflow.config.sources import resolve
 from stateflow.environment import declare
-from stateflow.state.schema.compatibility import Fit
+from stateflow.state.schema_compatibility import Fit
 from stateflow.testing import BroadcastInput, KeyedHarness, KeyedInput
 from tests.docs.pages import blocks, load_module, read
 from tests.support.commands import invoke

@@ -232,7 +232,7 @@ def FileSource(path, *, schema, format):
     """The same rows from a list, which needs no Spark."""
     from pathlib import Path
 
-    from stateflow.api.collection import CollectionSource
+    from stateflow.api.source import CollectionSource
 
     assert format == "json"
     lines = [line for file in sorted(Path(path).glob("*.json")) for line in file.read_text().splitlines()]

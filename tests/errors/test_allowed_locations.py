@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stateflow import operations
-from stateflow.checkpoint.log.records import ActionRecord
+from stateflow.checkpoint.log.documents import ActionRecord
 from stateflow.storage.locations import VARIABLE
 from tests.support.cli_fixture import CliFixture, contents
 from tests.support.commands import invoke

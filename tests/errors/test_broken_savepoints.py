@@ -16,7 +16,7 @@ import pytest
 from stateflow import operations
 from stateflow.checkpoint.log.documents import Origin
 from stateflow.checkpoint.savepoints.catalog import find_savepoint, list_savepoints, savepoint_at
-from stateflow.checkpoint.savepoints.retention import SavepointRule
+from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.errors import ConfigError, CorruptFile, StateflowError
 from stateflow.operations import (
     SavepointRequest,

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import stateflow
 from stateflow import errors
-from stateflow.checkpoint.barrier.task_report import Failure
+from stateflow.checkpoint.barriers import Failure
 from stateflow.errors import StateflowError
 from tests.support.errors import ReportedError, reported_error
 
@@ -91,6 +92,17 @@ def test_messages_are_lower_case_sentences_without_an_end() -> None:
     pattern = rf'\b(?:{"|".join(cls.__name__ for cls in CLASSES)})\(\s*f?"([^"]+)"'
     found = [m for path in (ROOT / "stateflow").rglob("*.py") for m in re.findall(pattern, path.read_text())]
     assert len(found) > 50
-    # Names keep their capitals.
-    proper = ("RocksDB", "Spark", "PySpark", "Delta", "Python", "Java", "HDFS", "Kafka")
+    # Names keep their capitals, and so do those of public classes.
+    proper = (
+        "RocksDB",
+        "Spark",
+        "PySpark",
+        "Delta",
+        "Python",
+        "Java",
+        "HDFS",
+        "Kafka",
+        "PostgreSQL",
+        *stateflow.__all__,
+    )
     assert [m for m in found if not (m[0].islower() or m.startswith(("{", *proper))) or m.rstrip().endswith(".")] == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.checkpoint.requests.mailbox import KEEP, damaged_requests, open_requests, trim_requests
+from stateflow.checkpoint.job_requests import KEEP, damaged_requests, open_requests, trim_requests
 from stateflow.clock import ManualClock
 from stateflow.operations.doctor import Health, examine_storage
 from stateflow.storage import PosixStorage

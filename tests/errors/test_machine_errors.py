@@ -13,8 +13,7 @@ from pyarrow import parquet
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.files.source import FileSource
 from stateflow.errors import ConfigError, EnvironmentUnsupported, SchemaMismatch
-from stateflow.runtime.spark.session.settings import check_master
-from stateflow.runtime.spark.session.versions import check_java, check_python, check_spark, java_major
+from stateflow.runtime.spark.session.requirements import check_java, check_master, check_python, check_spark, java_major
 from tests.support.cli_fixture import Case, CliFixture, check, contents
 from tests.support.errors import raises
 

@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stateflow.checkpoint.log.documents import Ancestry
-from stateflow.checkpoint.log.records import CheckpointRecord
+from stateflow.checkpoint.log.documents import Ancestry, CheckpointRecord
 from stateflow.state.handles import ClassSchema, OperatorContent, StateSchema, SubtaskState, TypeNode, TypeSchema
-from stateflow.types.bounded_json import largest_size
+from stateflow.types.decoders import largest_size
 from tests.servers.hostile import hostile_server
 from tests.support.attacks import ATTACKS, LISTING, listing
 from tests.support.memory import CPU_SECONDS, LIMIT

@@ -14,8 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from pyarrow import parquet
 
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.cli.main import main
 from stateflow.clock import SystemClock
 from stateflow.errors import StateflowError

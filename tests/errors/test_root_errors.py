@@ -11,7 +11,7 @@ import pytest
 from stateflow.checkpoint.log.documents import FORMAT_VERSION, JobFormat
 from stateflow.checkpoint.log.sealed_json import seal, unseal
 from stateflow.errors import ConfigError, WrongJobRoot
-from stateflow.runtime.spark.session.settings import check_root
+from stateflow.runtime.spark.session.requirements import check_root
 from stateflow.storage import MemoryStorage, PosixStorage
 from tests.support.cli_fixture import BUILD, JOB, STREAM, Case, CliFixture, check, contents
 from tests.support.errors import raises

@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.kafka.avro.avro_format import AvroFormat, ValueDecoder
-from stateflow.connectors.kafka.avro.avro_schema import AvroSchema, NotDecodable
+from stateflow.connectors.kafka.avro import AvroFormat, AvroSchema, NotDecodable, ValueDecoder
 from stateflow.errors import CorruptInput
 from tests.fuzz.mutations import changed_bytes, changed_json
 from tests.fuzz.target import Target

@@ -12,9 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 import xxhash
 
-from stateflow.state.backends.canonical_file import CanonicalHeader, decode_blocks, encode
+from stateflow.state.backends.canonical_file import CanonicalHeader, decode_groups, encode_file
 from stateflow.state.backends.entry_stream import blocks_of, entries_of
 from stateflow.state.handles import StateSchema
+from stateflow.state.schema import type_schema
 from stateflow.types.key_groups import KeyGroupRange
 from tests.fuzz.mutations import changed_bytes, changed_json
 from tests.fuzz.target import Target
@@ -42,7 +43,7 @@ def canonical_file(_: Path) -> Iterator[Target]:
     def read(data: bytes) -> None:
         owned = KeyGroupRange(*sorted(random.Random(len(data)).sample(range(_LAST + 10), 2)))
         last = b""
-        for key, _value in entries_of(decode_blocks(io.BytesIO(data), "a file", owned)):
+        for key, _value in entries_of(decode_groups(io.BytesIO(data), "a file", owned)):
             assert key > last and int.from_bytes(key[:2]) in owned
             last = key
 
@@ -50,12 +51,12 @@ def canonical_file(_: Path) -> Iterator[Target]:
 
 
 def _written() -> bytes:
-    states = [StateSchema(name="totals", kind="value", value_type="int")]
+    states = [StateSchema(name="totals", kind="value", value_type="int", type=type_schema(int))]
     header = CanonicalHeader(
         uid="op", key_types=["string"], max_parallelism=128, first_group=0, last_group=_LAST, states=states
     )
     keys = sorted(struct.pack(">H", number % (_LAST + 1)) + number.to_bytes(3) for number in range(0, 900, 7))
-    return b"".join(encode(header, blocks_of((key, bytes(int.from_bytes(key) % 97)) for key in keys)))
+    return b"".join(encode_file(header, blocks_of((key, bytes(int.from_bytes(key) % 97)) for key in keys)))
 
 
 def _taken_apart(data: bytes) -> tuple[bytes, list[Record], bytes]:

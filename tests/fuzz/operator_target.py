@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 
 from stateflow.checkpoint.log.documents import OperatorState
-from stateflow.checkpoint.operator_parts import check_parts, read_parts
-from stateflow.checkpoint.restore.redistribution import WrittenState, assign
-from stateflow.runtime.restore.state_rewriting import StateLocation, check_no_raw_keyed, has_raw_state
+from stateflow.checkpoint.restore.state_assignment import WrittenState, assign
+from stateflow.runtime.restore.state_import import StateLocation, check_no_raw_keyed, has_raw_state
 from stateflow.state.handles import OperatorContent, OperatorPart
+from stateflow.state.operator_content import check_parts, read_parts
 from stateflow.storage import MemoryStorage
 from tests.fuzz.mutations import changed_bytes
 from tests.fuzz.target import Target
@@ -37,13 +37,15 @@ def operator_state(_: Path) -> Iterator[Target]:
         return changed_bytes(rng, data, parts) if rng.random() < 0.7 else data
 
     def read(data: bytes) -> None:
-        stored = [OperatorPart(subtask=0, content=parts[0]), OperatorPart(subtask=1, content=data)]
+        stored = [OperatorPart(subtask=0, memory=0, content=parts[0]), OperatorPart(subtask=1, memory=0, content=data)]
         contents = {part.subtask: content for part, content in read_parts(storage, stored)}
         shares = [assign(WrittenState(contents, 2), subtask, 3, _GROUPS).own for subtask in range(3)]
         for field in ("raw", "raw_keyed"):
             kept = sorted(piece for share in shares for piece in getattr(share, field))
             assert kept == sorted(piece for content in contents.values() for piece in getattr(content, field))
-        operator = OperatorState(uid="op", parallelism=2, key_types=[], states=[], subtasks=[], parts=stored)
+        operator = OperatorState(
+            uid="op", parallelism=2, key_types=[], key_names=[], states=[], subtasks=[], parts=stored
+        )
         assert has_raw_state(operator, StateLocation(storage))
         check_parts(storage, stored)
         check_no_raw_keyed([operator], StateLocation(storage))

@@ -8,15 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Never
 
-from stateflow.bootstrap.spark_checkpoint.imported_states import ImportedState, SparkQueries
-from stateflow.bootstrap.state_files.frames import parse_states
+from stateflow.bootstrap.spark_imported_states import ImportedState, SparkQueries
+from stateflow.bootstrap.state_files import parse_states
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.errors import ConfigError
-from stateflow.operations.savepoints.changed_savepoints import _parse
-from stateflow.query.columns.state_table import TIMERS
-from stateflow.runtime.job.named_function import load_function
-from stateflow.runtime.planning.declared_descriptors import DeclaredOperator
+from stateflow.operations.changed_savepoints import _parse
+from stateflow.query.state_table import TIMERS
+from stateflow.runtime.job_loader import load_function
+from stateflow.runtime.planning.state_discovery import DeclaredOperator
 from stateflow.state.handles import StateSchema
+from stateflow.state.schema import type_schema
 from stateflow.types.descriptors import MapStateDescriptor, StateDescriptor, ValueStateDescriptor
 from tests.fuzz.mutations import random_text
 from tests.fuzz.target import Target
@@ -84,10 +85,16 @@ def transform_option(folder: Path) -> Iterator[Target]:
     (folder / "fuzz_changes.py").write_text("def in_hours(rows):\n    return rows\n\nname = 'x'\n")
     (folder / "fuzz_wrong.py").write_text("raise ValueError('x')\n")
     (folder / "fuzz_text.py").write_bytes(b"\xff\0")
-    states = [StateSchema(name=name, kind="value", value_type="int") for name in _STATES]
+    states = [StateSchema(name=name, kind="value", value_type="int", type=type_schema(int)) for name in _STATES]
     operators = {
         uid: OperatorState(
-            uid=uid, parallelism=1, key_types=["string"], states=states, subtasks=[], operator_states=states[:1]
+            uid=uid,
+            parallelism=1,
+            key_types=["string"],
+            key_names=["key"],
+            states=states,
+            subtasks=[],
+            operator_states=states[:1],
         )
         for uid in _OPERATORS
     }

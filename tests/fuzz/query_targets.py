@@ -19,18 +19,24 @@ import msgspec
 
 from stateflow import errors
 from stateflow.clock import ManualClock, SystemClock
-from stateflow.serving.answers import MsgpackPage, MsgpackValues
 from stateflow.serving.app import AppSettings, StateApp, describe
 from stateflow.serving.client import FAILURES
-from stateflow.serving.follower import Follower, FollowSettings
-from stateflow.serving.protocol import Protocol
+from stateflow.serving.follower import (
+    Follower,
+    FollowSettings,
+    OpenSubtask,
+    QueryableState,
+    ServedCheckpoint,
+    SharedStore,
+)
+from stateflow.serving.lookups import MsgpackPage, MsgpackValues, ScanRequest
+from stateflow.serving.protocol import QueryProtocol
 from stateflow.serving.registry import Membership, Registry, ServerLease
-from stateflow.serving.requests import ScanRequest
-from stateflow.serving.served_checkpoint import OpenSubtask, QueryableState, ServedCheckpoint, SharedStore
-from stateflow.serving.steps import HttpCall, HttpReply, ListingPosition, Pause, ReadLeases, Result
-from stateflow.state.backends.memory import DictBackend
+from stateflow.serving.steps import HttpCall, HttpReply, ListingPosition, ReadLeases, Result, WaitStep
+from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import state_id
+from stateflow.state.schema import type_schema
 from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import server_key
 from stateflow.types.key_encoding import encode_key
@@ -45,7 +51,11 @@ _NAMES = ("shop", "day", "price", "at")
 _KEY = ["north", 1, "1.50", "2026-01-01T00:00:00Z"]
 _STATES = {
     name: QueryableState(
-        "op", StateSchema(name=name, kind=kind, value_type="int", key_type=key_type), _NAMES, _TYPES, 0
+        "op",
+        StateSchema(name=name, kind=kind, value_type="int", type=type_schema(int), key_type=key_type),
+        _NAMES,
+        _TYPES,
+        0,
     )
     for name, kind, key_type in (("values", "value", ""), ("maps", "map", "str"))
 }
@@ -193,7 +203,7 @@ def server_answer(_: Path) -> Iterator[Target]:
     def read(answer: tuple[bytes, bytes, int]) -> None:
         described, body, status = answer
         accepted = 0
-        for query in _queries(Protocol(ManualClock(), timedelta(0))):
+        for query in _queries(QueryProtocol(ManualClock(), timedelta(0))):
             # All of them, though most answers are not for most.
             with contextlib.suppress(errors.StateflowError):
                 _run(query, described, HttpReply(status, body))
@@ -204,7 +214,7 @@ def server_answer(_: Path) -> Iterator[Target]:
     yield Target(mutate, read)
 
 
-def _queries(protocol: Protocol) -> Iterator[Any]:
+def _queries(protocol: QueryProtocol) -> Iterator[Any]:
     page = ScanRequest(state="maps", key=[], after="AA==")
     yield protocol.get_many("values", [_KEY, _KEY], None, {})
     yield protocol.get_many("values", [_KEY, _KEY], None, {"value_type": int, "exactly": 7})
@@ -221,7 +231,7 @@ def _run(steps: Any, described: bytes, reply: HttpReply) -> None:
             return
         if isinstance(step, ReadLeases):
             result = [_LEASE]
-        elif isinstance(step, Pause):
+        elif isinstance(step, WaitStep):
             result = None
         else:
             result = [HttpReply(200, described) if _is_description(call) else reply for call in step]

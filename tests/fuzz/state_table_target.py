@@ -18,12 +18,12 @@ from stateflow import MemoryStateBackend
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile
-from stateflow.query.columns.reader import table_names, table_of
-from stateflow.query.columns.state_table import Rows
+from stateflow.query.reader import table_names, table_of
+from stateflow.query.state_table import Rows
 from stateflow.state.backends.entry_stream import entries_of
-from stateflow.state.backends.hashmap_snapshot import decode_blocks, encode
+from stateflow.state.backends.hash_maps import decode_snapshot, encode_snapshot
 from stateflow.state.handles import OperatorPart, StateSchema, SubtaskState
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema import type_schema
 from stateflow.storage import MemoryStorage
 from stateflow.testing.harness.job import OPERATOR
 from stateflow.types.decoders import msgpack_decoder
@@ -83,7 +83,7 @@ _KINDS: list[object] = [
 def state_table(_: Path) -> Iterator[Target]:
     """Changes the operator of a manifest, its stored entries and values; reads one of its tables."""
     # Other targets need no Spark.
-    from stateflow.query.spark import data_source
+    from stateflow.query import data_source
 
     with harness(MemoryStateBackend()) as job:
         rows = [Row(f"k{number % 3}", number, number) for number in range(7)]
@@ -110,7 +110,7 @@ def state_table(_: Path) -> Iterator[Target]:
     def read(given: Input) -> None:
         data, options, seed = given
         with contextlib.suppress(ConfigError):
-            data_source.Request.of(options)
+            data_source.ReadRequest.of(options)
         _read(_decoded(data), storage, random.Random(seed))
 
     yield Target(mutate, read)
@@ -127,7 +127,7 @@ def _decoded(data: bytes) -> OperatorState:
 def _read(operator: OperatorState, storage: MemoryStorage, rng: random.Random) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from stateflow.query.spark.data_source import _cast, _encoded, _spark_schema
+    from stateflow.query.data_source import _cast, _encoded, _spark_schema
 
     keys = None if rng.random() < 0.8 else tuple(f"k{number}" for number in range(2))
     groups = None if rng.random() < 0.8 else KeyGroupRange(*sorted(rng.sample(range(-1, 1 << 15), 2)))
@@ -147,7 +147,7 @@ def _read(operator: OperatorState, storage: MemoryStorage, rng: random.Random) -
 def _changed_entries(rng: random.Random, subtask: SubtaskState) -> SubtaskState:
     """Returns the subtask with one to three other entries, nearly always in order."""
     content = subtask.inline or b""
-    entries = list(entries_of(decode_blocks(io.BytesIO(content), len(content), "s"))) if content else []
+    entries = list(entries_of(decode_snapshot(io.BytesIO(content), len(content), "s"))) if content else []
     if not entries:
         return subtask
     known = [*entries, (entries[0][0], ValueSerializer[EveryType](EveryType).encode(_VALUE))]
@@ -160,7 +160,7 @@ def _changed_entries(rng: random.Random, subtask: SubtaskState) -> SubtaskState:
             entries[at] = key, _changed(rng, value, [v for _, v in known])
     if rng.random() < 0.95:
         entries = sorted(dict(entries).items())
-    return replace(subtask, inline=b"".join(encode(entries)))
+    return replace(subtask, inline=b"".join(encode_snapshot(entries)))
 
 
 def _changed(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:

@@ -14,7 +14,9 @@ from urllib3 import Retry
 
 from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.history import (
+    HistoryIndexWriter,
     background_failures,
+    check_history,
     external_savepoints,
     read_history,
     read_origin,
@@ -22,23 +24,21 @@ from stateflow.checkpoint.history import (
     read_records,
     run_failure,
 )
-from stateflow.checkpoint.history_index import HistoryIndexWriter, check_history
+from stateflow.checkpoint.job_requests import is_expired, open_requests, post, post_answer, read_answer
 from stateflow.checkpoint.log.documents import Answer, ClaimState, Origin, Request, RequestKind, SavepointClaim
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import files_of, state_bytes
-from stateflow.checkpoint.requests.mailbox import is_expired, open_requests, post, post_answer, read_answer
 from stateflow.checkpoint.restore.targets import resolve_target
 from stateflow.checkpoint.savepoints.catalog import list_savepoints, open_savepoint
 from stateflow.checkpoint.savepoints.claim_slots import check_claimable, claim_savepoint, is_claimed, is_claimed_by
 from stateflow.clock import SystemClock
 from stateflow.config.sources import parse_assignments, read_toml, resolve
-from stateflow.connectors.delta.checks import _differences, _refusals
-from stateflow.connectors.delta.log.table_log import entry_path, read_head
-from stateflow.connectors.delta.rewind.rewinder import _columns, _missing
-from stateflow.connectors.delta.versions import read_entry, restored
-from stateflow.operations.savepoints.job_savepoints import describe_savepoint
+from stateflow.connectors.delta.log import entry_path, read_head
+from stateflow.connectors.delta.sink import _differences, _refusals
+from stateflow.connectors.delta.versions import _columns, _missing, read_entry, restored
+from stateflow.operations.job_savepoints import describe_savepoint
 from stateflow.storage import MemoryStorage
-from stateflow.storage.hdfs.storage import HdfsStorage
+from stateflow.storage.hdfs import HdfsStorage
 from stateflow.storage.paths import claim_slot
 from tests.fuzz.avro_target import avro_value
 from tests.fuzz.canonical_target import canonical_file
@@ -304,7 +304,17 @@ PIECES = [
 ]
 SETTINGS = [
     *("checkpoints", "retained", "run.max_batches", "max_parallelism", "local_dir", "spark.conf.x", "state.backend"),
-    *("restart.exponential_delay.jitter", "checkpoints.min_pause", "storage.shared", ".", "=", "0", "1", "-1", "1e999"),
+    *(
+        "restart.exponential_delay.attempts",
+        "checkpoints.min_pause",
+        "storage.shared",
+        ".",
+        "=",
+        "0",
+        "1",
+        "-1",
+        "1e999",
+    ),
     *("1h", "9" * 400 + "d", "0.1", "inf", "true"),
 ]
 TOML = [*PIECES, *SETTINGS, "\n", "[", "]", "{", "}", ",", '"', "a." * 700, "[[]]," * 500, '"""', "'''"]

@@ -15,7 +15,7 @@ import msgspec
 
 from stateflow import precision
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.files.reader_options import text_format
+from stateflow.connectors.files.source import text_format
 from stateflow.connectors.files.text_files import WrongContent
 from stateflow.errors import CorruptInput
 from tests.fuzz.mutations import changed_bytes

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow import MemoryStateBackend, RocksDBStateBackend, RowKind, StateTtlConfig
-from stateflow.api.joins.conditions import ColumnCondition
 from stateflow.api.joins.pairs import Columns
+from stateflow.api.joins.regular_join import ColumnCondition
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.errors import JobDefinitionError

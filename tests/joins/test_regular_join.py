@@ -16,9 +16,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow import MemoryStateBackend, RocksDBStateBackend, RowKind, StateTtlConfig
-from stateflow.api.joins.conditions import equal_columns
 from stateflow.api.joins.pairs import Columns, PairedColumns, PairLimits, Side, number_equal_rows, pairs_of
-from stateflow.api.joins.regular_join import ColumnJoin
+from stateflow.api.joins.regular_join import ColumnJoin, equal_columns
 from stateflow.api.schema import RowSchema
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream

@@ -140,7 +140,7 @@ def test_bounds_of_the_window_are_columns_and_a_condition_decides_about_pairs() 
 
 def test_a_large_window_is_joined_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     from stateflow.api.joins.pairs import PairLimits
-    from stateflow.api.joins.window_columns import WindowColumnJoin
+    from stateflow.api.joins.window_join import WindowColumnJoin
 
     monkeypatch.setattr(WindowColumnJoin, "limits", PairLimits(3, 40))
     _, by_columns = _declared(10, 10)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.errors import ConfigError
 from stateflow.storage.paths import FORMAT
 from tests.model.invariants.log import Checker

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from stateflow import operations
-from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.operations import SavepointRequest
 from stateflow.storage.paths import LOG
 from tests.model.history import History

@@ -116,9 +116,11 @@ def test_without_extras_the_commands_work_on_a_job_root(tmp_path: Path) -> None:
 def test_with_the_extras_spark_and_delta_and_without_airflow_the_quickstart_runs(wheel: Path, tmp_path: Path) -> None:
     programs = _environment_with(wheel, "spark,delta", tmp_path)
     assert not any(name.startswith("apache-airflow") for name in _installed(programs))
-    (example,) = blocks(section(read("README.md"), "Quickstart"), "bash")
+    quickstart = section(read("README.md"), "Quickstart")
+    (tmp_path / "job.py").write_text(*blocks(quickstart, "python"))
+    example = "\n".join(blocks(quickstart, "bash"))
     clean = {"PYTHONPATH": "", "PATH": f"{programs}:{os.environ['PATH']}"}
-    run(["bash", "-euc", f"cd {tmp_path}; {example}"], **clean)
+    run(["bash", "-euc", f"cd {tmp_path}\n{example}"], **clean)
     status = run([str(programs / "stateflow"), "status", f"--job-root={tmp_path / 'root'}", "--json"], **clean)
     assert json.loads(status)["checkpoint_id"] > 0
 
@@ -145,7 +147,7 @@ from pathlib import Path
 from airflow.dag_processing.dagbag import DagBag
 
 from stateflow_airflow.hooks import StateflowSubmitHook
-from stateflow_airflow.launches.launcher import Launcher
+from stateflow_airflow.launch import Launcher
 from stateflow_airflow.operators.run import StateflowRunOperator
 
 bag = DagBag(sys.argv[1])

@@ -10,13 +10,12 @@ import pytest
 
 import stateflow
 from stateflow import operations
-from stateflow.checkpoint.gc.collector import Collector
-from stateflow.checkpoint.leased_pin import LEASE
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.garbage_collector import Collector
+from stateflow.checkpoint.log.job_root import LEASE, JobRoot
 from stateflow.clock import ManualClock, SystemClock
 from stateflow.errors import MissingFile
 from stateflow.failpoints import NAMES
-from stateflow.scratch_folder import PREFIX, ScratchFolder
+from stateflow.private_files import PREFIX, ScratchFolder
 from tests.query.summed_job import SummedJob, totals
 from tests.support.processes import Launch, Running, fork
 

@@ -8,11 +8,10 @@ from datetime import timedelta
 import pytest
 
 from stateflow import operations
-from stateflow.checkpoint.gc.collector import Collector
-from stateflow.checkpoint.leased_pin import LEASE, hold_lease
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.documents import Pin
-from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.retained import RetentionLimits
+from stateflow.checkpoint.log.entry_lists import RetentionLimits
+from stateflow.checkpoint.log.job_root import LEASE, JobRoot, hold_lease
 from stateflow.clock import ManualClock, SystemClock
 from stateflow.errors import MissingFile
 from stateflow.query import open_snapshot

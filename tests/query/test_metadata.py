@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 
 import stateflow
-from stateflow.checkpoint.leased_pin import LEASE
+from stateflow.checkpoint.log.job_root import LEASE
 from stateflow.errors import ConfigError
 from stateflow.query import open_snapshot
 from stateflow.query.metadata import SCHEMAS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stateflow.query.columns.state_table import Rows
-from stateflow.query.spark.pushdown import Comparison, rows_of
+from stateflow.query.data_source import Comparison, rows_of
+from stateflow.query.state_table import Rows
 from stateflow.types.key_groups import KeyGroupRange
 
 A, B, NULL = Comparison("a", "in", (1, 2)), Comparison("b", "in", ("x",)), Comparison("b", "in", (None,))

@@ -7,13 +7,12 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from stateflow.checkpoint.gc.collector import Collector
-from stateflow.checkpoint.leased_pin import LEASE
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.documents import Pin
+from stateflow.checkpoint.log.job_root import LEASE
 from stateflow.clock import Clock, ManualClock, SystemClock
 from stateflow.errors import MissingFile
-from stateflow.query.spark.data_source import QueryReader, Request, StateDataSource
-from stateflow.query.spark.session_pins import SessionPins, open_root, pin_for_query
+from stateflow.query.data_source import QueryReader, ReadRequest, SessionPins, StateDataSource, open_root, pin_for_query
 from tests.query.summed_job import SummedJob
 from tests.support.errors import raises
 
@@ -117,7 +116,7 @@ def test_a_task_after_the_end_of_its_pin_raises_an_error_that_names_the_lease(
     job.settings["state__incremental"] = False
     job.run(4)
     options = {"path": job.uri, "operator": "sum", "state": "total", "lease_seconds": "60"}
-    reader = QueryReader(Request.of(options), StateDataSource(options).schema(), str(pins.folder))
+    reader = QueryReader(ReadRequest.of(options), StateDataSource(options).schema(), str(pins.folder))
     partition, *_ = reader.partitions()
     pins.end()
     job.run(32)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.admin_entries import AdminEntries
 from stateflow.errors import ConfigError, CorruptFile, DataError
 from stateflow.query import open_snapshot, state_entries

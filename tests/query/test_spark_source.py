@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 import stateflow
 from stateflow.errors import ConfigError
-from stateflow.query.spark.data_source import StateDataSource
+from stateflow.query.data_source import StateDataSource
 from stateflow.types.key_groups import key_group
 from tests.query.summed_job import SummedJob, totals
 

@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 from stateflow.checkpoint.log.checkpoint_log import Appended
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.storage import folder_tree, posix
+from stateflow.storage import posix
 
 VARIABLE = "STATEFLOW_TEST_DISK"
 LOST_POWER = 77
@@ -69,11 +69,7 @@ def disk_from_environment() -> Iterator[None]:
         return done
 
     calls = _Calls(disk)
-    with (
-        patch.object(posix, "os", calls),
-        patch.object(folder_tree, "os", calls),
-        patch.object(JobRoot, "commit", noted),
-    ):
+    with patch.object(posix, "os", calls), patch.object(JobRoot, "commit", noted):
         try:
             yield
         finally:
@@ -118,7 +114,7 @@ class FaultyDisk:
     def below_storage(self) -> Iterator[None]:
         """Puts this disk below the POSIX storage of this process."""
         calls = _Calls(self)
-        with patch.object(posix, "os", calls), patch.object(folder_tree, "os", calls):
+        with patch.object(posix, "os", calls):
             yield
 
     def call(self, act: Callable[[], Any]) -> Any:

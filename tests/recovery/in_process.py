@@ -12,10 +12,9 @@ from stateflow.config.sources import parse_assignments
 from stateflow.environment import declare
 from stateflow.observability.metrics import MemoryRecorder
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.job.job import BatchResult
-from stateflow.runtime.job.loader import create_or_open_job, load_job
-from stateflow.runtime.local.executor import LocalExecutor
-from stateflow.runtime.local.run_loop import run_local
+from stateflow.runtime.job import BatchResult
+from stateflow.runtime.job_loader import create_or_open_job, load_job
+from stateflow.runtime.local_run import LocalExecutor, run_local
 from stateflow.storage import Storage
 from tests.support.job_fixture import AccountsJob
 

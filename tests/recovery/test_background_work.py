@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 
+from stateflow.checkpoint.job_requests import post, read_answer
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.requests.mailbox import post, read_answer
-from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, SavepointWorkers
+from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, SavepointWorkers
 from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
 from stateflow.clock import SystemClock
 from stateflow.config.settings import RequestSettings, Settings
 from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.observability.metrics import MemoryRecorder
-from stateflow.runtime.driver.background import BackgroundWork, Work
-from stateflow.runtime.driver.maintenance import MAX_PENDING_RECORDS
+from stateflow.runtime.driver.background import MAX_PENDING_RECORDS, BackgroundWork, Work
 from stateflow.runtime.driver.request_server import PublishedCheckpoint, RequestServer
-from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.job import BatchResult
 from stateflow.storage import BlobInfo, PosixStorage, PutResult
 from stateflow.testing.sinks import FolderSink
 from tests.recovery.in_process import run_with

@@ -13,19 +13,19 @@ import pytest
 
 from stateflow.checkpoint.log.checkpoint_log import Appended
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.entry_lists import RetentionLimits
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.manifest_files import write_manifest
-from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Commit
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import CorruptFile
 from stateflow.operations.verification import verify
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, StateSchema, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.state.kinds.key_context import state_id
+from stateflow.state.schema import type_schema
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import data_folder
 from stateflow.types.key_encoding import encode_key
@@ -275,8 +275,10 @@ def _commit(folder: Path, entries: dict[bytes, bytes]) -> None:
     state = SubtaskState(
         subtask=0, first_group=0, last_group=2, snapshot="s", files=files, store_manifest=store_manifest
     )
-    states = [StateSchema(name="count", kind="value", value_type="int")]
-    operator = OperatorState(uid="op", parallelism=1, key_types=["bigint"], subtasks=[state], states=states)
+    states = [StateSchema(name="count", kind="value", value_type="int", type=type_schema(int))]
+    operator = OperatorState(
+        uid="op", parallelism=1, key_types=["bigint"], key_names=["key"], subtasks=[state], states=states
+    )
     manifest = Manifest(job_uuid=root.job.job_uuid, generation=generation, ordinal=1, operators=[operator], sources=[])
     handle = write_manifest(storage, into, manifest)
     assert isinstance(root.commit(head, Commit(1, handle, [], [], {}, frozenset()), RetentionLimits(3)), Appended)

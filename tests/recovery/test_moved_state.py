@@ -102,10 +102,7 @@ def _move(seed: int) -> Move:
         after=_setup(dice, after),
         format=dice.choice(list(SavepointFormat)),
         writing=SavepointSettings(
-            worker_bytes=dice.choice([1, 100, 1 << 30]),
-            max_workers=dice.randint(1, 6),
-            files_per_worker=dice.randint(1, 3),
-            native_files=dice.randint(0, 3),
+            worker_bytes=dice.choice([1, 100, 1 << 30]), max_workers=dice.randint(1, 6), native_files=dice.randint(0, 3)
         ),
         rekeyed=dice.choice([None, None, *GROUPS]),
         in_place=in_place,

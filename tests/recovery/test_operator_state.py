@@ -12,10 +12,10 @@ import pytest
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import files_of
-from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.clock import SystemClock
 from stateflow.runtime.task.operator_state import INLINE_BYTES
 from stateflow.state.handles import OperatorContent
+from stateflow.state.operator_content import read_parts
 from stateflow.storage import open_storage
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.key_groups import key_hash, subtask_of

@@ -136,17 +136,6 @@ def test_rows_that_another_writer_adds_during_a_restore_stop_the_restore(
         _check_refused(early, ended, "movements")
 
 
-def test_an_intent_without_the_seen_version_undoes_no_rows_of_another_writer(approved: AccountsJob) -> None:
-    """Of an older version: everything after the version to go back to counts as not shown."""
-    append(approved, "movements")
-    newest = approved.head
-    document = {**newest.doc}
-    for intent in document["rewind"]["sinks"].values():
-        del intent["seen_version"]
-    root_files.entry_path(approved.root, newest.seq).write_bytes(root_files.sealed(document))
-    _check_refused(approved, approved.run(), "movements")
-
-
 # -- lost output -------------------------------------------------------------------------------------------------------
 
 

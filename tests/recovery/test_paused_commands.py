@@ -84,9 +84,9 @@ class Command:
 
 
 COMMANDS = {
-    "vacuum": Command(_vacuum, ("connectors/delta/maintenance/", "operations/tables/")),
+    "vacuum": Command(_vacuum, ("connectors/delta/maintenance.py", "operations/tables/")),
     "optimize": Command(
-        lambda job: operations.optimize_tables(job.job_root, _code(job)), ("connectors/delta/maintenance/",)
+        lambda job: operations.optimize_tables(job.job_root, _code(job)), ("connectors/delta/maintenance.py",)
     ),
     "canonical savepoint": Command(
         lambda job: _savepoint(job, format=SavepointFormat.CANONICAL), ("checkpoint/savepoints/",)

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from stateflow.scratch_folder import PREFIX
+from stateflow.private_files import PREFIX
 from tests.recovery.new_roots import NewRoot
 from tests.support import root_files, stored_state
 from tests.support.job_fixture import KILLED, AccountsJob

@@ -14,19 +14,22 @@ from hypothesis import strategies as st
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow import failpoints
-from stateflow.checkpoint.log.checkpoint_log import Appended
+from stateflow.checkpoint.log.checkpoint_log import Appended, is_ancestor
 from stateflow.checkpoint.log.documents import Manifest, PendingOutput, SourceFile, SourcePosition, SparkPosition
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.lineage import is_ancestor
+from stateflow.checkpoint.log.entry_lists import RetentionLimits
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_bytes, write_manifest
-from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Commit, pending_of
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.operations.relocation import FileCheck, check_files, files_of_source
-from stateflow.runtime.spark.location.checkpoint_location import source_log
-from stateflow.runtime.spark.location.source_paths import FolderMove, logged_files, relocate_description, relocate_log
+from stateflow.runtime.spark.checkpoint_location import (
+    FolderMove,
+    logged_files,
+    relocate_description,
+    relocate_log,
+    source_log,
+)
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import data_folder
 from tests.support.errors import raises
@@ -164,7 +167,7 @@ def test_a_relocation_that_was_killed_is_done_once(job: AccountsJob, tmp_path: P
     assert folders == {log: {PurePosixPath(wanted[u])} for u, log in _LOGS.items()}
     descriptions = {p.uid: p.description for p in head.entry.sources}
     assert descriptions == {u: f"FileSource[csv:{folder}]" for u, folder in wanted.items()}
-    # The checkpoint, its unpublished output and the positions of its savepoints are all kept.
+    # The checkpoint, its pending output and the positions of its savepoints are all kept.
     assert [(p.checkpoint_id, p.sink) for p in pending_of(head)] == [(before.checkpoint_id, "out")]
     assert [ref.id for ref in head.entry.retained] == [before.checkpoint_id]
     assert is_ancestor(head, before.checkpoint_id, {ref.id for ref in root.checkpoints.restorable(head)})
@@ -210,7 +213,9 @@ def test_a_source_log_with_files_in_other_folders_is_refused(uri: str) -> None:
         relocate_log(_log(uri), "0/1", _MOVE)
 
 
-@pytest.mark.parametrize("line", [b"{", b"{}", b'{"path": 3, "timestamp": 1}', b'{"path": "file:///a"}'])
+@pytest.mark.parametrize(
+    "line", [b"{", b"{}", b'{"path": 3, "timestamp": 1, "batchId": 0}', b'{"path": "file:///a", "timestamp": 1}']
+)
 def test_a_source_log_that_spark_cannot_have_written_is_corrupt(line: bytes) -> None:
     with raises(CorruptFile, file="0/1"):
         relocate_log(b"v1\n" + line, "0/1", _MOVE)

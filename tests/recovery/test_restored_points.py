@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.checkpoint.log.lineage import lineage_ranges
+from stateflow.checkpoint.log.checkpoint_log import lineage_ranges
 from tests.support import root_files
 from tests.support.job_fixture import AccountsJob, expected, multiset
 from tests.support.restores import ask, begin, check_after, continue_past_savepoint, go_back, plan

@@ -11,12 +11,12 @@ import pytest
 
 from stateflow.checkpoint.log.documents import SavepointFormat
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, SavepointWorkers
+from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, SavepointWorkers
 from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
 from stateflow.clock import SystemClock
 from stateflow.config.settings import SavepointSettings
 from stateflow.errors import CorruptFile, InternalError
-from stateflow.runtime.spark.savepoint_workers import SparkWorkers
+from stateflow.runtime.spark.executor import SparkWorkers
 from stateflow.storage import PosixStorage
 from tests.support import root_files, stored_state
 from tests.support.errors import raises
@@ -61,11 +61,10 @@ def _entries(root: Path, manifest: dict[str, Any]) -> Sequence[tuple[bytes, byte
     )
 
 
-@pytest.mark.parametrize("files", [1, 2])
-def test_workers_in_other_processes_write_all_entries_into_few_files(job: AccountsJob, files: int) -> None:
+def test_workers_in_other_processes_write_all_entries_into_few_files(job: AccountsJob) -> None:
     job.run_to(60)
     before = _entries(job.root, job.manifest)
-    settings = SavepointSettings(worker_bytes=1, max_workers=3, files_per_worker=files)
+    settings = SavepointSettings(worker_bytes=1, max_workers=3)
     folder = _make(job, settings)
     manifest = _document(folder)["manifest"]
     assert _entries(folder, manifest) == before
@@ -77,20 +76,13 @@ def test_workers_in_other_processes_write_all_entries_into_few_files(job: Accoun
     check_after(job)
 
 
-def test_small_shares_of_one_worker_are_merged(job: AccountsJob) -> None:
+def test_small_shares_of_one_worker_are_one_file(job: AccountsJob) -> None:
     job.run_to(60)
-    one, two = (_make_named(job, count) for count in (1, 2))
-    assert (len(one), len(two)) == (1, 2)
-
-
-def _make_named(job: AccountsJob, files: int) -> list[Path]:
-    """The files of keyed state of a savepoint by one worker."""
-    name = f"merged-{files}"
-    job.create_savepoint(name, "--format", "canonical", "--set", f"savepoint.files_per_worker={files}")
-    (folder,) = (job.root / "savepoints").glob(f"{name}-*")
+    job.create_savepoint("merged", "--format", "canonical")
+    (folder,) = (job.root / "savepoints").glob("merged-*")
     manifest = _document(folder)["manifest"]
     assert _entries(folder, manifest) == _entries(job.root, job.manifest)
-    return sorted({f["handle"]["key"] for o in manifest["operators"] for s in o["subtasks"] for f in s["files"]})
+    assert len({f["handle"]["key"] for o in manifest["operators"] for s in o["subtasks"] for f in s["files"]}) == 1
 
 
 @pytest.mark.parametrize("files", [1, 3])

@@ -16,7 +16,7 @@ import pytest
 from stateflow import operations
 from stateflow.errors import RequestTimeout
 from stateflow.operations import SavepointReport, SavepointRequest
-from stateflow.runtime.job.job import BatchResult
+from stateflow.runtime.job import BatchResult
 from stateflow.storage import Storage
 from stateflow.storage.posix import PosixStorage
 from tests.recovery.in_process import run_with

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from unittest.mock import patch
 
-from stateflow.checkpoint.savepoints.canonical.workers import SavepointWorkers
+from stateflow.checkpoint.savepoints.canonical.worker_pool import SavepointWorkers
 
 VARIABLE = "STATEFLOW_TEST_WORTH_A_WORKER"
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from stateflow.errors import StateflowError
 from stateflow.launch import RunRequest, run_job
-from stateflow.replay.debugger import KeyDebugger
-from stateflow.replay.keys import KeyRequest
+from stateflow.replay.key_trace import KeyDebugger, KeyRequest
 from stateflow.replay.run import ReplayRequest, replay
 from tests.support.job_fixture import JobFixture
 from tests.support.processes import ROOT

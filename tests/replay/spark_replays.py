@@ -16,7 +16,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
 from stateflow.errors import StateflowError
 from stateflow.launch import RunRequest, run_job
-from stateflow.replay.keys import KeyRequest
+from stateflow.replay.key_trace import KeyRequest
 from stateflow.replay.run import ReplayRequest, replay
 from stateflow.storage import open_storage
 from tests.support.job_fixture import JobFixture

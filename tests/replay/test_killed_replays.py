@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.checkpoint.leased_pin import LEASE
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.job_root import LEASE, JobRoot
 from stateflow.clock import ManualClock, SystemClock
+from stateflow.private_files import PREFIX
 from stateflow.runtime.task import store_cache
-from stateflow.scratch_folder import PREFIX
 from stateflow.storage import open_storage
 from tests.support.cli_fixture import CliFixture, contents
 from tests.support.job_fixture import KILLED, mostly_slow

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 import stateflow
 from stateflow.connectors.partition_offsets import Gap, gaps_between
 from stateflow.errors import InputLost
-from stateflow.replay.input.lost import deleted_file
+from stateflow.replay.input import PlannedBatch, deleted_file
 from stateflow.replay.report import ReplayReport
-from stateflow.replay.target import PlannedBatch
 from stateflow.runtime.task import store_cache
 from tests.support import folder_tables, root_files
 from tests.support.errors import raises

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import BatchRecord, Manifest, SourcePosition
-from stateflow.checkpoint.log.records import CheckpointRecord
 from stateflow.errors import CorruptFile
-from stateflow.replay.target import plan_replay
+from stateflow.replay.input import plan_replay
+from tests.checkpoint.records import record as checkpoint_record
 from tests.support.errors import raises
 
 TIME = "2026-01-31T03:00:00.000001+00:00"
@@ -40,20 +40,8 @@ def test_recorded_batches_continue_one_another_up_to_the_positions_of_the_checkp
 
 @pytest.mark.parametrize(("epoch", "joined"), [(5, False), (7, True)])
 def test_batches_without_records_run_as_one_at_the_time_of_the_last(epoch: int, joined: bool) -> None:
-    record = CheckpointRecord(
-        checkpoint_id=0,
-        generation=1,
-        ordinal=1,
-        committed_at="",
-        duration_ms=0,
-        increment_bytes=0,
-        full_bytes=0,
-        files=0,
-        rows_in=0,
-        rows_out={},
-        triggered_at=TIME,
-    )
-    found = plan_replay(_manifest(epoch, {"a": "3"}, record=record), BASE)
+    last = checkpoint_record(1, triggered_at=TIME)
+    found = plan_replay(_manifest(epoch, {"a": "3"}, record=last), BASE)
     (batch,) = found.batches
     assert (batch.start, batch.end) == ({"a": "1"}, {"a": "3"})
     assert batch.processing_time == datetime(2026, 1, 31, 3, microsecond=1, tzinfo=UTC)

@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from stateflow.replay.input.read_files import lost_files
+from stateflow.replay.spark import lost_files
 
 
 def _log(number: int, *files: Path) -> bytes:

@@ -17,7 +17,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.errors import BatchFailed, Fenced, StorageError
 from stateflow.observability.metrics import MemoryRecorder
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.job.job import BatchResult, Positions
+from stateflow.runtime.job import BatchResult, Positions
 from stateflow.runtime.task import store_cache
 from stateflow.storage import MemoryStorage, PutResult, register_memory, unregister_memory
 from tests.support.errors import raises

@@ -17,14 +17,14 @@ from stateflow import FileSource
 from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, UnreadableFile, unreadable_in
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
-from stateflow.checkpoint.barrier.task_report import message_with
+from stateflow.checkpoint.barriers import message_with
 from stateflow.checkpoint.log.documents import Manifest
 from stateflow.connectors.delta.source import DeltaSource
 from stateflow.errors import BatchFailed, CorruptInput, InputLost, SchemaMismatch, StateflowError
-from stateflow.runtime.quarantine import MAX_QUARANTINE_RECORDS, SkippedFile, quarantine_fields, quarantine_records
+from stateflow.runtime.job import MAX_QUARANTINE_RECORDS, SkippedFile, quarantine_fields, quarantine_records
 from stateflow.runtime.spark.batch_input import BatchInput
-from stateflow.runtime.spark.file_reader import FileSearch
-from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
+from stateflow.runtime.spark.checkpoint_location import SparkLocation
+from stateflow.runtime.spark.inputs import FileSearch
 from stateflow.storage.memory import MemoryStorage
 from tests.support.errors import raises
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stateflow.checkpoint.log.documents import BatchRecord, Manifest
-from stateflow.runtime.driver.checkpointing.pending_checkpoint import BatchRecords, PendingCheckpoint
+from stateflow.runtime.driver.checkpointing import BatchRecords, PendingCheckpoint
 
 
 def _record(ordinal: int, position: str = "7") -> BatchRecord:

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from stateflow.api.graph.traversal import is_emitted
+from stateflow.api.graph import is_emitted
 from stateflow.api.schema import RowSchema
-from stateflow.checkpoint.barrier.task_report import error_in_text
+from stateflow.checkpoint.barriers import error_in_text
 from stateflow.errors import JobDefinitionError, SchemaMismatch, UserCodeError
-from stateflow.runtime.task.column_functions import ColumnStep
+from stateflow.runtime.task.stateless_functions import ColumnStep
 from tests.support.errors import raises
 from tests.support.local_jobs import LocalJobs
 
@@ -76,6 +76,10 @@ def test_results_have_the_declared_columns_in_order_and_may_be_tables_of_narrowe
         (lambda rows: halves(rows).rename_columns(["number", "Half"]), {"given": ["number", "Half"]}),
         (lambda rows: rows.append_column("half", pa.array([0.5, 1.0])), {"column": "half", "given": "double"}),
         (lambda rows: halves(rows).set_column(0, "number", pa.array([1, None])), {"column": "number"}),
+        (
+            lambda rows: halves(rows).set_column(0, "number", pa.array([1, 2], pa.uint64())),
+            {"column": "number", "given": "uint64"},
+        ),
     ],
 )
 def test_other_columns_than_declared_are_refused(function: Any, facts: dict[str, object]) -> None:

@@ -15,21 +15,19 @@ from typing import Any, cast
 import pytest
 
 from stateflow import StreamExecutionEnvironment
-from stateflow.api.collection import CollectionSource
 from stateflow.api.schema import RowSchema
-from stateflow.api.source import LocalSource, Slice
+from stateflow.api.source import CollectionSource, LocalSource, Slice
+from stateflow.checkpoint.job_requests import post, read_answer
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.requests.mailbox import post, read_answer
 from stateflow.clock import ManualClock
 from stateflow.config.settings import FixedDelay, SourceSettings
 from stateflow.errors import BatchFailed, Fenced, StorageError
 from stateflow.operations import describe
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.request_server import STOPPED
-from stateflow.runtime.driver.stop_signal import StopSignal
-from stateflow.runtime.driver.termination import RunBounds
-from stateflow.runtime.local.run_loop import run_local
+from stateflow.runtime.driver.termination import RunBounds, StopSignal
+from stateflow.runtime.local_run import run_local
 from stateflow.runtime.restart_strategy import FixedDelayRestart, with_restarts
 from stateflow.runtime.task import store_cache
 from stateflow.storage.base import PutResult

@@ -11,16 +11,15 @@ from typing import Any, cast
 import pytest
 
 from stateflow import FileSource, StreamExecutionEnvironment, TimerService
-from stateflow.api.collection import CollectionSource
 from stateflow.api.sink import SinkContext, SinkTable
-from stateflow.api.source import Source
+from stateflow.api.source import CollectionSource, Source
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.checkpoint.log.documents import SourcePosition
 from stateflow.connectors.python import PythonSource
 from stateflow.errors import StorageError
 from stateflow.operations import describe
 from stateflow.runtime.driver import batch_runner
-from stateflow.runtime.job.job import Positions
+from stateflow.runtime.job import Positions
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.state.kinds.timers import MAX_WATERMARK
 from stateflow.testing.sinks import FolderSink

@@ -29,10 +29,10 @@ from stateflow.config.state_settings import LARGEST_KEY, EntryLimits, StateSetti
 from stateflow.errors import ConfigError, EntryTooLarge
 from stateflow.operations import ForkRequest, SavepointRequest, create_savepoint, fork
 from stateflow.operations.verification import verify
-from stateflow.runtime.task.operators.keyed_operator import KeyedOperator
-from stateflow.runtime.task.operators.operator_runtime import InitialState
-from stateflow.runtime.task.operators.vector_operator import VectorOperator
-from stateflow.state.backends.memory import DictBackend
+from stateflow.runtime.task.keyed_operator import KeyedOperator
+from stateflow.runtime.task.operator_runtime import InitialState
+from stateflow.runtime.task.vector_operator import VectorOperator
+from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.kinds.timer_index import TimerIndex
 from stateflow.testing.sinks import FolderSink
 from stateflow.types.descriptors import AggregateFunction, MapStateDescriptor, ValueStateDescriptor

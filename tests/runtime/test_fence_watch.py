@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from stateflow.checkpoint.log.fencing import FenceGuard
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.clock import ManualClock
 from stateflow.errors import Fenced, StorageError
-from stateflow.periodic_call import call_periodically
-from stateflow.runtime.driver.fence_watch import FenceWatch
-from stateflow.runtime.job.job import Positions
-from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.helpers import call_periodically
+from stateflow.runtime.driver.take_over import FenceWatch
+from stateflow.runtime.job import Positions
+from stateflow.runtime.local_run import LocalExecutor
 from stateflow.runtime.task import store_cache
 from stateflow.storage.memory import MemoryStorage
 from tests.support.errors import raises

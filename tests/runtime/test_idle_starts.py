@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stateflow.checkpoint.job_requests import post
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.requests.mailbox import post
 from stateflow.clock import SystemClock
 from stateflow.launch import RunRequest, run_if_idle
 from stateflow.storage import open_storage

@@ -11,9 +11,9 @@ import pytest
 
 from stateflow import Context, KeyedProcessFunction, RuntimeContext, StateTtlConfig, ValueStateDescriptor
 from stateflow.config.state_settings import StateSettings
-from stateflow.runtime.task.ttl_schedule import NEVER, TtlSchedule
+from stateflow.runtime.task.task import NEVER, TtlSchedule
 from stateflow.state.handles import Base, SubtaskState
-from stateflow.state.kinds.ttl.cleanup import TtlCleanup
+from stateflow.state.kinds.ttl import TtlCleanup
 from stateflow.types.key_groups import KeyGroupRange
 from tests.runtime.test_continuous_runs import ContinuousJobs, _sampled
 from tests.runtime.timer_jobs import Event, Note
@@ -83,7 +83,8 @@ def test_an_idle_run_removes_expired_state_at_most_once_per_interval(jobs: TtlJo
 def test_an_idle_run_removes_all_that_has_expired_although_a_batch_removes_only_some(jobs: TtlJobs) -> None:
     jobs.add(0, *(Event(f"key-{n}", n) for n in range(40)))
     found = _sampled(jobs, (590, 670), jobs.entries)
-    rows = jobs.stay_up_for("20 min", checkpoints__asynchronous=False, state__ttl_cleanup_entries=1)
+    ttl = StateTtlConfig.new_builder(TTL).cleanup_incrementally(10).build()
+    rows = jobs.stay_up_for("20 min", ttl, checkpoints__asynchronous=False)
     assert found == [80, 0]
     assert 2 < rows.count(0) <= 20
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.errors import JobDefinitionError
-from stateflow.runtime.job.loader import load_job
-from stateflow.runtime.job.modules import _dumps, job_modules
+from stateflow.runtime.job_loader import _dumps, job_modules, load_job
 from tests.support.errors import raises
 from tests.support.processes import ROOT
 

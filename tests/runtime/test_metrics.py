@@ -30,11 +30,10 @@ from stateflow.checkpoint.history import read_records
 from stateflow.clock import ManualClock
 from stateflow.config.settings import TelemetrySettings
 from stateflow.errors import ConfigError
-from stateflow.observability.exporters import telemetry
-from stateflow.observability.metrics import METRICS, Kind, MemoryRecorder
-from stateflow.runtime.driver.checkpointing.record import report_metrics
-from stateflow.runtime.job.job import BatchResult, HotKey
-from stateflow.runtime.local.run_loop import run_local
+from stateflow.observability.metrics import METRICS, MemoryRecorder, MetricKind, telemetry
+from stateflow.runtime.driver.checkpointing import report_metrics
+from stateflow.runtime.job import BatchResult, HotKey
+from stateflow.runtime.local_run import run_local
 from tests.servers.otlp import otlp_collector
 from tests.servers.running import ROOT, free_port
 from tests.support.errors import raises
@@ -241,7 +240,9 @@ def test_a_scraper_sees_metrics_with_the_names_of_flink_while_a_run_lasts(job: A
     names = set()
     for name, about in METRICS.items():
         names |= {found for found in figures if found.startswith(name)}
-        assert about.kind is Kind.GAUGE or f"# TYPE {name}_total counter" in ended.stdout or name not in ended.stdout
+        assert (
+            about.kind is MetricKind.GAUGE or f"# TYPE {name}_total counter" in ended.stdout or name not in ended.stdout
+        )
     assert names == set(figures)
     assert float(figures["number_of_completed_checkpoints_total"]) == 4
     assert float(figures["num_records_in_total"]) == 4 * SLICE

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 from stateflow import Context, KeyedBroadcastProcessFunction, KeyedProcessFunction
-from stateflow.api.graph.nodes import Keying
+from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.clock import ManualClock
 from stateflow.runtime.task import store_cache
-from stateflow.runtime.task.barriers import BarrierMessage
+from stateflow.runtime.task.outputs import BarrierMessage
 from stateflow.runtime.task.row_conversion import to_batch
 from stateflow.runtime.task.task import run_level
 from stateflow.runtime.task_spec import (

@@ -11,9 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from stateflow.api.printing import PrintSink
 from stateflow.api.schema import RowSchema
-from stateflow.api.sink import SinkContext, Writing
+from stateflow.api.sink import PrintSink, SinkContext, Writing
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog
 from stateflow.checkpoint.log.documents import PublishedOutput
 from stateflow.checkpoint.sink_commit import SinkOutput, check_sink_position, publish

@@ -13,10 +13,10 @@ from stateflow import RichMapFunction, RuntimeContext, ValueStateDescriptor
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.functions.rich import RowStep, StepKind
 from stateflow.api.schema import RowSchema
-from stateflow.checkpoint.barrier.task_report import error_in_text
+from stateflow.checkpoint.barriers import error_in_text
 from stateflow.errors import SchemaMismatch, StateError, UserCodeError
 from stateflow.runtime.task.row_conversion import to_batch
-from stateflow.runtime.task.row_functions import RowFunctions, apply_to_partition
+from stateflow.runtime.task.stateless_functions import RowFunctions, apply_to_partition
 from tests.support.errors import raises
 
 INFO = TaskInfo("", 3, 0, 128, datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC))

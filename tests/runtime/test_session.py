@@ -19,8 +19,8 @@ from stateflow import Context, KeyedProcessFunction, StreamExecutionEnvironment
 from stateflow.errors import BatchFailed, ConfigError, Fenced, Interrupted, SparkGone, StorageError
 from stateflow.runtime.restart_strategy import is_restartable
 from stateflow.runtime.spark.errors import is_alive, translate_spark_errors
+from stateflow.runtime.spark.session.requirements import REQUIRED
 from stateflow.runtime.spark.session.session import JobTraits, check_session, defaults, job_traits
-from stateflow.runtime.spark.session.settings import REQUIRED
 from tests.support.errors import raises
 
 

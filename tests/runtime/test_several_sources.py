@@ -16,7 +16,7 @@ from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import ConfigError
 from stateflow.launch import needs_spark
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.local.executor import LocalExecutor
+from stateflow.runtime.local_run import LocalExecutor
 from stateflow.testing.sinks import FolderSink
 from tests.spark.jobs import joined
 from tests.support.errors import raises

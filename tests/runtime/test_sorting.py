@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.api.graph.nodes import Keying
+from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.errors import BatchFailed
-from stateflow.runtime.spark.sorting import SortSettings, sorted_input
+from stateflow.runtime.spark.sorting import SortSettings, sort_input
 from stateflow.runtime.task_spec import BARRIER_ORDER, CONTROL, INPUT, ORDER, POSITION, TARGET, ChainSpec, InputSpec
 from tests.support.errors import raises
 
@@ -109,10 +109,10 @@ def test_rows_are_sorted_by_order_key_declared_order_and_arrival(
     batches = data.draw(_sendings(inputs))
     sent = [each for batch in batches for each in batch]
     given_batches = [_batch(batch, inputs) for batch in batches]
-    made = sorted_input(_chain(("at",), inputs), space, given_batches)
+    made = sort_input(_chain(("at",), inputs), space, given_batches)
     assert _positions(made) == [s.position for s in sorted(sent, key=lambda s: s.rank)]
     if inputs == 1:
-        made = sorted_input(_chain(), space, given_batches)
+        made = sort_input(_chain(), space, given_batches)
         arrival = sorted(sent, key=lambda s: (s.order, s.row.key, s.row.text, s.position))
         assert _positions(made) == [s.position for s in arrival]
 
@@ -130,7 +130,7 @@ def _came(rows: int, size: int) -> list[pa.RecordBatch]:
 
 @pytest.mark.parametrize("memory", [4000, MUCH])
 def test_batches_are_no_larger_than_the_received_ones(tmp_path: Path, memory: int) -> None:
-    made = list(sorted_input(_chain(), _space(tmp_path, memory), _came(1000, 70)))
+    made = list(sort_input(_chain(), _space(tmp_path, memory), _came(1000, 70)))
     assert sum(map(len, made)) == 1000 and max(map(len, made)) <= 70
 
 
@@ -138,7 +138,7 @@ def test_runs_of_several_blocks_are_merged(tmp_path: Path) -> None:
     """Four runs of some 20,000 rows; a block of each has some 300."""
     came = _came(80_000, 1000)
     memory = 20 * (2 * came[0].nbytes + 24 * 1000)
-    made = sorted_input(_chain(), _space(tmp_path, memory), came)
+    made = sort_input(_chain(), _space(tmp_path, memory), came)
     expected = sorted(_many(80_000), key=lambda s: (s.order, s.position))
     assert _positions(made) == [s.position for s in expected]
 
@@ -146,21 +146,21 @@ def test_runs_of_several_blocks_are_merged(tmp_path: Path) -> None:
 def test_barriers_come_last_and_unneeded_columns_are_dropped(tmp_path: Path) -> None:
     sent = _many(10)
     came = [_batch(sent[:5], barriers=1), _batch([], barriers=2), _batch(sent[5:])]
-    *rows, first, second = sorted_input(_chain(), _space(tmp_path), came)
+    *rows, first, second = sort_input(_chain(), _space(tmp_path), came)
     assert sum(map(len, rows)) == 10
     assert first.column(CONTROL).to_pylist() == [b"end"] and second.column(CONTROL).to_pylist() == [b"end"] * 2
-    (narrow,) = sorted_input(_chain(), _space(tmp_path), [_batch(sent, inputs=2)])
+    (narrow,) = sort_input(_chain(), _space(tmp_path), [_batch(sent, inputs=2)])
     assert narrow.schema.names == [ORDER, POSITION, INPUT, "i0_key", "i0_text", "i0_at"]
 
 
 def test_the_file_of_a_run_has_no_name_and_an_unusable_folder_is_reported(tmp_path: Path) -> None:
     came, local = _came(300, 100), tmp_path / "local"
-    next(iter(sorted_input(_chain(), _space(tmp_path, memory=1), came)))
+    next(iter(sort_input(_chain(), _space(tmp_path, memory=1), came)))
     assert list(local.iterdir()) == [], "nothing is left even when the task dies now"
     local.rmdir()
     local.write_text("not a folder")
     with raises(BatchFailed, folder=str(local)) as failed:
-        list(sorted_input(_chain(), _space(tmp_path, memory=1), came))
+        list(sort_input(_chain(), _space(tmp_path, memory=1), came))
     assert "shuffle.sort_memory_bytes" in failed.value.hint
 
 
@@ -178,7 +178,7 @@ def test_rows_take_no_more_memory_than_the_limit(tmp_path: Path) -> None:
             held.append(pa.total_allocated_bytes() - before)
 
     before, held = pa.total_allocated_bytes(), [0]
-    for made in sorted_input(_chain(), _space(tmp_path, memory), coming()):
+    for made in sort_input(_chain(), _space(tmp_path, memory), coming()):
         held.append(pa.total_allocated_bytes() - before)
         assert len(made)
     assert 200 * batch.nbytes > 3 * memory

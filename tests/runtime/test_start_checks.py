@@ -14,7 +14,7 @@ from stateflow import Context, KeyedProcessFunction, RuntimeContext, StreamExecu
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.errors import ConfigError, IncompatibleState, JobDefinitionError, SinkDiverged, UserCodeError
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.job.loader import load_job
+from stateflow.runtime.job_loader import load_job
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.planning.state_discovery import declared_states, declared_states_if_known
 from tests.support.errors import raises
@@ -82,7 +82,7 @@ def test_a_finished_run_has_recorded_its_publications_so_that_a_sink_can_be_remo
     assert (len(jobs.rows("a")), len(jobs.rows("b"))) == (31, 30)
 
 
-def test_a_sink_with_unpublished_output_cannot_be_removed(jobs: CountJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_with_pending_output_cannot_be_removed(jobs: CountJobs, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs.count("a", "b", run__max_batches=1)
     run = jobs.prepare(jobs.build("a", "b"))
     # It ends after its last publication, as by SIGKILL.

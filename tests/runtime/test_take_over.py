@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from stateflow.checkpoint.job_requests import open_requests, post, read_answer
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.requests.mailbox import open_requests, post, read_answer
+from stateflow.checkpoint.log.transitions import Settlement
 from stateflow.clock import ManualClock
 from stateflow.errors import PlanOutdated
 from stateflow.operations import SavepointRequest, create_savepoint, stop
-from stateflow.runtime.driver.take_over import end_active_run
+from stateflow.runtime.driver.take_over import active_generation, end_active_run
 from stateflow.storage import open_storage
+from tests.checkpoint.log.memory_job import MemoryJob
 from tests.support.job_fixture import KILLED, AccountsJob
 from tests.support.processes import Running, wait_for
 
@@ -95,6 +97,13 @@ def test_a_run_that_does_not_end_in_time_is_left_to_the_claim(job: AccountsJob) 
     assert clock.monotonic() >= 3 and not open_requests(root.storage)
 
 
+def test_a_run_that_has_recorded_its_end_is_not_active() -> None:
+    job = MemoryJob()
+    assert active_generation(job.root) == job.head.entry.generation
+    job.root.settle(job.head, Settlement({}, frozenset()))
+    assert active_generation(job.root) == 0 and end_active_run(job.root, timedelta(seconds=3), "newer")
+
+
 @pytest.mark.parametrize("is_active", [False, True])
 def test_a_stop_of_one_run_ends_no_run_that_has_begun_since(job: AccountsJob, is_active: bool) -> None:
     """It was requested while that run was active, or had ended; a run that begins at any time after that continues."""
@@ -117,9 +126,11 @@ def test_a_stop_of_one_run_ends_no_run_that_has_begun_since(job: AccountsJob, is
     with pytest.raises(PlanOutdated):
         create_savepoint(job.job_root, SavepointRequest(name="mine", generation=earlier))
     # Nor by a request that was posted before it began.
-    root = _open(job)
-    post(root.storage, replace(_stop_of(earlier), takes_over=False))
+    root, posted = _open(job), replace(_stop_of(earlier), takes_over=False)
+    post(root.storage, posted)
     wait_for(lambda: not open_requests(root.storage), lambda: "an answer")
+    answer = read_answer(root.storage, posted.id)
+    assert answer and answer.status == "withdrawn"
     assert newer.poll() is None and job.savepoints == {}
     stop(job.job_root, SavepointRequest(generation=root.head().entry.generation), savepoint=False)
     assert newer.wait().check().result["stopped_because"] == "stopped"

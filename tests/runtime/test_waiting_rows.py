@@ -19,14 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow import Context, KeyedProcessFunction, RuntimeContext, ValueStateDescriptor, WatermarkStrategy
-from stateflow.checkpoint.barrier.task_report import combined_spans
+from stateflow.checkpoint.barriers import combined_spans
 from stateflow.checkpoint.log.documents import SourceWatermark, SplitWatermark, TimeSpan
 from stateflow.cli.main import main
 from stateflow.clock import ManualClock, epoch_milliseconds
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.observability.metrics import MemoryRecorder
 from stateflow.operations.status import describe
-from stateflow.runtime.task.task_input import _spans
+from stateflow.runtime.task.task import _spans
 from stateflow.runtime.watermarks import Waiting, waiting_for_others, waiting_rows, waiting_texts
 from stateflow.testing.sinks import FolderSink
 from tests.support.local_jobs import Build, Growing, LocalJobs

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stateflow import WatermarkStrategy
 from stateflow.checkpoint.log.documents import SourceWatermark
 from stateflow.clock import epoch_milliseconds
-from stateflow.runtime.task.row_conversion import latest_time
+from stateflow.runtime.task.row_conversion import event_times, latest_time
 from stateflow.runtime.watermarks import (
     NO_TIME,
     SeenTimes,
@@ -97,7 +97,8 @@ def test_event_time_is_in_milliseconds() -> None:
     at = datetime(1969, 12, 31, 23, 59, 59, 999_500, tzinfo=UTC)
     assert epoch_milliseconds(at) == epoch_milliseconds(at.replace(tzinfo=None)) == -1
     for kind in (pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.timestamp("ns")):
-        assert latest_time(pa.array([at.replace(tzinfo=UTC if kind.tz else None), None], kind)) == -1
+        times = pa.array([at.replace(tzinfo=UTC if kind.tz else None), None], kind)
+        assert (latest_time(times), event_times(times).tolist()) == (-1, [-1, NO_TIME])
     assert latest_time(pa.array([3, None, 7], pa.int64())) == 7
     assert latest_time(pa.array([None], pa.int64())) is None
 

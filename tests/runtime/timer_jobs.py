@@ -17,7 +17,7 @@ from stateflow import (
     StreamExecutionEnvironment,
     WatermarkStrategy,
 )
-from stateflow.api.collection import CollectionSource
+from stateflow.api.source import CollectionSource
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.clock import ManualClock
 from stateflow.runtime.driver.job_run import JobRun

@@ -53,8 +53,8 @@ def _replace_leftovers(job: AccountsJob, since: int | None = None) -> None:
 
 
 def _workers(rng: random.Random) -> tuple[str, ...]:
-    """Any number of files of a subtask, and of objects of a worker."""
-    numbers = {"worker_bytes": 1, "max_workers": rng.randint(1, 3), "files_per_worker": rng.randint(1, 3)}
+    """Any number of files of a subtask."""
+    numbers = {"worker_bytes": 1, "max_workers": rng.randint(1, 3)}
     return tuple(each for name, value in numbers.items() for each in ("--set", f"savepoint.{name}={value}"))
 
 

@@ -19,7 +19,6 @@ _BACKENDS: dict[str, dict[str, object]] = {
     plays=(2, 25, 500),
     mutant="unchecked-stores",
     more_mutants=(
-        "no-child",
         "verify-opens-nothing",
         "trusted-numbers",
         "retried-forgery",

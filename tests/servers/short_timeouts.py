@@ -8,11 +8,10 @@ from unittest.mock import patch
 
 from urllib3 import Retry
 
-from stateflow.connectors.kafka import transactions
-from stateflow.http import answers
-from stateflow.storage import object_store
-from stateflow.storage.hdfs import session
-from stateflow.storage.hdfs.storage import HdfsStorage
+from stateflow import http
+from stateflow.connectors.kafka import client
+from stateflow.storage import hdfs, object_store
+from stateflow.storage.hdfs import HdfsStorage
 
 VARIABLE = "STATEFLOW_TEST_TIMEOUT"
 _TRIES = 3
@@ -30,11 +29,11 @@ def shorten_from_environment() -> None:
     backoff = {"init_backoff": timedelta(milliseconds=10), "max_backoff": timedelta(milliseconds=50), "base": 2}
     bounded = {"max_retries": _TRIES, "retry_timeout": 5 * timeout, "backoff": backoff}
     for module, name, value in (
-        (session, "_TIMEOUT", (seconds, seconds)),
-        (answers, "_TRANSFER_SECONDS", seconds),
+        (hdfs, "_TIMEOUT", (seconds, seconds)),
+        (http, "_TRANSFER_SECONDS", seconds),
         (object_store, "_CLIENT", {"timeout": timeout, "connect_timeout": timeout}),
         (object_store, "_RETRIES", bounded),
-        (transactions, "TIMEOUT_SECONDS", seconds),
+        (client, "TIMEOUT_SECONDS", seconds),
     ):
         patch.object(module, name, value).start()
     patch.object(HdfsStorage.__init__, "__defaults__", (retries,)).start()

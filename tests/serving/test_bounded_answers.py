@@ -16,7 +16,7 @@ from stateflow.errors import NotYetAvailable, QueryError, QueryTooLarge
 from stateflow.serving import client as client_module
 from stateflow.serving import lookups
 from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
-from stateflow.serving.connections import BoundedProtocol
+from stateflow.serving.server import BoundedProtocol
 from tests.serving.running_server import TOKEN, serving
 from tests.serving.shops_job import ShopsJob, Total
 from tests.support.errors import raises

@@ -14,11 +14,11 @@ import pytest
 
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
-from stateflow.serving.fetching.fetch_process import FetchProcess
+from stateflow.serving.fetch_process import FetchProcess
 from stateflow.serving.follower import Follower, FollowSettings
 from stateflow.state.backends.factory import StoreLocation, prepare_to_read
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.storage import PosixStorage
 from tests.serving.shops_job import ShopsJob
 from tests.serving.test_follower import plain, served
@@ -141,7 +141,7 @@ def test_a_process_that_cannot_fetch_continues(jobs: ShopsJob, preparing: Prepar
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_process_ends_with_the_server(jobs: ShopsJob, number: signal.Signals) -> None:
     jobs.sell(20)
-    module = "stateflow.serving.fetching.fetch_process"
+    module = "stateflow.serving.fetch_process"
     program = f"""
 from pathlib import Path
 from {module} import FetchProcess

@@ -14,10 +14,8 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import CheckpointNotServed, MissingFile, NotYetAvailable, UnknownState, WrongKeyType
-from stateflow.serving.follower import Follower, FollowSettings
-from stateflow.serving.lookups import Lookups
-from stateflow.serving.requests import GetRequest, KeysRequest, ScanRequest
-from stateflow.serving.served_checkpoint import ServedCheckpoint
+from stateflow.serving.follower import Follower, FollowSettings, ServedCheckpoint
+from stateflow.serving.lookups import GetRequest, KeysRequest, Lookups, ScanRequest
 from stateflow.storage import PosixStorage
 from stateflow.types.key_groups import KeyGroupRange
 from stateflow.types.serializers import decode_untyped

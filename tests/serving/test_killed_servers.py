@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.failpoints import NAMES
 from stateflow.serving.client import QueryableStateClient

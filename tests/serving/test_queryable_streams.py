@@ -12,8 +12,7 @@ from stateflow.clock import ManualClock, SystemClock
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import JobDefinitionError, StateError
 from stateflow.serving.follower import Follower, FollowSettings
-from stateflow.serving.lookups import Lookups
-from stateflow.serving.requests import GetRequest
+from stateflow.serving.lookups import GetRequest, Lookups
 from stateflow.types.serializers import ValueSerializer
 from tests.serving.shops_job import sales
 from tests.support.errors import raises

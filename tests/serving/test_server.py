@@ -26,10 +26,18 @@ from stateflow.errors import (
     UnknownState,
     WrongKeyType,
 )
-from stateflow.serving import app, connections, lookups
+from stateflow.serving import app, lookups
 from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
-from stateflow.serving.server import ServerSettings, StateServer, uvicorn_config
-from stateflow.state.backends.memory import DictBackend
+from stateflow.serving.server import (
+    LARGEST_HEAD,
+    SECONDS,
+    BoundedProtocol,
+    Phase,
+    ServerSettings,
+    StateServer,
+    uvicorn_config,
+)
+from stateflow.state.backends.hash_maps import DictBackend
 from tests.serving.running_server import TOKEN, serving
 from tests.serving.shops_job import ShopsJob, Total
 from tests.support.errors import raises
@@ -191,7 +199,7 @@ def test_hostile_requests_are_refused(jobs: ShopsJob, server: StateServer) -> No
     [
         (b"POST /v1/get HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\ncontent-length: 9\r\n\r\n{", b"400"),
         (b"POST /v1/get HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %b\r\n", b""),
-        (b"GET /v1/states HTTP/1.1\r\nx-%b: " + b"x" * connections.LARGEST_HEAD, b""),
+        (b"GET /v1/states HTTP/1.1\r\nx-%b: " + b"x" * LARGEST_HEAD, b""),
         (b"\0%b", b"400"),
         # A body that never comes keeps no connection, whether or not the endpoint reads it.
         (b"POST /v1/get HTTP/1.1\r\nhost: x%b\r\ncontent-length: 1000000\r\n\r\n", b"401"),
@@ -208,8 +216,8 @@ def test_hostile_requests_are_refused(jobs: ShopsJob, server: StateServer) -> No
 def test_a_slow_or_endless_request_ends(
     jobs: ShopsJob, monkeypatch: pytest.MonkeyPatch, sent: bytes, status: bytes
 ) -> None:
-    monkeypatch.setitem(connections.SECONDS, connections.State.HEAD, 0.05)
-    monkeypatch.setitem(connections.SECONDS, connections.State.BODY, 2)
+    monkeypatch.setitem(SECONDS, Phase.HEAD, 0.05)
+    monkeypatch.setitem(SECONDS, Phase.BODY, 2)
     with serving(jobs.root, app={"read_seconds": 0.05}) as server:
         address = urlsplit(server.url)
         with socket.create_connection((address.hostname, address.port), timeout=10) as raw:
@@ -237,7 +245,7 @@ class StuckTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
         self.aborted = asyncio.Event()
-        self.protocol: connections.BoundedProtocol
+        self.protocol: BoundedProtocol
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.protocol.pause_writing()
@@ -262,14 +270,14 @@ class StuckTransport(asyncio.Transport):
 def test_an_answer_that_is_not_read_ends_the_connection(
     jobs: ShopsJob, server: StateServer, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes
 ) -> None:
-    monkeypatch.setitem(connections.SECONDS, connections.State.ANSWER, 0.05)
-    monkeypatch.setitem(connections.SECONDS, connections.State.BODY, 0.05)
+    monkeypatch.setitem(SECONDS, Phase.ANSWER, 0.05)
+    monkeypatch.setitem(SECONDS, Phase.BODY, 0.05)
 
     async def serve() -> None:
         config = uvicorn_config(server.follower, ServerSettings())
         config.load()
         transport = StuckTransport()
-        protocol = transport.protocol = connections.BoundedProtocol(config, ServerState(), {})
+        protocol = transport.protocol = BoundedProtocol(config, ServerState(), {})
         protocol.connection_made(transport)
         protocol.data_received(request_bytes)
         await asyncio.wait_for(transport.aborted.wait(), 10)

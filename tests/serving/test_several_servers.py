@@ -19,21 +19,21 @@ import pytest
 
 from stateflow.clock import Clock, ManualClock, SystemClock
 from stateflow.errors import CheckpointNotServed, NotYetAvailable
-from stateflow.serving.answers import Format
 from stateflow.serving.app import AppSettings, StateApp
 from stateflow.serving.follower import Follower, FollowSettings
-from stateflow.serving.protocol import Protocol
+from stateflow.serving.lookups import Format
+from stateflow.serving.protocol import QueryProtocol
 from stateflow.serving.registry import Membership, Registry
 from stateflow.serving.steps import (
     HttpCall,
     HttpReply,
     ListingPosition,
-    Pause,
     QueryOptions,
     QueryResult,
     ReadLeases,
     Result,
     Step,
+    WaitStep,
 )
 from tests.serving.shops_job import SHOPS, ShopsJob, Total
 from tests.support.errors import raises
@@ -73,7 +73,7 @@ class Servers:
         self.alive: list[Server] = []
         self._numbers = count()
         self._registry = Registry(jobs.storage, self.clock)
-        self._protocol = Protocol(self.clock, timedelta(seconds=60))
+        self._protocol = QueryProtocol(self.clock, timedelta(seconds=60))
         for _ in range(number):
             self.start()
         self.settle()
@@ -106,7 +106,7 @@ class Servers:
                 return value
             if isinstance(step, ReadLeases):
                 result = self._registry.read()
-            elif isinstance(step, Pause):
+            elif isinstance(step, WaitStep):
                 self.clock.sleep(timedelta(seconds=step.seconds))
                 for server in self.alive:
                     server.step()
@@ -208,7 +208,7 @@ def test_servers_divide_the_key_groups_evenly_and_take_over_after_a_lease(jobs: 
     servers.check(servers.get())
     servers.kill(first)
     with raises(NotYetAvailable):
-        servers.query(Protocol(servers.clock, timedelta(0)).get_many("totals", KEYS, None, TYPED))
+        servers.query(QueryProtocol(servers.clock, timedelta(0)).get_many("totals", KEYS, None, TYPED))
     servers.settle()
     assert servers.shares() == [set(range(8)), set(range(8, 16))]
     servers.check(servers.get())

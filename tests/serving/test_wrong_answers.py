@@ -16,11 +16,10 @@ import pytest
 from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.clock import SystemClock
 from stateflow.errors import NotYetAvailable, QueryError, UnknownKey
-from stateflow.serving.answers import MsgpackPage, MsgpackValues
 from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
+from stateflow.serving.lookups import KeysRequest, MsgpackPage, MsgpackValues, StateDescription
+from stateflow.serving.protocol import entries_of, error_of, keys_of, states_of, values_of
 from stateflow.serving.registry import LIMIT, Registry, ServerLease
-from stateflow.serving.replies import entries_of, error_of, keys_of, states_of, values_of
-from stateflow.serving.requests import KeysRequest, StateDescription
 from stateflow.serving.steps import HttpReply, QueryOptions
 from stateflow.storage import MemoryStorage, open_storage
 from stateflow.storage.paths import server_key

@@ -75,7 +75,7 @@ class _Observer:
         self._jobs = 0
 
     def started(self, run: object) -> None:
-        from stateflow.runtime.spark.session.settings import REQUIRED
+        from stateflow.runtime.spark.session.requirements import REQUIRED
 
         self.settings = {key: _session().conf.get(key, None) for key in REQUIRED}
         self._new()

@@ -21,11 +21,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from stateflow import SparkCheckpoint, StateTtlConfig, ValueStateDescriptor, diff
-from stateflow.bootstrap.encoding.frames import is_spark
+from stateflow.bootstrap.frames import is_spark
 from stateflow.errors import ConfigError, SchemaMismatch
 from stateflow.launch import RunRequest, run_job
 from stateflow.runtime.restore.new_job_root import InitialSavepoint
-from stateflow.runtime.spark.session.settings import REQUIRED
+from stateflow.runtime.spark.session.requirements import REQUIRED
 from tests.docs.pages import blocks, read, section
 from tests.spark.jobs import imported
 from tests.support.errors import raises

@@ -16,7 +16,7 @@ from stateflow import KeyedStateFrame, SavepointWriter, ValueStateDescriptor, re
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.clock import ManualClock
 from stateflow.errors import ConfigError, DataError, SchemaMismatch
-from stateflow.state.columnar.key_parts import KEY_PART, parts_column
+from stateflow.state.key_columns import KEY_PART, parts_column
 from tests.bootstrap.given_state import ITEMS, add_operators
 from tests.support import root_files, stored_state
 from tests.support.errors import raises

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.clock import SystemClock
 from stateflow.query import state_entries
+from stateflow.state.operator_content import read_parts
 from stateflow.storage import open_storage
 from stateflow.types.serializers import decode_untyped
 from tests.spark.jobs import regraphed, sources

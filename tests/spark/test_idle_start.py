@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from stateflow.checkpoint.job_requests import post
 from stateflow.checkpoint.log.documents import Origin, PendingOutput, Request, RequestKind
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.requests.mailbox import post
 from stateflow.clock import ManualClock, SystemClock
 from stateflow.launch import RunRequest, RunResult, prepare, run_if_idle
 from stateflow.runtime.idle import IdleStart, find_idle, unfinished_work

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stateflow.query import state_entries
-from stateflow.runtime.spark.session.settings import REQUIRED
+from stateflow.runtime.spark.session.requirements import REQUIRED
 from tests.spark.jobs import joined
 from tests.spark.jobs.joined import ORDER_SLICE, ORDERS, PAYMENT_SLICE, PAYMENTS, RATE_SLICE, RATES
 from tests.spark.processes import ModuleJob, observed_runs

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from stateflow import KeyedBroadcastProcessFunction
-from stateflow.api.graph.nodes import Keying
-from stateflow.runtime.local.executor import _key_hashes, _LocatedRow
+from stateflow.api.graph import Keying
+from stateflow.runtime.local_run import _key_hashes, _LocatedRow
 from stateflow.runtime.planning.physical_plan import Level, plan_job
 from stateflow.runtime.planning.routing import (
     KEY_HASH,

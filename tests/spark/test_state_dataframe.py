@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import spark_partition_id
 
 import stateflow
-from stateflow.checkpoint.leased_pin import LEASE
-from stateflow.query.columns.reader import table_names
+from stateflow.checkpoint.log.job_root import LEASE
+from stateflow.query.reader import table_names
 from stateflow.query.snapshot import describe_snapshot
 from stateflow.types.key_groups import key_group, range_of
 from tests.query.summed_job import SummedJob, totals

@@ -13,7 +13,7 @@ import msgspec
 from stateflow import RowKind, StreamExecutionEnvironment, WatermarkStrategy
 from stateflow.api.changelog import Changelog
 from stateflow.environment import declare
-from stateflow.testing.harness.rows import CollectedRows
+from stateflow.testing.harness.job import CollectedRows
 from tests.support.local_jobs import LocalJobs
 
 START = datetime.fromisoformat("2026-01-01")

@@ -10,7 +10,7 @@ import pytest
 
 from stateflow import StreamExecutionEnvironment
 from stateflow.errors import ConfigError, JobDefinitionError
-from stateflow.testing.harness.rows import CollectedRows
+from stateflow.testing.harness.job import CollectedRows
 from tests.sql.sql_jobs import Country, declared
 
 WINDOW = "TABLE(TUMBLE(TABLE bid, DESCRIPTOR(at), INTERVAL '1' SECOND))"

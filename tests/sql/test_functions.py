@@ -20,17 +20,14 @@ import pytest
 
 from stateflow import precision
 from stateflow.api.schema import RowSchema
-from stateflow.api.sql.expressions.analysis import Analysis
-from stateflow.api.sql.expressions.calls import _SPECIAL, named_call
-from stateflow.api.sql.expressions.functions import CONVERSIONS, FUNCTIONS, Function
-from stateflow.api.sql.expressions.patterns import java_pattern, like_pattern, normal_like
-from stateflow.api.sql.expressions.rows import evaluation
-from stateflow.api.sql.expressions.spark import spark_sql
-from stateflow.api.sql.expressions.sql_types import BIGINT, BOOLEAN, STRING, SqlType, fields_of
-from stateflow.api.sql.expressions.tree import Call, Constant, Expression, Value
-from stateflow.api.sql.parser import parsed
-from stateflow.api.sql.planning.names import RelationScope, Source
-from stateflow.api.sql.problems import SqlText
+from stateflow.api.sql.analysis import Analysis
+from stateflow.api.sql.calls import _SPECIAL, named_call
+from stateflow.api.sql.expressions import BIGINT, BOOLEAN, STRING, Call, Constant, Expression, SqlType, Value, fields_of
+from stateflow.api.sql.parser import SqlText, parse_statements
+from stateflow.api.sql.plan import RelationScope, Source
+from stateflow.api.sql.renderings import evaluation, spark_sql
+from stateflow.api.sql.sql_functions import CONVERSIONS, FUNCTIONS, Function
+from stateflow.api.sql.text_patterns import java_pattern, like_pattern, normal_like
 from stateflow.errors import JobDefinitionError, SchemaMismatch
 from stateflow.runtime.task.row_conversion import check_declared
 from tests.support.errors import raises
@@ -376,7 +373,7 @@ APPROXIMATE = ("LN", "LOG", "EXP", "POWER")
 
 
 def analysed(text: str) -> Expression:
-    (node,) = parsed(f"SELECT {text} AS c")
+    (node,) = parse_statements(f"SELECT {text} AS c")
     columns = {each.name: each for each in fields_of(RowSchema.of(Values))}
     return Analysis(SqlText(text), RelationScope(SqlText(text), (Source("t", columns),))).of(
         node.expressions[0].unalias()

@@ -19,7 +19,7 @@ from benchmarks.nexmark.tables import WATERMARKS
 from stateflow import DeltaSink, StreamExecutionEnvironment
 from stateflow.environment import declare
 from stateflow.errors import JobDefinitionError
-from stateflow.testing.harness.rows import CollectedRows
+from stateflow.testing.harness.job import CollectedRows
 from tests.support.local_jobs import LocalJobs
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "nexmark" / "flink_sql"

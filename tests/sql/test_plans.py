@@ -7,17 +7,16 @@ from datetime import timedelta
 
 import pytest
 
-from stateflow.api.sql.expressions.sql_types import BIGINT, STRING, TIMESTAMP, Field
-from stateflow.api.sql.expressions.tree import Constant, Expression, Ref, columns_of
-from stateflow.api.sql.parser import parsed
-from stateflow.api.sql.planning.names import Path
-from stateflow.api.sql.planning.plan import (
+from stateflow.api.sql.expressions import BIGINT, STRING, TIMESTAMP, Constant, Expression, Field, Ref, columns_of
+from stateflow.api.sql.parser import Position, SqlText, parse_statements
+from stateflow.api.sql.plan import (
     Aggregate,
     Computed,
     Filtered,
     Grouped,
     Joined,
     LookupTable,
+    Path,
     Plan,
     Table,
     TopN,
@@ -26,8 +25,7 @@ from stateflow.api.sql.planning.plan import (
     source_time,
     time_of,
 )
-from stateflow.api.sql.planning.queries import QueryPlanner
-from stateflow.api.sql.problems import Position, SqlText
+from stateflow.api.sql.queries import QueryPlanner
 from tests.sql.sql_jobs import declared
 
 AT = Position(1, 1, "")
@@ -40,7 +38,7 @@ OWNER = LookupTable("owner", (Field("id", BIGINT), Field("name", STRING), Field(
 
 
 def planned(text: str) -> Plan:
-    (node,) = parsed(text)
+    (node,) = parse_statements(text)
     return QueryPlanner(SqlText(text), {"bid": BID, "auction": AUCTION, "owner": OWNER}).plan(node, Path("q"))
 
 
@@ -97,7 +95,7 @@ def test_the_columns_that_an_inner_join_compares_are_not_null(clause: str, expec
     fields = Field("k", null), Field("v", null)
     catalog: dict[str, Plan] = {name: Table(name, fields, "", AT) for name in ("bid", "changing")}
     catalog["maybe"] = LookupTable("maybe", fields, AT)
-    (node,) = parsed(f"SELECT b.k AS bk, b.v AS bv, m.k AS mk, m.v AS mv FROM bid AS b {clause}")
+    (node,) = parse_statements(f"SELECT b.k AS bk, b.v AS bv, m.k AS mk, m.v AS mv FROM bid AS b {clause}")
     plan = QueryPlanner(SqlText(""), catalog).plan(node, Path("q"))
     assert [each.type.nullable for each in plan.fields] == expected
 
@@ -110,7 +108,7 @@ def test_names_of_keys_and_looked_up_columns_are_new() -> None:
     owner = LookupTable("owner", (Field("id", BIGINT), Field("key", BIGINT), Field("at", TIMESTAMP)), AT)
     # The inner query does not have the event time, which the stream keeps.
     text = f"SELECT b.key1, o.at AS since FROM (SELECT key1, KEY2 FROM bid) AS b {clause}"
-    (node,) = parsed(text)
+    (node,) = parse_statements(text)
     plan = QueryPlanner(SqlText(text), {"bid": Table("bid", fields, "at", AT), "owner": owner}).plan(node, Path("q"))
     assert isinstance(plan, Computed) and isinstance(plan.input, Joined)
     join = plan.input
@@ -145,7 +143,7 @@ def test_equal_columns_in_where_are_keys_of_an_inner_join() -> None:
 
 def interval_join(text: str, catalog: dict[str, Plan]) -> tuple[Joined, int]:
     """Returns the join of a query, and how many conditions filter its rows."""
-    (node,) = parsed(text)
+    (node,) = parse_statements(text)
     plan, filters = QueryPlanner(SqlText(text), catalog).plan(node, Path("q")), 0
     while isinstance(plan, Computed | Filtered):
         filters += isinstance(plan, Filtered)

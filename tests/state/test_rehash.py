@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.errors import CorruptFile, StateError
-from stateflow.state.columnar.binary_columns import from_list
+from stateflow.state.binary_columns import from_list
 from stateflow.state.rehash import Rehash
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import key_group

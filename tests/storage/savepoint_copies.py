@@ -8,10 +8,9 @@ import pytest
 
 from stateflow.checkpoint.log.checkpoint_log import Appended
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, SourceFile, SparkPosition
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.entry_lists import RetentionLimits
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_bytes, write_manifest
-from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Commit
 from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
 from stateflow.clock import ManualClock
@@ -62,9 +61,10 @@ def _manifest(root: JobRoot, rng: random.Random) -> tuple[Manifest, list[bytes]]
             uid=f"operator-{n}",
             parallelism=4,
             key_types=[],
+            key_names=[],
             states=[],
             subtasks=[subtask(s) for s in range(4)],
-            parts=[OperatorPart(subtask=s, handle=write()) for s in range(4)],
+            parts=[OperatorPart(subtask=s, memory=0, handle=write()) for s in range(4)],
         )
         for n in range(2)
     ]

@@ -21,7 +21,7 @@ from urllib3 import Retry
 
 from stateflow.errors import ConfigError, MissingFile, StorageError
 from stateflow.storage import Credentials, PutResult, Storage, open_storage
-from stateflow.storage.hdfs.storage import HdfsStorage
+from stateflow.storage.hdfs import HdfsStorage
 from stateflow.testing.conformance.storage import StorageConformance, at_once
 from tests.servers.faults import ANSWERS, LATE_REQUEST, LOST_ANSWER, LOST_REQUEST, NOT_READY, Faults, fault_proxy
 from tests.servers.hdfs import hdfs_server

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from stateflow import http
 from stateflow.errors import ConfigError, StorageError
-from stateflow.http import connections
-from stateflow.http.connections import BoundedRetry
-from stateflow.storage.hdfs.storage import HdfsStorage
+from stateflow.http import BoundedRetry
+from stateflow.storage.hdfs import HdfsStorage
 from tests.servers.hostile import Answer, Asked, HostileServer, answer, hostile_server
 
 _ONCE = BoundedRetry(total=0)
@@ -35,7 +35,7 @@ def _storage(server: HostileServer, retries: BoundedRetry = _ONCE) -> HdfsStorag
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "LINE_SECONDS", 0.5)
+    monkeypatch.setattr(http, "LINE_SECONDS", 0.5)
 
 
 _ENDLESS = {

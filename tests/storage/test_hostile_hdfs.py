@@ -14,10 +14,9 @@ from urllib3 import Retry
 
 from stateflow.clock import Clock
 from stateflow.errors import ConfigError, DataError, StateflowError, StorageError
-from stateflow.http.answers import BadAnswer
+from stateflow.http import BadAnswer
 from stateflow.storage import open_storage
-from stateflow.storage.hdfs.storage import HdfsStorage
-from stateflow.storage.hdfs.webhdfs import WebHdfs
+from stateflow.storage.hdfs import HdfsStorage, WebHdfs
 from tests.servers.hostile import Answer, Asked, HostileServer, answer, hostile_server
 from tests.servers.running import CANARY
 from tests.support.errors import raises

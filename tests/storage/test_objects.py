@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from stateflow.checkpoint.log.storage_probe import probe_job_root
+from stateflow.checkpoint.log.job_root import probe_job_root
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, EnvironmentUnsupported, MissingFile, StorageError
 from stateflow.storage import Credentials, PutResult, Storage, open_storage

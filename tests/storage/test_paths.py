@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.errors import ConfigError, DataError
-from stateflow.ids import check_name
+from stateflow.helpers import check_name
 from stateflow.storage import paths
 from stateflow.storage.paths import DataKey
 from tests.support.errors import raises

@@ -21,10 +21,10 @@ import pytest
 
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StorageError
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import FileHandle, StateFile
-from stateflow.storage import PosixStorage, PutResult, Storage
-from stateflow.storage.folder_tree import FolderTree
+from stateflow.state.host_cache import HostCache
+from stateflow.storage import PosixStorage, PutResult, Storage, posix
+from stateflow.storage.posix import FolderTree
 from stateflow.testing.conformance.storage import StorageConformance
 from tests.recovery.failing_disks import DiskPlan, FaultyDisk
 from tests.storage.savepoint_claims import SavepointClaims
@@ -364,3 +364,17 @@ def test_folders_are_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     folder = tmp_path / "root/data/1"
     assert synced.count(folder) == 3
     assert [synced.count(path) for path in (folder.parent, folder.parent.parent)] == [1, 1]
+
+
+def test_a_name_that_may_not_be_durable_is_not_confirmed(
+    storage: PosixStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.put_new("a/first", b"1")
+
+    def fail(folder: int) -> None:
+        raise OSError(errno.EIO, "the disk failed")
+
+    monkeypatch.setattr(posix, "sync_folder", fail)
+    assert storage.put_new("a/second", b"2") is PutResult.UNKNOWN
+    with raises(StorageError):
+        storage.durable_size("a/second")

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.storage_probe import next_generation, probe_job_root, probe_storage
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob, next_generation, probe_job_root, probe_storage
 from stateflow.clock import ManualClock
 from stateflow.errors import EnvironmentUnsupported, StorageError
 from stateflow.storage import MemoryStorage, PosixStorage, PutResult

@@ -21,36 +21,32 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Literal
-from uuid import UUID
 
 import msgspec
 from rocksdict import DBCompressionType
 from urllib3 import Retry
 
+from stateflow.checkpoint.history import LIMIT as HISTORY_LIMIT
 from stateflow.checkpoint.history import read_history
-from stateflow.checkpoint.history_index import LIMIT as HISTORY_LIMIT
+from stateflow.checkpoint.job_requests import open_requests
 from stateflow.checkpoint.log.documents import LogEntry, Manifest, OperatorState, Savepoint
 from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
-from stateflow.checkpoint.requests.mailbox import open_requests
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.config.sources import read_toml
 from stateflow.config.state_settings import LARGEST_VALUE
-from stateflow.connectors.delta.log.listing import LOG_FOLDER
-from stateflow.connectors.delta.log.table_log import entry_path
+from stateflow.connectors.delta.log import LOG_FOLDER, entry_path
 from stateflow.connectors.delta.versions import read_entry
 from stateflow.errors import CorruptFile, StateflowError
 from stateflow.operations.job_root import open_root
-from stateflow.state.backends.rocksdb.byte_reader import ByteReader
-from stateflow.state.backends.rocksdb.manifest import parse
-from stateflow.state.backends.rocksdb.tables.file import check_table_file
+from stateflow.state.backends.rocksdb.manifest import ByteReader, parse
+from stateflow.state.backends.rocksdb.tables import check_table_file
 from stateflow.state.handles import FileHandle, StateFile, SubtaskState
 from stateflow.storage import PosixStorage
-from stateflow.storage.hdfs.storage import HdfsStorage
+from stateflow.storage.hdfs import HdfsStorage
 from stateflow.storage.paths import data_folder
 from tests.fuzz.corpus import make_store
 from tests.fuzz.mutations import sealed
 from tests.servers.hostile import answer
-from tests.support.colliding_keys import decimals, pairs, uuids, whole_numbers
 from tests.support.forged_operator_state import (
     check_manifest,
     map_of_names,
@@ -60,7 +56,7 @@ from tests.support.forged_operator_state import (
     write_savepoint,
 )
 from tests.support.memory import MemoryPeak
-from tests.support.stored_values import most, read_as, read_untyped, repeated, stored, stored_dict, verify, write_stored
+from tests.support.stored_values import most, read_as, read_untyped, repeated, stored, verify, write_stored
 from tests.support.table_files import ForgedTable, bomb
 
 
@@ -352,30 +348,6 @@ VALUES = {
 }
 
 
-# -- keys of stored values ---------------------------------------------------------------------------------------------
-
-_REFUSED_KEYS: list[tuple[str, Callable[[Path], object], Callable[[], bytes]]] = [
-    ("whole numbers", read_untyped, lambda: stored_dict(whole_numbers(50_000))),
-    ("whole numbers in a job", read_as(dict[int, None]), lambda: stored_dict(whole_numbers(50_000))),
-    ("whole numbers in a set", read_as(set[int]), lambda: stored(whole_numbers(150_000, linear=10))),
-    ("pairs", read_untyped, lambda: stored_dict(pairs(20_000))),
-    ("pairs in dicts", read_untyped, lambda: stored([dict.fromkeys(pairs(2_000))] * 100)),
-    ("decimals", read_as(dict[Decimal, None]), lambda: stored_dict(decimals(20_000))),
-    ("UUIDs", read_as(set[UUID]), lambda: stored(uuids(12_000))),
-]
-_MOST_KEYS: list[tuple[str, Callable[[Path], object], Callable[[], bytes]]] = [
-    ("whole numbers", read_untyped, lambda: stored_dict(whole_numbers(32_768))),
-    ("whole numbers in a set", read_as(set[int]), lambda: stored(whole_numbers(32_768, linear=10))),
-    ("pairs", read_untyped, lambda: stored_dict(pairs(6_680))),
-    ("UUIDs", read_as(set[UUID]), lambda: stored(uuids(5_600))),
-]
-KEYS = {
-    f"value with {name} as keys, {code}": Attack(partial(write_stored, make, None), act, code)
-    for code, kinds in (("corrupt-file", _REFUSED_KEYS), ("accepted", _MOST_KEYS))
-    for name, act, make in kinds
-}
-
-
 # -- legitimate ones --------------------------------------------------------------------------------------------------
 
 
@@ -398,7 +370,9 @@ def large_manifest(subtasks: int, files: int) -> Manifest:
         )
         for subtask in range(subtasks)
     ]
-    operator = OperatorState(uid="totals", parallelism=subtasks, key_types=["bigint"], states=[], subtasks=states)
+    operator = OperatorState(
+        uid="totals", parallelism=subtasks, key_types=["bigint"], key_names=["key"], states=[], subtasks=states
+    )
     return Manifest(job_uuid="0" * 32, generation=1, ordinal=1, operators=[operator], sources=[])
 
 
@@ -435,7 +409,7 @@ FIFOS = {
 _FIFO_SECONDS, _WALL_SECONDS = 10, 60
 """After how long a process is ended that waits: a FIFO takes no CPU time, and others may take 2 s on a busy machine."""
 
-ATTACKS = {**DOCUMENTS, **OPERATOR_STATE, **REKEYED, **TEXTS, **FILES, **VALUES, **KEYS, **LEGITIMATE, **FIFOS}
+ATTACKS = {**DOCUMENTS, **OPERATOR_STATE, **REKEYED, **TEXTS, **FILES, **VALUES, **LEGITIMATE, **FIFOS}
 
 
 def _cpu_seconds() -> float:

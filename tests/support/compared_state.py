@@ -21,23 +21,26 @@ from stateflow.compare.snapshots import DiffOptions, SnapshotDiff, compare
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.query.snapshot import Snapshot
 from stateflow.state.backends.base import KeyedStateBackend
-from stateflow.state.backends.canonical_file import CanonicalHeader, encode
+from stateflow.state.backends.canonical_file import CanonicalHeader, encode_file
 from stateflow.state.backends.entry_stream import blocks_of
-from stateflow.state.backends.filesystem import FilesystemBackend
+from stateflow.state.backends.hash_maps import FilesystemBackend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, StateFile, StateSchema, SubtaskState
+from stateflow.state.host_cache import HostCache
+from stateflow.state.schema import type_schema
 from stateflow.storage import Storage
-from stateflow.testing.conformance.operator_subtasks import GROUPS, OperatorSubtasks
+from stateflow.testing.conformance.state_backend import GROUPS, OperatorSubtasks
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import key_group
 
 SETTINGS = RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, compact_at_files=5)
 UID = "op"
 STATES = [
-    StateSchema(name="count", kind="value", value_type="int", ttl_time="processing", ttl_index=True),
-    StateSchema(name="seen", kind="map", value_type="int", key_type="str"),
-    StateSchema(name="items", kind="list", value_type="int"),
+    StateSchema(
+        name="count", kind="value", value_type="int", type=type_schema(int), ttl_time="processing", ttl_index=True
+    ),
+    StateSchema(name="seen", kind="map", value_type="int", type=type_schema(int), key_type="str"),
+    StateSchema(name="items", kind="list", value_type="int", type=type_schema(int)),
 ]
 Address = tuple[str, str, str | None]
 """State, key, and map key."""
@@ -159,7 +162,7 @@ class History:
 def taken_of(states: Sequence[SubtaskState], values: Values, groups: int = GROUPS) -> Taken:
     """A snapshot of these subtasks."""
     operator = OperatorState(
-        uid=UID, parallelism=len(states), key_types=["string"], states=STATES, subtasks=list(states)
+        uid=UID, parallelism=len(states), key_types=["string"], key_names=["key"], states=STATES, subtasks=list(states)
     )
     return Taken(operator, copy.deepcopy(values), groups)
 
@@ -176,7 +179,7 @@ def canonical(storage: Storage, values: Values, groups: int = GROUPS) -> Taken:
     header = CanonicalHeader(
         uid=UID, key_types=["string"], max_parallelism=groups, first_group=0, last_group=groups - 1, states=STATES
     )
-    data = b"".join(encode(header, blocks_of(sorted(entries.items()))))
+    data = b"".join(encode_file(header, blocks_of(sorted(entries.items()))))
     handle = write_bytes(storage, f"data/canonical-{next(_numbers)}", data)
     subtask = SubtaskState(
         subtask=0,

@@ -25,15 +25,13 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, Writing
 from stateflow.checkpoint.log.checkpoint_log import Appended, Head
 from stateflow.checkpoint.log.documents import PendingOutput, PublishedOutput
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.retained import RetentionLimits
+from stateflow.checkpoint.log.entry_lists import RetentionLimits
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.transitions import Commit, pending_of
 from stateflow.checkpoint.sink_commit import SinkOutput, publish
 from stateflow.clock import SystemClock
-from stateflow.connectors.delta.data_files import make_log_folder
-from stateflow.connectors.delta.log.listing import LOG_FOLDER
-from stateflow.connectors.delta.log.table_log import entry_path
+from stateflow.connectors.data_files import make_log_folder
+from stateflow.connectors.delta.log import LOG_FOLDER, entry_path
 from stateflow.connectors.delta.sink import DeltaSink
 from stateflow.runtime.publisher import BoundSink
 from stateflow.runtime.task.row_conversion import to_batch

@@ -9,9 +9,9 @@ import msgspec
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, Origin, Savepoint
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.checkpoint.log.sealed_json import seal, unseal
-from stateflow.checkpoint.operator_parts import check_parts
 from stateflow.operations import RekeyRequest, rekey_savepoint
 from stateflow.state.handles import OperatorPart
+from stateflow.state.operator_content import check_parts
 from stateflow.storage import PosixStorage
 
 
@@ -38,12 +38,14 @@ def write_manifest(folder: Path, contents: list[bytes], *, inline: bool) -> None
     """Writes a job root with a manifest, whose operator has these parts, in the manifest or in files."""
     storage = PosixStorage(folder / "root")
     parts = [
-        OperatorPart(subtask=n, content=content)
+        OperatorPart(subtask=n, memory=0, content=content)
         if inline
-        else OperatorPart(subtask=n, handle=write_bytes(storage, f"data/{n}", content))
+        else OperatorPart(subtask=n, memory=0, handle=write_bytes(storage, f"data/{n}", content))
         for n, content in enumerate(contents)
     ]
-    operator = OperatorState(uid="u", parallelism=len(parts), key_types=[], states=[], subtasks=[], parts=parts)
+    operator = OperatorState(
+        uid="u", parallelism=len(parts), key_types=[], key_names=[], states=[], subtasks=[], parts=parts
+    )
     manifest = Manifest(job_uuid="0" * 32, generation=1, ordinal=1, operators=[operator], sources=[])
     (folder / "manifest").write_bytes(seal(manifest)[0])
 
@@ -52,10 +54,12 @@ def write_savepoint(folder: Path, contents: list[bytes]) -> None:
     """Writes a savepoint with one key group, whose operator has these parts."""
     storage = PosixStorage(folder / "sp")
     parts = [
-        OperatorPart(subtask=n, handle=write_bytes(storage, f"files/{n}", content))
+        OperatorPart(subtask=n, memory=0, handle=write_bytes(storage, f"files/{n}", content))
         for n, content in enumerate(contents)
     ]
-    operator = OperatorState(uid="u", parallelism=len(parts), key_types=[], states=[], subtasks=[], parts=parts)
+    operator = OperatorState(
+        uid="u", parallelism=len(parts), key_types=[], key_names=[], states=[], subtasks=[], parts=parts
+    )
     manifest = Manifest(job_uuid="0" * 32, generation=1, ordinal=1, operators=[operator], sources=[])
     document = Savepoint(
         version=1,
@@ -63,6 +67,7 @@ def write_savepoint(folder: Path, contents: list[bytes]) -> None:
         name="n",
         origin=Origin.MANUAL,
         made_at="2026-01-01T00:00:00+00:00",
+        committed_at="2026-01-01T00:00:00+00:00",
         by="b",
         job="j",
         job_uuid="0" * 32,

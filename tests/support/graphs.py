@@ -13,13 +13,13 @@ from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.api.source import LocalSource, Slice
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import EntryKind, EntryRef, JobFormat, LogEntry
+from stateflow.checkpoint.log.documents import Ancestry, EntryKind, EntryRef, JobFormat, LogEntry
 from stateflow.config.settings import SourceSettings
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.state.handles import FileHandle
 from stateflow.storage.paths import data_folder
 
-JOB = JobFormat(version=1, job="job", job_uuid="0" * 32, max_parallelism=128)
+JOB = JobFormat(version=1, job="job", job_uuid="0" * 32, max_parallelism=128, key_types={}, shadow=False)
 
 
 class Row(msgspec.Struct):
@@ -101,6 +101,10 @@ def entry(seq: int, kind: EntryKind = EntryKind.COMMIT, **changes: Any) -> LogEn
         "nonce": f"n{seq}",
         "parent": f"p{seq}",
         "at": "2026-01-31T03:00:00+00:00",
+        "manifest": handle(1, seq) if kind is EntryKind.COMMIT else None,
+        "run": "r",
+        "runs": 1,
+        "ancestry": Ancestry(),
         **changes,
     }
     return LogEntry(job_uuid=JOB.job_uuid, seq=seq, kind=kind, **given)
@@ -111,7 +115,7 @@ def head(seq: int, kind: EntryKind = EntryKind.COMMIT, **changes: Any) -> Head:
 
 
 def ref(seq: int) -> EntryRef:
-    return EntryRef(id=seq, sha256=f"sha{seq}")
+    return EntryRef(id=seq, sha256=f"sha{seq}", manifest=handle(1, seq), at="2026-01-31T03:00:00+00:00")
 
 
 def table(rows: int = 1) -> pa.RecordBatch:

@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from stateflow import DeadLetter
-from stateflow.api.collection import CollectionSource
-from stateflow.api.source import LocalSource
+from stateflow.api.source import CollectionSource, LocalSource
 from stateflow.clock import Clock, SystemClock
 from stateflow.environment import StreamExecutionEnvironment, declare
 from stateflow.errors import JobDefinitionError
 from stateflow.observability.metrics import NullRecorder, Recorder
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.executor import Executor
-from stateflow.runtime.job.job import BatchResult
-from stateflow.runtime.job.loader import create_or_open_job
-from stateflow.runtime.local.executor import LocalExecutor
-from stateflow.runtime.local.run_loop import run_local
+from stateflow.runtime.job import BatchResult
+from stateflow.runtime.job_loader import create_or_open_job
+from stateflow.runtime.local_run import LocalExecutor, run_local
 from stateflow.runtime.restore.new_job_root import NewJobRoot
 from stateflow.runtime.task import store_cache
 from stateflow.storage import Storage, open_storage

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stateflow.checkpoint.restore.graph_plan import GraphChanges
-from stateflow.checkpoint.restore.plan_document import RestorePlan
-from stateflow.runtime.job.job import Job
+from stateflow.checkpoint.restore.plan_document import GraphChanges, RestorePlan
+from stateflow.runtime.job import Job
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
 from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
 from tests.support.local_jobs import Build, LocalJobs

@@ -30,8 +30,8 @@ from stateflow import (
     WatermarkStrategy,
 )
 from stateflow.checkpoint.log.documents import Manifest
-from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.state.handles import OperatorContent
+from stateflow.state.operator_content import read_parts
 from stateflow.storage import Storage
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.key_groups import key_hash, subtask_of

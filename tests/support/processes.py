@@ -235,9 +235,9 @@ def _command_line(launch: Launch) -> None:
     os.environ.update(launch.environment)
     sys.argv = ["stateflow", *launch.arguments]
     if launch.collect_batch:
-        from stateflow.checkpoint.gc import collector
+        from stateflow.checkpoint import garbage_collector as garbage
 
-        collector.DELETED_AT_ONCE = launch.collect_batch
+        garbage.DELETED_AT_ONCE = launch.collect_batch
     from stateflow.cli.main import main
     from tests.recovery.failing_disks import disk_from_environment
     from tests.recovery.worker_processes import use_workers_from_environment

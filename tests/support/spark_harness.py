@@ -21,8 +21,8 @@ from stateflow.runtime.task.row_conversion import to_batch
 from stateflow.runtime.task_spec import BatchInfo
 from stateflow.state.handles import Committable
 from stateflow.storage import PosixStorage
-from stateflow.testing.harness.rows import CollectedRows
-from stateflow.testing.harness.runtime import HarnessRuntime
+from stateflow.testing.harness.batches import HarnessRuntime
+from stateflow.testing.harness.job import CollectedRows
 
 
 class SparkRuntime(HarnessRuntime):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stateflow.api.functions.process import TaskInfo
-from stateflow.api.graph.nodes import Node, SourceNode
+from stateflow.api.graph import Node, SourceNode
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.runtime.spark.frames import FrameBuilder
 

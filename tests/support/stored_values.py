@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,20 @@ from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.clock import SystemClock
 from stateflow.query.state import check_entry, stored_entries
-from stateflow.state.backends import hashmap_snapshot
+from stateflow.state.backends import hash_maps
 from stateflow.state.backends.rocksdb.manifest import compose, parse
 from stateflow.state.handles import StateFile, StateSchema, SubtaskState
 from stateflow.state.kinds.key_context import state_id
 from stateflow.state.kinds.state_registry import state_names
+from stateflow.state.schema import type_schema
 from stateflow.storage import PosixStorage
-from stateflow.types.bounded_json import MEMORY_LIMIT
-from stateflow.types.bounds.decoded_size import type_memory
+from stateflow.types.decoded_size import type_memory
+from stateflow.types.decoders import MEMORY_LIMIT
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.serializers import VALUE_FORMAT, ValueSerializer, check_untyped, decode_untyped
 from tests.support.table_files import write_store
 
-STATE = StateSchema(name="totals", kind="value", value_type="list")
+STATE = StateSchema(name="totals", kind="value", value_type="list", type=type_schema(list))
 KEY = b"\0\0" + state_id("totals") + encode_key(("k", None))
 
 
@@ -40,7 +41,7 @@ def write_stored(make: Callable[[], bytes], compression: DBCompressionType | Non
     files: list[tuple[str, bytes]] = []
     manifest = b""
     if compression is None:
-        files.append(("entries", b"".join(hashmap_snapshot.encode(iter([(KEY, make())])))))
+        files.append(("entries", b"".join(hash_maps.encode_snapshot(iter([(KEY, make())])))))
     else:
         write_store(folder / "store", {KEY: make()}, compression)
         files += [(path.name, path.read_bytes()) for path in (folder / "store").glob("*.sst")]
@@ -57,7 +58,9 @@ def write_stored(make: Callable[[], bytes], compression: DBCompressionType | Non
         ],
         store_manifest=manifest,
     )
-    operator = OperatorState(uid="u", parallelism=1, key_types=["string"], states=[STATE], subtasks=[subtask])
+    operator = OperatorState(
+        uid="u", parallelism=1, key_types=["string"], key_names=["key"], states=[STATE], subtasks=[subtask]
+    )
     (folder / "operator").write_bytes(msgspec.json.encode(operator))
 
 
@@ -86,12 +89,6 @@ def read_as(kind: object) -> Callable[[Path], None]:
 def stored(value: object) -> bytes:
     """A value as it is stored."""
     return VALUE_FORMAT + msgspec.msgpack.encode(value)
-
-
-def stored_dict(keys: Sequence[object]) -> bytes:
-    """The stored value of a dict with these keys, of which some may be equal, and None as values."""
-    entries = b"".join(msgspec.msgpack.encode(key) + b"\xc0" for key in keys)
-    return b"%b\xdf%b%b" % (VALUE_FORMAT, len(keys).to_bytes(4), entries)
 
 
 def repeated(unit: object, count: int) -> bytes:

@@ -11,10 +11,10 @@ from pathlib import Path
 from stateflow.clock import ManualClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
-from stateflow.state.backends.memory import DictBackend
+from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.storage import MemoryStorage, Storage
 from stateflow.types.key_encoding import encode_key

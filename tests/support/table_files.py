@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import copy
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import xxhash
-from rocksdict import DBCompressionType, Options, Rdict, WriteBatch
+from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, WriteBatch
 
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.state.backends.entry_stream import EntryBlock
-from stateflow.state.backends.rocksdb.bulk_load import bulk_load
-from stateflow.state.backends.rocksdb.byte_reader import ByteReader
-from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
-from stateflow.state.backends.rocksdb.store import open_store
-from stateflow.state.backends.rocksdb.tables.blocks import data_blocks, decompressed, entries_of
+from stateflow.state.backends.rocksdb.backend import bulk_load, open_store, rocksdb_options, without_wal
+from stateflow.state.backends.rocksdb.manifest import ByteReader
+from stateflow.state.backends.rocksdb.tables import data_blocks, decompressed, entries_of
 
 FOOTER_BYTES = 53
 TRAILER_BYTES = 5
@@ -51,6 +49,20 @@ def write_store(folder: Path, entries: Mapping[bytes, bytes], compression: DBCom
     store.close()
     for path in folder.glob("LOG*"):
         path.unlink()
+
+
+def write_apart(folder: Path, keys: Iterable[bytes]) -> None:
+    """Writes a store with the keys in one file without compression, each in a block of its own."""
+    options = store_options(DBCompressionType.none())
+    blocks = BlockBasedOptions()
+    blocks.set_block_size(1)
+    options.set_block_based_table_factory(blocks)
+    store = Rdict(str(folder), options=options)
+    store.set_write_options(without_wal())
+    for key in keys:
+        store.put(key, b"")
+    store.flush()
+    store.close()
 
 
 def write_loaded_store(folder: Path, entries: Mapping[bytes, bytes]) -> None:

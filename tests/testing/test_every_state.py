@@ -92,7 +92,7 @@ ttls = st.builds(
     st.sampled_from(StateTtlConfig.StateVisibility),
     st.sampled_from(StateTtlConfig.TtlTimeCharacteristic),
     background_cleanup=st.booleans(),
-    cleanup_entries=st.sampled_from([None, 1]),
+    cleanup_entries=st.sampled_from([None, 1, 20]),
 )
 alike = st.builds(lambda ttl: dict.fromkeys(KINDS, ttl), st.none() | ttls)
 declarations = st.fixed_dictionaries({kind: st.none() | ttls for kind in KINDS}) | alike
@@ -126,7 +126,6 @@ class EveryHistory(RuleBasedStateMachine):
         declared=declarations,
         default=st.sampled_from([None, "default"]),
         letters=st.booleans(),
-        cleaned=st.sampled_from([1, 20, 1000]),
         filled=st.sampled_from([True, True, True, False]),
         parallelism=parallelisms,
         backend=backends,
@@ -136,7 +135,6 @@ class EveryHistory(RuleBasedStateMachine):
         declared: Mapping[str, StateTtlConfig | None],
         default: str | None,
         letters: bool,
-        cleaned: int,
         filled: bool,
         parallelism: int,
         backend: StateBackend,
@@ -153,7 +151,6 @@ class EveryHistory(RuleBasedStateMachine):
             parallelism=parallelism,
             on_error=DeadLetters(1000) if letters else "fail",
             max_parallelism=8,
-            state__ttl_cleanup_entries=cleaned,
             rocksdb__compact_at_files=2,
         )
         if filled:
@@ -316,7 +313,7 @@ def test_restores_at_another_parallelism_and_back_change_no_operator_state() -> 
     """Without a batch in between; found by `test_state_equals_the_oracle_over_thousands_of_histories`."""
     history = EveryHistory()
     backend = MemoryStateBackend()
-    history.begin(dict.fromkeys(KINDS), None, False, 1, True, 2, backend)
+    history.begin(dict.fromkeys(KINDS), None, False, True, 2, backend)
     for parallelism in (1, 2):
         history.restore(0, [], parallelism, {}, backend)
     history.teardown()
@@ -329,7 +326,7 @@ def _late_timers() -> None:
     )
     for late in (3, 7, 11):
         history = EveryHistory()
-        history.begin({**dict.fromkeys(KINDS), "reducing": ttl}, None, False, 1000, False, 1, MEMORY)
+        history.begin({**dict.fromkeys(KINDS), "reducing": ttl}, None, False, False, 1, MEMORY)
         history.time_passes((100, 0), [])
         history.push([(KEYS[0], None, [("reducing", "add", NO_WORD), ("timer", "register", "event", -late)])], [])
         history.time_passes((29, 0), [])

@@ -17,7 +17,7 @@ from typing import Any, Generic, NamedTuple, Optional, TypedDict, TypeVar
 import msgspec
 import pytest
 
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema import type_schema
 from stateflow.types.serializers import ValueSerializer, decode_untyped
 from tests.support.calls import count_calls
 from tests.support.processes import ROOT

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.types.arrow_types import from_builtin
-from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
-from stateflow.types.bounds.decoded_size import COPIES, PLAIN, type_memory
+from stateflow.types.declared_types import from_builtin
+from stateflow.types.decoded_size import COPIES, PLAIN, type_memory
+from stateflow.types.decoders import MEMORY_LIMIT, TooMuchMemory
 
 NO_LIMIT = 1 << 60
 _UNITS = 20_000

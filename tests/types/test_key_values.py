@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stateflow.errors import WrongKeyType
 from stateflow.types.key_encoding import decode_key, encode_key
 from stateflow.types.key_groups import key_group
-from stateflow.types.key_values import encoded, group_of, parse_key, plain_key, typed_key, typed_map_key
+from stateflow.types.key_values import encode_typed_key, group_of, parse_key, plain_key, typed_key, typed_map_key
 from tests.support.errors import raises
 
 _LONGEST = datetime.timedelta(microseconds=(1 << 63) - 1)
@@ -52,7 +52,7 @@ def test_a_key_survives_json_and_has_the_group_and_the_bytes_that_the_job_stores
     stored = encode_key(key)
     for given_key in (key, json.loads(msgspec.json.encode(plain_key(key)))):
         typed = typed_key(given_key, types)
-        assert encoded(typed) == stored
+        assert encode_typed_key(typed) == stored
         assert group_of(typed, types, 128) == key_group(key, types, 128)
 
 
@@ -62,11 +62,14 @@ def test_the_texts_of_a_key_on_a_command_line_are_the_key(case: Any) -> None:
     columns = {f"column {number}": name for number, name in enumerate(types)}
     stored = encode_key(key)
     if None not in key or len(key) == 1:
-        assert encoded(parse_key([_text(value) for value in key], columns)) == stored
+        assert encode_typed_key(parse_key([_text(value) for value in key], columns)) == stored
     if len(types) > 1:
         plain = plain_key(key)
-        assert encoded(parse_key([json.dumps(plain)], columns)) == stored
-        assert encoded(parse_key([json.dumps(dict(reversed([*zip(columns, plain, strict=True)])))], columns)) == stored
+        assert encode_typed_key(parse_key([json.dumps(plain)], columns)) == stored
+        assert (
+            encode_typed_key(parse_key([json.dumps(dict(reversed([*zip(columns, plain, strict=True)])))], columns))
+            == stored
+        )
 
 
 def _text(value: object) -> str:
@@ -97,7 +100,7 @@ def _text(value: object) -> str:
 def test_a_key_of_a_map_survives_json(case: tuple[str, Any]) -> None:
     declared, key = case
     (again,) = json.loads(msgspec.json.encode(plain_key([key])))
-    assert encoded((typed_map_key(again, declared),)) == encode_key((key,))
+    assert encode_typed_key((typed_map_key(again, declared),)) == encode_key((key,))
     assert decode_key(encode_key((key,))) is not None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from stateflow.types.columns.row_bytes import row_bytes
+from stateflow.types.columns.conversion import row_bytes
 
 TEXTS = pa.array(["", "abc", None, "x" * 1000])
 WORDS = pa.array([["x" * 500], [], None, ["ab", "c"]])

@@ -9,6 +9,7 @@ import decimal
 import enum
 import math
 import re
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +24,8 @@ from hypothesis import strategies as st
 
 import stateflow
 from stateflow.errors import CorruptFile, EntryTooLarge, JobDefinitionError, StateError
-from stateflow.types.arrow_types import SUPPORTED
-from stateflow.types.bounded_json import MEMORY_LIMIT
-from stateflow.types.declared_types import describe_type
+from stateflow.types.declared_types import SUPPORTED, describe_type
+from stateflow.types.decoders import MEMORY_LIMIT
 from stateflow.types.key_encoding import decode_key, encode_key
 from stateflow.types.serializers import ValueSerializer, check_untyped, decode_untyped
 from tests.support.errors import raises
@@ -81,6 +81,7 @@ def _sort_key(key: Key) -> Key:
 @example(("a\0b",), ("a", "b"))
 @example(("",), (None,))
 @example((-1,), (0,))
+@example((-2.0,), (-1.0,))
 @example((-(1 << 63),), ((1 << 63) - 1,))
 def test_bytes_sort_and_differ_as_keys_do(a: Key, b: Key) -> None:
     left, right = encode_key(a), encode_key(b)
@@ -261,6 +262,23 @@ def test_a_value_that_would_take_too_much_memory_is_neither_written_nor_read(kin
             decode(stored)
 
 
+LARGE: list[tuple[Any, Any]] = [
+    (dict[int, float], dict.fromkeys(range(400_000), 0.5)),
+    (Any, dict.fromkeys(range(400_000))),
+    (set[int], set(range(300_000))),
+    (dict[tuple[str, int], int], {("name", n): n for n in range(100_000)}),
+    (dict[uuid.UUID, int], {uuid.UUID(int=n): n for n in range(50_000)}),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), LARGE, ids=[str(kind) for kind, _ in LARGE])
+def test_a_dict_or_set_may_have_hundreds_of_thousands_of_keys(kind: Any, value: Any) -> None:
+    serializer = ValueSerializer[Any](kind)
+    data = serializer.encode(value)
+    assert serializer.decode(data) == value
+    assert len(decode_untyped(data)) == len(value)
+
+
 DECODERS: list[Callable[[bytes], Any]] = [*(ValueSerializer[Any](kind).decode for kind in STORED), decode_untyped]
 ENCODED = [ValueSerializer[Any](kind).encode(value) for kind, (values, _) in STORED.items() for value in values]
 
@@ -327,3 +345,20 @@ def test_no_module_can_load_objects_that_run_code() -> None:
             called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
             found |= {(path.name, word) for word in words & FORBIDDEN | {called} & {"eval", "exec"}}
     assert found == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "smallest", "largest"),
+    [
+        (pa.uint8(), 0, 255),
+        (pa.int8(), -128, 127),
+        (pa.uint32(), 0, (1 << 32) - 1),
+        (pa.int32(), -(1 << 31), (1 << 31) - 1),
+    ],
+)
+def test_a_number_of_an_arrow_type_is_within_its_bounds(kind: pa.DataType, smallest: int, largest: int) -> None:
+    serializer = ValueSerializer[Any](kind)
+    assert [serializer.decode(serializer.encode(number)) for number in (smallest, largest)] == [smallest, largest]
+    for number in (smallest - 1, largest + 1):
+        with raises(StateError):
+            serializer.encode(number)

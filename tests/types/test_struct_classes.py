@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from pyspark import cloudpickle
 
 from stateflow import MapStateDescriptor, precision
-from stateflow.api.aggregates.numeric import Count, Sum
-from stateflow.api.column_windows.accumulators import AccumulatorColumns
+from stateflow.api.aggregates.builtin import Count, Sum
 from stateflow.api.schema import RowSchema
+from stateflow.api.windows.column_windows import AccumulatorColumns
 from stateflow.types.columns.struct_classes import prepare_struct_classes
 
 WORKER = """

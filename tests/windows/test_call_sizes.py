@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from stateflow import RocksDBStateBackend, SlidingEventTimeWindows, TumblingEventTimeWindows
-from stateflow.api.column_windows.time_windows import TimeWindowAggregates
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
-from stateflow.runtime.task.operators.window_vector_operator import WindowVectorOperator
+from stateflow.api.windows.column_time_windows import TimeWindowAggregates
+from stateflow.runtime.task.vector_operator import WindowVectorOperator
 from stateflow.state.kinds.window_timers import DueTimers
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.windows.timed_rows import Timed, ms

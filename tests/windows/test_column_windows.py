@@ -28,13 +28,12 @@ from stateflow import (
     WatermarkStrategy,
     precision,
 )
-from stateflow.api.column_windows import declared
-from stateflow.api.column_windows.bounds import BoundColumns
-from stateflow.api.graph.nodes import ProcessNode, ReducedNode
+from stateflow.api.graph import ProcessNode, ReducedNode
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.api.streams.windowed_stream import WindowedStream
+from stateflow.api.windows.column_windows import BoundColumns
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError
 from stateflow.runtime.task.row_conversion import to_batch
@@ -502,7 +501,7 @@ def test_first_and_last_stored_without_event_times_are_before_later_rows(
     assigner: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(declared, "BY_TIME", {})
+        patched.setattr("stateflow.api.streams.windowed_stream.BY_TIME", {})
         with _first_and_last(assigner) as h:
             h.push(Timed("a", 1, 9000), Timed("b", 2, 9000))
             snapshot = h.snapshot()

@@ -96,6 +96,14 @@ def test_session_windows(make: Make) -> None:
             assert restored.state_entries() == [] and restored.timers() == []
 
 
+@both
+def test_sessions_that_touch_are_one(make: Make) -> None:
+    """Flink's `TimeWindow.intersects` includes the bounds."""
+    with make(EventTimeSessionWindows.with_gap(ms(3000)), lambda w: w) as h:
+        h.push(Timed("a", 1, 0), Timed("a", 2, 3000), Timed("a", 4, 6001))
+        assert h.drain() == [Total("a", 3, 0, 6000), Total("a", 4, 6001, 9001)]
+
+
 def test_a_row_that_connects_two_sessions_merges_their_content_and_timers() -> None:
     with processing(EventTimeSessionWindows.with_gap(ms(1000))) as h:
         h.push(Timed("a", 1, 0), Timed("a", 2, 1900))

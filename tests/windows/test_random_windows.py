@@ -19,8 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow import AggregateFunction, MemoryStateBackend, OutputTag, RocksDBStateBackend
-from stateflow.api.aggregates.partial.aggregation import PartialAggregation
-from stateflow.api.column_windows import time_windows
+from stateflow.api.aggregates.partial import PartialAggregation
 from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.windows.assigners import (
@@ -31,8 +30,8 @@ from stateflow.api.windows.assigners import (
 )
 from stateflow.api.windows.evictors import Evictor, EvictorContext, TimestampedRow
 from stateflow.api.windows.functions import ProcessAllWindowFunction, ProcessWindowFunction, WindowContext
-from stateflow.runtime.task.operators.window_vector_operator import WindowVectorOperator
-from stateflow.state.kinds import slice_size
+from stateflow.runtime.task.vector_operator import WindowVectorOperator
+from stateflow.state.kinds import timers as sizes
 from stateflow.testing import KeyedHarness, KeyedInput
 from stateflow.types.time_window import TimeWindow
 from tests.windows.window_model import KEPT, Fired, Kind, Model, Row
@@ -247,8 +246,8 @@ def _check(history: History, method: str, backend: StateBackend) -> None:
     few = history.arrow_rows or 1 << 17
     with (
         patch.multiple(WindowVectorOperator, rows_at_once=few, additions_at_once=few),
-        patch.multiple(slice_size, _FIRST_BY_COLUMNS=few, MOST_BY_COLUMNS=few),
-        patch.object(time_windows, "_FEW", 16 if history.arrow_rows is None else 1),
+        patch.multiple(sizes, _FIRST_BY_COLUMNS=few, MOST_BY_COLUMNS=few),
+        patch("stateflow.api.windows.column_time_windows._FEW", 16 if history.arrow_rows is None else 1),
         patch.object(
             PartialAggregation, "apply", PartialAggregation.apply if history.arrow_rows is None else _by_pairs
         ),

@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 
 from stateflow import EventTimeSessionWindows, SlidingEventTimeWindows, TumblingEventTimeWindows, precision
 from stateflow.api.aggregates.aggregate import Accumulators
-from stateflow.api.column_windows.cumulative import cumulated
-from stateflow.api.column_windows.shared_slices import SliceRanges, merged_nodes
-from stateflow.api.column_windows.slices import Slicing
 from stateflow.api.functions.vectorized import Array
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
+from stateflow.api.windows.column_time_windows import SliceRanges, merge_nodes
+from stateflow.api.windows.column_windows import Slicing, accumulate_parts
 from stateflow.errors import StateError
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.windows.timed_rows import LATE, Assigner, Timed, Total, ms
@@ -63,7 +62,7 @@ def test_each_window_has_its_slices_in_order_in_few_parts(
             wanted[key, start] += f"{number},"
     window, nodes = ranges.nodes(len(of))
     longest = int((ranges.until - ranges.first).max())
-    accumulators, positions = merged_nodes(_texts(len(of)), of, nodes, Work().merge)
+    accumulators, positions = merge_nodes(_texts(len(of)), of, nodes, Work().merge)
     merged = accumulators["text"].to_pylist()
     found: dict[tuple[int, int], str] = defaultdict(str)
     for number, position in zip(window.tolist(), positions.tolist(), strict=True):
@@ -78,7 +77,7 @@ def test_each_window_has_its_slices_in_order_in_few_parts(
 def test_a_window_that_fires_many_times_needs_work_in_proportion(sizes: Sequence[int]) -> None:
     window = np.repeat(np.arange(len(sizes)), sizes)
     parts, work = _texts(len(window)), Work()
-    found = cumulated(parts, window, np.ones(len(window), bool), work.merge)
+    found = accumulate_parts(parts, window, np.ones(len(window), bool), work.merge)
     texts, at = parts["text"].to_pylist(), 0
     for size in sizes:
         for number in range(size):
@@ -154,7 +153,7 @@ def test_if_sums_are_limited_those_that_windows_fire_with_suffice(cuts: Sequence
         ends = [number for number, cut in enumerate(each, 1) if cut or number == len(each)]
         wanted += ["".join(texts[at : at + end]) for end in ends]
         at += len(each)
-    found = cumulated(parts, window, np.concatenate(cuts), LimitedWork({*wanted}).merge)
+    found = accumulate_parts(parts, window, np.concatenate(cuts), LimitedWork({*wanted}).merge)
     assert found.accumulators["text"].to_pylist() == wanted
 
 

@@ -1,18 +1,36 @@
-"""Creates all DAGs of a job."""
+"""Creates the DAGs of a job: run, savepoint, retention and recovery."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, Context, Param, TriggerRule
+from airflow.sdk.exceptions import AirflowSkipException
 
 from stateflow_airflow.dags.job import StateflowJob
-from stateflow_airflow.dags.recovery_dag import recovery_dag
-from stateflow_airflow.dags.retention_dag import retention_dag
-from stateflow_airflow.dags.run_dag import run_dag
-from stateflow_airflow.dags.savepoint_dag import savepoint_dag
-from stateflow_airflow.operators.retention_limits import Retention
+from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.operators.approvals.approval import StateflowApprovalOperator, StateflowClaimApprovalOperator
+from stateflow_airflow.operators.approvals.command_approval import (
+    StateflowRetentionApprovalOperator,
+    StateflowStopApprovalOperator,
+)
+from stateflow_airflow.operators.base import quote
+from stateflow_airflow.operators.recovery import (
+    StateflowRestoreOperator,
+    StateflowRestorePlanOperator,
+    StateflowVerifyOperator,
+)
+from stateflow_airflow.operators.retention import StateflowRetentionOperator, StateflowTablesOperator
+from stateflow_airflow.operators.retention_limits import Retention, TableMaintenance
+from stateflow_airflow.operators.run import StateflowRunOperator
+from stateflow_airflow.operators.savepoint import StateflowSavepointOperator, StateflowStopOperator
+from stateflow_airflow.operators.template_values import as_list, to_text
 
 if TYPE_CHECKING:
-    from airflow.sdk import DAG
     from airflow.sdk.definitions.dag import ScheduleArg
 
 
@@ -41,3 +59,580 @@ def stateflow_dags(
         retention_dag(job, application, savepoints, retention or Retention()),
         recovery_dag(job, application),
     ]
+
+
+DRAIN = Param(
+    False,
+    type="boolean",
+    title="Last run: drain",
+    description="Fires every event-time timer at the end of the run. Use it for the last run only: it closes every open"
+    " session.",
+)
+
+
+_FAILED_RUNS = 10
+"""DAG runs of a continuous job that fail in a row, without one that succeeds, before Airflow pauses the DAG. The next
+one follows within seconds, also after an error that only a user can fix."""
+
+
+_FIRST_INTERVAL = datetime(2020, 1, 1, tzinfo=UTC)
+"""Begin of the data interval of a continuous DAG's first DAG run, which ends when that is created.
+
+Without a start date, Airflow gives the first DAG run an empty interval. The second one would begin at the end of that,
+and so have the logical date of the first one; Airflow then creates none at all, and logs `run already exists`.
+"""
+
+
+def run_dag(job: StateflowJob, application: str, schedule: ScheduleArg) -> DAG:
+    """Returns the DAG; its form can override the setting ``run.drain`` with true, unless the job is continuous.
+
+    For a job that begins with a savepoint, the form also offers the claim mode, unless the DAG file sets it.
+
+    Raises:
+        PermanentFailure: a continuous job has a schedule, or another job is to be renewed.
+    """
+    if job.renew_after is not None and not job.is_continuous:
+        raise misconfigured(
+            f"the runs of {job.name!r} end by themselves and cannot be renewed",
+            "omit renew_after, or set the mode to continuous",
+            renew_after=str(job.renew_after),
+        )
+    params = {**({} if job.is_continuous else {"drain": DRAIN}), **job.params, **job.run_params}
+    asks = "from_savepoint" in job.run and "claim_mode" not in job.run
+    params = {**params, "claim_mode": claim_mode()} if asks else params
+    timing = _continuous_timing(job, schedule) if job.is_continuous else {"schedule": schedule}
+    deadline = list(job.deadlines) or None
+    with new_dag(job, "", job.description or _doc(job), params=params, deadline=deadline, **timing) as dag:
+        settings = dict(job.run_settings) if job.is_continuous else _with_drain(job)
+        if asks:
+            _run_after_approval(job, application, settings)
+        else:
+            run_task(job, application, settings=settings, renew_after=job.renew_after)
+    return dag
+
+
+def _continuous_timing(job: StateflowJob, schedule: ScheduleArg) -> dict[str, object]:
+    if schedule is not None:
+        raise misconfigured(
+            f"the continuous job {job.name!r} has a schedule",
+            "omit the schedule: Airflow starts the next run when one has ended",
+            schedule=str(schedule),
+        )
+    timing: dict[str, object] = {"schedule": "@continuous", "start_date": _FIRST_INTERVAL}
+    return {**timing, "max_consecutive_failed_dag_runs": _FAILED_RUNS}
+
+
+def _doc(job: StateflowJob) -> str:
+    if job.is_continuous:
+        return (
+            f"Keeps {job.name} running, from the newest checkpoint on. To stop it, pause this DAG, then trigger "
+            f"`{job.name}_savepoint` with *Stop the run*; or pause this DAG, then mark the task as failed, which ends "
+            "the run with a checkpoint. To start it, unpause this DAG."
+        )
+    return f"Runs {job.name} until it has processed all new input, from the newest checkpoint on."
+
+
+def _with_drain(job: StateflowJob) -> dict[str, object]:
+    default = to_text(job.settings.get("run.drain", False))
+    return {**job.settings, "run.drain": f"{{{{ 'true' if params.get('drain') is true else '{default}' }}}}"}
+
+
+def _run_after_approval(job: StateflowJob, application: str, settings: Mapping[str, object]) -> None:
+    """Adds the task that runs the job, and the one that asks if a user wants the new job root to claim its savepoint.
+
+    A scheduled run has the default, which needs no approval.
+    """
+    mode = "{{ params.get('claim_mode') or 'no-claim' }}"
+    approve = StateflowClaimApprovalOperator(
+        task_id="approve_claim",
+        from_savepoint=job.run["from_savepoint"],
+        claim_mode=mode,
+        subject=f"Let {job.name} own, and later delete, the savepoint that it begins with?",
+        **approval(job),
+    )
+    run = run_task(
+        job,
+        application,
+        settings=settings,
+        renew_after=job.renew_after,
+        claim_mode=mode,
+        approval=approve.output,
+        self_approval=job.self_approval,
+    )
+    approve >> run
+
+
+_SAVEPOINT_DOC = """
+Takes a savepoint of {name}: at the next barrier of an active run, otherwise from the newest checkpoint. It is kept
+until a user deletes it. With *Stop the run*, the run ends with exactly that checkpoint.
+
+Another user approves the stop: task `approve`, tab *Required Actions*. The approval counts for the newest run at that
+time; once another run has started, clear `approve`.
+
+With *Drain* as well, every event-time timer fires before the savepoint. If no run is active, the task runs the job only
+to drain it and reads no input. Use *Drain* for the last run only: it closes every open session.
+{pause}
+*Format*: a canonical savepoint can be restored into each state backend, and read by other programs; it takes longer.
+"""
+
+
+_PAUSE = """
+Before you stop the run, pause the DAG `{name}`: otherwise it would start the job again at once, so that the stop is
+refused. Unpause it to start the job.
+"""
+
+
+def savepoint_dag(job: StateflowJob, application: str) -> DAG:
+    """Returns the DAG. It has no schedule."""
+    asked = {"name": "{{ params.name or '' }}", "reason": "{{ params.reason or '' }}", "origin": "{{ params.origin }}"}
+    given: dict[str, Any] = {
+        "job_root": job.root,
+        "job": application,
+        "settings": job.settings,
+        "locations": job.locations,
+        "outlets": [job.savepoint],
+        "stored_as": "{{ '' if params.format == 'default' else params.format }}",
+        **asked,
+        **RETRIES,
+    }
+    run_dag = job.name if job.is_continuous else ""
+    doc = _SAVEPOINT_DOC.format(name=job.name, pause=_PAUSE.format(name=job.name) if run_dag else "")
+    options: dict[str, Any] = {"params": _savepoint_params(), "user_defined_filters": {"quoted": quote}}
+    with new_dag(job, "_savepoint", doc, schedule=None, **options, **CREATED_UNPAUSED) as dag:
+        StateflowSavepointOperator(task_id="savepoint", pre_execute=_skip_if_stopping, **given)
+        approve = StateflowStopApprovalOperator(
+            task_id="approve",
+            subject=f"Stop {job.name}?",
+            body="**Reason**:\n\n{{ (params.reason or '') | quoted }}",
+            drain="{{ params.drain }}",
+            run_dag=run_dag,
+            pre_execute=skip_unless("stop", True),
+            **asked,
+            **approval(job),
+        )
+        stop = StateflowStopOperator(
+            task_id="stop",
+            drain="{{ params.drain }}",
+            run_dag=run_dag,
+            spark=job.spark,
+            approval=approve.output,
+            self_approval=job.self_approval,
+            **given,
+        )
+        approve >> stop
+    return dag
+
+
+def _skip_if_stopping(context: Context) -> None:
+    """Skips the savepoint task if the run is to stop. Raises PermanentFailure for a drain without a stop."""
+    skip_unless("stop", False)(context)
+    if context["params"].get("drain"):
+        raise misconfigured(
+            "Drain requires Stop the run", "trigger the DAG again with both, or with neither", drain=True, stop=False
+        )
+
+
+def _savepoint_params() -> dict[str, Param]:
+    return {
+        "name": optional_text(
+            "Name", "Letters, digits, dot, underscore and hyphen. By default, the origin and the time of the DAG run."
+        ),
+        "reason": optional_text("Reason", "Stored with the savepoint."),
+        "origin": Param("manual", type="string", enum=["manual", "upgrade"], title="Origin"),
+        "format": Param(
+            "default",
+            type="string",
+            enum=["default", "native", "canonical"],
+            title="Format",
+            description="*Native* is as the state backend stored it, and fast. *Canonical* is independent of the state"
+            " backend and its version. By default, savepoints are native, and those of a stop canonical.",
+        ),
+        "stop": Param(False, type="boolean", title="Stop the run"),
+        "drain": Param(
+            False,
+            type="boolean",
+            title="Drain",
+            description="Requires *Stop the run*. Fires every event-time timer before the savepoint. Use it for the"
+            " last run only: it closes every open session.",
+        ),
+    }
+
+
+ORIGIN = "{{ 'manual' if dag_run.triggering_user_name else 'periodic' }}"
+"""Origin of the savepoint. A user who triggers the DAG many times would otherwise replace all older periodic ones."""
+
+
+_RETENTION_DOC = """
+Takes a periodic savepoint of {name}, then deletes periodic savepoints beyond the limits and files that no checkpoint
+references. May run concurrently with a run of the job. With *Preview*, it takes no savepoint and deletes nothing. If a
+user triggers it, the savepoint is a manual one, which displaces no periodic one and is kept until a user deletes it.
+
+Numbers in the form that delete what the configured numbers keep need the approval of another user: task `approve`, tab
+*Required Actions*. The approval counts for the checkpoints and savepoints that the question lists. When others would be
+deleted as well, because the job has made more, clear `approve`. If nothing needs an approval, that task asks nothing.
+"""
+
+
+_TABLES_DOC = """
+Then the task `tables` combines small files of the job's Delta tables, and deletes files that were removed from a table
+some time ago and that no kept checkpoint or savepoint needs.
+"""
+
+
+def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, retention: Retention) -> DAG:
+    """Returns the DAG. `retention` has the defaults of its form."""
+    params = _retention_params(retention, job.tables)
+    doc = _RETENTION_DOC.format(name=job.name) + (_TABLES_DOC if job.tables else "")
+    with new_dag(job, "_retention", doc, schedule=schedule, params=params) as dag:
+        savepoint = StateflowSavepointOperator(
+            task_id="savepoint",
+            job_root=job.root,
+            job=application,
+            settings=job.settings,
+            locations=job.locations,
+            origin=ORIGIN,
+            outlets=[job.savepoint],
+            pre_execute=skip_unless("preview", False),
+            **RETRIES,
+        )
+        limits: dict[str, Any] = {
+            "retain": "{{ params.retain }}",
+            "savepoints": "{{ params.savepoints }}",
+            "savepoints_max_age": retention.max_age,
+            "configured": with_setting(job, retention),
+        }
+        # Runs also if the savepoint failed: the reason may be a full disk.
+        approve = StateflowRetentionApprovalOperator(
+            task_id="approve",
+            subject=f"Delete checkpoints or savepoints of {job.name} that its configuration keeps?",
+            pre_execute=skip_unless("preview", False),
+            trigger_rule=TriggerRule.ALL_DONE,
+            **limits,
+            **approval(job),
+        )
+        # Runs also if the question was skipped, for a preview; without a necessary approval, it deletes nothing.
+        collect = StateflowRetentionOperator(
+            task_id="collect",
+            job_root=job.root,
+            locations=job.locations,
+            preview="{{ params.preview }}",
+            approval=approve.output,
+            self_approval=job.self_approval,
+            trigger_rule=TriggerRule.NONE_FAILED,
+            **limits,
+            **RETRIES,
+        )
+        # Fails the DAG run if either task failed.
+        done = EmptyOperator(task_id="done", trigger_rule=TriggerRule.NONE_FAILED)
+        savepoint >> approve >> collect >> done
+        savepoint >> done
+        if job.tables:
+            collect >> _tables_task(job, application, job.tables) >> done
+    return dag
+
+
+def _tables_task(job: StateflowJob, application: str, tables: TableMaintenance) -> StateflowTablesOperator:
+    """Returns the task that follows the retention: what that deletes no longer holds files of the tables."""
+    return StateflowTablesOperator(
+        task_id="tables",
+        job=application,
+        job_root=job.root,
+        settings=job.settings,
+        locations=job.locations,
+        older_than=tables.older_than,
+        tables=tables.sinks,
+        optimize=tables.optimize,
+        preview="{{ params.preview }}",
+        pre_execute=skip_unless("tables", True),
+        **RETRIES,
+    )
+
+
+def with_setting(job: StateflowJob, retention: Retention) -> Retention:
+    """Returns the limits that the form can only extend without an approval."""
+    setting = job.settings.get("checkpoints.retained")
+    number = int(setting) if isinstance(setting, int | str) and str(setting).isdecimal() else None
+    return retention if retention.checkpoints else replace(retention, checkpoints=number)
+
+
+# No `minimum`: Airflow's form changes a smaller number to the minimum without a word, and 1 keeps the least of all. The
+# tasks refuse such a number.
+def _retention_params(retention: Retention, tables: TableMaintenance | None) -> dict[str, Param]:
+    maintain = Param(
+        True,
+        type="boolean",
+        title="Maintain tables",
+        description="Combines small files of the job's Delta tables, and deletes files that nothing needs.",
+    )
+    return {
+        "retain": Param(
+            retention.checkpoints,
+            type=["null", "integer"],
+            title="Checkpoints to keep",
+            description="1 or more. By default, the setting of the job's last run.",
+        ),
+        "savepoints": Param(
+            retention.savepoints,
+            type=["null", "integer"],
+            title="Periodic savepoints to keep",
+            description="1 or more. Leave empty to keep all.",
+        ),
+        **({"tables": maintain} if tables else {}),
+        "preview": Param(False, type="boolean", title="Preview", description="Only logs what would be deleted."),
+    }
+
+
+_RECOVERY_DOC = """
+Restores {name} to an earlier checkpoint or savepoint: state, source positions and tables together.
+
+1. Pause the DAG `{name}`: a run that starts in the meantime makes the plan outdated, and the restore is refused.{stop}
+2. Trigger this DAG with a target and a reason.
+3. Read the plan: task `approve`, tab *Required Actions*. Another user approves or rejects it. A rejection changes
+   nothing, skips the remaining tasks, and is recorded in the job's history with that user's name and note.
+4. Unpause `{name}`.
+
+You can clear a task that failed or was killed. Clearing `plan` creates a new plan for the same target and asks for
+approval again. For another target, trigger this DAG again.
+"""
+
+
+_STOP = """
+   Then stop its run: trigger `{name}_savepoint` with *Stop the run*."""
+
+
+APPROVAL_BODY = """
+{{ ti.xcom_pull(task_ids='plan')['markdown'] }}
+
+**Reason**:
+
+{{ params.reason | quoted }}
+
+**After the restore**: {{ 'the job runs with this job file.' if params.run else 'the job does not run.' }}
+
+On approval, exactly this plan is executed. If a run of the job has started since, nothing is changed.
+"""
+
+
+class _JobArguments(TypedDict):
+    job: str
+    job_root: str
+    settings: Mapping[str, object]
+    locations: str | Sequence[str]
+
+
+def recovery_dag(job: StateflowJob, application: str) -> DAG:
+    """Returns the DAG. It has no schedule."""
+    params = {**_recovery_params(), **job.params}
+    code: _JobArguments = {
+        "job": application,
+        "job_root": job.root,
+        "settings": job.settings,
+        "locations": job.locations,
+    }
+    doc = _RECOVERY_DOC.format(name=job.name, stop=_STOP.format(name=job.name) if job.is_continuous else "")
+    with new_dag(
+        job, "_recovery", doc, schedule=None, params=params, user_defined_filters={"quoted": quote}, **CREATED_UNPAUSED
+    ) as dag:
+        plan = StateflowRestorePlanOperator(
+            task_id="plan",
+            target="{{ params.target }}",
+            sinks="{{ params.sinks }}",
+            drop="{{ params.drop or '' }}",
+            from_other_job="{{ params.from_other_job }}",
+            keep_tables="{{ params.keep_tables or '' }}",
+            maps="{{ params.new_names or '' }}",
+            sources="{{ params.source_positions or '' }}",
+            claim_mode="{{ params.claim_mode }}",
+            run_dag=job.name,
+            **code,
+            **RETRIES,
+        )
+        approve = StateflowApprovalOperator(
+            task_id="approve",
+            plan=plan.output,
+            subject=f"Restore {job.name} to {{{{ ti.xcom_pull(task_ids='plan')['plan']['label'] }}}}?",
+            body=APPROVAL_BODY,
+            **approval(job),
+        )
+        restore = StateflowRestoreOperator(
+            task_id="restore",
+            plan=plan.output,
+            approval=approve.output,
+            self_approval=job.self_approval,
+            reason="{{ params.reason }}",
+            pool=job.pool,
+            **code,
+            **RETRIES,
+        )
+        verify = StateflowVerifyOperator(task_id="verify", job_root=job.root, locations=job.locations, **RETRIES)
+        run = run_task(job, application, settings=job.single_run_settings, pre_execute=skip_unless("run", True))
+        plan >> approve >> restore >> verify >> run
+    return dag
+
+
+def _recovery_params() -> dict[str, Param]:
+    # No examples of targets: they would be part of the serialized DAG, so that each savepoint made a new DAG version.
+    return {
+        "target": required_text(
+            "Restore target",
+            "latest, a checkpoint's id, a savepoint's name or path, before:2026-01-31T03:00 (UTC),"
+            " or before:SOURCE=OFFSET. `stateflow status` and `stateflow savepoint list` show them, and so does the"
+            " error of the task plan for a target that does not exist.",
+        ),
+        "sinks": Param(
+            "restore",
+            type="string",
+            enum=["restore", "keep"],
+            values_display={"restore": "restore tables with the state", "keep": "keep the tables' current content"},
+            title="Tables",
+        ),
+        "reason": required_text("Reason", "Stored in the job's log.", format="multiline"),
+        "drop": optional_text("State to drop", "Comma-separated uids of operators removed from the job."),
+        "keep_tables": optional_text(
+            "Tables to keep",
+            "Comma-separated uids of sinks, also of removed ones. Their tables keep all rows while others "
+            "are restored.",
+        ),
+        "new_names": optional_text(
+            "New names",
+            "Comma-separated OLD=NEW: uids of operators and sources that were renamed, or states as UID.STATE.",
+        ),
+        "source_positions": Param(
+            None,
+            type=["null", "string"],
+            format="multiline",
+            title="Source positions",
+            description="One per line: UID=earliest, latest, keep, timestamp:2026-01-31T03:00 or the position's JSON."
+            " By default, positions are those of the target, and new sources begin at their start.",
+        ),
+        "from_other_job": Param(False, type="boolean", title="Allow a savepoint of another job"),
+        "claim_mode": claim_mode(),
+        "run": Param(False, type="boolean", title="Run the job after the restore"),
+    }
+
+
+class Retries(TypedDict):
+    """The retry arguments of a task."""
+
+    retries: int
+    retry_delay: timedelta
+
+
+class CreatedUnpaused(TypedDict):
+    """The argument that creates a DAG unpaused."""
+
+    is_paused_upon_creation: bool
+
+
+RETRIES: Retries = {"retries": 2, "retry_delay": timedelta(seconds=10)}
+CREATED_UNPAUSED: CreatedUnpaused = {"is_paused_upon_creation": False}
+"""For a DAG without a schedule: a DAG run that is triggered while the DAG is paused stays queued."""
+
+
+def new_dag(job: StateflowJob, suffix: str, doc: str, **arguments: Any) -> DAG:
+    """Returns a DAG of the job, which runs once at a time.
+
+    It has no catch-up: a run continues from the newest checkpoint, whatever its logical date.
+    """
+    return DAG(
+        dag_id=f"{job.name}{suffix}",
+        catchup=False,
+        max_active_runs=1,
+        doc_md=doc,
+        tags=["stateflow", job.name],
+        **arguments,
+    )
+
+
+def run_task(job: StateflowJob, application: str, **arguments: Any) -> StateflowRunOperator:
+    """Returns the task that runs the job.
+
+    Args:
+        job: the job.
+        application: absolute path of the job file.
+        arguments: further arguments of the operator; `settings` replaces those of the job's runs.
+    """
+    given = {**RETRIES, **job.run}
+    settings = arguments.pop("settings", job.run_settings)
+    outlets = [job.checkpoint, *given.pop("outlets", ())]
+    return StateflowRunOperator(
+        task_id="run",
+        job=application,
+        job_root=job.root,
+        settings=settings,
+        locations=job.locations,
+        spark=job.spark,
+        pool=job.pool,
+        outlets=outlets,
+        **given,
+        **arguments,
+    )
+
+
+class Approval(TypedDict):
+    """The arguments of a task that asks for approval."""
+
+    job_root: str
+    locations: str | Sequence[str]
+    self_approval: bool
+    response_timeout: timedelta
+    params: dict[str, Param]
+    assigned_users: list[Any] | None
+    retries: int
+    retry_delay: timedelta
+
+
+def approval(job: StateflowJob) -> Approval:
+    """Returns the arguments of a task that asks for approval of what is to be done to the job."""
+    return {
+        "job_root": job.root,
+        "locations": job.locations,
+        "self_approval": job.self_approval,
+        "response_timeout": timedelta(days=1),
+        "params": {"note": optional_text("Note", "Stored in the job's log.")},
+        "assigned_users": [{"id": user, "name": user} for user in as_list(job.approvers)] or None,
+        **RETRIES,
+    }
+
+
+def claim_mode() -> Param:
+    """Returns the param that decides who owns a savepoint after a restore or the start of a new job root."""
+    return Param(
+        "no-claim",
+        type="string",
+        enum=["no-claim", "claim"],
+        values_display={
+            "no-claim": "leave the savepoint as it is",
+            "claim": "the job owns the savepoint, and deletes it later",
+        },
+        title="Claim mode",
+        description="A claimed savepoint is deleted once its state is no longer one of the retained checkpoints.",
+    )
+
+
+_VISIBLE = (
+    r"[^\s\u0000-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u180e"
+    r"\u200b-\u200f\u2028-\u202e\u2060-\u2069\u3164\ufeff]"
+)
+"""A character that a reader sees, for Python and browsers."""
+
+
+def optional_text(title: str, description: str) -> Param:
+    """Returns a param for an optional text. Without the type ``null``, Airflow's form requires a value."""
+    return Param(None, type=["null", "string"], title=title, description=description)
+
+
+def required_text(title: str, description: str, **more: str) -> Param:
+    """Returns a param for a text with visible characters; `more` are further parts of its JSON schema."""
+    schema: dict[str, Any] = {"type": "string", "minLength": 1, "pattern": _VISIBLE, **more}
+    return Param(title=title, description=description, **schema)
+
+
+def skip_unless(param: str, wanted: bool) -> Callable[[Context], None]:
+    """Returns a `pre_execute` hook that skips the task unless the DAG run's param equals `wanted`."""
+
+    def check(context: Context) -> None:
+        if bool(context["params"][param]) is not wanted:
+            raise AirflowSkipException(f"{param} is {context['params'][param]}")
+
+    return check

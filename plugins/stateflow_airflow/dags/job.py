@@ -10,7 +10,7 @@ from typing import Any, Literal
 from airflow.sdk import Asset, Param
 from airflow.sdk.definitions.deadline import DeadlineAlert
 
-from stateflow_airflow.assets import checkpoint_asset, savepoint_asset
+from stateflow_airflow.deadlines import checkpoint_asset, savepoint_asset
 from stateflow_airflow.operators.retention_limits import TableMaintenance
 from stateflow_airflow.spark import SparkSubmit
 

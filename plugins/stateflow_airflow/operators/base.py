@@ -1,4 +1,4 @@
-"""Base classes of operators on a job root.
+"""Parts that the operators share: base classes, allowed locations, requesters, Markdown and the status of DAGs.
 
 Constructors of operators have more parameters than other functions of this project: Airflow passes each as a keyword
 argument, and renders templates in the attribute of the same name (`template_fields`).
@@ -7,19 +7,20 @@ argument, and renders templates in the attribute of the same name (`template_fie
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
-from airflow.sdk import BaseOperator, RetryPolicy
+from airflow.sdk import BaseOperator, RetryPolicy, conf
 
-from stateflow_airflow.failures import hide_tracebacks, translate_errors
-from stateflow_airflow.operators.locations import allowed_locations
+from stateflow_airflow.failures import BY_ERROR_CODE, PermanentFailure, hide_tracebacks, misconfigured, translate_errors
 from stateflow_airflow.operators.template_values import as_list, check_texts
-from stateflow_airflow.retry import BY_ERROR_CODE
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
 
 TaskArgument: TypeAlias = Any
 """An argument of Airflow's own base class, such as ``task_id`` or ``retries``."""
@@ -101,3 +102,132 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+VARIABLE = "STATEFLOW_ALLOWED_LOCATIONS"
+"""The library's variable, whose module is not imported here: DAG files import this one."""
+
+
+def allowed_locations(of_the_job: Sequence[str]) -> dict[str, str]:
+    """Returns the environment variable that restricts the library to the job root and these locations.
+
+    Args:
+        of_the_job: paths and URIs, in addition to those of the worker's environment and of Airflow's setting
+            ``[stateflow] allowed_locations``.
+
+    Raises:
+        PermanentFailure: a location contains whitespace, which separates locations.
+    """
+    for location in of_the_job:
+        if len(location.split()) != 1:
+            raise misconfigured(
+                f"the location {location!r} is empty or contains whitespace",
+                "write a space in a path as %20, in a URI that starts with file://",
+                location=location,
+            )
+    configured = conf.get("stateflow", "allowed_locations", fallback=None) or ""
+    return {VARIABLE: " ".join([*of_the_job, *configured.split(), *os.environ.get(VARIABLE, "").split()])}
+
+
+def request_id(context: Context, *more: object) -> str:
+    """Returns an id that is the same for every try of this task in this DAG run, and unique to the task."""
+    ti = context["ti"]
+    # Each part is prefixed with its length, so that different parts never give the same text.
+    parts = [str(part) for part in (ti.dag_id, ti.run_id, ti.task_id, ti.map_index, *more)]
+    text = "/".join(f"{len(part)}:{part}" for part in parts)
+    return f"airflow-{sha256(text.encode()).hexdigest()[:24]}"
+
+
+def default_name(origin: str, context: Context, request: str) -> str:
+    """Returns a savepoint's default name: its origin and the time of the DAG run; the same for every try."""
+    run = context.get("dag_run")
+    stamp = f"{run.run_after:%Y%m%dT%H%M%SZ}-" if run else ""
+    return f"{origin}-{stamp}{request[-6:]}"
+
+
+def triggering_user(context: Context) -> str:
+    """Returns the user who triggered the DAG run, as Airflow has authenticated the user; empty without a user."""
+    return str(getattr(context.get("dag_run"), "triggering_user_name", None) or "")
+
+
+def requester(context: Context) -> str:
+    """Returns the user who triggered the DAG run, or the DAG, as stored in the job's records.
+
+    Nothing that the user enters can change it: neither the form nor the configuration of the DAG run.
+    """
+    from stateflow.requesters import airflow_dag
+
+    user = triggering_user(context)
+    return airflow_user(user) if user else airflow_dag(context["ti"].dag_id)
+
+
+def requested_by(context: Context) -> str:
+    """Returns the user who triggered the DAG run, or the DAG, for display."""
+    return triggering_user(context) or f"DAG {context['ti'].dag_id}"
+
+
+def airflow_user(name: str) -> str:
+    """Returns a user whom Airflow has authenticated, as stored in the job's records."""
+    from stateflow import requesters
+
+    return requesters.airflow_user(name)
+
+
+_SPECIAL = re.compile(
+    r"[\\`*\[\]|~]"
+    # An underscore within a word is no emphasis.
+    r"|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
+    # Headings, lists, quotations, and the second line of a table with one column.
+    r"|^[#>+=:-]|" + "|".join(rf"(?<=^[0-9]{{{digits}}})[.)]" for digits in range(1, 10))
+)
+_ADDRESS = re.compile(r"(?<=http:)/|(?<=https:)/|(?<=www)\.|@", re.IGNORECASE)
+"""The first character at which GitHub's Markdown recognizes an address, even if it is escaped."""
+_ZERO_WIDTH_SPACE = "\u200b"
+_CONTROLS = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\u3164\ufeff"
+    "\ud800-\udfff\ufff9-\ufffb\U000e0000-\U000e007f]+"
+)
+"""Control characters, invisible ones, changes of direction, and lone surrogates."""
+_LONGEST = 4000
+
+
+def escape(text: object) -> str:
+    """Returns a text as one line that Markdown shows as it is: no format, no link, no HTML, no control characters."""
+    line = " ".join(_CONTROLS.sub(" ", str(text)).split())
+    line = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+    line = _SPECIAL.sub(r"\\\g<0>", line.replace("&", "&amp;").replace("<", "&lt;"))
+    return _ADDRESS.sub(rf"{_ZERO_WIDTH_SPACE}\g<0>", line)
+
+
+def quote(text: object) -> str:
+    """Returns a text of several lines as a quotation in plain text; an empty one as a dash."""
+    lines = str(text).strip().splitlines()[:50] or ["-"]
+    # Two spaces at its end keep a line from being joined with the next one.
+    return "\n".join(f"> {escape(line)}  " for line in lines)
+
+
+class DagStatus(TypedDict):
+    """Whether a DAG is paused, and the number of its running and queued runs."""
+
+    paused: bool
+    active_runs: int
+
+
+def dag_status(context: Context, dag_id: str) -> DagStatus:
+    """Returns the status of a DAG, as Airflow's API server reports it to a task."""
+    ti = context["ti"]
+    return {
+        "paused": ti.get_dag(dag_id).is_paused,
+        "active_runs": ti.get_dr_count(dag_id, states=["running", "queued"]),
+    }
+
+
+def require_paused(context: Context, dag_id: str) -> None:
+    """Raises PermanentFailure unless the DAG is paused; checks nothing for an empty id."""
+    if dag_id and not dag_status(context, dag_id)["paused"]:
+        raise PermanentFailure(
+            "dag-not-paused",
+            f"the DAG {dag_id!r} is not paused and would start the job again at once",
+            f"pause {dag_id}, then clear this task; unpause it to start the job",
+            {"dag": dag_id},
+        )

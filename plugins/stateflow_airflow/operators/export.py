@@ -91,6 +91,6 @@ class StateflowExportOperator(JobRootOperator):
             return None
         if self.stored_as not in [kind.value for kind in ExportFormat]:
             raise misconfigured(
-                f"stored_as={self.stored_as!r} is no format", "pass jsonl or parquet", stored_as=self.stored_as
+                f"stored_as={self.stored_as!r} is not a format", "pass jsonl or parquet", stored_as=self.stored_as
             )
         return ExportFormat(self.stored_as)

@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.dag_status import DagStatus, dag_status
 from stateflow_airflow.failures import misconfigured
-from stateflow_airflow.launches.run_result import with_offsets
 from stateflow_airflow.operators.approvals.approval import ApprovalCheck
-from stateflow_airflow.operators.base import JobOperator, JobRootOperator
+from stateflow_airflow.operators.base import DagStatus, JobOperator, JobRootOperator, dag_status, request_id, requester
 from stateflow_airflow.operators.restore_plan import as_markdown, parse_plan
-from stateflow_airflow.operators.task_requests import request_id, requester
 from stateflow_airflow.operators.template_values import (
     checked_root,
     job_code,
@@ -23,6 +20,7 @@ from stateflow_airflow.operators.template_values import (
     to_names,
     to_words,
 )
+from stateflow_airflow.run_result import with_offsets
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -114,7 +112,7 @@ class StateflowRestorePlanOperator(JobOperator):
         import msgspec
 
         from stateflow.checkpoint.log.documents import SinkMode
-        from stateflow.checkpoint.restore.graph_plan import GraphChanges
+        from stateflow.checkpoint.restore.plan_document import GraphChanges
         from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
         from stateflow.operations import plan_restore
         from stateflow.runtime.restore.planner import RestoreOptions

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stateflow_airflow.failures import misconfigured
-from stateflow_airflow.operators.markdown import escaped
+from stateflow_airflow.operators.base import escape
 
 if TYPE_CHECKING:
     from stateflow.checkpoint.restore.plan_document import RestorePlan, SinkChange, SourceChange, StateChange
@@ -26,15 +26,15 @@ def as_markdown(plan: RestorePlan, notes: Sequence[str] = ()) -> str:
     from stateflow.checkpoint.restore.plan_document import describe_graph, describe_replay, describe_target
 
     parts = [
-        f"**{escaped(plan.job)}** is restored from checkpoint {plan.checkpoint_id} to **{escaped(plan.label)}**, "
-        f"{escaped(describe_target(plan))}.",
+        f"**{escape(plan.job)}** is restored from checkpoint {plan.checkpoint_id} to **{escape(plan.label)}**, "
+        f"{escape(describe_target(plan))}.",
         _savepoint(plan),
         _job_file(plan),
         _table(("state of", "action", "size now", "size at target", "parallelism"), map(_state, plan.states)),
         _table(("source", "now", "at target", "files read since", "still available"), map(_source, plan.sources)),
         _table(("sink", "table", "now", "at target", "rows removed", "rows restored"), map(_sink, plan.sinks)),
-        _list(escaped(line) for line in describe_graph(plan)),
-        escaped(describe_replay(plan)),
+        _list(escape(line) for line in describe_graph(plan)),
+        escape(describe_replay(plan)),
         _list([*_warnings(plan), *notes]),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -42,23 +42,21 @@ def as_markdown(plan: RestorePlan, notes: Sequence[str] = ()) -> str:
 
 def _savepoint(plan: RestorePlan) -> str:
     # Its name does not identify it: a user who may write to a job root can add another one with this name.
-    mode = escaped(plan.claim_mode.value)
-    return f"**Savepoint**: {escaped(plan.savepoint)}, claim mode {mode}" if plan.savepoint else ""
+    mode = escape(plan.claim_mode.value)
+    return f"**Savepoint**: {escape(plan.savepoint)}, claim mode {mode}" if plan.savepoint else ""
 
 
 def _job_file(plan: RestorePlan) -> str:
-    if not plan.job_file:
-        return ""
-    at = escaped(plan.job_file_changed_at[:19].replace("T", " "))
-    other = f"; {escaped(plan.other_code)}" if plan.other_code else ""
-    return f"**Job file**: {escaped(plan.job_file)}, changed at {at} UTC{other}"
+    at = escape(plan.job_file_changed_at[:19].replace("T", " "))
+    other = f"; {escape(plan.other_code)}" if plan.other_code else ""
+    return f"**Job file**: {escape(plan.job_file)}, changed at {at} UTC{other}"
 
 
 def _state(change: StateChange) -> tuple[str, ...]:
     before, after = change.from_parallelism or "-", change.to_parallelism or "-"
     return (
-        escaped(change.uid),
-        escaped(change.action),
+        escape(change.uid),
+        escape(change.action),
         "unknown" if change.bytes_now is None else _size(change.bytes_now),
         _size(change.bytes),
         f"{before}" if before == after else f"{before} → {after}",
@@ -68,16 +66,16 @@ def _state(change: StateChange) -> tuple[str, ...]:
 def _source(change: SourceChange) -> tuple[str, ...]:
     held = {True: "yes", False: "**no**", None: "unknown"}[change.held]
     files = "-" if change.files is None else f"{change.files:,}"
-    return escaped(change.uid), escaped(_short(change.now)), escaped(_short(change.then)), files, held
+    return (escape(change.uid), escape(_short(change.now)), escape(_short(change.then)), files, held)
 
 
 def _sink(change: SinkChange) -> tuple[str, ...]:
     if change.mode == "keep":
-        return escaped(change.uid), escaped(change.table), f"version {change.now}", "unchanged", "0", "0"
+        return (escape(change.uid), escape(change.table), f"version {change.now}", "unchanged", "0", "0")
     then = "unchanged" if change.then is None else f"version {change.then}"
     return (
-        escaped(change.uid),
-        escaped(change.table),
+        escape(change.uid),
+        escape(change.table),
         f"version {change.now}",
         then,
         _count(change.rows_removed),
@@ -89,7 +87,7 @@ def _warnings(plan: RestorePlan) -> list[str]:
     from stateflow.checkpoint.restore.plan_document import cautions
 
     return [
-        f"**{escaped(c.about)}**: {escaped(c.text)}" if c.about else _sentence(escaped(c.text)) for c in cautions(plan)
+        f"**{escape(c.about)}**: {escape(c.text)}" if c.about else _sentence(escape(c.text)) for c in cautions(plan)
     ]
 
 

@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.operators.approvals.approval import ApprovalCheck
 from stateflow_airflow.operators.approvals.command_approval import retention_question
-from stateflow_airflow.operators.base import JobOperator, JobRootOperator
+from stateflow_airflow.operators.base import JobOperator, JobRootOperator, requester
 from stateflow_airflow.operators.retention_limits import Limit, Retention, configured_retention, newest_beyond
-from stateflow_airflow.operators.task_requests import requester
 from stateflow_airflow.operators.template_values import as_list, checked_root, job_code, to_bool, to_duration
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from stateflow.checkpoint.savepoints.retention import SavepointRule
-    from stateflow.connectors.delta.maintenance.vacuum import VacuumReport
+    from stateflow.checkpoint.savepoints.cleanup import SavepointRule
+    from stateflow.connectors.delta.maintenance import VacuumReport
     from stateflow.operations import GarbageReport, PruneReport
 
 require_supported()
@@ -82,7 +81,7 @@ class StateflowRetentionOperator(JobRootOperator):
 
     def execute(self, context: Context) -> dict[str, object]:
         """Deletes what is beyond the limits, or reports it."""
-        from stateflow.checkpoint.savepoints.retention import SavepointRule
+        from stateflow.checkpoint.savepoints.cleanup import SavepointRule
         from stateflow.operations import collect_garbage, prune_savepoints
 
         preview = to_bool("preview", self.preview)

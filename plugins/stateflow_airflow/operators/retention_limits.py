@@ -92,7 +92,7 @@ def retention_loss(job_root: str, requested: Retention, configured: Retention) -
         requested: the limits that are to be applied.
         configured: the limits that need no approval.
     """
-    from stateflow.checkpoint.savepoints.retention import SavepointRule
+    from stateflow.checkpoint.savepoints.cleanup import SavepointRule
     from stateflow.operations import prune_savepoints
 
     deleted, permitted = (

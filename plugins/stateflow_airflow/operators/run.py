@@ -1,28 +1,35 @@
-"""The operator that runs a stateflow job and survives the death of its Airflow worker."""
+"""The operator that runs a stateflow job and survives the death of its Airflow worker.
+
+Its task launches a program, follows it, and finds it again in its next try.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from dataclasses import asdict, replace
+from datetime import datetime, timedelta
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow.sdk import Asset
+import pendulum
+from airflow.sdk import Asset, ResumableJobMixin, conf
+from airflow.sdk.exceptions import TaskDeferred
+from croniter import croniter
 
-from stateflow_airflow.failures import StateflowTaskFailed, translate_errors
-from stateflow_airflow.launches.driver_environment import passed_environment
-from stateflow_airflow.launches.hidden_settings import SETTINGS, settings_file
-from stateflow_airflow.launches.launch import result_file
-from stateflow_airflow.launches.launch_trigger import LaunchEvent
-from stateflow_airflow.launches.launcher import Command
-from stateflow_airflow.launches.launching_task import LaunchingTask
-from stateflow_airflow.launches.renewal import checked_renewal
-from stateflow_airflow.launches.schedule_interval import warn_if_longer
-from stateflow_airflow.launches.task_folders import run_id
-from stateflow_airflow.operators.approvals.approval import ApprovalCheck
-from stateflow_airflow.operators.approvals.claim_approval import claim_question
-from stateflow_airflow.operators.base import JobOperator, TaskArgument
-from stateflow_airflow.operators.locations import allowed_locations
+from stateflow_airflow import graceful_end
+from stateflow_airflow.failures import StateflowTaskFailed, ended_without_result, log_failure, translate_errors
+from stateflow_airflow.launch import Command, Launch, Launcher, read_record, result_file
+from stateflow_airflow.launch_trigger import UNREACHABLE, LaunchEvent, LaunchTrigger, to_launch
+from stateflow_airflow.operators.approvals.approval import ApprovalCheck, claim_question
+from stateflow_airflow.operators.base import JobOperator, TaskArgument, allowed_locations
 from stateflow_airflow.operators.template_values import (
     check_job_file,
     checked_location,
@@ -35,17 +42,32 @@ from stateflow_airflow.operators.template_values import (
     to_text,
     to_words,
 )
-from stateflow_airflow.spark import SparkSubmit
+from stateflow_airflow.renewal import PREDECESSOR, LogFollower, Renewal, checked_renewal, counting_launch, last_lines
+from stateflow_airflow.run_result import RunResult, read_result
+from stateflow_airflow.spark import SETTINGS, SparkSubmit, passed_environment, settings_file
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import DAG, Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
+    from airflow.sdk.types import DagRunProtocol
+    from pydantic import JsonValue
+
+
+RUNNING, FINISHED, FAILED, CLEARED = "running", "finished", "failed", "cleared"
+
+
+_LOG_SECONDS = 0.5
+"""Interval at which the driver's log is copied. The end of the driver is detected immediately."""
+_KEPT_LAUNCHES = 5
+_REPEATED_LOG_BYTES = 64 * 1024
+"""How much of the log a try copies of a program that an earlier try launched."""
+
 
 require_supported()
 
 
-class StateflowRunOperator(LaunchingTask, JobOperator):
+class StateflowRunOperator(ResumableJobMixin, JobOperator):
     """Runs a stateflow job until it has processed all new input, or until a limit of its settings.
 
     **DAG runs.** A run always continues from the job's newest checkpoint; the logical date of the DAG run has no
@@ -120,6 +142,10 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
     )
     template_fields_renderers = {"settings": "json", "conf": "json", "env_vars": "json", "approval": "json"}
     ui_color = "#d7ecf7"
+    # Airflow stores this key for tries that may still be running when this code is replaced: never rename it.
+    external_id_key = "stateflow_launch"
+    _launcher: Launcher | None = None
+    _killed = False
 
     def __init__(
         self,
@@ -218,6 +244,149 @@ class StateflowRunOperator(LaunchingTask, JobOperator):
         environment = {**passed_environment(), **command.env, **allowed_locations(self.locations)}
         return Command(command.argv, environment, {**files, **command.files})
 
+    def open_launches(self, context: Context) -> None:
+        """Finds the launches of this task; to be called before `execute_resumable`."""
+        runs = root_folder(self.run_folder)
+        # Airflow raises max_tries when a task is cleared, and only then; if it runs, when its worker has ended it.
+        self._launcher = Launcher(run_folder(runs, context), context["ti"].max_tries, runs)
+
+    def submit_job(self, context: Context) -> JsonValue:
+        """Launches the program, unless the one of an earlier try is still active."""
+        launcher = self._task_launcher()
+        with translate_errors(), launcher.locked():
+            # An earlier worker may have died before Airflow stored the return value of this method.
+            active = launcher.active_launches()
+            if active and launcher.is_of_this_turn(active[0]):
+                self.log.info("Waiting for the active run of an earlier try: %s", active[0].folder)
+                return asdict(active[0])
+            if active:
+                self.log.info("The task was cleared, so the active run ends first: %s", active[0].folder)
+                self._end(active)
+            launcher.remove_old(_KEPT_LAUNCHES)
+            remove_old_runs(task_folder(root_folder(self.run_folder), context), self.kept_runs)
+            folder = launcher.next_folder()
+            launch = launcher.start(folder, self.command(folder, context))
+        self.log.info("Started process %d; its files are in %s", launch.pid, launch.folder)
+        return asdict(launch)
+
+    def get_job_status(self, external_id: JsonValue, context: Context) -> str:
+        """Returns the launch's status, from its process and then from its result file."""
+        launcher, launch = self._task_launcher(), to_launch(cast("dict[str, object]", external_id))
+        if not launcher.is_of_this_turn(launch):
+            return CLEARED
+        if launch.process() or any(map(launcher.is_of_this_turn, launcher.active_launches())):
+            return RUNNING
+        launch = self._counting(external_id)
+        if not launch.is_local:
+            self.log.warning(
+                "The last run was launched on host %s and cannot be found from here; a new one fences it", launch.host
+            )
+        return FINISHED if (result := read_result(launch.result_file)) and result.finished else FAILED
+
+    def is_job_active(self, status: str) -> bool:
+        return status == RUNNING
+
+    def is_job_succeeded(self, status: str) -> bool:
+        return status == FINISHED
+
+    # The base class declares None, but returns this value for a try that only waited (and would push no XCom for None).
+    def poll_until_complete(  # type: ignore[override]
+        self, external_id: JsonValue, context: Context
+    ) -> dict[str, object]:
+        """Copies the program's log until the program ends, or defers until then. Returns its result."""
+        launch = self._counting(external_id)
+        # A task that was killed meanwhile has no trigger that a user could end.
+        if self.deferrable and not self._killed:
+            trigger = LaunchTrigger(asdict(launch), self.end_timeout.total_seconds())
+            raise TaskDeferred(trigger=trigger, method_name="execute_complete", timeout=self.execution_timeout)
+        launcher = self._task_launcher()
+        start = partial(self._start_successor, context)
+        renewal = Renewal(launcher, start, self.renew_after, self.end_timeout)
+        while True:
+            self._follow(launch, renewal)
+            following = renewal.next_after(launch)
+            if following == launch:
+                return self._returned(launch, read_result(launch.result_file), launch.exit_code())
+            launch = following
+
+    def get_job_result(self, external_id: JsonValue, context: Context) -> dict[str, object]:
+        """Returns the program's result. Raises the failure of a program that failed."""
+        launch = self._counting(external_id)
+        return self._returned(launch, read_result(launch.result_file), launch.exit_code())
+
+    def result_of_event(self, event: LaunchEvent) -> dict[str, object] | None:
+        """Returns the program's result after a deferral; None if the triggerer could not find the program.
+
+        Raises the failure of a program that failed.
+        """
+        launch = to_launch(event["launch"])
+        if event["status"] == UNREACHABLE:
+            self.log.warning("The triggerer has no access to %s on host %s", launch.folder, launch.host)
+            return None
+        if launch.log_file.exists():
+            with LogFollower(launch.log_file, self.log.info, _REPEATED_LOG_BYTES):
+                self.log.info("The end of the run's log:")
+        # Ends what the program has left.
+        self._task_launcher().wait(launch, 0)
+        result = event["result"]
+        return self._returned(launch, None if result is None else RunResult(result), event["exit_code"])
+
+    def on_kill(self) -> None:
+        """Ends the program, its successor and all their child processes, within the five seconds that Airflow allows.
+
+        A driver may take `end_timeout` to end with a checkpoint; another program ends it if this process does not last.
+        """
+        self._killed = True
+        if self._launcher:
+            # The oldest first: a successor may have no driver yet, and is waited for.
+            for launch in reversed(self._launcher.active_launches()):
+                graceful_end.end_in_background(self._launcher, launch, self.end_timeout.total_seconds())
+
+    def _follow(self, launch: Launch, renewal: Renewal) -> None:
+        """Copies the log of a launch until it ends, and has its successor started when it is due."""
+        launcher = self._task_launcher()
+        with LogFollower(launch.log_file, self.log.info, _REPEATED_LOG_BYTES) as log:
+            while not launcher.wait(launch, _LOG_SECONDS):
+                log.copy()
+                if self._killed:
+                    self._end(launcher.active_launches())
+                else:
+                    renewal.renew_if_due(launch)
+
+    def _start_successor(self, context: Context, current: Launch) -> Launch:
+        launcher = self._task_launcher()
+        launcher.remove_old(_KEPT_LAUNCHES)
+        folder = launcher.next_folder()
+        command = self.command(folder, context)
+        files = {**command.files, PREDECESSOR: Path(current.folder).name}
+        return launcher.start(folder, replace(command, files=files), current)
+
+    def _end(self, launches: list[Launch]) -> None:
+        graceful_end.end_all(self._task_launcher(), launches, self.end_timeout.total_seconds())
+
+    def _counting(self, external_id: JsonValue) -> Launch:
+        """Returns the launch that counts; Airflow has stored the first one of the try that started it."""
+        return counting_launch(self._task_launcher()) or to_launch(cast("dict[str, object]", external_id))
+
+    def _task_launcher(self) -> Launcher:
+        assert self._launcher is not None, "execute() was not called"
+        return self._launcher
+
+    def _returned(self, launch: Launch, result: RunResult | None, exit_code: int | None) -> dict[str, object]:
+        if result is None:
+            if launch.log_file.exists():
+                self.log.error("The last lines of the run's log:\n%s", "\n".join(last_lines(launch.log_file, 20)))
+            raise log_failure(ended_without_result(exit_code))
+        if not result.finished:
+            raise log_failure(result.failure())
+        return result.returned()
+
+    def forget_launch(self, context: Context) -> None:
+        """Removes the launch from Airflow's store of the task: a cleared task launches a new program."""
+        store = context.get("task_state_store")
+        if self.durable and store is not None:
+            store.delete(self.external_id_key)
+
     def _permitted_claim_mode(self, context: Context) -> str:
         """Returns the claim mode. Raises PermanentFailure if a user has chosen to claim, and none has approved that."""
         mode = to_claim_mode(self.claim_mode)
@@ -249,3 +418,132 @@ def _check_paths(job: str, job_root: str, from_savepoint: str) -> None:
     checked_root(job_root)
     if from_savepoint:
         checked_location("from_savepoint", from_savepoint)
+
+
+def root_folder(given: str | None) -> Path:
+    """Returns the folder of all launches: `given`, or Airflow's setting, or a folder in AIRFLOW_HOME."""
+    default = Path(os.environ.get("AIRFLOW_HOME", "~/airflow")).expanduser() / "stateflow-runs"
+    return Path(given or conf.get("stateflow", "run_folder", fallback=None) or default).absolute()
+
+
+def task_folder(root: Path, context: Context) -> Path:
+    """Returns the folder of a task, which has one folder per DAG run."""
+    ti = context["ti"]
+    return root / _segment(ti.dag_id) / _segment(ti.task_id)
+
+
+def run_folder(root: Path, context: Context) -> Path:
+    """Returns the folder of a task in one DAG run."""
+    parts = (context["ti"].run_id, *map_index(context))
+    return task_folder(root, context).joinpath(*(_segment(part) for part in parts))
+
+
+def run_id(context: Context) -> str:
+    """Returns the id of a try of a task, as the job's log stores it."""
+    ti = context["ti"]
+    return "/".join([ti.dag_id, ti.run_id, ti.task_id, *map_index(context), str(ti.try_number)])
+
+
+def map_index(context: Context) -> list[str]:
+    """Returns the index of a mapped task as the only element; nothing for other tasks."""
+    index = context["ti"].map_index
+    return [] if index is None or index < 0 else [str(index)]
+
+
+def _segment(name: str) -> str:
+    """Returns `name` as a folder name; different names give different folders."""
+    safe = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:100]
+    return safe if safe == name else f"{safe}-{sha256(name.encode()).hexdigest()[:8]}"
+
+
+log = logging.getLogger("airflow.task")
+
+
+_SCHEDULED = "scheduled"
+"""Type of the DAG runs that a schedule has created."""
+
+
+def interval_after(timetable: object, due: datetime) -> timedelta | None:
+    """Returns the time between a scheduled DAG run and the next one.
+
+    Returns None for a schedule without times in advance: none, ``@once``, ``@continuous``, assets, and timetables of
+    other classes than those that Airflow makes of cron expressions and durations.
+
+    Args:
+        timetable: the DAG's.
+        due: when the DAG run was due.
+    """
+    delta, expression = getattr(timetable, "delta", None), getattr(timetable, "expression", None)
+    if delta is not None:
+        following: datetime = due + delta
+    elif isinstance(expression, str):
+        zone = getattr(timetable, "timezone", None)
+        begin = due.astimezone(pendulum.timezone(zone) if isinstance(zone, str) else zone)
+        following = croniter(expression, begin).get_next(datetime)
+    else:
+        return None
+    return following - due
+
+
+def warn_if_longer(duration_s: float, dag: DAG | None, dag_run: DagRunProtocol) -> bool:
+    """Logs a warning if a scheduled run took longer than until the next one was due; returns whether it did.
+
+    DAG runs that users or assets have triggered, and those of backfills, are not compared.
+
+    Args:
+        duration_s: seconds that the program ran.
+        dag: the DAG; None for a task outside of a DAG.
+        dag_run: the DAG run.
+    """
+    if dag is None or dag_run.run_type != _SCHEDULED:
+        return False
+    interval = interval_after(dag.timetable, dag_run.run_after)
+    if interval is None or duration_s <= interval.total_seconds():
+        return False
+    log.warning(
+        "the run took %s, longer than the schedule's interval of %s, so the next run starts late: "
+        "schedule the DAG less often, give the job more resources, or keep it running with run.until",
+        timedelta(seconds=round(duration_s)),
+        interval,
+    )
+    return True
+
+
+def remove_old_runs(task_folder: Path, keep: int) -> None:
+    """Removes folders of old DAG runs from the folder of their task, except those with an active launch.
+
+    The age of a run is that of its last launch: DAG runs may run in any order of their names.
+
+    Args:
+        task_folder: has one folder per DAG run.
+        keep: number of newest DAG runs to keep.
+    """
+    ages = {folder: _last_change(folder) for folder in task_folder.iterdir() if folder.is_dir()}
+    for folder in sorted(ages, key=lambda folder: ages[folder])[: max(0, len(ages) - keep)]:
+        _remove_unless_used(folder)
+
+
+def _last_change(folder: Path) -> float:
+    times = [0.0]
+    for path in (folder, *_locks(folder)):
+        # A worker on another host may remove the folder concurrently.
+        with contextlib.suppress(FileNotFoundError):
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
+def _locks(folder: Path) -> list[Path]:
+    return [*folder.glob("lock"), *folder.glob("*/lock")]
+
+
+def _remove_unless_used(folder: Path) -> None:
+    with contextlib.ExitStack() as locks:
+        try:
+            for path in _locks(folder):
+                # A worker that is launching a program in this folder holds the lock.
+                fcntl.flock(locks.enter_context(path.open()), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        records = (read_record(path.parent) for path in folder.rglob("launch.json"))
+        if not any(launch and launch.may_be_active for launch in records):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import Asset
 
-from stateflow_airflow.dag_status import require_paused
 from stateflow_airflow.failures import misconfigured
-from stateflow_airflow.launches.driver_environment import passed_environment
-from stateflow_airflow.launches.run_result import with_offsets
 from stateflow_airflow.operators.approvals.approval import Answer, ApprovalCheck
 from stateflow_airflow.operators.approvals.command_approval import stop_question
-from stateflow_airflow.operators.base import JobOperator, JobRootOperator, environment
-from stateflow_airflow.operators.task_requests import default_name, request_id, requester
+from stateflow_airflow.operators.base import (
+    JobOperator,
+    JobRootOperator,
+    default_name,
+    environment,
+    request_id,
+    requester,
+    require_paused,
+)
 from stateflow_airflow.operators.template_values import (
     checked_location,
     checked_root,
@@ -29,7 +33,8 @@ from stateflow_airflow.operators.template_values import (
     to_count,
     to_duration,
 )
-from stateflow_airflow.spark import SparkSubmit
+from stateflow_airflow.run_result import with_offsets
+from stateflow_airflow.spark import SparkSubmit, passed_environment
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:

@@ -93,7 +93,7 @@ def to_duration(name: str, value: timedelta | str | None) -> timedelta | None:
 
     Raises PermanentFailure for any other value, and for a negative one.
     """
-    from stateflow.config.durations import parse_duration
+    from stateflow.config.settings import parse_duration
 
     if value is None or value in ("", "None"):
         return None

@@ -10,8 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from stateflow_airflow.failures import log_failure, server_ended
-from stateflow_airflow.operators.base import JobRootOperator
-from stateflow_airflow.operators.locations import allowed_locations
+from stateflow_airflow.operators.base import JobRootOperator, allowed_locations
 from stateflow_airflow.operators.template_values import checked_root, to_duration
 from stateflow_airflow.versions import require_supported
 

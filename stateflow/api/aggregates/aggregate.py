@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from stateflow.api.aggregates.partial.aggregation import Half, Partial
-from stateflow.api.aggregates.partial.filters import is_true, masked
+from stateflow.api.aggregates.partial import Half, Partial, is_true, mask_values
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import Column
 from stateflow.types.columns.precision import precision
@@ -83,7 +82,7 @@ class Aggregate(ABC):
     """Whether it aggregates each value of a key once."""
 
     optional: frozenset[str] = frozenset()
-    """Fields that accumulators may lack which were stored by an earlier version."""
+    """Fields that stored accumulators may lack: of an aggregate that the job declared with another order before."""
 
     def __init__(self, column: Column, where: str = "") -> None:
         """Aggregates a column of the rows in which the bool column `where` is true; of all rows if it is empty."""
@@ -110,7 +109,7 @@ class Aggregate(ABC):
     def values(self, batch: pa.RecordBatch, state: VectorState) -> Values:
         """Returns the values of a batch that it aggregates, with null for those that it ignores."""
         column = batch.column(self.column.name)
-        return Values(masked(column, is_true(batch.column(self.where))) if self.where else column, state)
+        return Values(mask_values(column, is_true(batch.column(self.where))) if self.where else column, state)
 
     @abstractmethod
     def add(self, before: Accumulators, values: Values) -> Accumulators:

@@ -14,10 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, Values, partials_of, values_of
-from stateflow.api.aggregates.distinct import distinct_columns
-from stateflow.api.aggregates.partial.aggregation import Partial, PartialAggregation
-from stateflow.api.aggregates.partial.filters import masked
-from stateflow.api.aggregates.registry import AGGREGATES, aggregate_for
+from stateflow.api.aggregates.builtin import AGGREGATES, aggregate_for, distinct_columns
+from stateflow.api.aggregates.partial import Partial, PartialAggregation, mask_values
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.schema import RowSchema
@@ -50,7 +48,7 @@ class ColumnAggregates(VectorizedKeyedFunction):
     ) -> None:
         if not wanted:
             raise JobDefinitionError(
-                "there is no aggregate",
+                "aggregate_columns needs at least one aggregate",
                 hint='pass {"rows": ("count", "id")} or others; deduplicate keeps one row of each key',
             )
         self._aggregates = {name: declared_aggregate(name, spec, given) for name, spec in wanted.items()}
@@ -59,7 +57,7 @@ class ColumnAggregates(VectorizedKeyedFunction):
         self._given = given
         self._distinct = distinct_columns(list(self._aggregates.values()))
         self._partials: dict[str, tuple[Partial, ...]] = {}
-        check_output(made_columns(self._aggregates, keys, given, output), keys, output)
+        check_output(infer_columns(self._aggregates, keys, given, output), keys, output)
 
     def split(self, divide_floats: bool = False) -> PartialAggregation | None:
         """Turns this function into the second of two phases. Returns the first phase, which runs before the shuffle.
@@ -108,7 +106,7 @@ class ColumnAggregates(VectorizedKeyedFunction):
                 if aggregate.is_distinct:
                     rows = pa.array(new[aggregate.column.name][aggregate.where])
                     values = self._distinct[aggregate.column.name].values(batch)
-                    after = aggregate.add(own, Values(masked(values, rows), state))
+                    after = aggregate.add(own, Values(mask_values(values, rows), state))
                 else:
                     after = self._after(name, own, batch, state)
                 stored |= {f"{name}__{field}": column for field, column in after.items()}
@@ -163,7 +161,9 @@ def check_output(made: Made, keys: Sequence[str], output: RowSchema) -> None:
             )
 
 
-def made_columns(aggregates: Mapping[str, Aggregate], keys: Sequence[str], given: RowSchema, output: RowSchema) -> Made:
+def infer_columns(
+    aggregates: Mapping[str, Aggregate], keys: Sequence[str], given: RowSchema, output: RowSchema
+) -> Made:
     """Returns the columns that aggregates of a key make.
 
     Raises:

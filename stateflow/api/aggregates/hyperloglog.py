@@ -18,7 +18,7 @@ import xxhash
 
 from stateflow.api.functions.vectorized import Array
 from stateflow.errors import CorruptFile
-from stateflow.state.columnar.key_encoding import comparable
+from stateflow.state.key_columns import to_comparable
 
 REGISTERS = 4096
 _INDEX_SHIFT, _RANK_BITS = 52, 6
@@ -90,7 +90,7 @@ def decode(stored: Sequence[bytes | None]) -> Sketches:
     """Returns sketches from their stored form; None is an empty sketch.
 
     Raises:
-        CorruptFile: the bytes are no sketch.
+        CorruptFile: the bytes are not a sketch.
     """
     places, ranks = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for number, data in enumerate(stored):
@@ -159,7 +159,7 @@ def _hashes(values: pa.Array) -> Array:
 def _numbers(values: pa.Array) -> Array:
     kind = values.type
     if pa.types.is_floating(kind):
-        whole = comparable(values)
+        whole = to_comparable(values)
     elif pa.types.is_date32(kind):
         whole = values.cast(pa.int32())
     else:

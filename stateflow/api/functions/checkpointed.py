@@ -23,11 +23,18 @@ class FunctionInitializationContext:
     """
 
     def __init__(
-        self, is_restored: bool, stores: tuple[OperatorStateStore, RuntimeContext], raw: OperatorContent, info: TaskInfo
+        self,
+        is_restored: bool,
+        info: TaskInfo,
+        *,
+        operator: OperatorStateStore,
+        keyed: RuntimeContext,
+        raw: OperatorContent,
     ) -> None:
         self.is_restored = is_restored
         self.info = info
-        self._operator, self._keyed = stores
+        self._operator = operator
+        self._keyed = keyed
         self._raw = raw
 
     def get_operator_state_store(self) -> OperatorStateStore:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from stateflow.user_lines import import_hint
+from stateflow.helpers import import_hint
 
 Row = TypeVar("Row")
 

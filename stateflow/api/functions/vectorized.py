@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -107,3 +108,7 @@ class VectorizedKeyedFunction(KeyedFunction[object]):
             Rows with the columns of the declared output class, in any order.
         """
         raise NotImplementedError(f"{type(self).__name__} has no process_batch")
+
+
+ColumnsFunction = Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table | None]
+"""Takes some rows of a stream as Arrow columns, and returns any number of rows; None for no rows."""

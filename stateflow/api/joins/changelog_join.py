@@ -1,8 +1,4 @@
-"""The operator of regular joins whose inputs retract rows or replace them, and of outer joins with a condition.
-
-The semantics are those of Flink's `StreamingJoinOperator`: a row that is retracted removes one row of equal content,
-or the row of its upsert key, and retracts the results of that row.
-"""
+"""Regular joins whose results are retracted: outer joins, and joins of changelog streams."""
 
 from __future__ import annotations
 
@@ -16,23 +12,110 @@ import msgspec
 from stateflow.api.changelog import Changelog, with_kind
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, RuntimeContext
-from stateflow.api.joins.conditions import EveryPair, Matching
 from stateflow.api.joins.functions import Untyped, has_null
-from stateflow.api.joins.outer_join import JoinKind
 from stateflow.api.joins.pairs import ComparedPairs
-from stateflow.api.row_identity import RowIdentity
-from stateflow.api.schema import RowSchema
+from stateflow.api.joins.regular_join import EveryPair, KeptRows, Matching
+from stateflow.api.schema import RowIdentity, RowSchema
+from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.types.columns.row_kind import RowKind
-from stateflow.types.descriptors import MapStateDescriptor
+from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor
 from stateflow.types.ttl_config import StateTtlConfig
+
+LEFT_UNMATCHED, RIGHT_UNMATCHED = "left-unmatched", "right-unmatched"
+"""Names of the states with the rows that have had no partner yet; part of the stored format."""
+_Pair = Callable[[Untyped, Untyped], object]
+"""Takes a row and its partner, or None in place of either; returns the row to emit."""
+
+
+@dataclass(frozen=True)
+class JoinKind:
+    """Which rows without a partner are emitted.
+
+    Attributes:
+        left, right: whether those of this side are.
+    """
+
+    left: bool
+    right: bool
+
+
+@dataclass(frozen=True)
+class _OuterSide:
+    """The rows of one side.
+
+    Attributes:
+        matched: those that have had a partner; all rows of a side whose rows without a partner are not emitted.
+        unmatched: those without a partner, which were emitted with None; None for a side that has none.
+    """
+
+    matched: ListState[object]
+    unmatched: ListState[object] | None
+
+
+class OuterJoin(KeyedCoProcessFunction[object, object, object]):
+    """Calls a function with each pair of rows, and with each row without a partner.
+
+    Args:
+        function: takes a left and a right row, one of which may be None, and returns the row to emit.
+        row_kind: the field of that row that gets its `RowKind`.
+    """
+
+    _left: _OuterSide
+    _right: _OuterSide
+
+    def __init__(self, rows: KeptRows, kind: JoinKind, function: _Pair, row_kind: str) -> None:
+        self.function = function
+        self._rows = rows
+        self._kind = kind
+        self._row_kind = row_kind
+
+    def open(self, ctx: RuntimeContext) -> None:
+        left, right = self._rows.descriptors
+        ttl, classes = self._rows.ttl, (self._rows.left.row_class, self._rows.right.row_class)
+        names, is_outer = (LEFT_UNMATCHED, RIGHT_UNMATCHED), (self._kind.left, self._kind.right)
+        unmatched = [
+            ctx.get_list_state(ListStateDescriptor(name, row_class, ttl=ttl)) if outer else None
+            for name, row_class, outer in zip(names, classes, is_outer, strict=True)
+        ]
+        self._left = _OuterSide(ctx.get_list_state(left), unmatched[0])
+        self._right = _OuterSide(ctx.get_list_state(right), unmatched[1])
+        self._pairs = ComparedPairs()
+        self.hot_keys = self._pairs.hot
+
+    def process_element1(self, row: object, ctx: Context) -> Iterator[object]:
+        return self._arrive(row, ctx, self._left, self._right, self.function)
+
+    def process_element2(self, row: object, ctx: Context) -> Iterator[object]:
+        return self._arrive(row, ctx, self._right, self._left, lambda own, other: self.function(other, own))
+
+    def _arrive(self, row: object, ctx: Context, own: _OuterSide, other: _OuterSide, pair: _Pair) -> Iterator[object]:
+        if has_null(ctx.get_current_key()):
+            # It never gets a partner, so its result is never deleted, and it is not stored.
+            if own.unmatched is not None:
+                yield with_kind(pair(row, None), self._row_kind, RowKind.INSERT)
+            return
+        partners = list(other.matched.get())
+        waiting = [] if other.unmatched is None else list(other.unmatched.get())
+        self._pairs.add(ctx.get_current_key(), len(partners) + len(waiting))
+        if own.unmatched is not None and not partners and not waiting:
+            own.unmatched.add(row)
+            yield with_kind(pair(row, None), self._row_kind, RowKind.INSERT)
+            return
+        own.matched.add(row)
+        if waiting and other.unmatched is not None:
+            other.unmatched.clear()
+            other.matched.add_all(waiting)
+        for partner in waiting:
+            yield with_kind(pair(None, partner), self._row_kind, RowKind.DELETE)
+        for partner in (*partners, *waiting):
+            yield with_kind(pair(row, partner), self._row_kind, RowKind.INSERT)
+
 
 LEFT_COUNTED, RIGHT_COUNTED = "left-counted", "right-counted"
 """Names of the states with the rows of each side; part of the stored format."""
 _Partner = tuple[bytes, "CountedRow"]
 """The identity of a row and the row."""
-_Pair = Callable[[Untyped, Untyped], object]
-"""Takes a row and its partner, or None in place of either; returns the row to emit."""
 
 
 class CountedRow:
@@ -272,25 +355,20 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         self.hot_keys = self._pairs.hot
 
     def process_element1(self, row: object, ctx: Context) -> Iterator[object]:
-        key = self._begun(ctx)
-        count = partial(self._pairs.add, key)
-        at = _Arrival(self._left, self._right, self.function, True, self._matching, not has_null(key), count)
-        return self._arrive(row, at)
+        return self._arrive(row, self._arrival(ctx, self._left, self._right, self.function))
 
     def process_element2(self, row: object, ctx: Context) -> Iterator[object]:
-        key, pair = self._begun(ctx), lambda own, other: self.function(other, own)
-        count = partial(self._pairs.add, key)
         return self._arrive(
-            row, _Arrival(self._right, self._left, pair, False, self._matching, not has_null(key), count)
+            row, self._arrival(ctx, self._right, self._left, lambda own, other: self.function(other, own))
         )
 
-    def _begun(self, ctx: Context) -> object:
-        """Returns the current key."""
+    def _arrival(self, ctx: Context, own: _Side, other: _Side, pair: _Pair) -> _Arrival:
         key = ctx.get_current_key()
-        for side in (self._left, self._right):
+        for side in (own, other):
             if side.by_values is not None:
                 side.by_values.begin(key)
-        return key
+        count = partial(self._pairs.add, key)
+        return _Arrival(own, other, pair, own is self._left, self._matching, not has_null(key), count)
 
     def _side(self, ctx: RuntimeContext, name: str, given: ChangelogInput, is_outer: bool) -> _Side:
         # Here, because a class that is made at run time cannot be sent to tasks.

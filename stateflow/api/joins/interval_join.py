@@ -1,29 +1,37 @@
-"""The operator of interval joins: pairs of rows of a key whose event times are within bounds of each other.
-
-The algorithm is that of Flink's `IntervalJoinOperator`. Each side keeps its rows by time, until the watermark shows
-that no row of the other side can match them.
-"""
+"""Interval joins, by row and by Arrow batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import GenericAlias
-from typing import Generic, TypeVar, cast
+from typing import Generic, Never, TypeVar, cast
+
+import numpy as np
+import pyarrow as pa
 
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, OnTimerContext, RuntimeContext
 from stateflow.api.functions.returned import checked_rows
-from stateflow.api.joins.functions import JoinContext, ProcessJoinFunction, has_null
-from stateflow.api.joins.times import time_of_row
+from stateflow.api.functions.vectorized import Array
+from stateflow.api.functions.window_vectors import WindowVectorState
+from stateflow.api.joins.functions import JoinContext, ProcessJoinFunction, Untyped, has_null
+from stateflow.api.joins.pairs import PairedColumns, PairLimits, Side, Timed, joinable, pairs_within, partners_of
+from stateflow.api.joins.regular_join import Selected
+from stateflow.api.joins.times import TimedColumnJoin, check_times, time_of_row
+from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
+from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.maps.map_state import MapState
+from stateflow.state.kinds.timer_index import TimeDomain
 from stateflow.state.kinds.timers import NO_WATERMARK
+from stateflow.state.kinds.window_timers import DueTimers
 from stateflow.types.descriptors import MapStateDescriptor
 
 Left = TypeVar("Left")
 Right = TypeVar("Right")
 Row = TypeVar("Row")
+
 
 LEFT_BUFFER, RIGHT_BUFFER = "left-buffer", "right-buffer"
 """Names of the states with the rows of each side; part of the stored format. As in Flink."""
@@ -147,3 +155,134 @@ def _between(buffer: MapState[int, list[Row]], first: int, last: int) -> Iterato
             return
         if time >= first:
             yield time, rows
+
+
+_Buffer = MapState[int, list[Untyped]]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of one side with their event times."""
+
+    timed: Timed
+    rows: pa.StructArray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, chosen: Array) -> _Rows:
+        """Returns the rows for which a mask is true."""
+        if chosen.all():
+            return self
+        timed = Timed(self.timed.of[chosen], self.timed.times[chosen])
+        return _Rows(timed, self.rows.filter(pa.array(chosen)))
+
+
+class IntervalColumnJoin(TimedColumnJoin):
+    """Joins the columns of many keys at once.
+
+    Args:
+        schemas: the columns of both sides.
+    """
+
+    has_windows = False
+    limits = PairLimits()
+    """How much is joined at once, whatever the number of rows of a key."""
+
+    _buffers: tuple[_Buffer, _Buffer]
+
+    def __init__(self, settings: IntervalSettings, schemas: tuple[RowSchema, RowSchema], selected: Selected) -> None:
+        self._settings = settings
+        self._schemas = schemas
+        self._selected = selected
+        self._lifetimes = settings.left_lifetime, settings.right_lifetime
+
+    @property
+    def late_tags(self) -> tuple[OutputTag[object] | None, OutputTag[object] | None]:
+        return self._settings.late_left, self._settings.late_right
+
+    def open(self, ctx: RuntimeContext) -> None:
+        left, right = (
+            buffer_descriptor(name, schema.row_class)
+            for name, schema in zip((LEFT_BUFFER, RIGHT_BUFFER), self._schemas, strict=True)
+        )
+        self._buffers = ctx.get_map_state(left), ctx.get_map_state(right)
+
+    def join(self, left: Side, right: Side, state: WindowVectorState) -> Iterator[pa.RecordBatch]:
+        new_left, new_right = (
+            self._on_time(side, tag, state) for side, tag in zip((left, right), self.late_tags, strict=True)
+        )
+        old_left = _stored(self._buffers[0], state.states, new_right)
+        old_right = _stored(self._buffers[1], state.states, new_left)
+        for first, second in ((new_left, old_right), (new_left, new_right), (old_left, new_right)):
+            yield from self._pairs(first, second)
+        for buffer, rows, lifetime in zip(self._buffers, (new_left, new_right), self._lifetimes, strict=True):
+            # A row that no later row can match is not stored.
+            kept = rows.at(rows.timed.times + lifetime > state.times.reached[rows.timed.of])
+            if len(kept):
+                _store(buffer, state.states, kept)
+                states = state.states.at(kept.timed.of)
+                state.register(TimeDomain.EVENT_TIME, states, kept.timed.times + lifetime)
+        self._remove(state.due, state.states)
+
+    def end_windows(self, due: DueTimers, state: WindowVectorState) -> Iterator[pa.RecordBatch]:
+        self._remove(due, state.states)
+        yield from ()
+
+    def _on_time(self, side: Side, late_tag: OutputTag[object] | None, state: WindowVectorState) -> _Rows:
+        """Returns rows that are not late and may have partners; late ones go to the side output."""
+        assert side.times is not None
+        check_times(side.times, max(abs(self._settings.lower), abs(self._settings.upper)))
+        is_late = side.times < state.times.watermark
+        if late_tag is None:
+            self.late_rows_dropped += int(np.count_nonzero(is_late))
+        elif is_late.any():
+            late = side.rows.filter(pa.array(is_late))
+            columns = pa.RecordBatch.from_arrays(late.flatten(), names=[field.name for field in late.type])
+            state.output(cast("OutputTag[Never]", late_tag), columns)
+        return _Rows(Timed(side.of, side.times), side.rows).at(~is_late & joinable(state.keys)[side.of])
+
+    def _pairs(self, left: _Rows, right: _Rows) -> Iterator[pa.RecordBatch]:
+        if not len(left) or not len(right):
+            return
+        numbers = self._selected.numbers(Side(left.timed.of, left.rows), Side(right.timed.of, right.rows))
+        timed = [replace(side.timed, of=of) for side, of in zip((left, right), numbers, strict=True)]
+        partners = pairs_within(timed[0], timed[1], (self._settings.lower, self._settings.upper))
+        sizes = self._selected.sizes(left.rows, right.rows)
+        for left_at, right_at in partners_of(partners, sizes, self.limits):
+            yield self._selected.rows(PairedColumns(left.rows, left_at), PairedColumns(right.rows, right_at))
+
+    def _remove(self, due: DueTimers, states: KeyedStateBatch) -> None:
+        """Removes rows whose time is over: the time of a timer determines that of the rows of both sides."""
+        for buffer, lifetime in zip(self._buffers, self._lifetimes, strict=True):
+            if len(due.of):
+                nothing = pa.nulls(len(due.of), buffer.columns.type)
+                states.write_entries(buffer, due.of, pa.array(due.times - lifetime), nothing)
+
+
+def _stored(buffer: _Buffer, states: KeyedStateBatch, others: _Rows) -> _Rows:
+    """Returns the stored rows of one side, of the keys that have new rows of the other one."""
+    keys = np.unique(others.timed.of)
+    of, times, lists = states.at(keys).all_entries(buffer)
+    counts = np.asarray(lists.value_lengths())
+    return _Rows(Timed(np.repeat(keys[of], counts), np.repeat(np.asarray(times), counts)), lists.flatten())
+
+
+def _store(buffer: _Buffer, states: KeyedStateBatch, new: _Rows) -> None:
+    """Adds rows to the lists of their times."""
+    order = np.lexsort((new.timed.times, new.timed.of))
+    of, times = new.timed.of[order], new.timed.times[order]
+    starts = np.flatnonzero(np.append(True, (of[1:] != of[:-1]) | (times[1:] != times[:-1])))
+    counts, rows = np.diff(starts, append=len(of)), new.rows.take(pa.array(order))
+    before = states.read_entries(buffer, of[starts], pa.array(times[starts]))
+    known = np.asarray(before.value_lengths().fill_null(0))
+    if known.any():
+        # The stored rows of a time come before the new ones.
+        group = np.concatenate([np.repeat(np.arange(len(starts)), known), np.repeat(np.arange(len(starts)), counts)])
+        at = np.argsort(group, kind="stable")
+        rows = pa.concat_arrays([before.flatten(), rows.cast(before.type.value_type)]).take(pa.array(at))
+        counts = counts + known
+    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+    kind = buffer.columns.type
+    lists = pa.ListArray.from_arrays(pa.array(offsets), rows.cast(kind.value_type), type=kind)
+    states.write_entries(buffer, of[starts], pa.array(times[starts]), lists)

@@ -70,7 +70,7 @@ class CachedTable:
         return table
 
 
-def cached(read: ReadTable, cache: timedelta | None) -> ReadTable:
+def cache_table(read: ReadTable, cache: timedelta | None) -> ReadTable:
     """Returns what reads a table; with None for `cache`, each call reads it."""
     return read if cache is None else CachedTable(read, cache)
 
@@ -96,7 +96,7 @@ class LookupJoin:
         missing = sorted(wanted)
         if missing:
             raise JobDefinitionError(
-                "a look-up join needs columns that its table does not have",
+                "the table of a look-up join lacks columns",
                 hint="correct on=, or the fields of the output class",
                 missing=missing,
                 table=table.columns,
@@ -118,7 +118,7 @@ def check_lookup(read: object, on: Mapping[str, str], how: str, cache: object) -
     """Raises JobDefinitionError if an argument of `lookup_join` is not valid."""
     if not callable(read) or not on or how not in ("inner", "left"):
         raise JobDefinitionError(
-            "an argument of lookup_join is not valid",
+            "lookup_join has an invalid argument",
             hint="pass a function that returns the table, a column or more, and how='left' or how='inner'",
             read=repr(read)[:200],
             on=dict(on),
@@ -126,7 +126,7 @@ def check_lookup(read: object, on: Mapping[str, str], how: str, cache: object) -
         )
     if cache is not None and (not isinstance(cache, timedelta) or cache <= timedelta()):
         raise JobDefinitionError(
-            "the time for which a look-up join uses a content again is not valid",
+            "cache must be a positive timedelta",
             hint="pass a positive timedelta, or None to read the table in each batch",
             cache=repr(cache)[:200],
         )

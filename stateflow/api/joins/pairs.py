@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.api.functions.vectorized import Array
-from stateflow.state.columnar.key_encoding import Integers
+from stateflow.state.key_columns import Numbers
 from stateflow.state.kinds.key_context import RowTimes
 from stateflow.state.kinds.keyed_state_batch import optional_times
 from stateflow.state.kinds.timers import NO_WATERMARK
@@ -30,7 +30,7 @@ class Side:
 
     of: Array
     rows: pa.StructArray
-    times: Integers | None = None
+    times: Numbers | None = None
 
     @property
     def keys(self) -> Array:
@@ -73,7 +73,7 @@ def joinable(keys: pa.RecordBatch) -> Array:
     return found
 
 
-def latest_times(of: Array, times: Integers) -> tuple[Array, Integers]:
+def latest_times(of: Array, times: Numbers) -> tuple[Array, Numbers]:
     """Returns the keys that have rows, and the latest of the rows' times of each."""
     keys, at = np.unique(of, return_inverse=True)
     latest = np.full(len(keys), NO_WATERMARK, np.int64)

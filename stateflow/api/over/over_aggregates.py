@@ -12,8 +12,7 @@ from functools import cached_property
 from types import GenericAlias
 
 from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext
-from stateflow.api.over.frames import Frame, Position, Row, SlidingFrame, Summaries, Values
-from stateflow.api.over.running import AGGREGATES, Summary
+from stateflow.api.over.frames import AGGREGATES, Frame, Position, Row, SlidingFrame, Summaries, Summary, Values
 from stateflow.api.schema import RowSchema, check_nullable
 from stateflow.errors import JobDefinitionError, StateError
 from stateflow.state.kinds.maps.map_state import MapState

@@ -85,7 +85,7 @@ class Where:
         count = _required_arguments(function) if callable(function) and not isinstance(function, type) else 0
         if count not in (1, 2) or not callable(function):
             raise JobDefinitionError(
-                "a condition of a pattern is a function of one or two arguments",
+                "a condition of a pattern must be a function of one or two arguments",
                 hint="lambda row: …, or lambda row, matched: … for a condition that compares it with earlier rows",
                 stage=stage,
                 given=repr(function)[:200],

@@ -4,12 +4,74 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from enum import StrEnum
 
 from stateflow.api.patterns.conditions import ALWAYS, AllOf, AnyOf, Condition, Predicate, Where
 from stateflow.api.patterns.skip import AfterMatchSkipStrategy
-from stateflow.api.patterns.stages import Contiguity, Stage
-from stateflow.api.windows.durations import positive_ms
+from stateflow.api.windows.window import positive_ms
 from stateflow.errors import JobDefinitionError
+
+
+class Contiguity(StrEnum):
+    """Which rows may be between the row of a stage and the row before it."""
+
+    NEXT = "next"
+    """None."""
+    FOLLOWED_BY = "followed by"
+    """Rows that the stage does not accept."""
+    FOLLOWED_BY_ANY = "followed by any"
+    """Any rows: also rows that the stage accepts, which are then matched by other matches."""
+    NOT_NEXT = "not next"
+    NOT_FOLLOWED_BY = "not followed by"
+
+    @property
+    def is_negative(self) -> bool:
+        """Whether the stage refuses rows in place of matching them."""
+        return self in (Contiguity.NOT_NEXT, Contiguity.NOT_FOLLOWED_BY)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a pattern.
+
+    Attributes:
+        name: unique within the pattern.
+        contiguity: how its first row follows the stage before.
+        condition: which rows it accepts.
+        least, most: how many rows it matches; `most` is None for no bound.
+        is_optional: whether it may match no row.
+        inner: how its further rows follow each other.
+        is_greedy: whether a row that the stage accepts is never one of the next stage.
+        until: a row for which this holds ends the stage; None for no such row.
+    """
+
+    name: str
+    contiguity: Contiguity
+    condition: Condition = ALWAYS
+    least: int = 1
+    most: int | None = 1
+    is_optional: bool = False
+    inner: Contiguity = Contiguity.FOLLOWED_BY
+    is_greedy: bool = False
+    until: Condition | None = None
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it matches one row at most."""
+        return self.most == 1
+
+    def __str__(self) -> str:
+        """The stage as text, without its condition. Stored with partial matches, so part of the stored format."""
+        parts = [self.contiguity, self.name]
+        if not self.is_single:
+            parts += [f"{{{self.least},{'' if self.most is None else self.most}}}", f"({self.inner})"]
+        parts += [word for word, given in self._options.items() if given]
+        return " ".join(parts)
+
+    @property
+    def _options(self) -> dict[str, bool]:
+        return {"optional": self.is_optional, "greedy": self.is_greedy, "until": self.until is not None}
+
 
 NO_SKIP = AfterMatchSkipStrategy.no_skip()
 
@@ -94,7 +156,7 @@ class Pattern:
             condition: a function of the row, or of the row and the `MatchedRows` of the partial match before it.
 
         Raises:
-            JobDefinitionError: it is no such function.
+            JobDefinitionError: it is not such a function.
         """
         both = Where.of(condition, self._last.name)
         before = self._last.condition
@@ -165,7 +227,7 @@ class Pattern:
         return self._with_inner(Contiguity.FOLLOWED_BY_ANY, "allow_combinations")
 
     def greedy(self) -> Pattern:
-        """Makes the stage match as many rows as possible: a row that it accepts is no row of the next stage.
+        """Makes the stage match as many rows as possible: a row that it accepts is not a row of the next stage.
 
         Raises:
             JobDefinitionError: the stage matches one row at most, or allows combinations.
@@ -199,7 +261,7 @@ class Pattern:
         they are kept until they match.
 
         Raises:
-            JobDefinitionError: it is no positive timedelta.
+            JobDefinitionError: it is not a positive timedelta.
         """
         limit = positive_ms("the time limit of a pattern", duration)
         return replace(self, within_ms=limit if self.within_ms is None else min(limit, self.within_ms))
@@ -219,7 +281,7 @@ class Pattern:
             )
         if self.skip.stage and self.skip.stage not in self._positive_names:
             raise JobDefinitionError(
-                "a pattern skips to a stage that it does not have",
+                "a pattern cannot skip to a stage that it does not have",
                 hint="pass the name of a stage that matches rows",
                 stage=self.skip.stage,
                 stages=self._positive_names,

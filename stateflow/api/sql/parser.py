@@ -1,9 +1,10 @@
-"""Parses statements, with limits of size and depth."""
+"""Parses statements, with limits of size and depth, and makes errors with a position in the text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar, TypeVar
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NoReturn, TypeVar
 
 from sqlglot import ErrorLevel, ParseError, TokenError, exp
 from sqlglot import parser as parsers
@@ -11,7 +12,7 @@ from sqlglot import tokens as lexical
 from sqlglot.dialects.dialect import Dialect
 from sqlglot.tokenizer_core import Token, TokenType
 
-from stateflow.api.sql.problems import SqlText, error_at
+from stateflow.errors import JobDefinitionError
 
 LONGEST = 100_000
 """Characters of a text."""
@@ -89,7 +90,7 @@ class FlinkDialect(Dialect):
             return name
 
 
-def parsed(text: str) -> list[exp.Expr]:
+def parse_statements(text: str) -> list[exp.Expr]:
     """Returns the statements of a text.
 
     Raises:
@@ -110,7 +111,9 @@ def parsed(text: str) -> list[exp.Expr]:
         _check_match_recognize(source, tokens)
         found = dialect.parser(error_level=ErrorLevel.IMMEDIATE, max_nodes=_MOST_NODES).parse(tokens, text)
     except TokenError as e:
-        raise error_at(source.at(0, len(text)), "a statement cannot be read", "close all quotes", reason=str(e)) from e
+        raise error_at(
+            source.at(0, len(text)), "could not read the statement", "close all quotes", reason=str(e)
+        ) from e
     except ParseError as e:
         raise error_at(
             source.at(*_failed(e, tokens, text)), "could not parse the statement", "correct it", reason=_reason(e)
@@ -119,7 +122,7 @@ def parsed(text: str) -> list[exp.Expr]:
         raise _too_deep(source, len(text)) from None
     statements = [each for each in found if each is not None]
     if not statements:
-        raise error_at(source.at(0, len(text)), "there is no statement", "pass the text of a statement")
+        raise error_at(source.at(0, len(text)), "the text contains no statement", "pass the text of a statement")
     for each in statements:
         if _depth(each) > _DEEPEST:
             raise _too_deep(source, len(text))
@@ -166,3 +169,72 @@ def _too_deep(source: SqlText, end: int) -> Exception:
         "a statement is nested too deeply",
         f"use at most {_DEEPEST} levels: name parts of it with WITH or CREATE TEMPORARY VIEW, or use IN for many OR",
     )
+
+
+_SHOWN = 80
+"""Characters of a construct that an error shows."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a construct begins in a statement.
+
+    Attributes:
+        line, column: from 1.
+        text: its beginning.
+    """
+
+    line: int
+    column: int
+    text: str
+
+
+@dataclass(frozen=True)
+class SqlText:
+    """The text of statements."""
+
+    text: str
+
+    def at(self, start: int, end: int) -> Position:
+        """Returns the position of the characters from `start` to before `end`."""
+        line = self.text.count("\n", 0, start) + 1
+        column = start - (self.text.rfind("\n", 0, start) + 1) + 1
+        shown = " ".join(self.text[start : min(end, start + _SHOWN)].split())
+        return Position(line, column, shown)
+
+    def of(self, node: exp.Expr) -> Position:
+        """Returns the position of a parsed construct."""
+        # Positions in a hint are relative to the hint.
+        parts = (each for each in node.walk(prune=_is_hint) if not _is_hint(each))
+        found = [(each.meta["start"], each.meta["end"]) for each in parts if "start" in each.meta]
+        if not found:
+            return self.of(node.parent) if node.parent is not None else self.at(0, len(self.text))
+        return self.at(min(start for start, _ in found), max(end for _, end in found) + 1)
+
+    def fail(self, node: exp.Expr, message: str, hint: str, **facts: object) -> NoReturn:
+        """Raises JobDefinitionError with the position of a construct."""
+        raise error_at(self.of(node), message, hint, **facts)
+
+    def check_parts(self, node: exp.Expr, known: Collection[str], ways_out: Mapping[str, str] | None = None) -> None:
+        """Raises JobDefinitionError if a construct has a part that its caller does not read, and so would ignore.
+
+        Args:
+            known: the names of the parts that the caller reads.
+            ways_out: hints for others.
+        """
+        for name, value in node.args.items():
+            if value and name not in known:
+                part = value[0] if isinstance(value, list) else value
+                where = part if isinstance(part, exp.Expr) else node
+                hint = (ways_out or {}).get(name, "leave it out")
+                self.fail(where, "a clause is not supported", hint, clause=name.upper())
+
+
+def _is_hint(node: exp.Expr) -> bool:
+    return isinstance(node, exp.Hint)
+
+
+def error_at(position: Position, message: str, hint: str, **facts: object) -> JobDefinitionError:
+    """Returns the error of a statement."""
+    at = {"line": position.line, "column": position.column, "sql": position.text}
+    return JobDefinitionError(message, hint=hint, **at, **facts)

@@ -8,7 +8,7 @@ from typing import Any, Generic, Never, TypeVar
 
 from stateflow.api.dead_letters import FAIL, DeadLetters
 from stateflow.api.side_outputs import OutputTag
-from stateflow.api.streams.keyed_input import Stream, check_callable, check_function
+from stateflow.api.streams.operator_input import Stream, check_callable, check_function
 from stateflow.api.streams.windowed_stream import WindowedStream
 from stateflow.api.windows.evictors import Evictor
 from stateflow.api.windows.functions import (

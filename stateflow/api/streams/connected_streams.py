@@ -9,11 +9,9 @@ from typing import Generic, Never, TypeVar
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.functions.process import KeyedFunction
-from stateflow.api.graph.event_time import ordered_by_event_time
-from stateflow.api.graph.job_graph import Graph
-from stateflow.api.graph.nodes import Edge, Node, ProcessNode
+from stateflow.api.graph import Edge, Graph, Node, ProcessNode, ordered_by_event_time
 from stateflow.api.schema import Column, RowSchema
-from stateflow.api.streams.keyed_input import check_function
+from stateflow.api.streams.operator_input import check_function
 from stateflow.errors import JobDefinitionError
 from stateflow.types.columns.shapes import Leaf
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Never, TypeVar
 
 from stateflow.api.changelog import (
@@ -17,7 +18,6 @@ from stateflow.api.changelog import (
 )
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.functions.checkpointed import CheckpointedFunction, CheckpointListener
-from stateflow.api.functions.columns import ColumnsFunction
 from stateflow.api.functions.rich import (
     RichFilterFunction,
     RichFlatMapFunction,
@@ -26,12 +26,11 @@ from stateflow.api.functions.rich import (
     RowStep,
     StepKind,
 )
-from stateflow.api.graph.event_time import watermark_strategies
-from stateflow.api.graph.job_graph import Graph
-from stateflow.api.graph.keying import add_stream_facts, make_keying
-from stateflow.api.graph.nodes import (
+from stateflow.api.functions.vectorized import ColumnsFunction
+from stateflow.api.graph import (
     ONE_KEY,
     ColumnsNode,
+    Graph,
     Node,
     ProcessNode,
     RowsNode,
@@ -39,17 +38,22 @@ from stateflow.api.graph.nodes import (
     TransformNode,
     UnionNode,
     WatermarkNode,
+    add_stream_facts,
+    changelog_of,
+    level_of,
+    make_keying,
+    sources_of,
+    watermark_strategies,
 )
-from stateflow.api.graph.traversal import changelog_of, level_of, sources_of
-from stateflow.api.printing import PrintSink
+from stateflow.api.joins.lookup_join import LookupColumns, LookupJoin, cache_table, check_lookup
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
-from stateflow.api.sink import Sink
+from stateflow.api.sink import PrintSink, Sink
 from stateflow.api.streams.all_windowed_stream import AllWindowedStream
 from stateflow.api.streams.connected_streams import BroadcastStream
-from stateflow.api.streams.joins.stream_joins import StreamJoins
-from stateflow.api.streams.keyed_input import KeyedInput
+from stateflow.api.streams.joins.joined_streams import JoinedStreams, WindowedCoGroup, WindowedJoin
 from stateflow.api.streams.keyed_stream import KeyedStream
+from stateflow.api.streams.operator_input import OperatorInput
 from stateflow.api.streams.windowed_stream import WindowedStream
 from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.api.windows.assigners import WindowAssigner
@@ -58,12 +62,15 @@ from stateflow.errors import JobDefinitionError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from stateflow.api.joins.lookup_join import ReadTable
+
+
 In = TypeVar("In")
 Out = TypeVar("Out")
 Row = TypeVar("Row")
 
 
-class DataStream(StreamJoins["DataStream"]):
+class DataStream:
     """A stream of rows of one class; a Spark DataFrame up to `key_by`."""
 
     def __init__(self, graph: Graph, node: Node, changelog: Changelog | None = None) -> None:
@@ -209,7 +216,7 @@ class DataStream(StreamJoins["DataStream"]):
             )
         if not isinstance(self._node, ProcessNode):
             raise JobDefinitionError(
-                "only a keyed operator has side outputs",
+                "get_side_output needs the output of a keyed operator",
                 hint="call get_side_output on the stream that process returned",
                 tag=tag.name,
             )
@@ -242,11 +249,59 @@ class DataStream(StreamJoins["DataStream"]):
             assigner: such as ``TumblingEventTimeWindows.of(timedelta(minutes=5))``.
 
         Raises:
-            JobDefinitionError: `assigner` is no window assigner, or needs event time, which the stream does not have;
+            JobDefinitionError: `assigner` is not a window assigner, or needs event time and the stream has none;
                 or the stream is a changelog.
         """
-        keyed = KeyedInput(self._graph, self._node, ONE_KEY, self._add_operator, self._changelog)
+        keyed = OperatorInput(self._graph, self._node, ONE_KEY, self._add_operator, self._changelog)
         return AllWindowedStream(WindowedStream.of(keyed, assigner))
+
+    def lookup_join(
+        self,
+        read: ReadTable,
+        *,
+        on: str | Mapping[str, str],
+        output: type[object],
+        how: str = "left",
+        cache: timedelta | None = None,
+    ) -> DataStream:
+        """Adds columns of a table to each row, before `key_by`: the content of the table when the batch runs.
+
+        The semantics are those of processing time: a batch that is repeated after a failure sees the table as it is
+        then, and results are not corrected when the table changes. Needs Spark, and a table that fits into memory.
+
+        Args:
+            read: returns the table: ``lambda spark: spark.read.format("delta").load(path)``, or ``spark.read.jdbc(…)``.
+                Each join calls it by itself.
+            on: the column that must be equal, or columns of the stream with those of the table: ``{"origin": "faa"}``.
+            output: class of the result. A field has the value of the stream's column of its name, or of the table's.
+            how: ``left``: a row without a match has nulls; ``inner``: it is dropped. A row may have several matches.
+            cache: for how long a content that was read is used for further batches; by default for one batch.
+
+        Raises:
+            JobDefinitionError: an argument is not valid, or the stream has no such column.
+        """
+        names = {on: on} if isinstance(on, str) else dict(on)
+        check_lookup(read, names, how, cache)
+        for name in names:
+            self.schema.column(name)
+        columns = LookupColumns(names, RowSchema.of(output).names, how)
+        return self.transform(LookupJoin(cache_table(read, cache), columns), output)
+
+    def join(self, other: DataStream) -> JoinedStreams[DataStream, WindowedJoin[DataStream]]:
+        """Joins the rows of both streams with equal columns that are in the same window.
+
+        ``a.join(b).where("id").equal_to("id").window(…).apply(function, output=…, uid=…)``
+
+        Raises:
+            JobDefinitionError: `other` is not a stream of the same job.
+        """
+        pair = self.key_by, self._check_other(other, "join").key_by
+        return JoinedStreams(pair, lambda keyed, assigner: WindowedJoin(keyed, assigner, "join"))
+
+    def co_group(self, other: DataStream) -> JoinedStreams[DataStream, WindowedCoGroup[DataStream]]:
+        """Groups the rows of both streams with equal columns that are in the same window. Used as `join`."""
+        pair = self.key_by, self._check_other(other, "co_group").key_by
+        return JoinedStreams(pair, lambda keyed, assigner: WindowedCoGroup(keyed, assigner, "co_group"))
 
     def as_append_only(self) -> DataStream:
         """Returns the stream with each row as a row of its own; a `RowKind` is a column like others from then on."""
@@ -274,7 +329,7 @@ class DataStream(StreamJoins["DataStream"]):
         """
         if not isinstance(sink, Sink):
             raise JobDefinitionError(
-                "sink_to needs a sink", hint="pass an object such as DeltaSink(path)", given=repr(sink), uid=uid
+                "sink_to needs a Sink", hint="pass an object such as DeltaSink(path)", given=repr(sink), uid=uid
             )
         if self._changelog is not None:
             sink = sink.for_changelog(self._changelog)
@@ -312,6 +367,16 @@ class DataStream(StreamJoins["DataStream"]):
             changelog = after(changelog, self.schema, step.schema)
         return DataStream(self._graph, self._graph.add_rows(RowsNode(self._node, step)), changelog)
 
+    def _check_other(self, other: DataStream, method: str) -> DataStream:
+        if not isinstance(other, DataStream) or other._graph is not self._graph:
+            raise JobDefinitionError(
+                f"{method} needs another stream of the same job",
+                hint=f'first.{method}(second).where("id").equal_to("id"), before key_by',
+                called=method,
+                given=type(other).__name__,
+            )
+        return other
+
     def _output(self, row_class: type[object] | None) -> RowSchema:
         return RowSchema.of(row_class) if row_class else self._node.schema
 
@@ -326,7 +391,7 @@ def _check_union(stream: DataStream, other: object) -> None:
         )
     if other.schema.columns != stream.schema.columns:
         raise JobDefinitionError(
-            "the streams of a union have different columns",
+            "union needs streams with the same columns",
             hint="convert them to one row class with map or transform",
             first=stream.schema.ddl,
             other=other.schema.ddl,
@@ -342,7 +407,7 @@ def _one_class(output: type[object] | None, schema: type[object] | None) -> type
     """Returns the row class of two arguments with the same meaning."""
     if output is not None and schema is not None and output is not schema:
         raise JobDefinitionError(
-            "transform has two row classes of its result",
+            "transform takes one row class of its result",
             hint="output and schema are aliases: pass one",
             output=output.__name__,
             schema=schema.__name__,

@@ -8,20 +8,19 @@ from dataclasses import replace
 from typing import Never, Self, TypeVar, cast
 
 from stateflow.api.changelog import check_appends
-from stateflow.api.graph.event_time import event_time_of
-from stateflow.api.graph.nodes import ProcessNode
+from stateflow.api.graph import ProcessNode, event_time_of
 from stateflow.api.patterns.functions import PatternProcessFunction, Select, SelectRow, SelectRows, TimedOut
 from stateflow.api.patterns.pattern import Pattern
 from stateflow.api.patterns.pattern_operator import PatternOperator, PatternSettings
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag, check_late_tag
-from stateflow.api.streams.keyed_input import KeyedInput, Stream, check_callable, check_function
+from stateflow.api.streams.operator_input import OperatorInput, Stream, check_callable, check_function
 from stateflow.errors import JobDefinitionError
 
 Row = TypeVar("Row")
 
 
-class PatternStream(KeyedInput[Stream]):
+class PatternStream(OperatorInput[Stream]):
     """A keyed stream with a pattern; `select`, `flat_select` or `process` adds the operator.
 
     The methods that set something return a new object.
@@ -30,11 +29,11 @@ class PatternStream(KeyedInput[Stream]):
     _settings: PatternSettings[object]
 
     @classmethod
-    def of(cls, keyed: KeyedInput[Stream], pattern: Pattern) -> PatternStream[Stream]:
+    def of(cls, keyed: OperatorInput[Stream], pattern: Pattern) -> PatternStream[Stream]:
         """Returns a keyed stream with a pattern.
 
         Raises:
-            JobDefinitionError: `pattern` is no pattern or cannot be matched, or the stream has no event time or is a
+            JobDefinitionError: `pattern` is not a pattern or cannot be matched, or the stream has no event time or is a
                 changelog.
         """
         if not isinstance(pattern, Pattern):
@@ -58,7 +57,7 @@ class PatternStream(KeyedInput[Stream]):
         """Sets the side output for rows that arrive after the watermark; by default they are dropped.
 
         Raises:
-            JobDefinitionError: `tag` is no OutputTag, or is of another class than the rows.
+            JobDefinitionError: `tag` is not an OutputTag, or is of another class than the rows.
         """
         check_late_tag(tag, self._node.schema.row_class)
         return self._with(replace(self._settings, late_rows=cast("OutputTag[object]", tag)))
@@ -71,7 +70,7 @@ class PatternStream(KeyedInput[Stream]):
             function: returns the row to emit for the rows of a partial match by stage.
 
         Raises:
-            JobDefinitionError: `tag` is no OutputTag, or the pattern has no time limit.
+            JobDefinitionError: `tag` is not an OutputTag, or the pattern has no time limit.
         """
         if not isinstance(tag, OutputTag) or self._settings.pattern.within_ms is None:
             raise JobDefinitionError(
@@ -112,7 +111,7 @@ class PatternStream(KeyedInput[Stream]):
             uid: identifies the operator's state across all versions of the job.
 
         Raises:
-            JobDefinitionError: `function` is no `PatternProcessFunction`.
+            JobDefinitionError: `function` is not a `PatternProcessFunction`.
         """
         check_function("process of patterns", function, PatternProcessFunction, uid)
         return self._matched(function, output, uid, "process")

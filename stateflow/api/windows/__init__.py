@@ -1,1 +1,7 @@
-"""Windows of keyed streams: assigners, triggers, evictors, and the operator that evaluates them."""
+"""Windows: which rows belong together, and when results are emitted.
+
+- `assigners`, `window`: the windows of a row; `trigger`, `triggers`: when a window emits; `evictors`: which rows stay.
+- `functions`: what users implement.
+- `window_operator`: windows row by row, with their contents and merging sessions.
+- `column_windows`: the base of column aggregates in windows; `column_time_windows`, `column_sessions`: their kinds.
+"""

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar, Generic, Never, Self, TypeVar
 
-from stateflow.api.windows.durations import duration_ms, duration_text, positive_ms
 from stateflow.api.windows.trigger import Trigger
 from stateflow.api.windows.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger
-from stateflow.api.windows.window import GlobalWindow
+from stateflow.api.windows.window import GlobalWindow, duration_ms, duration_text, positive_ms
 from stateflow.errors import JobDefinitionError, StateError
 from stateflow.types.time_window import TimeWindow
 
@@ -156,7 +155,7 @@ class _Sessions(WindowAssigner[Row], Generic[Row]):
         """
         if isinstance(gap, type) or not callable(gap):
             raise JobDefinitionError(
-                "the dynamic gap of a session is not a function",
+                "the dynamic gap of a session must be a function",
                 hint="pass a function that takes a row and returns a timedelta",
                 given=repr(gap),
             )
@@ -218,7 +217,7 @@ def _offset(offset: object, limit: int) -> int:
     length = duration_ms("the offset of windows", offset)
     if abs(length) >= limit:
         raise JobDefinitionError(
-            "the offset of windows is not shorter than the time between two of them",
+            "the offset of windows must be shorter than the time between two of them",
             hint="pass the remainder: an offset of a whole interval has no effect",
             offset_ms=length,
             interval_ms=limit,
@@ -230,7 +229,7 @@ def _gap_after(gap: object) -> int:
     length = gap // timedelta(milliseconds=1) if isinstance(gap, timedelta) else 0
     if length <= 0:
         raise StateError(
-            "the dynamic gap of a session is not a positive duration",
+            "the dynamic gap of a session must be a positive duration",
             hint="return a timedelta of a millisecond or more for each row",
             given=repr(gap)[:200],
         )

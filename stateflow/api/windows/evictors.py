@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, Protocol, Self, TypeVar
 
-from stateflow.api.windows.durations import positive_ms
+from stateflow.api.windows.window import positive_ms
 from stateflow.errors import JobDefinitionError
 from stateflow.types.time_window import TimeWindow
 
@@ -72,10 +72,12 @@ class CountEvictor(_OneSidedEvictor[object]):
 
     @classmethod
     def of(cls, max_count: int, do_evict_after: bool = False) -> Self:
-        """Returns the evictor. Raises JobDefinitionError if `max_count` is no int of 0 or more."""
+        """Returns the evictor. Raises JobDefinitionError if `max_count` is not an int of 0 or more."""
         if isinstance(max_count, bool) or not isinstance(max_count, int) or max_count < 0:
             raise JobDefinitionError(
-                "the count of an evictor is not valid", hint="CountEvictor.of(100)", given=repr(max_count)[:200]
+                "the count of an evictor must be an int of 0 or more",
+                hint="CountEvictor.of(100)",
+                given=repr(max_count)[:200],
             )
         return cls(max_count, do_evict_after)
 
@@ -123,7 +125,7 @@ class DeltaEvictor(_OneSidedEvictor[Row]):
         """
         if isinstance(delta, type) or not callable(delta):
             raise JobDefinitionError(
-                "the delta function of an evictor is not a function",
+                "the delta function of an evictor must be a function",
                 hint="pass a function that takes two rows and returns a number",
                 given=repr(delta)[:200],
             )

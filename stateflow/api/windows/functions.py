@@ -46,7 +46,7 @@ class WindowStateStore:
     def _state(self) -> KeyedState:
         if self._merges:
             raise StateError(
-                "windows that merge have no state of their own",
+                "windows that merge cannot have state of their own",
                 hint="use global_state, or reduce or aggregate the rows of the window",
             )
         return self._keyed

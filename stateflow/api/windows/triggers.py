@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Generic, Self, TypeVar
 
 from stateflow.api.functions.process import RuntimeContext
-from stateflow.api.windows.durations import duration_text, positive_ms
 from stateflow.api.windows.trigger import OnMergeContext, Trigger, TriggerContext, TriggerResult
+from stateflow.api.windows.window import duration_text, positive_ms
 from stateflow.errors import JobDefinitionError
 from stateflow.state.kinds.single_value import ReducingState, ValueState
 from stateflow.state.kinds.timers import MAX_WATERMARK
@@ -106,10 +106,12 @@ class CountTrigger(Trigger[object]):
 
     @classmethod
     def of(cls, max_count: int) -> Self:
-        """Returns the trigger. Raises JobDefinitionError if `max_count` is no int of 1 or more."""
+        """Returns the trigger. Raises JobDefinitionError if `max_count` is not an int of 1 or more."""
         if isinstance(max_count, bool) or not isinstance(max_count, int) or max_count < 1:
             raise JobDefinitionError(
-                "the count of a trigger is not valid", hint="CountTrigger.of(100)", given=repr(max_count)[:200]
+                "the count of a trigger must be an int of 1 or more",
+                hint="CountTrigger.of(100)",
+                given=repr(max_count)[:200],
             )
         return cls(max_count)
 
@@ -258,7 +260,7 @@ class DeltaTrigger(Trigger[Row], Generic[Row]):
         """
         if isinstance(delta, type) or not callable(delta):
             raise JobDefinitionError(
-                "the delta function of a trigger is not a function",
+                "the delta function of a trigger must be a function",
                 hint="pass a function that takes two rows and returns a number",
                 given=repr(delta)[:200],
             )
@@ -296,10 +298,10 @@ class PurgingTrigger(Trigger[In], Generic[In]):
 
     @classmethod
     def of(cls, trigger: Trigger[In]) -> Self:
-        """Returns the trigger. Raises JobDefinitionError if `trigger` is no trigger."""
+        """Returns the trigger. Raises JobDefinitionError if `trigger` is not a trigger."""
         if not isinstance(trigger, Trigger):
             raise JobDefinitionError(
-                "a purging trigger needs a trigger",
+                "PurgingTrigger needs a Trigger",
                 hint="PurgingTrigger.of(CountTrigger.of(100))",
                 given=repr(trigger)[:200],
             )

@@ -12,7 +12,7 @@ from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Hea
 from stateflow.checkpoint.log.completed_checkpoints import CompletedCheckpoints
 from stateflow.checkpoint.log.documents import ClaimedSavepoint, EntryRef, LogEntry, Pin
 from stateflow.checkpoint.log.fencing import FENCED_HINT
-from stateflow.checkpoint.log.transitions import Author, unexpired
+from stateflow.checkpoint.log.transitions import Author, drop_expired
 from stateflow.clock import Clock
 from stateflow.errors import ConfigError, DataError, Fenced, StateflowError, StorageError
 from stateflow.storage.paths import log_entry
@@ -87,7 +87,7 @@ class AdminEntries:
         Runs do not call this: each of their entries drops these pins anyway.
         """
         self.append_admin(
-            lambda head: unexpired(head.entry.pinned, self._clock.now().isoformat()) == head.entry.pinned,
+            lambda head: drop_expired(head.entry.pinned, self._clock.now().isoformat()) == head.entry.pinned,
             lambda base: transitions.end_leases(self._job, base, self._author("end of leases")),
         )
 
@@ -180,8 +180,7 @@ class AdminEntries:
     def _delete_replaced(self, seq: int, head: Head) -> None:
         """Deletes the entry that an ADMIN replaces: without runs, no collection would for a long time."""
         try:
-            needed = {ref.id for ref in self._checkpoints.kept(head) if ref.manifest is None}
-            if is_old_entry(head.entry, seq) and seq not in needed:
+            if is_old_entry(head.entry, seq):
                 self._log.storage.delete([log_entry(seq)])
         except StateflowError as e:
             # The new entry counts, and a failed deletion must not fail the operation that it was appended for; a list

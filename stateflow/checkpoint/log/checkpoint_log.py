@@ -8,7 +8,7 @@ linked to it; or, where later entries were already collected, when the newest en
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -38,6 +38,7 @@ class Head:
         """The current checkpoint as of this entry; None in a job without checkpoints."""
         entry = self.entry
         if entry.is_checkpoint:
+            assert entry.manifest is not None
             return EntryRef(
                 id=entry.seq, sha256=self.sha256, manifest=entry.manifest, at=entry.at, savepoint=entry.savepoint
             )
@@ -116,18 +117,6 @@ class CheckpointLog:
         """Returns the newest entry, verified, or None if an entry other than ADMIN was appended after `head`."""
         newest = self.read_head()
         return newest if newest == head or _is_only_admin_between(head, newest) else None
-
-    def read_checkpoint(self, ref: EntryRef) -> LogEntry:
-        """Returns the entry of a checkpoint that a verified entry refers to.
-
-        Raises MissingFile or CorruptFile. The hash is compared because a slot below the head can be written again: a
-        driver that was paused while its slot's entry was collected creates the entry again, with other content.
-        """
-        found = self._read(ref.id)
-        if found is None:
-            raise MissingFile("a retained checkpoint's log entry is missing", file=log_entry(ref.id))
-        self._check_retained(found, ref)
-        return found.entry
 
     def read_entry(self, seq: int) -> LogEntry | None:
         """Returns an entry below the head, unverified, for display; None when it was collected."""
@@ -246,22 +235,14 @@ class CheckpointLog:
             raise CorruptFile(
                 "a log entry belongs to another position or job", file=key, seq=entry.seq, job_uuid=entry.job_uuid
             )
+        if entry.is_checkpoint and entry.manifest is None:
+            raise CorruptFile("a checkpoint's log entry names no manifest", file=key)
         current = [entry.checkpoint] if entry.checkpoint else []
-        ends = (pin.until for pin in entry.pinned)
+        ends = (pin.until for pin in entry.pinned if pin.until)
         for at in (entry.at, *ends, *(ref.at for ref in (*current, *entry.retained))):
-            if at and not is_timestamp(at):
+            if not is_timestamp(at):
                 raise CorruptFile("a log entry contains a time that is not valid", file=key, time=at[:100])
         return Head(entry, digest)
-
-    @staticmethod
-    def _check_retained(found: Head, ref: EntryRef) -> None:
-        if found.sha256 != ref.sha256:
-            raise CorruptFile(
-                "a retained checkpoint's log entry was replaced by another one",
-                file=log_entry(ref.id),
-                expected=ref.sha256,
-                found=found.sha256,
-            )
 
 
 def _has_counted(entry: LogEntry, head: Head) -> bool:
@@ -271,7 +252,7 @@ def _has_counted(entry: LogEntry, head: Head) -> bool:
     Only the run itself commits, and each barrier once.
     """
     newest = head.entry
-    if not entry.run or newest.run != entry.run or newest.seq < entry.seq:
+    if newest.run != entry.run or newest.seq < entry.seq:
         return False
     return entry.kind is EntryKind.CLAIM or (entry.kind is EntryKind.COMMIT and newest.ordinal == entry.ordinal)
 
@@ -281,7 +262,7 @@ def _is_only_admin_between(base: Head | None, head: Head | None) -> bool:
 
     ADMIN entries copy run and ordinal; a CLAIM changes the run and a COMMIT the ordinal.
     """
-    if base is None or head is None or not base.entry.run:
+    if base is None or head is None:
         return False
     return (head.entry.run, head.entry.ordinal) == (base.entry.run, base.entry.ordinal)
 
@@ -296,12 +277,39 @@ def _is_admin_on_top(entry: LogEntry, below: Head) -> bool:
 
 
 def is_old_entry(head: LogEntry, seq: int) -> bool:
-    """Returns whether a log entry is not needed, unless a reference to its checkpoint lacks the manifest.
+    """Returns whether a log entry is not needed.
 
     The newest entry is the complete state of the log, and a writer whose newest known entry is an older one of the same
     run recognizes the run by its nonce. The current checkpoint's own entry is kept in case the newest entry gets lost.
-    If an older version claimed the job, entries have no nonce, and writers follow the entries one by one: then all
-    entries from the current checkpoint on are kept.
     """
-    current = head.seq if head.is_checkpoint else (head.checkpoint.id if head.checkpoint else 0)
-    return seq < head.seq and seq != current if head.run else seq < current
+    return seq < head.seq and (head.checkpoint is None or seq != head.checkpoint.id)
+
+
+def is_ancestor(head: Head, checkpoint_id: int, retained: Set[int]) -> bool:
+    """Returns whether the job's current state descends from a checkpoint; False for one that a restore has undone.
+
+    Args:
+        head: the newest entry.
+        checkpoint_id: id of the checkpoint.
+        retained: ids of the checkpoints that the job can continue from.
+    """
+    if checkpoint_id in retained:
+        return True
+    parts = lineage_ranges({r.seq: r.base for r in head.entry.ancestry.restores}, head.entry.seq)
+    return any(checkpoint_id in part for part in parts)
+
+
+def lineage_ranges(restores: Mapping[int, int], newest: int) -> list[range]:
+    """Returns the ranges of entry numbers that no restore has undone, newest first.
+
+    Args:
+        restores: number of the restored checkpoint, by number of the restore's own entry.
+        newest: number of the newest entry.
+    """
+    parts = []
+    for restored_at in sorted(restores, reverse=True):
+        if 0 < restored_at <= newest:
+            parts.append(range(restored_at, newest + 1))
+            # Before the restore, the lineage is that of the restored checkpoint.
+            newest = min(restores[restored_at], restored_at - 1)
+    return [*parts, range(1, newest + 1)]

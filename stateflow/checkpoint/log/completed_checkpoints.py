@@ -7,12 +7,10 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TypeVar
 
-from msgspec.structs import replace
-
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
 from stateflow.checkpoint.log.documents import EntryRef, Manifest
+from stateflow.checkpoint.log.entry_lists import RetainedCheckpoints, RetentionLimits, oldest_kept
 from stateflow.checkpoint.log.manifest_files import read_manifest
-from stateflow.checkpoint.log.retained import RetainedCheckpoints, RetentionLimits, oldest_kept
 from stateflow.checkpoint.log.transitions import Kept
 from stateflow.errors import CorruptFile, DataError, MissingFile, StorageError
 from stateflow.state.handles import FileHandle
@@ -127,46 +125,24 @@ class CompletedCheckpoints:
                     raise
                 head = newer
 
-    def resolve(self, ref: EntryRef) -> EntryRef:
-        """Returns `ref` with its manifest and time, which an older version stored in the log entry only.
-
-        Raises MissingFile or CorruptFile.
-        """
-        if ref.manifest is not None:
-            return ref
-        entry = self._log.read_checkpoint(ref)
-        if entry.manifest is None:
-            raise CorruptFile("a checkpoint's log entry names no manifest", file=log_entry(ref.id))
-        return replace(ref, manifest=entry.manifest, at=entry.at, savepoint=entry.savepoint)
-
     def manifest_of(self, ref: EntryRef) -> Manifest:
         """Returns the manifest of a checkpoint. Raises MissingFile or CorruptFile."""
-        return self.read_manifest(self.manifest_handle(ref))
-
-    def manifest_handle(self, ref: EntryRef) -> FileHandle:
-        """Returns the handle of a checkpoint's manifest. Raises MissingFile or CorruptFile."""
-        handle = self.resolve(ref).manifest
-        assert handle is not None
-        return handle
+        return self.read_manifest(ref.manifest)
 
     def manifest_at(self, head: Head) -> Manifest | None:
         """Returns the manifest of the current checkpoint of `head`; None when there is none.
 
-        Raises MissingFile or CorruptFile, also for the checkpoint's own entry: the next COMMIT will retain it.
+        Raises MissingFile or CorruptFile.
         """
         if head.entry.manifest is None:
             return None
-        if head.checkpoint and not head.entry.is_checkpoint:
-            self._check_checkpoint_entry(head.checkpoint, head.entry.manifest)
-        return self.read_manifest(head.entry.manifest)
-
-    def _check_checkpoint_entry(self, ref: EntryRef, manifest: FileHandle) -> None:
-        if self.resolve(ref).manifest != manifest:
+        if head.checkpoint and head.checkpoint.manifest != head.entry.manifest:
             raise CorruptFile(
-                "the newest log entry names a different manifest than its checkpoint's own entry",
-                file=log_entry(ref.id),
-                expected=manifest.key,
+                "the newest log entry names a different manifest than its reference to the checkpoint",
+                file=log_entry(head.entry.seq),
+                expected=head.entry.manifest.key,
             )
+        return self.read_manifest(head.entry.manifest)
 
     def read_manifest(self, handle: FileHandle) -> Manifest:
         """Returns a manifest of this job. Raises MissingFile, CorruptFile, or DataError for another job's manifest."""

@@ -1,8 +1,21 @@
-"""A job root: the directory with a job's FORMAT, log and data, and the steps by which runs change its log."""
+"""A job root: the directory with a job's FORMAT, log and data, and the steps by which runs change its log.
+
+`write_format` begins a job root; `hold_lease` keeps a checkpoint for a reader outside of a run; `probe_storage` checks
+that a storage's put-if-absent is atomic, as the log requires.
+
+A clock decides only when an entry of the log drops a pin, never whether a file is garbage: that follows from the
+newest entry alone. So a lease that ends too early, because the reader was suspended or the clocks of two hosts differ,
+leads to a missing file and its error. It cannot lead to wrong data: files are immutable, and verified by their hashes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 from stateflow import failpoints
@@ -10,17 +23,28 @@ from stateflow.checkpoint.log import transitions
 from stateflow.checkpoint.log.admin_entries import AdminEntries
 from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, Overtaken
 from stateflow.checkpoint.log.completed_checkpoints import CompletedCheckpoints
-from stateflow.checkpoint.log.documents import FORMAT_VERSION, ClaimedSavepoint, EntryRef, JobFormat, LogEntry
+from stateflow.checkpoint.log.documents import FORMAT_VERSION, ClaimedSavepoint, EntryRef, JobFormat, LogEntry, Pin
+from stateflow.checkpoint.log.entry_lists import OutputLists, RetentionLimits
 from stateflow.checkpoint.log.fencing import FENCED_HINT, FenceGuard
-from stateflow.checkpoint.log.job_format import NewJob, check_same_job, read_format, write_format
-from stateflow.checkpoint.log.outputs import OutputLists
-from stateflow.checkpoint.log.retained import RetentionLimits
+from stateflow.checkpoint.log.manifest_files import get_or_none
+from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
 from stateflow.checkpoint.log.transitions import Adoption, Author, Commit, Settlement
 from stateflow.clock import Clock
-from stateflow.errors import CorruptFile, DataError, Fenced, MissingFile, StateflowError, StorageError
+from stateflow.errors import (
+    ConfigError,
+    CorruptFile,
+    DataError,
+    EnvironmentUnsupported,
+    Fenced,
+    MissingFile,
+    StateflowError,
+    StorageError,
+    WrongJobRoot,
+)
+from stateflow.helpers import call_periodically, check_name
 from stateflow.requesters import by_process
-from stateflow.storage import Storage
-from stateflow.storage.paths import DATA, FORMAT
+from stateflow.storage import PutResult, Storage
+from stateflow.storage.paths import DATA, FORMAT, PROBE, probe_key
 from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM
 
 T = TypeVar("T")
@@ -64,6 +88,7 @@ class JobRoot:
                 job_uuid=clock.new_id(),
                 max_parallelism=new.max_parallelism or DEFAULT_MAX_PARALLELISM,
                 key_types=new.key_types,
+                shadow=False,
             )
             write_format(storage, document)
         root = cls.open(storage, clock, writer)
@@ -194,16 +219,12 @@ class JobRoot:
         """
         self.checkpoints.check_restorable(head, ref)
         try:
-            adopted = self.checkpoints.resolve(ref)
-            assert adopted.manifest is not None
-            sources = self.checkpoints.read_manifest(adopted.manifest).sources
+            sources = self.checkpoints.manifest_of(ref).sources
         except MissingFile:
             # A command may have released it since `head`, and a collection removed it.
             self.checkpoints.check_restorable(self.log.newest_on(head) if head else None, ref)
             raise
-        return Adoption(
-            upto=ref.id, manifest=adopted.manifest, sources=sources, checkpoint=adopted, savepoint=adopted.savepoint
-        )
+        return Adoption(upto=ref.id, manifest=ref.manifest, sources=sources, checkpoint=ref, savepoint=ref.savepoint)
 
     def adopt(self, head: Head | None, adoption: Adoption, note: str = "") -> Head:
         """Continues from `adoption`, as the run whose newest entry is `head`; returns the new newest entry.
@@ -265,3 +286,210 @@ class JobRoot:
 
     def _author(self, note: str = "", request: str = "") -> Author:
         return Author.now(self.clock, self.writer, note, request)
+
+
+_FORMAT_TRIES = 4
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """The job that a job root is created for; an existing root must match it.
+
+    Attributes:
+        name: name of the job.
+        max_parallelism: number of key groups. None accepts that of an existing root, and means the default for a new
+            root.
+        key_types: Spark type names of the key columns, by operator uid; written into the FORMAT of a new root.
+    """
+
+    name: str
+    max_parallelism: int | None
+    key_types: dict[str, list[str]]
+
+
+def write_format(storage: Storage, document: JobFormat) -> None:
+    """Writes FORMAT unless it exists. A process that loses the race, or gets no answer, reads the stored document.
+
+    Raises StorageError when the storage does not confirm it.
+    """
+    for _ in range(_FORMAT_TRIES):
+        storage.put_new(FORMAT, seal(document)[0])
+        if storage.size(FORMAT) is not None:
+            return
+    raise StorageError(
+        "the storage does not confirm that the job root exists", hint="try again", key=FORMAT, tries=_FORMAT_TRIES
+    )
+
+
+def read_format(storage: Storage) -> JobFormat:
+    """Returns FORMAT of an existing job root. Raises ConfigError, WrongJobRoot or CorruptFile."""
+    try:
+        document, _ = unseal(storage.get(FORMAT, LIMIT), JobFormat, FORMAT)
+    except MissingFile as e:
+        raise ConfigError("no job exists here", hint="check --job-root", storage=storage.uri) from e
+    if document.version != FORMAT_VERSION:
+        raise WrongJobRoot(
+            "the job root has a format that this version does not know",
+            hint="use the version of stateflow that wrote it",
+            found=document.version,
+            known=FORMAT_VERSION,
+        )
+    check_name("a job's uuid", document.job_uuid)
+    return document
+
+
+def check_vacant(storage: Storage) -> None:
+    """Raises ConfigError unless the storage is empty, apart from objects of a storage probe."""
+    others = [blob.key for blob in storage.list("") if not blob.key.startswith(PROBE)]
+    if others:
+        raise ConfigError(
+            "the folder of the new job root is not empty", hint="choose another one", root=storage.uri, found=others[0]
+        )
+
+
+def check_same_job(found: JobFormat, wanted: NewJob, uri: str) -> None:
+    """Raises WrongJobRoot unless an existing root belongs to the wanted job.
+
+    Key types are compared with those of each checkpoint, which has them by operator: a restore may have given the uid
+    of an operator to another one, with other keys.
+    """
+    if found.job != wanted.name:
+        raise WrongJobRoot(
+            "the job root belongs to another job",
+            hint="give each job a root of its own",
+            root=uri,
+            found=found.job,
+            wanted=wanted.name,
+        )
+    if wanted.max_parallelism not in (None, found.max_parallelism):
+        raise WrongJobRoot(
+            "the job root was created with another max parallelism",
+            hint="set max_parallelism to that of the job root, or leave it unset",
+            found=found.max_parallelism,
+            wanted=wanted.max_parallelism,
+        )
+
+
+log = logging.getLogger(__name__)
+
+
+LEASE = timedelta(minutes=10)
+_RENEWALS = 3
+"""Renewals within a lease: two may fail."""
+
+
+@contextmanager
+def hold_lease(root: JobRoot, pin: Pin, lease: timedelta = LEASE) -> Iterator[None]:
+    """Renews a leased pin in a thread within a ``with`` block, and removes it at the end.
+
+    Args:
+        root: the job root.
+        pin: the pin, from `AdminEntries.pin`.
+        lease: time from a renewal to the end of the pin; that which the pin was made with.
+
+    Raises:
+        MissingFile: as the block does; when the pin has ended before, the error says so.
+    """
+    # Not the root's: its cache of retained checkpoints is for one thread.
+    admin = JobRoot(root.log, root.clock, root.writer).admin
+    failpoints.hit("read.pinned")
+    try:
+        with call_periodically(lease / _RENEWALS, lambda: _renew(admin, pin, lease)):
+            yield
+        failpoints.hit("read.finished")
+    except MissingFile as e:
+        # A comparison holds two pins: the inner one has reported the error already.
+        if "lease" in e.facts or root.admin.has_pin(pin.id):
+            raise
+        raise MissingFile(
+            "a file of the checkpoint was deleted, because the reader's pin has ended",
+            hint="read again; if that fails as well, compare the clocks of the hosts: a pin ends by the clock of the "
+            "process that writes the next log entry",
+            checkpoint=pin.checkpoint.id,
+            lease=str(lease),
+            **e.facts,
+        ) from e
+    finally:
+        _unpin(root.admin, pin)
+        failpoints.hit("read.unpinned")
+
+
+def _renew(admin: AdminEntries, pin: Pin, lease: timedelta) -> None:
+    try:
+        if not admin.renew(pin.id, lease):
+            log.warning(
+                "the pin of checkpoint %d has ended: a collection may delete files that are read", pin.checkpoint.id
+            )
+    except StateflowError as e:
+        log.warning("could not renew the pin of checkpoint %d, trying again: %s", pin.checkpoint.id, e)
+
+
+def _unpin(admin: AdminEntries, pin: Pin) -> None:
+    try:
+        admin.unpin(pin.id)
+    except StateflowError as e:
+        # What was read is right, and the pin ends with its lease.
+        log.warning("could not remove the pin of checkpoint %d, which ends by itself: %s", pin.checkpoint.id, e)
+
+
+_RACERS = 8
+_ROUNDS = 3
+
+
+def next_generation(storage: Storage, clock: Clock) -> int:
+    """Returns the generation that the next run will claim, according to the log; 1 when the job does not exist."""
+    if storage.size(FORMAT) is None:
+        return 1
+    head = JobRoot.open(storage, clock).log.read_head()
+    return head.entry.seq + 1 if head else 1
+
+
+def probe_job_root(storage: Storage, clock: Clock) -> None:
+    """Probes the storage of a job root that other processes may use concurrently. Raises as `probe_storage`."""
+    while True:
+        generation = next_generation(storage, clock)
+        try:
+            probe_storage(storage, clock, generation)
+        except EnvironmentUnsupported:
+            # A run with this generation may have ended meanwhile: then the probe's object was garbage, and a collector
+            # that deleted it between two racers let both win.
+            if next_generation(storage, clock) == generation:
+                raise
+        else:
+            return
+
+
+def probe_storage(storage: Storage, clock: Clock, generation: int) -> None:
+    """Lets several threads create the same object concurrently, several times.
+
+    Args:
+        storage: the storage to probe.
+        clock: gives unique names.
+        generation: the generation that the caller is about to claim, so that a collector deletes the objects of an
+            interrupted probe.
+
+    Raises:
+        EnvironmentUnsupported: not exactly one thread won, or other bytes than the winner's are stored.
+        StorageError: the storage did not confirm a result.
+    """
+    for _ in range(_ROUNDS):
+        key = probe_key(generation, clock.new_id())
+        with ThreadPoolExecutor(_RACERS) as pool:
+            results = list(pool.map(lambda i: storage.put_new(key, _content(i)), range(_RACERS)))  # noqa: B023
+        if PutResult.UNKNOWN in results:
+            storage.delete([key])
+            raise StorageError("the storage does not confirm whether it created an object", hint="try again", key=key)
+        winners = [i for i, r in enumerate(results) if r is PutResult.CREATED]
+        stored = get_or_none(storage, key)
+        storage.delete([key])
+        if len(winners) != 1 or stored != _content(winners[0]):
+            raise EnvironmentUnsupported(
+                "the storage does not let exactly one of several writers create an object",
+                hint="a checkpoint log needs an atomic put-if-absent; use another storage",
+                storage=storage.uri,
+                winners=len(winners),
+            )
+
+
+def _content(racer: int) -> bytes:
+    return f"racer {racer}\n".encode() * 64

@@ -13,8 +13,8 @@ import msgspec
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
 from stateflow.errors import CorruptFile, DataError, MissingFile, StorageError
-from stateflow.state.files.host_cache import check_content
 from stateflow.state.handles import FileHandle
+from stateflow.state.host_cache import check_content
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import check_key
 

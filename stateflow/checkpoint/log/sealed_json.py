@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from stateflow.errors import CorruptFile, TooLarge
-from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory, check_decoded_size, decode_json
+from stateflow.types.decoders import MEMORY_LIMIT, TooMuchMemory, check_decoded_size, decode_json
 
 T = TypeVar("T")
 LIMIT = 48 << 20
@@ -90,5 +90,8 @@ def unseal(data: bytes, kind: type[T], key: str) -> tuple[T, str]:
         return decode_json(kind, data, end), digest
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise CorruptFile(
-            "a stored document does not have the structure that this version expects", file=key, reason=str(e)
+            "a stored document does not have the structure that this version expects",
+            hint="use the version of stateflow that wrote it, or restore the file from a copy",
+            file=key,
+            reason=str(e),
         ) from e

@@ -25,7 +25,7 @@ from stateflow.checkpoint.log.documents import (
     SinkIntent,
     SourcePosition,
 )
-from stateflow.checkpoint.log.retained import cut_after, inline_retained
+from stateflow.checkpoint.log.entry_lists import cut_after, inline_retained
 from stateflow.clock import Clock
 from stateflow.state.handles import FileHandle
 
@@ -61,7 +61,7 @@ class Author:
 
 @dataclass(frozen=True)
 class Commit:
-    """What a checkpoint adds to the log.
+    """The content that a checkpoint adds to the log.
 
     Attributes:
         ordinal: number of its barrier in the run.
@@ -86,7 +86,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Settlement:
-    """What a run has published since its last COMMIT when it ends. The attributes are those of `Commit`."""
+    """The output that a run has published since its last COMMIT when it ends. The attributes are those of `Commit`."""
 
     published: Published = field(default_factory=dict)
     settled: Settled = frozenset()
@@ -196,9 +196,8 @@ def _request(adopt: Adoption) -> list[str]:
 
 
 def _with_restore(entry: LogEntry, adopt: Adoption) -> Ancestry:
-    known = entry.ancestry or Ancestry(since=entry.seq)
     base = adopt.restore.base if adopt.restore else adopt.checkpoint.id if adopt.checkpoint else 0
-    return replace(known, restores=[*known.restores, RestoreStep(seq=entry.seq, base=base)])
+    return Ancestry(restores=[*entry.ancestry.restores, RestoreStep(seq=entry.seq, base=base)])
 
 
 def _with_intent(entry: LogEntry, sinks: dict[str, SinkIntent], restore: RestoreFacts | None) -> LogEntry:
@@ -216,8 +215,7 @@ def _older(base: Head | None) -> list[EntryRef]:
     """Returns what a checkpoint after `base` retains, without what is in segments."""
     if base is None:
         return []
-    current = _current(base)
-    return [*inline_retained(base.entry), *([current] if current else [])]
+    return [*inline_retained(base.entry), *([base.checkpoint] if base.checkpoint else [])]
 
 
 def commit(job: JobFormat, base: Head, author: Author, new: Commit, kept: Kept) -> LogEntry:
@@ -265,7 +263,6 @@ def _bounded(entry: LogEntry, oldest: int) -> LogEntry:
         oldest_retained=oldest,
         retained=[ref for ref in entry.retained if ref.id >= oldest],
         retained_before=before,
-        times=None if before else {},
     )
 
 
@@ -328,7 +325,7 @@ def finish_rewind(job: JobFormat, base: Head, author: Author, published: Publish
 
 
 def pending_of(head: Head) -> list[PendingOutput]:
-    """Returns the unpublished output as of `head`, oldest first, each with the id of its checkpoint.
+    """Returns the pending output as of `head`, oldest first, each with the id of its checkpoint.
 
     A COMMIT stores its own id as 0, because the id is not known before it is appended.
     """
@@ -336,7 +333,7 @@ def pending_of(head: Head) -> list[PendingOutput]:
     return [p if p.checkpoint_id else replace(p, checkpoint_id=own) for p in head.entry.pending]
 
 
-def unexpired(pins: list[Pin], at: str) -> list[Pin]:
+def drop_expired(pins: list[Pin], at: str) -> list[Pin]:
     """Returns the pins without those whose lease is over at a time."""
     return [p for p in pins if not p.until or datetime.fromisoformat(p.until) > datetime.fromisoformat(at)]
 
@@ -355,30 +352,24 @@ def _successor(job: JobFormat, base: Head | None, author: Author, kind: EntryKin
             parent="",
             at=author.at,
             note=author.note,
-            ancestry=Ancestry(since=1),
+            run=author.nonce,
+            ancestry=Ancestry(),
+            runs=0,
         )
-    seq = base.entry.seq + 1
     return _bounded(
         replace(
             base.entry,
-            seq=seq,
+            seq=base.entry.seq + 1,
             kind=kind,
             writer=author.writer,
             nonce=author.nonce,
             parent=base.sha256,
             at=author.at,
             note=author.note,
-            checkpoint=_current(base),
+            checkpoint=base.checkpoint,
             pending=pending_of(base),
-            ancestry=base.entry.ancestry or Ancestry(since=seq),
             retained=inline_retained(base.entry),
-            pinned=unexpired(base.entry.pinned, author.at),
+            pinned=drop_expired(base.entry.pinned, author.at),
         ),
         base.entry.oldest_retained,
     )
-
-
-def _current(base: Head) -> EntryRef | None:
-    """Returns the current checkpoint of `base` with its commit time, which older versions stored in `times`."""
-    ref, times = base.checkpoint, base.entry.times or {}
-    return ref if ref is None or ref.at else replace(ref, at=times.get(str(ref.id), ""))

@@ -1,28 +1,131 @@
-"""The plan of a restore: a document that a user reviews and that is then executed exactly."""
+"""The plan of a restore: a document that a user reviews and that is then executed exactly.
+
+It has the changes of state, sources, sinks and the job's graph, and the checkpoints and rows that run again.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
 
-from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import NOT_BEGUN, Manifest, OperatorState, SinkMode
+from stateflow.checkpoint.history import read_pending_records, read_records
+from stateflow.checkpoint.log.checkpoint_log import Head, is_ancestor
+from stateflow.checkpoint.log.documents import COMPLETED, NOT_BEGUN, CheckpointRecord, Manifest, OperatorState, SinkMode
+from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
-from stateflow.checkpoint.restore.graph_assignment import GraphAssignment
-from stateflow.checkpoint.restore.graph_plan import (
-    GraphPlan,
-    SourceAction,
-    describe_moves,
-    key_groups_caution,
-    renamed_caution,
-    source_caution,
-)
+from stateflow.checkpoint.restore.graph_map import DroppedState, GraphAssignment, StateMove
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.state.handles import Document
+
+
+@dataclass(frozen=True)
+class GraphChanges:
+    """Decisions of the user about a graph that has changed.
+
+    Attributes:
+        maps: operators, states and sources with new names, each as ``OLD=NEW``; see `graph_map`.
+        sources: positions of sources, each as ``UID=POSITION``.
+    """
+
+    maps: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+
+
+class GraphPlan(Document, frozen=True, kw_only=True):
+    """The part of a restore plan about a graph that has changed. An execution must come to the same result."""
+
+    maps: list[str] = []
+    """The mappings as given."""
+    sources: list[str] = []
+    """The positions of sources as given."""
+    drop: list[str] = []
+    """The operators and states to drop, as given."""
+    at: str = ""
+    """The time that ``latest`` refers to; empty without positions."""
+    moves: list[StateMove] = []
+    """States that get another operator or name."""
+    dropped: list[DroppedState] = []
+    """States that are not restored, of operators that are restored otherwise."""
+    old_max_parallelism: int = 0
+    """Number of key groups of the target's keyed state; 0 if it is that of the job."""
+    max_parallelism: int = 0
+    """The number that the state gets; 0 if it is that of the target."""
+
+
+class SourceAction(StrEnum):
+    """Actions of a restore on the position of a source."""
+
+    KEPT = "kept"
+    NEW = "new"
+    RESET = "reset"
+    REPLACED = "replaced"
+    """The position is kept although the source reads other data."""
+    REMOVED = "removed"
+
+
+_CAUTIONS = {
+    SourceAction.RESET: "its position is set. Input after the new position that was processed up to the target is "
+    "processed again, and its output is written a second time; input before it that was not processed is skipped, and "
+    "its output is missing. Rows that are older than the watermark of an operator are late",
+    SourceAction.REPLACED: "it reads other data than before, from the same position: if the position does not mean the "
+    "same place there, input is lost or processed twice",
+    SourceAction.NEW: "the target has no position of it: it begins at its start",
+    SourceAction.REMOVED: "the job does not have it: its position is dropped, and input that was not read yet is never "
+    "read",
+}
+
+
+def source_caution(action: SourceAction) -> str | None:
+    """Returns the caution about a change of a source's position; None if there is none."""
+    return _CAUTIONS.get(action)
+
+
+def renamed_caution(removed: Sequence[str], new: Sequence[str]) -> str | None:
+    """Returns the caution about sources that may have been renamed; None if that is not possible.
+
+    Args:
+        removed: uids of the sources that the job no longer has.
+        new: uids of the sources that the target does not have.
+    """
+    if not removed or not new:
+        return None
+    return (
+        f"if a new source, {', '.join(new)}, is {removed[0]} under another uid, its input is processed a second time; "
+        f"to keep the position, plan with --map {removed[0]}={new[0]}"
+    )
+
+
+def key_groups_caution(graph: GraphPlan) -> str | None:
+    """Returns the caution about state that gets another number of key groups; None if it keeps that of the target."""
+    if graph.max_parallelism == graph.old_max_parallelism:
+        return None
+    return (
+        f"gets {graph.max_parallelism:,} key groups instead of {graph.old_max_parallelism:,}: the restore writes all "
+        "of it again, which takes longer than a copy, and local disk of its size"
+    )
+
+
+def describe_moves(graph: GraphPlan) -> list[str]:
+    """Returns one line for each state that gets another operator or name, or is dropped.
+
+    States that an operator gets under their names are one line.
+    """
+    whole: dict[tuple[str, str], list[str]] = {}
+    for move in graph.moves:
+        if move.old_state == move.new_state:
+            whole.setdefault((move.old, move.new), []).append(move.old_state)
+    lines = [f"{old} → {new}: {', '.join(names)}" for (old, new), names in whole.items()]
+    lines += [
+        f"{move.old}.{move.old_state} → {move.new}.{move.new_state}"
+        for move in graph.moves
+        if move.old_state != move.new_state
+    ]
+    return lines + [f"{state.uid}.{state.state}: dropped" for state in graph.dropped]
+
 
 _FIRST = 3
 """Number of commits by other writers that a caution lists; the plan itself contains all."""
@@ -42,7 +145,7 @@ _WRITTEN_AGAIN = "output of input that is read again is written to {} a second t
 
 
 class StateAction(StrEnum):
-    """What a restore does with an operator's state."""
+    """Actions of a restore on an operator's state."""
 
     MATCHED = "matched"
     NEW = "new"
@@ -85,8 +188,8 @@ class SinkChange(Document, frozen=True, kw_only=True):
     uid: str
     mode: SinkMode
     table_id: str
-    table: str = ""
-    """Its path or address; empty in plans of older versions, and for sinks without one."""
+    table: str
+    """Its path or address; empty for sinks without one."""
     now: int
     """Version of the table when the plan was created."""
     then: int | None = None
@@ -161,11 +264,11 @@ class RestorePlan(Document, frozen=True, kw_only=True):
     """Checkpoints since the target, whose output kept tables have; None when the job has no records of them."""
     run_open: bool = False
     """Whether the job's newest run had not ended cleanly: it was running, was killed, or failed."""
-    graph: GraphPlan = GraphPlan()
+    graph: GraphPlan
     """Changes of the graph."""
     made_at: str
     job_file: str = ""
-    """Path of the job file that the plan was created with; empty in plans of older versions."""
+    """Path of the job file that the plan was created with."""
     job_file_changed_at: str = ""
     """When that file was last modified."""
     code: str = ""
@@ -399,3 +502,64 @@ def is_outdated(plan: RestorePlan, head: Head) -> bool:
     """Returns whether a run or restore has changed the job since the plan was created; ADMIN entries do not count."""
     then = (plan.generation, plan.ordinal, plan.checkpoint_id)
     return (head.entry.generation, head.entry.ordinal, head.checkpoint_id) != then
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The work that runs after a restore repeat.
+
+    Attributes:
+        rows: number of rows that the job has read since the target.
+        checkpoints: number of checkpoints that it has completed since the target.
+    """
+
+    rows: int
+    checkpoints: int
+
+
+def replay_since(root: JobRoot, head: Head, checkpoint_id: int) -> Replay | None:
+    """Returns what the job has done since a checkpoint; None when records are missing, or a restore has undone it.
+
+    Args:
+        root: the job root.
+        head: the newest entry.
+        checkpoint_id: id of the checkpoint.
+    """
+    retained = {ref.id for ref in root.checkpoints.restorable(head)}
+    return count_replay(
+        head, retained, checkpoint_id, read_records(root.storage, pending=read_pending_records(root, head))
+    )
+
+
+def count_replay(
+    head: Head, retained: Set[int], checkpoint_id: int, records: Iterable[CheckpointRecord]
+) -> Replay | None:
+    """Returns the rows and checkpoints in records after a checkpoint. Pure.
+
+    Returns None when records are missing, or when a restore has undone the checkpoint: what the current state has read
+    is then not the input after that checkpoint.
+
+    Args:
+        head: the newest entry.
+        retained: ids of the checkpoints that the job can continue from.
+        checkpoint_id: id of the checkpoint.
+        records: records of checkpoints, in any order.
+    """
+    if not is_ancestor(head, checkpoint_id, retained):
+        return None
+    known = {r.checkpoint_id: r.rows_in for r in records if r.status == COMPLETED}
+    restores = {r.seq for r in head.entry.ancestry.restores}
+    needed = {number for number in retained if number > checkpoint_id} - restores
+    is_trimmed = all(number > checkpoint_id for number in known) and checkpoint_id > 0
+    if is_trimmed or not needed <= known.keys():
+        return None
+    ours = [known[n] for n in known if n > checkpoint_id and is_ancestor(head, n, retained)]
+    return Replay(sum(ours), len(ours))
+
+
+def is_run_open(head: Head) -> bool:
+    """Returns whether the job's newest run has not ended cleanly: it is running, was killed, or failed."""
+    # A restore command appends a CLAIM like a run, but commits no checkpoint.
+    restores = {r.seq for r in head.entry.ancestry.restores}
+    is_restore = head.entry.generation in restores and head.entry.ordinal == 0
+    return not head.entry.ended and not is_restore

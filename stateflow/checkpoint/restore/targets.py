@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.checkpoint_log import Head, is_ancestor
 from stateflow.checkpoint.log.documents import NOT_BEGUN, EntryRef, Manifest, SourcePosition
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.lineage import is_ancestor
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, find_savepoint, list_savepoints, savepoint_at
 from stateflow.checkpoint.savepoints.names import LATEST
 from stateflow.errors import ConfigError, CorruptFile, MissingFile
@@ -99,7 +98,7 @@ def kept_checkpoint(root: JobRoot, head: Head, checkpoint_id: int, hint: str) ->
         if ref.id == checkpoint_id:
             return _checkpoint(root, ref)
     raise ConfigError(
-        "the job does not keep such a checkpoint",
+        "the job does not retain this checkpoint",
         hint=hint,
         checkpoint=checkpoint_id,
         kept=sorted({r.id for r in root.checkpoints.kept(head)}),
@@ -107,19 +106,12 @@ def kept_checkpoint(root: JobRoot, head: Head, checkpoint_id: int, hint: str) ->
 
 
 def _checkpoint(root: JobRoot, ref: EntryRef) -> Target:
-    found = root.checkpoints.resolve(ref)
-    return Target(ref.id, found.at, root.job.job_uuid, root.checkpoints.manifest_of(found), ref=ref)
+    return Target(ref.id, ref.at, root.job.job_uuid, root.checkpoints.manifest_of(ref), ref=ref)
 
 
 def _of_savepoint(stored: StoredSavepoint) -> Target:
     document = stored.document
-    return Target(
-        document.checkpoint_id,
-        document.committed_at or document.made_at,
-        document.job_uuid,
-        document.manifest,
-        savepoint=stored,
-    )
+    return Target(document.checkpoint_id, document.committed_at, document.job_uuid, document.manifest, savepoint=stored)
 
 
 def _before(root: JobRoot, head: Head, condition: str) -> Target:
@@ -151,18 +143,8 @@ def _points(root: JobRoot, head: Head) -> Iterator[Target]:
     retained = {ref.id for ref in restorable}
     for stored in list_savepoints(root.storage):
         document = stored.document
-        if document.job_uuid != root.job.job_uuid:
-            continue
-        is_ours = is_ancestor(head, document.checkpoint_id, retained)
-        if is_ours:
+        if document.job_uuid == root.job.job_uuid and is_ancestor(head, document.checkpoint_id, retained):
             yield _of_savepoint(stored)
-        elif is_ours is None:
-            log.warning(
-                "skipped savepoint %s: the version that created it did not record whether a restore has undone its "
-                "checkpoint %d; use the savepoint's name to restore it",
-                document.name,
-                document.checkpoint_id,
-            )
 
 
 def _undamaged(root: JobRoot, head: Head, ref: EntryRef) -> Target | None:

@@ -11,12 +11,11 @@ from urllib.parse import unquote, urlsplit
 from msgspec.structs import replace
 
 from stateflow.checkpoint.history import write_action
-from stateflow.checkpoint.log.documents import Savepoint
+from stateflow.checkpoint.job_requests import read_answer
+from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD, ActionRecord, Savepoint
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, get_or_none
-from stateflow.checkpoint.log.records import SAVEPOINT_RECORD, ActionRecord
 from stateflow.checkpoint.log.sealed_json import unseal
-from stateflow.checkpoint.requests.mailbox import read_answer
 from stateflow.checkpoint.savepoints.names import invalid_field
 from stateflow.errors import ConfigError, CorruptFile, DataError, MissingFile, StateflowError, StorageError
 from stateflow.state.handles import FileHandle
@@ -206,10 +205,10 @@ def find_savepoint(storage: Storage, name: str, within: str = SAVEPOINTS) -> Sto
     Raises ConfigError when it means several: they were created concurrently, or the name of one is the folder of
     another, which a user may have planted.
     """
-    found = [s for s in savepoints_named(storage, name, within) if is_confirmed(storage, s)]
+    found = [s for s in find_savepoints(storage, name, within) if is_confirmed(storage, s)]
     if len(found) > 1:
         raise ConfigError(
-            "the name means several savepoints",
+            "several savepoints have this name",
             hint="use the path of one of them",
             name=name,
             paths=[s.uri for s in found],
@@ -217,7 +216,7 @@ def find_savepoint(storage: Storage, name: str, within: str = SAVEPOINTS) -> Sto
     return found[0] if found else None
 
 
-def savepoints_named(storage: Storage, name: str, within: str = SAVEPOINTS) -> list[StoredSavepoint]:
+def find_savepoints(storage: Storage, name: str, within: str = SAVEPOINTS) -> list[StoredSavepoint]:
     """Returns the complete savepoints that a name means: in a folder of this name, or with this name.
 
     Only folders whose savepoint may have the name are read, so that the cost does not grow with the number of

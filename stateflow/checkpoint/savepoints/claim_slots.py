@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _LIMIT = 64 << 10
 """Size of the largest slot, in bytes."""
 _MOST = 1000
-"""Number of slots of a savepoint. Each claim and each undone claim adds one, so that many are no accident."""
+"""Number of slots of a savepoint. Each claim and each undone claim adds one, so many of them mean a forged folder."""
 
 
 class ClaimMode(StrEnum):
@@ -136,7 +136,7 @@ def claim_savepoint(storage: Storage, folder: str, claim: SavepointClaim) -> Non
     Raises:
         SavepointClaimed: another job has claimed it.
         Fenced: a newer run of the job has undone this claim, or claimed the savepoint.
-        ConfigError: the savepoint is deleted, or a user is deleting it.
+        ConfigError: the savepoint was deleted, or a user is deleting it.
     """
 
     def is_owner(slots: Sequence[SavepointClaim]) -> bool:
@@ -242,7 +242,7 @@ def _claimed(storage: Storage, folder: str, claim: SavepointClaim, hint: str) ->
 
 def _deleted(storage: Storage, folder: str) -> ConfigError:
     return ConfigError(
-        "the savepoint is deleted, or a user is deleting it",
+        "the savepoint was deleted, or a user is deleting it",
         hint="use another savepoint",
         savepoint=_uri(storage, folder),
     )
@@ -287,7 +287,7 @@ def _read_slots(storage: Storage, folder: str, numbers: Sequence[int] | None = N
         return [unseal(data, SavepointClaim, key)[0] for key, data in contents if data is not None]
     except CorruptFile as e:
         raise CorruptFile(
-            "it cannot be read which job owns the savepoint",
+            "the owner of the savepoint cannot be read",
             hint="restore the file from a copy; or delete it if no job owns the savepoint",
             file=e.facts.get("file") or e.facts.get("path"),
             savepoint=_uri(storage, folder),
@@ -299,7 +299,7 @@ def _numbers(storage: Storage, folder: str) -> list[int]:
     numbers = [number for number in found if number is not None]
     if len(numbers) > _MOST:
         raise CorruptFile(
-            "a savepoint has more claims than jobs write",
+            "the savepoint has too many claims",
             hint="delete its claims if no job owns the savepoint",
             file=f"{folder}{CLAIMS}",
             found=len(numbers),
@@ -316,4 +316,4 @@ def _content(storage: Storage, key: str) -> bytes | None:
     except CorruptFile:
         raise
     except DataError as e:
-        raise CorruptFile("a savepoint's claim is larger than any that stateflow writes", file=key) from e
+        raise CorruptFile("a claim of the savepoint is too large", file=key) from e

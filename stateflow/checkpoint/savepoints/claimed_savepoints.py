@@ -14,10 +14,9 @@ from msgspec.structs import replace
 from stateflow import failpoints
 from stateflow.checkpoint.history import write_action
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import ClaimedSavepoint, ClaimState, SavepointClaim
+from stateflow.checkpoint.log.documents import ActionRecord, ClaimedSavepoint, ClaimState, SavepointClaim
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import get_or_none
-from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.savepoints import claim_slots
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, folder_at, read_savepoint
 from stateflow.checkpoint.savepoints.cleanup import dispose_external
@@ -29,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def claimed_savepoint(root: JobRoot, stored: StoredSavepoint) -> ClaimedSavepoint:
-    """Returns what the log says about a savepoint that the job claims; one in the job root moves with it."""
+    """Returns the log's record of a savepoint that the job claims; one in the job root moves with it."""
     own = f"{root.storage.uri.rstrip('/')}/"
     inside = stored.uri.startswith(f"{own}{SAVEPOINTS}")
     folder = f"{stored.uri.removeprefix(own)}/" if inside else stored.uri
@@ -52,14 +51,12 @@ def check_claimable(root: JobRoot, head: Head, stored: StoredSavepoint) -> None:
     # By the claim, not by its folder, which may have several paths.
     if own and any(c.generation == own.generation and c.checkpoint for c in head.entry.claimed_savepoints):
         raise SavepointClaimed(
-            "this job has claimed the savepoint before",
-            hint="use --claim-mode no-claim: the job owns it already",
-            savepoint=stored.uri,
+            "the job already owns the savepoint", hint="use --claim-mode no-claim", savepoint=stored.uri
         )
 
 
 def announced_claim(root: JobRoot, head: Head, stored: StoredSavepoint) -> ClaimedSavepoint:
-    """Returns what the CLAIM before a restore says about the savepoint that the restore will claim.
+    """Returns the record, in the CLAIM before a restore, of the savepoint that the restore will claim.
 
     All checks are made here, because that CLAIM fences a run: a restore that cannot claim must not end one.
 

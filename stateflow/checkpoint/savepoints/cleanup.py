@@ -1,16 +1,19 @@
-"""Deletes savepoints: disposed, unfinished, and those whose request was answered otherwise."""
+"""Selects savepoints that have expired, and deletes savepoints: disposed, unfinished, and left over by requests."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from stateflow import failpoints
-from stateflow.checkpoint.log.documents import Answer, Savepoint
+from stateflow.checkpoint.job_requests import read_answer
+from stateflow.checkpoint.log.documents import Answer, Origin, Savepoint
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import get_or_none, write_bytes
-from stateflow.checkpoint.requests.mailbox import read_answer
 from stateflow.checkpoint.savepoints.catalog import (
     TOMBSTONE,
     StoredSavepoint,
@@ -19,8 +22,9 @@ from stateflow.checkpoint.savepoints.catalog import (
     record_savepoint,
 )
 from stateflow.checkpoint.savepoints.claim_slots import Disposal, reserve_deletion
+from stateflow.checkpoint.savepoints.names import savepoint_time
 from stateflow.errors import ConfigError, CorruptFile
-from stateflow.ids import check_name
+from stateflow.helpers import check_name
 from stateflow.storage import Storage
 from stateflow.storage.paths import (
     CLAIMS,
@@ -35,6 +39,7 @@ from stateflow.storage.paths import (
 )
 
 log = logging.getLogger(__name__)
+
 
 _MARKERS = (SAVEPOINT, STARTED, DISPOSED)
 DAMAGED = "damaged"
@@ -304,3 +309,65 @@ def _finish_deletion(storage: Storage, folder: str, files: Iterable[str] | None 
     found.append(claim_slot(folder, 1))
     storage.delete(key for key in found if key != f"{folder}{DISPOSED}")
     storage.delete([f"{folder}{DISPOSED}"])
+
+
+@dataclass(frozen=True)
+class SavepointRule:
+    """The retention of periodic savepoints. Without limits, none expires.
+
+    Attributes:
+        keep: number of the newest savepoints that are kept; None for no limit.
+        max_age: maximum age of kept savepoints; None for no limit.
+    """
+
+    keep: int | None = None
+    max_age: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.keep is not None and self.keep < 1:
+            raise ConfigError("at least one savepoint must be kept", hint="use keep=1 or more", keep=self.keep)
+        if self.max_age is not None and self.max_age <= timedelta():
+            raise ConfigError("a maximum age must be positive", hint="for example 7d", max_age=str(self.max_age))
+
+
+def expired_savepoints(
+    complete: Sequence[StoredSavepoint], job_uuid: str, rule: SavepointRule, now: datetime
+) -> list[StoredSavepoint]:
+    """Returns the expired savepoints, oldest first: periodic savepoints of this job beyond the number or age limit.
+
+    The newest periodic savepoint never expires: a job whose savepoints fail for weeks keeps its last one. Manual
+    savepoints, those of stops and upgrades, and those of other jobs never expire.
+
+    Args:
+        complete: every complete savepoint that can be counted (see `uncounted_savepoints`), in any order.
+        job_uuid: the job.
+        rule: the limits.
+        now: timestamp with time zone.
+    """
+    periodic = [s for s in complete if s.document.origin is Origin.PERIODIC and s.document.job_uuid == job_uuid]
+    newest_first = sorted(periodic, key=lambda s: (_made_at(s), s.document.id), reverse=True)
+    expired = []
+    for position, savepoint in enumerate(newest_first):
+        too_many = rule.keep is not None and position >= rule.keep
+        too_old = rule.max_age is not None and now - _made_at(savepoint) > rule.max_age
+        if position > 0 and (too_many or too_old):
+            expired.append(savepoint)
+    return expired[::-1]
+
+
+def uncounted_savepoints(complete: Sequence[StoredSavepoint], now: datetime) -> list[StoredSavepoint]:
+    """Returns the savepoints that retention neither deletes nor counts, because they can be copies or forgeries.
+
+    Such a savepoint could make genuine ones expire: its folder was renamed, its id is that of another one, or it was
+    made in the future. One that a host with a wrong clock has made counts as soon as its time has come.
+
+    Args:
+        complete: every complete savepoint, in any order.
+        now: timestamp with time zone.
+    """
+    count = Counter(s.document.id for s in complete if s.is_original)
+    return [s for s in complete if not s.is_original or count[s.document.id] > 1 or _made_at(s) > now]
+
+
+def _made_at(stored: StoredSavepoint) -> datetime:
+    return savepoint_time(stored.document.made_at)

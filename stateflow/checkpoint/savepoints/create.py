@@ -1,5 +1,7 @@
 """Creates savepoints: copies of a checkpoint's files in a separate folder, which belongs to the user.
 
+The state files of a native savepoint are copied into a limited number of files.
+
 A savepoint is complete when its folder contains `_savepoint`, which is written last. During creation, the checkpoint is
 pinned and `_started` contains the id of the pin. If `_started` exists without its pin, the creator died or can never
 finish: cleanup first writes a tombstone in place of `_savepoint`, so that a creator that was only paused fails, and
@@ -10,8 +12,9 @@ it is kept. `_disposed` marks a savepoint whose deletion has begun, for a collec
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,34 +23,35 @@ from importlib import metadata
 from msgspec.structs import replace
 
 from stateflow import failpoints
+from stateflow.checkpoint.job_requests import read_answer
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryRef, Manifest, Origin, PublishedOutput, Savepoint, SavepointFormat
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_bytes
 from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.checkpoint.log.transitions import pending_of
-from stateflow.checkpoint.requests.mailbox import read_answer
-from stateflow.checkpoint.savepoints.canonical.shares import shards_of
-from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, SavepointWorkers
-from stateflow.checkpoint.savepoints.canonical.writer import Destination, with_canonical_files
+from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, SavepointWorkers
+from stateflow.checkpoint.savepoints.canonical.writer import Destination, shards_of, with_canonical_files
 from stateflow.checkpoint.savepoints.catalog import (
     VERSION,
     StoredSavepoint,
+    find_savepoints,
     is_confirmed,
     put_marker,
     record_savepoint,
-    savepoints_named,
 )
 from stateflow.checkpoint.savepoints.cleanup import finish_savepoint, sweep_external
-from stateflow.checkpoint.savepoints.merging import merge_files
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.config.settings import SavepointSettings
-from stateflow.errors import ConfigError, DataError, StateflowError
-from stateflow.state.handles import FileHandle, SubtaskState
+from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
+from stateflow.private_files import ScratchFolder, open_private
+from stateflow.state.handles import FileHandle, FilePart, StateFile, SubtaskState
+from stateflow.state.host_cache import check_content
 from stateflow.storage import Storage, open_location
 from stateflow.storage.paths import SAVEPOINT_FILES, SAVEPOINTS, STARTED, savepoint_folder
 
 log = logging.getLogger(__name__)
+
 
 _THREADS = 4
 _LOCAL = LocalWorkers()
@@ -158,7 +162,7 @@ def make_savepoint(root: JobRoot, spec: SavepointSpec, workers: SavepointWorkers
 def _created_before(root: JobRoot, spec: SavepointSpec) -> StoredSavepoint | None:
     """Returns the savepoint that the same request created earlier. Raises ConfigError when another one has the name."""
     storage, within = spec.destination(root)
-    called = savepoints_named(storage, spec.name, within)
+    called = find_savepoints(storage, spec.name, within)
     if spec.into:
         # Other jobs may use the same folder, and the same names.
         called = [s for s in called if s.document.job_uuid == root.job.job_uuid]
@@ -196,8 +200,7 @@ def _make_pinned(root: JobRoot, spec: SavepointSpec, workers: SavepointWorkers, 
     folder = savepoint_folder(f"{spec.name}-{root.clock.new_id()[:8]}", within)
     write_bytes(storage, f"{folder}{STARTED}", pin.encode())
     failpoints.hit("savepoint.started")
-    checkpoint = root.checkpoints.resolve(spec.checkpoint)
-    source = ManifestFiles(root.storage, root.checkpoints.manifest_of(checkpoint), root.job.max_parallelism)
+    source = ManifestFiles(root.storage, root.checkpoints.manifest_of(spec.checkpoint), root.job.max_parallelism)
     copy = ManifestCopy(source, storage, folder)
     manifest = copy.canonical(spec.settings, workers) if spec.is_canonical else copy.native(spec.settings.native_files)
     if spec.into:
@@ -210,7 +213,7 @@ def _make_pinned(root: JobRoot, spec: SavepointSpec, workers: SavepointWorkers, 
         name=spec.name,
         origin=spec.origin,
         made_at=root.clock.now().isoformat(timespec="milliseconds"),
-        committed_at=checkpoint.at,
+        committed_at=spec.checkpoint.at,
         by=spec.by or root.requester,
         reason=spec.reason,
         request=spec.request,
@@ -266,7 +269,7 @@ class ManifestCopy:
         """Writes keyed state in the canonical format, and copies all other files; returns the new manifest."""
         source = self.source
         shards = shards_of(source.manifest, source.max_parallelism, settings)
-        to = Destination(folder=self.folder, files=settings.files_per_worker)
+        to = Destination(folder=self.folder)
         files = workers.write(shards, source.storage, self.target, to)
         return self._with_subtasks(with_canonical_files(source.manifest, shards, files))
 
@@ -355,3 +358,94 @@ def _version() -> str:
         return metadata.version("stateflow")
     except metadata.PackageNotFoundError:
         return ""
+
+
+_MERGE_THREADS = 2
+"""Files that are written concurrently; each takes local disk until it is stored."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an object of the checkpoint is in the savepoint: in an object, from an offset on."""
+
+    handle: FileHandle
+    offset: int
+
+
+def merge_files(
+    source: Storage, manifest: Manifest, target: Storage, folder: str, count: int
+) -> list[list[SubtaskState]]:
+    """Copies the objects of keyed state into at most `count` objects of about equal size.
+
+    Each is first written to local disk.
+
+    Args:
+        source: the storage with the checkpoint's files.
+        manifest: the manifest of the checkpoint.
+        target: the storage of the savepoint.
+        folder: prefix of the savepoint's keys.
+        count: maximum number of objects.
+
+    Returns:
+        The states of each operator's subtasks, in the new objects.
+
+    Raises:
+        MissingFile, CorruptFile: an object is missing, or differs from its recorded hash.
+    """
+    states = [state for operator in manifest.operators for state in operator.subtasks]
+    objects = {file.handle.key: file.handle for state in states for file in state.files}
+    groups = divide_by_size(list(objects.values()), count)
+    places: dict[str, _Place] = {}
+    with ThreadPoolExecutor(_MERGE_THREADS) as pool:
+        for placed in pool.map(lambda group: _merge(source, group, target, folder), groups):
+            places.update(placed)
+    return [[_moved(state, places) for state in operator.subtasks] for operator in manifest.operators]
+
+
+def divide_by_size(objects: Sequence[FileHandle], count: int) -> list[list[FileHandle]]:
+    """Returns the objects in at most `count` groups, in their order and of about equal size."""
+    total = sum(handle.size for handle in objects) or 1
+    groups: dict[int, list[FileHandle]] = {}
+    before = 0
+    for handle in objects:
+        groups.setdefault(min(before * count // total, count - 1), []).append(handle)
+        before += handle.size
+    return list(groups.values())
+
+
+def _merge(source: Storage, objects: Iterable[FileHandle], target: Storage, folder: str) -> dict[str, _Place]:
+    """Copies objects into one; returns the place of each by its key in `source`."""
+    offsets: dict[str, int] = {}
+    whole, size = hashlib.sha256(), 0
+    with ScratchFolder() as scratch:
+        path = scratch.path / "files"
+        with open_private(path, must_create=True) as file:
+            for handle in objects:
+                offsets[handle.key] = size
+                own, start = hashlib.sha256(), size
+                for chunk in source.chunks(handle.key):
+                    own.update(chunk)
+                    whole.update(chunk)
+                    size += file.write(chunk)
+                check_content(handle, size - start, own.hexdigest())
+        merged = FileHandle(key=f"{SAVEPOINT_FILES}{whole.hexdigest()}", size=size, sha256=whole.hexdigest())
+        target.put_file(f"{folder}{merged.key}", path)
+    return {key: _Place(merged, offset) for key, offset in offsets.items()}
+
+
+def _moved(state: SubtaskState, places: dict[str, _Place]) -> SubtaskState:
+    return replace(state, files=[_moved_file(file, places[file.handle.key]) for file in state.files])
+
+
+def _moved_file(file: StateFile, place: _Place) -> StateFile:
+    offset = place.offset + (file.part.offset if file.part else 0)
+    if offset + file.size > place.handle.size:
+        raise CorruptFile(
+            "a file is recorded as a part beyond the end of its object",
+            hint="use an older checkpoint",
+            file=file.handle.key,
+            size=file.size,
+        )
+    if file.size == place.handle.size:
+        return replace(file, handle=place.handle, part=None)
+    return replace(file, handle=place.handle, part=FilePart(offset=offset, size=file.size, sha256=file.sha256))

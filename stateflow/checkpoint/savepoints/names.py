@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from stateflow.checkpoint.log.documents import Savepoint
 from stateflow.errors import ConfigError
-from stateflow.ids import check_name
+from stateflow.helpers import check_name
 
 LATEST = "latest"
 """Names the newest checkpoint as a restore target, so no savepoint may have this name."""
@@ -41,8 +41,7 @@ def invalid_field(document: Savepoint) -> str:
         return "name"
     for field, text in (("made_at", document.made_at), ("committed_at", document.committed_at)):
         try:
-            # Older versions did not store when the checkpoint was committed.
-            savepoint_time(text or document.made_at)
+            savepoint_time(text)
         except ValueError:
             return field
     return ""

@@ -3,6 +3,10 @@
 The table stores the last published checkpoint as the transaction version of the sink's application id: the token.
 Reading the token and committing the next one is a compare-and-swap on the table's version, so two runs can never both
 publish a checkpoint.
+
+Delta relies on each writer to enforce a table's properties. A commit of finished files runs no query, so it cannot fill
+in, check or translate a value; Delta would accept it, and the table would silently be wrong. So the checks of an
+existing table are allow-lists: a feature or property that is not known to be harmless is rejected by name.
 """
 
 from __future__ import annotations
@@ -11,24 +15,32 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pyarrow as pa
 
 from stateflow.api.changelog import Changelog
 from stateflow.api.schema import Column, RowSchema
-from stateflow.api.sink import CatalogEntry, Sink, SinkContext, SinkTable, SinkWriter, Writing
+from stateflow.api.sink import (
+    CatalogEntry,
+    Sink,
+    SinkContext,
+    SinkRewind,
+    SinkTable,
+    SinkWriter,
+    Successor,
+    TableChanges,
+    Writing,
+)
 from stateflow.clock import SystemClock
-from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.columns.store_assignment import nullable
-from stateflow.connectors.delta.active_files import ActiveFiles
-from stateflow.connectors.delta.added_columns import column_actions, missing_columns
-from stateflow.connectors.delta.checks import check_table, check_upserts, new_table
-from stateflow.connectors.delta.column_types import target_schema
-from stateflow.connectors.delta.data_files import (
+from stateflow.connectors.column_policy import columns_to_add
+from stateflow.connectors.connector_errors import check_choice
+from stateflow.connectors.data_files import (
     FileName,
     ParquetWriter,
     check_writable,
@@ -37,32 +49,79 @@ from stateflow.connectors.delta.data_files import (
     make_log_folder,
     remove_leftovers,
 )
-from stateflow.connectors.delta.log.listing import LOG_FOLDER
-from stateflow.connectors.delta.log.table_log import (
+from stateflow.connectors.delta.log import (
+    LOG_FOLDER,
     TAKEN_OVER,
+    Action,
+    DeletionVectors,
     DeltaHead,
+    Protocol,
     append_after,
     append_entry,
     create_overdue_checkpoint,
+    entry_path,
+    is_current,
+    open_logged_parquet,
     read_head,
+    read_parquet,
     read_transactions,
+    size_of,
+    taken_over_by,
     unreferenced_files,
 )
-from stateflow.connectors.delta.maintenance.own_table import OwnTable
-from stateflow.connectors.delta.partitions.columns import StoredRows, check_columns
-from stateflow.connectors.delta.partitions.writer import PartitionedWriter
-from stateflow.connectors.delta.sink_table import DeltaSinkTable, UpsertTable, now_ms
-from stateflow.connectors.delta.versions import ENGINE
+from stateflow.connectors.delta.versions import (
+    ENGINE,
+    RESTORE,
+    ActiveFiles,
+    FileChange,
+    Rewinder,
+    Rewrite,
+    Upsert,
+    remove_action,
+    remove_files,
+)
+from stateflow.connectors.delta_types import (
+    CHAR_VARCHAR,
+    COLUMN_MAPPING,
+    FEATURE_READER_VERSION,
+    FEATURE_WRITER_VERSION,
+    TIMESTAMPS_WITHOUT_ZONE,
+    Field,
+    arrow_field,
+    delta_field,
+    delta_type,
+    has_timestamps_without_zone,
+    metadata_of_parts,
+    stored_type,
+    target_schema,
+    type_text,
+)
+from stateflow.connectors.partitions import (
+    PartitionedWriter,
+    StoredRows,
+    check_partition_columns,
+    compare_partition_columns,
+    logged_path,
+    parse_partition_folder,
+    parse_partition_value,
+)
+from stateflow.connectors.store_assignment import assign_rows, can_assign, nullable_schema
 from stateflow.connectors.upserts import UpsertSettings, names_of
 from stateflow.errors import (
     ConfigError,
+    DataError,
     EnvironmentUnsupported,
+    InternalError,
     JobDefinitionError,
+    SchemaMismatch,
     SinkDiverged,
     SinkRefused,
+    StateflowError,
     StorageError,
 )
+from stateflow.state.handles import Committable
 from stateflow.storage import open_storage
+from stateflow.types.decoders import json_decoder
 
 SchemaEvolution = Literal["refuse", "add-columns"]
 Mode = Literal["append", "upsert"]
@@ -106,7 +165,7 @@ class DeltaSink(Sink):
     Raises:
         JobDefinitionError: arguments of an upsert are missing, or given for an append.
         ConfigError: the path is not on a POSIX file system, looks percent-encoded or has a backslash; or
-            `schema_evolution` is not one of its values, or `register_as` is no such name.
+            `schema_evolution` is not one of its values, or `register_as` is not such a name.
     """
 
     def __init__(
@@ -126,7 +185,7 @@ class DeltaSink(Sink):
         upsert = UpsertSettings(names_of(keys), names_of(order_by), deletes)
         if (mode == _UPSERT) != bool(upsert.keys) or (mode == _APPEND and upsert != UpsertSettings(())):
             raise JobDefinitionError(
-                "mode and key of a Delta sink do not fit",
+                "the arguments of a Delta sink do not match its mode",
                 hint='keys, order_by and deletes belong to mode="upsert", which needs keys',
                 mode=mode,
                 keys=list(upsert.keys),
@@ -228,7 +287,7 @@ class DeltaSink(Sink):
             return PartitionedWriter(self._root, name, rows)
         if self._upsert is None:
             return ParquetWriter(self._root, name, rows.file_schema, of=rows.of)
-        return ParquetWriter(self._root, name, nullable(rows.target), of=rows.of_upsert)
+        return ParquetWriter(self._root, name, nullable_schema(rows.target), of=rows.of_upsert)
 
     def open_table(self, context: SinkContext) -> SinkTable:
         head = self._existing_head(context)
@@ -267,7 +326,7 @@ class DeltaSink(Sink):
         if self._upsert is not None:
             self._upsert.check(schema)
             schema = self._upsert.table_schema(schema)
-        check_columns(self._partition_by, schema)
+        check_partition_columns(self._partition_by, schema)
         return schema
 
     def _check_table(self, context: SinkContext, head: DeltaHead) -> tuple[Column, ...]:
@@ -275,7 +334,7 @@ class DeltaSink(Sink):
         schema = self._schema(context)
         adds = self.schema_evolution == _ADD_COLUMNS
         added = missing_columns(self.table, head.metadata.fields(), schema) if adds else ()
-        check_table(self.table, head, schema, (added, self._partition_by))
+        check_table(self.table, head, schema, added=added, partition_by=self._partition_by)
         if self._upsert is not None:
             check_upserts(self.table, head, schema)
         self._target = target_schema(context.schema, head.metadata.fields())
@@ -371,3 +430,634 @@ def _require_deltalake(table: str) -> None:
             package="deltalake",
             table=table,
         )
+
+
+COMPACTED = "compacted"
+"""In place of the job's UUID in the names of files that combine others, so that no sink takes them for its own."""
+
+
+@dataclass(frozen=True)
+class OwnTable:
+    """The table of a sink.
+
+    Attributes:
+        path: folder of the table.
+        job_uuid: UUID of the job.
+        uid: uid of the sink.
+        schema: columns of the table that the sink writes.
+        partition_by: the partition columns.
+    """
+
+    path: Path
+    job_uuid: str
+    uid: str
+    schema: RowSchema
+    partition_by: tuple[str, ...]
+
+    @property
+    def application(self) -> str:
+        """The name under which the table stores the sink's token."""
+        return f"{self.job_uuid}/{self.uid}"
+
+    def head(self, known: DeltaHead | None = None) -> DeltaHead:
+        """Returns the newest version. Raises SinkDiverged if there is no table."""
+        head = read_head(self.path, self.application, known)
+        if head is None:
+            raise SinkDiverged("the sink's table does not exist", hint="run the job first", table=str(self.path))
+        return head
+
+
+def now_ms() -> int:
+    """Returns the time in milliseconds since 1970."""
+    return int(_clock.now().timestamp() * 1000)
+
+
+class DeltaSinkTable(SinkTable):
+    """A table at the version of its head; a commit creates the next version, or fails."""
+
+    def __init__(self, root: Path, context: SinkContext, head: DeltaHead, stored: StoredRows) -> None:
+        self.table_id = head.metadata.id
+        self._stored = stored
+        self.version = head.version
+        self.token: int = head.token
+        self.successor = successor_of(read_transactions(root), context.application) if head.is_taken_over else None
+        self._root = root
+        self._context = context
+        self._head = head
+
+    def missing(self, committables: list[Committable]) -> list[str]:
+        return [c.path for c in committables if self._size(c.path) != c.size]
+
+    def commit(self, token: int, committables: list[Committable]) -> int | None:
+        self._check_distinct(token, committables)
+        self._check_types(committables)
+        return append_after(self._root, self._head, self._append_actions(token, committables))
+
+    def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
+        return self._rewinder().plan(checkpoint_id)
+
+    def changes_since(self, version: int) -> TableChanges:
+        return self._rewinder().changes_since(version)
+
+    def rewind(self, to_version: int | None, token: int) -> int | None:
+        if token <= self.token or not (to_version is None or 0 <= to_version < self.version):
+            raise InternalError(
+                "a rewind needs an older version and a larger token",
+                table=str(self._root),
+                version=self.version,
+                to_version=to_version,
+                known=self.token,
+                token=token,
+            )
+        # Checked first: a table that has changed may have lost the files that the rewind restores.
+        if self._is_stale():
+            return None
+        change = FileChange((), ()) if to_version is None else self._rewinder().change(to_version)
+        return append_after(self._root, self._head, self._rewind_actions(to_version, token, change))
+
+    def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
+        # The handle's version had the tokens of the former applications that the caller has read, or is not the newest.
+        names = [name + end for name in former for end in (TAKEN_OVER, taken_over_by(by))]
+        return append_after(self._root, self._head, self._rewind_actions(None, token, FileChange((), ()), names))
+
+    def _is_stale(self) -> bool:
+        """Whether the table has changed since the handle was made, so that a commit would fail."""
+        return not is_current(self._root, self._head) or entry_path(self._root, self.version + 1).exists()
+
+    def _rewinder(self) -> Rewinder:
+        return Rewinder(self._root, self._context.application, self._head)
+
+    def _size(self, path: str) -> int | None:
+        if FileName.parse(path) is None:
+            raise DataError("a file to publish was not written by a sink", path=path, table=str(self._root))
+        return size_of(self._root, logged_path(path))
+
+    def _check_distinct(self, token: int, committables: list[Committable]) -> None:
+        if len({c.path for c in committables}) < len(committables):
+            application = self._context.application
+            raise InternalError("a checkpoint has a file twice", application=application, token=token)
+
+    def _check_types(self, committables: list[Committable]) -> None:
+        """Raises SchemaMismatch if files do not have what a table demands that others have changed since."""
+        columns = self._stored.file_schema
+        wide = replace(self._stored, target=target_schema(self._stored.schema)).file_schema
+        if columns.equals(wide, check_metadata=True):
+            return  # Wider types than files have are read as well.
+        for committable in committables:
+            with open_logged_parquet(self._root, logged_path(committable.path)) as file:
+                found = file.schema_arrow
+            if found.types != columns.types:
+                raise SchemaMismatch(
+                    "files that are not published yet do not have the types of the table's columns",
+                    hint="change the columns back to the types that they had when the rows were written",
+                    table=str(self._root),
+                    file=committable.path,
+                    expected=str(columns),
+                    found=str(found),
+                )
+            if not self._stored.were_written_for(found):
+                self._check_values(committable.path)
+
+    def _check_values(self, path: str) -> None:
+        """Raises SchemaMismatch if the table cannot store a value of a file."""
+        name, target = FileName.parse(path), self._stored.target
+        assert name is not None
+        values = parse_partition_folder(name.folder)
+        for batch in read_parquet(self._root, logged_path(path)):
+            whole = [
+                pa.repeat(parse_partition_value(values[f.name], f.type), len(batch))
+                if f.name in values
+                else batch.column(f.name)
+                for f in target
+            ]
+            assign_rows(pa.RecordBatch.from_arrays(whole, names=target.names), target, {"file": path})
+
+    def _append_actions(self, token: int, committables: list[Committable]) -> list[Action]:
+        now = now_ms()
+        info = {
+            "timestamp": now,
+            "operation": "STREAMING UPDATE",
+            "operationParameters": {
+                "outputMode": "Append",
+                "queryId": self._context.application,
+                "epochId": str(token),
+            },
+            "operationMetrics": {
+                "numAddedFiles": str(len(committables)),
+                "numRemovedFiles": "0",
+                "numOutputRows": str(sum(c.rows for c in committables)),
+                "numOutputBytes": str(sum(c.size for c in committables)),
+            },
+            "readVersion": self.version,
+            # Avoids conflicts with concurrent MERGE, UPDATE and DELETE, which could not have read these rows.
+            "isBlindAppend": True,
+            "engineInfo": ENGINE,
+        }
+        added = [{"add": add_action(c, now)} for c in committables]
+        return [{"commitInfo": info}, self._transaction(token, now), *added]
+
+    def _rewind_actions(
+        self, to_version: int | None, token: int, change: FileChange, taken_over: Iterable[str] = ()
+    ) -> list[Action]:
+        now = now_ms()
+        parameters = {"queryId": self._context.application, "epochId": str(token)}
+        result = "kept" if to_version is None else f"back to version {to_version}"
+        info = {
+            "timestamp": now,
+            "operation": "STREAMING UPDATE" if to_version is None else RESTORE,
+            "operationParameters": parameters if to_version is None else {"version": str(to_version), **parameters},
+            "operationMetrics": {
+                "numRestoredFiles": str(len(change.restored)),
+                "numRemovedFiles": str(len(change.removed)),
+                "restoredFilesSize": str(sum(f.size for f in change.restored)),
+                "removedFilesSize": str(sum(f.size for f in change.removed)),
+            },
+            "readVersion": self.version,
+            "isBlindAppend": False,
+            "userMetadata": f"rewind of {self._context.application}: {result}, token {token}",
+            "engineInfo": ENGINE,
+        }
+        # Tokens of several successors have no order.
+        at = self.version + 1
+        ends = [{"txn": {"appId": name, "version": at, "lastUpdated": now}} for name in taken_over]
+        return [{"commitInfo": info}, self._transaction(token, now), *ends, *change.actions(now)]
+
+    def _transaction(self, token: int, now: int) -> Action:
+        return {"txn": {"appId": self._context.application, "version": token, "lastUpdated": now}}
+
+
+class UpsertTable(DeltaSinkTable):
+    """A table at the version of its head, whose commits replace rows by key.
+
+    Args:
+        upsert: how rows are matched.
+        files: the files of the table.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        context: SinkContext,
+        head: DeltaHead,
+        stored: StoredRows,
+        *,
+        upsert: UpsertSettings,
+        files: ActiveFiles,
+    ) -> None:
+        super().__init__(root, context, head, stored)
+        self._settings, self._files = upsert, files
+
+    def commit(self, token: int, committables: list[Committable]) -> int | None:
+        self._check_distinct(token, committables)
+        if not committables:
+            return super().commit(token, [])
+        # Before data files are written that no version would have.
+        if self._is_stale():
+            return None
+        try:
+            active = self._files.at(self._head)
+            vectors = DeletionVectors(self._root, self.version, [file.vector for file in active if file.vector])
+            rewrite = self._upsert(committables[-1]).apply(committables, active, vectors)
+        except StateflowError:
+            # A fenced run that has published the rows meanwhile removes the emitted files, and a vacuum those of an
+            # older version.
+            if self._is_stale():
+                return None
+            raise
+        version = append_after(self._root, self._head, self._upsert_actions(token, rewrite))
+        # The emitted rows are in the new files now; or no version has the new files.
+        useless = rewrite.added if version is None else committables
+        remove_files(self._root, (file.path for file in useless))
+        return version
+
+    def _upsert(self, last: Committable) -> Upsert:
+        emitted = FileName.parse(last.path)
+        assert emitted is not None
+        writing = replace(emitted.writing, subtask=0, attempt=f"u{_clock.new_id()}")
+        name = FileName.first(self._context, writing)
+        return Upsert(self._root, self._settings, self._stored, name)
+
+    def _upsert_actions(self, token: int, rewrite: Rewrite) -> list[Action]:
+        now = now_ms()
+        info = {
+            "timestamp": now,
+            "operation": "MERGE",
+            "operationParameters": {
+                "predicate": " AND ".join(f"target.{name} = source.{name}" for name in self._settings.keys),
+                "queryId": self._context.application,
+                "epochId": str(token),
+            },
+            "operationMetrics": {
+                "numTargetFilesAdded": str(len(rewrite.added)),
+                "numTargetFilesRemoved": str(len(rewrite.removed)),
+                "numOutputRows": str(sum(c.rows for c in rewrite.added)),
+            },
+            "readVersion": self.version,
+            "isBlindAppend": False,
+            "engineInfo": ENGINE,
+        }
+        removed = [{"remove": remove_action(file, now)} for file in rewrite.removed]
+        added = [{"add": add_action(file, now)} for file in rewrite.added]
+        return [{"commitInfo": info}, self._transaction(token, now), *removed, *added]
+
+
+def successor_of(transactions: Mapping[str, int], application: str) -> Successor | None:
+    """Returns the last sink that has taken over a table from an application, by the transactions in its log."""
+    start = f"{application}{TAKEN_OVER}-by "
+    found = {version: name.removeprefix(start) for name, version in transactions.items() if name.startswith(start)}
+    return Successor.parse(found[max(found)]) if found else None
+
+
+def add_action(file: Committable, now: int) -> Action:
+    """Returns the action that adds a file to the table at a time in milliseconds since 1970."""
+    name = FileName.parse(file.path)
+    return {
+        "path": logged_path(file.path),
+        "partitionValues": parse_partition_folder(name.folder) if name else {},
+        "size": file.size,
+        "modificationTime": now,
+        "dataChange": True,
+        "stats": file.stats or f'{{"numRecords":{file.rows}}}',
+    }
+
+
+# tests/connectors commits to a table with each of these and reads it through Spark. The last three require nothing of
+# a writer unless a column or a property uses them, which is checked separately.
+_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "deletionVectors",
+        TIMESTAMPS_WITHOUT_ZONE,
+        "v2Checkpoint",
+        "invariants",
+        "checkConstraints",
+        "generatedColumns",
+    }
+)
+
+
+_CONSTRAINT = "delta.constraints."
+_TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
+
+
+# What a column's metadata requires of a writer. Other metadata, such as comments, is harmless.
+_COLUMN_PROPERTIES = {
+    "delta.generationExpression": "a generated column would be null",
+    "delta.identity.": "an identity column would be null",
+    "delta.invariants": "the column's invariant would not be checked",
+    "delta.columnMapping.": "mapped columns would be null",
+    "CURRENT_DEFAULT": "the column's default would not be filled in",
+    "delta.": "this version does not know the requirements of the column's property",
+    "__": "this version does not know the requirements of the column's property",
+}
+
+
+_OTHER_TABLE = "or let the sink write to another table"
+_REFUSED_FOR_UPSERTS = {
+    "delta.appendOnly": "its rows may not be replaced",
+    "delta.enableChangeDataFeed": "its feed would list rows that were only written again",
+}
+"""Properties that are refused when they are true, each with the reason."""
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Why a table is rejected: what it has, what would go wrong, and how to change it.
+
+    Attributes:
+        facts: the property with its value or column, the feature, or the protocol versions.
+    """
+
+    facts: Mapping[str, object]
+    reason: str
+    hint: str
+
+
+def check_table(
+    table: str, head: DeltaHead, schema: RowSchema, *, added: Iterable[Column] = (), partition_by: Sequence[str] = ()
+) -> None:
+    """Checks that files with rows of `schema` can be committed to a table directly.
+
+    Args:
+        table: its path, for errors.
+        added: columns of `schema` that the table may lack.
+        partition_by: the columns that the sink partitions by.
+
+    Raises:
+        SinkRefused: such a commit would violate a property of the table.
+        SchemaMismatch: columns are missing, or have other types or names.
+    """
+    refusals = list(_refusals(head, schema, partition_by))
+    if refusals:
+        first, *others = refusals
+        also = {"also": [" ".join(map(str, r.facts.values())) for r in others]} if others else {}
+        raise SinkRefused(
+            f"the Delta table cannot be written to directly: {first.reason}",
+            hint=first.hint,
+            table=table,
+            **first.facts,
+            **also,
+        )
+    names = {column.name for column in added}
+    expected = replace(schema, columns=tuple(c for c in schema.columns if c.name not in names))
+    declared, found = _differences(head.metadata.fields(), expected)
+    if declared:
+        raise SchemaMismatch(
+            "the sink's rows do not match the columns of the Delta table",
+            hint="change the row class, or the table with ALTER TABLE; "
+            'DeltaSink(…, schema_evolution="add-columns") adds columns that the table lacks',
+            table=table,
+            declared=declared,
+            found=found,
+        )
+
+
+def check_protocol(table: str, head: DeltaHead) -> None:
+    """Raises SinkRefused if a table has features with unknown requirements, also of a VACUUM."""
+    for refusal in _protocol_refusals(head.protocol):
+        raise SinkRefused(
+            "the Delta table has a feature that is not supported", hint=refusal.hint, table=table, **refusal.facts
+        )
+
+
+def check_upserts(table: str, head: DeltaHead, schema: RowSchema) -> None:
+    """Checks that data files of a table can be written again without some of their rows.
+
+    Args:
+        table: its path, for errors.
+        schema: all columns that the table may have.
+
+    Raises:
+        SinkRefused: that would violate a property of the table.
+        SchemaMismatch: the table has further columns, whose values would be lost.
+    """
+    configuration = head.metadata.configuration or {}
+    for name, reason in _REFUSED_FOR_UPSERTS.items():
+        if (configuration.get(name) or "").lower() == "true":
+            raise SinkRefused(
+                f"the Delta table does not permit upserts: {reason}",
+                hint=f"ALTER TABLE ... UNSET TBLPROPERTIES ('{name}'), {_OTHER_TABLE}",
+                table=table,
+                property=name,
+            )
+    known = {name.lower() for name in schema.names}
+    others = [field.name for field in head.metadata.fields() if field.name.lower() not in known]
+    if others:
+        raise SchemaMismatch(
+            "the Delta table has columns that the rows of an upsert do not have",
+            hint="declare them in the row class: an upsert replaces whole rows",
+            table=table,
+            columns=others,
+        )
+
+
+def new_table(table_id: str, schema: RowSchema, created_ms: int, partition_by: Sequence[str] = ()) -> list[Action]:
+    """Returns the actions that create an empty table for rows of `schema`, with nullable columns.
+
+    Args:
+        created_ms: time of creation, in milliseconds since 1970.
+        partition_by: the partition columns.
+
+    Raises:
+        JobDefinitionError: the row class has no columns, or two whose names differ only by case.
+    """
+    lower = [name.lower() for name in schema.names]
+    if not lower or len(set(lower)) < len(lower):
+        raise JobDefinitionError(
+            "a Delta table needs at least one column, and column names that differ by more than case",
+            row_class=schema.row_class.__name__,
+            columns=list(schema.names),
+        )
+    fields = [delta_field(column.name, column.shape) for column in schema.columns]
+    metadata = {
+        "id": table_id,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": msgspec.json.encode({"type": "struct", "fields": fields}).decode(),
+        "partitionColumns": list(partition_by),
+        "configuration": {},
+        "createdTime": created_ms,
+    }
+    return [{"protocol": _lowest_protocol(schema)}, {"metaData": metadata}]
+
+
+def _lowest_protocol(schema: RowSchema) -> Action:
+    if not has_timestamps_without_zone(schema.columns):
+        return {"minReaderVersion": 1, "minWriterVersion": 2}
+    # As Spark creates it: a table that lists features must also list those that writer version 2 implies.
+    return {
+        "minReaderVersion": FEATURE_READER_VERSION,
+        "minWriterVersion": FEATURE_WRITER_VERSION,
+        "readerFeatures": [TIMESTAMPS_WITHOUT_ZONE],
+        "writerFeatures": [TIMESTAMPS_WITHOUT_ZONE, "appendOnly", "invariants"],
+    }
+
+
+def _refusals(head: DeltaHead, schema: RowSchema, partition_by: Sequence[str]) -> Iterator[_Refusal]:
+    yield from _protocol_refusals(head.protocol)
+    yield from _configuration_refusals(head.metadata.configuration or {})
+    existing = head.metadata.partition_columns
+    for column, reason in compare_partition_columns(partition_by, existing):
+        hint = f"DeltaSink(…, partition_by={existing!r}), {_OTHER_TABLE}"
+        yield _Refusal({"property": "PARTITIONED BY", "column": column}, reason, hint)
+    declared = {name.lower() for name in schema.names}
+    for field in head.metadata.fields():
+        yield from _column_refusals(field, is_declared=field.name.lower() in declared)
+
+
+def _protocol_refusals(protocol: Protocol) -> Iterator[_Refusal]:
+    if protocol.min_reader_version > FEATURE_READER_VERSION or protocol.min_writer_version > FEATURE_WRITER_VERSION:
+        facts = {"minReaderVersion": protocol.min_reader_version, "minWriterVersion": protocol.min_writer_version}
+        reason = f"this version supports protocols up to ({FEATURE_READER_VERSION}, {FEATURE_WRITER_VERSION})"
+        yield _Refusal(facts, reason, f"use a newer stateflow, {_OTHER_TABLE}")
+    named = {*(protocol.reader_features or []), *(protocol.writer_features or [])}
+    for feature in sorted(named - _FEATURES):
+        reason = "a direct commit would violate the requirements of the feature"
+        hint = f"ALTER TABLE ... DROP FEATURE {feature}, {_OTHER_TABLE}"
+        yield _Refusal({"feature": feature}, reason, hint)
+
+
+def _configuration_refusals(configuration: Mapping[str, str | None]) -> Iterator[_Refusal]:
+    for name in sorted(configuration):
+        if name.startswith(_CONSTRAINT):
+            hint = f"ALTER TABLE ... DROP CONSTRAINT {name.removeprefix(_CONSTRAINT)}, {_OTHER_TABLE}"
+            yield _Refusal({"property": name}, "the CHECK constraint would not be checked", hint)
+    if (configuration.get(COLUMN_MAPPING) or "none").lower() != "none":
+        hint = f"ALTER TABLE ... SET TBLPROPERTIES ('{COLUMN_MAPPING}' = 'none'), {_OTHER_TABLE}"
+        yield _Refusal({"property": COLUMN_MAPPING}, "mapped columns would be null", hint)
+    if configuration.get(_TRANSACTION_RETENTION):
+        hint = f"ALTER TABLE ... UNSET TBLPROPERTIES ('{_TRANSACTION_RETENTION}')"
+        reason = "the table would drop the sink's transaction, and its output would be committed twice"
+        yield _Refusal({"property": _TRANSACTION_RETENTION}, reason, hint)
+
+
+def _column_refusals(field: Field, *, is_declared: bool) -> Iterator[_Refusal]:
+    name = field.name
+    if not field.nullable and not is_declared:
+        hint = f"declare the column, or ALTER TABLE ... ALTER COLUMN {name} DROP NOT NULL, {_OTHER_TABLE}"
+        yield _Refusal({"property": "NOT NULL", "column": name}, "a required column is not in the rows", hint)
+    for path, metadata in ((name, field.metadata or {}), *metadata_of_parts(name, field.type)):
+        for key in sorted(metadata.keys() - {CHAR_VARCHAR}):
+            for prefix, reason in _COLUMN_PROPERTIES.items():
+                if key.startswith(prefix):
+                    facts = {"property": key, "column": path}
+                    yield _Refusal(facts, reason, f"remove the property from the column, {_OTHER_TABLE}")
+                    break
+
+
+def _differences(fields: list[Field], schema: RowSchema) -> tuple[dict[str, str], dict[str, str | None]]:
+    """Returns the columns of rows that the table lacks, and what it has instead: types by name, None for no column.
+
+    The table may have further columns, which are null, and its columns may be in any order. A narrower type, or one
+    with a length, is accepted: values are checked when they are written.
+    """
+    fields_by_name = {f.name: f for f in fields}
+    types = {f.name: f.type for f in fields}
+    names_in_lower_case = {name.lower(): name for name in types}
+    declared: dict[str, str] = {}
+    found: dict[str, str | None] = {}
+    for column in schema.columns:
+        name = column.name
+        if name not in types:
+            name = names_in_lower_case.get(name.lower(), name)
+        kind = types.get(name)
+        if name != column.name or kind is None or not _may_store(fields_by_name[name], column):
+            declared[column.name], found[name] = (
+                type_text(delta_type(column.shape)),
+                None if kind is None else type_text(kind),
+            )
+    return declared, found
+
+
+def _may_store(field: Field, column: Column) -> bool:
+    try:
+        found = arrow_field(field.name, field.type, metadata=field.metadata)
+    except (ValueError, LookupError, TypeError, AttributeError):  # the last three: of a malformed nested type
+        return False
+    return can_assign(stored_type(column.arrow_type), found.type)
+
+
+_IMPLIED = {
+    1: (),
+    2: ("appendOnly", "invariants"),
+    3: ("appendOnly", "invariants", "checkConstraints"),
+    4: ("appendOnly", "invariants", "checkConstraints", "changeDataFeed", "generatedColumns"),
+}
+"""The features that a writer version without a list of features has, which a list must contain."""
+
+
+def missing_columns(table: str, fields: Sequence[Field], schema: RowSchema) -> tuple[Column, ...]:
+    """Returns the columns that a table lacks; arguments and errors as of `columns_to_add`, with the table's fields."""
+    types = [type_text(field.type) for field in fields]
+    return columns_to_add(
+        table,
+        [field.name for field in fields],
+        schema,
+        lambda column, at: types[at] == type_text(delta_type(column.shape)),
+    )
+
+
+def column_actions(table: str, head: DeltaHead, columns: Sequence[Column], now_ms: int) -> list[Action]:
+    """Returns the actions of a commit that adds nullable columns to a table.
+
+    Args:
+        table: its path, for errors.
+        head: the table's newest version.
+        now_ms: time of the commit, in milliseconds since 1970.
+
+    Raises:
+        SinkRefused: the table's protocol would have to be replaced for a column.
+    """
+    added = [delta_field(column.name, column.shape) for column in columns]
+    about = head.metadata
+    metadata = {
+        "id": about.id,
+        "name": about.name,
+        "description": about.description,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": _with_fields(about.schema_string, added),
+        "partitionColumns": about.partition_columns,
+        "configuration": about.configuration or {},
+        "createdTime": about.created_time,
+    }
+    info = {
+        "timestamp": now_ms,
+        "operation": "ADD COLUMNS",
+        "operationParameters": {"columns": msgspec.json.encode(added).decode()},
+        "readVersion": head.version,
+        "isBlindAppend": False,
+        "engineInfo": ENGINE,
+    }
+    protocol = _protocol(table, head.protocol, columns)
+    actions: list[Action] = [{"commitInfo": info}, *([{"protocol": protocol}] if protocol else [])]
+    return [*actions, {"metaData": {name: value for name, value in metadata.items() if value is not None}}]
+
+
+def _with_fields(schema_string: str, added: list[dict[str, object]]) -> str:
+    schema = json_decoder(dict[str, object]).decode(schema_string)
+    fields = schema["fields"]
+    assert isinstance(fields, list)
+    return msgspec.json.encode({**schema, "fields": [*fields, *added]}).decode()
+
+
+def _protocol(table: str, before: Protocol, columns: Sequence[Column]) -> Action | None:
+    """Returns the protocol that the columns need; None if the table has it."""
+    readers, writers = before.reader_features or [], before.writer_features or []
+    if TIMESTAMPS_WITHOUT_ZONE in writers or not has_timestamps_without_zone(columns):
+        return None
+    if before.min_writer_version < FEATURE_WRITER_VERSION:
+        if before.min_writer_version not in _IMPLIED or before.min_reader_version > 1:
+            raise SinkRefused(
+                "a column cannot be added, because the table's protocol does not have timestamps without zone",
+                hint=f"ALTER TABLE ... SET TBLPROPERTIES ('delta.feature.{TIMESTAMPS_WITHOUT_ZONE}' = 'supported')",
+                table=table,
+                minReaderVersion=before.min_reader_version,
+                minWriterVersion=before.min_writer_version,
+            )
+        writers = list(_IMPLIED[before.min_writer_version])
+    return {
+        "minReaderVersion": FEATURE_READER_VERSION,
+        "minWriterVersion": FEATURE_WRITER_VERSION,
+        "readerFeatures": [*readers, TIMESTAMPS_WITHOUT_ZONE],
+        "writerFeatures": [*writers, TIMESTAMPS_WITHOUT_ZONE],
+    }

@@ -1,4 +1,4 @@
-"""The Delta source, which reads a table's rows or changes through Delta's own source for Spark."""
+"""The Delta source, which reads a table's rows or changes through Delta's own source for Spark, and its errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,20 +16,25 @@ import msgspec
 import pyarrow as pa
 
 from stateflow.api.hidden_columns import ARRIVED, arrival, arrival_place
-from stateflow.api.input_files import file_uri
+from stateflow.api.input_files import file_uri, plain_path, unreadable_in
 from stateflow.api.source import FROM_START, InitialPosition, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.columns.column_policy import ColumnPolicy
-from stateflow.connectors.columns.declared_values import declared_columns
-from stateflow.connectors.delta.log.lines import log_lines, opened_log_file
-from stateflow.connectors.delta.log.listing import LOG_FOLDER, list_log
-from stateflow.connectors.delta.log.stream_errors import stream_error
-from stateflow.connectors.delta.log.table_log import check_log, entry_path
+from stateflow.connectors.column_policy import ColumnPolicy, declared_columns
+from stateflow.connectors.connector_errors import position_error
+from stateflow.connectors.delta.log import LOG_FOLDER, check_log, entry_path, list_log, log_lines, open_log_file
 from stateflow.connectors.delta.versions import check_entry, check_file, read_content
-from stateflow.connectors.source_errors import position_error
 from stateflow.connectors.spark import SparkSource
-from stateflow.errors import ConfigError, EnvironmentUnsupported, InputLost, JobDefinitionError, StateflowError
+from stateflow.errors import (
+    ConfigError,
+    CorruptInput,
+    DataError,
+    EnvironmentUnsupported,
+    InputLost,
+    JobDefinitionError,
+    SchemaMismatch,
+    StateflowError,
+)
 from stateflow.types.decoders import json_decoder
 from stateflow.types.spark_sql import quoted
 
@@ -36,12 +42,14 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
 
+
 _CHANGES: Mapping[str, tuple[str, str]] = {
     "change": ("_change_type", "string"),
     "version": ("_commit_version", "bigint"),
     "committed": ("_commit_timestamp", "timestamp"),
 }
 """Column of Delta's change data feed and Spark type of the field that takes it, by name of the metadata."""
+
 
 Start = str | int | datetime
 """``earliest``, ``latest``, a version or a time."""
@@ -82,7 +90,7 @@ class DeltaSource(SparkSource):
         metadata: with `changes`, fields that take ``change`` (``insert``, ``update_preimage``, ``update_postimage`` or
             ``delete``), ``version`` or ``committed`` of a change.
         skip_changes: without `changes`, whether commits that update or delete rows are skipped. Otherwise such a commit
-            ends the run: its rows are no additions.
+            ends the run: its rows are not additions.
         columns: how a start handles columns that were added to or removed from the table.
 
     Raises:
@@ -116,7 +124,7 @@ class DeltaSource(SparkSource):
         self._snapshot: tuple[int, list[str]] | None = None
         if (self._metadata or skip_changes) and changes == skip_changes:
             raise JobDefinitionError(
-                "the arguments of a Delta source do not fit each other",
+                "the arguments of a Delta source contradict each other",
                 hint="metadata needs changes=True, and skip_changes is for a source without changes",
                 changes=changes,
                 skip_changes=skip_changes,
@@ -426,7 +434,7 @@ def _entries(spark: SparkSession, table: str, first: int, last: int) -> Iterator
     if "://" not in table:
         for version in sorted(v for v in list_log(Path(table)).entries if first <= v <= last):
             path = entry_path(Path(table), version)
-            with suppress(FileNotFoundError), opened_log_file(path) as file:
+            with suppress(FileNotFoundError), open_log_file(path) as file:
                 yield version, list(log_lines(file, path))
         return
     # Only Hadoop has the credentials; a pattern, because not all of them need to exist.
@@ -441,3 +449,104 @@ def _uri(table: str, path: str) -> str:
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", path):
         return path
     return f"{table.rstrip('/')}/{path}" if "://" in table else file_uri(Path(table) / unquote(path))
+
+
+_CONDITION = re.compile(r"\[(DELTA_[A-Z_]+)(?:\.[A-Z_]+)?\]\s*([^\n]*)")
+_VERSION = re.compile(r"\bversions? \[?(\d+)\]?")
+_SHOWN = 500
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """What one of Delta's error conditions means."""
+
+    error: type[StateflowError]
+    message: str
+    hint: str
+
+
+_CHANGED = _Failure(
+    DataError,
+    "a commit of a Delta table updates or deletes rows, and a source without changes reads only rows that are added",
+    "skip such commits with DeltaSource(…, skip_changes=True), or read them with changes=True; to continue after it, "
+    "restore with --source UID=position:VERSION",
+)
+_OTHER_COLUMNS = _Failure(
+    SchemaMismatch,
+    "columns of a Delta table were renamed, removed or changed their type after the position of its source",
+    "restore with --source UID=position:VERSION, with a version after the change, or with UID=earliest",
+)
+_LOG_GONE = _Failure(
+    InputLost,
+    "a Delta table no longer has the log of versions that were not read",
+    "restore with --source UID=earliest or position:VERSION; to keep the log longer, set delta.logRetentionDuration "
+    "of the table",
+)
+_FILE_GONE = _Failure(
+    InputLost,
+    "a Delta table no longer has a file that was not read",
+    "restore the file from a copy, or the job with --source UID=earliest or position:VERSION; VACUUM must keep files "
+    "for longer than the time between two runs (delta.deletedFileRetentionDuration)",
+)
+_FAILURES = {
+    "DELTA_SOURCE_TABLE_IGNORE_CHANGES": _CHANGED,
+    "DELTA_SOURCE_IGNORE_DELETE": _CHANGED,
+    "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE": _OTHER_COLUMNS,
+    "DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE_USE_SCHEMA_LOG": _OTHER_COLUMNS,
+    "DELTA_CHANGE_DATA_FEED_INCOMPATIBLE_DATA_SCHEMA": _OTHER_COLUMNS,
+    "DELTA_CHANGE_DATA_FEED_INCOMPATIBLE_SCHEMA_CHANGE": _OTHER_COLUMNS,
+    "DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE": _LOG_GONE,
+    "DELTA_MISSING_CHANGE_DATA": _Failure(
+        DataError,
+        "a Delta table has not recorded its changes in versions that were not read",
+        "set delta.enableChangeDataFeed=true of the table, and restore with --source UID=position:VERSION, with a "
+        "version since then",
+    ),
+}
+
+
+def stream_error(reason: str, source: str, table: str) -> StateflowError | None:
+    """Returns the error that ended a stream of a Delta table; None if it is unknown, or another try may solve it.
+
+    Args:
+        reason: text of Spark's error.
+        source: description of the source.
+        table: path of its table. An error that names another path is one of another source.
+    """
+    for condition, text in _CONDITION.findall(reason):
+        failure = _FAILURES.get(condition)
+        if failure is not None and not _names_another(unquote(text), table):
+            version = _VERSION.search(text)
+            facts = {"version": int(version[1])} if version else {}
+            return failure.error(failure.message, hint=failure.hint, source=source, **facts, reason=_first_part(text))
+    return _error_of_file(reason, source, plain_path(table))
+
+
+def _error_of_file(reason: str, source: str, table: str) -> StateflowError | None:
+    """Returns the error of a data file of a table; None if the error is another one, or a retry may read the file."""
+    found = unreadable_in(reason)
+    if found is None or not found.path.startswith(f"{table.rstrip('/')}/"):
+        return None
+    if found.was_deleted:
+        return InputLost(_FILE_GONE.message, hint=_FILE_GONE.hint, source=source, file=found.path)
+    if not found.is_corrupt:
+        return None
+    return CorruptInput(
+        "a data file of a Delta table cannot be read",
+        hint="restore the file from a copy, or delete its rows from the table",
+        source=source,
+        file=found.path,
+        reason=found.reason,
+    )
+
+
+def _names_another(text: str, table: str) -> bool:
+    """Returns whether a message has the path of another table, which may begin or end with this one's path."""
+    path = re.escape(table.removeprefix("file://"))
+    named = rf" at path (file:(//)?)?{path}/?\.?(\s+SQLSTATE|$)"
+    return " at path " in text and not re.search(named, text)
+
+
+def _first_part(text: str) -> str:
+    """Returns Delta's message without its advice, which is about options of Spark."""
+    return text.partition(" This is currently not supported")[0][:_SHOWN]

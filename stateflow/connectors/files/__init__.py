@@ -1,1 +1,7 @@
-"""The file source: its reader, options and column checks."""
+"""Files of Parquet, JSON, CSV and text in folders, as sources and sinks.
+
+- `sink`: `FileSink`, its handle of a folder, the writers, and the log that decides which files are visible.
+- `source`: `FileSource`: which files are new, which are skipped, how tasks or Spark read them, and the options.
+- `text_files`: decodes JSON, CSV and text, and takes columns from names of folders.
+- `parquet_files`: reads local Parquet files with Arrow.
+"""

@@ -1,36 +1,75 @@
-"""The file sink: Parquet, JSON or CSV files in a folder, of which readers see what is committed."""
+"""The file sink: Parquet, JSON or CSV files in a folder, of which readers see those that a log names.
+
+The log has the format of Spark's own file sink. ``_spark_metadata/<n>`` lists the files that version n adds; each
+tenth, ``<n>.compact``, lists all files of the table. Spark reads the newest of the latter, and what follows. An
+entry is created only if its name is free, so versions are numbered without gaps, and one of two writers is refused.
+
+The first line of an entry names no file, and Spark ignores it, because its name begins with ``_``. It has what Spark
+does not store: table id, columns, and the token of each application.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import io
+import math
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, time
+from decimal import Decimal
+from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv
 
 from stateflow.api.schema import Column, RowSchema
-from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
+from stateflow.api.sink import (
+    OtherCommit,
+    Sink,
+    SinkContext,
+    SinkRewind,
+    SinkTable,
+    SinkWriter,
+    Successor,
+    TableChanges,
+    Writing,
+)
 from stateflow.clock import SystemClock
-from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.delta.data_files import (
+from stateflow.connectors.connector_errors import check_choice
+from stateflow.connectors.data_files import (
     FileName,
+    ParquetWriter,
+    UnnamedFile,
     check_writable,
     disk_error,
+    make_folders,
     make_log_folder,
     remove_leftovers,
 )
-from stateflow.connectors.files.data_writer import CSV, JSON, PARQUET, DataWriter, file_path, list_files
-from stateflow.connectors.files.metadata_log import (
-    LOG_FOLDER,
-    Entry,
-    Marker,
-    append,
-    has_foreign_entries,
-    known_files,
-    read_entry,
-    versions,
+from stateflow.connectors.delta_types import check_rows
+from stateflow.connectors.json_rows import duration_text, encode, json_objects, special_float
+from stateflow.connectors.partitions import NULL, data_columns, parse_partition_folder, split_by_partition
+from stateflow.errors import (
+    ConfigError,
+    CorruptFile,
+    DataError,
+    InternalError,
+    JobDefinitionError,
+    SchemaMismatch,
+    SinkDiverged,
+    SinkRefused,
+    StorageError,
 )
-from stateflow.connectors.files.sink_table import FileSinkTable, now_ms
-from stateflow.errors import ConfigError, JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused, StorageError
+from stateflow.state.handles import Committable
 from stateflow.storage import open_storage
+from stateflow.storage.no_follow import NotRegular, read_file
+from stateflow.types.columns.conversion import with_scalars
 from stateflow.types.columns.shapes import Entries, Leaf, Shape, parts_of
 
 Format = Literal["parquet", "json", "csv"]
@@ -114,7 +153,7 @@ class FileSink(Sink):
 
     def writer(self, context: SinkContext, writing: Writing) -> SinkWriter:
         name = FileName.first(context, writing)
-        return DataWriter(self._root, name, context.schema, (self.format, self._partition_by))
+        return DataWriter(self._root, name, context.schema, format=self.format, partition_by=self._partition_by)
 
     def open_table(self, context: SinkContext) -> SinkTable:
         head = self._head()
@@ -212,3 +251,550 @@ def _has_other_keys(shape: Shape) -> bool:
     """Returns whether a value contains dicts whose keys are not texts, as all keys of JSON are."""
     is_other = isinstance(shape, Entries) and shape.key.spark != "string"
     return is_other or any(map(_has_other_keys, parts_of(shape)))
+
+
+_HINT = "choose a newer checkpoint, or keep the table as it is and correct its rows yourself"
+
+
+def now_ms() -> int:
+    """Returns the time in milliseconds since 1970."""
+    return int(_clock.now().timestamp() * 1000)
+
+
+class FileSinkTable:
+    """The files of a folder at one version; a commit creates the next version, or fails.
+
+    Args:
+        root: the folder.
+        context: the sink.
+        head: the newest entry of the log.
+    """
+
+    def __init__(self, root: Path, context: SinkContext, head: Entry) -> None:
+        self.table_id = head.marker.table_id
+        self.version = head.version
+        self.token: int | None = head.marker.tokens.get(context.application, 0)
+        successor = head.marker.taken_over.get(context.application)
+        self.successor = Successor.parse(successor) if successor else None
+        self._root = root
+        self._application = context.application
+        self._marker = head.marker
+
+    def missing(self, committables: list[Committable]) -> list[str]:
+        """As `SinkTable.missing`."""
+        return [c.path for c in committables if self._size(c.path) != c.size]
+
+    def commit(self, token: int, committables: list[Committable]) -> int | None:
+        """As `SinkTable.commit`."""
+        if len({c.path for c in committables}) < len(committables):
+            raise InternalError("a checkpoint has a file twice", application=self._application, token=token)
+        version, now = self.version + 1, now_ms()
+        facts = ((c, FileFacts(version=version, rows=c.rows)) for c in committables)
+        lines = [file_line(self._root, c.path, c.size, fact, now) for c, fact in facts]
+        return self._append(version, self._next_marker(token), lines)
+
+    def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
+        """As `SinkTable.plan_rewind`."""
+        if (self.token or 0) <= checkpoint_id:
+            return SinkRewind(self.version, None, 0, 0, ())
+        entries = self._entries(0)
+        later = (v for v, e in entries.items() if self._is_ours(e) and self._token(e) > checkpoint_id)
+        to_version = next(later) - 1
+        now, then = self._contents(to_version)
+        removed, returned = now.keys() - then.keys(), then.keys() - now.keys()
+        return SinkRewind(
+            self.version,
+            to_version,
+            _rows(now[path] for path in removed),
+            _rows(then[path] for path in returned),
+            tuple(self._others(entries, {path: now[path] for path in removed})),
+        )
+
+    def changes_since(self, version: int) -> TableChanges:
+        """As `SinkTable.changes_since`."""
+        entries = self._entries(version + 1)
+        others = [
+            self._commit_of(e, e.added) for e in entries.values() if e.marker.application and not self._is_ours(e)
+        ]
+        if version + 1 <= self.version and version + 1 not in entries:
+            text = f"version {version + 1}: its log entry no longer exists"
+            others.insert(0, OtherCommit(version + 1, frozenset(), text))
+        published = any(self._is_ours(e) for e in entries.values())
+        return TableChanges(
+            str(self._root), published, tuple(o for o in others if o.files or o.operation or o.rows is None)
+        )
+
+    def rewind(self, to_version: int | None, token: int) -> int | None:
+        """As `SinkTable.rewind`.
+
+        An entry can only remove files by listing all others, which Spark expects in each tenth one. The versions up to
+        there are filled with entries that change nothing; if the driver dies in between, nothing has changed.
+        """
+        if to_version is None:
+            return self._append(self.version + 1, self._next_marker(token), [])
+        if not self._is_newest():
+            return None
+        _, then = self._contents(to_version)
+        version = self.version + 1
+        unchanged = msgspec.structs.replace(self._marker, application="", back_to=None)
+        while not is_compact(version):
+            if not append(self._root, version, unchanged, [], now_ms()):
+                return None
+            version += 1
+        marker = msgspec.structs.replace(self._next_marker(token), back_to=to_version)
+        return version if append(self._root, version, marker, list(then.values()), now_ms()) else None
+
+    def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
+        """As `SinkTable.take_over`."""
+        marker = self._next_marker(token)
+        taken_over = {**marker.taken_over, **dict.fromkeys(former, by.text)}
+        return self._append(self.version + 1, msgspec.structs.replace(marker, taken_over=taken_over), [])
+
+    def _append(self, version: int, marker: Marker, lines: Sequence[LoggedFile]) -> int | None:
+        if not is_compact(version):
+            return version if append(self._root, version, marker, lines, now_ms()) else None
+        before = content(self._root, self.version)
+        if before is None:
+            if not self._is_newest():
+                # A newer run has removed the entries.
+                return None
+            raise self._too_old(self.version)
+        if not append(self._root, version, marker, [*before.values(), *lines], now_ms()):
+            return None
+        remove_old_entries(self._root, version)
+        return version
+
+    def _next_marker(self, token: int) -> Marker:
+        tokens = {**self._marker.tokens, self._application: token}
+        return msgspec.structs.replace(self._marker, tokens=tokens, application=self._application, back_to=None)
+
+    def _is_newest(self) -> bool:
+        return versions(self._root)[-1] == self.version
+
+    def _is_ours(self, entry: Entry) -> bool:
+        return entry.marker.application == self._application
+
+    def _token(self, entry: Entry) -> int:
+        return entry.marker.tokens.get(self._application, 0)
+
+    def _entries(self, first: int) -> dict[int, Entry]:
+        found = ((v, read_entry(self._root, v)) for v in versions(self._root) if first <= v <= self.version)
+        return {version: entry for version, entry in found if entry}
+
+    def _contents(self, to_version: int) -> tuple[Mapping[str, LoggedFile], Mapping[str, LoggedFile]]:
+        """Returns the current content and an older version's, after checking that its files exist."""
+        now, then = content(self._root, self.version), content(self._root, to_version)
+        if now is None or then is None:
+            raise self._too_old(to_version)
+        missing = sorted(path for path in then.keys() - now.keys() if self._size(path) != then[path].size)
+        if missing:
+            raise SinkDiverged(
+                "the folder cannot be rewound: files of that version no longer exist",
+                hint=_HINT,
+                table=str(self._root),
+                version=to_version,
+                files=missing[:3],
+            )
+        return now, then
+
+    def _too_old(self, version: int) -> SinkDiverged:
+        return SinkDiverged(
+            "the folder cannot be rewound: its log no longer has that version",
+            hint=_HINT,
+            table=str(self._root),
+            version=version,
+        )
+
+    def _others(self, entries: Mapping[int, Entry], removed: Mapping[str, LoggedFile]) -> Iterator[OtherCommit]:
+        """Yields the commits of other applications that added files of `removed`."""
+        for entry in entries.values():
+            files = {path: file for path, file in entry.added.items() if path in removed}
+            if files and not self._is_ours(entry):
+                yield self._commit_of(entry, files)
+
+    def _commit_of(self, entry: Entry, files: Mapping[str, LoggedFile]) -> OtherCommit:
+        who, rows = entry.marker.application, _rows(files.values())
+        back_to = entry.marker.back_to
+        what = f"{rows} rows added" if back_to is None else f"version {back_to} restored"
+        operation = "" if back_to is None else "RESTORE"
+        text = f"version {entry.version}: {what} by {who}"
+        return OtherCommit(entry.version, frozenset({who}), text, tuple(files), operation, rows)
+
+    def _size(self, path: str) -> int | None:
+        if parse_path(path, self._marker.format) is None:
+            raise DataError("a file to publish was not written by a sink", path=path, table=str(self._root))
+        try:
+            return (self._root / path).lstat().st_size
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            raise disk_error(e, self._root / path) from e
+
+
+def _rows(files: Iterable[LoggedFile]) -> int:
+    return sum(file.stateflow.rows for file in files if isinstance(file.stateflow, FileFacts))
+
+
+PARQUET, JSON, CSV = "parquet", "json", "csv"
+_PARQUET_ENDING = ".zstd.parquet"
+_ENDINGS = {PARQUET: _PARQUET_ENDING, JSON: ".json", CSV: ".csv"}
+_ESCAPED = re.compile(r'[\x00-\x1f"#%\'*/:=?\\\x7f{}\[\]^]')
+"""The characters that Spark escapes in names of folders."""
+_FOLDERS = re.compile(r"(?:[^/=]+=[^/]*/)*")
+_BUFFERED_BYTES = 64 << 20
+
+
+def file_path(name: FileName, kind: str) -> str:
+    """Returns the path of a file in one of the formats, relative to the table."""
+    return name.path.removesuffix(_PARQUET_ENDING) + _ENDINGS[kind]
+
+
+def parse_path(path: str, kind: str) -> FileName | None:
+    """Parses a path relative to the table; returns None for a file that stateflow did not write in this format."""
+    folders, _, file = path.rpartition("/")
+    if not file.endswith(_ENDINGS[kind]) or not _FOLDERS.fullmatch(f"{folders}/" if folders else ""):
+        return None
+    name = FileName.parse(file.removesuffix(_ENDINGS[kind]) + _PARQUET_ENDING)
+    return None if name is None or name.folder else dataclasses.replace(name, folder=folders)
+
+
+def list_files(root: Path, kind: str, depth: int) -> Iterator[FileName]:
+    """Yields the names of all files that sinks wrote into a folder, of any job.
+
+    Args:
+        depth: number of partition columns.
+    """
+    for folder, folders, files in os.walk(root):
+        below = os.path.relpath(folder, root)
+        prefix = "" if below == "." else f"{below}/"
+        folders[:] = [name for name in folders if "=" in name and prefix.count("/") < depth]
+        yield from filter(None, (parse_path(prefix + name, kind) for name in files))
+
+
+class DataWriter(SinkWriter):
+    """Writes the rows of one attempt; a file for each partition, or several if there are many rows.
+
+    Args:
+        root: folder of the table.
+        name: name of the files, which differ in their parts.
+        schema: columns of the rows.
+        format: ``parquet``, ``json`` or ``csv``.
+        partition_by: the partition columns.
+    """
+
+    def __init__(
+        self, root: Path, name: FileName, schema: RowSchema, *, format: str, partition_by: Sequence[str]
+    ) -> None:
+        self._root = root
+        self._name = name
+        self._schema = schema
+        self._kind = format
+        self._partition_by = partition_by
+        self._stored = data_columns(_parquet_schema(schema), partition_by)
+        self._rows: dict[str, list[pa.RecordBatch]] = {}
+        self._bytes = 0
+        self._done: list[Committable] = []
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        if rows.num_rows == 0:
+            return
+        check_rows(rows, self._schema, self._name.uid)
+        if self._kind == PARQUET:
+            rows = pa.RecordBatch.from_arrays(
+                [c.cast(_parquet_type(c.type)) for c in rows.columns], schema=_parquet_schema(self._schema)
+            )
+        for folder, part in split_by_partition(rows, self._partition_by) if self._partition_by else [("", rows)]:
+            self._rows.setdefault(_spark_folder(folder), []).append(part)
+            self._bytes += part.nbytes
+        if self._bytes >= _BUFFERED_BYTES:
+            self._write_files()
+
+    def close(self) -> list[Committable]:
+        self._write_files()
+        return self._done
+
+    def _write_files(self) -> None:
+        for folder, batches in self._rows.items():
+            name = dataclasses.replace(self._name, folder=folder, part=len(self._done))
+            self._done += self._write_parquet(name, batches) if self._kind == PARQUET else [self._text(name, batches)]
+        self._rows, self._bytes = {}, 0
+
+    def _write_parquet(self, name: FileName, batches: list[pa.RecordBatch]) -> list[Committable]:
+        # Distinct attempts, because this writer counts its own parts.
+        attempt = f"{name.writing.attempt}p{name.part}"
+        first = dataclasses.replace(name, part=0, writing=dataclasses.replace(name.writing, attempt=attempt))
+        writer = ParquetWriter(self._root, first, self._stored)
+        for batch in batches:
+            writer.write_stored(batch)
+        return writer.close()
+
+    def _text(self, name: FileName, batches: list[pa.RecordBatch]) -> Committable:
+        path = file_path(name, self._kind)
+        table = pa.Table.from_batches(batches)
+        try:
+            if name.folder:
+                make_folders(self._root, name.folder)
+            with UnnamedFile.create(self._root) as file:
+                file.write(_json(table) if self._kind == JSON else _csv(table))
+                if not file.link(path):
+                    raise StorageError("a sink's file exists already", name=path)
+                return Committable(path=path, size=file.size, rows=table.num_rows)
+        except OSError as e:
+            raise disk_error(e, self._root / path) from e
+
+
+def _parquet_schema(schema: RowSchema) -> pa.Schema:
+    """Returns the columns of Parquet files, which have times of day, and not integers as Delta tables do."""
+    return pa.schema([pa.field(c.name, _parquet_type(c.arrow_type)) for c in schema.columns])
+
+
+def _parquet_type(kind: pa.DataType) -> pa.DataType:
+    """Returns the Arrow type of a column in Parquet files. Spark reads a duration from an integer of microseconds."""
+    return with_scalars(kind, _parquet_scalar)
+
+
+def _parquet_scalar(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_time(kind):
+        return pa.time64("us")
+    return pa.int64() if pa.types.is_duration(kind) else kind
+
+
+def _spark_folder(folder: str) -> str:
+    """Returns the folders of a partition as Spark names them: it decodes bytes that are encoded, not characters."""
+    return "/".join(
+        f"{_escaped(column)}={NULL if value is None else _escaped(value)}"
+        for column, value in parse_partition_folder(folder).items()
+    )
+
+
+def _escaped(text: str) -> str:
+    return _ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", text)
+
+
+def _json(table: pa.Table) -> bytes:
+    """Returns a line for each row. A null is left out."""
+    objects = json_objects(table)
+    lines = (encode({name: value for name, value in row.items() if value is not None}) for row in objects)
+    return b"".join(line + b"\n" for line in lines)
+
+
+def _csv(table: pa.Table) -> bytes:
+    for at, column in enumerate(table.schema):
+        text_of = _text_form(column.type)
+        if text_of is not None:
+            texts = [None if value is None else text_of(value) for value in table.column(at).to_pylist()]
+            table = table.set_column(at, column.name, pa.array(texts, pa.string()))
+        if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(table.column(at))).as_py():
+            table = table.set_column(
+                at, column.name, pa.array(list(map(_csv_number, table.column(at).to_pylist())), pa.string())
+            )
+    buffer = io.BytesIO()
+    csv.write_csv(table, buffer)
+    return buffer.getvalue()
+
+
+def _text_form(kind: pa.DataType) -> Callable[..., str] | None:
+    """Returns the function for the text of a value that Spark would not read as Arrow writes it."""
+    if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
+        return _iso_text
+    if pa.types.is_decimal(kind):
+        return _digits
+    return duration_text if pa.types.is_duration(kind) else None
+
+
+def _iso_text(value: datetime | time) -> str:
+    return value.isoformat()
+
+
+def _digits(value: Decimal) -> str:
+    return f"{value:f}"
+
+
+def _csv_number(value: float | None) -> str | None:
+    if value is None or math.isfinite(value):
+        return None if value is None else repr(value)
+    return special_float(value).replace("inity", "")
+
+
+LOG_FOLDER = "_spark_metadata"
+COMPACT_INTERVAL = 10
+"""Spark's default: readers derive it from the names of the entries."""
+_KEPT_VERSIONS = 1000
+_NAME = re.compile(r"(\d{1,18})(\.compact)?")
+_VERSION_LINE = b"v1"
+_MARKER = "_stateflow"
+_LARGEST = 4 << 30
+
+
+class Marker(msgspec.Struct, frozen=True, kw_only=True):
+    """What an entry states about its version of the table."""
+
+    table_id: str
+    format: str
+    columns: list[tuple[str, str]]
+    """Names and Spark's types."""
+    partition_by: list[str] = []
+    tokens: dict[str, int] = {}
+    """The last published checkpoint of each application."""
+    taken_over: dict[str, str] = {}
+    """The successor of each application that must no longer write."""
+    application: str = ""
+    """The application that made the version; empty for a version that changes nothing."""
+    back_to: int | None = None
+    """The version whose content this one restores."""
+
+
+class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What an entry states about a file, in addition to what Spark stores."""
+
+    version: int
+    """The version that added it."""
+    rows: int
+
+
+class LoggedFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A line of an entry, with the fields of Spark's ``SinkFileStatus``."""
+
+    path: str
+    size: int
+    is_dir: bool = False
+    modification_time: int
+    block_replication: int = 1
+    block_size: int = 33554432
+    action: str = "add"
+    stateflow: FileFacts | Marker | None = None
+
+
+class _MarkerLine(LoggedFile, frozen=True, kw_only=True, rename="camel"):
+    stateflow: Marker | None = None
+
+
+class _FileLine(LoggedFile, frozen=True, kw_only=True, rename="camel"):
+    stateflow: FileFacts | None = None
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A version of the table as its entry states it.
+
+    For a compact entry, `files` are all files of the table; otherwise those that the version adds.
+    """
+
+    version: int
+    marker: Marker
+    files: dict[str, _FileLine]
+    """By path relative to the table."""
+
+    @property
+    def added(self) -> dict[str, _FileLine]:
+        """The files that this version adds."""
+        return {p: f for p, f in self.files.items() if f.stateflow and f.stateflow.version == self.version}
+
+
+def is_compact(version: int) -> bool:
+    """Returns whether the entry of a version lists all files of the table."""
+    return (version + 1) % COMPACT_INTERVAL == 0
+
+
+def file_line(root: Path, path: str, size: int, facts: FileFacts, now: int) -> LoggedFile:
+    """Returns the line for a file, at a time in milliseconds since 1970."""
+    return LoggedFile(path=(root / path).as_uri(), size=size, modification_time=now, stateflow=facts)
+
+
+def versions(root: Path) -> list[int]:
+    """Returns the versions that have an entry, oldest first; none if the table does not exist."""
+    try:
+        names = os.listdir(root / LOG_FOLDER)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as e:
+        raise disk_error(e, root) from e
+    return sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
+
+
+def read_entry(root: Path, version: int) -> Entry | None:
+    """Returns the entry of a version; None if it does not exist, or if another program wrote it.
+
+    Raises:
+        CorruptFile: the entry is damaged.
+    """
+    path = root / LOG_FOLDER / _name(version)
+    try:
+        # Other writers of the folder could leave a link, or a FIFO on which a reader waits without end.
+        lines = read_file(path, _LARGEST).splitlines()
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        if isinstance(e, NotRegular | IsADirectoryError) or e.errno == errno.EFBIG:
+            reason = e.strerror or str(e)
+            raise CorruptFile("an entry of a folder's log cannot be read", file=str(path), reason=reason) from e
+        raise disk_error(e, path) from e
+    try:
+        marker = msgspec.json.decode(lines[1], type=_MarkerLine).stateflow if len(lines) > 1 else None
+        if lines[:1] != [_VERSION_LINE] or marker is None:
+            return None
+        found = [msgspec.json.decode(line, type=_FileLine) for line in lines[2:]]
+        return Entry(version=version, marker=marker, files={_relative(root, f.path): f for f in found})
+    except (msgspec.DecodeError, ValueError) as e:
+        raise CorruptFile("an entry of a folder's log is damaged", file=str(path), reason=str(e)) from e
+
+
+def append(root: Path, version: int, marker: Marker, files: Sequence[LoggedFile], now: int) -> bool:
+    """Creates the entry of a version, durably; returns False if it exists."""
+    first = LoggedFile(path=(root / _MARKER).as_uri(), size=0, modification_time=now, stateflow=marker)
+    lines = [_VERSION_LINE, *map(msgspec.json.encode, (first, *files))]
+    folder = root / LOG_FOLDER
+    try:
+        with UnnamedFile.create(folder) as file:
+            file.write(b"\n".join(lines))
+            return file.link(_name(version))
+    except OSError as e:
+        raise disk_error(e, folder) from e
+
+
+def content(root: Path, version: int) -> dict[str, _FileLine] | None:
+    """Returns all files of a version by path; None if the log no longer has what is needed."""
+    files: dict[str, _FileLine] = {}
+    for number in range(version - (version + 1) % COMPACT_INTERVAL, version + 1):
+        entry = read_entry(root, number) if number >= 0 else None
+        if entry is None and number >= 0:
+            return None
+        files |= entry.files if entry else {}
+    return files
+
+
+def remove_old_entries(root: Path, newest: int) -> None:
+    """Deletes entries that are more than 1,000 versions old; the oldest that remains lists all files of the table."""
+    oldest = newest - _KEPT_VERSIONS - (newest - _KEPT_VERSIONS + 1) % COMPACT_INTERVAL
+    for version in versions(root):
+        if version >= oldest:
+            return
+        try:
+            (root / LOG_FOLDER / _name(version)).unlink(missing_ok=True)
+        except OSError as e:
+            raise disk_error(e, root) from e
+
+
+def known_files(root: Path) -> Iterator[str]:
+    """Yields the paths of the files that some version of the log has; some of them several times."""
+    for version in versions(root):
+        entry = read_entry(root, version)
+        yield from entry.files if entry else ()
+
+
+def has_foreign_entries(root: Path, found: Iterable[int]) -> bool:
+    """Returns whether the newest entry was written by another program, such as Spark's own sink."""
+    newest = max(found, default=None)
+    return newest is not None and read_entry(root, newest) is None
+
+
+def _name(version: int) -> str:
+    return f"{version}.compact" if is_compact(version) else str(version)
+
+
+def _relative(root: Path, uri: str) -> str:
+    """Returns a path of the log relative to the table. Raises ValueError for one that is elsewhere."""
+    found = urlsplit(uri)
+    path = Path(unquote(found.path)).relative_to(root)
+    if (found.scheme, found.netloc) != ("file", "") or ".." in path.parts or "\0" in str(path):
+        raise ValueError(f"a file outside of the folder: {uri[:500]}")
+    return str(path)

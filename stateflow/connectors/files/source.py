@@ -1,15 +1,23 @@
-"""The file source: Spark's own file source says which files a batch has, and tasks or Spark read them in order."""
+"""The file source, and the options of Spark's readers that it has.
+
+Spark's own file source says which files a batch has, and tasks or Spark read them in order.
+"""
 
 from __future__ import annotations
 
+import codecs
+import glob
+import hashlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
+from stat import S_ISDIR
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, unquote
 
@@ -32,34 +40,38 @@ from stateflow.api.input_files import (
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Arrange, InitialPosition, Source, StartKind, StartPosition
 from stateflow.config.settings import LIMITS, SourceSettings
-from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.columns.column_policy import ColumnPolicy
-from stateflow.connectors.columns.declared_columns import check_columns, check_header
-from stateflow.connectors.files.first_file import column_warnings, columns_of, first_small_file
-from stateflow.connectors.files.folder_columns import FolderValues, InFolders, folder_values, without_columns
-from stateflow.connectors.files.new_files import has_new_files, listed_files
-from stateflow.connectors.files.reader_options import (
-    DECODED,
-    NAMING,
-    PARSED,
-    check_decoded,
-    check_names_columns,
-    check_reader,
-    is_for_spark,
-    text_format,
+from stateflow.connectors.column_policy import ColumnPolicy, check_header, check_source_columns
+from stateflow.connectors.connector_errors import check_choice
+from stateflow.connectors.files.text_files import (
+    INFINITY,
+    NAN,
+    NEGATIVE_INFINITY,
+    CsvRecords,
+    DecodedFormat,
+    FolderValues,
+    InFolders,
+    JsonDocument,
+    JsonLines,
+    Lines,
+    TextLines,
+    can_decompress,
+    folder_values,
+    is_divisible,
+    text_column,
+    without_columns,
 )
-from stateflow.connectors.files.skipped_files import skip_files
-from stateflow.connectors.files.text_files import can_decompress, is_divisible
+from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
 from stateflow.errors import ConfigError, CorruptFile
+from stateflow.helpers import closest_first, did_you_mean
 from stateflow.types.columns.shapes import Items, Leaf, Record, Shape
 from stateflow.types.decoders import json_decoder
 from stateflow.types.spark_sql import literal, quoted
 
 if TYPE_CHECKING:
-    # A job's module is imported without PySpark as well, such as by its unit tests.
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.streaming import DataStreamReader
     from pyspark.sql.types import StructField, StructType
+
 
 _FOREVER = "36500d"
 _UNSUPPORTED = {"cleansource", "sourcearchivedir", "maxfilespertrigger", "maxbytespertrigger", "latestfirst"}
@@ -171,7 +183,7 @@ class FileSource(Source):
         self._limits(limits)
 
     def check(self, spark: SparkSession) -> None:
-        """Compares the declared columns with those of Parquet files, names in ORC files, and the header of a CSV file.
+        """Compares the declared columns with Parquet files, names in ORC files, and the header of a CSV file.
 
         Raises:
             SchemaMismatch: the columns differ; names the column.
@@ -181,10 +193,10 @@ class FileSource(Source):
         if paths:
             # Which types of ORC files Spark reads as others is not documented.
             typed, found = self.format == "parquet", self._stored_columns(spark, paths)
-            check_columns(found, self.schema, self.columns, self.path, compares_types=typed)
+            check_source_columns(found, self.schema, self.columns, self.path, compares_types=typed)
         file = self._compared if self._compares_header else None
         if file is not None:
-            check_header(columns_of(spark, file, (self.format, self.options)), self.schema, str(file))
+            check_header(read_columns(spark, file, self.format, self.options), self.schema, str(file))
 
     @property
     def unchecked(self) -> str:
@@ -204,7 +216,9 @@ class FileSource(Source):
             values = folder_values(file_uri(file), self._base, self.schema)
         except CorruptContent as e:
             return [f"{file}: {e.position}: {e.reason}"]
-        return column_warnings(spark, file, without_columns(self.schema, values), (self.format, self.options))
+        return column_warnings(
+            spark, file, without_columns(self.schema, values), format=self.format, options=self.options
+        )
 
     @property
     def _compares_header(self) -> bool:
@@ -495,27 +509,440 @@ def _is_utf_8(name: str) -> bool:
 
 
 def _files(local: Path) -> list[Path]:
-    """Returns the files of a folder or a pattern that Spark reads, sorted by name."""
+    """Returns the files of a folder or a pattern that Spark reads, sorted by name; none if nothing matches yet."""
     with suppress(FileNotFoundError):
         return sorted(listed_files(local))
     return []
 
 
-class _Offset(msgspec.Struct):
-    logOffset: int = -1
+class _Offset(msgspec.Struct, forbid_unknown_fields=True):
+    """A position in Spark's offset log."""
+
+    logOffset: int
 
 
-class _Logged(msgspec.Struct):
+class _ReadFile(msgspec.Struct):
+    """A line of Spark's log of a file source."""
+
     path: str
-    batchId: int | None = None
+    batchId: int
+
+
+_offset, _read_file = json_decoder(_Offset), json_decoder(_ReadFile)
 
 
 def _paths_since(offset: str, logs: Sequence[bytes]) -> set[str]:
     """Returns the files that Spark's source log lists after a position."""
     try:
-        last = json_decoder(_Offset).decode(offset).logOffset
-        entries = (json_decoder(_Logged).decode(line) for log in logs for line in log.splitlines() if line[:1] == b"{")
-        return {e.path for e in entries if e.batchId is None or e.batchId > last}
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as e:
+        last = _offset.decode(offset).logOffset
+        return {file.path for log in logs for file in _read_files(log) if file.batchId > last}
+    except (ValueError, RecursionError) as e:
         message = "the position of a file source, or its log of files, cannot be decoded"
         raise CorruptFile(message, hint="restore an older checkpoint", reason=str(e)) from e
+
+
+def _read_files(log: bytes) -> Iterator[_ReadFile]:
+    """Yields the files of an entry of the log. Raises ValueError for an entry that Spark does not write."""
+    version, *lines = log.split(b"\n")
+    if version != _VERSION:
+        raise ValueError("the entry has another version")
+    yield from map(_read_file.decode, filter(None, lines))
+
+
+_VERSION = b"v1"
+_UNCLEAR = "[]{}\\^"
+"""Characters that Hadoop's patterns treat in another way than Python's, or in names that are not patterns."""
+_SUMMARIES = ("_metadata", "_common_metadata")
+
+
+def has_new_files(local: Path, offset: str, logs: Sequence[bytes]) -> bool | None:
+    """Returns whether a folder or pattern has a file that Spark's log of files does not have; None if unknown.
+
+    A file that an option of Spark's reader excludes counts as new, because Spark never logs it.
+
+    Args:
+        local: absolute path of the folder, or Hadoop's glob pattern.
+        offset: the position, as in Spark's offset log.
+        logs: the entries of Spark's log of the source.
+    """
+    if any(c in str(local) for c in _UNCLEAR) and not local.is_dir():
+        return None
+    try:
+        newest, known = _offset.decode(offset).logOffset, set[str]()
+        for file in (file for log in logs for file in _read_files(log)):
+            if not 0 <= file.batchId <= newest:
+                return None  # the log does not belong to the position
+            known.add(file.path)
+        return any(file_uri(file) not in known for file in listed_files(local))
+    except (ValueError, RecursionError, OSError):
+        return None
+
+
+def listed_files(local: Path) -> Iterator[Path]:
+    """Yields every file of a folder or pattern that Spark may list.
+
+    Raises OSError if a folder does not exist or cannot be listed.
+    """
+    is_pattern = any(c in str(local) for c in "*?[") and not local.is_dir()
+    # Unlike Python's, Hadoop's patterns match names that begin with a dot.
+    roots = [Path(path) for path in glob.glob(str(local), include_hidden=True)] if is_pattern else [local]
+    if not roots:
+        raise FileNotFoundError(local)
+    for root in roots:
+        if S_ISDIR(root.stat().st_mode):
+            yield from _files_below(root)
+        elif _may_be_listed(root.name):
+            yield root
+
+
+def _files_below(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root, onerror=_raise, followlinks=True):
+        folders[:] = [name for name in folders if _may_be_listed(name)]
+        yield from (Path(folder, name) for name in files if _may_be_listed(name))
+
+
+def _may_be_listed(name: str) -> bool:
+    """Returns False for a name that Spark ignores, as its `HadoopFSUtils` decides."""
+    is_hidden = name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
+    return not is_hidden or name.startswith(_SUMMARIES)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+_NOT_BEGUN = "-"
+"""The offset of a source that has read nothing, as in Spark's offset log."""
+_NANOSECONDS_OF_MS = 1_000_000
+
+
+def skip_files(path: str, local: Path | None, until: datetime) -> InitialPosition:
+    """Returns a position from which Spark reads only files that were modified at or after a time, and new ones.
+
+    Spark's log gets one entry with all other files. The same files give the same bytes, so a plan with their hash is
+    executed only if no other file must be skipped since.
+
+    Args:
+        path: the folder or pattern, as the job file names it.
+        local: the same as a local path; None if only Spark can read it.
+        until: the time.
+
+    Raises:
+        ConfigError: the files cannot be listed without Spark.
+    """
+    if local is None or ("{" in str(local) and not local.is_dir()):
+        raise ConfigError(
+            "files can be skipped by time only in a local folder, or a pattern without braces",
+            hint="use earliest, or move the files",
+            path=path,
+        )
+    limit = int(until.timestamp() * 1000)
+    modified = {file: file.stat().st_mtime_ns // _NANOSECONDS_OF_MS for file in _files(local)}
+    skipped = sorted((file, time) for file, time in modified.items() if time < limit)
+    if not skipped:
+        return InitialPosition(
+            _NOT_BEGUN, {}, f"no file was modified before {until.isoformat(timespec='milliseconds')}"
+        )
+    lines = [msgspec.json.encode({"path": file_uri(file), "timestamp": time, "batchId": 0}) for file, time in skipped]
+    log = b"\n".join([b"v1", *lines])
+    digest = hashlib.sha256(log).hexdigest()[:16]
+    files = "1 file" if len(skipped) == 1 else f"{len(skipped)} files"
+    text = f"{files} modified before {until.isoformat(timespec='milliseconds')} skipped ({digest})"
+    return InitialPosition('{"logOffset":0}', {"0": log}, text)
+
+
+LARGEST = 64 * 2**20
+"""The largest file that is compared, in bytes: Spark reads all of a JSON file to infer its columns."""
+
+
+def first_small_file(files: Sequence[Path]) -> Path | None:
+    """Returns the first file that is neither empty nor larger than `LARGEST`; None without one."""
+    return next((file for file in files if 0 < file.stat().st_size <= LARGEST), None)
+
+
+def column_warnings(
+    spark: SparkSession, file: Path, schema: RowSchema, *, format: str, options: Mapping[str, str]
+) -> list[str]:
+    """Compares the columns of one file with the declared ones.
+
+    Args:
+        format: of Spark's reader.
+        options: of Spark's reader.
+
+    Returns:
+        One sentence per likely problem of a run.
+    """
+    try:
+        found = read_columns(spark, file, format, options)
+    except Exception as e:
+        return [f"the columns of {file} cannot be read: {reason_in(e)}"]
+    return (_by_count if format == "csv" else _missing)(found, schema, str(file))
+
+
+def read_columns(spark: SparkSession, file: Path, format: str, options: Mapping[str, str]) -> list[str]:
+    """Returns the columns of one file, as Spark finds them; arguments as for `column_warnings`."""
+    # With another mode, records that cannot be parsed would raise, or add a column.
+    own = {name: value for name, value in options.items() if name.lower() != "mode"}
+    found: list[str] = (
+        spark.read.format(format).options(**own, mode="DROPMALFORMED", __globPaths__="false").load(str(file)).columns
+    )
+    return found
+
+
+def _missing(found: Sequence[str], schema: RowSchema, file: str) -> list[str]:
+    """Compares by name, for formats that Spark reads by name."""
+    names = {column.name for column in schema.columns if not column.nullable} - set(found)
+    return [
+        f"no record of {file} has {column!r}, which {schema.row_class.__name__} declares without None: rows with a "
+        f"null in it fail; the file has {', '.join(closest_first(column, found))}"
+        for column in schema.names
+        if column in names
+    ]
+
+
+def _by_count(found: Sequence[str], schema: RowSchema, file: str) -> list[str]:
+    """Compares the number of columns, for CSV without a header."""
+    if len(found) == len(schema.names):
+        return []
+    return [
+        f"{file} has {len(found)} columns, and {schema.row_class.__name__} declares {len(schema.names)}: Spark takes "
+        'them by position; check whether the option header="true" is missing'
+    ]
+
+
+_TEXT_OF_ROWS = """mode columnNameOfCorruptRecord dateFormat timestampFormat timestampNTZFormat timeFormat timeZone
+    locale enableDateTimeParsingFallback encoding charset lineSep multiLine samplingRatio singleVariantColumn"""
+_JSON = """allowBackslashEscapingAnyCharacter allowComments allowNonNumericNumbers allowNumericLeadingZeros
+    allowSingleQuotes allowUnquotedControlChars allowUnquotedFieldNames dropFieldIfAllNull inferTimestamp
+    prefersDecimal primitivesAsString useUnsafeRow"""
+_CSV = """sep delimiter quote escape charToEscapeQuoteEscaping comment header inferSchema preferDate enforceSchema
+    columnPruning emptyValue nullValue nanValue positiveInf negativeInf ignoreLeadingWhiteSpace
+    ignoreTrailingWhiteSpace inputBufferSize maxColumns maxCharsPerColumn unescapedQuoteHandling"""
+_ALL = """basePath ignoreCorruptFiles ignoreMissingFiles pathGlobFilter recursiveFileLookup maxFileAge fileNameOnly
+    maxCachedFiles discardCachedInputRatio"""
+
+
+_SHOWN = 100
+READER_OPTIONS: Mapping[str, frozenset[str]] = {
+    name: frozenset(f"{own} {_ALL}".split())
+    for name, own in {
+        "parquet": "mergeSchema datetimeRebaseMode int96RebaseMode",
+        "json": f"{_TEXT_OF_ROWS} {_JSON}",
+        "csv": f"{_TEXT_OF_ROWS} {_CSV}",
+        "orc": "mergeSchema",
+        "text": "lineSep wholetext encoding",
+    }.items()
+}
+"""Options by format, without those that only affect writing."""
+NAMING = {"parquet", "orc"}
+"""Formats whose files contain the names of all their columns."""
+PARSED = {"json", "csv"}
+"""Formats whose records are parsed from text."""
+DECODED = {"json", "csv", "text"}
+"""Formats that are decoded by `text_format`, not by Spark."""
+_LISTING = """basepath pathglobfilter recursivefilelookup maxfileage filenameonly maxcachedfiles
+    discardcachedinputratio"""
+_TIMES = " ".join(FORM_OPTIONS)
+_IMPLEMENTED: Mapping[str, frozenset[str]] = {
+    name: frozenset(f"{own} {_LISTING} mode encoding charset linesep".split())
+    for name, own in {
+        "json": f"{_TIMES} multiline",
+        "csv": f"""{_TIMES} multiline sep delimiter quote escape comment header enforceschema nullvalue emptyvalue
+            nanvalue positiveinf negativeinf ignoreleadingwhitespace ignoretrailingwhitespace""",
+        "text": "wholetext",
+    }.items()
+}
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("datetimerebasemode", "int96rebasemode"), ("EXCEPTION", "CORRECTED", "LEGACY")),
+    **dict.fromkeys(
+        ("mergeschema", "recursivefilelookup", "ignorecorruptfiles", "ignoremissingfiles", "filenameonly"),
+        ("true", "false"),
+    ),
+}
+"""The values of options, in lower case, that Spark would refuse only when it reads the first file."""
+_MOST: Mapping[str, tuple[type[int] | type[float], float]] = {
+    "maxcachedfiles": (int, (1 << 31) - 1),
+    "discardcachedinputratio": (float, 1),
+}
+"""The types and highest values of numbers, which Spark would parse when a run begins to read."""
+_HIDING = {"ignorecorruptfiles", "ignoremissingfiles"}
+_FAILFAST = "FAILFAST"
+_NOT_OF_FILES = {"idna", "punycode", "unicode_escape", "raw_unicode_escape"}
+"""Encodings of names and of source code."""
+
+
+def check_reader(format: str, options: Mapping[str, object]) -> None:
+    """Checks format and options of a file source; Spark would ignore a wrong option.
+
+    A name with a dot, such as ``fs.s3a.endpoint``, is a Hadoop setting and is not checked.
+
+    Raises:
+        ConfigError: the format or an option does not exist, or is not supported.
+    """
+    known = READER_OPTIONS.get(str(format).lower())
+    if known is None:
+        raise ConfigError(
+            "unknown format of a file source", hint=did_you_mean(str(format), READER_OPTIONS), format=format
+        )
+    folded = {name.lower() for name in known}
+    for name, value in options.items():
+        if name.lower() not in folded and "." not in name:
+            raise ConfigError(
+                "unknown option of a file source", hint=did_you_mean(name, sorted(known)), option=name, format=format
+            )
+        choices = _CHOICES.get(name.lower())
+        if choices is not None and str(value).lower() not in map(str.lower, choices):
+            raise _unsupported(name, value, f"give {', '.join(choices[:-1])} or {choices[-1]}")
+        if name.lower() in _MOST:
+            _check_number(name, value)
+        if name.lower() in _HIDING and str(value).lower() == "true":
+            raise ConfigError(
+                "the file source does not support a reader option",
+                hint='rows would be lost without a trace: use on_corrupt_file="quarantine", which records the files',
+                option=name,
+            )
+        if name.lower() == "mode" and str(value).upper() != _FAILFAST:
+            raise ConfigError(
+                "the file source has only the mode FAILFAST",
+                hint="other modes change or drop rows without a message: skip corrupt files with "
+                'on_corrupt_file="quarantine", or read lines with format="text" and decode them in a flat_map, with '
+                "dead letters for those that fail",
+                mode=value,
+                format=format,
+            )
+        implemented = _IMPLEMENTED.get(str(format).lower())
+        if implemented is not None and name.lower() not in implemented | _HIDING and "." not in name:
+            raise ConfigError(
+                "the file source does not support a reader option",
+                hint="Spark's parser has it, and this source decodes its files itself, with the declared columns; "
+                f"remove it, or use one of {', '.join(sorted(n for n in known if n.lower() in implemented))}",
+                option=name,
+                format=format,
+            )
+
+
+def text_format(format: str, options: Mapping[str, object], base: str) -> DecodedFormat:
+    """Returns the decoder of the files of a source.
+
+    Args:
+        format: one of `DECODED`.
+        options: options of the source, which `check_reader` has accepted.
+        base: URI of the folder below which names of folders have values of columns.
+
+    Raises:
+        ConfigError: the value of an option is not supported.
+    """
+    given = {name.lower(): value for name, value in options.items()}
+    encoding = _encoding(str(given.get("encoding", given.get("charset", "utf-8"))))
+    separator = str(given.get("linesep", ""))
+    if format == "csv":
+        if separator not in ("", "\n", "\r", "\r\n"):
+            raise _unsupported("lineSep", separator, "lines of CSV end with LF, CR LF or CR")
+        decoder = _csv_records(given)
+        splits = decoder.has_even_quotes and encoding == "utf-8"
+        return DecodedFormat(decoder, base, encoding, decoder.quote.encode(), splits, is_csv=True)
+    lines, forms = Lines(separator.encode()), TextForms.of(given)
+    is_whole = _flag(given, "multiline") or _flag(given, "wholetext")
+    splits = not is_whole and encoding == "utf-8" and separator in ("", "\n")
+    if format == "text":
+        return DecodedFormat(TextLines(lines, is_whole), base, encoding, splits=splits)
+    return DecodedFormat(JsonDocument(forms) if is_whole else JsonLines(forms, lines), base, encoding, splits=splits)
+
+
+def is_for_spark(option: str) -> bool:
+    """Returns whether an option concerns how Spark lists or opens files, and not their content."""
+    return option.lower() in _LISTING.split() or "." in option
+
+
+def check_decoded(format: str, schema: RowSchema) -> None:
+    """Raises ConfigError for columns that files of a format of `DECODED` cannot have."""
+    if format == "csv":
+        nested = [column.name for column in schema.columns if not isinstance(column.shape, Leaf)]
+        if nested:
+            raise ConfigError(
+                "a column of CSV files cannot be a list, a dict or a class",
+                hint="declare the columns as str, and decode them in a function",
+                columns=nested,
+            )
+    if format == "text" and text_column(schema.columns) is None:
+        raise ConfigError(
+            "a row class of text files needs a field of type str for the line",
+            hint="declare value: str",
+            row_class=schema.row_class.__name__,
+        )
+
+
+def _csv_records(given: Mapping[str, object]) -> CsvRecords:
+    separator = str(given.get("sep", given.get("delimiter", ","))).replace("\\t", "\t")
+    quote, escape = (_character(given, name, default) for name, default in (("quote", '"'), ("escape", "")))
+    if not separator or separator == quote or set(separator) & {"\n", "\r"}:
+        raise _unsupported("sep", separator, "give one or more characters that are neither quote nor end of a line")
+    return CsvRecords(
+        TextForms.of(given),
+        separator,
+        quote,
+        "" if escape == quote else escape,
+        _character(given, "comment", ""),
+        header=_flag(given, "header"),
+        checks_header=not _flag(given, "enforceschema"),
+        null=str(given.get("nullvalue", "")),
+        empty=str(given.get("emptyvalue", "")),
+        nan=str(given.get("nanvalue", NAN)),
+        infinity=str(given.get("positiveinf", INFINITY)),
+        negative_infinity=str(given.get("negativeinf", NEGATIVE_INFINITY)),
+        trims_start=_flag(given, "ignoreleadingwhitespace"),
+        trims_end=_flag(given, "ignoretrailingwhitespace"),
+    )
+
+
+def _encoding(name: str) -> str:
+    try:
+        # A codec that is not of a character set, such as hex, raises LookupError.
+        "".encode(name)
+        found = codecs.lookup(name).name
+        if found.replace("-", "_") in _NOT_OF_FILES:
+            raise LookupError(found)
+        return found
+    except (LookupError, UnicodeError):
+        raise _unsupported("encoding", name, "use UTF-8, ISO-8859-1, windows-1252, UTF-16 or another one") from None
+
+
+def _character(given: Mapping[str, object], name: str, default: str) -> str:
+    value = str(given.get(name, default))
+    value = "" if value == "\0" else value
+    if len(value) > 1:
+        raise _unsupported(name, value, "give one character")
+    return value
+
+
+def _flag(given: Mapping[str, object], name: str) -> bool:
+    value = str(given.get(name, "false")).lower()
+    if value not in ("true", "false"):
+        raise _unsupported(name, value, "give true or false")
+    return value == "true"
+
+
+def _check_number(name: str, value: object) -> None:
+    parse, most = _MOST[name.lower()]
+    try:
+        fits = 0 <= parse(str(value)) <= most
+    except ValueError:
+        fits = False
+    if not fits:
+        raise _unsupported(name, value, f"give {'an integer' if parse is int else 'a number'} from 0 to {most}")
+
+
+def _unsupported(name: str, value: object, hint: str) -> ConfigError:
+    return ConfigError(
+        "the value of a reader option is not supported", hint=hint, option=name, value=str(value)[:_SHOWN]
+    )
+
+
+def check_names_columns(format: str) -> None:
+    """Raises ConfigError for a format to whose files a `ColumnPolicy` cannot be applied."""
+    if format.lower() not in NAMING:
+        raise ConfigError(
+            "a policy for columns has no effect on files of this format",
+            hint="remove columns=…; only Parquet and ORC files contain the names of all their columns",
+            format=format,
+        )

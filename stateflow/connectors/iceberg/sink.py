@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from stateflow.api.sink import SinkContext, SinkTable, SinkWriter, Writing
-from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.iceberg.settings import (
+from stateflow.connectors.connector_errors import check_choice
+from stateflow.connectors.iceberg.target import (
     ADD_COLUMNS,
     REFUSE,
     IcebergSettings,
@@ -26,7 +26,7 @@ from stateflow.connectors.staged_output import StagedSink, StagedWriter
 from stateflow.connectors.upserts import names_of
 
 if TYPE_CHECKING:
-    from stateflow.connectors.iceberg.connection import Connection
+    from stateflow.connectors.iceberg.catalog import Connection
 
 
 class IcebergSink(StagedSink):
@@ -94,31 +94,28 @@ class IcebergSink(StagedSink):
         return self._settings.location
 
     def check(self, context: SinkContext) -> str | None:
-        from stateflow.connectors.iceberg.column_types import target_schema
-        from stateflow.connectors.iceberg.preparation import check
+        from stateflow.connectors.iceberg.table import find_usable_table, target_schema
 
-        table = check(self._connection, context.schema)
+        table = find_usable_table(self._connection, context.schema)
         if table is None:
             return None
         self._target = target_schema(context.schema, table.schema())
         return str(table.metadata.table_uuid)
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
-        from stateflow.connectors.iceberg.tokens import other_jobs
+        from stateflow.connectors.iceberg.snapshots import other_jobs
 
         table = self._connection.find_table()
         return other_jobs(table.metadata, context.uid) - {context.job_uuid} if table else frozenset()
 
     def prepare(self, context: SinkContext) -> str:
-        from stateflow.connectors.iceberg.preparation import prepare
+        from stateflow.connectors.iceberg.table import prepare_table
 
         self.check(context)
-        return prepare(self._connection, context)
+        return prepare_table(self._connection, context)
 
     def open_table(self, context: SinkContext) -> SinkTable:
-        from stateflow.connectors.iceberg.column_types import target_schema
-        from stateflow.connectors.iceberg.preparation import open_table
-        from stateflow.connectors.iceberg.sink_table import IcebergTable
+        from stateflow.connectors.iceberg.table import IcebergTable, open_table, target_schema
 
         table = open_table(self._connection, context.schema)
         self._target = target_schema(context.schema, table.schema())
@@ -133,7 +130,7 @@ class IcebergSink(StagedSink):
     @property
     def _connection(self) -> Connection:
         if self._opened is None:
-            from stateflow.connectors.iceberg.connection import Connection
+            from stateflow.connectors.iceberg.catalog import Connection
 
             self._opened = Connection(self._settings)
         return self._opened

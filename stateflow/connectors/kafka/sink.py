@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import cached_property, partial
 from importlib.util import find_spec
 
+import pyarrow as pa
+
 from stateflow.api.changelog import Changelog
-from stateflow.api.sink import Sink, SinkContext, SinkTable
-from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.kafka.client import check_brokers
-from stateflow.connectors.kafka.records import JSON, RAW, RecordLayout, Value
-from stateflow.connectors.kafka.security import KafkaSecurity
-from stateflow.connectors.kafka.sink_table import KafkaTable
-from stateflow.connectors.kafka.transactions import Connection, Transactions, writers
-from stateflow.connectors.staged_output import StagedSink
-from stateflow.connectors.upserts import UpsertSettings
+from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, Successor, TableChanges
+from stateflow.connectors.connector_errors import check_choice
+from stateflow.connectors.kafka.client import Connection, KafkaSecurity, Transactions, check_brokers, find_writers
+from stateflow.connectors.kafka.formats import JSON, RAW, KafkaRecord, RecordLayout, Value
+from stateflow.connectors.staged_output import StagedSink, StagedTable, as_declared
+from stateflow.connectors.upserts import UpsertSettings, winning_rows
 from stateflow.errors import EnvironmentUnsupported, JobDefinitionError, SinkDiverged, SinkRefused
+from stateflow.state.handles import Committable
 
 _SUFFIX = "_shadow"
 _GROUP = "stateflow-"
@@ -94,11 +96,11 @@ class KafkaSink(StagedSink):
     ) -> None:
         check_choice("value", value, (JSON, RAW))
         if not topic:
-            raise JobDefinitionError("a Kafka sink has no topic", hint="pass topic=…, also with topic_column")
+            raise JobDefinitionError("a Kafka sink needs a topic", hint="pass topic=…, also with topic_column")
         given = sorted(_OWN_OPTIONS & (options or {}).keys())
         if given:
             raise JobDefinitionError(
-                "an option of the producer is set by the Kafka sink itself",
+                "the Kafka sink sets an option of the producer itself",
                 hint="leave it out; use security=KafkaSecurity(…) for TLS and login",
                 options=given,
             )
@@ -110,9 +112,13 @@ class KafkaSink(StagedSink):
     def __repr__(self) -> str:
         return f"KafkaSink({self._settings.layout.topic!r})"
 
-    def __reduce__(self) -> tuple[Callable[..., KafkaSink], tuple[_Settings]]:
+    def __getstate__(self) -> _Settings:
         # Tasks do not need connections.
-        return _sink, (self._settings,)
+        return self._settings
+
+    def __setstate__(self, settings: _Settings) -> None:
+        self._settings = settings
+        self._transactions = {}
 
     @property
     def location(self) -> str:
@@ -163,19 +169,19 @@ class KafkaSink(StagedSink):
             raise SinkDiverged(
                 "the topic of a sink no longer exists", hint="restore it, or give the sink a new uid", sink=context.uid
             ) from e
-        settings = self._settings
-        output, others = (settings.layout, settings.cancels), partial(self._others, context)
-        return KafkaTable(context, table_id, output, self._transactions_of, others)
+        return KafkaTable(
+            context,
+            table_id,
+            layout=self._settings.layout,
+            cancels=self._settings.cancels,
+            transactions=self._transactions_of,
+            others=partial(self._others, context),
+        )
 
     def shadow(self) -> KafkaSink:
         layout = self._settings.layout
         shadow = replace(layout, topic=layout.topic + _SUFFIX, suffix=layout.suffix + _SUFFIX)
         return _sink(replace(self._settings, layout=shadow))
-
-    def with_settings(self, settings: _Settings) -> KafkaSink:
-        """Returns this sink with all settings, also those that are no arguments."""
-        self._settings = settings
-        return self
 
     def _others(self, context: SinkContext, only_published: bool) -> frozenset[str]:
         """Returns the applications of other jobs with a sink of the same uid that write to the topic."""
@@ -183,7 +189,7 @@ class KafkaSink(StagedSink):
         names = (g for g in self._connection.groups() if g.startswith(_GROUP) and g != own)
         named = [name for name in names if name.partition("/")[2] == context.uid]
         topic = self._settings.layout.topic
-        found = writers(self._connection, topic, named, own=own, only_published=only_published)
+        found = find_writers(self._connection, topic, named, own=own, only_published=only_published)
         return frozenset(name.removeprefix(_GROUP) for name in found)
 
     def _transactions_of(self, application: str) -> Transactions:
@@ -209,19 +215,9 @@ class KafkaSink(StagedSink):
 
 
 def _sink(settings: _Settings) -> KafkaSink:
-    layout = settings.layout
-    sink = KafkaSink(
-        settings.bootstrap_servers,
-        topic=layout.topic,
-        topic_column=layout.topic_column,
-        key=layout.key,
-        value=layout.value,
-        headers=layout.headers,
-        timestamp=layout.timestamp,
-        security=settings.security,
-        options=settings.options,
-    )
-    return sink.with_settings(settings)
+    sink = KafkaSink.__new__(KafkaSink)
+    sink.__setstate__(settings)
+    return sink
 
 
 def _require_client() -> None:
@@ -231,3 +227,144 @@ def _require_client() -> None:
             hint="install it on the driver: pip install 'stateflow[kafka]'",
             package="confluent-kafka",
         )
+
+
+_KEEP_HINT = "keep the topic as it is with --keep-table UID: records after the checkpoint are then written again"
+
+
+_SHORTEST_RETENTION = timedelta(hours=12)
+"""Age of pending output up to which a token cannot have expired since its publication."""
+
+
+class KafkaTable(StagedTable):
+    """A handle of a sink's topic, with the token that was read when it was created.
+
+    Kafka has no versions of a topic, so the token is the version.
+
+    Args:
+        context: the sink.
+        table_id: id of the topic.
+        layout: how rows become records.
+        cancels: how rows of a checkpoint cancel; None if they do not.
+        transactions: returns the transactions of an application.
+        others: returns the applications of other jobs that write to the topic with a sink of the same uid; with True,
+            only those that have published.
+    """
+
+    def __init__(
+        self,
+        context: SinkContext,
+        table_id: str,
+        *,
+        layout: RecordLayout,
+        cancels: UpsertSettings | None,
+        transactions: Callable[[str], Transactions],
+        others: Callable[[bool], frozenset[str]],
+    ) -> None:
+        super().__init__(context)
+        self.table_id = table_id
+        self._transactions_of = transactions
+        self._transactions = transactions(context.application)
+        self.token = self._transactions.read_token()
+        successor = self._transactions.successor
+        self.successor = Successor.parse(successor) if successor else None
+        self.version = self.token or 0
+        self._layout, self._cancels = layout, cancels
+        self._others = others
+        # An open transaction does not count: it may be aborted, and its application commit later.
+        self._known = frozenset() if self.token else others(True)
+
+    def commit(self, token: int, committables: list[Committable]) -> int | None:
+        if self.token is None:
+            self._check_not_expired(committables)
+        with closing(self._records(committables)) as records:
+            is_committed = self._transactions.commit(self.token, token, records, is_overtaken=self._is_overtaken)
+        return token if is_committed else None
+
+    def _is_overtaken(self) -> bool:
+        """Returns whether another job root may publish for the first time as well, since this handle was made.
+
+        Transactions of this application do not fence it. Each one asks when the other one can see its open
+        transaction, so at least one finds the other.
+        """
+        return not self.token and not self._others(False) <= self._known
+
+    def plan_rewind(self, checkpoint_id: int) -> SinkRewind:
+        if self.token is None:
+            raise SinkRefused(
+                "the token of a sink is missing in Kafka: it is not known whether records follow the checkpoint",
+                hint=_KEEP_HINT,
+                sink=self.context.uid,
+                topic=self._layout.topic,
+                group=f"stateflow-{self.context.application}",
+            )
+        if self.version > checkpoint_id:
+            raise SinkRefused(
+                "records cannot be removed from a topic, and some were published after the checkpoint",
+                hint=_KEEP_HINT,
+                sink=self.context.uid,
+                topic=self._layout.topic,
+                checkpoint=checkpoint_id,
+                published=self.version,
+            )
+        return SinkRewind(self.version, None, 0, 0, ())
+
+    def changes_since(self, version: int) -> TableChanges:
+        return TableChanges(self._layout.topic, self.version > version, ())
+
+    def rewind(self, to_version: int | None, token: int) -> int | None:
+        if to_version is not None and to_version < self.version:
+            raise SinkRefused(
+                "records cannot be removed from a topic, and some were published after the restore was planned",
+                hint=_KEEP_HINT,
+                sink=self.context.uid,
+                topic=self._layout.topic,
+                published=self.version,
+            )
+        return token if self._transactions.commit(self.token, token, ()) else None
+
+    def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
+        # Transactions of the former applications: the start of their producers fences the producers of their drivers.
+        found: list[tuple[bool, str, int | None]] = []
+        for application, published in former.items():
+            transactions = self._transactions_of(application)
+            seen = transactions.read_token()
+            before = Successor.parse(transactions.successor).application
+            if (seen or 0) != published or not (before in ("", by.application) or before in former):
+                return None
+            found.append((before in former, application, seen))
+        # Those that already have a successor among the former ones come last: whenever this ends, the successors lead
+        # from each of them to the one that may write.
+        for _, application, seen in sorted(found, key=lambda each: each[0]):
+            transactions = self._transactions_of(application)
+            before = transactions.successor
+            if before != by.text and not transactions.commit(
+                seen, former[application], successor=by.text, before=before
+            ):
+                return None
+        return self.rewind(None, token)
+
+    def _records(self, committables: list[Committable]) -> Generator[KafkaRecord, None, None]:
+        batches = self.staged_rows(committables)
+        if self._cancels is not None:
+            # In memory: a row and the one that retracts it may be the first and the last of the checkpoint.
+            schema = self.context.schema
+            declared = (as_declared(batch, schema, self._layout.topic) for batch in batches)
+            rows_of_all = pa.Table.from_batches(declared, schema.arrow)
+            batches = iter(winning_rows(rows_of_all, self._cancels).to_batches())
+        for rows in batches:
+            yield from self._layout.records(rows)
+
+    def _check_not_expired(self, committables: list[Committable]) -> None:
+        """Raises SinkDiverged if the rows may have been published with a token that Kafka has removed since."""
+        old = [c.path for c in committables if (age := self.age(c)) is None or age > _SHORTEST_RETENTION]
+        if old:
+            raise SinkDiverged(
+                "the token of a sink is missing in Kafka, and its pending output is old: it may have been published",
+                hint="Kafka removes offsets of a group after offsets.retention.minutes. Compare the end of the topic "
+                "with the rows of the files; then restore the newest checkpoint with --keep-table UID, which drops "
+                "them, or set the offset of the group by hand to the newest published checkpoint",
+                sink=self.context.uid,
+                group=f"stateflow-{self.context.application}",
+                files=old[:3],
+            )

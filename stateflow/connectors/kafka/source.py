@@ -15,15 +15,19 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.source import FROM_START, InitialPosition, Source, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.kafka.client import KafkaClient, Topics, check_brokers
-from stateflow.connectors.kafka.columns import GUARD, RecordColumns
-from stateflow.connectors.kafka.formats import Json, Raw, ValueFormat
-from stateflow.connectors.kafka.offsets import Partition, format_offsets, parse_offsets
-from stateflow.connectors.kafka.security import KafkaSecurity
-from stateflow.connectors.partition_offsets import Gap, gaps_after, gaps_between, has_new_rows, shortened
-from stateflow.connectors.source_errors import position_error
-from stateflow.connectors.spark import loaded
+from stateflow.connectors.connector_errors import check_choice, position_error
+from stateflow.connectors.kafka.client import (
+    KafkaClient,
+    KafkaSecurity,
+    Partition,
+    Topics,
+    check_brokers,
+    format_offsets,
+    parse_offsets,
+)
+from stateflow.connectors.kafka.formats import GUARD, Json, Raw, RecordColumns, ValueFormat
+from stateflow.connectors.partition_offsets import Gap, gaps_after, gaps_between, has_new_rows, shorten_texts
+from stateflow.connectors.spark import load_frame
 from stateflow.errors import (
     ConfigError,
     EnvironmentUnsupported,
@@ -147,7 +151,7 @@ class KafkaSource(Source):
         import pyspark
 
         reader = spark.readStream.format("kafka").options(**self._reader_options(limits))
-        return self.rows(loaded(reader, "kafka", package=f"{_PACKAGE}:{pyspark.__version__}"))
+        return self.rows(load_frame(reader, "kafka", package=f"{_PACKAGE}:{pyspark.__version__}"))
 
     def rows(self, records: DataFrame) -> DataFrame:
         """Returns the rows of records, as `stream` returns them.
@@ -170,7 +174,7 @@ class KafkaSource(Source):
 
     def check_position(self, offset: str) -> None:
         """See `Source.check_position`."""
-        lost = shortened([_describe(gap) for gap in self._gaps(offset)])
+        lost = shorten_texts([_describe(gap) for gap in self._gaps(offset)])
         if lost and not self._continues:
             raise InputLost(
                 "Kafka has removed records before they were read",
@@ -248,7 +252,7 @@ class KafkaSource(Source):
         client = self._client()
         existing = client.existing(after)
         gaps = gaps_between(before, after, client.earliest(existing), client.ends(existing, committed=False))
-        return shortened([_describe(gap) for gap in gaps])
+        return shorten_texts([_describe(gap) for gap in gaps])
 
     def has_new_input(self, offset: str, logs: Sequence[bytes]) -> bool | None:
         """See `Source.has_new_input`: compares the position with the ends of all partitions."""
@@ -312,7 +316,7 @@ def _topics(topics: str | Sequence[str], pattern: str) -> Topics:
     names = tuple(sorted({topics} if isinstance(topics, str) and topics else set(topics)))
     if bool(names) == bool(pattern):
         raise JobDefinitionError(
-            "a Kafka source reads either named topics, or those of a pattern",
+            "a Kafka source needs either topics or a pattern",
             hint='pass topics="flights", topics=["flights", "planes"] or pattern="flights-.*"',
             topics=list(names),
             pattern=pattern,
@@ -345,7 +349,7 @@ def _checked_options(options: Mapping[str, str]) -> Mapping[str, str]:
     own = sorted(o for o in options if o.lower() in _OWN_OPTIONS)
     if own:
         raise JobDefinitionError(
-            "an option of Spark's Kafka source is set by the source itself",
+            "the Kafka source sets an option of Spark's source itself",
             hint="use the arguments of KafkaSource; the limit of a batch is a setting: source.max_rows_per_batch for "
             "all sources, source.of.UID.max_rows_per_batch for this one",
             options=own,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stateflow.connectors.partition_offsets import gaps_after, gaps_between, shortened
+from stateflow.connectors.partition_offsets import gaps_after, gaps_between, shorten_texts
 from stateflow.types.decoders import json_decoder
 
 Offsets = Mapping[str, int]
@@ -40,7 +40,7 @@ def parse_position(text: str) -> dict[str, int]:
         found = _decoder.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as e:
         raise ValueError(f"not of the form {{partition: offset}}: {e}") from e
-    wrong = misfit(found)
+    wrong = find_offset_error(found)
     if wrong:
         raise ValueError(wrong)
     return found
@@ -51,8 +51,8 @@ def format_position(offsets: Offsets) -> str:
     return msgspec.json.encode(dict(sorted(offsets.items()))).decode()
 
 
-def misfit(offsets: object) -> str:
-    """Returns what is wrong with offsets; empty if nothing is."""
+def find_offset_error(offsets: object) -> str:
+    """Returns the error of invalid offsets; empty if they are valid."""
     if not isinstance(offsets, Mapping):
         return f"offsets are a {type(offsets).__name__}"
     for partition, offset in offsets.items():
@@ -105,7 +105,7 @@ class Available:
         return Available(self.starts, ends)
 
 
-def without_lost(position: Offsets, available: Available) -> dict[str, int]:
+def skip_lost(position: Offsets, available: Available) -> dict[str, int]:
     """Returns the position to continue from: of what exists, after what is lost; new partitions from their start."""
     lost = {gap.partition for gap in gaps_after(position, available.earliest, available.ends)}
     return {
@@ -117,10 +117,10 @@ def without_lost(position: Offsets, available: Available) -> dict[str, int]:
 def lost_between(start: Offsets, end: Offsets, available: Available) -> list[str]:
     """Returns texts on the rows between two positions that are lost."""
     gaps = gaps_between(start, end, available.earliest, available.ends)
-    return shortened([gap.describe(gap.partition) for gap in gaps])
+    return shorten_texts([gap.describe(gap.partition) for gap in gaps])
 
 
-def limited_end(start: Offsets, ends: Offsets, limit: int | None) -> dict[str, int]:
+def limit_end(start: Offsets, ends: Offsets, limit: int | None) -> dict[str, int]:
     """Returns the position after a batch.
 
     Each partition that has new rows makes progress, and the rest of the limit is divided by what they have. So a
@@ -141,7 +141,7 @@ def limited_end(start: Offsets, ends: Offsets, limit: int | None) -> dict[str, i
 
 
 def splits_between(start: Offsets, end: Offsets, size: int | None) -> list[Split]:
-    """Returns the splits of what is between two positions, ordered by partition and offset.
+    """Returns the splits between two positions, ordered by partition and offset.
 
     Args:
         start: the position before; a partition that it lacks has no rows before `end`.
@@ -156,7 +156,7 @@ def splits_between(start: Offsets, end: Offsets, size: int | None) -> list[Split
     return found
 
 
-def uncovered(splits: Iterable[Split], start: Offsets, end: Offsets) -> str:
+def find_uncovered(splits: Iterable[Split], start: Offsets, end: Offsets) -> str:
     """Returns which offsets between two positions are not in exactly one of the splits; empty if all are."""
     reached: dict[str, int] = {}
     for split in sorted(splits, key=lambda each: (each.partition, each.start, each.end)):

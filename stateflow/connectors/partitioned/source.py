@@ -12,24 +12,23 @@ from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.columns.column_policy import ColumnPolicy
-from stateflow.connectors.partition_offsets import gaps_after, has_new_rows, shortened
+from stateflow.connectors.column_policy import ColumnPolicy
+from stateflow.connectors.connector_errors import check_choice, position_error, read_failure
+from stateflow.connectors.partition_offsets import gaps_after, has_new_rows, shorten_texts
 from stateflow.connectors.partitioned.positions import (
     Available,
     Offsets,
     Split,
+    find_offset_error,
+    find_uncovered,
     format_position,
-    limited_end,
+    limit_end,
     lost_between,
-    misfit,
     parse_position,
+    skip_lost,
     splits_between,
-    uncovered,
-    without_lost,
 )
-from stateflow.connectors.partitioned.split_rows import Chunk, RowRules, chunks_of
-from stateflow.connectors.source_errors import position_error, read_failure
+from stateflow.connectors.partitioned.split_rows import Chunk, SplitRows
 from stateflow.errors import BatchFailed, ConfigError, InputLost, StateflowError, StorageError, UserCodeError
 from stateflow.types.columns.conversion import to_objects
 
@@ -50,7 +49,7 @@ class PartitionedSource(LocalSource):
     Args:
         schema: row class of the rows.
         start: where a job begins that has no position yet: ``"earliest"`` or ``"latest"``.
-        columns: what happens if rows that are no objects of the row class have other columns: which ones are ignored,
+        columns: what happens if rows that are not objects of the row class have other columns: which ones are ignored,
             or null. An Arrow batch that does not fit ends the run; a dict that does not fit is a row that does not.
         on_error: what happens to rows that do not fit the row class, and to `BadRow` objects: ``"fail"``, or
             `DeadLetters`; `get_dead_letters` of the stream then has them, with partition and offset.
@@ -127,7 +126,7 @@ class PartitionedSource(LocalSource):
         """
         return splits_between(start, end, self._split_size)
 
-    # -- what the runtime calls ---------------------------------------------------------------------------------------
+    # -- calls of the runtime -----------------------------------------------------------------------------------------
 
     def available(self) -> Available:
         """Returns the offsets that the source has now.
@@ -151,7 +150,7 @@ class PartitionedSource(LocalSource):
         """Returns the position after the next batch; `position` itself if there is no new input.
 
         Args:
-            target: ends that must not be passed; None for those of now.
+            target: ends that must not be passed; None for the current ends.
 
         Raises:
             InputLost: rows after the position no longer exist, and the source must not continue without them.
@@ -160,7 +159,7 @@ class PartitionedSource(LocalSource):
         if target is not None:
             available = available.until(target, before)
         start = self._existing(before, available)
-        end = limited_end(start, available.ends, limits.max_rows_per_batch)
+        end = limit_end(start, available.ends, limits.max_rows_per_batch)
         return position if end == before else format_position(end)
 
     def splits_of(self, position: str, end: str) -> list[Split]:
@@ -168,14 +167,14 @@ class PartitionedSource(LocalSource):
         before, after = self.parsed(position), self.parsed(end)
         # Of a partition without rows in the batch, the source may have removed the next ones.
         idle = {name: offset for name, offset in before.items() if after.get(name) == offset}
-        # Its ends are those of the batch: a partition that was created again may have more by now.
+        # The batch has ends of its own: a partition that was created again may have more by now.
         start = self._existing(before, Available({**self._offsets(self.starts), **idle}, after))
         with self.forwarded_errors("the splits of a source cannot be planned"):
             found = list(self.plan_splits(start, after))
-        wrong = uncovered(found, start, after)
+        wrong = find_uncovered(found, start, after)
         if wrong:
             raise UserCodeError(
-                "a source has planned splits that are not what is between two positions",
+                "the splits of a source do not cover the rows between two positions exactly once",
                 hint="correct plan_splits",
                 source=self.description,
                 reason=wrong[:500],
@@ -183,10 +182,12 @@ class PartitionedSource(LocalSource):
         return found
 
     def chunks(self, split: Split) -> Iterator[Chunk]:
-        """Yields the rows of a split. Raises, in addition to what `chunks_of` does, BatchFailed for the user's code."""
-        rules = RowRules(self.schema, self.columns, self.on_error, self.description)
+        """Yields the rows of a split. Raises the errors of `SplitRows.convert`, and BatchFailed for the user's code."""
+        rows = SplitRows(
+            split, schema=self.schema, policy=self.columns, on_error=self.on_error, source=self.description
+        )
         with self.forwarded_errors("a split of a source cannot be read", split=split):
-            yield from chunks_of(self.read_split(split), split, rules)
+            yield from rows.convert(self.read_split(split))
 
     def check_position(self, position: str) -> None:
         """Raises InputLost if rows after a position no longer exist, and the source must not continue without them."""
@@ -248,7 +249,7 @@ class PartitionedSource(LocalSource):
         """Returns offsets of the user's code; raises as `available` does."""
         with self.forwarded_errors("the offsets of a source cannot be read"):
             found = read()
-        wrong = misfit(found)
+        wrong = find_offset_error(found)
         if wrong:
             raise _invalid_offsets(self.description, wrong)
         return found
@@ -256,7 +257,7 @@ class PartitionedSource(LocalSource):
     def _existing(self, position: Offsets, available: Available) -> dict[str, int]:
         """Returns where to continue, which is the position and new partitions unless something is lost."""
         gaps = gaps_after(position, available.earliest, available.ends)
-        lost = shortened([gap.describe(gap.partition) for gap in gaps])
+        lost = shorten_texts([gap.describe(gap.partition) for gap in gaps])
         if lost and not self._continues:
             raise InputLost(
                 "a source no longer has rows that were not read",
@@ -267,7 +268,7 @@ class PartitionedSource(LocalSource):
             )
         if lost:
             log.warning("continuing after lost rows: source=%s lost=%s", self.description, lost)
-        return without_lost(position, available)
+        return skip_lost(position, available)
 
     @contextmanager
     def forwarded_errors(self, what: str, split: Split | None = None) -> Iterator[None]:

@@ -18,7 +18,7 @@ from stateflow.config.settings import SourceSettings
 from stateflow.connectors.partitioned.positions import Offsets, Split
 from stateflow.connectors.partitioned.source import PartitionedSource
 from stateflow.connectors.partitioned.split_rows import Chunk
-from stateflow.connectors.python import PythonSource, forwarded_errors
+from stateflow.connectors.python import PythonSource, forward_errors
 from stateflow.types.columns.conversion import to_column
 from stateflow.types.columns.shapes import shape_of
 
@@ -104,29 +104,29 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = None
 
     def initialOffset(self) -> dict[str, str]:
-        with forwarded_errors(self._source.description):
+        with forward_errors(self._source.description):
             return spark_position(self._source.first_position())
 
     def prepareForTriggerAvailableNow(self) -> None:
-        with forwarded_errors(self._source.description):
+        with forward_errors(self._source.description):
             self._target = self._source.available().ends
 
     def latestOffset(self, start: Mapping[str, str], limit: ReadLimit) -> dict[str, str]:
         # The limits are the settings of the run, whatever Spark's trigger is.
-        with forwarded_errors(self._source.description):
+        with forward_errors(self._source.description):
             return spark_position(self._source.next_position(start["position"], self._limits, self._target))
 
     def partitions(self, start: Mapping[str, str], end: Mapping[str, str]) -> Sequence[InputPartition]:
         if start == end:
             return []
-        with forwarded_errors(self._source.description):
+        with forward_errors(self._source.description):
             return list(map(InputPartition, self._source.splits_of(start["position"], end["position"])))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         split = partition.value
         assert isinstance(split, Split)
         target = to_arrow_schema(self._schema, timezone="UTC")
-        with forwarded_errors(self._source.description):
+        with forward_errors(self._source.description):
             for chunk in self._source.chunks(split):
                 yield _with_hidden_columns(chunk, split, target)
 

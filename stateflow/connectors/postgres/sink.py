@@ -17,9 +17,8 @@ import pyarrow as pa
 from stateflow.api.changelog import Changelog
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
-from stateflow.connectors.arguments import check_choice
-from stateflow.connectors.postgres.column_types import first_unstorable
-from stateflow.connectors.postgres.settings import PostgresSettings, TableName, split_conninfo
+from stateflow.connectors.connector_errors import check_choice
+from stateflow.connectors.postgres.target import PostgresSettings, TableName, first_unstorable, split_conninfo
 from stateflow.connectors.staged_output import StagedSink, StagedWriter
 from stateflow.connectors.upserts import UpsertSettings, names_of
 from stateflow.errors import JobDefinitionError, SchemaMismatch
@@ -79,7 +78,7 @@ class PostgresSink(StagedSink):
         is_plain = upsert == UpsertSettings(()) and undo is None
         if (mode == _UPSERT) != bool(upsert.keys) or (mode == _APPEND and not is_plain):
             raise JobDefinitionError(
-                "mode and key of a PostgreSQL sink do not fit",
+                "the arguments of a PostgreSQL sink do not match its mode",
                 hint='keys, order_by, deletes and undo belong to mode="upsert", which needs keys',
                 mode=mode,
                 keys=list(upsert.keys),
@@ -117,8 +116,7 @@ class PostgresSink(StagedSink):
         return self._settings.location
 
     def check(self, context: SinkContext) -> str | None:
-        from stateflow.connectors.postgres.checks import target_schema
-        from stateflow.connectors.postgres.preparation import check_table
+        from stateflow.connectors.postgres.table import check_table, target_schema
 
         relation, table_id = check_table(self._settings, self._schema(context))
         self._target = target_schema(relation, context.schema) if relation else None
@@ -138,12 +136,12 @@ class PostgresSink(StagedSink):
         return self._with(replace(self._settings, upsert=self._settings.upsert.for_changelog(changelog)))
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
-        from stateflow.connectors.postgres.preparation import other_jobs
+        from stateflow.connectors.postgres.table import other_jobs
 
         return other_jobs(self._settings, context.uid) - {context.job_uuid}
 
     def prepare(self, context: SinkContext) -> str:
-        from stateflow.connectors.postgres.preparation import prepare_table
+        from stateflow.connectors.postgres.table import prepare_table
 
         self.check(context)
         return prepare_table(self._settings, self._schema(context), context.application)
@@ -152,9 +150,7 @@ class PostgresSink(StagedSink):
         return _Writer(context, writing, self._target)
 
     def open_table(self, context: SinkContext) -> SinkTable:
-        from stateflow.connectors.postgres.checks import target_schema
-        from stateflow.connectors.postgres.preparation import open_relation
-        from stateflow.connectors.postgres.sink_table import PostgresTable
+        from stateflow.connectors.postgres.table import PostgresTable, open_relation, target_schema
 
         relation, position = open_relation(self._settings, self._schema(context), context.application)
         self._target = target_schema(relation, context.schema)

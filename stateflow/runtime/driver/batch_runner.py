@@ -1,43 +1,50 @@
-"""Runs batch after batch, each from the state of the barrier before it: rows in, manifest out."""
+"""Runs one batch: its starting point, its tasks up to the barrier, and the summary of their reports."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
 from stateflow import failpoints
-from stateflow.checkpoint.barrier.pending_barrier import PendingBarrier
+from stateflow.checkpoint.barriers import Acknowledgement, PendingBarrier, TaskReport
 from stateflow.checkpoint.log.documents import (
     NOT_BEGUN,
     BatchRecord,
     Manifest,
     OperatorState,
+    QuarantinedFile,
     SourceWatermark,
+    Spread,
     WaitingRows,
 )
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.restore.source_positions import spark_time
 from stateflow.clock import epoch_milliseconds
+from stateflow.errors import BatchFailed
 from stateflow.observability.logging import set_log_context
-from stateflow.runtime.driver.barrier import CompletedBarrier, barrier_metrics, operator_states_after, run_to_barrier
 from stateflow.runtime.executor import BatchWork, Executor
-from stateflow.runtime.job.job import HotKey, Job, PositionCapture, Positions
+from stateflow.runtime.job import HotKey, Job, PositionCapture, Positions, quarantine_fields
 from stateflow.runtime.planning.state_discovery import source_columns
-from stateflow.runtime.quarantine import quarantine_fields
+from stateflow.runtime.task.dead_letters import check_budgets
+from stateflow.runtime.task.operator_state import check_memory
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, operator_watermarks, waiting_rows
-from stateflow.state.handles import SubtaskState, is_due
+from stateflow.state.backends.hash_maps import check_limit
+from stateflow.state.handles import Committable, SubtaskState, is_due
 from stateflow.state.kinds.timers import MAX_WATERMARK
 from stateflow.storage import Credentials
 from stateflow.storage.paths import data_folder
 
 log = logging.getLogger(__name__)
 
+
 DRIVER_ATTEMPT = "driver"
 """Attempt name in the data folders of the driver's own files."""
+
 
 Watermarks = dict[str, int | None]
 """In milliseconds since 1970, by uid of the operator; None before the first one."""
@@ -64,7 +71,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """What the first batch starts from.
+    """The starting point of the first batch.
 
     Attributes:
         generation: number of the run's CLAIM.
@@ -83,7 +90,7 @@ class BatchRunner:
     Args:
         job: the job that runs.
         executor: runs the tasks.
-        start: what the first batch starts from.
+        start: the starting point of the first batch.
 
     Attributes:
         manifest: the manifest of the newest barrier, or else of the restored checkpoint.
@@ -316,3 +323,141 @@ class BatchRunner:
         if drained and has_rows:
             log.warning("new rows follow a drain: the timers of checkpoint %d fired before their time", checkpoint_id)
         return batch.drains or (drained and not has_rows)
+
+
+def run_to_barrier(executor: Executor, rows: object, work: BatchWork) -> PendingBarrier:
+    """Runs the tasks of a batch and collects their reports.
+
+    Args:
+        rows: the input rows, as `Executor.execute` takes them.
+
+    Raises:
+        StateflowError: a task failed; it is the task's error.
+        BatchFailed: a report is missing, or belongs to another barrier.
+        UserCodeError: more rows failed than the job's error budgets allow.
+    """
+    pending = PendingBarrier(work.info.id.generation, work.info.id.ordinal, work.plan.participants())
+    executed = executor.execute(rows, work)
+    for report in executed.reports:
+        _acknowledge(pending, report)
+    pending.check()
+    for reported in pending.reports.values():
+        for key, pairs in reported.hot_keys.items():
+            # A join with one such key takes the time of all its pairs, however many tasks there are.
+            log.warning("a join has compared many pairs of one key: uid=%s key=%s pairs=%s", reported.uid, key, pairs)
+    check_budgets(work.plan, pending.reports.values())
+    pending.event_times, pending.rows_in = executed.event_times, executed.rows
+    return pending
+
+
+def operator_states_after(
+    pending: PendingBarrier, base: Mapping[str, OperatorState], watermarks: Mapping[str, int | None], limit: int
+) -> list[OperatorState]:
+    """Returns the state of every operator after a batch, for the manifest.
+
+    Args:
+        pending: the completed barrier of the batch.
+        base: the state before the batch, by uid.
+        watermarks: the watermarks of the batch, by uid of the operator.
+        limit: maximum size of the state in the memory backend, in bytes.
+
+    Raises:
+        ConfigError: the memory backend holds more than `limit`.
+        StateError: the operator state could not be read again.
+    """
+    operators = [replace(o, watermark=watermarks.get(o.uid)) for o in pending.operators(base.values())]
+    check_limit({o.uid: o.subtasks for o in operators}, limit)
+    check_memory(operators)
+    return operators
+
+
+def _acknowledge(pending: PendingBarrier, report: TaskReport) -> None:
+    verdict = pending.acknowledge(report)
+    if verdict not in (Acknowledgement.ACCEPTED, Acknowledgement.DUPLICATE):
+        raise BatchFailed(
+            "a task's report does not belong to this barrier",
+            why=verdict.value,
+            uid=report.uid,
+            subtask=report.subtask,
+            attempt=report.attempt,
+        )
+
+
+_MS = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True)
+class BarrierMetrics:
+    """Times and sizes of one barrier; the fields are those of `CheckpointRecord`."""
+
+    triggered_at: str = ""
+    trigger_ms: float = 0.0
+    start_delay_ms: float = 0.0
+    alignment_ms: float = 0.0
+    sync_ms: float = 0.0
+    subtasks: Mapping[str, Spread] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CompletedBarrier:
+    """A barrier that all tasks have reached.
+
+    Attributes:
+        manifest: the manifest of the checkpoint that this barrier can become.
+        folder: data folder of the driver's own files.
+        output: files to publish, by uid of the sink.
+        rows_in: rows that the sources had.
+        rows_out: rows in `output`, by uid of the sink.
+        quarantined: input files that the batch skipped.
+        late_rows_dropped: rows that operators dropped because they were too late.
+        hot_keys: keys of which joins have compared many pairs of rows.
+        metrics: the metrics for the checkpoint's history record.
+    """
+
+    manifest: Manifest
+    folder: str
+    output: dict[str, list[Committable]]
+    rows_in: int
+    rows_out: dict[str, int]
+    quarantined: tuple[QuarantinedFile, ...] = ()
+    metrics: BarrierMetrics = field(default_factory=BarrierMetrics)
+    late_rows_dropped: int = 0
+    hot_keys: tuple[HotKey, ...] = ()
+
+
+def barrier_metrics(began: datetime, trigger_ms: float, reports: Iterable[TaskReport]) -> BarrierMetrics:
+    """Summarises the reports of a barrier.
+
+    Args:
+        began: start of the batch by the driver's clock. A task's clock may differ, so delays are never negative, and
+            exact on a single host only.
+        trigger_ms: duration of capturing the source positions.
+        reports: the reports of all tasks.
+    """
+    all_reports = list(reports)
+    reached = [report.barrier_at for report in all_reports if report.barrier_at is not None]
+    first, last = min(reached, default=began), max(reached, default=began)
+    stateful = [report for report in all_reports if report.state is not None]
+    return BarrierMetrics(
+        began.isoformat(timespec="milliseconds"),
+        trigger_ms,
+        round(max(0.0, (first - began) / _MS), 1),
+        round((last - first) / _MS, 1),
+        max((report.sync_ms for report in all_reports), default=0.0),
+        _spreads(stateful),
+    )
+
+
+def _spreads(reports: list[TaskReport]) -> dict[str, Spread]:
+    if not reports:
+        return {}
+    return {
+        "sync_ms": Spread.of([report.sync_ms for report in reports]),
+        "increment_bytes": Spread.of([report.increment_bytes for report in reports]),
+        "full_bytes": Spread.of([_full_bytes(report) for report in reports]),
+    }
+
+
+def _full_bytes(report: TaskReport) -> int:
+    state = report.state
+    return sum(file.size for file in state.files) + len(state.inline or b"") if state else 0

@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from stateflow.checkpoint.gc.reachability import is_past
+from stateflow.checkpoint.garbage_collector import is_past
 from stateflow.checkpoint.history import read_pending_records
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import Manifest
+from stateflow.checkpoint.log.documents import CheckpointRecord, Manifest
 from stateflow.checkpoint.log.fencing import FenceGuard
-from stateflow.checkpoint.log.records import CheckpointRecord
 from stateflow.checkpoint.restore.source_positions import with_added_sources
-from stateflow.checkpoint.restore.state_matching import StateAssignment
+from stateflow.checkpoint.restore.state_assignment import StateAssignment
 from stateflow.observability.tracing import RESTORE, span
-from stateflow.runtime.driver.background import Work
-from stateflow.runtime.driver.run_context import RunContext
-from stateflow.runtime.job.job import Job
-from stateflow.runtime.job.start_checks import CheckedHead, StartChecks
+from stateflow.runtime.driver.background import RunContext, Work
+from stateflow.runtime.job import CheckedHead, Job, StartChecks
 from stateflow.runtime.publisher import Publisher
 from stateflow.runtime.restore.rewind import complete_rewind, recover_pending_output
 from stateflow.storage.paths import DataKey

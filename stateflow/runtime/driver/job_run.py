@@ -7,28 +7,23 @@ from collections.abc import Callable
 from stateflow import failpoints
 from stateflow.checkpoint.history import FAILURE, LONGEST_SENTENCE, record_run_failure
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import LogEntry, Manifest, SourcePosition
+from stateflow.checkpoint.log.documents import ActionRecord, LogEntry, Manifest, SourcePosition
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.records import ActionRecord
-from stateflow.checkpoint.restore.state_matching import StateAssignment
+from stateflow.checkpoint.restore.state_assignment import StateAssignment
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import AT_LEAST_ONCE
 from stateflow.errors import Fenced, StateflowError, StorageError
 from stateflow.observability.logging import set_log_context
 from stateflow.observability.tracing import BATCH, span
-from stateflow.runtime.driver.background import BackgroundWork
-from stateflow.runtime.driver.barrier import CompletedBarrier
-from stateflow.runtime.driver.batch_runner import Batch, BatchRunner, StartingPoint
-from stateflow.runtime.driver.checkpointing.pipeline import CheckpointPipeline
-from stateflow.runtime.driver.fence_watch import FenceWatch
+from stateflow.runtime.driver.background import BackgroundWork, Maintenance, RunContext
+from stateflow.runtime.driver.batch_runner import Batch, BatchRunner, CompletedBarrier, StartingPoint
+from stateflow.runtime.driver.checkpointing import CheckpointPipeline
 from stateflow.runtime.driver.job_restore import RestoredJob, restore_job, sweep_sinks
-from stateflow.runtime.driver.maintenance import Maintenance
 from stateflow.runtime.driver.request_server import PublishedCheckpoint, RequestServer
-from stateflow.runtime.driver.run_context import RunContext
+from stateflow.runtime.driver.take_over import FenceWatch
 from stateflow.runtime.executor import Executor
-from stateflow.runtime.job.job import BatchResult, Job, PositionCapture, RunTotals
-from stateflow.runtime.job.start_checks import StartChecks
+from stateflow.runtime.job import BatchResult, Job, PositionCapture, RunTotals, StartChecks
 from stateflow.runtime.watermarks import waiting_for_others
 from stateflow.state.handles import Committable
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from stateflow.api.functions.process import TaskInfo
-from stateflow.api.graph.job_graph import Graph
-from stateflow.api.graph.nodes import (
+from stateflow.api.graph import (
     ColumnsNode,
     Edge,
+    Graph,
     Node,
     ProcessNode,
     RecordsNode,
@@ -21,12 +21,11 @@ from stateflow.api.graph.nodes import (
     TransformNode,
     UnionNode,
     WatermarkNode,
+    parents_of,
 )
-from stateflow.api.graph.traversal import parents_of
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Delivery, Sink
-from stateflow.api.windows.durations import duration_text
-from stateflow.api.windows.window import HasWindows
+from stateflow.api.windows.window import HasWindows, duration_text
 from stateflow.config.settings import AT_LEAST_ONCE, Settings
 from stateflow.runtime.planning.physical_plan import Level, OperatorChain, plan_job
 from stateflow.runtime.planning.state_discovery import discover_states

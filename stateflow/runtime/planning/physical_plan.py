@@ -7,12 +7,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from stateflow.api.functions.process import has_timers
-from stateflow.api.graph.event_time import event_time_of, times_of_splits, watermark_strategies
-from stateflow.api.graph.job_graph import Graph
-from stateflow.api.graph.nodes import Edge, Node, ProcessNode, SinkNode, SourceNode, TransformNode
-from stateflow.api.graph.traversal import is_emitted, leaves_of, level_of, parents_of, producer_of, sources_of
+from stateflow.api.graph import (
+    Edge,
+    Graph,
+    Node,
+    ProcessNode,
+    SinkNode,
+    SourceNode,
+    TransformNode,
+    event_time_of,
+    is_emitted,
+    leaves_of,
+    level_of,
+    parents_of,
+    producer_of,
+    sources_of,
+    times_of_splits,
+    watermark_strategies,
+)
 from stateflow.api.watermarks import WatermarkStrategy
-from stateflow.checkpoint.barrier.pending_barrier import Participant
+from stateflow.checkpoint.barriers import Participant
 from stateflow.errors import JobDefinitionError
 
 

@@ -10,14 +10,14 @@ from stateflow.api.sink import SinkRewind, SinkTable
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import Manifest, Rewind, SinkMode
 from stateflow.checkpoint.log.manifest_files import check_hashes, check_sizes, files_of
-from stateflow.checkpoint.operator_parts import check_parts
-from stateflow.checkpoint.restore.state_matching import CurrentJob, assign_state
+from stateflow.checkpoint.restore.state_assignment import CurrentJob, assign_state
 from stateflow.checkpoint.restore.targets import Target
-from stateflow.runtime.job.job import Job
+from stateflow.runtime.job import Job
 from stateflow.runtime.restore.graph_changes import ChangedGraph, DeclaredGraph, GraphRequest, change_graph
-from stateflow.runtime.restore.state_rewriting import StateLocation
+from stateflow.runtime.restore.state_import import StateLocation
 from stateflow.state.backends.factory import check_snapshot
 from stateflow.state.handles import FileHandle
+from stateflow.state.operator_content import check_parts
 from stateflow.storage import Storage
 
 
@@ -100,7 +100,7 @@ def check_target(job: Job, head: Head, target: Target, request: GraphRequest) ->
     """Checks that the job can continue from the target.
 
     Args:
-        request: what the user has decided about state and sources of the target that the job does not have.
+        request: the user's decisions about state and sources of the target that the job does not have.
 
     Raises:
         ConfigError: state or source positions do not fit the job; IncompatibleState says which state.

@@ -1,4 +1,4 @@
-"""What a target becomes for a job whose graph has changed: its state under other names, its sources' positions."""
+"""Changes a target for a job whose graph has changed: names of its state, positions of its sources."""
 
 from __future__ import annotations
 
@@ -10,22 +10,29 @@ from msgspec.structs import replace
 
 from stateflow.api.source import LocalSource, Source
 from stateflow.checkpoint.log.documents import Manifest
-from stateflow.checkpoint.restore.graph_assignment import GraphAssignment, assign_states
-from stateflow.checkpoint.restore.graph_map import JobGraph, StateItem, StateKind, parse_maps
-from stateflow.checkpoint.restore.graph_plan import GraphChanges, GraphPlan, SourceAction
-from stateflow.checkpoint.restore.mapped_state import MappedOperators, map_operators, stored_graph
-from stateflow.checkpoint.restore.plan_document import SourceChange
+from stateflow.checkpoint.restore.graph_map import (
+    GraphAssignment,
+    JobGraph,
+    MappedOperators,
+    StateItem,
+    StateKind,
+    assign_states,
+    map_operators,
+    parse_maps,
+    stored_graph,
+)
+from stateflow.checkpoint.restore.plan_document import GraphChanges, GraphPlan, SourceAction, SourceChange
 from stateflow.checkpoint.restore.source_positions import SourceStarts, match_sources, rename_waiting, with_sources
 from stateflow.errors import ConfigError
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.restore.source_starts import ChosenStarts, can_keep, check_kept, choose_starts
-from stateflow.runtime.restore.state_rewriting import StateLocation, check_key_groups, has_raw_state
-from stateflow.state.schema.compatibility import Declarations
+from stateflow.runtime.restore.state_import import StateLocation, check_key_groups, has_raw_state
+from stateflow.state.schema_compatibility import Declarations
 
 
 @dataclass(frozen=True)
 class GraphRequest:
-    """What a user has decided about the graph, and when.
+    """The user's decisions about the graph, and their time.
 
     Attributes:
         drop: operators, states and sources to drop.
@@ -80,7 +87,7 @@ class ChangedGraph:
         operators: the operators that get state.
         sources: where each source continues.
         chosen: the positions that the user has chosen.
-        request: what the user has decided.
+        request: the user's decisions.
         manifest: the manifest that the job continues from; see `MappedOperators.outline`.
         key_groups: the numbers of key groups of the target and of the job, if keyed state must change it.
     """
@@ -162,7 +169,7 @@ def change_graph(
         target: manifest of the target.
         location: where its files are; operator state is read if an operator may be divided or joined.
         graph: the graph of the job.
-        request: what the user has decided.
+        request: the user's decisions.
 
     Raises:
         ConfigError: a state or a source's position has no unambiguous place, or a name does not exist.

@@ -9,26 +9,27 @@ from msgspec.structs import replace
 
 from stateflow.api.source import LocalSource, Source, local_position
 from stateflow.checkpoint.history import external_savepoints
-from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.checkpoint_log import Head, is_ancestor
 from stateflow.checkpoint.log.documents import NOT_BEGUN, Manifest, SinkMode, SourcePosition
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.lineage import is_ancestor
 from stateflow.checkpoint.log.manifest_files import state_bytes
-from stateflow.checkpoint.restore.graph_plan import GraphChanges, SourceAction
 from stateflow.checkpoint.restore.plan_document import (
+    GraphChanges,
     RestorePlan,
     SavedCheckpoint,
+    SourceAction,
     SourceChange,
     StateChange,
+    is_run_open,
+    replay_since,
     state_changes,
 )
-from stateflow.checkpoint.restore.replay import is_run_open, replay_since
 from stateflow.checkpoint.restore.targets import Target, resolve_target
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints, savepoint_at
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.checkpoint.savepoints.claimed_savepoints import check_claimable
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StateflowError
-from stateflow.runtime.job.job import Job
+from stateflow.runtime.job import Job
 from stateflow.runtime.restore.context import RestoreContext, check_target
 from stateflow.runtime.restore.graph_changes import GraphRequest
 from stateflow.runtime.restore.sink_changes import plan_sink_changes, tables_without_sink
@@ -127,7 +128,7 @@ def _describe(context: RestoreContext, target_name: str, options: RestoreOptions
 
 def _is_undone(root: JobRoot, head: Head, checkpoint_id: int) -> bool:
     retained = {ref.id for ref in root.checkpoints.restorable(head)}
-    return is_ancestor(head, checkpoint_id, retained) is False
+    return not is_ancestor(head, checkpoint_id, retained)
 
 
 def _dropped_checkpoints(context: RestoreContext) -> list[int]:

@@ -11,10 +11,9 @@ from stateflow import failpoints
 from stateflow.api.sink import OtherCommit, SinkTable, Successor, TableChanges
 from stateflow.checkpoint.history import write_action
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
-from stateflow.checkpoint.log.documents import PublishedOutput, RestoreFacts, Rewind, SinkIntent, SinkMode
+from stateflow.checkpoint.log.documents import ActionRecord, PublishedOutput, RestoreFacts, Rewind, SinkIntent, SinkMode
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.records import ActionRecord
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.errors import ConfigError, Fenced, ForeignRows, SinkDiverged, StorageError
 from stateflow.runtime.publisher import BoundSink, Publisher
@@ -214,12 +213,12 @@ def _version_to_restore(sink: BoundSink, table: SinkTable, rewind: Rewind, plann
     intent = rewind.sinks[sink.uid]
     if intent.to_version is None or intent.to_version == table.version:
         return None
-    seen = intent.to_version if intent.seen_version is None else intent.seen_version
-    changes = table.changes_since(seen)
+    assert intent.seen_version is not None
+    changes = table.changes_since(intent.seen_version)
     unplanned = _unplanned_commits(sink, rewind, changes)
     if not unplanned:
         return intent.to_version
-    if planned_now and seen == intent.to_version and not changes.published:
+    if planned_now and intent.seen_version == intent.to_version and not changes.published:
         return None
     raise _foreign_rows(sink.uid, intent, changes, unplanned)
 

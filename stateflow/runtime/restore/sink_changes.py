@@ -124,7 +124,7 @@ def tables_without_sink(context: RestoreContext, mode: SinkMode, keep_tables: fr
 
 
 def _pending_without_sink(context: RestoreContext) -> dict[str, int]:
-    """Returns the newest checkpoint with unpublished output of each sink that the job lacks, by uid."""
+    """Returns the newest checkpoint with pending output of each sink that the job lacks, by uid."""
     pending = [p for p in pending_of(context.head) if p.sink not in context.job.sinks]
     of_target = sorted({p.sink for p in pending if p.checkpoint_id <= context.target.checkpoint_id})
     if of_target:
@@ -210,7 +210,7 @@ def _intent(context: RestoreContext, change: SinkChange) -> SinkIntent:
     # The plan's version may be out of date: output that was pending then is published now, and belongs to the target.
     rewind = plan_sink_rewind(context, change)
     if change.mode is SinkMode.KEEP:
-        return SinkIntent(table_id=change.table_id, mode=change.mode)
+        return SinkIntent(table_id=change.table_id, mode=change.mode, seen_version=None)
     # With nothing to rewind, the version is still recorded: a paused driver can still publish before the table has
     # the token of this restore.
     version = rewind.from_version if rewind.to_version is None else rewind.to_version

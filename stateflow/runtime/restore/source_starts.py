@@ -145,7 +145,7 @@ def _timestamp(option: str, text: str) -> datetime:
 def _initial_position(uid: str, source: Source | LocalSource, start: StartPosition) -> InitialPosition:
     if start.kind not in source.start_kinds:
         raise ConfigError(
-            "the source cannot be set to such a position",
+            "the source does not support this kind of position",
             hint=f"it supports keep, {', '.join(sorted(source.start_kinds))}",
             uid=uid,
             position=start.kind.value,

@@ -1,1 +1,13 @@
-"""Runs a job on Spark."""
+"""The executor on Spark.
+
+streaming_query: a run on Spark; its micro-batches end in checkpoints
+batch_input: the input of a micro-batch, and its positions
+executor: runs the tasks of a batch in Spark's Python workers
+frames, inputs: frames and Python functions of the nodes before the first operator, and the rows of sources
+shuffle, sorting: brings rows to their subtasks, and sorts them there
+observations: event times and row counts that Spark observes
+checkpoint_location: Spark's own checkpoint files
+table_registration: registers the tables of sinks in Spark's catalog
+errors: translates Spark's errors
+session: starts Spark
+"""

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 
 from pyspark.sql import DataFrame
 
-from stateflow.api.graph.nodes import SourceNode
+from stateflow.api.graph import SourceNode
 from stateflow.api.hidden_columns import arrival, arrival_place
 from stateflow.api.input_files import (
     QUARANTINE,
@@ -24,14 +24,13 @@ from stateflow.api.input_files import (
     unreadable_in,
 )
 from stateflow.api.source import Source
-from stateflow.checkpoint.barrier.task_report import error_in_text
+from stateflow.checkpoint.barriers import error_in_text
 from stateflow.checkpoint.log.documents import NOT_BEGUN
 from stateflow.errors import BatchFailed, SchemaMismatch, StateflowError
-from stateflow.runtime.quarantine import SkippedFile
-from stateflow.runtime.spark.file_reader import BatchFiles, FileSearch, SourceRows
-from stateflow.runtime.spark.frames import empty_frame, in_order
-from stateflow.runtime.spark.kafka_order import partition_ranks
-from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
+from stateflow.runtime.job import SkippedFile
+from stateflow.runtime.spark.checkpoint_location import SparkLocation
+from stateflow.runtime.spark.frames import empty_frame, sort_by_arrival
+from stateflow.runtime.spark.inputs import BatchFiles, FileSearch, SourceRows, partition_ranks
 from stateflow.runtime.task.row_conversion import check_declared
 
 log = logging.getLogger(__name__)
@@ -89,7 +88,7 @@ class BatchInput:
                 ends.append((self._sources[node.uid], end))
             order = self._sources[node.uid].file_order(self._frame.sparkSession, start, end)
             if order is not None:
-                sorts[node.uid] = partial(in_order, order)
+                sorts[node.uid] = partial(sort_by_arrival, order)
         return SourceRows(frame or self._frame, self._batch_files, sorts, partition_ranks(self._frame, ends))
 
     def _batch_files(self) -> dict[str, BatchFiles]:
@@ -110,7 +109,7 @@ class BatchInput:
             return empty_frame(spark, node.schema)
         order = list(map(arrival_place, uris))
         return self._sources[node.uid].read_files(
-            spark, uris, lambda rows: in_order(order, rows.selectExpr("*", arrival()))
+            spark, uris, lambda rows: sort_by_arrival(order, rows.selectExpr("*", arrival()))
         )
 
     @cached_property

@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 
 from stateflow.api.hidden_columns import rejected_in
 from stateflow.api.input_files import unreadable_in
-from stateflow.checkpoint.barrier.task_report import error_in_text
+from stateflow.checkpoint.barriers import error_in_text
 from stateflow.errors import BatchFailed, SparkGone, StateflowError, UserCodeError
+from stateflow.helpers import line_in_traceback
 from stateflow.runtime.restart_strategy import is_restartable
-from stateflow.user_lines import line_in_traceback
 
 _OF_VALUE = re.compile(
     r"\[(?P<condition>[A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*)\]\s*(?P<reason>(?:(?!SQLSTATE: ).)*?)"

@@ -5,37 +5,52 @@ from __future__ import annotations
 import gc
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark import SparkContext, TaskContext
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from stateflow.api.graph.nodes import Node
+from stateflow.api.graph import Node
 from stateflow.api.input_files import CannotRead, FileChanged, local_path
-from stateflow.checkpoint.savepoints.canonical.workers import SavepointWorkers
+from stateflow.checkpoint.barriers import Failure
+from stateflow.checkpoint.savepoints.canonical.worker import WorkerResult, WorkerTask
+from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, RunningWorker, SavepointWorkers
+from stateflow.errors import StateflowError
 from stateflow.runtime.executor import BatchWork, Executed, Executor, decode_reports, level_specs
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.spark.file_reader import BatchFiles, SourceRows
-from stateflow.runtime.spark.frames import empty_rows
-from stateflow.runtime.spark.inputs import Inputs
+from stateflow.runtime.spark.errors import to_stateflow_error
+from stateflow.runtime.spark.frames import compose_functions, empty_rows
+from stateflow.runtime.spark.inputs import BatchFiles, Inputs, SourceRows
 from stateflow.runtime.spark.observations import Observations, SeenByTasks
-from stateflow.runtime.spark.python_functions import composed
-from stateflow.runtime.spark.savepoint_workers import SparkWorkers
-from stateflow.runtime.spark.shuffle import exchange_of, first_exchange, next_exchange, reads_by_source, reads_once
-from stateflow.runtime.spark.sorting import SortSettings, sorted_input
-from stateflow.runtime.spark.unshuffled import files_read_by_tasks, unshuffled_input, with_order, written_rows
+from stateflow.runtime.spark.shuffle import (
+    exchange_of,
+    files_read_by_tasks,
+    first_exchange,
+    next_exchange,
+    reads_by_source,
+    reads_once,
+    unshuffled_input,
+    with_order,
+    written_rows,
+)
+from stateflow.runtime.spark.sorting import SortSettings, sort_input
 from stateflow.runtime.task import store_cache
-from stateflow.runtime.task.barriers import BarrierMessage
+from stateflow.runtime.task.outputs import BarrierMessage
 from stateflow.runtime.task.task import run_level
 from stateflow.runtime.task_spec import REPORT, BatchInfo, LevelSpec
+from stateflow.state.handles import StateFile
+from stateflow.storage import Credentials
 from stateflow.types.columns.struct_classes import prepare_struct_classes
 
 log = logging.getLogger(__name__)
+
 
 _READING = re.compile(f"(?:{CannotRead.__name__}|{FileChanged.__name__}): |Python worker exited unexpectedly")
 """Errors of reading files, and Spark's message after a crash, which a file can cause that Arrow does not expect."""
@@ -131,7 +146,7 @@ class SparkExecutor(Executor):
         read = files_read_by_tasks(work.plan, inputs, info)
         if read is not None:
             frame, function = read
-            return _with_tasks(frame, spec, composed((function, task)))
+            return _with_tasks(frame, spec, compose_functions((function, task)))
         # Built once for both ways: it calls the transforms of the user.
         written = written_rows(work.plan, inputs, info)
         unshuffled = None if written is None else unshuffled_input(work.plan, written)
@@ -211,7 +226,7 @@ def _run_task(spec: LevelSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[pa
     assert context is not None
     chain = spec.chains[context.partitionId() // spec.parallelism]
     settings = SortSettings(spec.batch.settings.sort_memory_bytes, spec.batch.environment.local_folder)
-    rows = sorted_input(chain, settings, batches)
+    rows = sort_input(chain, settings, batches)
     return run_level(spec, context.partitionId(), f"t{context.taskAttemptId()}", rows)
 
 
@@ -244,3 +259,47 @@ def _freeze_loaded() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+_GROUP = "stateflow-savepoint"
+
+
+class SparkWorkers(SavepointWorkers):
+    """Workers in Spark tasks, which occupy at most half of the slots, so that batches have the others.
+
+    Attributes:
+        context: the context of the run; None before its first batch, when the workers are child processes.
+    """
+
+    def __init__(self) -> None:
+        self.context: SparkContext | None = None
+
+    def run(self, tasks: Sequence[WorkerTask]) -> list[list[StateFile]]:
+        """See `SavepointWorkers.run`."""
+        if self.context is None:
+            return LocalWorkers().run(tasks)
+        # The group of this thread: one that a batch uses would be cancelled with the batch.
+        self.context.setJobGroup(_GROUP, "a canonical savepoint of stateflow")
+        slots = max(1, self.context.defaultParallelism // 2)
+        try:
+            work = self.context.parallelize(tasks, min(len(tasks), slots))
+            results = work.mapPartitions(partial(_do_partition, Credentials.of_process())).collect()
+        except (Py4JError, PySparkException) as e:
+            raise to_stateflow_error(e) from e
+        return [result.stored() for result in results]
+
+
+def _do_partition(credentials: Credentials, tasks: Iterable[WorkerTask]) -> Iterator[WorkerResult]:
+    """Yields the results of tasks up to the first failure."""
+    credentials.adopt()
+    # A process of its own: Spark's worker cannot lower its priority for one task.
+    with RunningWorker() as worker:
+        for task in tasks:
+            try:
+                result = worker.run(task)
+            except StateflowError as e:
+                # Not raised, because Spark would run the partition again.
+                result = WorkerResult(failure=Failure.of(e))
+            yield result
+            if result.failure:
+                return

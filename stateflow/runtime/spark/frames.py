@@ -1,20 +1,24 @@
-"""DataFrames of a batch: the sources in one frame, and the nodes between sources and tasks."""
+"""DataFrames of a batch: the sources in one frame, the nodes between sources and tasks, and their Python functions."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import reduce
+from functools import partial, reduce
+from typing import Protocol
 
 import pyarrow as pa
 from py4j.java_gateway import JavaObject
+from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
 from stateflow.api.functions.process import TaskInfo
-from stateflow.api.graph.nodes import (
+from stateflow.api.functions.rich import RowStep
+from stateflow.api.graph import (
     ColumnsNode,
     Node,
     RecordsNode,
@@ -24,20 +28,109 @@ from stateflow.api.graph.nodes import (
     TransformNode,
     UnionNode,
     WatermarkNode,
+    leaves_of,
+    parents_of,
 )
-from stateflow.api.graph.traversal import leaves_of
 from stateflow.api.hidden_columns import ARRIVED, ARRIVED_TYPE, PLACE, REJECTED
 from stateflow.api.input_files import reason_in
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import ConfigError, JobDefinitionError, SchemaMismatch, StateflowError, UserCodeError
+from stateflow.helpers import line_of_user
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.spark.python_functions import ArrowFunction, Observer, composed, functions_after
+from stateflow.runtime.task.row_conversion import check_partition
+from stateflow.runtime.task.stateless_functions import ColumnStep, apply_to_partition
 from stateflow.runtime.task_spec import SOURCE
 from stateflow.types.columns.struct_classes import prepare_struct_classes
 from stateflow.types.spark_sql import quoted
-from stateflow.user_lines import line_of_user
+
+Batches = Iterator[pa.RecordBatch]
+ArrowFunction = Callable[[Batches], Batches]
+"""A function of `mapInArrow`: takes and returns the Arrow batches of a partition."""
+
+
+class Observer(Protocol):
+    """Observes the event times of rows where their watermarks are assigned."""
+
+    def of_frame(self, node: WatermarkNode, frame: DataFrame) -> DataFrame:
+        """Returns `frame`, the rows of `node`, whose event times are observed when it runs."""
+
+    def of_batches(self, node: WatermarkNode) -> ArrowFunction | None:
+        """Returns a function that passes the rows of `node` on, and observes their event times; None if not needed."""
+
+
+def functions_after(
+    node: Node, info: TaskInfo, times: Observer | None = None
+) -> tuple[Node, tuple[ArrowFunction, ...]]:
+    """Returns the node that consecutive functions in Python start from, and these functions in order.
+
+    Args:
+        node: the node whose rows the last function returns; itself without functions if it has other rows.
+        info: as for `FrameBuilder`.
+        times: as for `FrameBuilder`.
+    """
+    found: list[ArrowFunction] = []
+    while leaves_of(node) != [node]:
+        if isinstance(node, RowsNode):
+            node, function = _row_functions(node, info)
+            found.append(function)
+        elif isinstance(node, ColumnsNode):
+            found.append(ColumnStep(node.function, node.parent.schema, node.schema).apply_to_partition)
+            node = node.parent
+        elif isinstance(node, ReducedNode):
+            found.append(node.reduction.apply)
+            node = node.parent
+        elif isinstance(node, WatermarkNode):
+            observed = None if times is None else times.of_batches(node)
+            found += [observed] if observed is not None else ()
+            node = node.parent
+        else:
+            break
+    if found:
+        # Functions get rows of the declared types, and none of those that are not.
+        found.append(partial(check_partition, node.schema))
+    return node, tuple(reversed(found))
+
+
+def leaves_in_frames(node: Node, info: TaskInfo, readers: Collection[Node]) -> list[Node]:
+    """Returns the leaves of `node` whose rows are taken from a frame, with duplicates.
+
+    Args:
+        readers: sources whose files tasks read, if functions in Python follow.
+    """
+    start, functions = functions_after(node, info)
+    if leaves_of(start) == [start]:
+        return [] if functions and start in readers else [start]
+    return [leaf for parent in parents_of(start) for leaf in leaves_in_frames(parent, info, readers)]
+
+
+def compose_functions(functions: Sequence[ArrowFunction]) -> ArrowFunction:
+    """Returns one function that applies several, in order."""
+    return functions[0] if len(functions) == 1 else partial(_apply_all, tuple(functions))
+
+
+def _apply_all(functions: tuple[ArrowFunction, ...], batches: Batches) -> Batches:
+    for function in functions:
+        batches = function(batches)
+    return batches
+
+
+def _row_functions(node: RowsNode, info: TaskInfo) -> tuple[Node, ArrowFunction]:
+    """Returns the node before consecutive row functions, and one function that applies all of them to each row."""
+    steps: tuple[RowStep, ...] = ()
+    at: Node = node
+    while isinstance(at, RowsNode):
+        steps = (at.step, *steps)
+        at = at.parent
+    return at, partial(_run_steps, steps, at.schema, info)
+
+
+def _run_steps(steps: tuple[RowStep, ...], schema: RowSchema, info: TaskInfo, batches: Batches) -> Batches:
+    context = TaskContext.get()
+    assert context is not None
+    return apply_to_partition(steps, schema, replace(info, subtask=context.partitionId()), batches)
+
 
 _RELATED = "join or compare", "keyed.regular_join, interval_join or temporal_join, or a join in windows"
 _GROUPED = "group", "key_by(…) and a KeyedProcessFunction"
@@ -80,6 +173,7 @@ _JOINED = {True: {"Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti"}, False:
 """By whether the stream is on the left: joins with a static table that emit rows for rows of the stream only."""
 _STREAM = (1 << 62) + 7
 """Start of the range that is in the plan of a transform in place of the rows of the stream."""
+
 
 Begin = Callable[[Node], tuple[DataFrame, ArrowFunction] | None]
 _KEY, _RANK, _ROW = "_sf_key", "_sf_rank", "_sf_row"
@@ -143,7 +237,7 @@ def _tagged(source: int, name: str) -> str:
     return f"s{source}_{name}"
 
 
-def in_order(files: Sequence[str], rows: DataFrame) -> DataFrame:
+def sort_by_arrival(files: Sequence[str], rows: DataFrame) -> DataFrame:
     """Returns rows with the hidden column `ARRIVED` in the order of arrival, without the column.
 
     Spark reads files in the order of their sizes. So the rows are shuffled to partitions that have consecutive files,
@@ -210,7 +304,7 @@ class FrameBuilder:
             before = self.frame(node.parent)
             if before is None:
                 return None
-            made = conform(_transformed(node, before), node.schema, describe_function(node.function))
+            made = select_declared(_transformed(node, before), node.schema, describe_function(node.function))
             self._on_transformed(node, made)
             return made
         if isinstance(node, RowsNode | ColumnsNode | ReducedNode):
@@ -229,7 +323,7 @@ class FrameBuilder:
             before = found
         else:
             return None
-        return before.mapInArrow(composed(functions), node.schema.ddl)
+        return before.mapInArrow(compose_functions(functions), node.schema.ddl)
 
 
 def _records(node: RecordsNode, before: DataFrame) -> DataFrame:
@@ -283,7 +377,7 @@ def check_frame(source: Source, spark: SparkSession, limits: SourceSettings) -> 
     if refused:
         operation, instead = refused[0]
         raise JobDefinitionError(
-            f"a source cannot {operation} its rows: Spark's own state is in no checkpoint",
+            f"a source cannot {operation} its rows: no checkpoint contains Spark's own state",
             hint=f"use {instead}",
             source=source.description,
         )
@@ -311,7 +405,7 @@ def check_transforms(spark: SparkSession, plan: JobPlan) -> None:
             except UserCodeError as e:
                 if _READ_MARK not in str(e.__cause__):
                     raise
-                raise _refusal(_READ, str(e.facts["transform"])) from e
+                raise _refusal(*_READ, str(e.facts["transform"])) from e
 
 
 def _unread_frame(spark: SparkSession, schema: RowSchema) -> DataFrame:
@@ -328,11 +422,11 @@ def _check_stateless(node: TransformNode, frame: DataFrame) -> None:
     walk = _PlanWalk(lambda plan: _kind(plan) == "Range" and plan.start() == _STREAM)
     reads_stream = walk.reads_stream(_analyzed(frame))
     if walk.refused or not reads_stream:
-        raise _refusal(walk.refused[0] if walk.refused else _UNSEEN, describe_function(node.function))
+        operation, instead = walk.refused[0] if walk.refused else _UNSEEN
+        raise _refusal(operation, instead, describe_function(node.function))
 
 
-def _refusal(refused: tuple[str, str], transform: str) -> JobDefinitionError:
-    operation, instead = refused
+def _refusal(operation: str, instead: str, transform: str) -> JobDefinitionError:
     return JobDefinitionError(
         f"a transform gets the rows of one batch, so it cannot {operation} the rows of a stream",
         hint=f"use {instead}. Static tables may be aggregated, and be joined with the stream",
@@ -405,7 +499,7 @@ def _is_per_batch(expression: JavaObject) -> bool:
     return kind in _PER_BATCH or any(map(_is_per_batch, _sequence(expression.children())))
 
 
-def conform(frame: DataFrame, schema: RowSchema, transform: str) -> DataFrame:
+def select_declared(frame: DataFrame, schema: RowSchema, transform: str) -> DataFrame:
     """Returns the declared columns of `frame`, in order.
 
     Args:
@@ -435,7 +529,7 @@ def conform(frame: DataFrame, schema: RowSchema, transform: str) -> DataFrame:
             )
         if found[column.name] != column.dtype:
             raise SchemaMismatch(
-                "a transform returns a column of a type that is not the declared one",
+                "a transform returned a column of another type than declared",
                 hint=f"cast it in the transform, or declare the row class that it returns: {_DECLARATION}",
                 transform=transform,
                 column=column.name,

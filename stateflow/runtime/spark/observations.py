@@ -1,4 +1,4 @@
-"""What passes the sources of a batch, on Spark: the number of rows, and the latest event times.
+"""Observes the sources of a batch on Spark: the number of rows, and the latest event times.
 
 Event times are those of each source where its watermarks are assigned, or of each split. Rows that a filter drops
 afterwards count, as in Flink. So they are observed in the frame, or by the functions in Python, that the rows pass, and
@@ -16,14 +16,12 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.functions import expr
 
-from stateflow.api.graph.nodes import Node, SourceNode, WatermarkNode
-from stateflow.api.graph.traversal import sources_of
+from stateflow.api.graph import Node, SourceNode, WatermarkNode, sources_of
 from stateflow.api.hidden_columns import REJECTED, SPLIT
 from stateflow.api.schema import RowSchema
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.spark.frames import FrameBuilder, rows_of_source
+from stateflow.runtime.spark.frames import ArrowFunction, Batches, FrameBuilder, rows_of_source
 from stateflow.runtime.spark.inputs import Inputs
-from stateflow.runtime.spark.python_functions import ArrowFunction, Batches
 from stateflow.runtime.task.row_conversion import latest_time
 from stateflow.runtime.task_spec import BatchInfo
 from stateflow.runtime.watermarks import NO_TIME
@@ -49,7 +47,7 @@ number is larger than the number of partitions in the third.
 _TIME = -1
 """In the key of an event time, in place of a partition."""
 _Seen = dict[tuple[int, str, int], int]
-"""What tasks have seen, by number of the attempt at a batch, uid of the source and partition: the number of rows, and
+"""Observations of tasks, by number of the attempt at a batch, uid of the source and partition: the number of rows, and
 with `_TIME` the latest event time."""
 
 
@@ -66,7 +64,7 @@ class _SeenParam(AccumulatorParam[_Seen]):
 
 
 class SeenByTasks:
-    """What functions in Python have passed on, in all batches of an executor."""
+    """Observations by functions in Python, in all batches of an executor."""
 
     def __init__(self) -> None:
         self._accumulator: Accumulator[_Seen] | None = None
@@ -133,7 +131,7 @@ class Observations:
         uid = self._uid(node)
         if uid not in self._uids:
             return None
-        return partial(_observe, self._accumulator, (self._attempt, uid, _TIME), node.strategy.column)
+        return partial(_observe, self._accumulator, self._attempt, uid, node.strategy.column)
 
     def collect(self, frame: DataFrame) -> list[Row]:
         """Runs `frame`; returns its rows, and keeps what was observed in the frames that it contains."""
@@ -193,7 +191,8 @@ def _count(accumulator: Accumulator[_Seen], attempt: int, uid: str, partition: i
     accumulator.add({(attempt, uid, partition): rows})
 
 
-def _observe(accumulator: Accumulator[_Seen], key: tuple[int, str, int], column: str, batches: Batches) -> Batches:
+def _observe(accumulator: Accumulator[_Seen], attempt: int, uid: str, column: str, batches: Batches) -> Batches:
+    key = attempt, uid, _TIME
     # A partition without rows shows that the function has run.
     accumulator.add({key: NO_TIME})
     for batch in batches:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from stateflow.errors import BatchFailed
 from stateflow.private_files import make_folders
 from stateflow.runtime.task_spec import BARRIER_ORDER, INPUT, ORDER, ORIGIN, POSITION, ChainSpec
-from stateflow.state.columnar.key_encoding import are_distinct, comparable
+from stateflow.state.key_columns import are_distinct, to_comparable
 
 Array = np.ndarray[tuple[int], np.dtype[np.int64]]
 _Names = Mapping[int, str]
@@ -49,9 +49,7 @@ class SortSettings:
     folder: Path
 
 
-def sorted_input(
-    chain: ChainSpec, settings: SortSettings, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
+def sort_input(chain: ChainSpec, settings: SortSettings, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yields the rows of `batches` in the order of the chain's input, and after them the barriers.
 
     Output batches are as large as the largest input batch.
@@ -140,7 +138,7 @@ class _SortOrder:
         return pc.sort_indices(table, sort_keys=[(name, "ascending", "at_start") for name in table.column_names])
 
     def _column(self, rows: pa.RecordBatch, names: _Names) -> pa.Array:
-        return comparable(self._of_input(rows, names))
+        return to_comparable(self._of_input(rows, names))
 
     def _of_input(self, rows: pa.RecordBatch, names: _Names) -> pa.Array:
         """Returns a column whose name depends on the input that each row belongs to."""

@@ -19,19 +19,22 @@ from stateflow.api.source import Source, limits_of
 from stateflow.checkpoint.log.documents import NOT_BEGUN
 from stateflow.checkpoint.restore.source_positions import position_before_first_batch
 from stateflow.errors import BatchFailed, InputLost, StateflowError, StorageError
-from stateflow.runtime.driver.idle import IDLE_INTERVAL, IdleWork
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.driver.termination import CAUGHT_UP, RunBounds, run_ticks
-from stateflow.runtime.job.job import BatchResult, Job, Positions
+from stateflow.runtime.driver.termination import CAUGHT_UP, IDLE_INTERVAL, IdleWork, RunBounds, run_ticks
+from stateflow.runtime.job import BatchResult, Job, Positions, SkippedFile, quarantine_records
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.quarantine import SkippedFile, quarantine_records
 from stateflow.runtime.spark.batch_input import BatchInput
-from stateflow.runtime.spark.catalog.registration import register_tables
+from stateflow.runtime.spark.checkpoint_location import (
+    FilePattern,
+    QuerySource,
+    SparkLocation,
+    driver_location,
+    source_positions,
+)
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.spark.frames import empty_rows, source_frame
-from stateflow.runtime.spark.location.checkpoint_location import SparkLocation, driver_location, source_positions
-from stateflow.runtime.spark.location.restored_position import FilePattern, QuerySource
 from stateflow.runtime.spark.observations import latest_by_split
+from stateflow.runtime.spark.table_registration import register_tables
 from stateflow.storage.paths import spark_location
 from stateflow.types.columns.struct_classes import prepare_struct_classes
 
@@ -42,7 +45,7 @@ _POLLING_DELAY = "spark.sql.streaming.pollingDelay"
 
 @dataclass
 class _Outcome:
-    """What the callback, which runs in a thread of Spark, reports to the main thread."""
+    """Reports of the callback, which runs in a thread of Spark, to the main thread."""
 
     error: BaseException | None = None
     reached: str | None = None

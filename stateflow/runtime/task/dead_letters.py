@@ -11,10 +11,10 @@ import msgspec
 from stateflow.api.dead_letters import LONGEST_KEY, LONGEST_ROW, DeadLetter, DeadLetters
 from stateflow.api.functions.returned import InvalidReturnValue
 from stateflow.api.hidden_columns import UndecodableRecord
-from stateflow.checkpoint.barrier.task_report import Failure, TaskReport
+from stateflow.checkpoint.barriers import Failure, TaskReport
 from stateflow.errors import LONGEST_TEXT, UserCodeError, cut
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.user_code import described, innermost
+from stateflow.runtime.user_code import describe_value, find_user_line
 
 _HINT = "nothing of this batch was committed; fix the function or its input, or raise the budget"
 
@@ -50,10 +50,10 @@ class DeadLetterCollector:
         self.count += 1
         is_known = isinstance(error, InvalidReturnValue | UndecodableRecord)
         what = str(error) if is_known else f"{type(error).__name__}: {error}"
-        where = "" if isinstance(error, UndecodableRecord) else innermost(error)
+        where = "" if isinstance(error, UndecodableRecord) else find_user_line(error)
         texts = cut(_json(key), LONGEST_KEY) if key else "", cut(_json(row), LONGEST_ROW), cut(what, LONGEST_TEXT)
         letter = DeadLetter(self._operator, *texts, where, self._batch)
-        known = {"error": letter.error, "where": letter.where, "key": described(key), "row": described(row)}
+        known = {"error": letter.error, "where": letter.where, "key": describe_value(key), "row": describe_value(row)}
         self.last = Failure(kind="UserCodeError", message=letter.error, hint="", facts=known)
         if self.count > self._budget:
             _raise_budget_exceeded(self._operator, self.count, self._budget, self.last)

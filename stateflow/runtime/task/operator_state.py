@@ -10,14 +10,12 @@ import msgspec
 
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
-from stateflow.checkpoint.operator_parts import read_parts
-from stateflow.checkpoint.restore.redistribution import AssignedState, WrittenState, assign
+from stateflow.checkpoint.restore.state_assignment import AssignedState, WrittenState, assign
 from stateflow.errors import StateError
 from stateflow.runtime.task_spec import BatchInfo, TaskSpec
 from stateflow.state.handles import Document, OperatorContent, OperatorPart, StateSchema
-from stateflow.state.operator_content import StoredContent
-from stateflow.types.bounded_json import MEMORY_LIMIT, TooMuchMemory
-from stateflow.types.decoders import msgpack_decoder
+from stateflow.state.operator_content import StoredContent, read_parts
+from stateflow.types.decoders import MEMORY_LIMIT, TooMuchMemory, msgpack_decoder
 
 INLINE_BYTES = 20_000
 """A part up to this size is stored in the manifest and sent to every task; a larger one is a file."""

@@ -1,4 +1,4 @@
-"""The outputs of a task: functions of rows or columns, then sink writers and the rows for the next level."""
+"""The rows that a task emits: its outputs, and the barriers that end them and carry the reports of tasks."""
 
 from __future__ import annotations
 
@@ -6,26 +6,31 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import MAIN
 from stateflow.api.sink import Sink, SinkContext, SinkWriter, Writing
-from stateflow.errors import SchemaMismatch, StateflowError, UserCodeError
-from stateflow.runtime.task.column_functions import ColumnStep
-from stateflow.runtime.task.row_conversion import check_required, first_misfit, to_batch, to_rows
-from stateflow.runtime.task.row_functions import RowFunctions
+from stateflow.checkpoint.barriers import Consumed, TaskReport
+from stateflow.errors import BatchFailed, SchemaMismatch, StateflowError, UserCodeError
+from stateflow.runtime.task.row_conversion import check_required, find_misfit, to_batch, to_rows
+from stateflow.runtime.task.stateless_functions import ColumnStep, RowFunctions
 from stateflow.runtime.task_spec import (
+    CONTROL,
     OUTPUT_NUMBER,
     PHASE,
     POSITION,
     POSITION_SHIFT,
+    REPORT,
+    TARGET,
     OutputSpec,
     TaskSpec,
     output_prefix,
 )
 from stateflow.state.handles import Committable
+from stateflow.types.decoders import msgpack_decoder
 
 Emitted = Mapping[str, list[object]]
 """Rows by name of the output."""
@@ -118,7 +123,7 @@ class Outputs:
         except SchemaMismatch as e:
             if self._chain.function is not None:
                 e.add_facts(operator=self._chain.uid)
-            position = first_misfit(rows, output.emitted)
+            position = find_misfit(rows, output.emitted)
             key = key_of(position) if key_of and position is not None else None
             if key is not None:
                 e.add_facts(key=repr(key))
@@ -167,10 +172,10 @@ class Outputs:
         }
         prefix = output_prefix(number)
         columns |= {prefix + name: rows.column(name) for name in rows.schema.names}
-        return filled(self._task.level.output_schema, len(rows), columns)
+        return fill_columns(self._task.level.output_schema, len(rows), columns)
 
 
-def filled(schema: pa.Schema, length: int, columns: Mapping[str, object]) -> pa.RecordBatch:
+def fill_columns(schema: pa.Schema, length: int, columns: Mapping[str, object]) -> pa.RecordBatch:
     """Returns a batch with the given columns; all other columns are null."""
     arrays = []
     for field in schema:
@@ -180,3 +185,76 @@ def filled(schema: pa.Schema, length: int, columns: Mapping[str, object]) -> pa.
         else:
             arrays.append(values if isinstance(values, pa.Array) else pa.array(values, field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class BarrierMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The end of a batch's input, sent by the driver or by a task of the previous level.
+
+    Attributes:
+        uid: the operator chain that sent it; empty for the driver.
+        report: msgpack of the sender's `TaskReport`. A task sends its report with only one of its barriers.
+    """
+
+    generation: int
+    ordinal: int
+    uid: str = ""
+    subtask: int = 0
+    attempt: str = ""
+    report: bytes = b""
+
+
+class InputBarriers:
+    """The barriers that a task has received.
+
+    Attributes:
+        reports: the reports that the barriers carried; the task passes them on.
+    """
+
+    def __init__(self, task: TaskSpec) -> None:
+        self._task = task
+        self._received: list[BarrierMessage] = []
+        self.reports: list[TaskReport] = []
+
+    def receive(self, batch: pa.RecordBatch) -> None:
+        """Adds the barriers of control rows."""
+        for data in batch.column(CONTROL).to_pylist():
+            barrier = msgpack_decoder(BarrierMessage).decode(data)
+            self._received.append(barrier)
+            if barrier.report:
+                self.reports.append(msgpack_decoder(TaskReport).decode(barrier.report))
+
+    @property
+    def consumed(self) -> list[Consumed]:
+        """The upstream attempts whose rows the task has read."""
+        return [Consumed(uid=b.uid, subtask=b.subtask, attempt=b.attempt) for b in self._received if b.uid]
+
+    def check(self) -> None:
+        """Raises BatchFailed unless every upstream task has sent exactly one barrier of this batch."""
+        batch = self._task.batch.id
+        unexpected = [b for b in self._received if (b.generation, b.ordinal) != (batch.generation, batch.ordinal)]
+        expected = max(1, len(self._task.level.upstream))
+        if unexpected or len(self._received) != expected:
+            raise BatchFailed(
+                "a task's input did not end with the expected barriers",
+                uid=self._task.chain.uid,
+                subtask=self._task.subtask,
+                expected=expected,
+                found=len(self._received),
+            )
+
+
+def report_batch(task: TaskSpec, report: TaskReport) -> pa.RecordBatch:
+    """Returns the last rows that a task emits.
+
+    In the last level this is the report; in any other level a barrier for each task of the next level, one of which
+    carries the report.
+    """
+    data = msgspec.msgpack.encode(report)
+    level = task.level
+    if not level.next_targets:
+        return fill_columns(level.output_schema, 1, {REPORT: [data]})
+    barrier = BarrierMessage(report.generation, report.ordinal, report.uid, report.subtask, task.attempt)
+    count = level.next_targets
+    controls = [msgspec.msgpack.encode(barrier)] * count
+    controls[task.partition % count] = msgspec.msgpack.encode(msgspec.structs.replace(barrier, report=data))
+    return fill_columns(level.output_schema, count, {TARGET: range(count), CONTROL: controls, POSITION: [0] * count})

@@ -1,11 +1,17 @@
-"""The interface of state backends: stores of keyed state as bytes."""
+"""The interface of state backends, which store keyed state as bytes, and the errors for entries that are too large.
+
+The limits are checked when a function writes, never when it reads: entries that were stored with higher limits stay
+readable, and timers of such keys fire.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from stateflow.config.state_settings import EntryLimits
+from stateflow.errors import EntryTooLarge
 from stateflow.state.handles import StateFile
 
 
@@ -26,12 +32,8 @@ class Snapshot:
     compaction_bytes: int = 0
 
 
-class KeyedStateBackend(ABC):
-    """A store of bytes by key, for the key groups of one subtask; its constructor restores the base state.
-
-    Every later read sees the changes of `write`. They are durable once a checkpoint with the result of `snapshot` is
-    committed.
-    """
+class KeyedStateReader(ABC):
+    """Reads the entries of a store of bytes by key, for the key groups of one subtask."""
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:
@@ -59,6 +61,18 @@ class KeyedStateBackend(ABC):
         return self.scan_range(prefix, after_prefix(prefix))
 
     @abstractmethod
+    def close(self) -> None:
+        """Releases local resources; changes since the last snapshot are lost."""
+
+
+class KeyedStateBackend(KeyedStateReader):
+    """A store of bytes by key, for the key groups of one subtask; its constructor restores the base state.
+
+    Every later read sees the changes of `write`. They are durable once a checkpoint with the result of `snapshot` is
+    committed.
+    """
+
+    @abstractmethod
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Sets entries, and removes those whose value is None; atomic."""
 
@@ -71,12 +85,48 @@ class KeyedStateBackend(ABC):
             full: whether to store everything again, without references to files of the base.
         """
 
-    @abstractmethod
-    def close(self) -> None:
-        """Releases local resources; changes since the last snapshot are lost."""
-
 
 def after_prefix(prefix: bytes) -> bytes | None:
     """Returns the smallest key greater than all keys with this prefix; None when there is none."""
     head = prefix.rstrip(b"\xff")
     return head[:-1] + bytes([head[-1] + 1]) if head else None
+
+
+def largest_size(encoded: Iterable[bytes | None]) -> int:
+    """Returns the size of the largest element in bytes; None has no size."""
+    return max(map(len, filter(None, encoded)), default=0)
+
+
+def key_too_large(size: int, limits: EntryLimits) -> EntryTooLarge:
+    """Returns the error for a key of `size` bytes."""
+    return EntryTooLarge(
+        "a key is too large",
+        hint="filter such rows in a transform, key by a hash of the column, or raise the setting",
+        size=size,
+        limit=limits.key_bytes,
+        setting="state.max_key_bytes",
+    )
+
+
+def map_key_too_large(state: str, size: int, limits: EntryLimits) -> EntryTooLarge:
+    """Returns the error for a key of `size` bytes in a map of the state named `state`."""
+    return EntryTooLarge(
+        "a key of a map is too large",
+        hint="use a hash of it as the key, or raise the setting",
+        state=state,
+        size=size,
+        limit=limits.map_key_bytes,
+        setting="state.max_map_key_bytes",
+    )
+
+
+def value_too_large(state: str, size: int, limits: EntryLimits) -> EntryTooLarge:
+    """Returns the error for a value of `size` bytes in the state named `state`."""
+    return EntryTooLarge(
+        "a value of state is too large",
+        hint="divide it into elements of a list or entries of a map, remove what is old, or raise the setting",
+        state=state,
+        size=size,
+        limit=limits.value_bytes,
+        setting="state.max_value_bytes",
+    )

@@ -22,18 +22,29 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import add
 from typing import Annotated, BinaryIO
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import xxhash
+from numpy.typing import NDArray
 
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
-from stateflow.state.backends.entry_stream import GROUP_BYTES, EntryBlock, block_of, first_key, read_exactly, unreadable
+from stateflow.state.backends.entry_stream import (
+    GROUP_BYTES,
+    EntryBlock,
+    EntryColumns,
+    block_of,
+    first_key,
+    read_exactly,
+    unreadable_file,
+)
+from stateflow.state.binary_columns import binary_headers, join_columns, parts_of, sizes_of
 from stateflow.state.handles import Document, StateSchema
-from stateflow.types.bounded_json import decode_json
+from stateflow.types.decoders import decode_json
 from stateflow.types.key_groups import KeyGroupRange
 
 _NAME, _VERSION = b"SFCS", 1
@@ -53,7 +64,7 @@ _items = msgspec.msgpack.Decoder(Annotated[list[bytes], msgspec.Meta(max_length=
 
 
 class CanonicalHeader(Document, frozen=True, kw_only=True):
-    """What a file contains, and how its keys and values are encoded."""
+    """The content of a file, and the encoding of its keys and values."""
 
     uid: str
     """The operator."""
@@ -68,14 +79,14 @@ class CanonicalHeader(Document, frozen=True, kw_only=True):
     """The states, whose ids are in the keys."""
 
 
-def encode(header: CanonicalHeader, blocks: Iterable[EntryBlock]) -> Iterator[bytes]:
+def encode_file(header: CanonicalHeader, blocks: Iterable[EntryBlock]) -> Iterator[bytes]:
     """Yields the file in chunks, which do not depend on how the entries are divided into blocks.
 
     Args:
         header: its header.
         blocks: entries in order of keys, of the header's key groups.
     """
-    yield file_header(header)
+    yield encode_header(header)
     count, last = 0, -1
     pending = _PendingBlock()
     for block in blocks:
@@ -86,26 +97,26 @@ def encode(header: CanonicalHeader, blocks: Iterable[EntryBlock]) -> Iterator[by
                 last = group
             yield from pending.add(entries)
     yield from _end(pending, last)
-    yield end_of_file(count)
+    yield encode_end_of_file(count)
 
 
-def file_header(header: CanonicalHeader) -> bytes:
+def encode_header(header: CanonicalHeader) -> bytes:
     """Returns what a file begins with."""
     text = msgspec.json.encode(header)
     return _MAGIC + _HEAD.pack(len(text), xxhash.xxh64_intdigest(text)) + text
 
 
-def end_of_group(group: int) -> bytes:
+def encode_end_of_group(group: int) -> bytes:
     """Returns what ends the blocks of a key group."""
     return _END_OF_GROUP + first_key(group)
 
 
-def end_of_file(count: int) -> bytes:
+def encode_end_of_file(count: int) -> bytes:
     """Returns what ends a file with some number of entries."""
     return _END + _COUNT.pack(count)
 
 
-def compressed_block(contents: bytes) -> tuple[bytes, bytes]:
+def compress_block(contents: bytes) -> tuple[bytes, bytes]:
     """Returns the two parts of a block with contents."""
     data: bytes = _codec.compress(contents, asbytes=True)
     return _IS_BLOCK + _BLOCK.pack(len(data), len(contents), xxhash.xxh64_intdigest(data)), data
@@ -115,7 +126,7 @@ def _end(pending: _PendingBlock, group: int) -> Iterator[bytes]:
     """Yields what ends a key group; nothing before the first one."""
     yield from pending.flush()
     if group >= 0:
-        yield end_of_group(group)
+        yield encode_end_of_group(group)
 
 
 class _PendingBlock:
@@ -144,7 +155,7 @@ class _PendingBlock:
     def flush(self) -> Iterator[bytes]:
         """Yields a block with what is in memory, if there is something."""
         if self._items:
-            yield from compressed_block(msgspec.msgpack.encode(self._items))
+            yield from compress_block(msgspec.msgpack.encode(self._items))
         self._items, self._size = [], 0
 
 
@@ -159,19 +170,19 @@ def read_header(stream: BinaryIO, name: str) -> CanonicalHeader:
         CorruptFile: it is not a file of this version.
     """
     if (magic := stream.read(len(_MAGIC))) != _MAGIC:
-        raise unreadable(name, _unknown_form(magic))
+        raise unreadable_file(name, _unknown_form(magic))
     length, checksum = _HEAD.unpack(read_exactly(stream, _HEAD.size, name))
     if length > _LARGEST_HEADER:
-        raise unreadable(name, "its header is too large")
+        raise unreadable_file(name, "its header is too large")
     text = read_exactly(stream, length, name)
     if xxhash.xxh64_intdigest(text) != checksum:
-        raise unreadable(name, "the checksum of its header does not match")
+        raise unreadable_file(name, "the checksum of its header does not match")
     try:
         header = decode_json(CanonicalHeader, text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise unreadable(name, str(e)) from e
+        raise unreadable_file(name, str(e)) from e
     if not 0 <= header.first_group <= header.last_group < header.max_parallelism:
-        raise unreadable(name, "its key groups are not a range")
+        raise unreadable_file(name, "its key groups are not a range")
     return header
 
 
@@ -196,7 +207,7 @@ class _Group:
     blocks: int
 
 
-def decode_blocks(stream: BinaryIO, name: str, owned: KeyGroupRange) -> Iterator[EntryBlock]:
+def decode_groups(stream: BinaryIO, name: str, owned: KeyGroupRange) -> Iterator[EntryBlock]:
     """Yields the entries of some key groups in order of keys, in blocks. Blocks of others are not read.
 
     Args:
@@ -221,7 +232,7 @@ def decode_blocks(stream: BinaryIO, name: str, owned: KeyGroupRange) -> Iterator
             yield block
             del block  # Before the next one is read, since each may be large.
     if end - first == len(groups) and found != count:
-        raise unreadable(name, "its number of entries differs from the recorded count")
+        raise unreadable_file(name, "its number of entries differs from the recorded count")
 
 
 def _find_groups(stream: BinaryIO, name: str) -> tuple[list[_Group], int]:
@@ -236,16 +247,18 @@ def _find_groups(stream: BinaryIO, name: str) -> tuple[list[_Group], int]:
         elif tag == _END_OF_GROUP:
             (number,) = _GROUP.unpack(read_exactly(stream, GROUP_BYTES, name))
             if not blocks or not last < number <= header.last_group:
-                raise unreadable(name, "a key group has no entries, or is not in order or not in the range of the file")
+                raise unreadable_file(
+                    name, "a key group has no entries, or is not in order or not in the range of the file"
+                )
             groups.append(_Group(number, offset, blocks))
             offset, blocks, last = stream.tell(), 0, number
         else:
-            raise unreadable(name, "a record is of an unknown kind")
+            raise unreadable_file(name, "a record has an unknown kind")
     if blocks:
-        raise unreadable(name, "its last key group has no end")
+        raise unreadable_file(name, "its last key group has no end")
     (count,) = _COUNT.unpack(read_exactly(stream, _COUNT.size, name))
     if stream.read(1):
-        raise unreadable(name, "there are bytes after its end")
+        raise unreadable_file(name, "there are bytes after its end")
     return groups, count
 
 
@@ -258,7 +271,7 @@ def _read_group(stream: BinaryIO, name: str, group: _Group) -> Iterator[EntryBlo
         block = block_of(_read_items(stream, name), last, name)
         # The keys are in order, so all between these two begin with the same key group.
         if not block.keys[0].startswith(prefix) or not block.keys[-1].startswith(prefix):
-            raise unreadable(name, "a block has keys of another key group")
+            raise unreadable_file(name, "a block has keys of another key group")
         last = block.keys[-1]
         yield block
         del block
@@ -268,7 +281,7 @@ def _read_head(stream: BinaryIO, name: str) -> tuple[int, int, int]:
     """Returns length, size and checksum of a block whose kind was read."""
     length, size, checksum = _BLOCK.unpack(read_exactly(stream, _BLOCK.size, name))
     if max(length, size) > _LARGEST_BLOCK:
-        raise unreadable(name, "a block is larger than any that is written")
+        raise unreadable_file(name, "a block exceeds the largest size")
     return length, size, checksum
 
 
@@ -276,11 +289,103 @@ def _read_items(stream: BinaryIO, name: str) -> list[bytes]:
     length, size, checksum = _read_head(stream, name)
     data = read_exactly(stream, length, name)
     if xxhash.xxh64_intdigest(data) != checksum:
-        raise unreadable(name, "the checksum of a block does not match")
+        raise unreadable_file(name, "the checksum of a block does not match")
     try:
         # A buffer of Arrow, whose memory is used again: with new pages for each block, LZ4 takes four times as long. It
         # has `size` bytes in any case, and bytes after the array are an error.
         items: list[bytes] = _items.decode(_codec.decompress(data, size))
     except (OSError, ValueError, msgspec.DecodeError) as e:
-        raise unreadable(name, str(e)) from e
+        raise unreadable_file(name, str(e)) from e
     return items
+
+
+_SHORT_ARRAY, _ARRAY_16, _ARRAY_32 = 0x90, b"\xdc", b"\xdd"
+
+
+def encode_file_of_columns(header: CanonicalHeader, parts: Iterable[EntryColumns]) -> Iterator[bytes]:
+    """Yields the file in chunks, which do not depend on how the entries are divided into parts.
+
+    Args:
+        header: its header.
+        parts: entries in order of keys, of the header's key groups.
+    """
+    yield encode_header(header)
+    count, last = 0, -1
+    pending = _PendingColumns()
+    for entries in parts:
+        count += len(entries)
+        items = _Items.of(entries)
+        groups = entries.key_groups()
+        for first, end in pairwise([0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]):
+            group = int(groups[first])
+            if group != last:
+                yield from pending.end(last)
+                last = group
+            yield from pending.add(items, first, end)
+        del items
+    yield from pending.end(last)
+    yield encode_end_of_file(count)
+
+
+@dataclass(frozen=True)
+class _Items:
+    """Entries as a block contains them.
+
+    Attributes:
+        data: for each entry its key and its value, both as binary data of msgpack.
+        offsets: offset of each entry, and of the end.
+        sizes: the size of keys and values up to each entry, and of all of them.
+    """
+
+    data: memoryview
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, entries: EntryColumns) -> _Items:
+        keys, values = sizes_of(entries.keys), sizes_of(entries.values)
+        data, offsets = parts_of(
+            join_columns(binary_headers(keys), entries.keys, binary_headers(values), entries.values)
+        )
+        return cls(data.data, offsets, np.concatenate((np.zeros(1, np.int64), np.cumsum(keys + values))))
+
+
+class _PendingColumns:
+    """Entries of one key group that are not written yet: less than a block has."""
+
+    def __init__(self) -> None:
+        self._parts: list[memoryview] = []
+        self._count = self._size = 0
+
+    def add(self, items: _Items, first: int, end: int) -> Iterator[bytes]:
+        """Adds the entries from `first` to `end`; yields the blocks that they complete."""
+        sizes = items.sizes
+        while first < end:
+            missing = sizes[first] + BLOCK_BYTES - self._size
+            # An entry that makes it 256 KiB is the last one of a block.
+            found = first + int(np.searchsorted(sizes[first + 1 : end + 1], missing)) + 1
+            until = min(found, end)
+            self._parts.append(items.data[items.offsets[first] : items.offsets[until]])
+            self._count += until - first
+            self._size += int(sizes[until] - sizes[first])
+            if found <= end:
+                yield from self._flush()
+            first = until
+
+    def end(self, group: int) -> Iterator[bytes]:
+        """Yields what ends a key group; nothing before the first one."""
+        yield from self._flush()
+        if group >= 0:
+            yield encode_end_of_group(group)
+
+    def _flush(self) -> Iterator[bytes]:
+        if self._count:
+            yield from compress_block(b"".join((_array_header(2 * self._count), *self._parts)))
+        self._parts, self._count, self._size = [], 0, 0
+
+
+def _array_header(count: int) -> bytes:
+    """Returns what an array of msgpack begins with."""
+    if count < 16:
+        return bytes([_SHORT_ARRAY | count])
+    return _ARRAY_16 + count.to_bytes(2) if count < 1 << 16 else _ARRAY_32 + count.to_bytes(4)

@@ -13,8 +13,8 @@ from typing import BinaryIO
 from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile
 from stateflow.private_files import make_new_folder
-from stateflow.state.backends import canonical_file, hashmap_snapshot
-from stateflow.state.backends.base import KeyedStateBackend, Snapshot
+from stateflow.state.backends import canonical_file, hash_maps
+from stateflow.state.backends.base import KeyedStateBackend, KeyedStateReader, Snapshot
 from stateflow.state.backends.entry_stream import (
     ALL_KEYS,
     GROUP_BYTES,
@@ -26,13 +26,11 @@ from stateflow.state.backends.entry_stream import (
     select_key_groups,
     select_ranges,
 )
-from stateflow.state.backends.filesystem import LOCAL_NAME, FilesystemBackend
-from stateflow.state.backends.memory import DictBackend
-from stateflow.state.backends.rocksdb.backend import RocksDBBackend
+from stateflow.state.backends.hash_maps import LOCAL_NAME, DictBackend, FilesystemBackend
+from stateflow.state.backends.rocksdb.backend import RocksDBBackend, RocksDBReader, fetch_and_check
 from stateflow.state.backends.rocksdb.manifest import manifest_of
-from stateflow.state.backends.rocksdb.reader import RocksDBReader, fetch_and_check
-from stateflow.state.files.host_cache import Check, HostCache, damaged_copy, has_content, has_size, remove_tree
 from stateflow.state.handles import CANONICAL, Base, StateFile, SubtaskState, check_backends_known
+from stateflow.state.host_cache import Check, HostCache, damaged_copy, has_content, has_size, remove_tree
 from stateflow.types.key_groups import KeyGroupRange
 
 _HASH_MAPS = ("memory", "filesystem")
@@ -72,14 +70,14 @@ def open_backend(location: StoreLocation, base: Base, settings: StateSettings) -
     return DictBackend(entries)
 
 
-def open_to_read(location: StoreLocation, state: SubtaskState) -> KeyedStateBackend:
+def open_to_read(location: StoreLocation, state: SubtaskState) -> KeyedStateReader:
     """Opens the state of one subtask for reading; raises as `open_backend` does.
 
     A state of a hash map is in memory as a whole.
     """
-    base = Base.of(state)
     if _has_rocksdb_store(state):
-        return RocksDBReader(location.folder, location.cache, base, location.rocksdb)
+        return RocksDBReader(location.folder, location.cache, state, location.rocksdb)
+    base = Base.of(state)
     if state.backend in _HASH_MAPS:
         return DictBackend(dict(read_entries(location, base)))
     return open_backend(location, base, StateSettings(backend="rocksdb"))
@@ -197,7 +195,7 @@ def _read_blocks(location: StoreLocation, base: Base) -> Generator[EntryBlock, N
         if part.backend == CANONICAL:
             for stored in part.files:
                 with _opened(location, part, stored, has_size) as file:
-                    yield from canonical_file.decode_blocks(file, stored.handle.key, base.owned)
+                    yield from canonical_file.decode_groups(file, stored.handle.key, base.owned)
         else:
             yield from select_key_groups(_hashmap_blocks(location, part), base.owned)
 
@@ -212,9 +210,8 @@ def check_snapshot(state: SubtaskState) -> None:
     check_backends_known([state])
     if state.backend in _HASH_MAPS and state.inline is None:
         _check_one_file(state)
-    elif state.store_manifest and _is_native(state):
-        # An older snapshot has its manifest in a file.
-        manifest_of(state, state.store_manifest, state.snapshot)
+    elif state.has_store and _is_native(state):
+        manifest_of(state)
 
 
 def _check_one_file(part: SubtaskState) -> None:
@@ -229,13 +226,13 @@ def _check_one_file(part: SubtaskState) -> None:
 
 def _hashmap_blocks(location: StoreLocation, part: SubtaskState) -> Iterator[EntryBlock]:
     if part.inline is not None:
-        yield from hashmap_snapshot.decode_blocks(io.BytesIO(part.inline), len(part.inline), part.snapshot)
+        yield from hash_maps.decode_snapshot(io.BytesIO(part.inline), len(part.inline), part.snapshot)
         return
     _check_one_file(part)
     stored = part.files[0]
     # The format has no checksums of its own, and the file is read as a whole anyway.
     with _opened(location, part, stored, has_content) as file:
-        yield from hashmap_snapshot.decode_blocks(file, stored.size, stored.handle.key)
+        yield from hash_maps.decode_snapshot(file, stored.size, stored.handle.key)
 
 
 @contextmanager

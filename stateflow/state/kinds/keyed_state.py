@@ -14,14 +14,15 @@ from typing import Any, TypeVar
 from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import StateError
 from stateflow.state.backends.base import KeyedStateBackend
-from stateflow.state.columnar.key_encoding import WINDOW_BYTES
 from stateflow.state.handles import StateSchema
+from stateflow.state.key_columns import WINDOW_BYTES
 from stateflow.state.kinds.key_context import (
     VOID_NAMESPACE,
     BatchTime,
     EventClock,
     KeyContext,
     RowTimes,
+    WriteBuffer,
     encode_namespace,
 )
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
@@ -31,10 +32,8 @@ from stateflow.state.kinds.single_value import AggregatingState, ReducingState, 
 from stateflow.state.kinds.state_registry import RegisteredState, StateRegistry
 from stateflow.state.kinds.timer_index import TimerIndex
 from stateflow.state.kinds.timers import Timers
-from stateflow.state.kinds.ttl.cleanup import TtlCleanup
-from stateflow.state.kinds.ttl.entry_ttl import Ttl
+from stateflow.state.kinds.ttl import Ttl, TtlCleanup
 from stateflow.state.kinds.window_timers import WindowTimers
-from stateflow.state.kinds.write_buffer import WriteBuffer
 from stateflow.types.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -106,7 +105,8 @@ class KeyedState:
         Args:
             owned: the key groups of the subtask.
         """
-        return TtlCleanup(self._context.backend, owned, self._context.time.epoch, self.registry)
+        registry, epoch = self.registry, self._context.time.epoch
+        return TtlCleanup(self._context.backend, owned, epoch, states=registry.states, stored=registry.stored)
 
     @property
     def clock(self) -> EventClock:

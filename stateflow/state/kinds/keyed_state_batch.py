@@ -12,15 +12,14 @@ from numpy.typing import NDArray
 
 from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import SchemaMismatch, StateError
-from stateflow.state.columnar.key_encoding import Integers, encode_keys, encode_windows
-from stateflow.state.entry_limits import largest, map_key_too_large, value_too_large
-from stateflow.state.kinds.key_context import VOID_NAMESPACE, KeyContext, RowTimes
+from stateflow.state.backends.base import largest_size, map_key_too_large, value_too_large
+from stateflow.state.key_columns import Numbers, encode_keys, encode_windows
+from stateflow.state.kinds.key_context import ABSENT, VOID_NAMESPACE, KeyContext, RowTimes
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
 from stateflow.state.kinds.timers import NO_WATERMARK
-from stateflow.state.kinds.ttl.entry_ttl import Ttl
-from stateflow.state.kinds.write_buffer import ABSENT
+from stateflow.state.kinds.ttl import Ttl
 from stateflow.types.key_encoding import decode_key
 
 Array = NDArray[np.int64] | NDArray[np.bool_]
@@ -67,7 +66,7 @@ class KeyedStateBatch:
         parts = decode_key(self._keys[number])
         return repr(parts[0] if len(parts) == 1 else parts)[:_SHOWN]
 
-    def windows(self, of: Integers, starts: Integers, ends: Integers) -> KeyedStateBatch:
+    def windows(self, of: Numbers, starts: Numbers, ends: Numbers) -> KeyedStateBatch:
         """Returns the states of windows of these keys.
 
         Args:
@@ -76,7 +75,7 @@ class KeyedStateBatch:
         """
         return self.at(of, encode_windows(starts, ends))
 
-    def at(self, of: Integers, names: Sequence[bytes] | None = None) -> KeyedStateBatch:
+    def at(self, of: Numbers, names: Sequence[bytes] | None = None) -> KeyedStateBatch:
         """Returns the states of some of these keys, in windows with encoded `names` or in the void namespace."""
         groups, keys, at = self._groups, self._keys, of.tolist()
         times = None if self._row_times is None else [self._row_times[n] for n in at]
@@ -256,7 +255,7 @@ class KeyedStateBatch:
             )
         state.user_keys.check_column(keys)
         prefixes, encoded, limits = self._prefixes(state), encode_keys([keys]), self._context.limits
-        if is_write and (size := largest(encoded)) > limits.map_key_bytes:
+        if is_write and (size := largest_size(encoded)) > limits.map_key_bytes:
             raise map_key_too_large(state.schema.name, size, limits)
         return [prefixes[at] + key for at, key in zip(np.asarray(of).tolist(), encoded, strict=True)]
 
@@ -286,7 +285,7 @@ class KeyedStateBatch:
                 ttl.write(key, data, old, row)
 
 
-def optional_times(times: Integers) -> list[int | None]:
+def optional_times(times: Numbers) -> list[int | None]:
     """Returns event times, with None for the lowest integer: a row without one."""
     return [None if time == NO_WATERMARK else time for time in times.tolist()]
 
@@ -296,7 +295,7 @@ def _encoded(
 ) -> list[bytes | None]:
     encoded = state.columns.encode(values)
     # An encoded number or time has at most 40 bytes; no limit is meant for them.
-    if not pa.types.is_primitive(values.type) and (size := largest(encoded)) > limits.value_bytes:
+    if not pa.types.is_primitive(values.type) and (size := largest_size(encoded)) > limits.value_bytes:
         raise value_too_large(state.schema.name, size, limits)
     return encoded
 

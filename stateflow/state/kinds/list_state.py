@@ -15,11 +15,11 @@ from itertools import repeat
 from typing import Generic, TypeVar
 
 from stateflow.errors import StateError
-from stateflow.state.columnar.column_serializer import ColumnSerializer, columns_of
-from stateflow.state.entry_limits import value_too_large
+from stateflow.state.backends.base import value_too_large
+from stateflow.state.column_serializer import ColumnSerializer, columns_of
 from stateflow.state.kinds.key_context import KeyContext, RowTimes, state_id
-from stateflow.state.kinds.ttl.entry_ttl import Ttl
-from stateflow.state.schema.describe import state_schema
+from stateflow.state.kinds.ttl import Ttl
+from stateflow.state.schema import state_schema
 from stateflow.types.descriptors import ListStateDescriptor
 from stateflow.types.serializers import value_serializer
 

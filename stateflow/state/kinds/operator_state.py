@@ -13,12 +13,11 @@ from msgspec.structs import replace
 
 from stateflow.config.state_settings import EntryLimits
 from stateflow.errors import StateError
-from stateflow.state.entry_limits import map_key_too_large, value_too_large
+from stateflow.state.backends.base import map_key_too_large, value_too_large
 from stateflow.state.handles import OperatorContent, StateSchema
-from stateflow.state.kinds.maps.map_access import MapAccess
-from stateflow.state.kinds.maps.map_keys import MapKeys
-from stateflow.state.schema.compatibility import Declaration, check_state, with_history
-from stateflow.state.schema.describe import declaration_text, state_schema
+from stateflow.state.kinds.maps.map_state import MapAccess, MapKeys
+from stateflow.state.schema import declaration_text, state_schema
+from stateflow.state.schema_compatibility import Declaration, check_state, with_history
 from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from stateflow.types.serializers import ValueSerializer
 

@@ -7,13 +7,12 @@ from functools import cached_property
 from typing import Generic, TypeVar
 
 from stateflow.errors import StateError
-from stateflow.state.columnar.column_serializer import ColumnSerializer, columns_of
-from stateflow.state.entry_limits import value_too_large
+from stateflow.state.backends.base import value_too_large
+from stateflow.state.column_serializer import ColumnSerializer, columns_of
 from stateflow.state.handles import StateSchema
-from stateflow.state.kinds.key_context import VOID_NAMESPACE, KeyContext, state_id
-from stateflow.state.kinds.ttl.entry_ttl import Ttl
-from stateflow.state.kinds.write_buffer import ABSENT, Absent
-from stateflow.state.schema.describe import state_schema
+from stateflow.state.kinds.key_context import ABSENT, VOID_NAMESPACE, Absent, KeyContext, state_id
+from stateflow.state.kinds.ttl import Ttl
+from stateflow.state.schema import state_schema
 from stateflow.types.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
 from stateflow.types.serializers import Codec, value_serializer
 

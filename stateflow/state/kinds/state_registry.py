@@ -1,4 +1,4 @@
-"""The declared states of one subtask, and what their checkpoint had declared before."""
+"""The declared states of one subtask, and the declarations in their checkpoint."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from stateflow.errors import IncompatibleState, StateError
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import state_id
 from stateflow.state.kinds.timers import TIMER_IDS
-from stateflow.state.kinds.ttl.entry_ttl import Ttl, expiry_ids
-from stateflow.state.schema.compatibility import Declaration, check_state, with_history
-from stateflow.state.schema.describe import declaration_text
+from stateflow.state.kinds.ttl import Ttl, expiry_ids
+from stateflow.state.schema import declaration_text
+from stateflow.state.schema_compatibility import Declaration, check_state, with_history
 from stateflow.types.serializers import Codec
 from stateflow.types.ttl_config import StateTtlConfig
 
@@ -57,7 +57,7 @@ class StateRegistry:
         name = wanted.schema.name
         found = self.states.get(name)
         if found is None:
-            check_state(self.stored.get(name), _declaration(wanted))
+            self._check_stored(wanted)
             check_state_ids(name, self.stored)
             self._check_unique(wanted)
             self.states[name] = wanted
@@ -114,6 +114,13 @@ class StateRegistry:
             ttl_index=True,
             ttl_other_index=ttl.has_other_index,
         )
+
+    def _check_stored(self, wanted: RegisteredState) -> None:
+        stored, schema = self.stored.get(wanted.schema.name), wanted.schema
+        if stored is not None:
+            # The windows are declared after the state: `set_windows` compares them.
+            schema = replace(schema, windows=stored.windows)
+        check_state(stored, Declaration(schema, wanted.codec.custom))
 
     def _check_unique(self, wanted: RegisteredState) -> None:
         schema, taken = wanted.schema, {wanted.id, *expiry_ids(wanted.schema.name)}

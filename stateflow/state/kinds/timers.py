@@ -20,7 +20,6 @@ from itertools import islice
 from stateflow.errors import CorruptFile, StateError
 from stateflow.state.backends.base import after_prefix
 from stateflow.state.kinds.key_context import KEY_OFFSET, KeyContext, encode_namespace, state_id
-from stateflow.state.kinds.slice_size import MOST, SliceSize
 from stateflow.state.kinds.timer_index import EarliestTimes, TimeDomain, TimerIndex
 from stateflow.types.key_encoding import decode_key, ends_at
 from stateflow.types.key_groups import KeyGroupRange
@@ -353,3 +352,50 @@ def _timer(entry: bytes) -> Timer:
         raise _corrupt(entry)
     key = rest[: len(rest) - len(encode_namespace(namespace))]
     return Timer(_time(entry), _group(entry), key, tuple(values), namespace)
+
+
+MOST = 10_000
+"""The largest number of keys."""
+MOST_BY_COLUMNS = 200_000
+"""The largest number when their state is read as columns."""
+_FIRST = 128
+_FIRST_BY_COLUMNS = 1 << 10
+_GROWTH = 4
+_BYTES = 2 << 20
+"""Size of the state to hold at once, as stored bytes; objects in Python take several times that."""
+_BYTES_BY_COLUMNS = 16 << 20
+"""The same for columns, which exist several times: stored, decoded, encoded and emitted."""
+_ROW_BYTES = 400
+"""Assumed size of an emitted row, which is not stored."""
+
+
+@dataclass
+class SliceSize:
+    """A number of keys that follows from the size of their state and of what is emitted for them.
+
+    It begins small, since the state of the first keys is not known, and grows to `most` while they need little memory.
+
+    Attributes:
+        most: the largest number.
+        bytes: size of the state to hold at once, as stored bytes.
+    """
+
+    keys: int = _FIRST
+    most: int = MOST
+    bytes: int = _BYTES
+
+    @classmethod
+    def of_columns(cls) -> SliceSize:
+        """Returns the size for state that is read as columns, which needs less memory for each key."""
+        return cls(_FIRST_BY_COLUMNS, MOST_BY_COLUMNS, _BYTES_BY_COLUMNS)
+
+    def adapt(self, keys: int, state_bytes: int, emitted: int = 0) -> None:
+        """Sets the number for the next slice.
+
+        Args:
+            keys: how many keys the last slice had.
+            state_bytes: the bytes that were read, written or emitted for them.
+            emitted: how many rows of unknown size were emitted for them.
+        """
+        used = max(state_bytes + emitted * _ROW_BYTES, 1)
+        self.keys = max(1, min(keys * self.bytes // used, self.keys * _GROWTH, self.most))

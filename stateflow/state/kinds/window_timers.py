@@ -11,12 +11,11 @@ from operator import itemgetter
 import numpy as np
 
 from stateflow.state.backends.base import after_prefix
-from stateflow.state.columnar.key_encoding import WINDOW_BYTES, Integers, decode_times, decode_windows, encode_times
+from stateflow.state.key_columns import WINDOW_BYTES, Numbers, decode_times, decode_windows, encode_times
 from stateflow.state.kinds.key_context import KEY_OFFSET, KeyContext
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
-from stateflow.state.kinds.slice_size import MOST_BY_COLUMNS, SliceSize
 from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
-from stateflow.state.kinds.timers import NO_WATERMARK, TIMER_IDS, Firing, Timers
+from stateflow.state.kinds.timers import MOST_BY_COLUMNS, NO_WATERMARK, TIMER_IDS, Firing, SliceSize, Timers
 from stateflow.types.key_groups import KeyGroupRange
 
 _STORED_KEY = KEY_OFFSET + 8
@@ -33,10 +32,10 @@ class DueTimers:
         times: its time. All are milliseconds since 1970.
     """
 
-    of: Integers
-    starts: Integers
-    ends: Integers
-    times: Integers
+    of: Numbers
+    starts: Numbers
+    ends: Numbers
+    times: Numbers
 
     @classmethod
     def none(cls) -> DueTimers:
@@ -67,7 +66,7 @@ class _Due:
         until: the time up to which the timers of each key are due.
     """
 
-    def __init__(self, numbers: dict[bytes, int], until: Integers) -> None:
+    def __init__(self, numbers: dict[bytes, int], until: Numbers) -> None:
         self._numbers = numbers
         self._until = encode_times(until)
         self.latest = int(until.max())
@@ -101,7 +100,7 @@ class WindowTimers(Timers):
         super().__init__(context, owned, index)
         self._namespace_bytes = namespace_bytes
 
-    def register_all(self, domain: TimeDomain, windows: KeyedStateBatch, times: Integers) -> None:
+    def register_all(self, domain: TimeDomain, windows: KeyedStateBatch, times: Numbers) -> None:
         """Registers a timer for each window.
 
         Args:
@@ -118,7 +117,7 @@ class WindowTimers(Timers):
             for at, time in zip(order[starts].tolist(), earliest.tolist(), strict=True):
                 index.add(windows.groups[at], time)
 
-    def delete_all(self, domain: TimeDomain, windows: KeyedStateBatch, times: Integers) -> None:
+    def delete_all(self, domain: TimeDomain, windows: KeyedStateBatch, times: Numbers) -> None:
         """Deletes the timers of windows that exist; arguments as for `register_all`."""
         stored = windows.stored_keys(TIMER_IDS[domain], encode_times(times))
         self._context.pending |= dict.fromkeys(stored)
@@ -137,7 +136,7 @@ class WindowTimers(Timers):
                 self._context.pending |= dict.fromkeys(_stored(TIMER_IDS[domain], entries))
                 yield self._by_key(entries)
 
-    def fire_of_keys(self, groups: Sequence[bytes], keys: Sequence[bytes], until: Integers) -> DueTimers:
+    def fire_of_keys(self, groups: Sequence[bytes], keys: Sequence[bytes], until: Numbers) -> DueTimers:
         """Deletes and returns the event-time timers of some keys that are due.
 
         Args:
@@ -213,7 +212,7 @@ class WindowTimers(Timers):
         timers = DueTimers(of, starts, ends, decode_times(b"".join([entry[:8] for entry in entries])))
         return DueKeys([each[:2] for each in numbers], [each[2:] for each in numbers], timers)
 
-    def _windows(self, stored: list[bytes]) -> tuple[Integers, Integers]:
+    def _windows(self, stored: list[bytes]) -> tuple[Numbers, Numbers]:
         if self._namespace_bytes != WINDOW_BYTES:
             return np.zeros(len(stored), np.int64), np.zeros(len(stored), np.int64)
         return decode_windows(b"".join([each[-WINDOW_BYTES:] for each in stored]))

@@ -1,1 +1,6 @@
-"""Test suites that every storage and every state backend must pass."""
+"""Test suites that storages, state backends and sinks must pass.
+
+- `storage`, `state_backend`, `sink`: the suites
+- `sink_table`: a table that the suite of sinks writes and reads
+- `sink_drivers`: programs that publish to a sink and are killed
+"""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stateflow.errors import StateflowError
-from stateflow.testing.conformance.publishing_job import PublishingJob, SinkFactory, committed
+from stateflow.testing.conformance.sink_table import PublishingJob, SinkFactory, newest_ordinal
 
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
@@ -32,7 +32,7 @@ _EXCLUDED = f"{Path(__file__).parent}/"
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to the drivers."""
+    """How drivers are interrupted."""
 
     kind: str
     """``killed``, ``stopped``, ``failpoint``, ``raced`` or ``overtaken``."""
@@ -51,7 +51,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened."""
+    """Results of a scenario."""
 
     checkpoints: int
     """How many checkpoints are committed; all of them are published."""
@@ -241,7 +241,7 @@ class Drivers:
         def run() -> None:
             job = self._job()
             job.run(self._checkpoints)
-            os.write(sender, str(committed(job.root.head())).encode())
+            os.write(sender, str(newest_ordinal(job.root.head())).encode())
 
         _check(self._fork(run))
         self._checkpoints = int(os.read(receiver, 20))

@@ -11,35 +11,64 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stateflow.api.graph.nodes import ProcessNode
+from stateflow.api.graph import ProcessNode
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, SourceWatermark
 from stateflow.checkpoint.log.manifest_files import files_of
-from stateflow.checkpoint.restore.state_matching import CurrentJob, assign_state
+from stateflow.checkpoint.restore.state_assignment import CurrentJob, assign_state
 from stateflow.clock import SystemClock
 from stateflow.config.settings import Settings
 from stateflow.config.sources import resolve
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import ConfigError, StateflowError, WrongJobRoot
-from stateflow.runtime.driver.barrier import operator_states_after, run_to_barrier
-from stateflow.runtime.executor import BatchWork
+from stateflow.runtime.driver.batch_runner import operator_states_after, run_to_barrier
+from stateflow.runtime.executor import BatchWork, Executor
+from stateflow.runtime.local_run import LocalExecutor
 from stateflow.runtime.planning.physical_plan import check_no_transforms, plan_job
 from stateflow.runtime.planning.state_discovery import declared_states
-from stateflow.runtime.spark.session.settings import ARROW_ROWS
+from stateflow.runtime.spark.session.requirements import ARROW_ROWS
 from stateflow.runtime.task import store_cache
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, combine_watermarks
-from stateflow.state.files.host_cache import remove_tree
+from stateflow.state.host_cache import remove_tree
 from stateflow.state.kinds.timers import MAX_WATERMARK
-from stateflow.storage import Storage, open_storage
-from stateflow.testing.harness.job import OPERATOR, Definition, declare_job
+from stateflow.storage import Storage, open_storage, unregister_memory
+from stateflow.testing.harness.job import OPERATOR, CollectedRows, Definition, declare_job
 from stateflow.testing.harness.operator_view import OperatorView
-from stateflow.testing.harness.rows import CollectedRows
-from stateflow.testing.harness.runtime import HarnessRuntime
+
+
+class HarnessRuntime:
+    """Runs batches in this process, and keeps the state in memory. A subclass may run them elsewhere."""
+
+    def executor(self, arrow_rows: int | None) -> Executor:
+        """Returns the executor of a harness, which takes row objects by uid of the source.
+
+        Args:
+            arrow_rows: maximum number of rows of an Arrow batch; None for all rows.
+        """
+        return LocalExecutor(arrow_rows)
+
+    def root(self, name: str) -> str:
+        """Returns the URI of the storage for the state of a harness.
+
+        Args:
+            name: unique among all harnesses.
+        """
+        return f"memory://{name}"
+
+    def sink(self) -> CollectedRows:
+        """Returns a sink that has the rows of a batch in this process once the batch has succeeded."""
+        return CollectedRows()
+
+    def release(self, root: str) -> None:
+        """Deletes the storage of a closed harness."""
+        unregister_memory(root)
+
 
 _DEFAULTS = {"name": "harness", "parallelism": 1}
 _KEY_GROUPS = 128
 """Default max parallelism. Opening a store reads each key group, so a small number is fast."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
 
 Emitted = Mapping[CollectedRows, Sequence[Any]]
 """The rows that a batch emitted, by sink."""

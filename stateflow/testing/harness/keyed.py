@@ -14,9 +14,8 @@ from stateflow.clock import epoch_milliseconds
 from stateflow.errors import ConfigError
 from stateflow.query.state import StateEntry
 from stateflow.testing.harness.batches import HarnessBatchRunner, HarnessPosition, HarnessSnapshot
-from stateflow.testing.harness.job import Definition, HarnessFunction, Input, source_uid
+from stateflow.testing.harness.job import Definition, HarnessFunction, Input, Rows, source_uid, typed_rows
 from stateflow.testing.harness.operator_view import PendingTimer
-from stateflow.testing.harness.rows import Rows, typed_rows
 from stateflow.types.descriptors import MapStateDescriptor
 
 Row = TypeVar("Row")
@@ -45,7 +44,7 @@ class KeyedHarness:
         side_outputs: tags whose rows `side_output` returns.
         on_error: error policy for a function object; see `KeyedStream.process`.
         backend: the state backend; by default in memory.
-        settings: further settings, as for `env.configure`: ``parallelism=2, state__ttl_cleanup_entries=10``. By
+        settings: further settings, as for `env.configure`: ``parallelism=2, rocksdb__compact_at_files=2``. By
             default, the parallelism is 1 and the max parallelism 128.
 
     Raises:
@@ -269,7 +268,7 @@ class KeyedHarness:
 
 
 def _later(what: str, current: int | None, to: Timestamp) -> int:
-    """Returns `to` in milliseconds since 1970. Raises ConfigError if it is no timestamp or before `current`."""
+    """Returns `to` in milliseconds since 1970. Raises ConfigError if it is not a timestamp or before `current`."""
     if isinstance(to, bool) or not isinstance(to, datetime | int):
         raise ConfigError(
             f"{what} is not a timestamp", hint="pass a datetime, or milliseconds since 1970", given=repr(to)

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stateflow.api.functions.process import TaskInfo
-from stateflow.api.graph.nodes import ProcessNode
+from stateflow.api.graph import ProcessNode
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError
 from stateflow.query.state import StateEntry, entries_of
 from stateflow.runtime.planning.state_discovery import discover_states
+from stateflow.runtime.task.operator_runtime import batch_time
 from stateflow.runtime.task.operator_state import OperatorBase, OperatorParts
-from stateflow.runtime.task.operators.operator_runtime import batch_time
 from stateflow.runtime.task_spec import BatchInfo
 from stateflow.state.backends.factory import StoreLocation, read_entries
-from stateflow.state.backends.memory import DictBackend
-from stateflow.state.files.host_cache import HostCache
+from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import Base, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState

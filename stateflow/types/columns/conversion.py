@@ -1,4 +1,4 @@
-"""Conversion between Arrow columns and Python objects of declared types.
+"""Conversion between Arrow columns and Python objects of declared types, and the size of each row of a column.
 
 Both directions work on whole columns: the fields of all objects of a class are one column each, and the items of all
 lists are one column.
@@ -22,15 +22,19 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 
 NULL = "it is null"
+PER_MILLISECOND = {"ms": 1, "us": 1000, "ns": 1_000_000}
+"""How many of its units a timestamp column has in a millisecond."""
 _UUID = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
 _COMPARISONS = {"gt": pc.greater, "ge": pc.greater_equal, "lt": pc.less, "le": pc.less_equal}
 """Functions of Arrow by constraint; false for NaN, as in Python."""
 Maker = Callable[..., object]
 """Creates an object from the values of its fields, in order."""
+
 
 _ACCEPTED: dict[type, tuple[type, ...]] = {
     int: (numbers.Integral,),
@@ -166,8 +170,8 @@ def to_objects(shape: Shape, column: pa.Array) -> Sequence[object]:
         column: a column whose type is `shape.arrow`; parts may be nullable that are not declared so.
 
     Raises:
-        ValueError: a value is not one of the declared type, such as a text that is no member of an Enum; or two texts
-            are the same key of a map.
+        ValueError: a value does not have the declared type, such as a text that is not a member of an Enum; or two
+            texts are the same key of a map.
         OverflowError: a time is out of the range of Python's.
     """
     if isinstance(shape, Leaf):
@@ -418,3 +422,38 @@ def with_scalars(kind: pa.DataType, replaced: Callable[[pa.DataType], pa.DataTyp
     if pa.types.is_list(kind):
         return pa.list_(with_scalars(kind.value_type, replaced))
     return replaced(kind)
+
+
+Sizes = NDArray[np.int64]
+_OFFSET = 4
+_TEXTS = (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
+
+
+def row_bytes(column: pa.Array) -> Sizes:
+    """Returns about how many bytes each row of a column takes in memory, without its validity bit."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        parts = [row_bytes(column.field(at)) for at in range(kind.num_fields)]
+        return np.sum(parts, axis=0, dtype=np.int64) if parts else np.zeros(len(column), np.int64)
+    if pa.types.is_map(kind):
+        # Keys and items are those of the whole array, of which this may be a slice.
+        offsets = column.offsets.to_numpy()
+        entries = pa.StructArray.from_arrays([column.keys, column.items], names=["key", "item"])
+        return _of_lists(np.diff(offsets), entries.slice(offsets[0], offsets[-1] - offsets[0]))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _of_lists(_non_null_lengths(pc.list_value_length(column)), column.flatten())
+    if any(is_kind(kind) for is_kind in _TEXTS):
+        return _non_null_lengths(pc.binary_length(column)) + _OFFSET
+    return np.full(len(column), -(-column.nbytes // max(len(column), 1)), np.int64)
+
+
+def _non_null_lengths(column: pa.Array) -> Sizes:
+    found: Sizes = column.fill_null(0).cast(pa.int64()).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _of_lists(lengths: Sizes, elements: pa.Array) -> Sizes:
+    until = np.append(0, np.cumsum(row_bytes(elements)))
+    ends = np.cumsum(lengths)
+    found: Sizes = until[ends] - until[ends - lengths] + _OFFSET
+    return found

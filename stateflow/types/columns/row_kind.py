@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class RowKind(StrEnum):
-    """What a row of a changelog does to the rows before it, with the names and short forms of Flink.
+    """The kind of a row in a changelog, with the names and short forms of Flink.
 
     A row class with a field of this type describes a changelog.
     """

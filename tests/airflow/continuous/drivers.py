@@ -6,8 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from stateflow_airflow.launches.launch import Launch
-from stateflow_airflow.launches.launcher import Command, Launcher
+from stateflow_airflow.launch import Command, Launch, Launcher
 from tests.support.processes import wait_for
 
 DRIVER = """

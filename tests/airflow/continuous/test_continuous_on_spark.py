@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stateflow_airflow.launches.launcher import Launcher
+from stateflow_airflow.launch import Launcher
 from stateflow_airflow.operators.run import StateflowRunOperator
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import DEADLINE, SPARK_CONNECTION

@@ -13,8 +13,8 @@ from airflow.sdk.exceptions import TaskDeferred
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
 from stateflow_airflow.failures import TransientFailure
-from stateflow_airflow.launches.launch_trigger import LaunchTrigger, to_launch
-from stateflow_airflow.launches.launcher import Launcher
+from stateflow_airflow.launch import Launcher
+from stateflow_airflow.launch_trigger import LaunchTrigger, to_launch
 from stateflow_airflow.operators.run import StateflowRunOperator
 from tests.airflow.continuous.drivers import Drivers
 from tests.airflow.fakes import DEADLINE, FakeRun, FakeTaskInstance, fails
@@ -28,7 +28,7 @@ def deferred(task: StateflowRunOperator, run: FakeRun) -> LaunchTrigger:
         task.execute(run.next_try())
     assert caught.value.method_name == "execute_complete"
     path, arguments = caught.value.trigger.serialize()
-    assert path == "stateflow_airflow.launches.launch_trigger.LaunchTrigger"
+    assert path == "stateflow_airflow.launch_trigger.LaunchTrigger"
     return LaunchTrigger(**{**json.loads(json.dumps(arguments)), "poll_interval": 0.01})
 
 

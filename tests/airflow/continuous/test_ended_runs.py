@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stateflow_airflow.launches import graceful_end, processes
-from stateflow_airflow.launches.launcher import Launcher
+from stateflow_airflow import graceful_end, processes
+from stateflow_airflow.launch import Launcher
 from tests.airflow.continuous.drivers import Drivers
 from tests.airflow.fakes import DEADLINE
 from tests.airflow.jobs import new_run, run_task, wait_for_rows

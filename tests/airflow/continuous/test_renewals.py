@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 from airflow.sdk import Asset
 
+from stateflow_airflow import processes, renewal
 from stateflow_airflow.failures import PermanentFailure
-from stateflow_airflow.launches import processes, renewal
-from stateflow_airflow.launches.launch import Launch
-from stateflow_airflow.launches.launcher import Launcher
+from stateflow_airflow.launch import Launch, Launcher
 from stateflow_airflow.operators.run import StateflowRunOperator
 from tests.airflow.fakes import DEADLINE, fails
 from tests.airflow.jobs import new_run, run_task, wait_for_rows

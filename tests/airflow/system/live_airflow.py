@@ -12,7 +12,7 @@ from flights_demo.airflow_home import USER, AirflowHome, Folders
 from flights_demo.client import AirflowClient
 from flights_demo.polling import poll
 
-from stateflow_airflow.launches import processes
+from stateflow_airflow import processes
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import SPARK_CONNECTION
 

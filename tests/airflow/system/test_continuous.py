@@ -19,7 +19,7 @@ from flights_demo.airflow_home import launches_below
 from flights_demo.client import TaskTry
 from flights_demo.polling import poll
 
-from stateflow_airflow.launches import processes
+from stateflow_airflow import processes
 from tests.airflow.system.live_airflow import PATIENCE, QUICK_ADOPTION, Client, live_airflow
 from tests.spark.continuous_job import ContinuousJob
 from tests.support import root_files
@@ -39,7 +39,7 @@ DAG_FILE = """
 from datetime import timedelta
 from pathlib import Path
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
-from stateflow_airflow.launches import renewal
+from stateflow_airflow import renewal
 from stateflow_airflow.spark import SparkSubmit
 
 age = renewal._age

@@ -20,7 +20,7 @@ from flights_demo.client import TaskTry
 from flights_demo.flights import SCHEMA
 from flights_demo.polling import poll
 
-from stateflow_airflow.launches import processes
+from stateflow_airflow import processes
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.system.live_airflow import PATIENCE, QUICK_HEARTBEAT, Client, live_airflow, stopped_process
 

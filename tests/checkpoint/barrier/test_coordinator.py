@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.checkpoint.barrier.coordinator import CheckpointCoordinator, Due, NotDue, Outcome
+from stateflow.checkpoint.barriers import CheckpointCoordinator, Due, NotDue, Outcome
 from stateflow.config.settings import CheckpointSettings
 
 SECOND = timedelta(seconds=1)

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from stateflow.checkpoint.barrier.pending_barrier import Acknowledgement, Participant, PendingBarrier
-from stateflow.checkpoint.barrier.task_report import Consumed, Failure, TaskReport
+from stateflow.checkpoint.barriers import Acknowledgement, Consumed, Failure, Participant, PendingBarrier, TaskReport
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.errors import BatchFailed, SchemaMismatch, UserCodeError
 from stateflow.state.handles import Committable, StateSchema, SubtaskState
+from stateflow.state.schema import type_schema
 from tests.support.errors import raises
 
 GENERATION, ORDINAL = 7, 3
@@ -113,15 +113,17 @@ def test_a_task_of_the_first_level_must_have_consumed_none() -> None:
 
 
 def _operator(states: list[str], subtasks: list[int], uid: str = "op") -> OperatorState:
-    states_of = [StateSchema(name=name, kind="value", value_type="int") for name in states]
+    states_of = [StateSchema(name=name, kind="value", value_type="int", type=type_schema(int)) for name in states]
     keyed = [SubtaskState(subtask=n, first_group=64 * n, last_group=64 * n + 63, snapshot=f"s{n}") for n in subtasks]
-    return OperatorState(uid=uid, parallelism=2, key_types=["string"], states=states_of, subtasks=keyed)
+    return OperatorState(
+        uid=uid, parallelism=2, key_types=["string"], key_names=["key"], states=states_of, subtasks=keyed
+    )
 
 
 def _state_report(subtask: int, states: list[str], *, has_state: bool = True) -> TaskReport:
     operator = _operator(states, [subtask])
     state = operator.subtasks[0] if has_state else None
-    return _report(subtask=subtask, key_types=["string"], states=operator.states, state=state)
+    return _report(subtask=subtask, key_types=["string"], key_names=["key"], states=operator.states, state=state)
 
 
 def test_an_operator_has_the_states_of_all_its_subtasks_in_order() -> None:

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 from stateflow.checkpoint.log.checkpoint_log import Appended
 from stateflow.checkpoint.log.documents import Manifest, PendingOutput, SourcePosition
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.entry_lists import OutputSizes, RetentionLimits, SegmentSizes
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.manifest_files import write_manifest
-from stateflow.checkpoint.log.outputs import OutputSizes
-from stateflow.checkpoint.log.retained import RetentionLimits, SegmentSizes
 from stateflow.checkpoint.log.transitions import Commit
 from stateflow.clock import ManualClock
 from stateflow.state.handles import Committable

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, Overtaken
-from stateflow.checkpoint.log.documents import EntryKind, EntryRef, LogEntry
+from stateflow.checkpoint.log.documents import EntryKind, LogEntry
 from stateflow.checkpoint.log.sealed_json import seal
 from stateflow.errors import CorruptFile, StorageError, TooLarge
 from stateflow.storage import BlobInfo, MemoryStorage
 from stateflow.storage.paths import LOG, log_entry
 from tests.support.errors import raises
-from tests.support.graphs import JOB, entry
+from tests.support.graphs import JOB, entry, ref
 
 INPUTS, INPUTS_OF_TEST_ALL = 300, 100_000
 
@@ -121,8 +121,8 @@ BAD_TIMES = ["x", "2026-01-01T00:00:00", "9" * 5000]
 @pytest.mark.parametrize("field", ["at", "checkpoint", "retained"])
 def test_an_entry_with_a_time_that_cannot_be_compared_is_corrupt(field: str, at: str) -> None:
     """Retention, the doctor and the rewinding of tables compare these times."""
-    ref = EntryRef(id=1, sha256="0" * 64, at=at)
-    value: object = {"at": at, "checkpoint": ref, "retained": [ref]}[field]
+    wrong = replace(ref(1), at=at)
+    value: object = {"at": at, "checkpoint": wrong, "retained": [wrong]}[field]
     storage = MemoryStorage()
     storage.put_new(log_entry(1), seal(replace(_after(None, ""), **{field: value}))[0])
     with raises(CorruptFile, file=log_entry(1), time=at[:100]):

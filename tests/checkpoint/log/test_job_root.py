@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.log.fencing import FenceGuard
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.clock import ManualClock
-from stateflow.errors import ConfigError, DataError, StorageError, WrongJobRoot
+from stateflow.errors import ConfigError, DataError, Fenced, StorageError, WrongJobRoot
 from stateflow.storage import MemoryStorage, PutResult
 from stateflow.storage.paths import FORMAT, log_entry
+from tests.checkpoint.log.memory_job import MemoryJob
 from tests.support.errors import raises
 
 
@@ -113,3 +114,14 @@ class LargeStorage(MemoryStorage):
 def test_the_confirmation_of_a_write_reads_no_larger_object() -> None:
     with raises(StorageError, key="data/a"):
         write_bytes(LargeStorage("large"), "data/a", b"abc")
+
+
+def test_a_run_that_claims_the_job_again_is_fenced_by_others_only() -> None:
+    """A run that goes back to an older checkpoint claims the job a second time."""
+    job = MemoryJob()
+    guard = FenceGuard(job.root.log, job.head.entry.generation)
+    guard.follow(job.root.claim())
+    guard.check()
+    newer = job.root.claim()
+    with raises(Fenced, generation=newer.entry.generation - 1, newer=newer.entry.generation):
+        guard.check()

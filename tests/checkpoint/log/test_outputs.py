@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.checkpoint_log import Appended
 from stateflow.checkpoint.log.documents import LogEntry, OutputPart, PendingOutput, SourcePosition
-from stateflow.checkpoint.log.outputs import OutputLists, OutputSizes
-from stateflow.checkpoint.log.retained import RetentionLimits
+from stateflow.checkpoint.log.entry_lists import OutputLists, OutputSizes, RetentionLimits
 from stateflow.checkpoint.log.sealed_json import LIMIT, seal
 from stateflow.checkpoint.log.transitions import Settlement, pending_of
+from stateflow.checkpoint.savepoints.create import newest_published_checkpoint
 from stateflow.errors import CorruptFile, MissingFile, TooLarge
 from stateflow.state.handles import Committable
 from stateflow.storage import MemoryStorage
@@ -121,3 +121,13 @@ def test_an_entry_that_is_still_too_large_is_refused_and_nothing_is_lost() -> No
         job.commit(ONE, _files(1), sources=[huge])
     assert job.opened().log.read_head() == before
     job.commit(ONE, _files(1))
+
+
+def test_a_savepoint_copies_the_newest_checkpoint_without_pending_output() -> None:
+    job = MemoryJob()
+    job.commit(RetentionLimits(5))
+    published = job.head.checkpoint
+    assert newest_published_checkpoint(job.root, job.head) == published
+    job.commit(RetentionLimits(5), files=_files(1))
+    job.commit(RetentionLimits(5))
+    assert newest_published_checkpoint(job.root, job.head) == published

@@ -11,17 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import EntryKind, EntryRef, RetainedLink, RetainedSegment
-from stateflow.checkpoint.log.retained import RetentionLimits, SegmentSizes, oldest_kept
+from stateflow.checkpoint.log.documents import EntryRef, RetainedLink, RetainedSegment
+from stateflow.checkpoint.log.entry_lists import RetentionLimits, SegmentSizes, oldest_kept
 from stateflow.checkpoint.log.sealed_json import seal
-from stateflow.errors import CorruptFile, MissingFile
+from stateflow.errors import CorruptFile, DataError, MissingFile
 from stateflow.state.handles import FileHandle
 from stateflow.storage import MemoryStorage, PutResult
 from stateflow.storage.paths import DATA, LOG, log_entry
 from tests.checkpoint.log.memory_job import MemoryJob
 from tests.support.errors import raises
+from tests.support.graphs import ref
 
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 EIGHT_HOURS = [HOUR] * 8
@@ -156,15 +157,12 @@ def test_a_reader_whose_list_was_collected_takes_the_newest_head(monkeypatch: py
         ((), None),
         ((1, 2, 2, 3, 4), 4),
         ((1, 2), 2),  # at most half of them; the last one with the next commit
-        ((None, 1), 1),  # one without a time is never too old
         ((4, 1, 4), 1),  # a clock that went back removes nothing in between
     ],
 )
-def test_the_age_of_a_checkpoint_is_the_time_of_its_own_commit(
-    hours: tuple[int | None, ...], oldest: int | None
-) -> None:
-    times = ["" if hour is None else f"2026-01-01T0{hour}:00:00+00:00" for hour in hours]
-    refs = [EntryRef(id=n, sha256=f"sha{n}", at=at) for n, at in enumerate(times, 1)]
+def test_the_age_of_a_checkpoint_is_the_time_of_its_own_commit(hours: tuple[int, ...], oldest: int | None) -> None:
+    times = [f"2026-01-01T0{hour}:00:00+00:00" for hour in hours]
+    refs = [replace(ref(n), at=at) for n, at in enumerate(times, 1)]
     now = "2026-01-01T06:00:00+00:00"
     assert oldest_kept(refs, RetentionLimits(9, 3 * HOUR), now, now) == oldest
 
@@ -188,58 +186,6 @@ def test_checkpoints_older_than_a_week_are_dropped(pauses: list[timedelta], kept
         job.commit(RetentionLimits(100, 7 * DAY))
     newest = job.head.entry.seq
     assert [ref.id for ref in restorable(job)] == list(range(newest - kept + 1, newest + 1))
-
-
-def _write_head_as_older_versions_did(job: MemoryJob) -> None:
-    """Appends an entry with references without a manifest, times of their own, and no run."""
-    entry = job.head.entry
-    old = replace(
-        entry,
-        run="",
-        retained=[EntryRef(id=r.id, sha256=r.sha256) for r in entry.retained],
-        times={str(ref.id): ref.at for ref in restorable(job)},
-        seq=entry.seq + 1,
-        parent=job.head.sha256,
-        checkpoint=EntryRef(id=entry.seq, sha256=job.head.sha256),
-        kind=EntryKind.ADMIN,
-    )
-    data, digest = seal(old)
-    assert job.storage.put_new(log_entry(old.seq), data) is PutResult.CREATED
-    job.head = Head(old, digest)
-
-
-def test_checkpoints_of_older_versions_are_kept_with_their_entries_until_they_are_dropped() -> None:
-    job = ListedJob(SegmentSizes(99, 99))
-    job.commit_keeping(4, times=4)
-    old = list(job.expected)
-    _write_head_as_older_versions_did(job)
-    root = job.root = job.opened()
-    root.checkpoints.retained.sizes = SegmentSizes(1, 2)
-    job.restart()
-    job.commit_keeping(4)
-    assert all(ref.at for ref in restorable(job)), "their times are in the references now"
-    Collector(root).collect()
-    assert {blob.key for blob in job.storage.list(LOG)} == {log_entry(n) for n in [*old[1:], job.head.entry.seq]}
-    for ref in restorable(job):
-        assert root.checkpoints.manifest_of(ref).job_uuid == root.job.job_uuid
-    job.go_back(1)
-    job.commit_keeping(4, times=4)
-    Collector(root).collect()
-    assert [blob.key for blob in job.storage.list(LOG)] == [log_entry(job.head.entry.seq)]
-
-
-def test_an_entry_that_was_written_again_is_not_the_checkpoint_of_an_older_version() -> None:
-    """A driver that slept while the entry was collected creates one of the same number with other content."""
-    job = ListedJob(SegmentSizes(99, 99))
-    job.commit_keeping(4, times=2)
-    _write_head_as_older_versions_did(job)
-    (ref,) = job.head.entry.retained
-    job.storage.delete([log_entry(ref.id)])
-    with raises(MissingFile, file=log_entry(ref.id)):
-        job.opened().checkpoints.manifest_of(ref)
-    job.storage.put_new(log_entry(ref.id), seal(replace(job.head.entry, seq=ref.id))[0])
-    with raises(CorruptFile, file=log_entry(ref.id)):
-        job.opened().checkpoints.manifest_of(ref)
 
 
 def _link(
@@ -287,7 +233,21 @@ def test_a_segment_that_refers_to_newer_ones_is_corrupt(newest: int) -> None:
 def test_a_segment_with_a_time_that_cannot_be_compared_is_corrupt() -> None:
     job = MemoryJob()
     key = f"data/{1:020d}/{1:010d}-driver/retained-0.json"
-    ref = EntryRef(id=7, sha256="0" * 64, at="2026-01-01T00:00:00")
-    head = _adopt_link(job, _link(job.storage, key, 7, refs=[ref]))
-    with raises(CorruptFile, file=key, time=ref.at):
+    wrong = replace(ref(7), at="2026-01-01T00:00:00")
+    head = _adopt_link(job, _link(job.storage, key, 7, refs=[wrong]))
+    with raises(CorruptFile, file=key, time=wrong.at):
         job.opened().checkpoints.restorable(head)
+
+
+def test_only_a_checkpoint_that_the_newest_entry_keeps_can_be_pinned() -> None:
+    job = ListedJob(SegmentSizes(2, 3))
+    job.commit_keeping(1)
+    released = job.head.checkpoint
+    assert released is not None
+    job.commit_keeping(1)
+    kept = job.head.checkpoint
+    assert kept is not None
+    with raises(DataError, checkpoint=released.id, oldest=kept.id):
+        job.root.admin.pin(released, "anna", "reads")
+    job.root.admin.pin(kept, "anna", "reads")
+    assert [pin.checkpoint for pin in job.root.head().entry.pinned] == [kept]

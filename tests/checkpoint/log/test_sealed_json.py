@@ -14,15 +14,17 @@ from stateflow.checkpoint.log import sealed_json
 from stateflow.checkpoint.log.documents import Answer, JobFormat, LogEntry, Manifest
 from stateflow.checkpoint.log.manifest_files import read_manifest, write_manifest
 from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
-from stateflow.errors import CorruptFile, MissingFile, TooLarge
+from stateflow.errors import CorruptFile, DataError, MissingFile, TooLarge
 from stateflow.state.handles import FileHandle
 from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import data_folder
-from stateflow.types import bounded_json
+from tests.checkpoint.log.memory_job import MemoryJob
 from tests.support.errors import raises
 from tests.support.graphs import entry
 
-DOCUMENT = JobFormat(version=1, job="jöb", job_uuid="0" * 32, max_parallelism=128, key_types={"op": ["string"]})
+DOCUMENT = JobFormat(
+    version=1, job="jöb", job_uuid="0" * 32, max_parallelism=128, key_types={"op": ["string"]}, shadow=False
+)
 SEALED, DIGEST = seal(DOCUMENT)
 LINE = SEALED.split(b"\n")[0]
 
@@ -92,6 +94,14 @@ def test_a_manifest_is_read_by_its_hash_and_not_only_its_own() -> None:
         read_manifest(storage, first)
 
 
+def test_a_manifest_of_another_job_is_refused() -> None:
+    job = MemoryJob()
+    own, other = (_write(job.storage, _manifest(n, uuid)) for n, uuid in enumerate((job.root.job.job_uuid, "other"), 1))
+    assert job.root.checkpoints.read_manifest(own).ordinal == 1
+    with raises(DataError, file=other.key, job_uuid="other"):
+        job.root.checkpoints.read_manifest(other)
+
+
 def test_a_manifest_above_the_limit_is_not_written_and_one_at_the_limit_can_be_read() -> None:
     storage = MemoryStorage()
     fits = _manifest(job="j" * (1 + LIMIT - len(seal(_manifest())[0])))
@@ -111,7 +121,7 @@ def test_the_writer_refuses_exactly_what_would_take_the_reader_too_much_memory(
     columns = {f"{number:06x}": {"column": "bigint"} for number in range(10_000)}
     manifest = msgspec.structs.replace(_manifest(), columns=columns)
     stored, _ = seal(manifest)
-    monkeypatch.setattr(bounded_json, "MEMORY_LIMIT", limit)
+    monkeypatch.setattr("stateflow.types.decoders.MEMORY_LIMIT", limit)
     monkeypatch.setattr(sealed_json, "MEMORY_LIMIT", limit)
     if is_accepted:
         assert unseal(seal(manifest)[0], Manifest, "file") == (manifest, seal(manifest)[1])

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow.checkpoint.log import transitions
-from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.checkpoint_log import Head, is_ancestor
 from stateflow.checkpoint.log.documents import (
     Ancestry,
     ClaimedSavepoint,
@@ -25,7 +25,6 @@ from stateflow.checkpoint.log.documents import (
     RestoreFacts,
     SourcePosition,
 )
-from stateflow.checkpoint.log.lineage import is_ancestor
 from stateflow.checkpoint.log.transitions import Adoption, Author, Commit, Kept, Settlement, pending_of
 from stateflow.state.handles import FileHandle
 from tests.support.graphs import JOB, handle, head, ref
@@ -51,8 +50,9 @@ def _commit(base: Head, ordinal: int, kept: int = 2, published: int = 0) -> LogE
     return transitions.commit(JOB, base, AUTHOR, new, Kept(kept))
 
 
-def _pin(base: Head, checkpoint: int) -> LogEntry:
-    pin = Pin(id=f"pin{checkpoint}", checkpoint=ref(checkpoint), owner="o", reason="r", since="now")
+def _pin(base: Head, checkpoint: int, generation: int = 0) -> LogEntry:
+    names = {"owner": "o", "reason": "r", "since": "now"}
+    pin = Pin(id=f"pin{checkpoint}", checkpoint=ref(checkpoint), generation=generation, **names)
     return transitions.pin(JOB, base, AUTHOR, pin)
 
 
@@ -98,7 +98,7 @@ def _text(value: Any) -> str:
             return f"{{{', '.join(f'{name}: {_text(each)}' for name, each in value.items())}}}"
         case FileHandle():
             return value.key.removesuffix("-driver/manifest.json")
-        case EntryRef(manifest=None) | Pin():
+        case Pin():
             return str(value.id)
         case EntryRef():
             return f"{value.id} of {value.at} ({_text(value.manifest)})"
@@ -109,7 +109,7 @@ def _text(value: Any) -> str:
         case SourcePosition():
             return f"{value.uid} up to {value.offset}"
         case Ancestry():
-            return f"since {value.since}, restored {[(step.seq, step.base) for step in value.restores]}"
+            return f"restored {[(step.seq, step.base) for step in value.restores]}"
     return str(value) or "''"
 
 
@@ -163,7 +163,17 @@ def test_every_entry_knows_its_ancestors(steps: list[int | None]) -> None:
         assert [is_ancestor(base, i, frozenset()) for i in ids] == [i in present for i in ids]
 
 
-def test_after_an_entry_of_an_older_version_ancestors_are_known_from_there_on() -> None:
-    claim = Head(_claim(head(7, EntryKind.COMMIT, retained=[ref(5), ref(6)])), "sha")
-    assert claim.entry.ancestry == Ancestry(since=8)
-    assert [is_ancestor(claim, i, {5, 6, 7}) for i in (4, 5, 7, 8)] == [None, True, True, True]
+def test_a_claim_ends_the_pins_of_older_runs_and_keeps_those_of_readers() -> None:
+    base = Head(_commit(Head(_claim(None), "sha1"), 1), "sha2")
+    base = Head(_pin(base, 2), "sha3")
+    base = Head(_pin(base, 3, generation=1), "sha4")
+    assert [pin.id for pin in base.entry.pinned] == ["pin2", "pin3"]
+    assert [pin.id for pin in _claim(base).pinned] == ["pin2"]
+
+
+def test_published_output_of_one_sink_leaves_that_of_other_sinks_pending() -> None:
+    other = PendingOutput(checkpoint_id=0, sink="other", committables=[])
+    first = Commit(1, handle(1, 1), _sources("1"), [OUTPUT, other])
+    base = Head(transitions.commit(JOB, Head(_claim(None), "sha1"), AUTHOR, first, Kept(2)), "sha2")
+    pending = _commit(base, 2, published=2).pending
+    assert [(each.checkpoint_id, each.sink) for each in pending] == [(2, "other"), (0, "out")]

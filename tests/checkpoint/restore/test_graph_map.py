@@ -6,9 +6,22 @@ from typing import Any
 
 import pytest
 
-from stateflow.checkpoint.restore.graph_assignment import GraphAssignment, assign_states
-from stateflow.checkpoint.restore.graph_map import RAW, TIMERS, JobGraph, StateItem, StateKind, StoredGraph, parse_maps
+from stateflow.checkpoint.log.documents import Manifest, OperatorState
+from stateflow.checkpoint.restore.graph_map import (
+    RAW,
+    TIMERS,
+    GraphAssignment,
+    JobGraph,
+    StateItem,
+    StateKind,
+    StoredGraph,
+    assign_states,
+    map_operators,
+    parse_maps,
+    stored_graph,
+)
 from stateflow.errors import ConfigError
+from stateflow.state.handles import StateSchema, SubtaskState, TypeNode, TypeSchema
 from tests.support.errors import raises
 
 
@@ -164,3 +177,31 @@ def test_states_of_an_operator_with_unknown_declarations_are_mapped_one_by_one()
         _assign(job, "old=a", "old=b", stored=stored)
     found = _assign(job, "old=a", "old=b", "old.x=a", "old.y=b", stored=stored)
     assert _places(found) == {"old.x": "a.x", "old.y": "b.y"}
+
+
+def _stored(uid: str, watermark: int | None) -> OperatorState:
+    """An operator with a state that has the name of the operator."""
+    schema = StateSchema(name=uid, kind="value", value_type="int", type=TypeSchema(root=TypeNode(kind="int")))
+    state = SubtaskState(subtask=0, first_group=0, last_group=7, snapshot="s", inline=b"x")
+    return OperatorState(
+        uid=uid,
+        parallelism=1,
+        key_types=["string"],
+        key_names=["key"],
+        states=[schema],
+        subtasks=[state],
+        watermark=watermark,
+    )
+
+
+@pytest.mark.parametrize(("watermarks", "expected"), [((5, 3), 3), ((3, 5), 3), ((5, None), None)])
+def test_joined_states_have_the_lowest_watermark_of_their_operators(
+    watermarks: tuple[int, int | None], expected: int | None
+) -> None:
+    """A row that was not late for an operator must not become late for its state."""
+    operators = [_stored(uid, watermark) for uid, watermark in zip("ab", watermarks, strict=True)]
+    manifest = Manifest(job_uuid="j", generation=1, ordinal=1, operators=operators, sources=[])
+    stored = stored_graph(manifest)
+    assignment = _assign(_job("both"), "a.a=both", "b.b=both", stored=stored)
+    (rewrite,) = map_operators(manifest, stored, assignment).rewrites
+    assert (rewrite.result.watermark, [schema.name for schema in rewrite.result.states]) == (expected, ["a", "b"])

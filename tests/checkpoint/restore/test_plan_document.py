@@ -7,21 +7,24 @@ from typing import Any
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow.checkpoint.log.documents import SinkMode
-from stateflow.checkpoint.restore.graph_assignment import DroppedState
-from stateflow.checkpoint.restore.graph_map import StateKind
-from stateflow.checkpoint.restore.graph_plan import GraphPlan, SourceAction
+from stateflow.checkpoint.log.entry_lists import RetentionLimits
+from stateflow.checkpoint.restore.graph_map import DroppedState, StateKind
 from stateflow.checkpoint.restore.plan_document import (
+    GraphPlan,
     RestorePlan,
     SavedCheckpoint,
     SinkChange,
     SinkLeft,
+    SourceAction,
     SourceChange,
     StateAction,
     StateChange,
     cautions,
     describe_replay,
+    is_outdated,
 )
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from tests.checkpoint.log.memory_job import MemoryJob
 
 
 def _plan(**more: Any) -> RestorePlan:
@@ -29,7 +32,9 @@ def _plan(**more: Any) -> RestorePlan:
     target = {"target": "3", "label": "checkpoint 3", "target_checkpoint": 3, "target_sha256": "s"}
     changes: dict[str, Any] = {"operators": ["a"], "states": [], "sources": [], "sinks": [], "parallelism": 2}
     times = {"target_at": "2026-01-31T03:00:00+00:00", "made_at": "now"}
-    return RestorePlan(**{"mode": SinkMode.RESTORE, **current, **target, **changes, **times, **more})
+    return RestorePlan(
+        **{"mode": SinkMode.RESTORE, "graph": GraphPlan(), **current, **target, **changes, **times, **more}
+    )
 
 
 def _source(held: bool | None, files: int | None = None) -> SourceChange:
@@ -41,7 +46,7 @@ def _changed(action: SourceAction, uid: str = "s") -> SourceChange:
 
 
 def _sink(mode: SinkMode = SinkMode.RESTORE, others: tuple[str, ...] = (), uid: str = "out") -> SinkChange:
-    return SinkChange(uid=uid, mode=mode, table_id="t", now=9, then=3, others=others)
+    return SinkChange(uid=uid, mode=mode, table_id="t", table="", now=9, then=3, others=others)
 
 
 SAVED = [SavedCheckpoint(checkpoint_id=9, savepoint="late")]
@@ -92,3 +97,18 @@ def test_the_replay_is_described_with_its_rows_and_with_input_that_is_gone(golde
     texts = [describe_replay(plan) for plan in plans.values()]
     assert len(set(texts)) == len(texts)
     assert "".join(f"- {name}:\n{text}\n" for name, text in zip(plans, texts, strict=True)) == golden
+
+
+def test_a_commit_or_a_claim_outdates_a_plan_and_a_pin_does_not() -> None:
+    job = MemoryJob()
+    job.commit(RetentionLimits(2))
+    entry = job.head.entry
+    plan = _plan(generation=entry.generation, ordinal=entry.ordinal, checkpoint_id=job.head.checkpoint_id)
+    assert job.head.checkpoint is not None
+    job.root.admin.pin(job.head.checkpoint, "anna", "reads")
+    assert not is_outdated(plan, job.root.head())
+    job.commit(RetentionLimits(2))
+    assert is_outdated(plan, job.head)
+    later = _plan(generation=entry.generation, ordinal=2, checkpoint_id=job.head.checkpoint_id)
+    assert not is_outdated(later, job.head)
+    assert is_outdated(later, job.root.claim())

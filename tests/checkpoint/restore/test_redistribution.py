@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.checkpoint.restore.redistribution import AssignedState, WrittenState, assign, even_split
+from stateflow.checkpoint.restore.state_assignment import AssignedState, WrittenState, assign, even_split
 from stateflow.errors import CorruptFile
 from stateflow.state.handles import OperatorContent
 from stateflow.types.key_groups import subtask_of

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from stateflow.checkpoint.log.documents import Ancestry, RestoreStep
-from stateflow.checkpoint.log.records import ABORTED, CheckpointRecord
-from stateflow.checkpoint.restore import replay
-from stateflow.checkpoint.restore.replay import Replay
+from stateflow.checkpoint.log.documents import ABORTED, Ancestry, CheckpointRecord, RestoreStep
+from stateflow.checkpoint.restore import plan_document
+from stateflow.checkpoint.restore.plan_document import Replay
 from tests.checkpoint.records import record
 
 
@@ -18,7 +17,7 @@ def _head(kept: list[int], restores: dict[int, int] | None = None, **entry: Any)
     """Returns the head of a job that keeps these checkpoints and went back from one entry to another."""
     steps = [RestoreStep(seq=seq, base=base) for seq, base in (restores or {}).items()]
     facts = {"generation": 1, "ordinal": 3, "ended": True, "seq": max([*kept, *(restores or {})]), **entry}
-    return SimpleNamespace(entry=SimpleNamespace(ancestry=Ancestry(since=1, restores=steps), **facts))
+    return SimpleNamespace(entry=SimpleNamespace(ancestry=Ancestry(restores=steps), **facts))
 
 
 def _rows(number: int, rows: int = 10, status: str = "completed") -> CheckpointRecord:
@@ -45,7 +44,7 @@ RECORDS = [_rows(2, 100), _rows(3, 7), _rows(5, 8), _rows(5, 900, ABORTED)]
 def test_what_follows_the_checkpoint_counts_unless_undone_and_a_missing_record_makes_the_count_unknown(
     kept: list[int], after: int, records: list[CheckpointRecord], restores: dict[int, int], wanted: Replay | None
 ) -> None:
-    assert replay.count_replay(_head(kept, restores), frozenset(kept), after, records) == wanted
+    assert plan_document.count_replay(_head(kept, restores), frozenset(kept), after, records) == wanted
 
 
 @pytest.mark.parametrize(
@@ -59,4 +58,4 @@ def test_what_follows_the_checkpoint_counts_unless_undone_and_a_missing_record_m
     ids=["ended", "works-or-killed", "a-restore", "a-run-that-went-back-by-itself"],
 )
 def test_a_run_is_open_until_its_end_is_recorded(entry: dict[str, Any], is_open: bool) -> None:
-    assert replay.is_run_open(_head([2, 6], {5: 2}, **entry)) is is_open
+    assert plan_document.is_run_open(_head([2, 6], {5: 2}, **entry)) is is_open

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, SourcePosition
-from stateflow.checkpoint.restore.state_matching import CurrentJob, assign_state
+from stateflow.checkpoint.restore.state_assignment import CurrentJob, assign_state
 from stateflow.errors import ConfigError, CorruptFile, StateflowError, WrongJobRoot
-from stateflow.state.handles import Base, OperatorPart, SubtaskState
+from stateflow.state.handles import Base, EarliestTimers, OperatorPart, SubtaskState
 from stateflow.types.key_groups import KeyGroupRange, range_of, subtask_of
 from tests.support.errors import raises
 
@@ -20,7 +20,14 @@ STATE = [SubtaskState(subtask=0, first_group=0, last_group=127, snapshot="s")]
 
 
 def _operator(uid: str, *types: str, **more: Any) -> OperatorState:
-    given = {"parallelism": 2, "key_types": list(types) or ["string"], "states": [], "subtasks": STATE, **more}
+    given = {
+        "parallelism": 2,
+        "key_types": list(types) or ["string"],
+        "key_names": ["key"] * (len(types) or 1),
+        "states": [],
+        "subtasks": STATE,
+        **more,
+    }
     return OperatorState(uid=uid, **given)
 
 
@@ -28,8 +35,13 @@ def _of_backend(backend: str) -> OperatorState:
     return _operator("a", subtasks=[msgspec.structs.replace(STATE[0], backend=backend)])
 
 
+def _of_groups(*groups: tuple[int, int]) -> OperatorState:
+    states = [SubtaskState(subtask=n, first_group=a, last_group=b, snapshot="s") for n, (a, b) in enumerate(groups)]
+    return _operator("a", subtasks=states)
+
+
 def _of_parts(*subtasks: int) -> OperatorState:
-    return _operator("a", subtasks=[], parts=[OperatorPart(subtask=n, content=b"") for n in subtasks])
+    return _operator("a", subtasks=[], parts=[OperatorPart(subtask=n, memory=0, content=b"") for n in subtasks])
 
 
 def _manifest(*operators: OperatorState, sources: tuple[str, ...] = ("rows",)) -> Manifest:
@@ -106,6 +118,8 @@ GROUPS = [(0, 42), (0, 63), (43, 85), (64, 127), (86, 127)]
         ),
         (_manifest(_operator("a")), {"parallelism": 129}, ConfigError, {"parallelism": 129, "max_parallelism": 128}),
         (_manifest(OVERLAPPING), {}, CorruptFile, {"uid": "a", "groups": GROUPS}),
+        (_manifest(_of_groups((0, 64), (64, 127))), {}, CorruptFile, {"uid": "a", "groups": [(0, 64), (64, 127)]}),
+        (_manifest(_of_groups((0, 128))), {}, CorruptFile, {"key_groups": [("a", 0, 128)], "max_parallelism": 128}),
         (_manifest(_of_backend("forst")), {}, ConfigError, {"found": ["forst"]}),
         (_manifest(_of_parts(0, 0)), {}, CorruptFile, {"uid": "a", "subtasks": [0, 0], "parallelism": 2}),
         (_manifest(_of_parts(2)), {}, CorruptFile, {"subtasks": [2]}),
@@ -126,3 +140,13 @@ def test_a_checkpoint_that_does_not_fit_the_job_is_refused_by_name(
     with raises(error, **facts) as refused:
         assign_state(7, manifest, _job(**changes))
     assert refused.value.hint
+
+
+def test_a_rescaled_subtask_knows_the_earliest_timers_of_all_its_parts() -> None:
+    parts = tuple(
+        SubtaskState(
+            subtask=n, first_group=n, last_group=n, snapshot="", event_timer=event, processing_timer=processing
+        )
+        for n, (event, processing) in enumerate([(7, None), (5, 3), (None, 9)])
+    )
+    assert Base(0, KeyGroupRange(0, 2), parts).earliest_timers == EarliestTimers(5, 3)

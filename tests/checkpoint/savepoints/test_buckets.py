@@ -57,3 +57,16 @@ def test_buckets_have_all_entries_in_order_of_new_keys(of_workers: list[Entries]
         ]
         assert found == sorted((_stored(key, GROUPS), value) for key, value in entries.items())
         assert not list(scratch.iterdir())
+
+
+def test_sorted_runs_of_several_parts_are_merged_in_order_of_keys(tmp_path: Path) -> None:
+    """One run ends within the keys of the other one."""
+    folders, keys = [tmp_path / "0", tmp_path / "1"], []
+    for worker, numbers in enumerate((range(200), range(100, 300))):
+        writer = BucketWriter(folders[worker], Rehash(TYPES, ["seen"], GROUPS), [0])
+        names = [("key", number.to_bytes(2) + bytes([worker])) for number in numbers]
+        writer.add(blocks_of((_stored(name, 100), bytes(20_000)) for name in names))
+        writer.flush()
+        keys += [_stored(name, GROUPS) for name in names]
+    blocks = read_sorted([bucket_file(folder, 0) for folder in folders], tmp_path, buffer_bytes=3 << 20)
+    assert [key for block in blocks for key in block.keys] == sorted(keys)

@@ -170,6 +170,20 @@ def test_a_claim_whose_answer_was_lost_counts_once() -> None:
     assert (_owner(storage), storage.size(claim_slot(FOLDER, 2))) == ((MINE, 1), None)
 
 
+class _Unsynced(_Unclear):
+    """Storage that stores a slot, and cannot make the slot durable."""
+
+    def durable_size(self, key: str) -> int | None:
+        raise StorageError("the folder cannot be synced", key=key)
+
+
+def test_a_claim_that_a_power_failure_could_undo_is_not_reported() -> None:
+    storage = _Unsynced()
+    _stored(storage)
+    with raises(StorageError, key=claim_slot(FOLDER, 1)):
+        _do(storage, ("claim", MINE, 1))
+
+
 def test_a_claim_that_the_storage_does_not_confirm_fails_and_can_be_repeated() -> None:
     storage = _Unclear()
     _stored(storage)

@@ -8,7 +8,7 @@ import pytest
 
 from stateflow.checkpoint.log.documents import Manifest, Origin, Savepoint
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
-from stateflow.checkpoint.savepoints.retention import SavepointRule, expired_savepoints, uncounted_savepoints
+from stateflow.checkpoint.savepoints.cleanup import SavepointRule, expired_savepoints, uncounted_savepoints
 from stateflow.errors import ConfigError
 from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import savepoint_folder
@@ -25,6 +25,7 @@ def _savepoint(name: str, days: float, origin: Origin = Origin.PERIODIC, job_uui
         name=name,
         origin=origin,
         made_at=(NOW - timedelta(days=days)).isoformat(),
+        committed_at=(NOW - timedelta(days=days)).isoformat(),
         by="a test",
         job="flights",
         job_uuid=job_uuid,

@@ -15,23 +15,22 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from stateflow.checkpoint.savepoints.canonical.running_worker import (
-    LENGTH,
+from stateflow.checkpoint.savepoints.canonical.worker import LENGTH, SortBuckets, WorkerTask, WriteShare
+from stateflow.checkpoint.savepoints.canonical.worker_pool import (
     WORKER_PROGRAM,
+    LocalWorkers,
     RunningWorker,
-    encoded,
+    Volume,
+    WaitingTasks,
+    encode_task,
     error_of_end,
 )
-from stateflow.checkpoint.savepoints.canonical.shares import Shard
-from stateflow.checkpoint.savepoints.canonical.worker_tasks import SortBuckets, WorkerTask, WriteShare
-from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, Volume, WaitingTasks
-from stateflow.checkpoint.savepoints.canonical.writer import Destination, LocalCopies
+from stateflow.checkpoint.savepoints.canonical.writer import Destination, LocalCopies, Shard
 from stateflow.errors import CorruptFile, InternalError, MissingFile
-from stateflow.scratch_folder import PREFIX
+from stateflow.private_files import PREFIX
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.canonical_file import CanonicalHeader
 from stateflow.state.backends.entry_stream import entries_of
-from stateflow.state.backends.rocksdb import check
 from stateflow.state.handles import FileHandle, StateFile, SubtaskState
 from stateflow.storage import PosixStorage
 from stateflow.types.key_groups import KeyGroupRange
@@ -40,13 +39,13 @@ from tests.support.stores import RocksStoreFixture, base_of
 from tests.support.table_files import ATTACKS, ForgedTable, restart_outside
 
 ALL = KeyGroupRange(0, 127)
-TO = Destination(folder="savepoint/", files=1)
+TO = Destination(folder="savepoint/")
 CHANGED = (
     "import sys\n"
-    "from stateflow.checkpoint.savepoints.canonical import worker_process\n"
+    "from stateflow.checkpoint.savepoints.canonical import worker\n"
     "from stateflow.state.backends.rocksdb import backend, check\n"
     "{change}\n"
-    "worker_process.main(int(sys.argv[1]))"
+    "worker.main(int(sys.argv[1]))"
 )
 """The program of a worker, changed."""
 CRASHING = (
@@ -58,7 +57,7 @@ BLOCKED = "import ctypes; ctypes.PyDLL(None).pause()"
 """Waits for ever, and no other thread of the process can do anything."""
 GRANDCHILD = (
     "import os, sys\n"
-    "from stateflow.checkpoint.savepoints.canonical.running_worker import RunningWorker\n"
+    "from stateflow.checkpoint.savepoints.canonical.worker_pool import RunningWorker\n"
     "worker = RunningWorker(eval(sys.argv[1]))\n"
     "if os.fork() == 0:\n"
     "    sys.stdin.read()\n"
@@ -115,7 +114,7 @@ class _Root:
     def stored(self, file: StateFile) -> dict[bytes, bytes]:
         """The entries of a canonical file."""
         with (self.path / TO.folder / file.handle.key).open("rb") as stream:
-            return dict(entries_of(canonical_file.decode_blocks(stream, file.handle.key, ALL)))
+            return dict(entries_of(canonical_file.decode_groups(stream, file.handle.key, ALL)))
 
 
 def _shard(state: SubtaskState, groups: KeyGroupRange) -> Shard:
@@ -255,18 +254,6 @@ def test_a_worker_checks_the_structure_of_a_store(root: _Root, worker: RunningWo
     assert worker.run(root.task(1)).stored()
 
 
-def test_a_store_is_opened_in_a_child_process_first_only_if_the_process_must_not_crash(
-    root: _Root, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = root.task(1)
-    monkeypatch.setattr(check, "probe", lambda *_: "opened in a child process")
-    with raises(CorruptFile, reason="opened in a child process"):
-        LocalWorkers().do([task.work], Volume(root.storage, root.storage, 1))
-    with RunningWorker(_changed("check.probe = None")) as unable:
-        (file,) = unable.run(task).stored()
-    assert len(root.stored(file)) == 100
-
-
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGXCPU])
 def test_only_a_crash_while_stored_state_is_read_is_a_corrupt_file(root: _Root, number: signal.Signals) -> None:
     task = root.task(1)
@@ -286,7 +273,7 @@ def test_a_worker_has_limits_of_memory_and_cpu_time(root: _Root, worker: Running
 
 
 def test_a_task_that_takes_too_long_ends_a_worker(root: _Root) -> None:
-    change = "worker_process._SECONDS = 1; backend.RocksDBBackend.read_range = lambda *_: exec('" + BLOCKED + "')"
+    change = "worker._SECONDS = 1; backend.RocksDBBackend.read_range = lambda *_: exec('" + BLOCKED + "')"
     with RunningWorker(_changed(change)) as worker, raises(InternalError, exit_code=-signal.SIGALRM):
         worker.run(root.task(1))
 
@@ -303,7 +290,7 @@ def test_a_worker_ends_during_a_task_when_its_standard_input_does(root: _Root, t
         task = replace(root.task(1), source=source, target=source)
         with _started() as child:
             assert child.stdin is not None
-            child.stdin.write(encoded(task) * tasks)
+            child.stdin.write(encode_task(task) * tasks)
             child.stdin.flush()
             connection, _ = server.accept()
             with connection:
@@ -312,7 +299,7 @@ def test_a_worker_ends_during_a_task_when_its_standard_input_does(root: _Root, t
                 assert child.wait(30) == 1
 
 
-@pytest.mark.parametrize("change", ["", BLOCKED.join(["worker_process.isolate = lambda _: exec('", "')"])])
+@pytest.mark.parametrize("change", ["", BLOCKED.join(["worker.isolate = lambda _: exec('", "')"])])
 def test_a_worker_ends_with_its_parent_while_another_child_has_the_pipe(change: str) -> None:
     command = [sys.executable, "-c", GRANDCHILD, repr(_changed(change))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
@@ -337,7 +324,7 @@ def _started() -> subprocess.Popen[bytes]:
 def test_an_idle_worker_ends_when_its_standard_input_does(root: _Root) -> None:
     with _started() as child:
         assert child.stdin is not None and child.stdout is not None
-        child.stdin.write(encoded(root.task(1)))
+        child.stdin.write(encode_task(root.task(1)))
         child.stdin.flush()
         assert len(child.stdout.read(LENGTH.size)) == LENGTH.size
         child.stdin.close()

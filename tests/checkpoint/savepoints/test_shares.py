@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
-from stateflow.checkpoint.savepoints.canonical.shares import divide_key_groups, shards_of, shares_of
+from stateflow.checkpoint.savepoints.canonical.buckets import new_subtasks
+from stateflow.checkpoint.savepoints.canonical.worker import without_duplicates
+from stateflow.checkpoint.savepoints.canonical.writer import (
+    Destination,
+    divide_key_groups,
+    shards_of,
+    shares_of,
+    store_files,
+)
 from stateflow.config.settings import SavepointSettings
+from stateflow.errors import DataError
+from stateflow.state.backends.canonical_file import CanonicalHeader
+from stateflow.state.backends.entry_stream import EntryColumns
 from stateflow.state.handles import FileHandle, StateFile, SubtaskState
+from stateflow.storage import MemoryStorage
+from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import KeyGroupRange
+from tests.support.errors import raises
 
 GIB = 1 << 30
 RANGES = st.tuples(st.integers(0, 32767), st.integers(0, 32767)).map(lambda r: KeyGroupRange(min(r), max(r)))
@@ -38,7 +54,7 @@ def _subtask(number: int, size: int) -> SubtaskState:
 
 def _manifest(*sizes: int) -> Manifest:
     subtasks = [_subtask(number, size) for number, size in enumerate(sizes)]
-    operator = OperatorState(uid="a", parallelism=len(sizes), key_types=[], states=[], subtasks=subtasks)
+    operator = OperatorState(uid="a", parallelism=len(sizes), key_types=[], key_names=[], states=[], subtasks=subtasks)
     return Manifest(job_uuid="j", generation=1, ordinal=1, operators=[operator], sources=[])
 
 
@@ -61,3 +77,38 @@ def test_the_shares_of_workers_have_each_key_group_with_state_once(
     shares = shares_of(shards, worth)
     assert [shard for share in shares for shard in share] == shards
     assert all(len(share) == 1 or sum(shard.bytes for shard in share) <= worth for share in shares)
+
+
+def test_each_file_of_an_object_is_read_by_its_part(tmp_path: Path) -> None:
+    storage, contents = MemoryStorage(), [[b"one", b"!"], [b"two"], [b"three"]]
+    stored = store_files(contents, storage, Destination(folder="savepoints/s/"), tmp_path)
+    for number, (file, chunks) in enumerate(zip(stored, contents, strict=True)):
+        assert file.part is not None
+        storage.fetch_part(f"savepoints/s/{file.handle.key}", file.part.offset, file.size, tmp_path / str(number))
+        assert (tmp_path / str(number)).read_bytes() == b"".join(chunks)
+
+
+def test_a_subtask_with_other_key_groups_has_the_earliest_timer_of_all() -> None:
+    """Its keys may come from each of the old subtasks."""
+    states = [
+        SubtaskState(
+            subtask=n, first_group=n, last_group=n, snapshot="", event_timer=event, processing_timer=processing
+        )
+        for n, (event, processing) in enumerate([(7, None), (5, None), (None, 9)])
+    ]
+    operator = OperatorState(
+        uid="op", parallelism=3, key_types=["string"], key_names=["key"], states=[], subtasks=states
+    )
+    manifest = Manifest(job_uuid="j", generation=1, ordinal=1, operators=[operator], sources=[])
+    found = [(each.state.event_timer, each.state.processing_timer) for each in new_subtasks(manifest, 16)]
+    assert found == [(5, 9)] * 3
+
+
+def test_a_key_that_occurs_twice_is_refused_also_in_two_parts() -> None:
+    header = CanonicalHeader(uid="op", key_types=["string"], max_parallelism=1, first_group=0, last_group=0, states=[])
+    a, b = (bytes(2) + b"name" + encode_key((key,)) for key in ("a", "b"))
+    for parts in ([[a, b, b]], [[a, b], [b]]):
+        with raises(DataError, operator="op", state="", key="('b',)"):
+            list(without_duplicates(header, [EntryColumns.of(keys, keys) for keys in parts]))
+    (whole,) = without_duplicates(header, [EntryColumns.of([a, b], [a, b])])
+    assert whole.keys.to_pylist() == [a, b]

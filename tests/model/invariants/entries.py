@@ -94,7 +94,7 @@ def read_entry(storage: SimStorage, seq: int, data: bytes) -> Entry:
     doc["retained"] = _retained(doc, read)
     for pending in doc["pending"]:
         parts = [part for handle in pending["parts"] for part in read(handle)["committables"]]
-        pending["committables"] = [*(pending["committables"] or []), *parts]
+        pending["committables"] = [*pending["committables"], *parts]
     if doc["history"]:
         objects |= read(doc["history"])["objects"]
     return Entry(seq, sha256, doc, objects)

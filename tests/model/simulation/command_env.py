@@ -9,18 +9,16 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from stateflow.checkpoint import history_index
-from stateflow.checkpoint.gc import collector
+from stateflow.checkpoint import garbage_collector as garbage
+from stateflow.checkpoint import history as index
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.restore.plan_document import RestorePlan
 from stateflow.checkpoint.savepoints import catalog, create
 from stateflow.errors import ConfigError
-from stateflow.operations import forks, restores
-from stateflow.operations.savepoints import job_savepoints, savepoint_disposal
-from stateflow.runtime.driver import fence_watch, request_poller, request_server
-from stateflow.runtime.driver.checkpointing import pipeline, upload_waiter
-from stateflow.runtime.job.job import Job
-from stateflow.runtime.restore import plan_checks
+from stateflow.operations import forks, job_savepoints, restores, savepoint_disposal
+from stateflow.runtime.driver import checkpointing, request_server, take_over
+from stateflow.runtime.job import Job
+from stateflow.runtime.restore import plan_execution
 from stateflow.runtime.restore.plan_execution import RestoreRequest
 from stateflow.storage import Storage
 from tests.model.invariants.log import Checker
@@ -71,17 +69,15 @@ class CommandEnv:
             (restores, {"open_existing": self._job}),
             (forks, {"open_root": self._root, **location, "probe_storage": lambda *_: None}),
             (catalog, {**location, "open_if_allowed": self.storage}),
-            (plan_checks, location),
+            (plan_execution, location),
             (create, {"ThreadPoolExecutor": InlinePool}),
-            (collector, {"ThreadPoolExecutor": InlinePool}),
-            (history_index, {"ThreadPoolExecutor": InlinePool}),
-            (request_poller, {"threading": threading}),
-            (request_server, {"ThreadPoolExecutor": pool}),
-            (upload_waiter, {"threading": threading}),
-            (pipeline, {"ThreadPoolExecutor": pool}),
+            (garbage, {"ThreadPoolExecutor": InlinePool}),
+            (index, {"ThreadPoolExecutor": InlinePool}),
+            (request_server, {"threading": threading, "ThreadPoolExecutor": pool}),
+            (checkpointing, {"threading": threading, "ThreadPoolExecutor": pool}),
             # The watch only stops a fenced run earlier. Without it the run continues until its next append, which is
             # the harder case for the protocol.
-            (fence_watch, {"threading": NoThreads()}),
+            (take_over, {"threading": NoThreads()}),
         ]
         with ExitStack() as stack:
             for module, names in replacements:

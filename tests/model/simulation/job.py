@@ -11,10 +11,8 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.log.checkpoint_log import Appended, Base, CheckpointLog, Overtaken
 from stateflow.checkpoint.log.documents import LogEntry
-from stateflow.checkpoint.log.job_format import NewJob
-from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.outputs import OutputSizes
-from stateflow.checkpoint.log.retained import SegmentSizes
+from stateflow.checkpoint.log.entry_lists import OutputSizes, SegmentSizes
+from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.errors import StorageError
 from stateflow.runtime.publisher import BoundSink
 from stateflow.state.handles import Committable, FileHandle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.documents import EntryRef
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of

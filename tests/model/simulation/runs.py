@@ -11,14 +11,13 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
-from stateflow.checkpoint.barrier.pending_barrier import Participant
-from stateflow.checkpoint.barrier.task_report import TaskReport
+from stateflow.checkpoint.barriers import Participant, TaskReport
 from stateflow.checkpoint.log.checkpoint_log import Appended, Head
 from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState, PendingOutput, SourcePosition
+from stateflow.checkpoint.log.entry_lists import RetentionLimits
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_manifest
-from stateflow.checkpoint.log.retained import RetentionLimits
 from stateflow.checkpoint.log.transitions import Commit
 from stateflow.config.settings import CheckpointSettings, Settings
 from stateflow.errors import (
@@ -34,7 +33,7 @@ from stateflow.errors import (
 from stateflow.runtime.driver import job_restore
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.executor import BatchWork, Executed, Executor
-from stateflow.runtime.job.job import Job, Positions
+from stateflow.runtime.job import Job, Positions
 from stateflow.runtime.publisher import Publisher
 from stateflow.runtime.restore.rewind import recover_pending_output
 from stateflow.state.handles import Committable, FileHandle, StateFile, SubtaskState
@@ -305,6 +304,7 @@ class _FileWriter(Executor):
             subtask=0,
             attempt=attempt,
             key_types=_KEY_TYPES,
+            key_names=["key"],
             state=state,
             output=output,
         )
@@ -360,8 +360,16 @@ def job_of(job: SimJob, root: JobRoot) -> Job:
 
 def _operator(snapshot: str, files: list[FileHandle]) -> OperatorState:
     stored = [StateFile(handle=f, local_name="x") for f in files]
-    state = SubtaskState(subtask=0, first_group=0, last_group=3, snapshot=snapshot, files=stored)
-    return OperatorState(uid=_OPERATOR, parallelism=1, key_types=_KEY_TYPES, states=[], subtasks=[state])
+    # The kind of state is not part of the simulation: no backend opens it.
+    state = SubtaskState(subtask=0, first_group=0, last_group=3, snapshot=snapshot, files=stored, backend="filesystem")
+    return OperatorState(
+        uid=_OPERATOR,
+        parallelism=1,
+        key_types=_KEY_TYPES,
+        key_names=["key"] * len(_KEY_TYPES),
+        states=[],
+        subtasks=[state],
+    )
 
 
 def _position(offset: str) -> SourcePosition:

@@ -31,16 +31,16 @@ from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.clock import SystemClock
 from stateflow.config.state_settings import RocksDBSettings
-from stateflow.query.columns.reader import state_table
-from stateflow.query.columns.state_table import Rows
+from stateflow.private_files import ScratchFolder
+from stateflow.query.reader import state_table
 from stateflow.query.snapshot import Snapshot
-from stateflow.scratch_folder import ScratchFolder
-from stateflow.state.backends import canonical_file, hashmap_snapshot
+from stateflow.query.state_table import Rows
+from stateflow.state.backends import canonical_file, hash_maps
 from stateflow.state.backends.entry_stream import select_key_groups
 from stateflow.state.backends.factory import StoreLocation, read_blocks
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import CANONICAL, Base, StateFile, StateSchema, SubtaskState
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.host_cache import HostCache
+from stateflow.state.schema import type_schema
 from stateflow.storage import MemoryStorage, Storage, open_storage
 from stateflow.testing import BroadcastInput, KeyedHarness, KeyedInput
 from stateflow.testing.harness.job import OPERATOR
@@ -225,7 +225,7 @@ def _canonical(storage: Storage, operator: OperatorState, subtask: SubtaskState)
             cache = HostCache.direct(scratch.path / "cache", storage, SystemClock())
             location = StoreLocation(scratch.path / "work", cache, RocksDBSettings())
             blocks = select_key_groups(read_blocks(location, Base.of(subtask)), KeyGroupRange(first, last))
-            content = b"".join(canonical_file.encode(header, blocks))
+            content = b"".join(canonical_file.encode_file(header, blocks))
         handle = write_bytes(storage, f"data/canonical/{subtask.subtask}-{first}", content)
         files.append(StateFile(handle=handle, local_name="entries"))
     return msgspec.structs.replace(subtask, backend=CANONICAL, files=files, inline=None, store_manifest=b"")
@@ -254,7 +254,7 @@ def snapshot_with_entries(
     key_type: str = "string",
 ) -> Snapshot:
     """A snapshot of the value state ``last`` whose stored entries are these, inline."""
-    content = b"".join(hashmap_snapshot.encode(iter(sorted(entries.items()))))
+    content = b"".join(hash_maps.encode_snapshot(iter(sorted(entries.items()))))
     subtask = SubtaskState(
         subtask=0, first_group=0, last_group=KEY_GROUPS - 1, snapshot="s", backend="memory", inline=content
     )

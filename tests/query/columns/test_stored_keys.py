@@ -13,9 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow.errors import CorruptFile, DataError, SchemaMismatch
-from stateflow.state.columnar.key_encoding import encode_keys
-from stateflow.state.columnar.key_parts import KEY_PART, as_plain_column, parts_column, parts_of_column
-from stateflow.state.columnar.key_reader import KeyLayout, key_column_type
+from stateflow.state.key_columns import (
+    KEY_PART,
+    KeyLayout,
+    as_plain_column,
+    encode_keys,
+    key_column_type,
+    parts_column,
+    parts_of_column,
+)
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.time_window import TimeWindow
 from tests.support.errors import raises

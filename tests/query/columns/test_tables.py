@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from stateflow import FsStateBackend, MemoryStateBackend, RocksDBStateBackend
 from stateflow.errors import ConfigError
-from stateflow.query.columns.reader import state_table
-from stateflow.query.columns.state_table import Rows
+from stateflow.query.reader import state_table
 from stateflow.query.snapshot import Snapshot
+from stateflow.query.state_table import Rows
 from stateflow.testing.harness.job import OPERATOR
 from stateflow.types.key_groups import KeyGroupRange, key_group
 from tests.query.columns.every_kind import (

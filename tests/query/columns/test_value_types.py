@@ -18,12 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow.errors import CorruptFile, StateError
-from stateflow.query.columns.value_reader import ValueReader
-from stateflow.query.columns.value_types import value_type
+from stateflow.query.value_types import ValueReader, value_type
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
-from stateflow.state.schema.describe import type_schema
+from stateflow.state.schema import type_schema
 from stateflow.types.columns.precision import precision
-from stateflow.types.serializers import VALUE_FORMAT, ValueSerializer, with_timestamp
+from stateflow.types.serializers import VALUE_FORMAT, ValueSerializer
 
 DAY, TIME = datetime.date(2024, 2, 29), datetime.time(1, 2, 3, 4)
 NOON = datetime.datetime(2024, 2, 29, 12)  # noqa: DTZ001 - without a zone
@@ -212,10 +211,6 @@ def test_values_of_a_serializer_are_its_version_and_bytes() -> None:
     kind = TypeSchema(root=TypeNode(kind="serialized"), serializer="own", serializer_version=3)
     stored = VALUE_FORMAT + msgspec.msgpack.encode((2, b"data"))
     assert read(schema_of(int, type=kind), [stored]).to_pylist() == [{"version": 2, "data": b"data"}]
-
-
-def test_values_without_a_recorded_type_are_json() -> None:
-    assert read(schema_of(int, type=None), [with_timestamp(b"\x01\x07", 5, "event")]).to_pylist() == ["7"]
 
 
 def _deep(levels: int) -> TypeNode:

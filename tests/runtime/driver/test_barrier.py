@@ -1,18 +1,23 @@
-"""Metrics and operator state of a barrier, from the reports of its tasks."""
+"""Completeness, metrics and operator state of a barrier, from the reports of its tasks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from stateflow.checkpoint.barrier.pending_barrier import Participant, PendingBarrier
-from stateflow.checkpoint.barrier.task_report import TaskReport
-from stateflow.errors import StateError
-from stateflow.runtime.driver.barrier import barrier_metrics, operator_states_after
+from stateflow.checkpoint.barriers import Acknowledgement, Participant, PendingBarrier, TaskReport
+from stateflow.errors import BatchFailed, StateError
+from stateflow.runtime.driver.batch_runner import barrier_metrics, operator_states_after, run_to_barrier
+from stateflow.runtime.executor import BatchWork, Executed, Executor
+from stateflow.runtime.planning.physical_plan import JobPlan, Level, OperatorChain
+from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.state.handles import OperatorPart
-from stateflow.types.bounded_json import MEMORY_LIMIT
+from stateflow.types.decoders import MEMORY_LIMIT
 from tests.support.errors import raises
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,6 +49,54 @@ def test_operator_state_that_tasks_could_not_read_is_not_stored() -> None:
     pending = PendingBarrier(1, 1, [Participant("u", n) for n in range(2)])
     for subtask in range(2):
         part = OperatorPart(subtask=subtask, content=b"x", memory=MEMORY_LIMIT // 2 + subtask)
-        pending.acknowledge(replace(_report(subtask, None, 0.0), key_types=["string"], part=part))
+        pending.acknowledge(replace(_report(subtask, None, 0.0), key_types=["string"], key_names=["key"], part=part))
     with raises(StateError, operator="u", memory=MEMORY_LIMIT + 1, limit=MEMORY_LIMIT):
         operator_states_after(pending, {}, {}, 1)
+
+
+class _Reports(Executor):
+    """Returns given reports in place of those of tasks."""
+
+    def __init__(self, reports: Sequence[TaskReport]) -> None:
+        self._reports = list(reports)
+
+    def empty_rows(self, plan: JobPlan) -> Any:
+        return None
+
+    def keep_workers_alive(self, plan: JobPlan, info: BatchInfo) -> None:
+        pass
+
+    def execute(self, rows: Any, work: BatchWork) -> Executed:
+        return Executed(self._reports, rows=3)
+
+
+def _run(*reports: TaskReport) -> PendingBarrier:
+    """Runs barrier 1 of generation 1, in which two subtasks take part."""
+    plan = JobPlan((), (Level(1, (OperatorChain("u", 1, 0, (), None, ()),), 2),), 2)
+    info = BatchInfo(BatchId("job", 1, 1, BEGAN), TaskSettings(8), TaskEnvironment("mem:", Path()))
+    return run_to_barrier(_Reports(reports), None, BatchWork(plan, info, {}))
+
+
+def test_a_batch_reaches_its_barrier_when_each_subtask_has_reported() -> None:
+    first, second = (_report(n, None, 0.0) for n in range(2))
+    reached = _run(second, first, first)
+    assert (reached.reports, reached.rows_in) == ({("u", 0): first, ("u", 1): second}, 3)
+    with raises(BatchFailed):
+        _run(first)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"ordinal": 0}, Acknowledgement.OTHER_BARRIER),
+        ({"generation": 2}, Acknowledgement.OTHER_BARRIER),
+        ({"subtask": 2}, Acknowledgement.UNKNOWN),
+        ({"attempt": "b"}, Acknowledgement.ANOTHER_ATTEMPT),
+    ],
+)
+def test_a_report_of_another_barrier_subtask_or_attempt_fails_the_batch(
+    changed: dict[str, Any], why: Acknowledgement
+) -> None:
+    first, second = (_report(n, None, 0.0) for n in range(2))
+    with raises(BatchFailed, why=why.value):
+        _run(first, second, replace(first, **changed))

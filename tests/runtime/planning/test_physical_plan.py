@@ -8,8 +8,8 @@ import pytest
 
 from stateflow import OnTimerContext, OutputTag, WatermarkStrategy
 from stateflow.api.functions.process import KeyedProcessFunction
-from stateflow.api.graph.traversal import producer_of
-from stateflow.checkpoint.barrier.pending_barrier import Participant
+from stateflow.api.graph import producer_of
+from stateflow.checkpoint.barriers import Participant
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.spark.shuffle import reads_once
 from tests.support.graphs import DeclaredJob, Nowhere, Pass, Row, process

@@ -25,11 +25,11 @@ from stateflow import (
     StreamExecutionEnvironment,
     ValueStateDescriptor,
 )
-from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction
 from stateflow.clock import ManualClock
 from stateflow.errors import ConfigError, IncompatibleState, PlanOutdated, WrongJobRoot
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
+from stateflow.state.operator_content import read_parts
 from tests.support.errors import raises
 from tests.support.graphs import Row
 from tests.support.local_jobs import Build, Growing, LocalJobs

@@ -9,8 +9,7 @@ import pytest
 
 from stateflow import StreamExecutionEnvironment
 from stateflow.api.source import LocalSource, Slice
-from stateflow.checkpoint.restore.graph_plan import SourceAction
-from stateflow.checkpoint.restore.plan_document import RestorePlan, cautions
+from stateflow.checkpoint.restore.plan_document import RestorePlan, SourceAction, cautions
 from stateflow.clock import ManualClock
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import ConfigError

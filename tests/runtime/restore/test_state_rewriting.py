@@ -14,14 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
-from stateflow.checkpoint.restore.graph_assignment import StateMove, assign_states
-from stateflow.checkpoint.restore.graph_map import JobGraph, StateItem, StateKind, parse_maps
-from stateflow.checkpoint.restore.mapped_state import Rewrite, map_operators, stored_graph
+from stateflow.checkpoint.restore.graph_map import (
+    JobGraph,
+    Rewrite,
+    StateItem,
+    StateKind,
+    StateMove,
+    assign_states,
+    map_operators,
+    parse_maps,
+    stored_graph,
+)
 from stateflow.clock import ManualClock
 from stateflow.errors import CorruptFile
-from stateflow.runtime.restore.state_rewriting import RewriteTarget, StateLocation, has_raw_state, rewrite_operator
-from stateflow.state.backends import hashmap_snapshot
+from stateflow.runtime.restore.state_import import ImportTarget, StateLocation, has_raw_state, rewrite_operator
+from stateflow.state.backends import hash_maps
 from stateflow.state.handles import OperatorContent, OperatorPart, StateSchema, SubtaskState
+from stateflow.state.schema import type_schema
 from stateflow.storage import open_storage
 from stateflow.types.key_groups import range_of
 from tests.support.errors import raises
@@ -133,7 +142,7 @@ def _case(seed: int) -> Case:
 
 
 def _schema(name: str) -> StateSchema:
-    return StateSchema(name=name, kind="value", value_type="int")
+    return StateSchema(name=name, kind="value", value_type="int", type=type_schema(int))
 
 
 def _subtask(operator: Operator, subtask: int, parallelism: int) -> SubtaskState:
@@ -149,7 +158,7 @@ def _subtask(operator: Operator, subtask: int, parallelism: int) -> SubtaskState
         last_group=owned.last,
         snapshot=f"s{subtask}",
         backend="memory",
-        inline=b"".join(hashmap_snapshot.encode(own.items())),
+        inline=b"".join(hash_maps.encode_snapshot(own.items())),
         event_timer=5 if operator.timers else None,
     )
 
@@ -166,10 +175,11 @@ def _stored(uid: str, operator: Operator, parallelism: int) -> OperatorState:
         uid=uid,
         parallelism=parallelism,
         key_types=["string"],
+        key_names=["key"],
         states=[_schema(name) for name in operator.keyed],
         operator_states=[_schema(name) for name in operator.lists],
         subtasks=[_subtask(operator, n, parallelism) for n in range(parallelism)],
-        parts=[OperatorPart(subtask=n, content=msgspec.msgpack.encode(c)) for n, c in enumerate(contents)],
+        parts=[OperatorPart(subtask=n, memory=0, content=msgspec.msgpack.encode(c)) for n, c in enumerate(contents)],
     )
 
 
@@ -189,8 +199,11 @@ def _restored(case: Case, folder: Path) -> list[OperatorState]:
     job = JobGraph(frozenset(case.new), declared)
     assignment = assign_states(stored, job, parse_maps(case.maps, stored, job), frozenset(case.drop))
     mapped = map_operators(manifest, stored, assignment)
-    target = RewriteTarget(storage, "data/1/", GROUPS, ManualClock())
-    return [*mapped.shared, *(rewrite_operator(rewrite, location, target) for rewrite in mapped.rewrites)]
+    target = ImportTarget(storage, GROUPS, "data/1/")
+    return [
+        *mapped.shared,
+        *(rewrite_operator(rewrite, location, target, ManualClock()) for rewrite in mapped.rewrites),
+    ]
 
 
 def _read(operator: OperatorState, folder: Path) -> Operator:
@@ -253,8 +266,10 @@ def test_random_cases_have_every_kind_of_change() -> None:
 def test_state_with_an_impossible_parallelism_is_refused(parallelism: int, tmp_path: Path) -> None:
     """Anyone who can write a savepoint can write this number."""
     storage = open_storage(str(tmp_path))
-    stored = OperatorState(uid="a", parallelism=parallelism, key_types=["string"], states=[_schema("x")], subtasks=[])
+    stored = OperatorState(
+        uid="a", parallelism=parallelism, key_types=["string"], key_names=["key"], states=[_schema("x")], subtasks=[]
+    )
     move = StateMove(kind=StateKind.KEYED, old="a", old_state="x", new="b", new_state="y")
     rewrite = Rewrite(stored, ((stored, (move,)),))
     with raises(CorruptFile, parallelism=parallelism):
-        rewrite_operator(rewrite, StateLocation(storage), RewriteTarget(storage, "data/1/", GROUPS, ManualClock()))
+        rewrite_operator(rewrite, StateLocation(storage), ImportTarget(storage, GROUPS, "data/1/"), ManualClock())

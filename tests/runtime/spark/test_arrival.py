@@ -22,9 +22,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow import FileSource, StreamExecutionEnvironment
-from stateflow.api.collection import CollectionSource
 from stateflow.api.hidden_columns import ARRIVED
-from stateflow.api.source import LocalSource, Source
+from stateflow.api.source import CollectionSource, LocalSource, Source
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.batch_table import BatchTable
 from stateflow.connectors.delta.source import DeltaSource
@@ -34,9 +33,9 @@ from stateflow.connectors.partitioned.spark_reader import as_spark_reads
 from stateflow.environment import declare
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.spark.batch_input import BatchInput
-from stateflow.runtime.spark.frames import in_order, source_frame
+from stateflow.runtime.spark.checkpoint_location import SparkLocation
+from stateflow.runtime.spark.frames import sort_by_arrival, source_frame
 from stateflow.runtime.spark.inputs import Inputs
-from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
 from stateflow.storage.memory import MemoryStorage
 from tests.spark.processes import DELTA
 from tests.sql.delta_job import DeltaJob
@@ -218,9 +217,9 @@ def test_rows_of_a_delta_table_arrive_by_version_then_file(arrivals: Arrivals, t
 def test_a_row_of_a_file_that_the_order_lacks_fails(spark_session: SparkSession) -> None:
     place = "named_struct('version', CAST(NULL AS BIGINT), 'late', false, 'file', 'file:///t/c', 'block', 0L)"
     rows = spark_session.range(3).selectExpr("id", f"{place} AS {ARRIVED}")
-    assert [row.id for row in in_order(["file:/t/b", "file:/t/c"], rows).collect()] == [0, 1, 2]
+    assert [row.id for row in sort_by_arrival(["file:/t/b", "file:/t/c"], rows).collect()] == [0, 1, 2]
     with pytest.raises(PySparkException, match="file:/t/c"):
-        in_order(["file:/t/a", "file:/t/b"], rows).collect()
+        sort_by_arrival(["file:/t/a", "file:/t/b"], rows).collect()
 
 
 class Change(msgspec.Struct):

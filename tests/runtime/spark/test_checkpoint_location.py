@@ -12,14 +12,15 @@ import pytest
 
 from stateflow.checkpoint.log.documents import SourceFile, SourcePosition, SparkPosition
 from stateflow.errors import BatchFailed, CorruptFile, DataError, InternalError, MissingFile, StateflowError
-from stateflow.runtime.spark.location.checkpoint_location import (
+from stateflow.runtime.spark.checkpoint_location import (
+    FilePattern,
+    QuerySource,
     SparkLocation,
     driver_location,
     missing_entries,
     needed_entries,
     source_positions,
 )
-from stateflow.runtime.spark.location.restored_position import FilePattern, QuerySource
 from stateflow.state.handles import FileHandle
 from stateflow.storage import MemoryStorage, PosixStorage
 from stateflow.storage.paths import data_folder, parse_data

@@ -30,11 +30,11 @@ from stateflow.errors import CorruptInput, DataError, SchemaMismatch, StateflowE
 from stateflow.runtime.executor import BatchWork
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.spark.batch_input import BatchInput
+from stateflow.runtime.spark.checkpoint_location import SparkLocation
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.spark.executor import SparkExecutor
-from stateflow.runtime.spark.file_reader import SourceRows
 from stateflow.runtime.spark.frames import source_frame
-from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
+from stateflow.runtime.spark.inputs import SourceRows
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.storage.memory import MemoryStorage
 from tests.support.damaged_files import damage_one

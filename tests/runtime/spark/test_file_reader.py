@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow import precision
@@ -19,7 +19,7 @@ from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, unr
 from stateflow.api.schema import RowSchema
 from stateflow.connectors.files.parquet_files import ParquetFormat, can_read
 from stateflow.errors import CorruptInput
-from stateflow.runtime.spark.file_reader import BatchFiles, shares_of, useful_partitions
+from stateflow.runtime.spark.inputs import BatchFiles, shares_of, useful_partitions
 
 PARQUET = ParquetFormat()
 TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - a column without time zone
@@ -217,6 +217,7 @@ def test_a_share_reads_timestamps_in_utc(tmp_path: Path) -> None:
 
 
 @given(sizes=st.lists(st.integers(0, 10**7), max_size=8), partitions=st.integers(1, 9))
+@example(sizes=[0, 1], partitions=2)
 def test_a_file_that_cannot_be_divided_is_in_one_partition(sizes: list[int], partitions: int) -> None:
     shares = shares_of([(str(at), size) for at, size in enumerate(sizes)], partitions, splits=False)
     assert len(shares) == partitions

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from stateflow import FileSource, StreamExecutionEnvironment
 from stateflow.api.input_files import file_uri
 from stateflow.api.streams.data_stream import DataStream
-from stateflow.checkpoint.barrier.task_report import TaskReport
+from stateflow.checkpoint.barriers import TaskReport
 from stateflow.clock import ManualClock
 from stateflow.connectors.files.parquet_files import ParquetFormat
 from stateflow.environment import declare
@@ -27,8 +27,7 @@ from stateflow.runtime.executor import BatchWork, Executed
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.spark.executor import SparkExecutor
-from stateflow.runtime.spark.file_reader import BatchFiles, SourceRows, useful_partitions
-from stateflow.runtime.spark.inputs import Inputs
+from stateflow.runtime.spark.inputs import BatchFiles, Inputs, SourceRows, useful_partitions
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 
 

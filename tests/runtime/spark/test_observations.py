@@ -21,8 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow import DataStream, FileSource, StreamExecutionEnvironment
-from stateflow.api.collection import CollectionSource
-from stateflow.api.source import LocalSource, Source
+from stateflow.api.source import CollectionSource, LocalSource, Source
 from stateflow.clock import ManualClock
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.delta.source import DeltaSource
@@ -31,11 +30,10 @@ from stateflow.environment import declare
 from stateflow.runtime.executor import BatchWork
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.spark.batch_input import BatchInput
+from stateflow.runtime.spark.checkpoint_location import SparkLocation
 from stateflow.runtime.spark.executor import SparkExecutor
-from stateflow.runtime.spark.file_reader import BatchFiles, SourceRows
 from stateflow.runtime.spark.frames import source_frame
-from stateflow.runtime.spark.inputs import Inputs
-from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
+from stateflow.runtime.spark.inputs import BatchFiles, Inputs, SourceRows
 from stateflow.runtime.spark.observations import Observations, SeenByTasks
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.storage.memory import MemoryStorage

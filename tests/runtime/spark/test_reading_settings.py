@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stateflow.errors import ConfigError
-from stateflow.runtime.spark.session.settings import READING, check_reading
+from stateflow.runtime.spark.session.requirements import READING, check_reading
 from tests.support.errors import raises
 from tests.support.processes import ROOT
 
@@ -25,7 +25,7 @@ from stateflow import FileSource
 from stateflow.api.input_files import unreadable_in
 from stateflow.config.sources import resolve
 from stateflow.runtime.spark.session.session import JobTraits, open_session
-from stateflow.runtime.spark.session.settings import READING
+from stateflow.runtime.spark.session.requirements import READING
 from stateflow.types.spark_sql import literal
 
 class Row(msgspec.Struct):

@@ -9,8 +9,7 @@ import pytest
 
 from stateflow.checkpoint.log.documents import SourceFile, SparkPosition
 from stateflow.errors import CorruptFile
-from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
-from stateflow.runtime.spark.location.restored_position import FilePattern, QuerySource
+from stateflow.runtime.spark.checkpoint_location import FilePattern, QuerySource, SparkLocation
 from stateflow.storage import MemoryStorage
 from tests.support.errors import raises
 

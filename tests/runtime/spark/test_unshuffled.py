@@ -21,8 +21,8 @@ from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.spark.executor import SparkExecutor
 from stateflow.runtime.spark.inputs import Inputs
 from stateflow.runtime.spark.observations import Observations, SeenByTasks
-from stateflow.runtime.spark.unshuffled import unshuffled_input, with_order, written_rows
-from stateflow.runtime.task.barriers import BarrierMessage
+from stateflow.runtime.spark.shuffle import unshuffled_input, with_order, written_rows
+from stateflow.runtime.task.outputs import BarrierMessage
 from stateflow.runtime.task_spec import (
     BARRIER_ORDER,
     CONTROL,

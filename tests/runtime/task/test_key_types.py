@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from stateflow.api.graph.nodes import Keying
+from stateflow.api.graph import Keying
 from stateflow.errors import StateError
-from stateflow.runtime.task.operators.key_types import KeyTypes
+from stateflow.runtime.task.input_reader import KeyTypes
 from stateflow.runtime.task_spec import ChainSpec
 from tests.support.errors import raises
 from tests.support.graphs import Pass
@@ -51,7 +51,7 @@ def _types(*columns: str) -> KeyTypes:
 def test_a_key_has_the_declared_types() -> None:
     keys = _types("key", "id", "colour", "level")
     declared = ("a", uuid.UUID(ID), Colour.RED, Level.LOW)
-    assert keys.declared(("a", ID, "red", 1)) == declared
+    assert keys.to_declared(("a", ID, "red", 1)) == declared
     assert keys.all_declared([(b"g", b"k", ("a", ID, "red", 1))]) == [(b"g", b"k", declared)]
 
 
@@ -67,4 +67,4 @@ OTHERS = [("id", "x"), ("level", 2), ("id", ID.upper()), ("id", ID.replace("-", 
 def test_a_value_without_a_declared_one_or_in_another_form_is_refused(column: str, stored: Any) -> None:
     """Two forms of one UUID would be two keys that the function cannot distinguish."""
     with raises(StateError, key=repr((stored,)), operator="op"):
-        _types(column).declared((stored,))
+        _types(column).to_declared((stored,))

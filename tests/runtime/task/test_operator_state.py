@@ -11,14 +11,13 @@ import pytest
 
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
-from stateflow.checkpoint.operator_parts import read_parts
 from stateflow.errors import CorruptFile, StateError
 from stateflow.runtime.task.operator_state import INLINE_BYTES, OperatorBase, OperatorParts, check_memory
 from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.state.handles import OperatorContent, OperatorPart
-from stateflow.state.operator_content import StoredContent
+from stateflow.state.operator_content import StoredContent, read_parts
 from stateflow.storage import PosixStorage, Storage
-from stateflow.types.bounded_json import MEMORY_LIMIT
+from stateflow.types.decoders import MEMORY_LIMIT
 from tests.support.errors import raises
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
@@ -38,9 +37,10 @@ class Root:
         self.storage = PosixStorage(folder)
         self.parts: list[OperatorPart] = []
 
-    def subtask(self, number: int, ordinal: int, parallelism: int = 2) -> OperatorParts:
+    def subtask(self, number: int, ordinal: int, parallelism: int = 2, *, is_full: bool = False) -> OperatorParts:
         environment = TaskEnvironment(self.storage.uri, Path("unused"))
-        batch = BatchInfo(BatchId("job", 1, ordinal, NOW), TaskSettings(128), environment)
+        settings = TaskSettings(128, full_snapshot=is_full)
+        batch = BatchInfo(BatchId("job", 1, ordinal, NOW), settings, environment)
         base = OperatorBase(parallelism=2, states=[], parts=self.parts) if self.parts else None
         return OperatorParts("op", number, parallelism, batch, base)
 
@@ -75,6 +75,14 @@ def test_a_part_that_has_not_changed_is_reused(root: Root, content: OperatorCont
     assert root.write(msgspec.structs.replace(content, raw=[b"more"]), 4) != before
 
 
+def test_a_full_snapshot_has_a_file_of_its_own_whether_or_not_the_subtask_has_rows(root: Root) -> None:
+    before = root.write(LARGE, 1)
+    subtask = root.subtask(1, 2, is_full=True)
+    for part in (subtask.carry_over("t2"), subtask.write(LARGE, "t3")):
+        assert part is not None and part.handle is not None and before.handle is not None
+        assert part.handle.key != before.handle.key and read_part(root.storage, part) == LARGE
+
+
 def test_a_subtask_without_state_has_no_part(root: Root) -> None:
     for number in (0, 1):
         assert root.subtask(number, 1).carry_over("t") is None
@@ -105,7 +113,7 @@ def test_the_largest_operator_state_of_all_subtasks_is_read_again(root: Root) ->
         msgspec.structs.replace(root.write(OperatorContent(raw=[bytes(size)]), subtask + 1), subtask=subtask)
         for subtask, size in enumerate([30 << 20, (20 << 20) - 1000])
     ]
-    operator = OperatorState(uid="op", parallelism=3, key_types=[], states=[], subtasks=[], parts=parts)
+    operator = OperatorState(uid="op", parallelism=3, key_types=[], key_names=[], states=[], subtasks=[], parts=parts)
     check_memory([operator])
     assert sum(len(content.raw[0]) for _, content in read_parts(root.storage, parts)) == (50 << 20) - 1000
     parts.append(msgspec.structs.replace(root.write(OperatorContent(raw=[bytes(1000)]), 3), subtask=2))
@@ -158,7 +166,7 @@ def test_the_bound_of_decoded_operator_state_is_above_its_size(content: Operator
 )
 def test_other_bytes_are_corrupt(data: bytes) -> None:
     with raises(CorruptFile, subtask=3) as refused:
-        read_part(None, OperatorPart(subtask=3, content=data))
+        read_part(None, OperatorPart(subtask=3, memory=0, content=data))
     assert refused.value.facts["reason"]
 
 
@@ -168,7 +176,7 @@ def test_other_bytes_are_corrupt(data: bytes) -> None:
 def test_raw_keyed_state_has_as_many_key_groups_as_a_job_may_have(root: Root, pieces: list[tuple[int, bytes]]) -> None:
     # A piece takes four bytes here, and twenty times as many once it is decoded.
     data = msgspec.msgpack.encode({"raw_keyed": pieces})
-    part = OperatorPart(subtask=3, handle=write_bytes(root.storage, "data/x/operator", data))
+    part = OperatorPart(subtask=3, memory=0, handle=write_bytes(root.storage, "data/x/operator", data))
     with raises(CorruptFile, subtask=3, file="data/x/operator"):
         read_part(root.storage, part)
 

@@ -14,16 +14,20 @@ from hypothesis import strategies as st
 from stateflow.clock import ManualClock
 from stateflow.config.state_settings import BACKENDS, RocksDBSettings, StateSettings
 from stateflow.errors import ConfigError
-from stateflow.state.backends import hashmap_snapshot
+from stateflow.state.backends import hash_maps
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.factory import StoreLocation, open_backend, read_entries
-from stateflow.state.backends.filesystem import FilesystemBackend
-from stateflow.state.backends.memory import DictBackend, check_limit
-from stateflow.state.files.host_cache import HostCache
+from stateflow.state.backends.hash_maps import DictBackend, FilesystemBackend, check_limit
 from stateflow.state.handles import Base, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.storage import MemoryStorage, PosixStorage, Storage
-from stateflow.testing.conformance.operator_subtasks import GROUPS, Opener, OperatorSubtasks, key_of
-from stateflow.testing.conformance.state_backend import StateBackendConformance
+from stateflow.testing.conformance.state_backend import (
+    GROUPS,
+    Opener,
+    OperatorSubtasks,
+    StateBackendConformance,
+    key_of,
+)
 from tests.support.errors import raises
 
 ROCKSDB = RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, compact_at_files=3)
@@ -167,7 +171,7 @@ def test_memory_state_is_in_the_manifest_alone_and_becomes_files_in_other_backen
 @pytest.mark.parametrize(("below", "inline"), [(0, False), (1, True)])
 def test_filesystem_state_goes_into_the_manifest_below_its_threshold(tmp_path: Path, below: int, inline: bool) -> None:
     entries = {key_of(1): bytes(300)}
-    size = len(b"".join(hashmap_snapshot.encode(entries.items())))
+    size = len(b"".join(hash_maps.encode_snapshot(entries.items())))
     storage = MemoryStorage()
     location = _location(tmp_path, storage)
     store = FilesystemBackend(location.folder, location.cache, entries, size + below)

@@ -19,18 +19,18 @@ from rocksdict import DBCompressionType
 from stateflow.clock import ManualClock
 from stateflow.config.state_settings import COMPACTIONS, LARGEST_KEY, LARGEST_VALUE, RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile, StorageError
-from stateflow.state.backends import canonical_file, hashmap_snapshot
+from stateflow.state.backends import canonical_file, hash_maps
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.canonical_file import CanonicalHeader
 from stateflow.state.backends.entry_stream import EntryBlock, blocks_of
 from stateflow.state.backends.factory import StoreLocation, open_backend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.backends.rocksdb.bounds import LONGEST_BOUND
+from stateflow.state.backends.rocksdb.check import LONGEST_BOUND
 from stateflow.state.backends.rocksdb.manifest import StoreFile, parse
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import CANONICAL, Base, FileHandle, StateFile, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.storage import MemoryStorage, PosixStorage, Storage
-from stateflow.testing.conformance.operator_subtasks import GROUPS, Opener, OperatorSubtasks, key_of
+from stateflow.testing.conformance.state_backend import GROUPS, Opener, OperatorSubtasks, key_of
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support.errors import raises
 from tests.support.limits import file_size_limit
@@ -91,7 +91,7 @@ class Parts:
         return {"files": [self.store(canonical(_of_groups(entries, half), groups)) for half in halves]}
 
     def _inline(self, entries: Entries, groups: range) -> dict[str, Any]:
-        return {"inline": b"".join(hashmap_snapshot.encode(sorted(entries.items())))}
+        return {"inline": b"".join(hash_maps.encode_snapshot(sorted(entries.items())))}
 
     def _native(self, entries: Entries, groups: range) -> dict[str, Any]:
         number = next(self._numbers)
@@ -113,7 +113,7 @@ def canonical(entries: Entries, groups: range = ALL) -> bytes:
     header = CanonicalHeader(
         uid="op", key_types=[], max_parallelism=GROUPS, first_group=groups[0], last_group=groups[-1], states=[]
     )
-    return b"".join(canonical_file.encode(header, blocks_of(sorted(entries.items()))))
+    return b"".join(canonical_file.encode_file(header, blocks_of(sorted(entries.items()))))
 
 
 def _subtasks(parts: Parts, compaction: str = "universal") -> OperatorSubtasks:

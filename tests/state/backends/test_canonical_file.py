@@ -18,15 +18,20 @@ from hypothesis import strategies as st
 
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
 from stateflow.errors import CorruptFile
-from stateflow.state.backends.canonical_columns import encode_columns
-from stateflow.state.backends.canonical_file import CanonicalHeader, decode_blocks, encode, read_header
-from stateflow.state.backends.entry_columns import EntryColumns
-from stateflow.state.backends.entry_stream import EntryBlock, blocks_of, entries_of
+from stateflow.state.backends.canonical_file import (
+    CanonicalHeader,
+    decode_groups,
+    encode_file,
+    encode_file_of_columns,
+    read_header,
+)
+from stateflow.state.backends.entry_stream import EntryBlock, EntryColumns, blocks_of, entries_of
 from stateflow.state.handles import StateSchema
+from stateflow.state.schema import type_schema
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support import canonical_reader
 
-STATES = [StateSchema(name="totals", kind="value", value_type="int")]
+STATES = [StateSchema(name="totals", kind="value", value_type="int", type=type_schema(int))]
 HEADER = CanonicalHeader(
     uid="op", key_types=["string"], max_parallelism=128, first_group=2, last_group=99, states=STATES
 )
@@ -39,11 +44,11 @@ entries = st.dictionaries(
 
 
 def _file(found: Entries, header: CanonicalHeader = HEADER) -> bytes:
-    return b"".join(encode(header, blocks_of(sorted(found.items()))))
+    return b"".join(encode_file(header, blocks_of(sorted(found.items()))))
 
 
 def _read(data: bytes, first: int = 0, last: int = 127) -> list[tuple[bytes, bytes]]:
-    return list(entries_of(decode_blocks(io.BytesIO(data), "a file", KeyGroupRange(first, last))))
+    return list(entries_of(decode_groups(io.BytesIO(data), "a file", KeyGroupRange(first, last))))
 
 
 @given(entries)
@@ -88,11 +93,11 @@ def test_the_blocks_of_a_file_do_not_depend_on_those_of_its_entries(found: Entri
     parts = [stored[first:end] for first, end in pairwise(sorted({0, *cuts, len(stored)})) if stored[first:end]]
     blocks = [EntryBlock([key for key, _ in part], [value for _, value in part]) for part in parts]
     wanted = _made(*records, count=len(stored))
-    assert b"".join(encode(HEADER, blocks)) == wanted
+    assert b"".join(encode_file(HEADER, blocks)) == wanted
     if parts:
         whole = EntryColumns.of(list(map(itemgetter(0), stored)), list(map(itemgetter(1), stored)))
         bounds = accumulate(map(len, parts), initial=0)
-        assert b"".join(encode_columns(HEADER, (whole.slice(*each) for each in pairwise(bounds)))) == wanted
+        assert b"".join(encode_file_of_columns(HEADER, (whole.slice(*each) for each in pairwise(bounds)))) == wanted
 
 
 def test_the_header_describes_keys_and_states() -> None:
@@ -103,7 +108,7 @@ def test_the_largest_entry_is_read() -> None:
     found = {struct.pack(">H", 2) + b"k" * (2 * LARGEST_KEY): bytes(LARGEST_VALUE), struct.pack(">H", 3): b"v"}
     assert dict(_read(_file(found))) == found
     columns = EntryColumns.of(list(found), list(found.values()))
-    assert b"".join(encode_columns(HEADER, [columns])) == _file(found)
+    assert b"".join(encode_file_of_columns(HEADER, [columns])) == _file(found)
 
 
 def _block(group_items: list[bytes], **changed: Any) -> bytes:
@@ -208,3 +213,14 @@ def test_the_error_for_a_newer_version_of_the_format_names_the_version() -> None
     with pytest.raises(CorruptFile) as caught:
         read_header(io.BytesIO(BAD["another version"]), "a file")
     assert "version 2" in str(caught.value.facts["reason"])
+
+
+def test_a_flipped_bit_does_not_move_a_key_group_before_the_selected_ones() -> None:
+    """One bit makes 4 of 6, which would be in order as well."""
+    entries = {struct.pack(">HB", group, 0): bytes([group]) for group in (2, 6, 8)}
+    intact = _file(entries)
+    for bit in range(8 * (len(_made(count=0)) - 9), 8 * len(intact)):
+        data = bytearray(intact)
+        data[bit // 8] ^= 1 << bit % 8
+        with suppress(CorruptFile):
+            assert _read(bytes(data), 6, 6) == _of_groups(entries, 6, 6), bit

@@ -15,15 +15,14 @@ import pytest
 from stateflow.clock import ManualClock
 from stateflow.config.state_settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile, DamagedCopy, StateflowError, StorageError
+from stateflow.state import host_cache
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
-from stateflow.state.backends.canonical_file import CanonicalHeader, encode
+from stateflow.state.backends.canonical_file import CanonicalHeader, encode_file
 from stateflow.state.backends.entry_stream import Entry, blocks_of
 from stateflow.state.backends.factory import StoreLocation, open_backend, read_entries
-from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.backends.rocksdb.errors import to_stateflow_error
-from stateflow.state.files import host_cache
-from stateflow.state.files.host_cache import HostCache
+from stateflow.state.backends.rocksdb.backend import RocksDBBackend, to_stateflow_error
 from stateflow.state.handles import CANONICAL, Base, FilePart, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.storage import MemoryStorage, PosixStorage, Storage
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support.errors import raises
@@ -154,7 +153,7 @@ def _canonical(host: Host) -> Base:
     """State in a canonical file, which is stored and in the cache of the host."""
     header = CanonicalHeader(uid="op", key_types=[], max_parallelism=128, first_group=0, last_group=127, states=[])
     path = host.folder / "canonical"
-    path.write_bytes(b"".join(encode(header, blocks_of(sorted(CONTENT.items())))))
+    path.write_bytes(b"".join(encode_file(header, blocks_of(sorted(CONTENT.items())))))
     files = host.location().cache.store([path], "data/x/")
     return _base(Snapshot(tuple(files)), CANONICAL)
 

@@ -17,24 +17,24 @@ from hypothesis import strategies as st
 from stateflow.clock import ManualClock
 from stateflow.config.state_settings import BACKENDS, LARGEST_KEY, LARGEST_VALUE, RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile, MissingFile
-from stateflow.state.backends import hashmap_snapshot
+from stateflow.state.backends import hash_maps
 from stateflow.state.backends.entry_stream import entries_of
 from stateflow.state.backends.factory import StoreLocation, open_backend
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.storage import MemoryStorage
-from stateflow.testing.conformance.operator_subtasks import GROUPS, key_of
+from stateflow.testing.conformance.state_backend import GROUPS, key_of
 from stateflow.types.key_groups import KeyGroupRange
 
 ENTRIES = st.dictionaries(st.binary(min_size=2, max_size=6), st.binary(max_size=20), max_size=30)
 
 
 def _encoded(entries: dict[bytes, bytes]) -> bytes:
-    return b"".join(hashmap_snapshot.encode(sorted(entries.items())))
+    return b"".join(hash_maps.encode_snapshot(sorted(entries.items())))
 
 
 def _read(data: bytes) -> list[tuple[bytes, bytes]]:
-    return list(entries_of(hashmap_snapshot.decode_blocks(io.BytesIO(data), len(data), "file")))
+    return list(entries_of(hash_maps.decode_snapshot(io.BytesIO(data), len(data), "file")))
 
 
 def _decoded(data: bytes) -> dict[bytes, bytes]:
@@ -49,7 +49,7 @@ def test_what_was_encoded_is_decoded_whole_or_for_some_key_groups(
     assert _read(_encoded(entries)) == sorted(entries.items())
     owned = KeyGroupRange(first, first + more)
     wanted = {k: v for k, v in entries.items() if first <= int.from_bytes(k[:2], "big") <= first + more}
-    assert _decoded(hashmap_snapshot.restrict(_encoded(entries), owned, "file")) == wanted
+    assert _decoded(hash_maps.select_groups(_encoded(entries), owned, "file")) == wanted
 
 
 def test_many_entries_are_many_blocks_and_one_that_is_large_is_a_block_of_its_own() -> None:
@@ -123,7 +123,7 @@ def test_a_block_that_is_larger_than_any_entry_may_be_is_not_read() -> None:
     # The size is that of a file without content on the disk, which costs an attacker nothing.
     stream = io.BytesIO(HEAD + struct.pack(">I", 1 << 30) + b"\x92\xc4\x02ab\xc6\x3f\xff\xff\xf0")
     with pytest.raises(CorruptFile) as refused:
-        list(hashmap_snapshot.decode_blocks(stream, 2 << 30, "file"))
+        list(hash_maps.decode_snapshot(stream, 2 << 30, "file"))
     assert "larger" in str(refused.value.facts["reason"])
 
 

@@ -20,12 +20,12 @@ from stateflow.clock import ManualClock
 from stateflow.config.state_settings import RocksDBSettings
 from stateflow.errors import CorruptFile, MissingFile, StateflowError
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
-from stateflow.state.backends.rocksdb.bounds import LONGEST_BOUND
+from stateflow.state.backends.rocksdb.check import LONGEST_BOUND
 from stateflow.state.backends.rocksdb.manifest import parse
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import Base, StateFile, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.storage import MemoryStorage, PosixStorage, Storage
-from stateflow.testing.conformance.operator_subtasks import GROUPS, OperatorSubtasks, key_of
+from stateflow.testing.conformance.state_backend import GROUPS, OperatorSubtasks, key_of
 
 SETTINGS = RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, compact_at_files=6)
 Changes = Mapping[bytes, bytes | None]

@@ -11,8 +11,14 @@ from pathlib import Path
 import pytest
 from rocksdict import Options, Rdict
 
-from stateflow.state.backends.rocksdb.manifest import ManifestFollower, StoreManifest, parse
-from stateflow.state.backends.rocksdb.record_log import checksum, fragments_of, read_records
+from stateflow.state.backends.rocksdb.manifest import (
+    ManifestFollower,
+    StoreManifest,
+    checksum,
+    fragments_of,
+    parse,
+    read_records,
+)
 from tests.support.stores import RocksStoreFixture
 
 BLOCK, HEADER = 32768, 7

@@ -11,8 +11,8 @@ import pytest
 from stateflow.clock import ManualClock
 from stateflow.errors import DamagedCopy
 from stateflow.state.backends.base import Snapshot
-from stateflow.state.backends.rocksdb.reader import RocksDBReader
-from stateflow.state.files.host_cache import HostCache
+from stateflow.state.backends.rocksdb.backend import RocksDBReader
+from stateflow.state.host_cache import HostCache
 from stateflow.storage import PosixStorage
 from tests.support.stores import RocksStoreFixture, base_of
 
@@ -26,7 +26,7 @@ def stores(tmp_path: Path) -> RocksStoreFixture:
 
 def _opened(stores: RocksStoreFixture, taken: Snapshot, cache: HostCache | None = None) -> RocksDBReader:
     folder = stores.folder / f"reader-{next(_numbers)}"
-    return RocksDBReader(folder, cache or stores.cache("reader"), base_of(taken), stores.settings)
+    return RocksDBReader(folder, cache or stores.cache("reader"), base_of(taken).parts[0], stores.settings)
 
 
 def _files(stores: RocksStoreFixture) -> dict[str, set[str]]:
@@ -64,7 +64,7 @@ def test_a_reader_refuses_to_write(stores: RocksStoreFixture) -> None:
     taken = stores.snapshot_of({b"a": b"1"})
     reader = _opened(stores, taken)
     with pytest.raises(Exception, match="read only"):
-        reader.write({b"a": b"2"})
+        reader._db[b"a"] = b"2"
     assert reader.get(b"a") == b"1"
     reader.close()
 

@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from rocksdict import Options, Rdict
 
 from stateflow.errors import CorruptFile
-from stateflow.state.backends.rocksdb.manifest import ManifestFollower, StoreFile, StoreManifest, compose, parse
-from stateflow.state.backends.rocksdb.record_log import fragments_of
+from stateflow.state.backends.rocksdb.manifest import (
+    ManifestFollower,
+    StoreFile,
+    StoreManifest,
+    compose,
+    fragments_of,
+    parse,
+)
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support.errors import raises
 

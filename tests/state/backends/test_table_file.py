@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from rocksdict import DBCompressionType
 
 from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
-from stateflow.state.backends.rocksdb.tables.blocks import Blocks, check_blocks
-from stateflow.state.backends.rocksdb.tables.file import check_table_file
+from stateflow.state.backends.rocksdb.tables import Blocks, check_blocks, check_table_file
 from tests.support.table_files import ATTACKS, ForgedTable, write_loaded_store, write_store
 
 ENTRIES = {struct.pack(">HQ", n, n) + bytes(n % 20): bytes(n * 7 % 300) for n in range(100)}
@@ -114,7 +113,7 @@ def test_the_largest_entry_that_settings_permit_is_accepted_in_100_mb(value: byt
     program = (
         "import re, sys\n"
         "from pathlib import Path\n"
-        "from stateflow.state.backends.rocksdb.tables.file import check_table_file, key_bounds\n"
+        "from stateflow.state.backends.rocksdb.tables import check_table_file, key_bounds\n"
         "def peak():\n"
         "    return int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])\n"
         "before, path = peak(), Path(sys.argv[1])\n"

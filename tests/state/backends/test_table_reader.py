@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rocksdict import Rdict, WriteBatch
 
 from stateflow.config.state_settings import RocksDBSettings
-from stateflow.state.backends.rocksdb.options import rocksdb_options, without_wal
-from stateflow.state.backends.rocksdb.tables.reader import PartFile, TableReader
+from stateflow.state.backends.rocksdb.backend import rocksdb_options, without_wal
+from stateflow.state.backends.rocksdb.tables import PartFile, TableReader
 
 Changes = Mapping[bytes, bytes | None]
 KEYS = st.binary(min_size=1, max_size=3) | st.binary(min_size=1, max_size=2).map(lambda key: key + b"k" * 200)

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from msgspec import defstruct
 
 from stateflow.errors import CorruptFile, JobDefinitionError, SchemaMismatch, StateError
-from stateflow.state.columnar.column_serializer import ColumnSerializer
-from stateflow.state.columnar.key_encoding import comparable, encode_key_columns, encode_keys
+from stateflow.state.column_serializer import ColumnSerializer
+from stateflow.state.key_columns import encode_key_columns, encode_keys, to_comparable
 from stateflow.types.declared_types import describe_type
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.serializers import ValueSerializer, with_timestamp
@@ -253,6 +253,6 @@ def test_key_columns_have_the_bytes_of_each_key(data: st.DataObject) -> None:
 
 @given(st.lists(FLOATS | st.sampled_from([0.0, -0.0, float("nan"), -float("nan")]), min_size=2))
 def test_keys_are_equal_in_columns_when_their_bytes_are(values: list[float]) -> None:
-    found = comparable(pa.array(values)).to_pylist()
+    found = to_comparable(pa.array(values)).to_pylist()
     encoded = [encode_key((value,)) for value in values]
     assert [a == b for a in found for b in found] == [a == b for a in encoded for b in encoded]

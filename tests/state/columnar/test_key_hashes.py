@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.state.columnar.key_hashes import PADDING, hash_keys, hash_short
+from stateflow.state.rehash import PADDING, hash_keys, hash_short
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import key_hash
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.state.columnar.binary_columns import from_list
-from stateflow.state.columnar.sorted_rows import sorted_rows
+from stateflow.state.binary_columns import from_list, sorted_rows
 
 FEW = st.binary(max_size=12).map(lambda text: bytes(byte % 3 for byte in text))
 """Keys of which many are equal, or begin with another one."""
@@ -23,3 +22,8 @@ def test_keys_are_in_order_and_equal_ones_stay_in_their_order(keys: list[bytes],
     column = from_list(keys).slice(first)
     part = keys[first:]
     assert sorted_rows(column).tolist() == sorted(range(len(part)), key=part.__getitem__)
+
+
+def test_keys_that_are_equal_in_their_first_eight_distinct_bytes_are_in_order() -> None:
+    keys = [b"x" * 8 + b"b", b"x" * 8 + b"a", b"y" * 8 + b"c"]
+    assert sorted_rows(from_list(keys)).tolist() == [1, 0, 2]

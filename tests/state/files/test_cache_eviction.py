@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.state.files.cache_eviction import mark_used, trim
+from stateflow.state.host_cache import mark_used, trim
 
 
 def _cache(folder: Path, subtask: int, used: int, *sizes: int) -> Path:

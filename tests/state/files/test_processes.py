@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from stateflow.state.files.processes import is_running, own_label
+from stateflow.state.uploads import is_running, own_label
 from tests.support.processes import wait_for
 
 

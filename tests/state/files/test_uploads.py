@@ -12,10 +12,9 @@ import pytest
 
 from stateflow.clock import Clock, ManualClock, SystemClock
 from stateflow.errors import BatchFailed, StorageError
-from stateflow.state.files.host_cache import FileTransfer, HostCache
-from stateflow.state.files.processes import own_label
-from stateflow.state.files.uploads import BackgroundUploads, Outbox
 from stateflow.state.handles import FileHandle, StateFile
+from stateflow.state.host_cache import FileTransfer, HostCache
+from stateflow.state.uploads import BackgroundUploads, Outbox, own_label
 from stateflow.storage import MemoryStorage
 from tests.support.errors import raises
 from tests.support.processes import wait_for

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stateflow.errors import StateError
-from stateflow.state.backends.memory import DictBackend
+from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.kinds.key_context import BatchTime
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.types.descriptors import (
@@ -224,17 +224,22 @@ def test_none_is_never_a_value(state: KeyedState, name: str, use: Callable[[Keye
         use(state)
 
 
+def _appended(words: list[str], word: str) -> list[str]:
+    words.append(word)
+    return words
+
+
 def test_a_fold_warns_and_is_the_aggregating_state_of_that_name(store: CountingStore) -> None:
     with pytest.warns(DeprecationWarning, match="AggregatingStateDescriptor"):
-        descriptor: FoldingStateDescriptor[str, list[str]] = FoldingStateDescriptor(
-            "seen", [], lambda seen, word: [*seen, word], list[str]
-        )
+        descriptor: FoldingStateDescriptor[str, list[str]] = FoldingStateDescriptor("seen", [], _appended, list[str])
     state = KeyedState(store)
     seen = state.folding_state(descriptor)
     for key in "aba":
         set_key(state, key)
         seen.add(key)
     assert seen.get() == ["a", "a"]
+    set_key(state, "b")
+    assert seen.get() == ["b"]
     state.end_key_batch()
     again = KeyedState(store, state.registry.schemas).aggregating_state(descriptor.aggregating)
     assert again.schema.kind == "aggregating"
@@ -326,3 +331,29 @@ def test_a_savepoint_costs_the_store_nothing() -> None:
         state.commit()
     state.end_key_batch()
     assert (watched.multi_gets, watched.gets, watched.written) == (1, 0, 1)
+
+
+def test_a_removed_key_of_a_map_is_gone_before_the_change_is_written(state: KeyedState) -> None:
+    entries = state.map_state(MapStateDescriptor("m", str, int))
+    set_key(state, "a")
+    entries.put("x", 1)
+    state.end_key_batch()
+    set_key(state, "a")
+    entries.remove("x")
+    assert (entries.get("x"), entries.contains("x"), list(entries.items())) == (None, False, [])
+
+
+def test_a_merge_moves_the_content_of_namespaces_to_the_current_one(state: KeyedState) -> None:
+    total = state.reducing_state(ReducingStateDescriptor("t", lambda a, b: a + b, int))
+    elements = state.list_state(ListStateDescriptor("l", int))
+    set_key(state, "a")
+    for namespace in (1, 2, 3):
+        state.set_namespace(namespace)
+        total.add(namespace)
+        elements.add(namespace)
+    state.merge_namespaces(total, [1, 2])
+    state.merge_namespaces(elements, [1, 2])
+    assert (state.namespace, total.get(), sorted(elements.get())) == (3, 6, [1, 2, 3])
+    for namespace in (1, 2):
+        state.set_namespace(namespace)
+        assert (total.get(), list(elements.get())) == (None, [])

@@ -16,13 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow import MapStateDescriptor
-from stateflow.errors import JobDefinitionError, StateError
+from stateflow.config.state_settings import EntryLimits
+from stateflow.errors import EntryTooLarge, JobDefinitionError, StateError
+from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.state.kinds.maps.map_keys import MapKeys
+from stateflow.state.kinds.maps.map_state import MapKeys
 from stateflow.state.kinds.operator_state import OperatorStateStore
 from stateflow.types.key_encoding import encode_key
 from tests.support.errors import raises
-from tests.support.stores import set_key
+from tests.support.stores import address, set_key
 
 NAIVE = datetime.datetime(2026, 11, 22)  # noqa: DTZ001
 AWARE = NAIVE.replace(tzinfo=datetime.UTC)
@@ -143,3 +145,16 @@ def test_columns_of_keys_keep_the_limits_of_the_declared_type(state: KeyedState)
         many.read_entries(found, of, pa.array([0, -1]))
     many.write_entries(found, of, pa.array([0, 1]), values)
     assert many.all_entries(found)[1].to_pylist() == [0, 1]
+
+
+def test_a_key_above_the_limit_is_refused_by_itself_and_in_a_column() -> None:
+    state = KeyedState(DictBackend(), limits=EntryLimits(map_key_bytes=10))
+    entries = state.map_state(MapStateDescriptor("m", str, int))
+    set_key(state, "a")
+    with raises(EntryTooLarge, state="m", size=11, limit=10):
+        entries.put("x" * 9, 1)
+    group, key = address("a")
+    batch = state.batch_of([group], [key])
+    with raises(EntryTooLarge, state="m", size=11, limit=10):
+        batch.write_entries(entries, np.array([0]), pa.array(["x" * 9]), pa.array([1]))
+    batch.write_entries(entries, np.array([0]), pa.array(["x" * 8]), pa.array([1]))

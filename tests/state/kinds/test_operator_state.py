@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from stateflow.errors import IncompatibleState, StateError
-from stateflow.state.handles import OperatorContent, StateSchema
+from stateflow.state.handles import OperatorContent
 from stateflow.state.kinds.operator_state import BroadcastState, OperatorStateStore
 from stateflow.state.kinds.raw_state import RawKeyedStateOutput, RawOperatorStateOutput
 from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor
@@ -187,13 +187,6 @@ def test_stored_elements_and_entries_are_read_as_a_type_that_fits() -> None:
     other = msgspec.defstruct("Other", [("limit", str)])
     with raises(IncompatibleState, name="rules", field="Other.limit"):
         OperatorStateStore(store.schemas).get_list_state(ListStateDescriptor("rules", other))
-
-
-def test_what_was_written_before_types_were_recorded_is_read_as_the_same_type_only() -> None:
-    known = [StateSchema(name="ints", kind="split-list", value_type="int")]
-    assert list(OperatorStateStore(known).get_list_state(INTS).get()) == []
-    with pytest.raises(IncompatibleState):
-        OperatorStateStore(known).get_list_state(ListStateDescriptor("ints", float))
 
 
 def test_operator_state_that_is_no_longer_declared_is_kept() -> None:

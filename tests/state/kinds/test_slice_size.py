@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.state.kinds.slice_size import MOST, SliceSize
+from stateflow.state.kinds.timers import MOST, SliceSize
 
 MIB = 1 << 20
 SLICES = 12

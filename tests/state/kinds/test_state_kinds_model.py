@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import BatchTime
 from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.state.kinds.ttl.entry_ttl import expiry_ids
+from stateflow.state.kinds.ttl import expiry_ids
 from stateflow.types.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,

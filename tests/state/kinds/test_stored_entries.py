@@ -12,10 +12,13 @@ from stateflow.query.state import check_entry
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import state_id
 from stateflow.state.kinds.state_registry import state_names
+from stateflow.state.schema import type_schema
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.serializers import check_untyped
 
-NAMES = state_names([StateSchema(name=kind, kind=kind, value_type="int") for kind in ("value", "list")])
+NAMES = state_names(
+    [StateSchema(name=kind, kind=kind, value_type="int", type=type_schema(int)) for kind in ("value", "list")]
+)
 
 
 @pytest.mark.parametrize("kind", ["value", "list"])

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 from stateflow.errors import CorruptFile, StateError
 from stateflow.state.backends.base import KeyedStateBackend
-from stateflow.state.backends.memory import DictBackend
+from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import EarliestTimers
 from stateflow.state.kinds import timers as module
 from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.state.kinds.slice_size import MOST, SliceSize
 from stateflow.state.kinds.state_registry import state_names
-from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
-from stateflow.state.kinds.timers import TIMER_IDS, Timer
+from stateflow.state.kinds.timer_index import EarliestTimes, TimeDomain, TimerIndex
+from stateflow.state.kinds.timers import MOST, TIMER_IDS, SliceSize, Timer
 from stateflow.types.descriptors import ValueStateDescriptor
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import KeyGroupRange
@@ -270,3 +269,14 @@ def _oracle(model: set[tuple[int, bytes, str]], until: int, echo: int) -> list[t
             model.add((time + 2 * echo - 1, group, key))
             model.discard((2 * time + 1, group, key))
     return fired
+
+
+def test_the_index_has_the_earliest_timer_of_each_key_group() -> None:
+    one, other = b"\0\0", b"\0\1"
+    times = EarliestTimes(None, groups={})
+    for group, time in ((one, 5), (one, 3), (one, 7), (other, 4)):
+        times.add(group, time)
+    assert (times.get(one), times.get(other), times.earliest) == (3, 4, 3)
+    assert times.take_due(2, KeyGroupRange(0, 1)) == {}
+    assert times.take_due(3, KeyGroupRange(0, 1)) == {one: 3}
+    assert times.groups == {other: 4}

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from stateflow.errors import CorruptFile, JobDefinitionError, StateError
 from stateflow.state.kinds.key_context import BatchTime
 from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.state.kinds.ttl.entry_ttl import decode_index_key, expiry_id
+from stateflow.state.kinds.ttl import decode_index_key, expiry_id
 from stateflow.types.descriptors import ValueStateDescriptor
 from stateflow.types.serializers import decode_untyped, with_timestamp
 from stateflow.types.ttl_config import StateTtlConfig, Time
@@ -123,6 +124,25 @@ def test_an_expired_value_is_read_as_the_default() -> None:
     with_default = ValueStateDescriptor("s", int, ttl=HUNDRED, default=7)
     kind = Kind(lambda s, ttl: s.value_state(with_default), KINDS["value"].write, KINDS["value"].read)
     Life(kind).play("0 write 1, 99 read 1, 100 read 7")
+
+
+@pytest.mark.parametrize("kind", ["value", "map"])
+def test_in_event_time_an_earlier_write_shortens_no_life(kind: str) -> None:
+    Life(KINDS[kind], EVENT).play("100 write 1, 50 write 2, 199 read 2, 200 read none")
+
+
+def test_a_null_in_a_column_removes_a_value_with_a_time_to_live_and_its_index_entry() -> None:
+    store = DictStoreFixture().new()
+    state = KeyedState(store)
+    value = state.value_state(ValueStateDescriptor("s", int, ttl=HUNDRED))
+    group, key = address("a")
+    batch = state.batch_of([group], [key])
+    batch.write(value, pa.array([1]))
+    assert batch.read(value).to_pylist() == [1]
+    batch.write(value, pa.array([None], pa.int64()))
+    assert batch.read(value).to_pylist() == [None]
+    state.end_key_batch()
+    assert list(store.scan(b"")) == []
 
 
 def test_adding_to_a_list_with_a_time_to_live_reads_nothing() -> None:
@@ -281,10 +301,11 @@ NO_DURATION: Any = 5
     [
         lambda: StateTtlConfig.new_builder(timedelta()),
         lambda: StateTtlConfig.new_builder(Time.seconds(-1)),
+        lambda: StateTtlConfig.new_builder(timedelta(microseconds=999)),
         lambda: StateTtlConfig.new_builder(NO_DURATION),
         lambda: StateTtlConfig.new_builder(Time.days(1)).cleanup_incrementally(0),
     ],
-    ids=["zero", "negative", "no duration", "no entries"],
+    ids=["zero", "negative", "below a millisecond", "no duration", "no entries"],
 )
 def test_a_time_to_live_that_is_not_positive_is_refused(make: Callable[[], object]) -> None:
     with pytest.raises(JobDefinitionError):

@@ -26,7 +26,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.errors import CorruptFile, JobDefinitionError, StateError
 from stateflow.runtime.task.row_conversion import to_batch, to_rows
 from stateflow.runtime.task_spec import ChainSpec
-from stateflow.state.backends.memory import DictBackend
+from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.types.columns.precision import precision
 from tests.support.errors import raises
 from tests.support.operators import chain_of, outputs_of, pieces_of, vector_operator

@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.api.functions.process import Context, KeyedProcessFunction, RuntimeContext
-from stateflow.checkpoint.barrier.task_report import TaskReport
+from stateflow.checkpoint.barriers import TaskReport
 from stateflow.clock import ManualClock
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
-from stateflow.runtime.task.barriers import BarrierMessage
+from stateflow.runtime.task.outputs import BarrierMessage
 from stateflow.runtime.task.task import run_level
 from stateflow.runtime.task_spec import (
     BARRIER_ORDER,
@@ -36,7 +36,7 @@ from stateflow.runtime.task_spec import (
     TaskEnvironment,
     TaskSettings,
 )
-from stateflow.state.backends.memory import DictBackend
+from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.types.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ValueStateDescriptor
 from stateflow.types.ttl_config import StateTtlConfig, Time
 from tests.support.errors import raises

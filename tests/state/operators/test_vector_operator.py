@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import stateflow.runtime.task.operators.vector_operator as vector_operator_module
+import stateflow.runtime.task.vector_operator as vector_operator_module
 from stateflow.api.functions.process import Context, KeyedProcessFunction, RuntimeContext
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError, StateflowError, UserCodeError
 from stateflow.runtime.task_spec import SOURCE_PHASE
-from stateflow.state.backends.memory import DictBackend
+from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import StateSchema
 from stateflow.types.descriptors import (
     AggregatingStateDescriptor,

@@ -20,8 +20,8 @@ from stateflow import Serializer
 from stateflow.checkpoint.log.sealed_json import seal, unseal
 from stateflow.errors import CorruptFile
 from stateflow.state.handles import StateSchema, TypeNode, TypeSchema
-from stateflow.state.schema.compatibility import Declaration, Fit, FitResult, compare_schemas
-from stateflow.state.schema.describe import state_schema
+from stateflow.state.schema import state_schema
+from stateflow.state.schema_compatibility import Declaration, Fit, FitResult, compare_schemas
 from stateflow.types.descriptors import StateDescriptor
 from stateflow.types.serializers import ValueSerializer
 from tests.support.errors import raises

@@ -9,7 +9,7 @@ from msgspec import defstruct
 
 from stateflow import Compatibility, ListStateDescriptor, MapStateDescriptor, Serializer, ValueStateDescriptor
 from stateflow.errors import CorruptFile, IncompatibleState, JobDefinitionError, StateError
-from stateflow.state.backends.memory import DictBackend
+from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.types.serializers import decode_untyped
@@ -74,16 +74,6 @@ def test_values_elements_and_map_values_have_the_new_form_once_they_are_written(
     assert {"a": 2.0} in [decode_untyped(data) for _, data in store.scan(b"")]
     with raises(IncompatibleState, name="m"):
         KeyedState(store, before.registry.schemas).map_state(MapStateDescriptor("m", str, V2))
-
-
-def test_a_schema_without_fields_of_an_older_version_accepts_the_same_type_and_gets_the_fields() -> None:
-    old = StateSchema(name="s", kind="value", value_type="V1(a: int, b: str)")
-    with raises(IncompatibleState, name="s", stored=old.value_type) as refused:
-        state_over(DictBackend(), V2, [old])
-    assert refused.value.hint
-    (schema,) = state_over(DictBackend(), V1, [old]).registry.schemas
-    assert schema.type is not None and schema.earlier == []
-    state_over(DictBackend(), V2, [schema])
 
 
 class Words(Serializer[list[str]]):

@@ -10,8 +10,7 @@ import pytest
 
 from stateflow import ValueStateDescriptor
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
-from stateflow.state.schema.describe import state_schema
-from stateflow.state.schema.named_values import named_value
+from stateflow.state.schema import named_value, state_schema
 from stateflow.types.serializers import ValueSerializer, decode_untyped
 
 

@@ -18,21 +18,18 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import ClaimedSavepoint, Manifest, SavepointClaim
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.savepoints import catalog, claim_slots, claimed_savepoints, cleanup, create
-from stateflow.checkpoint.savepoints.canonical import worker_tasks
-from stateflow.checkpoint.savepoints.canonical.rekeyed_state import rekey
-from stateflow.checkpoint.savepoints.canonical.shares import Shard
-from stateflow.checkpoint.savepoints.canonical.workers import SavepointWorkers
-from stateflow.checkpoint.savepoints.canonical.writer import Destination, store_files
+from stateflow.checkpoint.savepoints.canonical import worker as tasks
+from stateflow.checkpoint.savepoints.canonical.rekey import rekey
+from stateflow.checkpoint.savepoints.canonical.worker_pool import SavepointWorkers
+from stateflow.checkpoint.savepoints.canonical.writer import Destination, Shard, store_files
 from stateflow.checkpoint.savepoints.catalog import TOMBSTONE, StoredSavepoint, put_marker
 from stateflow.errors import InternalError
-from stateflow.operations.savepoints import external_savepoints
+from stateflow.operations import external_savepoints
 from stateflow.runtime.restore import state_import
 from stateflow.runtime.restore.state_import import ImportTarget, StateLocation
 from stateflow.state.backends import canonical_file, factory
-from stateflow.state.backends.canonical_columns import encode_columns
-from stateflow.state.backends.canonical_file import CanonicalHeader
-from stateflow.state.backends.entry_columns import EntryColumns
-from stateflow.state.backends.entry_stream import GROUP_BYTES, Entry, EntryBlock, blocks_of, entries_of
+from stateflow.state.backends.canonical_file import CanonicalHeader, encode_file_of_columns
+from stateflow.state.backends.entry_stream import GROUP_BYTES, Entry, EntryBlock, EntryColumns, blocks_of, entries_of
 from stateflow.state.backends.factory import StoreLocation
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.handles import Base, StateFile
@@ -45,16 +42,16 @@ MUTANTS = Mutants()
 
 # -- creating ----------------------------------------------------------------------------------------------------------
 
-_encode = canonical_file.encode
+_encode = canonical_file.encode_file
 
 
-@MUTANTS.plant("lost-last-group", (canonical_file, "encode"))
+@MUTANTS.plant("lost-last-group", (canonical_file, "encode_file"))
 def _encode_without_last_group(header: CanonicalHeader, blocks: Iterable[EntryBlock]) -> Iterator[bytes]:
     """A worker does not write its last key group."""
     yield from _encode(header, blocks_of(entry for group in _groups(blocks)[:-1] for entry in group))
 
 
-@MUTANTS.plant("unsorted-groups", (canonical_file, "encode"))
+@MUTANTS.plant("unsorted-groups", (canonical_file, "encode_file"))
 def _encode_unsorted(header: CanonicalHeader, blocks: Iterable[EntryBlock]) -> Iterator[bytes]:
     """A worker writes the entries of a key group in another order than that of their keys."""
     yield from _encode(header, blocks_of(entry for group in _groups(blocks) for entry in reversed(group)))
@@ -147,13 +144,13 @@ def _rekey_without_last_bucket(
     source: Storage, manifest: Manifest, target: Storage, to: Destination, max_parallelism: int
 ) -> Manifest:
     """Another max parallelism loses the entries of the last bucket."""
-    with patch.object(worker_tasks, "encode_columns", _encode_without_last_subtask):
+    with patch.object(tasks, "encode_file_of_columns", _encode_without_last_subtask):
         return rekey(source, manifest, target, to, max_parallelism)
 
 
 def _encode_without_last_subtask(header: CanonicalHeader, parts: Iterable[EntryColumns]) -> Iterator[bytes]:
     found = list(parts)
-    yield from encode_columns(header, found if header.last_group < header.max_parallelism - 1 else ())
+    yield from encode_file_of_columns(header, found if header.last_group < header.max_parallelism - 1 else ())
 
 
 @MUTANTS.plant("old-groups", (state_import, "_rekeyed"))
@@ -184,7 +181,7 @@ def _do_without_dead_workers(self: SavepointWorkers, works: Sequence[Any], volum
 
 # -- restoring ---------------------------------------------------------------------------------------------------------
 
-_read_blocks, _decode_blocks, _load = factory._read_blocks, canonical_file.decode_blocks, RocksDBBackend.load
+_read_blocks, _decode_blocks, _load = factory._read_blocks, canonical_file.decode_groups, RocksDBBackend.load
 _find_groups, _END = canonical_file._find_groups, b"\0"
 
 
@@ -195,7 +192,7 @@ def _read_first_files(location: StoreLocation, base: Base) -> Iterator[EntryBloc
     return _read_blocks(location, dataclasses.replace(base, parts=first))
 
 
-@MUTANTS.plant("lost-last-owned", (canonical_file, "decode_blocks"))
+@MUTANTS.plant("lost-last-owned", (canonical_file, "decode_groups"))
 def _decode_all_but_last(stream: BinaryIO, name: str, owned: KeyGroupRange) -> Iterator[EntryBlock]:
     """A subtask does not read the last of its key groups."""
     return _decode_blocks(stream, name, KeyGroupRange(owned.first, max(owned.first, owned.last - 1)))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.gc import reachability
-from stateflow.checkpoint.gc.collector import Collector
+from stateflow.checkpoint import garbage_collector as garbage
+from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.admin_entries import AdminEntries
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import LogEntry
-from stateflow.checkpoint.log.transitions import unexpired
+from stateflow.checkpoint.log.transitions import drop_expired
 from stateflow.storage import BlobInfo
 from stateflow.storage.paths import LOG, DataKey
 from tests.support.mutants.registry import Mutant, Mutants
@@ -23,7 +23,7 @@ def _without_own_objects(self: Collector, head: Head) -> dict[str, frozenset[str
     return {}
 
 
-@MUTANTS.plant("no-ordinals", (reachability, "is_past"), rules="I3 I4")
+@MUTANTS.plant("no-ordinals", (garbage, "is_past"), rules="I3 I4")
 def _past_by_seq(data: DataKey, head: LogEntry) -> bool:
     """Files are named and collected by sequence number instead of ordinal."""
     # The simulator names them (`Site.name_by_seq`).
@@ -43,7 +43,7 @@ _live = Collector.live
 @MUTANTS.plant("lease-by-clock", (Collector, "live"), rules="I3", plan="leases")
 def _live_by_clock(self: Collector, head: Head) -> frozenset[str]:
     """A collector decides by its own clock that a pin is over, before an entry of the log drops the pin."""
-    pins = unexpired(head.entry.pinned, self.root.clock.now().isoformat())
+    pins = drop_expired(head.entry.pinned, self.root.clock.now().isoformat())
     return _live(self, Head(replace(head.entry, pinned=pins), head.sha256))
 
 

@@ -12,22 +12,19 @@ from typing import IO, Any
 import requests
 from urllib3.exceptions import HTTPError
 
-from stateflow.checkpoint import operator_parts
+from stateflow import http
 from stateflow.checkpoint.log import manifest_files
 from stateflow.clock import Clock
-from stateflow.compare.shared_files import open_files
+from stateflow.compare import shared_files
 from stateflow.errors import CorruptFile
-from stateflow.http import answers
 from stateflow.operations import verification
-from stateflow.state.backends.rocksdb import check, manifest, rescale, store
-from stateflow.state.files import host_cache
-from stateflow.state.files.host_cache import HostCache, damaged_copy
+from stateflow.state import host_cache
+from stateflow.state import operator_content as operator_files
+from stateflow.state.backends.rocksdb import backend, check, manifest, rescale
 from stateflow.state.handles import StateFile
-from stateflow.storage import PosixStorage, folder_tree, no_follow, object_store, posix
-from stateflow.storage.hdfs import answers as hdfs_answers
-from stateflow.storage.hdfs import webhdfs
-from stateflow.storage.hdfs.answers import HdfsRefusal
-from stateflow.storage.hdfs.session import HdfsSession
+from stateflow.state.host_cache import HostCache, damaged_copy
+from stateflow.storage import PosixStorage, hdfs, no_follow, object_store, posix
+from stateflow.storage.hdfs import HdfsRefusal, HdfsSession
 from tests.support.mutants.registry import Mutant, Mutants
 
 MUTANTS = Mutants()
@@ -35,15 +32,9 @@ MUTANTS = Mutants()
 # -- stored files -----------------------------------------------------------------------------------------------------
 
 
-@MUTANTS.plant("unchecked-stores", (store, "check_once"), (rescale, "check_once"))
+@MUTANTS.plant("unchecked-stores", (backend, "check_once"), (rescale, "check_once"))
 def _check_nothing(*_: object) -> None:
     """RocksDB opens stores from elsewhere without a check."""
-
-
-@MUTANTS.plant("no-child", (check, "probe"))
-def _open_nothing(*_: object) -> str:
-    """No child process opens a store first."""
-    return ""
 
 
 @MUTANTS.plant("verify-opens-nothing", (verification, "_open_stores"))
@@ -54,8 +45,8 @@ def _open_no_stores(*_: object) -> None:
 MUTANTS.add(
     Mutant(
         "trusted-numbers",
-        "The numbers of a store's manifest are not checked, and no child process opens the store first.",
-        ((manifest, "_LEVELS", 1 << 64), (manifest, "_LARGEST_NUMBER", 1 << 65), (check, "probe", _open_nothing)),
+        "The numbers of a store's manifest are not checked.",
+        ((manifest, "_LEVELS", 1 << 64), (manifest, "_LARGEST_NUMBER", 1 << 65)),
     )
 )
 
@@ -75,7 +66,7 @@ MUTANTS.add(
 )
 
 
-@MUTANTS.plant("followed-folders", (folder_tree, "open_folder"))
+@MUTANTS.plant("followed-folders", (posix, "open_folder"))
 def _open_folder_or_link(parent: int, name: str) -> int:
     """Symbolic links in place of folders are followed."""
     return os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=parent)
@@ -99,8 +90,8 @@ MUTANTS.add(
             (PosixStorage, "_names", _any_names),
             (host_cache, "check_key", str),
             (manifest_files, "check_key", str),
-            (operator_parts, "check_key", str),
-            (open_files, "check_key", str),
+            (operator_files, "check_key", str),
+            (shared_files, "check_key", str),
         ),
     )
 )
@@ -137,25 +128,21 @@ MUTANTS.add(
     Mutant(
         "echoed-answers",
         "Errors contain what a server has answered.",
-        (
-            (hdfs_answers, "successful", _successful_or_echoed),
-            (webhdfs, "successful", _successful_or_echoed),
-            (object_store, "_reason", str),
-        ),
+        ((hdfs, "successful", _successful_or_echoed), (object_store, "_reason", str)),
     )
 )
 
 
-@MUTANTS.plant("endless-answers", (answers, "pieces"), (webhdfs, "pieces"))
+@MUTANTS.plant("endless-answers", (http, "stream_answer"), (hdfs, "stream_answer"))
 def _all_pieces(answer: requests.Response, _: Clock, __: int) -> Iterator[bytes]:
     """An answer has no limit of size and duration."""
     yield from answer.raw.stream(1 << 20)
 
 
-_pieces = answers.pieces
+_pieces = http.stream_answer
 
 
-@MUTANTS.plant("no-length-check", (answers, "pieces"), (webhdfs, "pieces"))
+@MUTANTS.plant("no-length-check", (http, "stream_answer"), (hdfs, "stream_answer"))
 def _pieces_so_far(answer: requests.Response, clock: Clock, limit: int) -> Iterator[bytes]:
     """An answer that ends too early counts as complete."""
     with contextlib.suppress(HTTPError):

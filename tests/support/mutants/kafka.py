@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from stateflow.connectors.kafka import transactions
-from stateflow.connectors.kafka.transactions import Transactions
-from stateflow.runtime.driver.barrier import CompletedBarrier
+from stateflow.connectors.kafka import client
+from stateflow.connectors.kafka.client import Transactions
+from stateflow.runtime.driver.batch_runner import CompletedBarrier
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.state.handles import Committable
 from tests.support.mutants.registry import Mutants
@@ -33,10 +33,10 @@ def _start_producer_that_fences_nothing(self: Transactions) -> None:
     """Each driver has a transactional id of its own, so that it fences no other driver."""
     from confluent_kafka import Producer
 
-    options = {**transactions._DEFAULTS, **self._options, **self._connection.options(), "log_level": 0}
+    options = {**client._DEFAULTS, **self._options, **self._connection.options(), "log_level": 0}
     producer = Producer({**options, "transactional.id": f"{self._name}-{uuid4().hex}"})
-    producer.init_transactions(transactions.TIMEOUT_SECONDS)
-    self._producer, self._token = producer, self._read(transactions.TIMEOUT_SECONDS)[1]
+    producer.init_transactions(client.TIMEOUT_SECONDS)
+    self._producer, self._token = producer, self._read(client.TIMEOUT_SECONDS)[1]
 
 
 @MUTANTS.plant("early-records", (JobRun, "_publish_early"))

@@ -15,10 +15,9 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.sealed_json import seal, unseal
 from stateflow.checkpoint.log.transitions import Adoption, Author, Commit, Kept
 from stateflow.errors import DataError
-from stateflow.runtime import preflight
-from stateflow.runtime.driver.checkpointing.upload_waiter import UploadWaiter
-from stateflow.runtime.job import loader
-from stateflow.runtime.job.start_checks import CheckedHead, StartChecks
+from stateflow.runtime import job_loader, preflight
+from stateflow.runtime.driver.checkpointing import UploadWaiter
+from stateflow.runtime.job import CheckedHead, StartChecks
 from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import FORMAT, log_entry
 from tests.support.mutants.registry import Mutants
@@ -26,7 +25,7 @@ from tests.support.mutants.registry import Mutants
 MUTANTS = Mutants()
 
 
-@MUTANTS.plant("any-format", *((module, "read_format") for module in (job_root, loader, preflight)))
+@MUTANTS.plant("any-format", *((module, "read_format") for module in (job_root, job_loader, preflight)))
 def _read_any_format(storage: Storage) -> JobFormat:
     """The version of the format is not checked."""
     document, _ = unseal(storage.get(FORMAT), JobFormat, FORMAT)

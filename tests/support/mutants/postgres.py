@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from stateflow.connectors.postgres import connection
-from stateflow.connectors.postgres.connection import Connection
-from stateflow.connectors.postgres.tokens import Position, TokenTable
+from stateflow.connectors.postgres import transactions
+from stateflow.connectors.postgres.transactions import Connection, Position, TokenTable
 from tests.support.mutants.registry import Mutants
 
 MUTANTS = Mutants()
@@ -19,7 +18,7 @@ def _set_after_commit(self: TokenTable, to: Connection, application: str, token:
     _set(self, to, application, token, version)
 
 
-@MUTANTS.plant("forgotten-commits", (connection, "_require_durability"))
+@MUTANTS.plant("forgotten-commits", (transactions, "_require_durability"))
 def _require_nothing(_: Connection) -> None:
     """A commit may be lost in a crash of the server, if its settings permit it."""
 

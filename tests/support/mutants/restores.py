@@ -23,14 +23,14 @@ from stateflow.checkpoint.log.transitions import Adoption, Author
 from stateflow.checkpoint.restore.plan_document import SinkChange
 from stateflow.runtime.driver import job_restore
 from stateflow.runtime.publisher import BoundSink, OutputFilter, Publisher
-from stateflow.runtime.restore import existing_tables, plan_execution, rewind, sink_changes
+from stateflow.runtime.restore import new_job_root, plan_execution, rewind, sink_changes
 from stateflow.runtime.restore.context import RestoreContext
 from tests.support.mutants.registry import Mutants
 
 MUTANTS = Mutants()
 
 
-@MUTANTS.plant("any-table", (existing_tables, "_check_own_output"))
+@MUTANTS.plant("any-table", (new_job_root, "_check_own_output"))
 def _check_no_output(*_: object, **__: object) -> None:
     """A table's versions after the savepoint are not checked."""
 
@@ -92,9 +92,8 @@ def _claim_with_all_pending(
 def _intent_of_the_plan(context: RestoreContext, change: SinkChange) -> SinkIntent:
     """A restore uses the table version of its plan, which was read before pending output was published."""
     then = change.now if change.then is None else change.then
-    return SinkIntent(
-        table_id=change.table_id, mode=change.mode, to_version=then if change.mode is SinkMode.RESTORE else None
-    )
+    version = then if change.mode is SinkMode.RESTORE else None
+    return SinkIntent(table_id=change.table_id, mode=change.mode, to_version=version, seen_version=version)
 
 
 # Mistakes that the simulator found in the code itself.
@@ -106,7 +105,7 @@ def _intent_without_version(context: RestoreContext, change: SinkChange) -> Sink
     then = None
     if change.mode is SinkMode.RESTORE:
         then = context.job.sinks[change.uid].open_table().plan_rewind(context.target.checkpoint_id).to_version
-    return SinkIntent(table_id=change.table_id, mode=change.mode, to_version=then)
+    return SinkIntent(table_id=change.table_id, mode=change.mode, to_version=then, seen_version=then)
 
 
 @MUTANTS.plant("kept-unpublished", (plan_execution, "output_to_publish"), rules="S1 S2", plan="rewinds")

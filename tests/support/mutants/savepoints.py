@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from stateflow.checkpoint.gc import collector
+from stateflow.checkpoint import garbage_collector as garbage
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import Answer, ClaimedSavepoint, SavepointClaim
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import get_or_none
 from stateflow.checkpoint.savepoints import catalog, claim_slots, claimed_savepoints, cleanup, create
-from stateflow.checkpoint.savepoints.canonical.workers import LocalWorkers, SavepointWorkers
+from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, SavepointWorkers
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.checkpoint.savepoints.claim_slots import Disposal
 from stateflow.checkpoint.savepoints.create import SavepointSpec
 from stateflow.errors import SavepointClaimed, StorageError
-from stateflow.operations.savepoints import job_savepoints as savepoints
+from stateflow.operations import job_savepoints as savepoints
 from stateflow.runtime.driver import request_server
 from stateflow.runtime.driver.request_server import RequestServer
 from stateflow.runtime.restore import plan_execution
@@ -55,7 +55,7 @@ def _sweep_without_slot(root: JobRoot, folder: str, pins: set[str]) -> bool:
     return True
 
 
-@MUTANTS.plant("pins-first", (collector, "sweep_savepoints"), rules="V4", plan="keeping")
+@MUTANTS.plant("pins-first", (garbage, "sweep_savepoints"), rules="V4", plan="keeping")
 def _sweep_pins_first(root: JobRoot) -> list[str]:
     """A sweep reads the pins before it lists the savepoints."""
     pins = {p.id for p in root.head().entry.pinned}
@@ -87,7 +87,7 @@ def _reserve_nothing(storage: Storage, folder: str, disposal: Disposal) -> None:
 
 
 @MUTANTS.plant(
-    "impatient-owner", (claimed_savepoints, "settle_claims"), (collector, "settle_claims"), rules="C2 C3", plan="claims"
+    "impatient-owner", (claimed_savepoints, "settle_claims"), (garbage, "settle_claims"), rules="C2 C3", plan="claims"
 )
 def _settle_at_once(root: JobRoot, head: Head) -> None:
     """A claimed savepoint is deleted while the checkpoint that adopted its state is retained."""

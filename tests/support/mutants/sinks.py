@@ -13,10 +13,10 @@ from stateflow.checkpoint.log import transitions
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
 from stateflow.checkpoint.log.documents import PendingOutput, PublishedOutput
 from stateflow.checkpoint.sink_commit import Decision, PublishingSink, SinkOutput
-from stateflow.connectors.delta.sink_table import DeltaSinkTable
+from stateflow.connectors.delta.sink import DeltaSinkTable
 from stateflow.connectors.staged_output import StagedTable
 from stateflow.runtime import publisher
-from stateflow.runtime.spark.location.checkpoint_location import SparkLocation
+from stateflow.runtime.spark.checkpoint_location import SparkLocation
 from stateflow.state.handles import Committable
 from stateflow.storage import Storage
 from stateflow.storage.paths import data_prefixes, parse_data

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from stateflow.checkpoint.restore import redistribution
+from stateflow.checkpoint.restore import state_assignment as assignment
 from stateflow.runtime.task import store_cache
 from stateflow.state.kinds.key_context import KeyContext
 from stateflow.state.kinds.keyed_state import KeyedState
@@ -15,7 +15,7 @@ from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.operator_state import OperatorListState, OperatorStateStore
 from stateflow.state.kinds.timer_index import TimerIndex
 from stateflow.state.kinds.timers import Timers
-from stateflow.state.kinds.ttl.entry_ttl import Ttl
+from stateflow.state.kinds.ttl import Ttl
 from tests.support.mutants.registry import Mutants
 
 MUTANTS = Mutants()
@@ -111,7 +111,7 @@ def _no_namespaces(*_: object) -> None:
 
 # -- lists, redistribution, failing rows
 
-_new_list, _even_split = ListState.__init__, redistribution.even_split
+_new_list, _even_split = ListState.__init__, assignment.even_split
 
 
 @MUTANTS.plant("newest-first", (ListState, "__init__"))
@@ -128,7 +128,7 @@ def _elements_of_batches_collide(self: ListState[Any], context: KeyContext, *arg
     self._epoch = struct.pack(">Q", 0)
 
 
-@MUTANTS.plant("reversed-split", (redistribution, "even_split"))
+@MUTANTS.plant("reversed-split", (assignment, "even_split"))
 def _last_ones_first(items: Any, parts: int, first: int = 0) -> list[list[Any]]:
     """A split list is reversed."""
     return _even_split(items, parts, first)[::-1]

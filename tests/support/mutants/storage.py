@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from stateflow.checkpoint.log import manifest_files
-from stateflow.runtime.driver.checkpointing import upload_waiter
-from stateflow.state.files import host_cache
+from stateflow.runtime.driver import checkpointing
+from stateflow.state import host_cache
 from stateflow.state.handles import StateFile
-from stateflow.storage import PosixStorage, PutResult, folder_tree, object_store, posix
+from stateflow.storage import PosixStorage, PutResult, object_store, posix
 from stateflow.storage.object_store import ObjectStorage
 from tests.support.mutants.registry import Mutant, Mutants
 
@@ -64,12 +64,12 @@ MUTANTS.add(
 )
 
 
-@MUTANTS.plant("no-fsync", (posix, "sync_folder"), (folder_tree, "sync_folder"))
+@MUTANTS.plant("no-fsync", (posix, "sync_folder"))
 def _never_synced(_: int) -> None:
     """A directory is not synced after a file was created in it."""
 
 
-_sync = folder_tree.sync_folder
+_sync = posix.sync_folder
 
 
 def _sync_or_not(folder: int) -> None:
@@ -93,11 +93,7 @@ MUTANTS.add(
     Mutant(
         "fsync-errors",
         "An error of fsync is ignored.",
-        (
-            (posix, "sync_folder", _sync_or_not),
-            (folder_tree, "sync_folder", _sync_or_not),
-            (PosixStorage, "_put_unnamed", _put_regardless),
-        ),
+        ((posix, "sync_folder", _sync_or_not), (PosixStorage, "_put_unnamed", _put_regardless)),
     )
 )
 
@@ -107,7 +103,7 @@ MUTANTS.add(
     (host_cache, "check_file"),
     (host_cache, "check_content"),
     (manifest_files, "check_content"),
-    (upload_waiter, "check_content"),
+    (checkpointing, "check_content"),
 )
 def _check_nothing(*_: object) -> None:
     """Data read from the storage is not compared with its hash."""

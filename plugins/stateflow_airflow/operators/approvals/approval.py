@@ -1,4 +1,4 @@
-"""Operators that ask a user to approve a request, and the check of the answer."""
+"""Operators that ask a user to approve a request or the claim of a savepoint, and the check of the answer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from airflow.providers.standard.operators.hitl import ApprovalOperator, HITLOper
 from airflow.sdk import RetryPolicy, timezone
 
 from stateflow_airflow.failures import (
+    BY_ERROR_CODE,
     PermanentFailure,
     StateflowTaskFailed,
     hide_tracebacks,
@@ -20,18 +21,33 @@ from stateflow_airflow.failures import (
     misconfigured,
     translate_errors,
 )
-from stateflow_airflow.operators.markdown import escaped
+from stateflow_airflow.operators.base import (
+    airflow_user,
+    escape,
+    request_id,
+    requested_by,
+    restricted_library,
+    triggering_user,
+)
 from stateflow_airflow.operators.restore_plan import parse_plan
-from stateflow_airflow.operators.task_requests import airflow_user, request_id, requested_by, triggering_user
-from stateflow_airflow.operators.template_values import as_list, check_texts, checked_root
-from stateflow_airflow.retry import BY_ERROR_CODE
+from stateflow_airflow.operators.template_values import (
+    as_list,
+    check_texts,
+    checked_location,
+    checked_root,
+    to_claim_mode,
+)
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
     from airflow.providers.standard.triggers.hitl import HITLTriggerEventSuccessPayload
     from airflow.sdk import Context
 
+    from stateflow.operations import SavepointReport
+
+
 require_supported()
+
 
 _ASKED = "asked"
 """Key of the XCom with the digest of the request that the question is about."""
@@ -125,8 +141,8 @@ class JobApprovalOperator(ApprovalOperator):
         # Until the answer, what the request depends on can change.
         context["ti"].xcom_push(key=_ASKED, value=asdict(asked))
         self._exclude_requester(triggering_user(context))
-        parts = [f"**{escaped(refused)}**" if refused else "", asked.markdown, self.body or ""]
-        parts.append(f"**Requested by**: {escaped(requested_by(context))}" + self._excluded(context))
+        parts = [f"**{escape(refused)}**" if refused else "", asked.markdown, self.body or ""]
+        parts.append(f"**Requested by**: {escape(requested_by(context))}" + self._excluded(context))
         if self.response_timeout:
             until = timezone.utcnow() + self.response_timeout
             parts.append(f"**Answer by** {until:%Y-%m-%d %H:%M} UTC. No answer by then counts as a rejection.")
@@ -344,3 +360,51 @@ class ApprovalCheck:
         notes = [f"approval: {answer.note}" if answer.note else ""]
         notes += [f"requested by {asked_by}" if asked_by not in answer.names else ""]
         return airflow_user(answer.user), "; ".join(part for part in (reason, *notes) if part)
+
+
+class StateflowClaimApprovalOperator(JobApprovalOperator):
+    """Asks a user to approve that a job claims the savepoint that its new job root begins with.
+
+    It asks nothing for ``no-claim``, and for a job root that has begun: its runs ignore the savepoint. See
+    `JobApprovalOperator`.
+
+    Args:
+        from_savepoint: see `StateflowRunOperator`. Templated.
+        claim_mode: see `StateflowRunOperator`. Templated.
+    """
+
+    template_fields: Sequence[str] = (*JobApprovalOperator.template_fields, "from_savepoint", "claim_mode")
+
+    def __init__(self, *, from_savepoint: str, claim_mode: str = "no-claim", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.from_savepoint = from_savepoint
+        self.claim_mode = claim_mode
+
+    def question(self) -> Question | None:
+        """Returns the claim of exactly this savepoint; None if there is nothing to claim."""
+        if to_claim_mode(self.claim_mode) == "no-claim" or not self.from_savepoint:
+            return None
+        with restricted_library(self.locations):
+            return claim_question(self.job_root, self.from_savepoint)
+
+
+def claim_question(job_root: str, savepoint: str) -> Question | None:
+    """Returns the question whether a new job root may claim a savepoint; None for a job root that has begun."""
+    from stateflow.operations import initial_savepoint
+
+    root = checked_root(job_root)
+    found = initial_savepoint(root, checked_location("from_savepoint", savepoint))
+    if found is None:
+        return None
+    digest = request_digest(action="claim", root=root, savepoint=found.path, id=found.id)
+    return Question(digest, f"claim of savepoint {found.name}", 0, _describe(root, found))
+
+
+def _describe(root: str, found: SavepointReport) -> str:
+    lines = [
+        f"**New job root**: {escape(root)}",
+        f"**Savepoint**: {escape(found.path)}, of the job {escape(found.job)}, made at {escape(found.made_at)}",
+        "**Claim**: the new job owns this savepoint, and deletes it once its state is no longer one of the job's "
+        "retained checkpoints",
+    ]
+    return "\n\n".join(lines)

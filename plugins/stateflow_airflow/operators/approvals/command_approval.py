@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.dag_status import require_paused
 from stateflow_airflow.operators.approvals.approval import JobApprovalOperator, Question, request_digest
-from stateflow_airflow.operators.base import restricted_library
-from stateflow_airflow.operators.markdown import escaped
+from stateflow_airflow.operators.base import escape, require_paused, restricted_library
 from stateflow_airflow.operators.retention_limits import Limit, Retention, configured_retention, retention_loss
 from stateflow_airflow.operators.template_values import checked_root, to_bool
 
@@ -86,9 +84,9 @@ def stop_question(job_root: str, name: str, origin: str, reason: str, drain: boo
 
 
 def _describe_stop(status: JobDescription, run: str, name: str, drain: bool) -> str:
-    saved = f"savepoint **{escaped(name)}**" if name else "savepoint"
+    saved = f"savepoint **{escape(name)}**" if name else "savepoint"
     lines = [
-        f"**Job**: {escaped(status.job)}, at {escaped(status.position)}",
+        f"**Job**: {escape(status.job)}, at {escape(status.position)}",
         f"**Run**: {run}, " + ("not ended" if status.run_open else "ended: no run is active"),
         f"**Result**: the run ends after its next checkpoint, with a {saved} of it"
         if status.run_open
@@ -166,8 +164,8 @@ def retention_question(
     named = list(loss if Counter(loss) - Counter(approved) else approved)
     digest = request_digest(action="retention", job=status.job_uuid, root=job_root, loss=named, **requested.parts)
     lines = [
-        f"**Job**: {escaped(status.job)}",
+        f"**Job**: {escape(status.job)}",
         f"**To be kept**: {requested}. Configured: {configured}",
-        f"**Deleted although the configuration keeps them**: {escaped(', '.join(loss))}",
+        f"**Deleted although the configuration keeps them**: {escape(', '.join(loss))}",
     ]
     return Question(digest, f"retention of {requested}", status.head_seq, "\n\n".join(lines), loss)

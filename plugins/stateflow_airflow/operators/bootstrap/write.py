@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, cast
 from airflow.sdk import Asset
 
 from stateflow_airflow.failures import misconfigured
-from stateflow_airflow.operators.base import LibraryOperator, TaskArgument
-from stateflow_airflow.operators.task_requests import requester
+from stateflow_airflow.operators.base import LibraryOperator, TaskArgument, requester
 from stateflow_airflow.operators.template_values import (
     as_list,
     checked_location,
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
-    from stateflow.operations.savepoints.written_savepoints import WrittenSavepoint
+    from stateflow.operations.written_savepoints import WrittenSavepoint
 
 require_supported()
 
@@ -125,7 +124,7 @@ class StateflowWriteSavepointOperator(_WritingOperator):
 
     def execute(self, context: Context) -> dict[str, object]:
         """Writes the savepoint, or finds the one that an earlier try has written."""
-        from stateflow.operations.savepoints.written_savepoints import WriteRequest, write_savepoint
+        from stateflow.operations.written_savepoints import WriteRequest, write_savepoint
 
         at = self._time()
         with self.library():
@@ -213,7 +212,7 @@ class StateflowChangeSavepointOperator(_WritingOperator):
 
     def execute(self, context: Context) -> dict[str, object]:
         """Writes the copy, or finds the one that an earlier try has written."""
-        from stateflow.operations.savepoints.changed_savepoints import ChangeRequest, change_savepoint
+        from stateflow.operations.changed_savepoints import ChangeRequest, change_savepoint
 
         with self.library():
             code = job_code(self.job, self.settings) if self.job else None

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from stateflow.compare.snapshots import SnapshotDiff
-    from stateflow.compare.summary import StateDiff
-    from stateflow.compare.thresholds import DiffLimits
+    from stateflow.compare.summary import DiffLimits, StateDiff
 
 require_supported()
 
@@ -84,7 +83,7 @@ class StateflowDiffOperator(JobRootOperator):
 
     def execute(self, context: Context) -> dict[str, object]:
         """Compares the snapshots."""
-        from stateflow.compare.thresholds import states_beyond
+        from stateflow.compare.summary import states_beyond
 
         limits = self._limits()
         with self.library():
@@ -110,7 +109,7 @@ class StateflowDiffOperator(JobRootOperator):
         return open_and_compare((checked_root(self.job_root), old), (self.other_root or self.job_root, new), options)
 
     def _limits(self) -> DiffLimits:
-        from stateflow.compare.thresholds import DiffLimits
+        from stateflow.compare.summary import DiffLimits
 
         keys, fraction = (
             None if value in (None, "", "None") else value for value in (self.max_keys, self.max_fraction)

@@ -9,17 +9,15 @@ from datetime import timedelta
 from typing import Generic, Never, Self, TypeVar
 
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
-from stateflow.api.graph.nodes import Edge, ProcessNode
+from stateflow.api.graph import Edge, ProcessNode
 from stateflow.api.joins.functions import ProcessJoinFunction
-from stateflow.api.joins.interval_columns import IntervalColumnJoin
-from stateflow.api.joins.interval_join import IntervalJoin, IntervalSettings
+from stateflow.api.joins.interval_join import IntervalColumnJoin, IntervalJoin, IntervalSettings
 from stateflow.api.joins.regular_join import Condition, Selected
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
-from stateflow.api.streams.joins.inputs import check_event_times, checked_late_tag
-from stateflow.api.streams.joins.selection import declared_columns
-from stateflow.api.streams.keyed_input import Stream, check_callable, check_function
-from stateflow.api.windows.durations import duration_ms
+from stateflow.api.streams.joins.inputs import check_event_times, checked_late_tag, declared_columns
+from stateflow.api.streams.operator_input import Stream, check_callable, check_function
+from stateflow.api.windows.window import duration_ms
 from stateflow.errors import JobDefinitionError
 
 Row = TypeVar("Row")
@@ -45,7 +43,7 @@ class IntervalJoinedStreams(Generic[Stream]):
             lower_bound: may be negative, for right rows before the left row.
 
         Raises:
-            JobDefinitionError: an argument is no timedelta, or no time is within the bounds.
+            JobDefinitionError: an argument is not a timedelta, or no time is within the bounds.
         """
         lower = duration_ms("the lower bound of an interval join", lower_bound)
         upper = duration_ms("the upper bound of an interval join", upper_bound)
@@ -74,7 +72,7 @@ class BoundedIntervalJoin(Generic[Stream]):
         """Sets the side output for left rows that are earlier than the watermark; by default they are dropped.
 
         Raises:
-            JobDefinitionError: `tag` is no OutputTag, or is of another class than the rows.
+            JobDefinitionError: `tag` is not an OutputTag, or is of another class than the rows.
         """
         return self._with(replace(self._settings, late_left=checked_late_tag(tag, self._inputs[0])))
 
@@ -98,7 +96,7 @@ class BoundedIntervalJoin(Generic[Stream]):
             on_error: see `KeyedStream.process`; a dead letter is the row that arrived later.
 
         Raises:
-            JobDefinitionError: `function` is no `ProcessJoinFunction`.
+            JobDefinitionError: `function` is not a `ProcessJoinFunction`.
         """
         check_function("process of an interval join", function, ProcessJoinFunction, uid)
         left, right = self._inputs
@@ -146,8 +144,8 @@ class BoundedIntervalJoin(Generic[Stream]):
 def _checked(settings: IntervalSettings) -> IntervalSettings:
     if settings.lower > settings.upper:
         raise JobDefinitionError(
-            "no time is within the bounds of an interval join",
-            hint="pass a lower bound that is not above the upper bound; they differ if one is excluded",
+            "the lower bound of an interval join must not be above the upper bound",
+            hint="pass bounds in order; an excluded bound moves by a millisecond",
             lower=settings.lower,
             upper=settings.upper,
         )

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Generic, Never, Self, TypeVar
 
-from stateflow.api.column_windows.slices import Slicing
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
-from stateflow.api.graph.nodes import ProcessNode
+from stateflow.api.graph import ProcessNode
 from stateflow.api.joins.regular_join import Condition, Selected
-from stateflow.api.joins.window_columns import JoinedWindows as ColumnWindows
-from stateflow.api.joins.window_columns import SelectedOfWindows, WindowColumnJoin, bounds_of
-from stateflow.api.joins.window_join import CoGroup, CoGroupRows, Join, JoinedSides, JoinRows, TaggedRow, WindowJoin
+from stateflow.api.joins.window_join import (
+    CoGroup,
+    CoGroupRows,
+    Join,
+    JoinRows,
+    TaggedRow,
+    WindowColumnJoin,
+    WindowJoin,
+    bounds_of,
+)
 from stateflow.api.schema import RowSchema
-from stateflow.api.streams.joins.inputs import joined_pair, time_readers
-from stateflow.api.streams.joins.selection import declared_columns
-from stateflow.api.streams.keyed_input import KeyedInput, Stream, check_callable
+from stateflow.api.streams.joins.inputs import declared_columns, joined_pair, time_readers
+from stateflow.api.streams.operator_input import OperatorInput, Stream, check_callable
 from stateflow.api.streams.windowed_stream import WindowedStream
 from stateflow.api.windows.assigners import (
     SlidingEventTimeWindows,
@@ -26,6 +30,7 @@ from stateflow.api.windows.assigners import (
     WindowAssigner,
     windows_kind,
 )
+from stateflow.api.windows.column_windows import Slicing
 from stateflow.api.windows.evictors import Evictor
 from stateflow.api.windows.functions import ProcessWindowFunction
 from stateflow.api.windows.trigger import Trigger
@@ -36,7 +41,7 @@ Left = TypeVar("Left")
 Right = TypeVar("Right")
 Element = TypeVar("Element")
 Joined = TypeVar("Joined")
-KeyBy = Callable[..., KeyedInput[Stream]]
+KeyBy = Callable[..., OperatorInput[Stream]]
 """`key_by` of a stream."""
 _SELECTED = (TumblingEventTimeWindows, SlidingEventTimeWindows)
 """The windows whose pairs `select` joins by columns."""
@@ -49,7 +54,7 @@ class JoinedWindows(Generic[Stream]):
     """
 
     def __init__(
-        self, pair: tuple[KeyedInput[Stream], KeyedInput[Stream]], assigner: WindowAssigner[Never], method: str
+        self, pair: tuple[OperatorInput[Stream], OperatorInput[Stream]], assigner: WindowAssigner[Never], method: str
     ) -> None:
         left, right = pair
         self._inputs = joined_pair(left, right, method)
@@ -74,26 +79,26 @@ class JoinedWindows(Generic[Stream]):
         return changed
 
     def _apply(
-        self, function: ProcessWindowFunction[TaggedRow[Left, Right], object], name: str, declared: _Declared
+        self,
+        function: ProcessWindowFunction[TaggedRow[Left, Right], object],
+        name: str,
+        *,
+        output: type[object],
+        uid: str,
+        on_error: str | DeadLetters,
     ) -> Stream:
         left, right = (edge.node.schema.row_class for edge in self._inputs)
         settings = self._windows._settings
         operator = WindowJoin(
-            JoinedSides((left, right), time_readers(self._inputs)), settings, self._windows._evictor, function
+            settings,
+            function,
+            row_classes=(left, right),
+            times=time_readers(self._inputs),
+            evictor=self._windows._evictor,
         )
         name = f"{name} {type(settings.assigner).__name__}"
-        policy = checked_policy(declared.on_error)
-        node = ProcessNode(declared.uid, self._inputs, operator, RowSchema.of(declared.output), name, policy)
+        node = ProcessNode(uid, self._inputs, operator, RowSchema.of(output), name, checked_policy(on_error))
         return self._windows._add_operator(node)
-
-
-@dataclass(frozen=True)
-class _Declared:
-    """What the user declares about an operator."""
-
-    output: type[object]
-    uid: str
-    on_error: str | DeadLetters
 
 
 class WindowedJoin(JoinedWindows[Stream]):
@@ -110,7 +115,7 @@ class WindowedJoin(JoinedWindows[Stream]):
             on_error: see `KeyedStream.process`.
         """
         check_callable("apply", function, uid)
-        return self._apply(JoinRows(function), "join", _Declared(output, uid, on_error))
+        return self._apply(JoinRows(function), "join", output=output, uid=uid, on_error=on_error)
 
     def select(
         self,
@@ -143,23 +148,28 @@ class WindowedJoin(JoinedWindows[Stream]):
         bounds = bounds_of(given, schema)
         left, right = (edge.node.schema for edge in self._inputs)
         found = declared_columns((left, right), schema, given, uid, bounds.bounds)
-        selected = SelectedOfWindows(Selected(schema, found, where), bounds)
-        function = WindowColumnJoin((left, right), self._column_windows(uid), selected)
+        function = WindowColumnJoin(
+            (left, right),
+            Selected(schema, found, where),
+            bounds,
+            self._slicing(uid),
+            kind=windows_kind(settings.assigner),
+            text=settings.text,
+        )
         name = f"join {type(settings.assigner).__name__}"
         return self._windows._add_operator(ProcessNode(uid, self._inputs, function, schema, name))
 
-    def _column_windows(self, uid: str) -> ColumnWindows:
+    def _slicing(self, uid: str) -> Slicing:
         settings, assigner = self._windows._settings, self._windows._settings.assigner
         is_plain = self._windows._evictor is None and not settings.allowed_lateness
         if not is_plain or type(settings.trigger) is not EventTimeTrigger or not isinstance(assigner, _SELECTED):
             raise JobDefinitionError(
-                "the pairs of these windows cannot be selected by columns",
+                "select does not support these windows",
                 hint="call apply, or join tumbling or sliding windows of event time without other settings",
                 assigner=type(assigner).__name__,
                 uid=uid,
             )
-        slicing = Slicing(assigner.size, assigner.slide, assigner.offset)
-        return ColumnWindows(slicing, windows_kind(assigner), settings.text)
+        return Slicing(assigner.size, assigner.slide, assigner.offset)
 
 
 class WindowedCoGroup(JoinedWindows[Stream]):
@@ -173,7 +183,7 @@ class WindowedCoGroup(JoinedWindows[Stream]):
         It returns or yields rows. Arguments: see `WindowedJoin.apply`.
         """
         check_callable("apply", function, uid)
-        return self._apply(CoGroupRows(function), "co-group", _Declared(output, uid, on_error))
+        return self._apply(CoGroupRows(function), "co-group", output=output, uid=uid, on_error=on_error)
 
 
 class JoinedStreams(Generic[Stream, Joined]):
@@ -198,7 +208,7 @@ class Where(Generic[Stream, Joined]):
     """Two streams, of which the left one is keyed."""
 
     def __init__(
-        self, left: KeyedInput[Stream], key_right: KeyBy[Stream], windows: _MakeWindows[Stream, Joined]
+        self, left: OperatorInput[Stream], key_right: KeyBy[Stream], windows: _MakeWindows[Stream, Joined]
     ) -> None:
         self._left = left
         self._key_right = key_right
@@ -213,7 +223,7 @@ class EqualTo(Generic[Stream, Joined]):
     """Two keyed streams, before their windows are declared."""
 
     def __init__(
-        self, left: KeyedInput[Stream], right: KeyedInput[Stream], windows: _MakeWindows[Stream, Joined]
+        self, left: OperatorInput[Stream], right: OperatorInput[Stream], windows: _MakeWindows[Stream, Joined]
     ) -> None:
         self._pair = left, right
         self._windows = windows
@@ -227,4 +237,4 @@ class EqualTo(Generic[Stream, Joined]):
         return self._windows(self._pair, assigner)
 
 
-_MakeWindows = Callable[[tuple[KeyedInput[Stream], KeyedInput[Stream]], WindowAssigner[Never]], Joined]
+_MakeWindows = Callable[[tuple[OperatorInput[Stream], OperatorInput[Stream]], WindowAssigner[Never]], Joined]

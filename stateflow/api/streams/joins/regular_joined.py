@@ -9,17 +9,25 @@ from typing import Generic
 from stateflow.api.changelog import Changelog, row_kind_of
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
 from stateflow.api.functions.process import KeyedFunction
-from stateflow.api.graph.nodes import ProcessNode
-from stateflow.api.joins.changelog_join import ChangelogInput, ChangelogJoin, JoinedPairs
-from stateflow.api.joins.conditions import ColumnCondition, EveryPair, Matching, RowCondition, Schemas
+from stateflow.api.graph import ProcessNode
+from stateflow.api.joins.changelog_join import ChangelogInput, ChangelogJoin, JoinedPairs, JoinKind, OuterJoin
 from stateflow.api.joins.functions import PairColumns, Untyped
-from stateflow.api.joins.outer_join import JoinKind, OuterJoin
-from stateflow.api.joins.regular_join import ColumnJoin, Condition, KeptRows, RegularJoin, Selected
+from stateflow.api.joins.regular_join import (
+    ColumnCondition,
+    ColumnJoin,
+    Condition,
+    EveryPair,
+    KeptRows,
+    Matching,
+    RegularJoin,
+    RowCondition,
+    Schemas,
+    Selected,
+)
 from stateflow.api.joins.window_join import Join
 from stateflow.api.schema import Column, RowSchema
-from stateflow.api.streams.joins.inputs import ChangelogEdge
-from stateflow.api.streams.joins.selection import declared_columns
-from stateflow.api.streams.keyed_input import Stream, check_callable
+from stateflow.api.streams.joins.inputs import ChangelogEdge, declared_columns
+from stateflow.api.streams.operator_input import Stream, check_callable
 from stateflow.errors import JobDefinitionError
 from stateflow.types.columns.row_kind import RowKind
 from stateflow.types.ttl_config import StateTtlConfig
@@ -51,9 +59,7 @@ class RegularJoinedStreams(Generic[Stream]):
     ) -> None:
         if how not in _KINDS:
             raise JobDefinitionError(
-                "a regular join is of another kind",
-                hint=f"pass how=, one of {', '.join(_KINDS)}",
-                given=repr(how)[:200],
+                f"how must be one of {', '.join(_KINDS)}", hint="the default is inner", given=repr(how)[:200]
             )
         self._kind = _KINDS[how]
         self._add_operator = add_operator

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Generic
 
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
-from stateflow.api.graph.nodes import Edge, ProcessNode
+from stateflow.api.graph import Edge, ProcessNode
 from stateflow.api.joins.temporal_join import Join, TemporalJoin
 from stateflow.api.schema import RowSchema
 from stateflow.api.streams.joins.inputs import ChangelogEdge, check_event_times
-from stateflow.api.streams.keyed_input import Stream, check_callable
+from stateflow.api.streams.operator_input import Stream, check_callable
 from stateflow.errors import JobDefinitionError
 
 _KINDS = ("inner", "left")
@@ -30,7 +30,7 @@ class TemporalJoinedStreams(Generic[Stream]):
     ) -> None:
         if how not in _KINDS:
             raise JobDefinitionError(
-                "a temporal join is of another kind", hint="pass how='inner' or how='left'", given=repr(how)[:200]
+                "how must be inner or left", hint="pass how='inner' or how='left'", given=repr(how)[:200]
             )
         rows, versions = inputs
         self._inputs = rows, versions.edge

@@ -1,21 +1,131 @@
-"""Files of scratch space into which entries are divided by key group, to be sorted file by file."""
+"""Divides entries among buckets for a new max parallelism, and sorts them bucket by bucket in the canonical format.
+
+A bucket is a file of scratch space with the entries of some key groups.
+
+A key's group depends on the max parallelism, so every new subtask may have keys of every old one. Workers first divide
+the entries of their shares among buckets of new key groups, which are files on local disk. Then each new subtask sorts
+its buckets, one after the other, and writes its canonical file. Memory is bounded; disk is that of the whole state.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from stateflow.private_files import make_folders
-from stateflow.scratch_folder import local_disk_errors
-from stateflow.state.backends.entry_columns import EntryColumns
-from stateflow.state.backends.entry_stream import EntryBlock
+from stateflow.checkpoint.log.documents import Manifest, OperatorState
+from stateflow.checkpoint.savepoints.canonical.writer import Shard, divide_key_groups
+from stateflow.private_files import local_disk_errors, make_folders
+from stateflow.state.backends.canonical_file import CanonicalHeader
+from stateflow.state.backends.entry_stream import EntryBlock, EntryColumns
+from stateflow.state.handles import Document, SubtaskState
 from stateflow.state.rehash import Rehash
+from stateflow.types.key_groups import range_of
+
+_BUCKET_BYTES = 8 << 20
+_MOST_BUCKETS = 256
+
+
+ShardReader = Callable[[Shard], Iterable[EntryBlock]]
+
+
+class NewSubtask(Document, frozen=True, kw_only=True):
+    """A subtask of an operator with the new max parallelism."""
+
+    operator: int
+    """Index of the operator in the manifest."""
+    state: SubtaskState
+    """Its number, key groups and timers; without files."""
+    header: CanonicalHeader
+    buckets: list[int]
+    """First key group of each of its buckets; the entries of a bucket are sorted together."""
+
+
+def new_subtasks(manifest: Manifest, max_parallelism: int) -> list[NewSubtask]:
+    """Returns the subtasks of all operators with keyed state, with another number of key groups.
+
+    An operator has as many subtasks as before, or as many as there are key groups.
+    """
+    return [
+        subtask
+        for index, operator in enumerate(manifest.operators)
+        if operator.subtasks
+        for subtask in _new_subtasks(index, operator, max_parallelism)
+    ]
+
+
+def _new_subtasks(index: int, operator: OperatorState, max_parallelism: int) -> Iterator[NewSubtask]:
+    parallelism = min(operator.parallelism, max_parallelism)
+    size = sum(file.size for state in operator.subtasks for file in state.files)
+    buckets = min(_MOST_BUCKETS, -(-size // _BUCKET_BYTES)) or 1
+    timers = [state.earliest_timers for state in operator.subtasks]
+    for number in range(parallelism):
+        groups = range_of(number, parallelism, max_parallelism)
+        state = SubtaskState(
+            subtask=number,
+            first_group=groups.first,
+            last_group=groups.last,
+            snapshot="",
+            event_timer=min((t.event for t in timers if t.event is not None), default=None),
+            processing_timer=min((t.processing for t in timers if t.processing is not None), default=None),
+        )
+        header = CanonicalHeader(
+            uid=operator.uid,
+            key_types=operator.key_types,
+            max_parallelism=max_parallelism,
+            first_group=groups.first,
+            last_group=groups.last,
+            states=operator.states,
+        )
+        ranges = divide_key_groups(groups, -(-buckets // parallelism))
+        yield NewSubtask(operator=index, state=state, header=header, buckets=[r.first for r in ranges])
+
+
+def divide_into_buckets(
+    shards: Sequence[Shard], subtasks: Sequence[NewSubtask], read: ShardReader, folder: Path
+) -> None:
+    """Divides the entries of shards among buckets.
+
+    Args:
+        shards: the shards that one worker reads.
+        subtasks: all new subtasks.
+        read: returns the entries of a shard.
+        folder: local folder of this worker.
+
+    Raises:
+        CorruptFile: an entry does not belong to a state of its operator, or a file is damaged.
+    """
+    for operator, same in groupby(shards, lambda shard: shard.operator):
+        headers = [s.header for s in subtasks if s.operator == operator]
+        starts = [first for s in subtasks if s.operator == operator for first in s.buckets]
+        rehash = Rehash(headers[0].key_types, [s.name for s in headers[0].states], headers[0].max_parallelism)
+        writer = BucketWriter(folder / str(operator), rehash, starts)
+        for shard in same:
+            writer.add(read(shard))
+        writer.flush()
+
+
+def read_sorted_entries(subtask: NewSubtask, folders: Sequence[Path], scratch: Path) -> Iterator[EntryColumns]:
+    """Yields the entries of a new subtask in order of keys, in parts.
+
+    Args:
+        subtask: the subtask.
+        folders: the folders of all workers that have divided entries.
+        scratch: an empty local folder.
+    """
+    for bucket in subtask.buckets:
+        files = [bucket_file(folder / str(subtask.operator), bucket) for folder in folders]
+        yield from read_sorted_columns(files, scratch)
+        for file in files:
+            # The canonical file that is being written needs about as much disk.
+            file.unlink(missing_ok=True)
+
 
 _BUFFER_BYTES = 32 << 20
 _PIECE_BYTES = 2 << 20
@@ -61,7 +171,7 @@ class BucketWriter:
                 self.flush()
 
     def flush(self) -> None:
-        """Writes what is in memory."""
+        """Writes the entries in memory."""
         pending, self._pending, self._size = self._pending, [], 0
         for number, bucket in enumerate(self._starts):
             found = [
@@ -70,7 +180,7 @@ class BucketWriter:
                 if bounds[number] < bounds[number + 1]
             ]
             if found:
-                _write(bucket_file(self._folder, bucket), "ab", [EntryColumns.concatenated(found)])
+                _write(bucket_file(self._folder, bucket), "ab", [EntryColumns.concatenate(found)])
 
 
 def bucket_file(folder: Path, bucket: int) -> Path:
@@ -103,7 +213,7 @@ def read_sorted_columns(
             runs.append(_store_run(last, scratch / f"run-{len(runs)}"))
             last = part
         if not runs:
-            yield from last.sorted_parts(_PIECE_BYTES)
+            yield from last.sort_in_parts(_PIECE_BYTES)
             return
         runs.append(_store_run(last, scratch / f"run-{len(runs)}"))
         del last
@@ -138,10 +248,10 @@ def _gathered(pieces: Iterable[EntryColumns], size: int) -> Iterator[EntryColumn
         found.append(piece)
         used += piece.bytes
         if used >= size:
-            yield EntryColumns.concatenated(found)
+            yield EntryColumns.concatenate(found)
             found, used = [], 0
     if found:
-        yield EntryColumns.concatenated(found)
+        yield EntryColumns.concatenate(found)
 
 
 def _stored_pieces(files: Iterable[Path]) -> Iterator[EntryColumns]:
@@ -179,7 +289,7 @@ def _merged(runs: Iterable[Iterator[EntryColumns]]) -> Iterator[EntryColumns]:
             rest = entries.slice(end, len(entries)) if end < len(entries) else next(run, None)
             if rest:
                 left.append((rest, run))
-        yield EntryColumns.concatenated(found).sorted()
+        yield EntryColumns.concatenate(found).sort()
         heads = left
 
 
@@ -189,5 +299,5 @@ def _key(entries: EntryColumns, row: int) -> bytes:
 
 
 def _store_run(entries: EntryColumns, path: Path) -> Path:
-    _write(path, "wb", entries.sorted_parts(_RUN_BATCH_BYTES))
+    _write(path, "wb", entries.sort_in_parts(_RUN_BATCH_BYTES))
     return path

@@ -1,4 +1,7 @@
-"""Writes the keyed state of a checkpoint in the canonical format, which is independent of state backends."""
+"""Writes the keyed state of a checkpoint in the canonical format, which is independent of state backends.
+
+`shares_of` divides this work among workers.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,27 @@ import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from msgspec.structs import replace
 
 from stateflow import failpoints
-from stateflow.checkpoint.log.documents import Manifest
-from stateflow.checkpoint.savepoints.canonical.shares import Shard, divided
+from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.clock import SystemClock
+from stateflow.config.settings import SavepointSettings
 from stateflow.config.state_settings import RocksDBSettings
-from stateflow.private_files import open_private
-from stateflow.scratch_folder import ScratchFolder, local_disk_errors
+from stateflow.private_files import ScratchFolder, local_disk_errors, open_private
 from stateflow.state.backends import canonical_file
+from stateflow.state.backends.canonical_file import CanonicalHeader
 from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.backends.factory import StoreLocation, read_blocks
-from stateflow.state.files.host_cache import HostCache
 from stateflow.state.handles import CANONICAL, Base, Document, FileHandle, FilePart, StateFile, SubtaskState
+from stateflow.state.host_cache import HostCache
 from stateflow.storage import Storage
 from stateflow.storage.paths import SAVEPOINT_FILES
+from stateflow.types.key_groups import KeyGroupRange
 
 
 class Destination(Document, frozen=True, kw_only=True):
@@ -32,8 +37,6 @@ class Destination(Document, frozen=True, kw_only=True):
 
     folder: str
     """Prefix of the savepoint's keys, which its document does not have."""
-    files: int
-    """Maximum number of files of a worker."""
     prefix: str = SAVEPOINT_FILES
     """Prefix of the files' keys in the savepoint."""
 
@@ -103,7 +106,7 @@ class Storages:
 
 
 def write_share(share: Sequence[Shard], storages: Storages, to: Destination) -> list[StateFile]:
-    """Writes the shards of one worker.
+    """Writes the shards of one worker one after the other into one object of the savepoint.
 
     The checkpoint must be pinned. Memory is that of one block and one open store, whatever the size of the state; local
     disk has the copies, and one file of the savepoint.
@@ -111,7 +114,7 @@ def write_share(share: Sequence[Shard], storages: Storages, to: Destination) -> 
     Args:
         share: the shards.
         storages: the checkpoint and the savepoint.
-        to: the folder, and the number of files.
+        to: prefixes of the object's key.
 
     Returns:
         The canonical file of each shard, with keys relative to the savepoint's folder. Its name in the store has to be
@@ -120,13 +123,8 @@ def write_share(share: Sequence[Shard], storages: Storages, to: Destination) -> 
     Raises:
         MissingFile, CorruptFile: a file of the checkpoint is missing or damaged.
     """
-    return [file for group in divided(share, to.files) for file in _write_file(group, storages, to)]
-
-
-def _write_file(shards: Sequence[Shard], storages: Storages, to: Destination) -> list[StateFile]:
-    """Writes shards one after the other into one object of the savepoint."""
     with ScratchFolder() as scratch:
-        encoded = [canonical_file.encode(shard.header, storages.entries(shard)) for shard in shards]
+        encoded = [canonical_file.encode_file(shard.header, storages.entries(shard)) for shard in share]
         return store_files(encoded, storages.target, to, scratch.path)
 
 
@@ -193,14 +191,105 @@ def with_canonical_files(
         of_subtask = written.setdefault((shard.operator, shard.state.subtask), [])
         of_subtask.append(replace(file, local_name=f"{CANONICAL}-{len(of_subtask)}"))
     return [
-        [in_files(state, written.get((index, state.subtask), [])) for state in operator.subtasks]
+        [replace_files(state, written.get((index, state.subtask), [])) for state in operator.subtasks]
         for index, operator in enumerate(manifest.operators)
     ]
 
 
-def in_files(state: SubtaskState, files: list[StateFile]) -> SubtaskState:
+def replace_files(state: SubtaskState, files: list[StateFile]) -> SubtaskState:
     """Returns the state of a subtask in canonical files."""
     content = hashlib.sha256("".join(file.sha256 for file in files).encode()).hexdigest()
     return replace(
         state, snapshot=f"{CANONICAL}-{content}", backend=CANONICAL, files=files, inline=None, store_manifest=b""
     )
+
+
+T = TypeVar("T")
+WORTH_A_WORKER = 16 << 20
+"""Bytes of state below which another worker costs more time than it saves."""
+
+
+class Shard(Document, frozen=True, kw_only=True):
+    """A range of key groups of one subtask's state, which becomes one canonical file."""
+
+    operator: int
+    """Index of the operator in the manifest."""
+    header: CanonicalHeader
+    """Header of the file, with the operator and the key groups."""
+    state: SubtaskState
+    """The state of the subtask."""
+    bytes: int
+    """Size of the state that it reads; a part of the subtask's size."""
+
+    @property
+    def groups(self) -> KeyGroupRange:
+        """The key groups to write."""
+        return KeyGroupRange(self.header.first_group, self.header.last_group)
+
+
+def shards_of(manifest: Manifest, max_parallelism: int, settings: SavepointSettings) -> list[Shard]:
+    """Returns the shards of all keyed state, in order of operators, subtasks and key groups.
+
+    A subtask has min(⌈size / worker_bytes⌉, max_workers) shards of contiguous key groups; one without entries has none.
+    """
+    return [
+        shard
+        for index, operator in enumerate(manifest.operators)
+        for state in operator.subtasks
+        if state.files or state.inline
+        for shard in _shards(index, operator, state, max_parallelism, settings)
+    ]
+
+
+def _shards(
+    index: int, operator: OperatorState, state: SubtaskState, max_parallelism: int, settings: SavepointSettings
+) -> Iterator[Shard]:
+    size = sum(f.size for f in state.files) + len(state.inline or b"")
+    workers = min(-(-size // settings.worker_bytes), settings.max_workers)
+    ranges = divide_key_groups(state.groups, max(1, workers))
+    for groups in ranges:
+        header = CanonicalHeader(
+            uid=operator.uid,
+            key_types=operator.key_types,
+            max_parallelism=max_parallelism,
+            first_group=groups.first,
+            last_group=groups.last,
+            states=operator.states,
+        )
+        yield Shard(operator=index, header=header, state=state, bytes=size // len(ranges))
+
+
+def divide_key_groups(groups: KeyGroupRange, count: int) -> list[KeyGroupRange]:
+    """Returns `count` contiguous ranges of about equal length; fewer if there are fewer key groups.
+
+    Key groups 1 to 100 in three are 1 to 33, 34 to 66, and 67 to 100.
+    """
+    size = groups.last - groups.first + 1
+    count = min(count, size)
+    bounds = [groups.first + size * number // count for number in range(count + 1)]
+    return [KeyGroupRange(first, after - 1) for first, after in pairwise(bounds)]
+
+
+def shares_of(shards: Iterable[Shard], worth_a_worker: int = WORTH_A_WORKER) -> list[list[Shard]]:
+    """Returns what each worker writes: one large shard, or small ones that follow each other.
+
+    Args:
+        shards: all shards.
+        worth_a_worker: total size up to which small shards share a worker, in bytes.
+    """
+    shares: list[list[Shard]] = []
+    size = 0
+    for shard in shards:
+        if not shares or size + shard.bytes > worth_a_worker:
+            shares.append([])
+            size = 0
+        shares[-1].append(shard)
+        size += shard.bytes
+    return shares
+
+
+def divide_evenly(items: Sequence[T], parts: int) -> list[Sequence[T]]:
+    """Returns the items in at most `parts` contiguous groups of about equal number, none of them empty."""
+    parts = min(parts, len(items))
+    bounds = [len(items) * number // parts for number in range(parts + 1)] if parts else []
+    return [items[first:after] for first, after in pairwise(bounds)]

@@ -1,45 +1,43 @@
-"""Starts Spark with the settings that stateflow needs, and checks settings that its guarantees depend on."""
+"""Starts Spark: its Java process, the settings that stateflow needs, and Spark's own log."""
 
 from __future__ import annotations
 
+import logging
 import os
+import shlex
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from socket import socket
 
 import pyarrow as pa
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from stateflow.api.graph.job_graph import Graph
-from stateflow.api.graph.traversal import with_ancestors
+from stateflow.api.graph import Graph, with_ancestors
 from stateflow.api.input_files import reason_in
-from stateflow.config.settings import FULL, Settings, default_local_folder
+from stateflow.config.settings import FULL, QUIET, Settings, default_local_folder
+from stateflow.config.submit_options import CONF, PROPERTIES_FILE, hide_conf, option
 from stateflow.errors import ConfigError, EnvironmentUnsupported, StateflowError
-from stateflow.private_files import make_own_folders
-from stateflow.runtime.job.modules import send_job_code
+from stateflow.private_files import make_own_folder, make_own_folders
+from stateflow.runtime.job_loader import send_job_code
 from stateflow.runtime.planning.physical_plan import has_transform
-from stateflow.runtime.spark.session.java_process import MASTER, is_started, master_of_arguments, start_java
-from stateflow.runtime.spark.session.log_settings import (
-    is_quiet,
-    quiet_accumulators,
-    quiet_py4j,
-    quiet_pyspark,
-    quiet_spark,
-    quiet_workers,
-)
-from stateflow.runtime.spark.session.settings import (
+from stateflow.runtime.spark.session.requirements import (
     ARROW_ROWS,
     READING,
     REQUIRED,
+    check_java,
     check_master,
+    check_python,
     check_reading,
     check_required,
+    check_spark,
     is_local,
 )
-from stateflow.runtime.spark.session.versions import check_java, check_python, check_spark
 
 _PROGRESS = "spark.ui.showConsoleProgress"
 _DEFAULTS = {
@@ -71,6 +69,7 @@ _DEFAULTS = {
 }
 """Defaults, unless the user, spark-submit or spark-defaults set them."""
 
+
 _LOCAL = {
     # Local tasks run in the process that waits for their heartbeats. After two minutes without, such as of a host that
     # was suspended, it would drop itself as a lost executor, fail to register again, and exit.
@@ -78,17 +77,21 @@ _LOCAL = {
 }
 """Defaults of a local master."""
 
+
 _LONGEST_FOLDER = 60
 """Length of the path of a folder for Unix sockets that Spark permits."""
 
+
 _LEVEL = {"spark.log.level": "ERROR"}
 """Defaults when Spark uses another log configuration, and ``spark.log`` is not ``full``."""
+
 
 _FIXED_PLAN = {
     # It runs each shuffle as a separate job, and cannot improve the plan: stateflow sets the partitions.
     "spark.sql.adaptive.enabled": "false"
 }
 """Defaults for a job without Spark expressions, which could join or aggregate."""
+
 
 _FIXED_WIDTH_ROWS = {
     # To limit the bytes of an Arrow batch, Spark computes its size after each row, which takes a seventh of a task's
@@ -243,3 +246,198 @@ def check_session(session: SparkSession) -> None:
     if not hasattr(session, "sparkContext"):
         raise EnvironmentUnsupported("Spark Connect is not supported", hint="use a classic session")
     check_master(str(session.sparkContext.master))
+
+
+_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+_SHELL = "pyspark-shell"
+MASTER = "spark.master"
+
+
+def is_started() -> bool:
+    """Returns whether this process is connected to a Java process, or spark-submit has started one for it."""
+    return SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ  # noqa: SLF001 - no public access
+
+
+def start_java(conf: Mapping[str, str], local_folder: Path) -> None:
+    """Starts Spark's Java process, or connects to the one that spark-submit has started.
+
+    Afterwards a SparkConf has all settings of spark-submit; before, it is empty.
+
+    Args:
+        conf: Spark's settings for a process that this call starts; options in ``PYSPARK_SUBMIT_ARGS`` take precedence.
+        local_folder: the scratch folder, in which the file with the settings exists until Spark has read it.
+
+    Raises:
+        ConfigError: a file of settings in ``PYSPARK_SUBMIT_ARGS`` cannot be read.
+        Exception: Java did not start.
+    """
+    if is_started():
+        _connect()
+        return
+    with _hidden(conf, local_folder), _names_in_utf_8():
+        _connect()
+
+
+def master_of_arguments() -> str | None:
+    """Returns the master in ``PYSPARK_SUBMIT_ARGS``."""
+    return option(_options(), "--master")
+
+
+def _connect() -> None:
+    # Any system property will do: PySpark starts Java, or connects to it, before it reads one.
+    SparkContext.getSystemProperty(MASTER)
+
+
+def _options() -> list[str]:
+    words = shlex.split(os.environ.get(_ARGUMENTS, _SHELL))
+    return words[:-1] if words[-1:] == [_SHELL] else words
+
+
+@contextmanager
+def _names_in_utf_8() -> Iterator[None]:
+    """Lets Java, started by the body, take names of files for UTF-8, as Python does: in the locale C it reads ASCII."""
+    before = os.environ.get("LC_ALL")
+    locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
+    if "utf" in locale.lower():
+        yield
+        return
+    os.environ["LC_ALL"] = "C.UTF-8"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["LC_ALL"]
+        else:
+            os.environ["LC_ALL"] = before
+
+
+@contextmanager
+def _hidden(conf: Mapping[str, str], local_folder: Path) -> Iterator[None]:
+    """Makes PySpark start Java with a file that has the settings, while the body runs; removes the file afterwards."""
+    before = os.environ.get(_ARGUMENTS)
+    make_own_folder(local_folder)
+    given = [word for name, value in conf.items() for word in (CONF, f"{name}={value}")]
+    # Only this user can read it.
+    with tempfile.NamedTemporaryFile("w", dir=local_folder, prefix="spark-", suffix=".conf", encoding="utf-8") as file:
+        try:
+            options, content = hide_conf([*given, *_options()], Path(file.name))
+        except (OSError, UnicodeDecodeError) as e:
+            raise ConfigError(
+                "the file of Spark's settings cannot be read",
+                hint=f"check {PROPERTIES_FILE} in {_ARGUMENTS}",
+                path=option(_options(), PROPERTIES_FILE),
+                reason=str(e),
+            ) from e
+        file.write(content or "")
+        file.flush()
+        os.environ[_ARGUMENTS] = shlex.join([*options, _SHELL])
+        try:
+            yield
+        finally:
+            # For this start only, as the file is.
+            if before is None:
+                del os.environ[_ARGUMENTS]
+            else:
+                os.environ[_ARGUMENTS] = before
+
+
+_DAEMON = Path(__file__).with_name("worker_daemon") / "stateflow_worker_daemon.py"
+_MODULE, _PATH = "spark.python.daemon.module", "spark.executorEnv.PYTHONPATH"
+CONFIGURATION = Path(__file__).with_name("log4j2-quiet.properties")
+_OPTIONS = "SPARK_SUBMIT_OPTS"
+_FILE = "-Dstateflow.spark.log="
+_KEPT = 10
+
+
+@contextmanager
+def quiet_spark(settings: Settings) -> Iterator[Path | None]:
+    """Starts Spark, in its body, with stateflow's log configuration.
+
+    Changes nothing when ``spark.log`` is ``full``, or when the user has a log configuration. Yields the log file; None
+    when Spark uses another configuration.
+    """
+    before = os.environ.get(_OPTIONS)
+    if settings.spark.log != QUIET or _is_configured(settings):
+        yield None
+        return
+    file = log_file(settings.local_folder, settings.name)
+    os.environ[_OPTIONS] = " ".join(filter(None, [before, *map(shlex.quote, options(file))]))
+    try:
+        yield file
+    finally:
+        # For this start only: other programs that the process starts are not affected.
+        if before is None:
+            del os.environ[_OPTIONS]
+        else:
+            os.environ[_OPTIONS] = before
+
+
+def options(file: Path) -> list[str]:
+    """Returns the options of Java that make Spark log to `file`."""
+    return [f"-Dlog4j2.configurationFile={CONFIGURATION.as_uri()}", f"{_FILE}{file}"]
+
+
+def is_quiet() -> bool:
+    """Returns whether this process, or Airflow's operator, started Spark with stateflow's log configuration."""
+    return _FILE in os.environ.get(_OPTIONS, "")
+
+
+def log_file(local: Path, name: str) -> Path:
+    """Returns the path of a new log file below the scratch folder, and removes all but the newest older files."""
+    folder = local / "spark-logs"
+    make_own_folder(local)
+    make_own_folder(folder)
+    # Another run may remove one at the same time.
+    known = sorted((p.stat().st_mtime, p) for p in folder.iterdir() if p.exists())
+    for _, path in known[: max(0, len(known) - _KEPT)]:
+        path.unlink(missing_ok=True)
+    return folder / f"{name}-{os.getpid()}.log"
+
+
+def quiet_py4j() -> None:
+    """Drops py4j's log messages about lost connections to Spark: py4j also raises them, and the run reports them."""
+    logging.getLogger("py4j").addHandler(logging.NullHandler())
+    logging.getLogger("py4j").propagate = False
+    logging.getLogger().addFilter(_not_of_py4j)
+
+
+def quiet_pyspark() -> None:
+    """Drops PySpark's log lines of 15 kB, with all frames of the JVM, about exceptions that it raises as well."""
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    # py4j also logs through the root logger, whose first message configures logging to standard error.
+    return Path(record.pathname).parent.name != "py4j"
+
+
+def quiet_accumulators(session: SparkSession) -> None:
+    """Drops the traceback that PySpark's accumulator server prints when Spark's process dies."""
+    server = session.sparkContext._accumulatorServer  # noqa: SLF001 - PySpark has no public access to it
+    if "handle_error" in vars(server):  # by an earlier run of this session
+        return
+    report = server.handle_error
+
+    def handle_error(request: socket | tuple[bytes, socket], client_address: object) -> None:
+        if not isinstance(sys.exception(), EOFError | ConnectionError):
+            report(request, client_address)
+
+    vars(server)["handle_error"] = handle_error
+
+
+def quiet_workers(given: Mapping[str, str]) -> dict[str, str]:
+    """Returns the Spark settings for Python workers that print no traceback when Spark closes their connection.
+
+    Args:
+        given: the user's Spark settings; the result is empty when they set a daemon or a Python path.
+    """
+    if _MODULE in given or _PATH in given:
+        return {}
+    return {_MODULE: _DAEMON.stem, _PATH: str(_DAEMON.parent)}
+
+
+def _is_configured(settings: Settings) -> bool:
+    java_options = f"{os.environ.get(_OPTIONS, '')} {settings.spark.conf.get('spark.driver.extraJavaOptions', '')}"
+    homes = [os.environ.get("SPARK_CONF_DIR"), os.path.join(os.environ.get("SPARK_HOME", ""), "conf")]
+    return "log4j" in java_options or any(h and (Path(h) / "log4j2.properties").is_file() for h in homes)

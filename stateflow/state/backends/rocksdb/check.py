@@ -1,9 +1,16 @@
-"""Check of RocksDB stores that come from elsewhere, before this process opens them.
+"""Check of RocksDB stores that come from elsewhere, before this process opens them, and the bounds of their data files.
 
 A store is checked once on each host: the cache remembers the stores that this host has written or checked. A user
 who may write a job root or a savepoint can choose the bytes of a store and record the hashes that fit, and RocksDB
 trusts its files: a forged one could crash or block the process. So Python follows the structure of every data file,
 and a child process opens the store first. A process that may crash without harm needs no child.
+
+A manifest names the smallest and the largest key of each data file, and every checkpoint contains it. So a key of 1 MB
+would be in every checkpoint, several times. A long bound is stored as a prefix, from which the key groups are known,
+and read from the data file when the store is laid out to be opened.
+
+A bound can also be the end of a deleted range, cut where the next file begins. The file itself does not contain that
+end. So a bound is only stored as a prefix if it is exactly what will be read from the file.
 """
 
 from __future__ import annotations
@@ -11,24 +18,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
-
-import rocksdict
 
 from stateflow.errors import CorruptFile
 from stateflow.private_files import make_new_folder
-from stateflow.process_limits import ChildLimits, failure_of, is_isolated
-from stateflow.state.backends.rocksdb.bounds import with_exact_bounds
+from stateflow.process_limits import is_isolated
 from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, compose, write_manifest
-from stateflow.state.backends.rocksdb.tables.file import check_table_file
-from stateflow.state.files.host_cache import HostCache, damaged_copy, has_content, remove_tree
+from stateflow.state.backends.rocksdb.tables import check_table_file, key_bounds
 from stateflow.state.handles import StateFile
+from stateflow.state.host_cache import HostCache, damaged_copy, remove_tree
 
-_PROGRAM = "probe_program.py"
-_MEMORY_BYTES = 100 << 20
-_CPU_SECONDS = 2
-_STORED_BYTES_PER_CPU_SECOND = 100 << 20
 _LONGEST_REASON = 300
 
 
@@ -68,10 +67,6 @@ def check_once(scratch: Path, cache: HostCache, manifest: StoreManifest, files: 
         targets = {scratch / name: file for name, file in used.items()}
         # A file is checked while others are fetched, which is most of the time of a restore.
         cache.link_all(targets, lambda path: _check_structure(cache, path, targets[path]))
-        # The structure is checked in any case: RocksDB skips the rest of some forged blocks without an error.
-        if not is_isolated():
-            complete_store(scratch, cache, manifest, used)
-            _check_in_child(scratch, cache, used)
     finally:
         remove_tree(scratch)
     cache.remember_checked(known)
@@ -113,14 +108,6 @@ def _check_structure(cache: HostCache, path: Path, file: StateFile) -> None:
         cache.remember_checked(file.sha256)
 
 
-def _check_in_child(folder: Path, cache: HostCache, files: Mapping[str, StateFile]) -> None:
-    reason = probe(folder, sum(file.size for file in files.values()))
-    if reason:
-        damaged = [name for name, file in files.items() if not has_content(folder / name, file)]
-        name = damaged[0] if damaged else next(iter(files))
-        raise _unsafe(cache, folder / name, files[name], reason)
-
-
 def _unsafe(cache: HostCache, path: Path, file: StateFile, reason: str) -> CorruptFile:
     """Returns the error for a file that cannot be read; drops a damaged copy, which the next attempt fetches again."""
     if cache.drop_damaged([file]):
@@ -133,9 +120,91 @@ def _unsafe(cache: HostCache, path: Path, file: StateFile, reason: str) -> Corru
     )
 
 
-def probe(folder: Path, stored_bytes: int) -> str:
-    """Opens a store in a child process; returns why that failed, or an empty string."""
-    program = resources.files(__package__).joinpath(_PROGRAM).read_text()
-    packages = Path(rocksdict.__file__).parents[1]
-    cpu_seconds = _CPU_SECONDS + stored_bytes // _STORED_BYTES_PER_CPU_SECOND
-    return failure_of(program, (folder, packages), ChildLimits(_MEMORY_BYTES, cpu_seconds))
+LONGEST_BOUND = 64
+"""Bytes of a stored bound without its trailer."""
+_TRAILER = 8
+
+
+class BoundsShortener:
+    """Shortens the bounds of one open store's files; reads each file with long bounds once.
+
+    Args:
+        folder: folder of the store.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[StoreFile, StoreFile] = {}
+
+    def shorten(self, manifest: StoreManifest) -> StoreManifest:
+        """Returns the manifest to store.
+
+        Raises:
+            ValueError: a file is damaged; the message begins with its name.
+        """
+        self._known = {
+            file: self._known.get(file) or with_prefixes(file, self._folder / file.name)
+            for file in manifest.files
+            if _is_long(file.smallest) or _is_long(file.largest)
+        }
+        return dataclasses.replace(manifest, files=tuple(self._known.get(file, file) for file in manifest.files))
+
+
+def with_prefixes(file: StoreFile, path: Path) -> StoreFile:
+    """Returns a file with prefixes for its long bounds, as far as the data file at `path` has the exact ones.
+
+    Raises:
+        ValueError: the data file is damaged; the message begins with its name.
+    """
+    found = _read(path)
+    if found is None:
+        return file
+    can_shorten = [_is_long(bound) and bound == exact for bound, exact in zip(_bounds(file), found, strict=True)]
+    smallest, largest = (
+        bound[:LONGEST_BOUND] + bound[-_TRAILER:] if can else bound
+        for can, bound in zip(can_shorten, _bounds(file), strict=True)
+    )
+    return dataclasses.replace(file, smallest=smallest, largest=largest, prefixes=(can_shorten[0], can_shorten[1]))
+
+
+def with_exact_bounds(file: StoreFile, path: Path) -> StoreFile:
+    """Returns a file of a stored manifest with the bounds that RocksDB needs, from the data file at `path`.
+
+    Raises:
+        ValueError: the data file is damaged, or its bounds do not begin with the stored prefixes; the message begins
+            with its name.
+    """
+    if not any(file.prefixes):
+        return file
+    found = _read(path)
+    exact = []
+    for number, (is_prefix, bound) in enumerate(zip(file.prefixes, _bounds(file), strict=True)):
+        if not is_prefix:
+            exact.append(bound)
+        elif found is not None and _is_prefix_of(bound, found[number]):
+            exact.append(found[number])
+        else:
+            raise ValueError(f"{path.name}: its keys do not begin with the stored bounds")
+    if exact[0][:-_TRAILER] > exact[1][:-_TRAILER]:
+        raise ValueError(f"{path.name}: its keys are not in order")
+    return dataclasses.replace(file, smallest=exact[0], largest=exact[1], prefixes=(False, False))
+
+
+def _read(path: Path) -> tuple[bytes, bytes] | None:
+    try:
+        return key_bounds(path)
+    except ValueError as e:
+        raise ValueError(f"{path.name}: {e}") from e
+
+
+def _bounds(file: StoreFile) -> tuple[bytes, bytes]:
+    return file.smallest, file.largest
+
+
+def _is_long(bound: bytes) -> bool:
+    return len(bound) > LONGEST_BOUND + _TRAILER
+
+
+def _is_prefix_of(stored: bytes, exact: bytes) -> bool:
+    key, trailer = exact[:-_TRAILER], exact[-_TRAILER:]
+    return key.startswith(stored[:-_TRAILER]) and trailer == stored[-_TRAILER:]

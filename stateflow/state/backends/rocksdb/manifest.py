@@ -5,20 +5,26 @@ that, in a format that RocksDB must stay able to read: a log of records with che
 https://github.com/facebook/rocksdb/wiki/MANIFEST and `db/version_edit.h`. Unknown content of an edit is refused, never
 skipped, unless RocksDB marks it as safe to ignore.
 
-In stored manifests, long bounds are prefixes; see `bounds`. A field of our own marks them, which neither RocksDB nor a
+In stored manifests, long bounds are prefixes; see `check`. A field of our own marks them, which neither RocksDB nor a
 version without prefixes ignores.
+
+Its records are in blocks of 32 KiB, split into fragments with checksums:
+https://github.com/facebook/rocksdb/wiki/Write-Ahead-Log-File-Format
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stateflow.errors import CorruptFile, InternalError
 from stateflow.private_files import write_private
-from stateflow.state.backends.rocksdb.byte_reader import ByteReader
-from stateflow.state.backends.rocksdb.record_log import fragments_of, read_records
 from stateflow.state.handles import SubtaskState
 from stateflow.types.key_groups import KeyGroupRange
 
@@ -27,6 +33,7 @@ _COMPARATOR, _LOG_NUMBER, _NEXT_FILE, _LAST_SEQUENCE, _CURSOR, _DELETED_FILE = 1
 _PREVIOUS_LOG, _MIN_LOG, _NEW_FILE, _COLUMN_FAMILY, _MAX_COLUMN_FAMILY, _ATOMIC_GROUP = (9, 10, 103, 200, 203, 300)
 _SAFE_TO_IGNORE = 1 << 13
 _NUMBERS = {_LOG_NUMBER, _NEXT_FILE, _PREVIOUS_LOG, _MIN_LOG, _MAX_COLUMN_FAMILY, _ATOMIC_GROUP}
+
 
 _END_OF_DETAILS, _MIN_LOG_OF_STORE, _EPOCH = 1, 3, 13
 _NOT_SAFE_TO_IGNORE = 1 << 6
@@ -111,21 +118,23 @@ def parse(data: bytes, name: str) -> StoreManifest:
     return _applied(StoreManifest((), 0), data, 0, name)
 
 
-def manifest_of(state: SubtaskState, data: bytes, source: str) -> StoreManifest:
-    """Returns the manifest of a snapshot. Raises CorruptFile if it is damaged, or names files that there are not.
-
-    Args:
-        data: the manifest.
-        source: where it is from, for errors.
-    """
-    manifest = parse(data, source)
+def manifest_of(state: SubtaskState) -> StoreManifest:
+    """Returns the manifest of a snapshot. Raises CorruptFile if it is damaged, or names files that there are not."""
+    if not state.store_manifest:
+        raise CorruptFile(
+            "a snapshot has no store manifest",
+            hint="restore an older checkpoint",
+            file=state.snapshot,
+            files=[file.local_name for file in state.files][:5],
+        )
+    manifest = parse(state.store_manifest, state.snapshot)
     sizes = {file.local_name: file.size for file in state.files}
     missing = sorted(f.name for f in manifest.files if sizes.get(f.name) != f.size)
     if missing:
         raise CorruptFile(
             "a store's manifest names files that the snapshot does not have with this size",
             hint="restore an older checkpoint",
-            file=source,
+            file=state.snapshot,
             missing=missing[:5],
         )
     return manifest
@@ -250,28 +259,25 @@ def _decode_file(reader: ByteReader) -> StoreFile:
             details.append((tag, value))
     if epoch is None:
         raise ValueError("a file has no epoch")
-    _check_numbers((level, number, size), (smallest, largest), sequences, epoch)
-    return StoreFile(number, level, size, smallest, largest, sequences, epoch, tuple(details), prefixes)
+    file = StoreFile(number, level, size, smallest, largest, sequences, epoch, tuple(details), prefixes)
+    _check_numbers(file)
+    return file
 
 
-def _check_numbers(
-    numbers: tuple[int, int, int], bounds: tuple[bytes, bytes], sequences: tuple[int, int], epoch: int
-) -> None:
-    level, number, size = numbers
-    smallest, largest = bounds
-    if min(len(smallest), len(largest)) < _TRAILER:
+def _check_numbers(file: StoreFile) -> None:
+    if min(len(file.smallest), len(file.largest)) < _TRAILER:
         raise ValueError("a key has no trailer")
-    if level >= _LEVELS or not 0 < number < _LARGEST_NUMBER or not 0 < size < _LARGEST_NUMBER:
-        raise ValueError(f"a file has the level {level}, the number {number} and the size {size}")
-    if smallest[:-_TRAILER] > largest[:-_TRAILER] or epoch >= _LARGEST_NUMBER:
-        raise ValueError(f"the bounds of file {number} are not in order, or its epoch is {epoch}")
-    if not sequences[0] <= sequences[1] <= _LARGEST_SEQUENCE:
-        raise ValueError(f"file {number} has the sequence numbers {sequences}")
+    if file.level >= _LEVELS or not 0 < file.number < _LARGEST_NUMBER or not 0 < file.size < _LARGEST_NUMBER:
+        raise ValueError(f"a file has the level {file.level}, the number {file.number} and the size {file.size}")
+    if file.smallest[:-_TRAILER] > file.largest[:-_TRAILER] or file.epoch >= _LARGEST_NUMBER:
+        raise ValueError(f"the bounds of file {file.number} are not in order, or its epoch is {file.epoch}")
+    if not file.sequences[0] <= file.sequences[1] <= _LARGEST_SEQUENCE:
+        raise ValueError(f"file {file.number} has the sequence numbers {file.sequences}")
 
 
 def _decode_prefixes(value: bytes) -> tuple[bool, bool]:
     if value not in (b"\1", b"\2", b"\3"):
-        raise ValueError(f"which bounds are prefixes is {value[:8]!r}")
+        raise ValueError(f"the flags of prefix bounds are {value[:8]!r}")
     return bool(value[0] & 1), bool(value[0] & 2)
 
 
@@ -311,3 +317,170 @@ def _varint(value: int) -> bytes:
 
 def _sized(data: bytes) -> bytes:
     return _varint(len(data)) + data
+
+
+_BLOCK = 32768
+_HEADER = struct.Struct("<IHB")
+_FEW_BYTES = 40
+"""Up to which a loop is faster than NumPy."""
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+
+Crcs = NDArray[np.uint32]
+
+
+def read_records(data: bytes, offset: int) -> Iterator[bytes]:
+    """Yields the records in `data`, which starts with a record at `offset` of its file.
+
+    RocksDB splits a record at the ends of blocks. A fragment can be empty: when exactly one header fits into the rest
+    of a block, RocksDB writes a FIRST fragment without a payload there. So whether a record is open is tracked
+    separately, and not derived from the collected bytes.
+
+    Raises:
+        ValueError, struct.error: a record is damaged or truncated; the records before it have been yielded. A log that
+            ends between two records is complete.
+    """
+    at, fragments, is_open = 0, [], False
+    while at < len(data):
+        left = _BLOCK - (offset + at) % _BLOCK
+        if left < _HEADER.size:
+            at += left
+            continue
+        recorded, size, kind = _HEADER.unpack_from(data, at)
+        payload = data[at + _HEADER.size : at + _HEADER.size + size]
+        if len(payload) != size or size > left - _HEADER.size or recorded != checksum(kind, payload):
+            raise ValueError(f"the record at {offset + at} is damaged")
+        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or is_open != (kind in (_MIDDLE, _LAST)):
+            raise ValueError(f"the record at {offset + at} is of kind {kind}")
+        fragments.append(payload)
+        at += _HEADER.size + size
+        is_open = kind in (_FIRST, _MIDDLE)
+        if not is_open:
+            yield b"".join(fragments)
+            fragments.clear()
+    if is_open:
+        raise ValueError("the last record is truncated")
+
+
+def fragments_of(record: bytes) -> Iterator[bytes]:
+    """Yields the fragments of a record at the start of a file."""
+    room = _BLOCK - _HEADER.size
+    for at in range(0, max(1, len(record)), room):
+        payload = record[at : at + room]
+        first, last = at == 0, at + room >= len(record)
+        kind = _FULL if first and last else _FIRST if first else _LAST if last else _MIDDLE
+        yield _HEADER.pack(checksum(kind, payload), len(payload), kind) + payload
+
+
+def checksum(kind: int, payload: bytes) -> int:
+    """Returns the checksum in a fragment's header: a CRC-32C with RocksDB's mask."""
+    crc = _crc32c(bytes([kind]) + payload)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _crc32c(data: bytes) -> int:
+    """Returns the CRC-32C of at most a block. A manifest may have megabytes, for which a loop takes seconds."""
+    if len(data) < _FEW_BYTES:
+        return _crc32c_of_few(data)
+    # The CRC is linear: it is the XOR of what each half byte contributes at its distance from the end. Its first four
+    # bytes are inverted because it starts with all bits set.
+    numbers = np.frombuffer(data, np.uint8).copy()
+    numbers[:4] ^= 0xFF
+    numbers = numbers[::-1]
+    low, high = _contributions()
+    rows = np.arange(len(numbers))
+    found = np.bitwise_xor.reduce(low[rows, numbers & 0xF] ^ high[rows, numbers >> 4])
+    return int(found) ^ 0xFFFFFFFF
+
+
+def _crc32c_of_few(data: bytes) -> int:
+    table = _crc_table().tolist()
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+@cache
+def _crc_table() -> Crcs:
+    """Returns the CRC of each byte, without inversions."""
+
+    def entry(value: int) -> int:
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        return value
+
+    return np.array([entry(value) for value in range(256)], np.uint32)
+
+
+@cache
+def _contributions() -> tuple[Crcs, Crcs]:
+    """Returns what the lower and the upper half of a byte contribute to a CRC: a row per number of bytes after it."""
+    table = _crc_table()
+    rows = table[np.concatenate([np.arange(16), np.arange(16) << 4])][np.newaxis]
+    # What `len(rows)` more bytes make of each byte of a CRC.
+    shift: list[Crcs] = [table, *(np.arange(0, 256 << size, 1 << size, dtype=np.uint32) for size in (0, 8, 16))]
+    while len(rows) < _BLOCK:
+        rows = np.concatenate([rows, _shifted(rows, shift)])
+        shift = [_shifted(column, shift) for column in shift]
+    return rows[:, :16], rows[:, 16:]
+
+
+def _shifted(crcs: Crcs, shift: list[Crcs]) -> Crcs:
+    found: Crcs = shift[0][crcs & 0xFF]
+    for n in range(1, 4):
+        found = found ^ shift[n][crcs >> 8 * n & 0xFF]
+    return found
+
+
+_LONGEST_VARINT = 10
+"""Bytes of a number of 64 bits; a longer one would cost quadratic time."""
+
+
+class ByteReader:
+    """Reads fields of variable size one after the other.
+
+    The methods raise ValueError when the data ends in a field, or a number has more than 64 bits.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    @property
+    def position(self) -> int:
+        """The number of bytes read."""
+        return self._at
+
+    def __bool__(self) -> bool:
+        return self._at < len(self._data)
+
+    def varint(self) -> int:
+        """Reads a number: seven bits per byte, the lowest first."""
+        value = 0
+        size = 0
+        for byte in self._data[self._at : self._at + _LONGEST_VARINT]:
+            value |= (byte & 0x7F) << 7 * size
+            size += 1
+            if byte < 0x80 and value < 1 << 64:
+                self._at += size
+                return value
+        raise ValueError("a number is cut off, or has more than 64 bits")
+
+    def sized(self) -> bytes:
+        """Reads a field that follows its size."""
+        return self.take(self.varint())
+
+    def skip(self, size: int) -> None:
+        """Skips a number of bytes."""
+        if size > len(self._data) - self._at:
+            raise ValueError("a field is cut off")
+        self._at += size
+
+    def take(self, size: int) -> bytes:
+        """Reads a number of bytes."""
+        found = self._data[self._at : self._at + size]
+        if len(found) != size:
+            raise ValueError("a field is cut off")
+        self._at += size
+        return found

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from stateflow.errors import CorruptFile, InternalError
+from stateflow.errors import InternalError
 from stateflow.state.backends.rocksdb.check import check_once, complete_store
 from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, manifest_of, parse
-from stateflow.state.files.host_cache import HostCache, remove_tree
 from stateflow.state.handles import Base, StateFile, SubtaskState
+from stateflow.state.host_cache import HostCache, remove_tree
 from stateflow.types.key_groups import KeyGroupRange
 
 _FIRST_NUMBER = 2
@@ -94,20 +94,6 @@ def assemble(folder: Path, cache: HostCache, base: Base, cut_out: CutOut) -> Ass
     return AssembledStore(files, list(excess(merged.files, base.owned)))
 
 
-def read_store_manifest(cache: HostCache, state: SubtaskState) -> StoreManifest:
-    """Returns the manifest of a RocksDB snapshot; raises CorruptFile when it is missing or names unknown files."""
-    data, source = state.store_manifest, state.snapshot
-    if not data:
-        manifests = [f for f in state.files if f.local_name.startswith("MANIFEST-")]
-        if len(manifests) != 1:
-            names = sorted(f.local_name for f in state.files)
-            raise CorruptFile(
-                "a snapshot has no store manifest, or several", hint="restore an older checkpoint", files=names[:5]
-            )
-        data, source = cache.read(manifests[0]), manifests[0].handle.key
-    return manifest_of(state, data, source)
-
-
 def excess(files: Iterable[StoreFile], owned: KeyGroupRange) -> Iterator[KeyGroupRange]:
     """Yields the ranges of key groups below and above `owned` that some file contains."""
     ranges = [f.groups for f in files]
@@ -138,7 +124,7 @@ class _Part:
 
     def files(self, cut_out: CutOut) -> tuple[StoreManifest, list[_PartFile]]:
         """Returns its manifest and the data files that overlap `owned`, without foreign content in owned key groups."""
-        manifest = self._needed(read_store_manifest(self._cache, self._state))
+        manifest = self._needed(manifest_of(self._state))
         check_once(self._scratch, self._cache, manifest, self._stored)
         # Cutting may reuse the numbers of files that are not needed: only these names refer to stored files.
         stored = {f.name: self._stored[f.name] for f in manifest.files}

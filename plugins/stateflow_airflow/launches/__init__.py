@@ -1,1 +1,0 @@
-"""Processes that run operators start: how they are launched, found again, followed and ended."""

@@ -1,1 +1,0 @@
-"""The logical plan of a job, as the streams of `build` declare it."""

@@ -1,1 +1,0 @@
-"""Deduplication and top-n of the rows of a key."""

@@ -1,1 +1,0 @@
-"""Typed scalar expressions, and their two renderings: Spark SQL and Python."""

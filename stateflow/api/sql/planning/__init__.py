@@ -1,1 +1,0 @@
-"""From parsed statements to plans."""

@@ -1,1 +1,0 @@
-"""The rows of frames, encoded as stored entries."""

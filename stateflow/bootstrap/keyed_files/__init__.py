@@ -1,1 +1,0 @@
-"""The canonical files of keyed state that is written from frames."""

@@ -1,1 +1,0 @@
-"""Completion of barriers from task reports, and coordination of checkpoints."""

@@ -1,1 +1,0 @@
-"""Commands that write savepoints without a run."""

@@ -1,1 +1,0 @@
-"""The command that compares the state of two snapshots."""

@@ -1,0 +1,357 @@
+"""Commands that check and maintain a job: doctor, verify, gc, can-delete, pins, tables and source."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stateflow import operations
+from stateflow.checkpoint.garbage_collector import FileStatus
+from stateflow.cli.common import (
+    JOB,
+    JSON,
+    REQUESTER_OPTIONS,
+    ROOT,
+    SETTINGS_OPTIONS,
+    count_of,
+    human_bytes,
+    one_line,
+    print_json,
+    print_text,
+    refuse,
+    settings_layers,
+    to_seconds,
+    with_options,
+)
+from stateflow.clock import SystemClock
+from stateflow.config.settings import Settings, parse_duration
+from stateflow.errors import ConfigError
+from stateflow.operations import GarbageReport, JobCode, VacuumRequest, Verified
+from stateflow.operations.doctor import Finding, Health, examine
+from stateflow.requesters import describe_requester, os_user
+
+if TYPE_CHECKING:
+    from stateflow.connectors.delta.maintenance import CompactionReport, VacuumReport
+
+
+_HAS_PROBLEM = 6
+"""Exit code of doctor when a check failed."""
+
+
+@click.command()
+@ROOT
+@click.option("--deep", is_flag=True, help="Also decode every key and value of the state.")
+@click.option("--checkpoint", type=click.IntRange(min=1), metavar="ID", help="Verify only this checkpoint.")
+@JSON
+def verify(job_root: str, deep: bool, checkpoint: int | None, as_json: bool) -> None:
+    """Read all files of the retained checkpoints, and the history, and compare them with their recorded hashes.
+
+    Can be used while the job runs. Exit codes: 0 all files are intact; 4 a file is missing, damaged or changed.
+    """
+    found = operations.verify(job_root, deep, checkpoint, _print_nothing if as_json else _print_verified)
+    if as_json:
+        print_json([dataclasses.asdict(verified) for verified in found])
+    if checkpoint is None:
+        number = operations.verify_history(job_root)
+        if not as_json:
+            print_text(f"history: {count_of(number, 'object')}, hashes match")
+
+
+def _print_nothing(_: Verified) -> None:
+    """JSON is printed once, at the end."""
+
+
+def _print_verified(verified: Verified) -> None:
+    decoded = "" if verified.entries is None else f"; {verified.entries:,} entries decode, each in its key group"
+    print_text(
+        f"checkpoint {verified.checkpoint_id}: {count_of(verified.files, 'file')}, {human_bytes(verified.bytes)}, "
+        f"sizes and hashes match{decoded}{f'; code {verified.code}' if verified.code else ''}"
+    )
+
+
+@click.command()
+@click.option(
+    "--job-root", default="", metavar="URI", envvar="STATEFLOW_JOB_ROOT", help="Also check this job root's storage."
+)
+@click.option("--local-dir", type=click.Path(path_type=Path), help="Scratch folder, for a job that sets local_dir.")
+@JSON
+def doctor(job_root: str, local_dir: Path | None, as_json: bool) -> None:
+    """Check whether this machine, and the storage of a job root, meet the requirements of a run.
+
+    Can be used while the job runs. The check writes below probe/ in the storage and removes what it wrote.
+
+    Exit codes: 0 no problem, although there may be warnings; 6 there is a problem.
+    """
+    findings = examine(job_root, local_dir or Settings().local_folder, SystemClock())
+    if as_json:
+        print_json([{**dataclasses.asdict(f), "health": f.health.value} for f in findings])
+    else:
+        _print_findings(findings)
+    if any(f.health is Health.BAD for f in findings):
+        sys.exit(_HAS_PROBLEM)
+
+
+def _print_findings(findings: list[Finding]) -> None:
+    width = max(len(f.what) for f in findings)
+    for f in findings:
+        print_text(f"{f.health.value:9}{f.what:{width}}  {f.found}")
+        if f.hint:
+            print_text(f"{'':5}{'':{width}}  hint: {f.hint}")
+
+
+_IS_NEEDED = 6
+"""Exit code of can-delete for a file that must stay."""
+
+
+@click.command()
+@ROOT
+@click.option("--retain", type=click.IntRange(min=1), help="Retain only this many checkpoints.")
+@click.option("--dry-run", is_flag=True, help="List what would be deleted, without deleting it.")
+@click.option(
+    "--files", "lists_files", is_flag=True, help="With --dry-run: list every file with the reason to keep or delete it."
+)
+@JSON
+def gc(job_root: str, retain: int | None, dry_run: bool, lists_files: bool, as_json: bool) -> None:
+    """Delete files that no retained checkpoint needs."""
+    if lists_files and (retain or not dry_run):
+        refuse("the option --files lists what is stored now", "pass --dry-run with it, and not --retain")
+    report = operations.collect_garbage(job_root, retain=retain, dry_run=dry_run)
+    files = operations.explain_files(job_root) if lists_files else []
+    if as_json:
+        each = {"each": [_as_object(file) for file in files]} if lists_files else {}
+        print_json({**dataclasses.asdict(report), **each})
+    else:
+        _print_collection(report, files)
+
+
+def _as_object(file: FileStatus) -> dict[str, object]:
+    return {
+        "key": file.key,
+        "size": file.size,
+        "is_deletable": file.fate.is_deletable,
+        "fate": file.fate.name.lower(),
+        "why": file.fate.value,
+        "needed_by": file.needed_by,
+    }
+
+
+def _print_collection(report: GarbageReport, files: Sequence[FileStatus]) -> None:
+    for file in files:
+        mark = "-" if file.fate.is_deletable else " "
+        print_text(f"{mark} {file.key}  {human_bytes(file.size)}  {_explain(file)}")
+    verb = "would delete" if report.dry_run else "deleted"
+    kept = ", ".join(map(str, sorted(report.retained))) or "none"
+    print_text(
+        f"{report.job}: {verb} {count_of(report.files, 'file')}, {human_bytes(report.bytes_freed)}; "
+        f"retained checkpoints: {kept}"
+    )
+    for name in report.unknown:
+        print_text(f"  unknown file, not deleted: {name}")
+
+
+@click.command("can-delete")
+@click.argument("path")
+@ROOT
+def can_delete(path: str, job_root: str) -> None:
+    """Report whether a file of a job root can be deleted by hand, and which checkpoints need it.
+
+    Exit codes: 0 the file is not needed now or later; 6 it is needed; any other: the answer is unknown.
+    """
+    found = operations.can_delete(job_root, path)
+    print_text(f"{'yes' if found.fate.is_deletable else 'no'}: {_explain(found)}")
+    sys.exit(0 if found.fate.is_deletable else _IS_NEEDED)
+
+
+def _explain(file: FileStatus) -> str:
+    return f"needed by {', '.join(file.needed_by)}" if file.needed_by else file.fate.value
+
+
+@click.command()
+@ROOT
+@click.option("--drop", metavar="ID", help="Remove this pin; a reader that still uses it fails.")
+def pins(job_root: str, drop: str | None) -> None:
+    """List the checkpoints that are pinned for readers outside the job, or drop an abandoned pin."""
+    if drop:
+        operations.drop_pin(job_root, drop)
+        print_text(f"dropped {drop}")
+        return
+    found = operations.list_pins(job_root)
+    for pin in found:
+        owner, since = describe_requester(pin.owner), to_seconds(pin.since)
+        end = f", until {to_seconds(pin.until)}" if pin.until else ""
+        print_text(one_line(f"{pin.id}  checkpoint {pin.checkpoint.id}  {owner}: {pin.reason}  since {since}{end}"))
+    if not found:
+        print_text("no pins")
+
+
+_TABLE = click.option(
+    "--table", "uids", multiple=True, metavar="UID", help="Only the table of this sink; repeatable. Default: all."
+)
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Report what would be done, without doing it.")
+
+
+@click.group()
+def tables() -> None:
+    """Optimize or vacuum the Delta tables of a job's sinks."""
+
+
+@tables.command()
+@JOB
+@ROOT
+@_TABLE
+@_DRY_RUN
+@with_options(SETTINGS_OPTIONS)
+@JSON
+def optimize(
+    job: Path,
+    job_root: str,
+    uids: tuple[str, ...],
+    dry_run: bool,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Combine small data files of each partition, without a change of rows.
+
+    Runs of the job may continue meanwhile. A restore does not count the commit as one that changed rows.
+    """
+    code = JobCode(job, settings_layers(config, assignments))
+    reports = operations.optimize_tables(job_root, code, uids, dry_run=dry_run)
+    if as_json:
+        print_json([dataclasses.asdict(report) for report in reports])
+        return
+    for report in reports:
+        print_text(f"{report.uid}: {_optimized(report)}; {report.table} at version {report.version}")
+    _print_none(reports)
+
+
+def _optimized(report: CompactionReport) -> str:
+    files = f"{count_of(report.files_before, 'file')}, {human_bytes(report.bytes_before)}"
+    if report.files_after is None:
+        return f"would combine {files}"
+    skipped = f"; {count_of(report.skipped, 'file')} skipped" if report.skipped else ""
+    return f"combined {files}, to {count_of(report.files_after, 'file')}{skipped}"
+
+
+@tables.command()
+@JOB
+@ROOT
+@_TABLE
+@click.option(
+    "--older-than",
+    default="7d",
+    show_default=True,
+    metavar="DURATION",
+    help="Keep files that were removed from their table after this; a duration such as 12h or 7d.",
+)
+@click.option(
+    "--ignore-other-jobs",
+    is_flag=True,
+    help="Also vacuum tables that other jobs write to, whose checkpoints are unknown.",
+)
+@_DRY_RUN
+@with_options(SETTINGS_OPTIONS)
+@JSON
+def vacuum(
+    job: Path,
+    job_root: str,
+    uids: tuple[str, ...],
+    older_than: str,
+    ignore_other_jobs: bool,
+    dry_run: bool,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Delete data files that were removed from the tables, and that no checkpoint or savepoint needs.
+
+    Reports which checkpoint or savepoint holds which version. Runs of the job may continue meanwhile.
+    """
+    request = VacuumRequest(_duration(older_than), uids, dry_run, ignore_other_jobs)
+    reports = operations.vacuum_tables(job_root, JobCode(job, settings_layers(config, assignments)), request)
+    if as_json:
+        print_json([dataclasses.asdict(report) for report in reports])
+        return
+    for report in reports:
+        _print_vacuum(report, "would delete" if dry_run else "deleted")
+    _print_none(reports)
+
+
+def _duration(text: str) -> timedelta:
+    try:
+        return parse_duration(text)
+    except (ValueError, OverflowError) as e:
+        raise ConfigError(
+            "the value of --older-than is not a duration", hint="pass one such as 12h or 7d", given=text
+        ) from e
+
+
+def _print_vacuum(report: VacuumReport, verb: str) -> None:
+    print_text(
+        f"{report.uid}: {verb} {count_of(report.files, 'file')}, {human_bytes(report.bytes_freed)}; "
+        f"{report.table} at version {report.version}"
+    )
+    for held in report.held:
+        print_text(
+            f"  version {held.version} is needed by {', '.join(held.holders)}: "
+            f"{count_of(held.files, 'file')} kept, {human_bytes(held.bytes)}"
+        )
+    for label in report.lost:
+        print_text(f"  {label}: the table can no longer be restored to its version")
+
+
+def _print_none(reports: Sequence[object]) -> None:
+    if not reports:
+        print_text("the job has no Delta tables")
+
+
+@click.group()
+def source() -> None:
+    """Change what a job has recorded about its sources."""
+
+
+@source.command()
+@ROOT
+@click.option("--source", "uid", required=True, metavar="UID", help="Uid of the source.")
+@click.option(
+    "--from", "old", required=True, metavar="FOLDER", help="Folder as in the present job file, or a parent of it."
+)
+@click.option("--to", "new", required=True, metavar="FOLDER", help="New folder, as in the next job file.")
+@click.option(
+    "--check",
+    type=click.Choice([c.value for c in operations.FileCheck]),
+    default=operations.FileCheck.NAMES.value,
+    show_default=True,
+    help="How to compare the files that were read: content also compares bytes, or modification times where the old "
+    "folder no longer exists.",
+)
+@click.option("--dry-run", is_flag=True, help="Only compare the files and report what a run would read.")
+@with_options(REQUESTER_OPTIONS)
+@JSON
+def relocate(
+    job_root: str, uid: str, old: str, new: str, check: str, dry_run: bool, by: str, reason: str, as_json: bool
+) -> None:
+    """Record that the folder of a file source was moved or copied, together with the files that it has read.
+
+    State, positions and tables do not change, and the next run reads the files that are new in the new folder. Change
+    the path in the job file afterwards. Savepoints and older checkpoints keep the old paths: relocate again after
+    restoring one of them.
+    """
+    request = operations.Relocation(uid, old, new, operations.FileCheck(check), os_user(by), reason, dry_run)
+    done = operations.relocate_source(job_root, request)
+    if as_json:
+        print_json(done)
+    elif done.repeated:
+        print_text(f"{done.job}: {done.source} already reads {done.description}; nothing was done")
+    else:
+        verb = "would read" if done.dry_run else "reads"
+        print_text(
+            f"{done.job}: {done.source} {verb} {done.description}; {done.seen:,} files that were read exist there, "
+            f"{done.unread:,} are unread"
+        )

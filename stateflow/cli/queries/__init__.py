@@ -1,1 +1,0 @@
-"""Commands for queries of a job's state."""

@@ -1,0 +1,303 @@
+"""The command replay, which runs the batches of a checkpoint again, and the text of its report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import date, datetime, time
+from pathlib import Path
+
+import click
+
+from stateflow.cli.common import (
+    JOB,
+    JSON,
+    ROOT,
+    SETTINGS_OPTIONS,
+    count_of,
+    one_line,
+    print_json,
+    print_text,
+    refuse,
+    settings_layers,
+    short_offset,
+    with_options,
+)
+from stateflow.replay.key_trace import KeyDebugger, KeyRequest, TracedCall
+from stateflow.replay.report import EmittedRows, KeyReport, ReplayReport
+from stateflow.replay.run import DEFAULT_ROWS, ReplayRequest
+from stateflow.replay.run import replay as run_replay
+from stateflow.replay.state_diff import EntryChange, StateChanges
+
+
+@click.command()
+@JOB
+@ROOT
+@click.option(
+    "--batch",
+    type=click.IntRange(min=1),
+    required=True,
+    metavar="N",
+    help="Id of the checkpoint whose batch runs again: what the job did between the checkpoint before it and N.",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(min=0),
+    default=DEFAULT_ROWS,
+    show_default=True,
+    metavar="COUNT",
+    help="Rows of each sink, changes of state, and calls for a key, to print.",
+)
+@click.option(
+    "--key",
+    "key",
+    multiple=True,
+    metavar="VALUE",
+    help="Show one key only: its rows, timers, emitted rows and state. Once for each key column, in their order, or as "
+    "for state get; '[null]' for a null.",
+)
+@click.option("--operator", default="", metavar="UID", help="With --key: only this operator. Default: all that fit.")
+@click.option(
+    "--pdb",
+    "debug",
+    is_flag=True,
+    help="With --key: run the batch in this process, and stop in Python's debugger in the first call for the key.",
+)
+@with_options(SETTINGS_OPTIONS)
+@JSON
+def replay(
+    job: Path,
+    job_root: str,
+    batch: int,
+    rows: int,
+    key: tuple[str, ...],
+    operator: str,
+    debug: bool,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Run a batch again, from the checkpoint before it, and print what it emits and how it changes the state.
+
+    Nothing is published, and the job root does not change: state and rows go to a scratch folder that is removed at the
+    end. Runs of the job may continue meanwhile. The source must still have the rows. The resulting state is compared
+    with that of checkpoint N.
+    """
+    if (operator or debug) and not key:
+        refuse("--operator and --pdb need a key", "pass --key VALUE")
+    request = ReplayRequest(
+        job,
+        job_root,
+        batch,
+        settings_layers(config, assignments),
+        rows,
+        KeyRequest(key, operator) if key else None,
+        KeyDebugger() if debug else None,
+        lambda step: print_text(step, err=True),
+    )
+    report = run_replay(request)
+    if as_json:
+        print_report_json(report)
+    else:
+        print_report(report, job.stem)
+
+
+_INDENT = "  "
+_LINE = 4000
+"""Characters of a line: a value may have megabytes, of which a terminal shows nothing else for minutes."""
+
+
+def print_report_json(report: ReplayReport) -> None:
+    """Prints a report as one line of JSON."""
+    print_json(
+        {
+            "batch": report.batch,
+            "base": report.base,
+            "batches": [
+                {"processing_time": b.processing_time, "rows_in": b.rows_in, "start": b.start, "end": b.end}
+                for b in report.batches
+            ],
+            "deviation": report.deviation,
+            "emitted": [{"sink": e.sink, "count": e.count, "rows": plain(e.rows)} for e in report.emitted],
+            "state": _diff(report.state),
+            "same": report.is_same,
+            "difference": _diff(report.difference),
+            "keys": [_key(key) for key in report.keys],
+        }
+    )
+
+
+def print_report(report: ReplayReport, job: str) -> None:
+    """Prints a report as text."""
+    base = f"checkpoint {report.base}" if report.base else "no state"
+    how = report.deviation or "as recorded"
+    print_text(f"batch {report.batch} of {job}, from {base}: {count_of(len(report.batches), 'batch')}, {how}")
+    for batch in report.batches:
+        print_text(f"{_INDENT}{count_of(batch.rows_in, 'row')} at {batch.processing_time}")
+        for uid, end in batch.end.items():
+            start = batch.start.get(uid, "-")
+            moved = short_offset(end) if start == end else f"{short_offset(start)} to {short_offset(end)}"
+            print_text(f"{_INDENT}{_INDENT}source {uid}: {moved}")
+    if report.keys:
+        for key in report.keys:
+            _print_key(key)
+    else:
+        for emitted in report.emitted:
+            _print_emitted(emitted)
+        _print_changes(report.state)
+    _print_difference(report)
+
+
+def _print_key(key: KeyReport) -> None:
+    _print_line(f"operator {key.operator}, key {text_of(list(key.key))}: {count_of(key.call_count, 'call')}")
+    for call in key.calls:
+        _print_call(call)
+    _print_left(key.call_count - len(key.calls), "calls", 1)
+    print_text(f"{_INDENT}state:{'' if key.state else ' none'}")
+    for change in key.state:
+        _print_line(f"{change.state}{_place(change)}: {values_text(change)}", 2)
+    _print_left(key.entry_count - len(key.state), "entries", 2)
+
+
+def _print_call(call: TracedCall) -> None:
+    _print_line(f"{call.method} {text_of(call.given)}", 1)
+    for row in call.emitted:
+        _print_line(f"emits {text_of(row)}", 2)
+    for tag, rows in (call.side_outputs or {}).items():
+        for row in rows:
+            _print_line(f"emits to {tag} {text_of(row)}", 2)
+    _print_left(call.rows_left, "rows", 2)
+    if call.error:
+        _print_line(f"raises {call.error}", 2)
+
+
+def _print_line(text: str, depth: int = 0) -> None:
+    """Prints one line, of which the end is left out if it is long."""
+    left = len(text) - _LINE
+    shown = f"{one_line(text[:_LINE])}… and {left:,} more characters: --json has all" if left > 0 else one_line(text)
+    print_text(_INDENT * depth + shown)
+
+
+def _print_left(count: int, what: str, depth: int) -> None:
+    if count:
+        print_text(f"{_INDENT * depth}and {count:,} more {what}: --rows COUNT shows them")
+
+
+def _place(change: EntryChange) -> str:
+    return "".join(f" {text_of(part)}" for part in (change.namespace, change.map_key) if part is not None)
+
+
+def _print_emitted(emitted: EmittedRows) -> None:
+    print_text(f"would publish to {emitted.sink}: {count_of(emitted.count, 'row')}")
+    for row in emitted.rows:
+        _print_line(text_of(row), 1)
+    _print_left(emitted.count - len(emitted.rows), "rows", 1)
+
+
+def _print_changes(diff: StateChanges) -> None:
+    if not diff.counts:
+        print_text("no state changed")
+    for (operator, state), kinds in _by_state(diff).items():
+        print_text(f"state {state} of {operator}: {kinds}")
+        for change in diff.changes:
+            if (change.operator, change.state) == (operator, state):
+                _print_line(change_text(change), 1)
+    _print_left(diff.counts.total() - len(diff.changes), "changes", 1)
+
+
+def _by_state(diff: StateChanges) -> dict[tuple[str, str], str]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for (operator, state, kind), count in sorted(diff.counts.items()):
+        found.setdefault((operator, state), []).append(f"{count:,} {kind}")
+    return {key: ", ".join(texts) for key, texts in found.items()}
+
+
+def _print_difference(report: ReplayReport) -> None:
+    if report.is_same:
+        print_text(f"the state is that of checkpoint {report.batch}")
+        return
+    count = report.difference.counts.total()
+    print_text(
+        f"the state differs from that of checkpoint {report.batch} in {count:,} entries: the job file, its settings or "
+        "the input have changed, or a function depends on something else"
+    )
+    for change in report.difference.changes:
+        _print_line(f"{change.operator}, {change.state}: {change_text(change)}", 1)
+    _print_left(report.difference.counts.total() - len(report.difference.changes), "differences", 1)
+
+
+def change_text(change: EntryChange) -> str:
+    """Returns a change of state in words."""
+    place = text_of(list(change.key)) if change.key else ""
+    return f"{place}{_place(change)}: {values_text(change)}".strip()
+
+
+def values_text(change: EntryChange) -> str:
+    """Returns the values of an entry before and after."""
+    if change.kind in ("added", "same"):
+        return text_of(change.after) + ("" if change.kind == "added" else ", unchanged")
+    if change.kind == "removed":
+        return f"{text_of(change.before)}, removed"
+    return f"{text_of(change.before)} -> {text_of(change.after)}"
+
+
+def text_of(value: object) -> str:
+    """Returns a value as JSON."""
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def plain(value: object) -> object:
+    """Returns a value as JSON can express it: bytes in hexadecimal, times in ISO 8601, other values as texts."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else text_of(key): plain(each) for key, each in value.items()}
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, date | datetime | time):
+        return value.isoformat()
+    return [plain(each) for each in value] if isinstance(value, Iterable) else str(value)
+
+
+def _diff(diff: StateChanges) -> dict[str, object]:
+    return {
+        "counts": [
+            {"operator": operator, "state": state, "kind": kind, "count": count}
+            for (operator, state, kind), count in sorted(diff.counts.items())
+        ],
+        "changes": [_change(change) for change in diff.changes],
+    }
+
+
+def _change(change: EntryChange) -> dict[str, object]:
+    return {
+        "operator": change.operator,
+        "state": change.state,
+        "kind": change.kind,
+        "key": plain(list(change.key)),
+        "namespace": plain(change.namespace),
+        "map_key": plain(change.map_key),
+        "before": plain(change.before),
+        "after": plain(change.after),
+    }
+
+
+def _key(key: KeyReport) -> dict[str, object]:
+    return {
+        "operator": key.operator,
+        "key": plain(list(key.key)),
+        "calls": [
+            {
+                "method": call.method,
+                "given": plain(call.given),
+                "emitted": plain(call.emitted),
+                "side_outputs": plain(call.side_outputs or {}),
+                "error": call.error,
+                "count": call.count,
+            }
+            for call in key.calls
+        ],
+        "call_count": key.call_count,
+        "state": [_change(change) for change in key.state],
+        "entry_count": key.entry_count,
+    }

@@ -1,1 +1,0 @@
-"""The command that replays a batch, and its output."""

@@ -1,0 +1,527 @@
+"""The commands run and submit, and the progress that they print: a status line on a terminal, or log lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn, Protocol, cast
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+import stateflow
+from stateflow.checkpoint.restore.plan_document import GraphChanges
+from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from stateflow.cli.common import (
+    CLAIM_MODE,
+    JOB,
+    ROOT,
+    as_stateflow_error,
+    count_of,
+    graph_options,
+    human_bytes,
+    print_error,
+    print_text,
+    settings_layers,
+    visible,
+    with_options,
+)
+from stateflow.config.sources import SettingsLayer
+from stateflow.errors import ConfigError, StateflowError, StorageError
+from stateflow.launch import RunRequest, RunResult, run_if_idle, run_job
+from stateflow.observability.logging import ContextFilter, log_event, set_log_context
+from stateflow.private_files import open_private
+from stateflow.runtime.driver.job_run import JobRun
+from stateflow.runtime.driver.termination import DRAINED
+from stateflow.runtime.job import BatchResult
+from stateflow.runtime.restore.new_job_root import ExistingTables, InitialSavepoint
+from stateflow.runtime.watermarks import waiting_texts
+
+log = logging.getLogger(__name__)
+
+
+_RUN_ARGUMENTS, _SPARK_SUBMIT = "stateflow.run-arguments", "stateflow.spark-submit"
+_SEPARATOR = "--"
+
+
+@click.command()
+@JOB
+@ROOT
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings; overrides the job file.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting, or job.NAME=VALUE for a parameter of the job; overrides --config; repeatable.",
+)
+@click.option("--result-file", type=click.Path(path_type=Path), help="File for the run's result or error, as JSON.")
+@click.option(
+    "--drain",
+    is_flag=True,
+    help="Treat the input as ended once the run has caught up, and fire every event-time timer. Use it for the last "
+    "run only: in a schedule, each run would close all open sessions. Sets run.drain.",
+)
+@click.option("--run-id", default="", help="Id of the requester, stored in the log.")
+@click.option(
+    "--from-savepoint",
+    default="",
+    metavar="PATH",
+    help="Start a new job root from this savepoint, on any storage. A job root that was started from it continues.",
+)
+@click.option(
+    "--tables",
+    type=click.Choice([t.value for t in ExistingTables]),
+    default=ExistingTables.REFUSE.value,
+    show_default=True,
+    help="How to treat tables that the same sink of another job root has written. With --from-savepoint, continue "
+    "takes the tables over from the savepoint's job if nothing was published after the savepoint, and keep in any "
+    "case: that job can publish nothing from then on. Without it, keep writes to tables that another job writes to.",
+)
+@click.option("--from-other-job", is_flag=True, help="With --from-savepoint: accept a job with another name.")
+@click.option(
+    "--drop",
+    multiple=True,
+    metavar="UID",
+    help="With --from-savepoint: drop the state of an operator that the job does not have, OPERATOR.STATE, or "
+    "the position of a source; repeatable.",
+)
+@with_options(graph_options("With --from-savepoint: "))
+@click.option(
+    "--claim-mode",
+    type=CLAIM_MODE,
+    default=ClaimMode.NO_CLAIM.value,
+    show_default=True,
+    help="With --from-savepoint: no-claim leaves the savepoint to you; with claim the job owns it, and deletes it once "
+    "its state is no longer one of the job's retained checkpoints.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "text", "json"]),
+    default="auto",
+    show_default=True,
+    help="Format of the log on stderr; auto is a live status line on a terminal and text otherwise.",
+)
+def run(
+    job: Path,
+    job_root: str,
+    config: Path | None,
+    assignments: tuple[str, ...],
+    result_file: Path | None,
+    drain: bool,
+    run_id: str,
+    from_savepoint: str,
+    tables: str,
+    from_other_job: bool,
+    drop: tuple[str, ...],
+    maps: tuple[str, ...],
+    sources: tuple[str, ...],
+    claim_mode: str,
+    log_format: str,
+) -> None:
+    """Run a job until it has caught up with its sources or reaches a bound; with run.until, until it is stopped.
+
+    A run continues from the newest checkpoint. With --from-savepoint, a new job root starts with the state and source
+    positions of a savepoint; the job gets a new id, as a fork does. The same command continues from the newest
+    checkpoint when it is repeated, so it can stay in a schedule.
+
+    Settings such as run.max_batches, checkpoints.retained or spark.conf.NAME are taken from the job file, --config and
+    --set; later ones override earlier ones. docs/settings.md lists all settings with types and defaults.
+    """
+    progress = make_progress(log_format)
+    set_log_context(job="", run=run_id, generation=0, batch=0, checkpoint=0)
+    progress.step(f"loading {job}")
+    result, error = None, None
+    try:
+        _check_paths(job_root, result_file)
+        layers = _run_layers(config, assignments, drain=drain)
+        changes, claim = GraphChanges(maps, sources), ClaimMode(claim_mode)
+        options = InitialSavepoint(
+            from_savepoint, ExistingTables(tables), from_other_job, frozenset(drop), changes, claim
+        )
+        initial, shares_tables = _initial_savepoint(options), options.tables is ExistingTables.KEEP
+        callbacks = progress.step, progress.started, progress.batch
+        result = run_job(RunRequest(job, job_root, layers, run_id, *callbacks, initial, shares_tables))
+    except (Exception, KeyboardInterrupt) as e:
+        error = as_stateflow_error(e)
+        progress.failed(error)
+    progress.ended()
+    _store_outcome(result_file, result, error)
+    assert result is not None
+    if drain and result.stopped_because != DRAINED:
+        print_text("not drained: the run ended before it had caught up; run it again", err=True)
+    print_text(_summary(result))
+
+
+def _run_layers(config: Path | None, assignments: tuple[str, ...], *, drain: bool) -> tuple[SettingsLayer, ...]:
+    """Returns the settings of a run from its options. Raises ConfigError."""
+    return (*settings_layers(config, assignments), *([{"run.drain": True}] if drain else []))
+
+
+def _store_outcome(result_file: Path | None, result: RunResult | None, error: StateflowError | None) -> None:
+    """Writes the result file, and exits with the code of an error."""
+    if result_file and result_file.parent.is_dir():
+        _write_result(result_file, result, error)
+    if error:
+        sys.exit(error.exit_code)
+
+
+def _check_paths(job_root: str, result_file: Path | None) -> None:
+    if job_root.startswith("memory:"):
+        raise ConfigError("a job root in memory does not outlive this command", hint="use a path", root=job_root)
+    if result_file and not result_file.parent.is_dir():
+        raise ConfigError("the folder of the result file does not exist", hint="create it", path=str(result_file))
+
+
+def _initial_savepoint(given: InitialSavepoint) -> InitialSavepoint | None:
+    """Returns the savepoint to start from; None without one. Raises ConfigError for options without a savepoint."""
+    if given.savepoint:
+        return given
+    if given not in (InitialSavepoint(""), InitialSavepoint("", ExistingTables.KEEP)):
+        raise ConfigError(
+            "options of a savepoint need --from-savepoint",
+            hint="pass it, or omit --tables continue, --from-other-job, --drop, --map, --source and --claim-mode; to "
+            "change the graph of an existing job, plan a restore: stateflow restore JOB.py --plan latest",
+        )
+    return None
+
+
+def _summary(result: RunResult) -> str:
+    waiting = "".join(f"; {each}" for each in waiting_texts(result.waiting))
+    if result.idle:
+        done = f"nothing to do at {result.started_at}; Spark was not started, {result.duration_s:.1f} s"
+        return f"{result.job}: {done}{waiting}"
+    attempts = f", started {result.restarts + 1} times" if result.restarts else ""
+    skipped = f", {result.quarantined_count} corrupt input files skipped" if result.quarantined_count else ""
+    late = f", {count_of(result.late_rows_dropped, 'late row')} dropped" if result.late_rows_dropped else ""
+    hot = "".join(f"; {each}" for each in result.hot_keys)
+    return (
+        f"{result.job}: {count_of(result.batches, 'batch')}, {_row_counts(result.rows_in, result.rows_out)}, from "
+        f"{result.started_at} to checkpoint {result.checkpoint_id}, stopped: {result.stopped_because}, "
+        f"{result.duration_s:.1f} s{attempts}{skipped}{late}{hot}{waiting}"
+    )
+
+
+def _row_counts(rows_in: int, rows_out: Mapping[str, int]) -> str:
+    """Returns ``4,905 rows in, 3,665 out``; several sinks are listed by uid, and no sink has no count."""
+    total = f"{rows_in:,} rows in"
+    if not rows_out:
+        return total
+    each = ", ".join(f"{uid} {rows:,}" for uid, rows in rows_out.items())
+    return f"{total}, {sum(rows_out.values()):,} out" + (f" ({each})" if len(rows_out) > 1 else "")
+
+
+def _write_result(path: Path, result: RunResult | None, error: StateflowError | None) -> None:
+    """Replaces the result file atomically.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    document: dict[str, object] = {"status": "failed" if error else "finished", "error": None}
+    if error:
+        document["error"] = {
+            "code": error.code,
+            "message": error.sentence,
+            "facts": error.facts,
+            "hint": error.hint,
+            "retryable": error.retryable,
+        }
+    if result:
+        document |= dataclasses.asdict(result)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        # Facts may have values and keys that JSON does not support.
+        with open_private(partial) as file:
+            file.write(json.dumps(document, default=str, skipkeys=True).encode())
+        os.replace(partial, path)
+    except OSError as e:
+        raise StorageError(
+            "could not write the result file",
+            hint="free space or choose another file; the run itself ended as reported above",
+            path=str(path),
+            reason=e.strerror,
+        ) from e
+
+
+class _SubmitCommand(click.Command):
+    """A command with the options of `run`, then ``--`` and the command line of spark-submit without the program."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index(_SEPARATOR) if _SEPARATOR in args else len(args)
+        ctx.meta[_RUN_ARGUMENTS], ctx.meta[_SPARK_SUBMIT] = args[:at], args[at + 1 :]
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- SPARK-SUBMIT…"]
+
+
+def _submit(log_format: str, run_id: str, result_file: Path | None, **others: object) -> None:
+    """Run a job through spark-submit, but end without it if there is nothing to do.
+
+    Takes the options of run, then -- and the command line of spark-submit without the program, such as
+    -- spark-submit --master spark://host:7077. With Spark, stateflow run gets the same options.
+
+    spark-submit starts a JVM before the job file is read. This command first asks the sources for new input. Unless
+    they all confirm that there is none, or with run.skip_idle off, spark-submit replaces this process.
+    """
+    ctx = click.get_current_context()
+    progress = make_progress(log_format)
+    set_log_context(job="", run=run_id, generation=0, batch=0, checkpoint=0)
+    result, error = None, None
+    try:
+        command = _spark_command(ctx.meta[_SPARK_SUBMIT], ctx.meta[_RUN_ARGUMENTS])
+        progress.step("checking whether there is anything to do")
+        result = _idle_result(others, run_id)
+    except (ConfigError, KeyboardInterrupt) as e:
+        error = as_stateflow_error(e)
+        progress.failed(error)
+    progress.ended()
+    if error is None and result is None:
+        _replace_process(command)
+    _store_outcome(result_file, result, error)
+    assert result is not None
+    print_text(_summary(result))
+
+
+submit = _SubmitCommand("submit", callback=_submit, params=run.params, help=_submit.__doc__)
+
+
+def _spark_command(spark_submit: list[str], arguments: list[str]) -> list[str]:
+    """Returns the command that runs the job on Spark. Raises ConfigError if spark-submit is missing."""
+    program = shutil.which(spark_submit[0]) if spark_submit else None
+    if program is None:
+        raise ConfigError(
+            "the command line of spark-submit is missing, or does not exist",
+            hint="append -- and the command line: -- spark-submit --master …",
+            given=spark_submit[:1],
+        )
+    main = Path(stateflow.__file__).with_name("__main__.py")
+    return [program, *spark_submit[1:], str(main), "run", *arguments]
+
+
+def _idle_result(options: Mapping[str, object], run_id: str) -> RunResult | None:
+    """Returns the result of a start with nothing to do; None if Spark is needed, or if the check fails."""
+    if options["from_savepoint"]:
+        return None
+    try:
+        config, assignments = cast("Path | None", options["config"]), cast("tuple[str, ...]", options["assignments"])
+        layers = _run_layers(config, assignments, drain=bool(options["drain"]))
+        return run_if_idle(RunRequest(cast("Path", options["job"]), str(options["job_root"]), layers, run_id))
+    except Exception as e:
+        # The run that follows reports what is wrong, or does not need what this check has needed.
+        log.warning("the check whether there is anything to do failed: %s", as_stateflow_error(e))
+        return None
+
+
+def _replace_process(command: list[str]) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Python ignores it, and a program inherits that.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.execv(command[0], command)
+
+
+_stateflow_log = logging.getLogger("stateflow")
+
+
+_SPINNER_WIDTH = 2
+"""Columns of the spinner and the space after it."""
+
+
+class Progress(Protocol):
+    """Receives the events of a run."""
+
+    def step(self, description: str) -> None:
+        """Reports that a slow step begins."""
+
+    def started(self, run: JobRun) -> None:
+        """Reports that the job is claimed and restored."""
+
+    def batch(self, result: BatchResult) -> None:
+        """Reports a processed batch."""
+
+    def failed(self, error: StateflowError) -> None:
+        """Reports the error that the run ended with."""
+
+    def ended(self) -> None:
+        """Releases the output; no event follows."""
+
+
+def make_progress(log_format: str) -> Progress:
+    """Returns the progress report for a ``--log-format``: ``auto``, ``text`` or ``json``."""
+    if log_format == "auto" and sys.stderr.isatty():
+        return LiveProgress()
+    return LogProgress(as_json=log_format == "json")
+
+
+class LiveProgress:
+    """Shows the progress in one line of the terminal that is redrawn."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._status = self._console.status("starting")
+        self._batches = 0
+        self._rows_in = 0
+        self._rows_out = 0
+        self._status.start()
+
+    def step(self, description: str) -> None:
+        """Shows the step."""
+        self._show(description)
+
+    def started(self, run: JobRun) -> None:
+        """Shows what the run starts from."""
+        self._show(f"{run.job.root.job.job}: from {run.start_label}")
+
+    def batch(self, result: BatchResult) -> None:
+        """Shows the totals of the run after a batch."""
+        self._batches += 1
+        self._rows_in += result.rows_in
+        self._rows_out += sum(result.rows_out.values())
+        out = f", {self._rows_out:,} out" if result.rows_out else ""
+        newest = f"checkpoint {result.checkpoint_id}" if result.checkpoint_id else "no checkpoint yet"
+        self._show(
+            f"batch {self._batches}: {self._rows_in:,} rows in{out}, {newest}, "
+            f"{result.seconds:.2f} s, +{human_bytes(result.increment_bytes)}"
+        )
+
+    def failed(self, error: StateflowError) -> None:
+        """Removes the line and prints the error."""
+        self._status.stop()
+        print_error(error)
+
+    def ended(self) -> None:
+        """Removes the line."""
+        self._status.stop()
+
+    def _show(self, line: str) -> None:
+        # A path may contain what rich takes for markup, hence Text; a second line would not be erased, hence truncate.
+        text = Text(visible(line))
+        text.truncate(self._console.width - _SPINNER_WIDTH, overflow="ellipsis")
+        self._status.update(text)
+
+
+class LogProgress:
+    """Logs the progress to stderr, one line per event.
+
+    Args:
+        as_json: whether each line is a JSON object.
+    """
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._is_asynchronous = False
+        self._omits_batches = False
+        self._handler = logging.StreamHandler(sys.stderr)
+        self._handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
+        self._handler.addFilter(ContextFilter())
+        _stateflow_log.addHandler(self._handler)
+        _stateflow_log.setLevel(logging.INFO)
+        _stateflow_log.propagate = False
+
+    def step(self, description: str) -> None:
+        """Logs the step."""
+        log_event(_stateflow_log, logging.INFO, "step", text=description, doing=description)
+
+    def started(self, run: JobRun) -> None:
+        """Logs what the run starts from."""
+        restored, checkpoints = run.restored, run.job.settings.checkpoints
+        has_interval = checkpoints.interval_batches is not None or checkpoints.interval is not None
+        self._is_asynchronous = checkpoints.asynchronous
+        # One text line per batch: with a checkpoint after every batch, the checkpoint's own line reports the batch.
+        self._omits_batches = self._is_asynchronous and not has_interval and not self._as_json
+        log_event(
+            _stateflow_log,
+            logging.INFO,
+            "restored",
+            text=_start_text(run),
+            job=run.job.root.job.job,
+            run=run.head.entry.generation,
+            at=run.start_label,
+            checkpoint=restored.checkpoint_id,
+            matched=list(restored.matched),
+            new=list(restored.new),
+        )
+
+    def batch(self, result: BatchResult) -> None:
+        """Logs a batch as "committed" or "processed"."""
+        if self._omits_batches:
+            return
+        # An asynchronous checkpoint logs its own "committed" event, possibly before this line.
+        event = "committed" if result.committed and not self._is_asynchronous else "processed"
+        log_event(
+            _stateflow_log,
+            logging.INFO,
+            event,
+            checkpoint=result.checkpoint_id,
+            batch=result.ordinal,
+            rows=result.rows_in,
+            rows_out=result.rows_out,
+            seconds=round(result.seconds, 3),
+            increment_bytes=result.increment_bytes,
+            full_bytes=result.full_bytes,
+        )
+
+    def failed(self, error: StateflowError) -> None:
+        """Logs the error as JSON, or prints it as text."""
+        if self._as_json:
+            log_event(_stateflow_log, logging.ERROR, "failed", code=error.code, error=str(error))
+        else:
+            print_error(error)
+
+    def ended(self) -> None:
+        """Removes the log handler."""
+        _stateflow_log.removeHandler(self._handler)
+
+
+def _start_text(run: JobRun) -> str:
+    """Returns ``resumes from checkpoint 17``, the operators with restored and new state, and a change of the code."""
+    restored = run.restored
+    begins = f"resumes from {run.start_label}" if run.manifest is not None else "starts from the beginning"
+    operators = [("operators with state:", restored.matched), ("new operators:", restored.new)]
+    changed = run.manifest.code_difference(run.job.code) if run.manifest is not None else ""
+    states = [f"{what} {', '.join(uids)}" for what, uids in operators if uids]
+    return "; ".join(filter(None, [begins, *states, changed]))
+
+
+class _TextFormatter(logging.Formatter):
+    """Formats a record as one line with a UTC timestamp, as all commands print timestamps."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s%(where)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return _timestamp(record).replace("+00:00", "Z")
+
+
+class _JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object per line, also when it has no event and facts."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": _timestamp(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "event": getattr(record, "event", record.getMessage()),
+            "facts": getattr(record, "facts", {}),
+            "context": getattr(record, "context", {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _timestamp(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

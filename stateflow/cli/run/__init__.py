@@ -1,1 +1,0 @@
-"""The commands that run a job, and the progress that they report."""

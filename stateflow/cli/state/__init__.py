@@ -1,1 +1,0 @@
-"""Commands about the state in checkpoints and savepoints."""

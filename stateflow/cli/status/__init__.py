@@ -1,1 +1,0 @@
-"""The commands that show the status and the history of a job."""

@@ -1,1 +1,0 @@
-"""Commands about the tables of a job."""

@@ -1,1 +1,0 @@
-"""Partitioned Delta tables: values of partitions, their folders, and the files that tasks write into them."""

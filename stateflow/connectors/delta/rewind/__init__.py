@@ -1,1 +1,0 @@
-"""Rewinds a Delta table to the version of a checkpoint, and previews what changes."""

@@ -1,0 +1,172 @@
+"""HTTP to servers that are not trusted: connections with limits, and bounded reading of answers.
+
+``http.client`` limits the length of a line and the number of headers, but not the time that they take, nor the number
+of interim answers (100 Continue) and of trailers. urllib3 reads an answer that it retries to its end, waits as long as
+its header ``Retry-After`` says, and requests accepts any number of cookies.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import time
+from collections.abc import Iterator
+from http.cookiejar import DefaultCookiePolicy
+from io import BufferedReader
+from typing import Any, Self
+
+import requests
+import urllib3.connection
+from requests.adapters import HTTPAdapter
+from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPResponse, HTTPSConnectionPool, PoolManager, Retry
+
+from stateflow.clock import Clock
+
+_CHUNK = 1 << 20
+_TRANSFER_SECONDS, _BYTES_PER_SECOND = 60.0, 10_000
+"""A transfer fails after this time, plus a second for each so many bytes."""
+
+
+class BadAnswer(Exception):
+    """An answer is too long, too slow, or not of the documented form."""
+
+
+def read_answer(answer: requests.Response, clock: Clock, limit: int) -> bytes:
+    """Returns all bytes of an answer; raises as `stream_answer` does."""
+    return b"".join(stream_answer(answer, clock, limit))
+
+
+def stream_answer(answer: requests.Response, clock: Clock, limit: int) -> Iterator[bytes]:
+    """Yields an answer's bytes as they arrive. Raises BadAnswer if they arrive too slowly, or are more than `limit`."""
+    raw, received, started = answer.raw, 0, clock.monotonic()
+    assert isinstance(raw, HTTPResponse)
+    # Each call returns what one read of the socket gives; a whole chunk could take hours.
+    while piece := raw.read1(_CHUNK, decode_content=False):
+        received += len(piece)
+        if received > limit:
+            raise BadAnswer(f"the answer is longer than {limit} bytes")
+        if clock.monotonic() - started > _TRANSFER_SECONDS + received / _BYTES_PER_SECOND:
+            raise BadAnswer(f"the server sends too slowly: {received} bytes so far")
+        yield piece
+
+
+LINE_BYTES = 256 << 10
+"""Longest header of an answer, and longest text between two parts of its body. A header of Hadoop has about 1 kB."""
+LINE_SECONDS = 120.0
+"""How long a server may take for it: the first byte of a header may take a minute (`HdfsSession`)."""
+
+
+class BoundedRetry(Retry):
+    """A policy that waits as long as it says itself, and does not read the answer that it retries."""
+
+    def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
+        return None
+
+    def is_retry(self, method: str, status_code: int, has_retry_after: bool = False) -> bool:
+        return super().is_retry(method, status_code, False)
+
+    def increment(self, *args: Any, **kwargs: Any) -> Self:
+        following = super().increment(*args, **kwargs)
+        answer: BaseHTTPResponse | None = kwargs.get("response")
+        if answer is not None:
+            answer.close()
+        return following
+
+
+class _BoundedLines:
+    """The file of a socket, with limits for lines that follow each other without bytes of a body between them."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+        self._left = LINE_BYTES
+        self._deadline: float | None = None
+
+    def __getattr__(self, name: str) -> object:
+        # Other methods of the file, which return bytes of a body: `stream_answer` limits those.
+        if name.startswith("read"):
+            self._deadline = None
+        found: object = getattr(self._file, name)
+        return found
+
+    def readline(self, limit: int) -> bytes:
+        """Returns the next line, at most `limit` bytes. Raises HTTPException if there are too many, or too slow."""
+        if self._deadline is None:
+            self._left, self._deadline = LINE_BYTES, time.monotonic() + LINE_SECONDS  # noqa: TID251
+        line = b""
+        while len(line) < limit and not line.endswith(b"\n"):
+            # At most one read of the socket; readline would wait for the end of the line.
+            arrived = self._file.peek(1)
+            if not arrived:
+                break
+            end = arrived.find(b"\n") + 1 or len(arrived)
+            line += self._file.read(min(end, limit - len(line)))
+            if len(line) > self._left or time.monotonic() > self._deadline:  # noqa: TID251
+                raise http.client.HTTPException("the header of an answer is too long, or arrives too slowly")
+        self._left -= len(line)
+        return line
+
+
+class _Response(http.client.HTTPResponse):
+    def __init__(
+        self, sock: socket.socket, debuglevel: int = 0, method: str | None = None, url: str | None = None
+    ) -> None:
+        super().__init__(sock, debuglevel, method, url)
+        self.fp: Any = _BoundedLines(self.fp)
+
+
+class _HttpConnection(urllib3.connection.HTTPConnection):
+    response_class = _Response
+
+
+class _HttpsConnection(urllib3.connection.HTTPSConnection):
+    response_class = _Response
+
+
+class _HttpPool(HTTPConnectionPool):
+    ConnectionCls = _HttpConnection
+
+
+class _HttpsPool(HTTPSConnectionPool):
+    ConnectionCls = _HttpsConnection
+
+
+class _Adapter(HTTPAdapter):
+    def init_poolmanager(self, connections: int, maxsize: int, block: bool = False, **options: object) -> None:
+        super().init_poolmanager(connections, maxsize, block, **options)
+        _use_bounded_pools(self.poolmanager)
+
+    def proxy_manager_for(self, proxy: str, **options: object) -> PoolManager:
+        manager: PoolManager = super().proxy_manager_for(proxy, **options)
+        _use_bounded_pools(manager)
+        return manager
+
+
+def _use_bounded_pools(manager: PoolManager) -> None:
+    manager.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
+
+
+class BoundedSession(requests.Session):
+    """A session without redirections, cookies and passwords of ``~/.netrc``.
+
+    requests reads the body of a redirection and parses its URL. A cookie would be sent to all ports of a host, and
+    nothing limits how many a server sets. An entry of ``~/.netrc`` would be sent to a server that another one names.
+
+    Args:
+        retries: the policy for requests that fail.
+        connections: number of connections that are kept for each server.
+    """
+
+    def __init__(self, retries: Retry, connections: int) -> None:
+        super().__init__()
+        self.auth = _without_password
+        self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))
+        adapter = _Adapter(pool_maxsize=connections, max_retries=retries)
+        for protocol in ("http://", "https://"):
+            self.mount(protocol, adapter)
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        return None
+
+
+def _without_password(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    return request

@@ -1,0 +1,97 @@
+"""Deletion of periodic savepoints by a retention rule."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from stateflow.checkpoint.history import write_action
+from stateflow.checkpoint.log.documents import ActionRecord, Origin
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints, read_savepoint
+from stateflow.checkpoint.savepoints.claim_slots import Disposal, is_claimed
+from stateflow.checkpoint.savepoints.cleanup import (
+    SavepointRule,
+    dispose_savepoint,
+    expired_savepoints,
+    uncounted_savepoints,
+)
+from stateflow.errors import SavepointClaimed
+from stateflow.operations.job_root import open_root
+
+
+@dataclass(frozen=True)
+class PruneReport:
+    """Result of applying a retention rule, or of its dry run.
+
+    Attributes:
+        deleted: names of the deleted periodic savepoints, oldest first.
+        kept: names of the other savepoints of the job root.
+        uncounted: paths of savepoints that were neither deleted nor counted: their folder was renamed, their id is that
+            of another savepoint, they were made in the future, or a job has claimed them.
+    """
+
+    job: str
+    deleted: tuple[str, ...]
+    kept: tuple[str, ...]
+    bytes_freed: int
+    dry_run: bool
+    uncounted: tuple[str, ...] = ()
+
+
+def prune_savepoints(
+    job_root: str, rule: SavepointRule, *, dry_run: bool = False, by: str = "", only: Collection[str] | None = None
+) -> PruneReport:
+    """Deletes the periodic savepoints that a rule expires, and no others; see `checkpoint.savepoints.retention`.
+
+    Args:
+        job_root: the job root.
+        rule: the limits.
+        dry_run: whether nothing is deleted.
+        by: who deletes them; empty for this process.
+        only: names of savepoints that may be deleted, such as the approved ones; None for any.
+    """
+    root = open_root(job_root)
+    found, now = list_savepoints(root.storage), root.clock.now()
+    # Not by id: another user may have planted a document with the id of a manual savepoint.
+    uncounted = {s.folder for s in uncounted_savepoints(found, now)}
+    uncounted |= {s.folder for s in found if s.document.origin is Origin.PERIODIC and is_claimed(s.storage, s.folder)}
+    stored = [s for s in found if s.folder not in uncounted]
+    expired = expired_savepoints(stored, root.job.job_uuid, rule, now)
+    expired = [s for s in expired if only is None or s.document.name in only]
+    folders = {s.folder for s in expired}
+    for savepoint in [] if dry_run else expired:
+        _dispose(root, savepoint, by)
+    return PruneReport(
+        root.job.job,
+        tuple(s.document.name for s in expired),
+        tuple(s.document.name for s in stored if s.folder not in folders),
+        sum(s.size for s in expired),
+        dry_run,
+        tuple(s.uri for s in found if s.folder in uncounted),
+    )
+
+
+def _dispose(root: JobRoot, savepoint: StoredSavepoint, by: str) -> None:
+    # By its folder, which no other savepoint has ever used, not even one of the same name.
+    if read_savepoint(root.storage, savepoint.folder) is None:
+        return  # deleted by a concurrent retention
+    now = root.clock.now().isoformat(timespec="milliseconds")
+    try:
+        dispose_savepoint(savepoint, Disposal(by or root.requester, now))
+    except SavepointClaimed:
+        return  # claimed concurrently: the job deletes it
+    document = savepoint.document
+    write_action(
+        root.storage,
+        ActionRecord(
+            seq=root.head().entry.seq,
+            kind="dispose",
+            at=now,
+            by=by or root.requester,
+            reason="retention",
+            bytes=savepoint.size,
+            facts={"savepoint": document.name, "id": document.id},
+        ),
+        document.id,
+    )

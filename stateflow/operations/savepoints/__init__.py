@@ -1,1 +1,0 @@
-"""Savepoints in a job root and outside of one: creation, listing, copies, deletion, retention."""

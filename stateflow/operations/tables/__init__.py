@@ -1,1 +1,0 @@
-"""Maintenance of the Delta tables of a job's sinks."""

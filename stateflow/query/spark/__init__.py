@@ -1,1 +1,0 @@
-"""State of a snapshot as Spark DataFrames."""

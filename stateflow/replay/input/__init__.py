@@ -1,1 +1,0 @@
-"""The rows of a batch, read from the sources once more."""

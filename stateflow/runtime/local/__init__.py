@@ -1,1 +1,0 @@
-"""Runs a job without Spark, in one process."""

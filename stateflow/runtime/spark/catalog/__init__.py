@@ -1,1 +1,0 @@
-"""The tables of sinks under their names in the catalog of a Spark session."""

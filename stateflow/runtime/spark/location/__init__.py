@@ -1,1 +1,0 @@
-"""The checkpoint location of Spark's streaming query."""

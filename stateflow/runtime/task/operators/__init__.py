@@ -1,1 +1,0 @@
-"""Operators of a task: they call user functions with rows, timers and state."""

@@ -1,1 +1,0 @@
-"""Operators of joins, which get the rows of two inputs as columns."""

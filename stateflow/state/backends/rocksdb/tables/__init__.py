@@ -1,1 +1,0 @@
-"""RocksDB's data files (``.sst``): the check of their structure, and what is read from them in Python."""

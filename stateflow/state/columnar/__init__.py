@@ -1,1 +1,0 @@
-"""Conversion of state values to and from Arrow columns."""

@@ -1,1 +1,0 @@
-"""State files on a host: cache, eviction and uploads."""

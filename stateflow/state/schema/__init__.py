@@ -1,1 +1,0 @@
-"""How stored values are described, and whether they can be read as what a job declares."""

@@ -1,0 +1,713 @@
+"""Storage in HDFS through its HTTP interface WebHDFS: stateflow needs neither Hadoop's programs nor Java to use it.
+
+A file is written under a temporary name, and then renamed by the NameNode in one step that never overwrites
+(``renameoptions=NONE``): readers see no part of it, and of many writers of one name exactly one succeeds. Creating a
+file under its final name would expose its parts.
+
+A server may be hostile, or not the one that the user meant. So an answer of JSON is read up to a limit, a transfer must
+keep a minimum speed, requests are redirected to DataNodes only, and errors contain an answer's status and the name of
+its exception, never its text. For the interface see
+https://hadoop.apache.org/docs/stable/hadoop-project-dist/hadoop-hdfs/WebHDFS.html.
+
+User and delegation token come from the environment (``HADOOP_USER_NAME``, ``WEBHDFS_TOKEN``), never from an address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import IO, TypeVar
+from urllib.parse import quote, urlsplit
+
+import msgspec
+import requests
+from urllib3 import Retry
+from urllib3.exceptions import HTTPError, MaxRetryError
+
+from stateflow.clock import Clock, SystemClock
+from stateflow.errors import ConfigError, DataError, StorageError
+from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, read_answer, stream_answer
+from stateflow.storage.base import (
+    BlobInfo,
+    PutResult,
+    Storage,
+    check_limit,
+    check_same_content,
+    key_parts,
+    missing_object,
+    write_chunks,
+)
+from stateflow.types.decoders import decode_json
+
+_ANSWER_LIMIT = 32 << 20
+"""Bytes of an answer that are read at most: a folder of 100,000 files has about as many."""
+_REFUSAL_LIMIT = 64 << 10
+_EXCEPTION = re.compile(r"[A-Za-z]{1,100}")
+
+
+T = TypeVar("T")
+
+
+class HdfsRefusal(Exception):
+    """An answer that reports a failure.
+
+    Args:
+        status: HTTP status.
+        exception: name of the Java exception without its package; empty if the answer names none.
+    """
+
+    def __init__(self, status: int, exception: str) -> None:
+        super().__init__(f"HTTP status {status} {exception}".rstrip())
+        self.status = status
+        self.exception = exception
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the path does not exist, also because it leads through a file."""
+        return self.exception in ("FileNotFoundException", "ParentNotDirectoryException")
+
+
+class _RemoteException(msgspec.Struct):
+    exception: str = ""
+
+
+class _Refusal(msgspec.Struct):
+    RemoteException: _RemoteException
+
+
+def successful(answer: requests.Response, clock: Clock) -> requests.Response:
+    """Returns the answer: a success or a redirection. Otherwise closes it and raises HdfsRefusal."""
+    if answer.status_code < 300 or answer.is_redirect:
+        return answer
+    with answer:
+        try:
+            name = msgspec.json.decode(
+                read_answer(answer, clock, _REFUSAL_LIMIT), type=_Refusal
+            ).RemoteException.exception
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, BadAnswer, HTTPError):
+            name = ""
+        raise HdfsRefusal(answer.status_code, name if _EXCEPTION.fullmatch(name) else "")
+
+
+def final(answer: requests.Response, clock: Clock) -> requests.Response:
+    """Returns the answer: a success. Otherwise closes it and raises HdfsRefusal, also for a redirection."""
+    if answer.is_redirect:
+        answer.close()
+        raise HdfsRefusal(answer.status_code, "")
+    return successful(answer, clock)
+
+
+def decoded(answer: requests.Response, kind: type[T], clock: Clock) -> T:
+    """Returns the document in an answer. Raises BadAnswer if it is too long, too slow, or of another form."""
+    try:
+        return decode_json(kind, read_answer(answer, clock, _ANSWER_LIMIT))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise BadAnswer(f"the answer has no {kind.__name__.strip('_')}") from None
+
+
+RETRIES = BoundedRetry(
+    total=8,
+    backoff_factor=0.1,
+    backoff_jitter=0.2,
+    backoff_max=15,
+    status_forcelist=(502, 503, 504),
+    allowed_methods=None,
+    raise_on_status=False,
+)
+"""Also for requests that write. A temporary file has one writer; a rename that is sent twice fails because the file no
+longer exists, which the caller handles."""
+_REDIRECTED = ("OPEN", "CREATE")
+"""Operations that a NameNode redirects to a DataNode."""
+_OTHER_NAME_NODE = ("RetriableException", "StandbyException")
+_NOT_READY = (*_OTHER_NAME_NODE, "SafeModeException")
+"""Responses of a NameNode that has just started or is not active, when no other one is active: it did nothing."""
+
+
+class FileStatus(msgspec.Struct):
+    """A file or folder as WebHDFS describes it.
+
+    Attributes:
+        pathSuffix: name within the listed folder; empty when the listed path is a file.
+        type: ``FILE`` or ``DIRECTORY``.
+        length: size in bytes.
+        modificationTime: modification time in milliseconds since 1970.
+    """
+
+    pathSuffix: str
+    type: str
+    length: int
+    modificationTime: int
+
+
+class _OneStatus(msgspec.Struct):
+    FileStatus: FileStatus
+
+
+class _Statuses(msgspec.Struct):
+    FileStatus: list[FileStatus]
+
+
+class _Listing(msgspec.Struct):
+    FileStatuses: _Statuses
+
+
+class _Boolean(msgspec.Struct):
+    boolean: bool
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The content of a folder, and the time of the response as HTTP writes it."""
+
+    statuses: list[FileStatus]
+    date: str
+
+    @property
+    def listed_at(self) -> datetime:
+        """The time of the response, by the NameNode's clock. Raises BadAnswer if it is not a time."""
+        try:
+            return parsedate_to_datetime(self.date)
+        except ValueError:
+            raise BadAnswer("the time of an answer is not valid") from None
+
+
+FAILURES = (HdfsRefusal, BadAnswer, requests.RequestException, HTTPError)
+"""The errors of the methods of `WebHdfs`, in addition to stateflow's own."""
+
+
+class WebHdfs:
+    """Requests to the active one of several NameNodes. Paths are absolute.
+
+    Methods raise one of `FAILURES`, which `translated_errors` translates.
+
+    Args:
+        scheme: ``webhdfs``, or ``swebhdfs`` for TLS.
+        hosts: NameNodes with their HTTP ports, separated by commas.
+        retries: the policy for requests that fail, or that no NameNode is ready to serve.
+        clock: measures how long answers take.
+    """
+
+    def __init__(self, scheme: str, hosts: str, retries: Retry, clock: Clock) -> None:
+        protocol = "https" if scheme == "swebhdfs" else "http"
+        self._name_nodes = [f"{protocol}://{host}" for host in hosts.split(",")]
+        self._users = HdfsUsers.of_process(f"{scheme}://{host}" for host in hosts.split(","))
+        self._retries = retries
+        self._clock = clock
+        self._active = 0
+        self._opened: HdfsSession | None = None
+        self._process = 0
+
+    def size(self, path: str) -> int | None:
+        """Returns the size of a file in bytes; None when it does not exist or is a folder."""
+        try:
+            with self._asked("GET", path, op="GETFILESTATUS") as answer:
+                found = decoded(answer, _OneStatus, self._clock).FileStatus
+        except HdfsRefusal as e:
+            if e.is_missing:
+                return None
+            raise
+        return found.length if found.type == "FILE" else None
+
+    def list(self, path: str) -> Listing | None:
+        """Returns the content of a folder; None when it does not exist.
+
+        Any other failure raises an error, because a response that cannot be parsed must not count as an empty folder.
+        """
+        try:
+            with self._asked("GET", path, op="LISTSTATUS") as answer:
+                statuses = decoded(answer, _Listing, self._clock).FileStatuses.FileStatus
+                return Listing(statuses, answer.headers.get("Date", ""))
+        except HdfsRefusal as e:
+            if e.is_missing:
+                return None
+            raise
+
+    def read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+        """Yields the bytes of a file from `offset`, at most `length` of them."""
+        with self._asked("GET", path, op="OPEN", offset=str(offset), length=str(length)) as answer:
+            if answer.is_redirect:
+                with self._session.to_data_node("GET", answer.headers["Location"]) as data:
+                    yield from stream_answer(final(data, self._clock), self._clock, length)
+            else:
+                yield from stream_answer(answer, self._clock, length)
+
+    def write(self, path: str, data: bytes | IO[bytes]) -> None:
+        """Writes a file with mode 0600, and replaces an existing one."""
+        if not isinstance(data, bytes):
+            # An earlier attempt may have read some of it.
+            data.seek(0)
+        with self._asked("PUT", path, op="CREATE", overwrite="true", permission="600") as answer:
+            if not answer.is_redirect:
+                raise BadAnswer("the NameNode did not name a DataNode")
+            with self._session.to_data_node("PUT", answer.headers["Location"], data) as written:
+                final(written, self._clock)
+
+    def rename(self, path: str, to: str) -> None:
+        """Renames a file, atomically. Raises HdfsRefusal when `to` exists."""
+        # Without options, a file would be moved into a folder that has the name.
+        with self._asked("PUT", path, op="RENAME", destination=to, renameoptions="NONE"):
+            pass
+
+    def make_folder(self, path: str) -> None:
+        """Creates a folder with mode 0700, and the folders above it, unless they exist."""
+        with self._asked("PUT", path, op="MKDIRS", permission="700"):
+            pass
+
+    def remove(self, path: str) -> bool:
+        """Removes a file or an empty folder. Returns whether it removed anything."""
+        try:
+            with self._asked("DELETE", path, op="DELETE", recursive="false") as answer:
+                return decoded(answer, _Boolean, self._clock).boolean
+        except HdfsRefusal as e:
+            if e.is_missing or e.exception == "PathIsNotEmptyDirectoryException":
+                return False
+            raise
+
+    @property
+    def _session(self) -> HdfsSession:
+        # A child process must not use connections of its parent.
+        if self._opened is None or self._process != os.getpid():
+            self._opened, self._process = HdfsSession(self._name_nodes, self._users, self._retries), os.getpid()
+        return self._opened
+
+    @contextlib.contextmanager
+    def _asked(self, method: str, path: str, **query: str) -> Iterator[requests.Response]:
+        """Yields the answer of a NameNode as soon as one is ready: a success, or a redirection to a DataNode."""
+        answer = self._answer(method, path, query)
+        try:
+            yield answer
+        finally:
+            answer.close()
+
+    def _answer(self, method: str, path: str, query: Mapping[str, str]) -> requests.Response:
+        retries = self._retries
+        while True:
+            try:
+                return self._answer_of_any(method, path, query)
+            except HdfsRefusal as e:
+                if e.exception not in _NOT_READY:
+                    raise
+                try:
+                    retries = retries.increment()
+                except MaxRetryError:
+                    raise e from None
+                retries.sleep()
+
+    def _answer_of_any(self, method: str, path: str, query: Mapping[str, str]) -> requests.Response:
+        """Returns the answer of the first NameNode that gives one, the one that answered last before all others."""
+        failure: Exception = BadAnswer("the address has no NameNode")
+        first = self._active
+        for number in range(first, first + len(self._name_nodes)):
+            index = number % len(self._name_nodes)
+            url = f"{self._name_nodes[index]}/webhdfs/v1{quote(path, safe='/=')}"
+            try:
+                answer = self._session.to_name_node(method, url, query)
+                if query["op"] in _REDIRECTED:
+                    successful(answer, self._clock)
+                else:
+                    final(answer, self._clock)
+            except (requests.ConnectionError, requests.Timeout) as e:
+                failure = e
+            except HdfsRefusal as e:
+                if e.exception not in _OTHER_NAME_NODE:
+                    raise
+                failure = e
+            else:
+                self._active = index
+                return answer
+        raise failure
+
+
+@contextlib.contextmanager
+def translated_errors(uri: str, key: str) -> Iterator[None]:
+    """Translates failures of requests into errors of stateflow, without texts of the server.
+
+    Args:
+        uri: address of the storage.
+        key: key of the object that the requests are about.
+
+    Raises:
+        ConfigError: HDFS refused access.
+        StorageError: HDFS failed, or does not respond.
+    """
+    try:
+        yield
+    except HdfsRefusal as e:
+        exception = {"exception": e.exception} if e.exception else {}
+        facts = {"storage": uri, "key": key, "status": e.status, **exception}
+        if e.status == 401 or e.exception in ("AccessControlException", "SecurityException"):
+            hint = "check HADOOP_USER_NAME or WEBHDFS_TOKEN, and the folder's permissions"
+            raise ConfigError("access to the storage was denied", hint=hint, **facts) from None
+        hint = "check whether HDFS is in safe mode or full; a new run continues from the last checkpoint"
+        raise StorageError("storage request failed", hint=hint, **facts) from None
+    except FAILURES as e:
+        raise StorageError(
+            "storage does not respond",
+            hint="check the NameNode's host and HTTP port, and whether its DataNodes run; "
+            "a new run continues from the last checkpoint",
+            storage=uri,
+            key=key,
+            reason=reason_of(e),
+        ) from None
+
+
+def reason_of(error: Exception) -> str:
+    """Returns what failed: the status of a refusal, or an exception's class and the operating system's error.
+
+    Texts of other exceptions contain URLs, which may contain a token.
+    """
+    if isinstance(error, HdfsRefusal | BadAnswer):
+        return str(error)
+    found: BaseException | None = error
+    while found is not None and not (isinstance(found, OSError) and found.strerror):
+        found = found.__cause__ or found.__context__
+    return f"{type(error).__name__}: {found.strerror}" if isinstance(found, OSError) else type(error).__name__
+
+
+log = logging.getLogger(__name__)
+
+
+_TEMPORARY = ".aside"
+"""The folder of temporary files; `HdfsStorage.list` does not show it."""
+_ABANDONED = timedelta(days=1)
+"""The age at which a temporary file has no living writer. HDFS does not change the time of a file while it is written,
+so this is longer than any upload takes."""
+_FOLDER_TRIES = 20
+_MOST_LEVELS = 8
+"""How many levels of folders a listing descends; the keys of stateflow have at most 8 segments."""
+_FOLDERS_PER_FILE = 8
+"""At most so many folders belong to a file: the delete of the last file in a folder removes the folder."""
+_EMPTY_FOLDERS = 100_000
+"""How many folders may be empty in addition: a process that is killed while it deletes leaves some."""
+
+
+class HdfsStorage(Storage):
+    """Files below a folder of HDFS. Directories that it creates have mode 0700, files 0600.
+
+    Args:
+        scheme: ``webhdfs``, or ``swebhdfs`` for TLS.
+        hosts: NameNodes with their HTTP ports, separated by commas; the active one is used.
+        folder: absolute path of the root, without a slash at its end.
+        retries: the policy for requests that fail, or that no NameNode is ready to serve.
+        most_empty_folders: how many folders a listing accepts in addition to those that its files need.
+    """
+
+    host_local = False
+
+    def __init__(
+        self,
+        scheme: str,
+        hosts: str,
+        folder: str,
+        retries: Retry = RETRIES,
+        *,
+        most_empty_folders: int = _EMPTY_FOLDERS,
+    ) -> None:
+        self.uri = f"{scheme}://{hosts}{folder}"
+        self._folder = folder
+        self._hdfs = WebHdfs(scheme, hosts, retries, SystemClock())
+        self._has_root = False
+        self._most_empty_folders = most_empty_folders
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        with self._translated_errors(key):
+            path = self._path(key)
+            temporary = self._write_temporary(data)
+            try:
+                return self._rename(temporary, path)
+            except FAILURES as e:
+                if isinstance(e, HdfsRefusal) and e.exception:
+                    raise
+                # No response, or one that is not the NameNode's, such as a proxy's.
+                log.warning("%s did not confirm that it created %s: %s", self.uri, key, reason_of(e))
+                return PutResult.UNKNOWN
+
+    def put_file(self, key: str, source: Path) -> None:
+        path = self._path(key)
+        with source.open("rb") as file:
+            with self._translated_errors(key):
+                result = self._rename(self._write_temporary(file), path)
+            if result is not PutResult.CREATED:
+                check_same_content(self, key, file)
+
+    def get(self, key: str, limit: int = 1 << 30) -> bytes:
+        found = b"".join(self._chunks(key, 0, limit + 1))
+        if len(found) > limit:
+            raise DataError("object exceeds the size limit", key=key, limit=limit)
+        return found
+
+    def chunks(self, key: str) -> Iterator[bytes]:
+        yield from self._chunks(key, 0, self._existing_size(key))
+
+    def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
+        size = self._existing_size(key)
+        check_limit(key, size, limit)
+        # The answer cannot be longer than asked for.
+        write_chunks(self._chunks(key, 0, size), target)
+
+    def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
+        if not size:
+            self._existing_size(key)
+        write_chunks(self._chunks(key, offset, size), target)
+
+    def size(self, key: str) -> int | None:
+        with self._translated_errors(key):
+            return self._hdfs.size(self._path(key))
+
+    def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
+        folder = prefix.rpartition("/")[0]
+        if folder:
+            key_parts(folder, self.uri)
+        with self._translated_errors(prefix):
+            wanted = (b for b in self._walk(folder) if b.key.startswith(prefix) and b.key > start_after)
+            return sorted(wanted, key=lambda blob: blob.key)
+
+    def folders(self, prefix: str) -> tuple[str, ...]:
+        folder = prefix.rstrip("/")
+        if folder:
+            key_parts(folder, self.uri)
+        with self._translated_errors(prefix):
+            listing = self._hdfs.list(f"{self._folder}/{folder}".rstrip("/"))
+        found = (s.pathSuffix for s in (listing.statuses if listing is not None else ()) if s.type == "DIRECTORY")
+        return tuple(sorted(name for name in found if (f"{folder}/{name}" if folder else name) != _TEMPORARY))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        folders = set()
+        for key in keys:
+            with self._translated_errors(key):
+                path = self._path(key)
+                if self._hdfs.size(path) is not None and self._hdfs.remove(path):
+                    folders.add(key.rpartition("/")[0])
+        for folder in folders:
+            self._remove_empty(folder)
+
+    def remove_abandoned_files(self) -> None:
+        """Removes temporary files whose writers were killed. Their age is measured by the NameNode's clock."""
+        with self._translated_errors(_TEMPORARY):
+            listing = self._hdfs.list(self._path(_TEMPORARY))
+            if listing is None:
+                return
+            until = (listing.listed_at - _ABANDONED).timestamp() * 1000
+            for status in listing.statuses:
+                if status.modificationTime < until:
+                    self._hdfs.remove(self._path(f"{_TEMPORARY}/{status.pathSuffix}"))
+
+    def _translated_errors(self, key: str) -> AbstractContextManager[None]:
+        return translated_errors(self.uri, key)
+
+    def _path(self, key: str) -> str:
+        return "/".join((self._folder, *key_parts(key, self.uri)))
+
+    def _write_temporary(self, data: bytes | IO[bytes]) -> str:
+        """Writes a temporary file and returns its key, which only the caller knows."""
+        temporary = f"{_TEMPORARY}/{SystemClock().new_id()}"
+        try:
+            if not self._has_root:
+                # Explicitly: folders that HDFS creates together with a file have its default permissions.
+                self._hdfs.make_folder(self._folder)
+                self._has_root = True
+            self._hdfs.write(self._path(temporary), data)
+        except HdfsRefusal as e:
+            if not e.is_missing:
+                raise
+            raise ConfigError(
+                "the storage's path is not a folder", hint="choose another path", storage=self.uri, reason=reason_of(e)
+            ) from None
+        return temporary
+
+    def _rename(self, temporary: str, path: str) -> PutResult:
+        """Gives a temporary file its final name, unless that exists."""
+        for _ in range(_FOLDER_TRIES):
+            try:
+                self._hdfs.rename(self._path(temporary), path)
+                return PutResult.CREATED
+            except HdfsRefusal as e:
+                if e.exception == "FileAlreadyExistsException":
+                    self._hdfs.remove(self._path(temporary))
+                    return PutResult.EXISTS
+                if not e.is_missing:
+                    raise
+            if self.size(temporary) is None:
+                # Renamed by an earlier attempt whose response was lost, or removed by `remove_abandoned_files`.
+                return PutResult.UNKNOWN
+            # The folder does not exist, or a collector has removed it while it was empty.
+            self._hdfs.make_folder(path.rpartition("/")[0])
+        raise StorageError("the folder of an object is removed repeatedly", path=path, storage=self.uri)
+
+    def _existing_size(self, key: str) -> int:
+        size = self.size(key)
+        if size is None:
+            raise missing_object(self, key)
+        return size
+
+    def _chunks(self, key: str, offset: int, length: int) -> Iterator[bytes]:
+        # A server takes a length of 0 for the whole file.
+        if not length:
+            return
+        with self._translated_errors(key):
+            try:
+                yield from self._hdfs.read(self._path(key), offset, length)
+            except HdfsRefusal as e:
+                if e.is_missing:
+                    raise missing_object(self, key) from None
+                raise
+
+    def _walk(self, start: str) -> Iterator[BlobInfo]:
+        """Yields the files below a folder. A listing that has no end, or leads back, ends with an error."""
+        folders, files, listed, skipped = [(start, 0)], 0, 0, 0
+        while folders:
+            folder, level = folders.pop()
+            listed += 1
+            if listed > self._most_empty_folders + _FOLDERS_PER_FILE * files:
+                raise self._too_many_folders(start, listed, files)
+            listing = self._hdfs.list(f"{self._folder}/{folder}".rstrip("/"))
+            for status in listing.statuses if listing is not None else ():
+                name = status.pathSuffix
+                key = f"{folder}/{name}" if folder else name
+                if status.type == "DIRECTORY":
+                    if name in ("", ".", "..") or "/" in name:
+                        raise BadAnswer("a listing contains a folder that HDFS cannot have")
+                    if level == _MOST_LEVELS:
+                        skipped += 1
+                    elif key != _TEMPORARY:
+                        folders.append((key, level + 1))
+                elif name:  # that of a file itself is empty
+                    files += 1
+                    yield BlobInfo(key, status.length)
+        if skipped:
+            log.warning("skipped %d folders that are more than %d levels below %r", skipped, _MOST_LEVELS, start)
+
+    def _too_many_folders(self, folder: str, listed: int, files: int) -> DataError:
+        return DataError(
+            "a folder contains more folders than a job root can have",
+            hint="check that the address leads to a job root; delete its empty folders",
+            storage=self.uri,
+            folder=folder,
+            folders=listed,
+            files=files,
+        )
+
+    def _remove_empty(self, folder: str) -> None:
+        with self._translated_errors(folder):
+            while folder and self._hdfs.remove(f"{self._folder}/{folder}"):
+                folder = folder.rpartition("/")[0]
+
+
+_CONNECTIONS = 32
+_TIMEOUT = (5, 60)
+"""Longest wait for a connection and for the next bytes, in seconds."""
+_DATA_PORTS = frozenset({9864, 9865, 50075, 50475})
+"""Default HTTP and HTTPS ports of DataNodes, since Hadoop 3 and before."""
+
+
+@dataclass(frozen=True)
+class HdfsUsers:
+    """The user or token of requests to NameNodes, and the ports of DataNodes.
+
+    Attributes:
+        query: the part of a URL that names the user or has the token; for NameNodes only.
+        data_ports: ports of DataNodes.
+    """
+
+    query: Mapping[str, str] = field(repr=False)
+    data_ports: frozenset[int] = _DATA_PORTS
+
+    @classmethod
+    def of_process(cls, name_nodes: Iterable[str]) -> HdfsUsers:
+        """Returns the values of this process's environment.
+
+        Args:
+            name_nodes: the NameNodes of an address, such as ``webhdfs://namenode:9870``.
+
+        Raises:
+            ConfigError: there is a token, but one of the NameNodes may not get it; or the ports are not numbers.
+        """
+        token = os.environ.get("WEBHDFS_TOKEN")
+        if not token:
+            return cls({"user.name": os.environ.get("HADOOP_USER_NAME") or getpass.getuser()}, _data_ports())
+        trusted = set(os.environ.get("WEBHDFS_NAMENODES", "").replace(",", " ").split())
+        for name_node in name_nodes:
+            if name_node not in trusted:
+                raise ConfigError(
+                    "the NameNode is not one that WEBHDFS_TOKEN may be sent to",
+                    hint="add it to WEBHDFS_NAMENODES, such as WEBHDFS_NAMENODES=swebhdfs://namenode:9871; with "
+                    "webhdfs:// the token is sent without TLS",
+                    name_node=name_node,
+                    trusted=sorted(trusted),
+                )
+        return cls({"delegation": token}, _data_ports())
+
+
+def _data_ports() -> frozenset[int]:
+    given = os.environ.get("WEBHDFS_DATANODE_PORTS", "").replace(",", " ").split()
+    if not all(port.isascii() and port.isdecimal() and len(port) < 6 for port in given):
+        raise ConfigError(
+            "a port of a DataNode is not a number",
+            hint="set WEBHDFS_DATANODE_PORTS to numbers, such as 9864,9865",
+            given=given,
+        )
+    return frozenset(map(int, given)) or _DATA_PORTS
+
+
+class HdfsSession:
+    """Sends requests to NameNodes with the user, and follows their redirections to DataNodes without it.
+
+    Args:
+        name_nodes: URLs of the NameNodes, such as ``http://namenode:9870``.
+        users: the user and the ports of DataNodes.
+        retries: the policy for requests that fail.
+    """
+
+    def __init__(self, name_nodes: Sequence[str], users: HdfsUsers, retries: Retry) -> None:
+        self._name_nodes = frozenset(name_nodes)
+        self._users = users
+        self._session = BoundedSession(retries, _CONNECTIONS)
+        # A compressed answer could be much larger than what was received.
+        self._session.headers["Accept-Encoding"] = "identity"
+        self._session.headers["Content-Type"] = "application/octet-stream"  # HttpFS requires it
+
+    def to_name_node(self, method: str, url: str, query: Mapping[str, str]) -> requests.Response:
+        """Sends a request to a NameNode; the caller closes the response."""
+        return self._send(method, url, params={**query, **self._users.query})
+
+    def to_data_node(self, method: str, location: str, data: bytes | IO[bytes] | None = None) -> requests.Response:
+        """Sends a request to where a NameNode has redirected it; the caller closes the response.
+
+        Raises:
+            ConfigError: the server is neither a DataNode nor a NameNode, or the request would leave TLS.
+        """
+        self._check(location)
+        return self._send(method, location, data=data)
+
+    def _send(
+        self, method: str, url: str, params: Mapping[str, str] | None = None, data: bytes | IO[bytes] | None = None
+    ) -> requests.Response:
+        return self._session.request(
+            method, url, params=params, data=data, timeout=_TIMEOUT, allow_redirects=False, stream=True
+        )
+
+    def _check(self, location: str) -> None:
+        try:
+            parts = urlsplit(location)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
+        protocols = {urlsplit(name_node).scheme for name_node in self._name_nodes}
+        server = f"{parts.scheme}://{parts.netloc}"
+        is_known = server in self._name_nodes or (port in self._users.data_ports and "@" not in parts.netloc)
+        if parts.scheme not in protocols or not is_known:
+            raise ConfigError(
+                "HDFS redirected a request to a server that is not a DataNode",
+                hint="if it is one, add its port to WEBHDFS_DATANODE_PORTS, such as 9864,9865",
+                server=f"{parts.scheme}://{parts.hostname}:{port}"[:200],
+                ports=sorted(self._users.data_ports),
+            )

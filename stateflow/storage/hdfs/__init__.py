@@ -1,1 +1,0 @@
-"""Job roots in HDFS, through its HTTP interface WebHDFS, whose servers are not trusted."""

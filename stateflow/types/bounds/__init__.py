@@ -1,1 +1,0 @@
-"""Bounds of the memory and the time of decoding stored values."""

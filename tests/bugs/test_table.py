@@ -1,0 +1,27 @@
+"""The table of planted bugs is current: each can be made, and names tests that exist and run with `make test`."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+import pytest
+
+from tests.bugs.bug import ROOT, Bug
+from tests.bugs.table import BUGS
+
+
+def test_each_bug_has_a_name_of_its_own() -> None:
+    assert [name for name, number in Counter(bug.name for bug in BUGS).items() if number > 1] == []
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+def test_the_mistake_can_be_made_and_its_tests_exist(bug: Bug) -> None:
+    text = (ROOT / bug.file).read_text()
+    assert text.count(bug.old) == 1
+    ast.parse(text.replace(bug.old, bug.new))
+    assert bug.tests
+    for test in bug.tests:
+        file, *parts = test.partition("[")[0].split("::")
+        defined = {node.name for node in ast.walk(ast.parse((ROOT / file).read_text())) if hasattr(node, "name")}
+        assert set(parts) <= defined
