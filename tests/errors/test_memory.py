@@ -50,14 +50,14 @@ UNITS: list[tuple[Any, str]] = [
     (TypeNode, '{"kind":"","limits":{"aa":300},"parts":[{"kind":""}],"choices":["aa"]}'),
     (TypeSchema, '{"root":{"kind":""}}'),
     (ClassSchema, '{"name":"","fields":[{"name":"","type":{"kind":""}}]}'),
-    (StateSchema, '{"name":"","kind":"","value_type":""}'),
+    (StateSchema, '{"name":"","kind":"","value_type":"","type":{}}'),
     (SubtaskState, '{"subtask":0,"first_group":0,"last_group":0,"snapshot":""}'),
     (Ancestry, '{"since":0,"restores":[{"seq":300,"base":300}]}'),
     (OperatorContent, "{}"),
     (
         CheckpointRecord,
-        '{"checkpoint_id":1,"generation":1,"ordinal":1,"committed_at":"","duration_ms":1,"increment_bytes":1,'
-        '"full_bytes":1,"files":1,"rows_in":1,"rows_out":{}}',
+        '{"checkpoint_id":1,"generation":1,"ordinal":1,"run":1,"committed_at":"","duration_ms":1,"increment_bytes":1,'
+        '"full_bytes":1,"files":1,"rows_in":1,"rows_out":{},"by":""}',
     ),
     (list[int], "[]"),
     (list[int], "[300]"),

@@ -36,7 +36,7 @@ from stateflow.runtime.executor import BatchWork, Executed, Executor
 from stateflow.runtime.job import Job, Positions
 from stateflow.runtime.publisher import Publisher
 from stateflow.runtime.restore.rewind import recover_pending_output
-from stateflow.state.handles import Committable, FileHandle, StateFile, SubtaskState
+from stateflow.state.handles import CANONICAL, Committable, FileHandle, StateFile, SubtaskState
 from stateflow.storage.paths import data_folder, probe_key, spark_location
 from tests.model.invariants.violation import Violation
 from tests.model.simulation.job import JOB, SimJob
@@ -360,8 +360,8 @@ def job_of(job: SimJob, root: JobRoot) -> Job:
 
 def _operator(snapshot: str, files: list[FileHandle]) -> OperatorState:
     stored = [StateFile(handle=f, local_name="x") for f in files]
-    # The kind of state is not part of the simulation: no backend opens it.
-    state = SubtaskState(subtask=0, first_group=0, last_group=3, snapshot=snapshot, files=stored, backend="filesystem")
+    # Any number of files is a snapshot of this format, and no backend opens them here.
+    state = SubtaskState(subtask=0, first_group=0, last_group=3, snapshot=snapshot, files=stored, backend=CANONICAL)
     return OperatorState(
         uid=_OPERATOR,
         parallelism=1,
