@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 
-from tests.bugs.bug import ROOT, Bug
-from tests.bugs.table import BUGS
+from tests.bugs.bug import BUGS, ROOT, Bug
 
 COPIED = ("stateflow", "plugins", "dags", "scripts", "tests", "docs", "benchmarks", "pyproject.toml", "README.md")
 SECONDS = 600

@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.bugs.bug import ROOT, Bug
-from tests.bugs.table import BUGS
+from tests.bugs.bug import BUGS, ROOT, Bug
 
 
 def test_each_bug_has_a_name_of_its_own() -> None:
