@@ -25,9 +25,9 @@ from benchmarks.results import write_result
 from stateflow.checkpoint.history import read_records
 from stateflow.checkpoint.log.documents import CheckpointRecord, SourcePosition
 from stateflow.clock import SystemClock
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.environment import declare
-from stateflow.runtime import task_spec
+from stateflow.runtime import executor
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.job import Positions
 from stateflow.runtime.job_loader import create_or_open_job, load_job
@@ -141,7 +141,7 @@ def _ratio(one: _Timed, other: _Timed) -> float:
 def _used(storages: Any) -> Iterator[None]:
     """Tasks find these very storages by their addresses."""
     known: dict[str, Storage] = {storage.uri: storage for storage in storages}
-    with patch.object(task_spec, "open_storage", lambda uri: known.get(uri) or open_storage(uri)):
+    with patch.object(executor, "open_storage", lambda uri: known.get(uri) or open_storage(uri)):
         yield
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.restore.state_assignment import bases_of
 from stateflow.clock import SystemClock
-from stateflow.config.state_settings import RocksDBSettings, StateSettings
+from stateflow.config.settings import RocksDBSettings, StateSettings
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.canonical_file import CanonicalHeader
 from stateflow.state.backends.entry_stream import blocks_of

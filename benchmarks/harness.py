@@ -20,10 +20,7 @@ from stateflow.api.functions.process import KeyedFunction
 from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.barriers import TaskReport
-from stateflow.runtime.task import store_cache
-from stateflow.runtime.task.outputs import BarrierMessage
-from stateflow.runtime.task.task import run_level
-from stateflow.runtime.task_spec import (
+from stateflow.runtime.executor import (
     BARRIER_ORDER,
     CONTROL,
     GROUP_SHIFT,
@@ -40,6 +37,9 @@ from stateflow.runtime.task_spec import (
     TaskEnvironment,
     TaskSettings,
 )
+from stateflow.runtime.task import store_cache
+from stateflow.runtime.task.outputs import BarrierMessage
+from stateflow.runtime.task.task import run_level
 from stateflow.state.handles import SubtaskState
 from stateflow.types.key_groups import key_hash
 

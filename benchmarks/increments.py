@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.results import write_result
 from benchmarks.stores import LookUps, Stores
-from stateflow.config.state_settings import COMPACTIONS, RocksDBSettings
+from stateflow.config.settings import COMPACTIONS, RocksDBSettings
 from stateflow.state.backends.base import Snapshot
 from stateflow.state.backends.rocksdb.manifest import parse
 from stateflow.state.host_cache import remove_tree

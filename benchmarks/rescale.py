@@ -18,7 +18,7 @@ from typing import Any
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.restore.state_assignment import bases_of
 from stateflow.clock import SystemClock
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.host_cache import HostCache

@@ -15,8 +15,7 @@ from stateflow.checkpoint.log.checkpoint_log import Appended, Head
 from stateflow.checkpoint.log.documents import Manifest
 from stateflow.checkpoint.log.entry_lists import RetentionLimits
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
-from stateflow.checkpoint.log.manifest_files import write_manifest
-from stateflow.checkpoint.log.sealed_json import seal
+from stateflow.checkpoint.log.manifest_files import seal, write_manifest
 from stateflow.checkpoint.log.transitions import Commit
 from stateflow.clock import SystemClock
 from stateflow.operations import describe

@@ -23,7 +23,7 @@ from benchmarks.results import write_result
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.clock import SystemClock
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.query.state_table import KeyedTable
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.entry_stream import EntryBlock

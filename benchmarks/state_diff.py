@@ -17,7 +17,7 @@ from typing import Any
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.clock import SystemClock
 from stateflow.compare.snapshots import DiffOptions, SnapshotDiff, compare
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.query.snapshot import Snapshot
 from stateflow.state.backends.entry_stream import blocks_of, first_key
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stateflow.clock import SystemClock
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.state.backends.base import Snapshot
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.handles import Base, SubtaskState

@@ -16,9 +16,8 @@ from stateflow.api.functions.checkpointed import (
     FunctionSnapshotContext,
 )
 from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
-from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext
+from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext, TimerService
 from stateflow.api.functions.rich import RichFilterFunction, RichFlatMapFunction, RichMapFunction
-from stateflow.api.functions.timers import TimerService
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.joins.functions import JoinContext, ProcessJoinFunction
 from stateflow.api.joins.window_join import TaggedRow
@@ -74,7 +73,7 @@ from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.operator_state import BroadcastState, OperatorListState, OperatorStateStore
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
-from stateflow.state.kinds.timer_index import TimeDomain
+from stateflow.state.kinds.timers import TimeDomain
 from stateflow.types.columns.precision import precision
 from stateflow.types.columns.row_kind import RowKind
 from stateflow.types.custom_serializer import Compatibility, Serializer

@@ -18,8 +18,8 @@ from stateflow.api.streams.data_stream import DataStream
 from stateflow.config.settings import Settings
 from stateflow.config.sources import SettingsLayer, resolve
 from stateflow.errors import EnvironmentUnsupported, JobDefinitionError, StateflowError
-from stateflow.helpers import check_name
-from stateflow.runtime.user_code import add_job_line, find_user_line
+from stateflow.helpers import add_job_line, check_name
+from stateflow.runtime.user_code import find_user_line
 from stateflow.types.key_groups import check_max_parallelism
 
 if TYPE_CHECKING:

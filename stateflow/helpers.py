@@ -18,7 +18,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from traceback import extract_tb
 
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, StateflowError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -43,6 +43,14 @@ def check_name(kind: str, name: str) -> str:
 
 _CUTOFF = 0.6
 """Smallest similarity ratio of a suggestion; the default of `difflib.get_close_matches`."""
+
+
+def check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
+    """Raises ConfigError if an argument is not one of its values."""
+    if given not in choices:
+        raise ConfigError(
+            f"the value of {name} is not supported", hint=f"use {' or '.join(map(repr, choices))}", given=given
+        )
 
 
 def closest_first(unknown: str, known: Iterable[str]) -> list[str]:
@@ -73,6 +81,18 @@ def line_of_user(error: BaseException) -> str:
     Frames of installed packages count only if there is no other.
     """
     return _innermost([(frame.filename, str(frame.lineno)) for frame in extract_tb(error.__traceback__)])
+
+
+@contextmanager
+def add_job_line() -> Iterator[None]:
+    """Adds file and line of the job to a StateflowError that the body raises."""
+    try:
+        yield
+    except StateflowError as e:
+        where = line_of_user(e)
+        if where:
+            e.add_facts(where=where)
+        raise
 
 
 def line_in_traceback(text: str) -> str:

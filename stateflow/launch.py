@@ -19,10 +19,8 @@ from stateflow.config.sources import SettingsLayer, resolve
 from stateflow.environment import StreamExecutionEnvironment, declare
 from stateflow.errors import Fenced, InternalError, StateflowError, StorageError, WrongJobRoot
 from stateflow.helpers import call_periodically
-from stateflow.observability.logging import log_event
-from stateflow.observability.metrics import Recorder, telemetry
-from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.driver.take_over import active_generation, end_active_run
+from stateflow.observability import Recorder, log_event, telemetry
+from stateflow.runtime.driver.job_run import JobRun, active_generation, end_active_run
 from stateflow.runtime.driver.termination import RunBounds
 from stateflow.runtime.executor import Executor
 from stateflow.runtime.idle import find_idle, need_without_job

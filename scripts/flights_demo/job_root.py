@@ -10,7 +10,7 @@ from typing import Any
 
 from stateflow import operations
 from stateflow.checkpoint.log.documents import LogEntry
-from stateflow.checkpoint.log.sealed_json import unseal
+from stateflow.checkpoint.log.manifest_files import unseal
 from stateflow.errors import ConfigError
 
 _DATA = re.compile(r"data/(\d+)/(\d+)-[^/]+/[^/]+")

@@ -17,8 +17,7 @@ from stateflow.api.dead_letters import DEAD_LETTERS, DeadLetter, DeadLetters, On
 from stateflow.api.functions.process import KeyedFunction, has_timers
 from stateflow.api.functions.rich import RowStep, StepKind
 from stateflow.api.functions.vectorized import ColumnsFunction
-from stateflow.api.hidden_columns import RejectedRecord, UndecodableRecord, with_hidden_columns
-from stateflow.api.schema import RowSchema
+from stateflow.api.schema import RejectedRecord, RowSchema, UndecodableRecord, with_hidden_columns
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.sink import Sink
 from stateflow.api.source import LocalSource, Source

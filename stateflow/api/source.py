@@ -22,7 +22,7 @@ from stateflow.types.decoders import json_decoder
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from stateflow.api.hidden_columns import RejectedRecord
+    from stateflow.api.schema import RejectedRecord
 
 
 class StartKind(StrEnum):
@@ -91,7 +91,7 @@ class Source(ABC):
 
     has_splits: bool = False
     """Whether each part of the source, such as a partition, has a watermark of its own. Then the frame of `stream` ends
-    with the columns `SPLIT` and, with dead letters, `REJECTED` of `stateflow.api.hidden_columns`."""
+    with the columns `SPLIT` and, with dead letters, `REJECTED` of `stateflow.api.schema`."""
     on_error: OnError = None
     """What happens to records of a source with splits that cannot be decoded."""
 
@@ -120,7 +120,7 @@ class Source(ABC):
     def file_order(self, spark: SparkSession, start: str, end: str) -> Sequence[str] | None:
         """Returns the files of a batch in the order in which their rows arrive.
 
-        The rows of the frame have `ARRIVED` of `stateflow.api.hidden_columns`, and a file is named as `arrival_place`
+        The rows of the frame have `ARRIVED` of `stateflow.api.schema`, and a file is named as `arrival_place`
         does. None if the frame has no such column, because its rows are in the order of arrival already.
 
         Args:

@@ -15,8 +15,7 @@ from stateflow import failpoints
 from stateflow.api.source import InitialPosition, LocalSource, Source, StartKind
 from stateflow.bootstrap.layout import SavepointFolder, store_content
 from stateflow.checkpoint.log.documents import Manifest, Savepoint, SourceFile, SourceWatermark, SparkPosition
-from stateflow.checkpoint.log.manifest_files import check_sizes, files_of
-from stateflow.checkpoint.log.sealed_json import seal
+from stateflow.checkpoint.log.manifest_files import check_sizes, files_of, seal
 from stateflow.checkpoint.restore.source_positions import (
     INLINE_LIMIT,
     SourceStart,
@@ -26,7 +25,7 @@ from stateflow.checkpoint.restore.source_positions import (
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, put_marker, read_savepoint
 from stateflow.clock import is_timestamp
 from stateflow.errors import ConfigError, DataError, MissingFile
-from stateflow.runtime.restore.source_starts import choose_starts
+from stateflow.runtime.restore.graph_changes import choose_starts
 from stateflow.state.handles import FileHandle
 from stateflow.storage.paths import SAVEPOINT_FILES
 

@@ -26,7 +26,7 @@ from stateflow.bootstrap.frames import (
     is_text,
     plain_type,
 )
-from stateflow.config.state_settings import EntryLimits
+from stateflow.config.settings import EntryLimits
 from stateflow.errors import ConfigError, DataError, JobDefinitionError, SchemaMismatch, StateflowError
 from stateflow.state.backends.base import key_too_large, map_key_too_large
 from stateflow.state.backends.entry_stream import EntryColumns
@@ -47,8 +47,7 @@ from stateflow.state.kinds.keyed_state_batch import AnyMapState, AnySingleValueS
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
-from stateflow.state.kinds.timer_index import TimeDomain
-from stateflow.state.kinds.timers import TIMER_IDS
+from stateflow.state.kinds.timers import TIMER_IDS, TimeDomain
 from stateflow.types.columns.conversion import PER_MILLISECOND
 from stateflow.types.declared_types import KEY_TYPES
 from stateflow.types.descriptors import (

@@ -29,7 +29,7 @@ from stateflow.bootstrap.frames import (
     is_same_kind,
     plain_values,
 )
-from stateflow.config.state_settings import EntryLimits
+from stateflow.config.settings import EntryLimits
 from stateflow.errors import CorruptFile, DataError, JobDefinitionError, SchemaMismatch, StateflowError
 from stateflow.query.value_types import FieldFacts, JsonText, value_type
 from stateflow.state.backends.base import value_too_large

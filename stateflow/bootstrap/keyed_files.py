@@ -24,7 +24,7 @@ from stateflow.checkpoint.savepoints.canonical.writer import (
 from stateflow.private_files import ScratchFolder
 from stateflow.state.backends.entry_stream import EntryColumns
 from stateflow.state.handles import CANONICAL, StateFile, SubtaskState
-from stateflow.state.kinds.timer_index import TimeDomain
+from stateflow.state.kinds.timers import TimeDomain
 from stateflow.state.rehash import Rehash
 
 BUCKET_BYTES = 8 << 20

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import Answer, Request
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.sealed_json import seal, unseal
+from stateflow.checkpoint.log.manifest_files import seal, unseal
 from stateflow.clock import is_timestamp
 from stateflow.errors import CorruptFile, DataError, MissingFile, RequestTimeout, StorageError
 from stateflow.helpers import check_name

@@ -21,7 +21,7 @@ import msgspec
 
 from stateflow.cli.common import ROOT, SECONDS, print_text, with_options
 from stateflow.compare.changes import to_json
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import ConfigError, EnvironmentUnsupported, UnknownState
 from stateflow.helpers import did_you_mean
 from stateflow.process_limits import end_with_parent, isolate

@@ -38,7 +38,7 @@ from stateflow.cli.common import (
 from stateflow.config.sources import SettingsLayer
 from stateflow.errors import ConfigError, StateflowError, StorageError
 from stateflow.launch import RunRequest, RunResult, run_if_idle, run_job
-from stateflow.observability.logging import ContextFilter, log_event, set_log_context
+from stateflow.observability import ContextFilter, log_event, set_log_context
 from stateflow.private_files import open_private
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.termination import DRAINED

@@ -31,7 +31,7 @@ from stateflow.compare.shared_files import (
     divide_files,
 )
 from stateflow.compare.states import DecodedKey, StatePair, StatePairs
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import ConfigError, StateError
 from stateflow.private_files import make_folders
 from stateflow.state.backends.entry_stream import EntryBlock, select_key_groups

@@ -20,7 +20,7 @@ from stateflow.errors import CorruptFile
 from stateflow.state.backends.entry_stream import GROUP_BYTES
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
-from stateflow.state.kinds.state_registry import state_names
+from stateflow.state.kinds.keyed_state import state_names
 from stateflow.state.kinds.timers import TIMER_IDS
 from stateflow.state.schema import union_member
 from stateflow.state.schema_compatibility import Declaration, compare_schemas

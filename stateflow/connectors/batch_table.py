@@ -30,10 +30,10 @@ from stateflow.api.schema import RowIdentity, RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartPosition
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.connector_errors import position_error
 from stateflow.connectors.data_files import cast_read
 from stateflow.connectors.delta.log import check_log, damaged_file, open_logged_file, plain_path
 from stateflow.connectors.delta_types import COLUMN_MAPPING
+from stateflow.connectors.partition_offsets import position_error
 from stateflow.errors import (
     ConfigError,
     CorruptFile,

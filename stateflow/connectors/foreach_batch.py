@@ -11,9 +11,9 @@ import pyarrow as pa
 from stateflow.api.changelog import Changelog
 from stateflow.api.sink import Delivery, SinkContext, SinkRewind, SinkTable, Successor, TableChanges
 from stateflow.clock import SystemClock
-from stateflow.connectors.connector_errors import check_choice
 from stateflow.connectors.staged_output import StagedSink, StagedTable
 from stateflow.errors import JobDefinitionError, SinkRefused, StateflowError, StorageError
+from stateflow.helpers import check_choice
 from stateflow.state.handles import Committable
 
 OnRewind = Literal["refuse", "keep"]

@@ -1,10 +1,12 @@
-"""Offsets in partitions of a source: new rows after a position, and rows that the source no longer has. Pure."""
+"""Offsets in partitions of a source: new rows after a position, lost rows, errors for positions. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from stateflow.errors import ConfigError
 
 P = TypeVar("P", str, tuple[str, int])
 """Key of a partition: its name, or its topic and number."""
@@ -96,3 +98,22 @@ def has_new_rows(position: Mapping[P, int], ends: Mapping[P, int]) -> bool | Non
     if any(ends[partition] < offset for partition, offset in position.items()):
         return None  # the partition was created again
     return any(ends[partition] > offset for partition, offset in position.items())
+
+
+def position_error(kind: str, hint: str, source: str, position: str, error: Exception) -> ConfigError:
+    """Returns the error for a position that a source cannot parse.
+
+    Args:
+        kind: the kind of source, such as ``a Kafka source``.
+        hint: what a position looks like.
+        source: description of the source.
+        position: the position; its beginning is a fact of the error.
+        error: why it cannot be parsed.
+    """
+    return ConfigError(
+        f"the position is not valid for {kind}",
+        hint=hint,
+        source=source,
+        position=position[:500],
+        reason=str(error)[:500],
+    )

@@ -15,8 +15,8 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice, Source, local_position, spark_position
 from stateflow.checkpoint.barriers import message_with
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.connector_errors import read_failure
-from stateflow.errors import InputLost, StateflowError
+from stateflow.errors import BatchFailed, InputLost, StateflowError
+from stateflow.helpers import line_of_user
 from stateflow.types.columns.conversion import stored_scalar, to_column, with_type
 from stateflow.types.columns.shapes import Leaf
 
@@ -176,3 +176,22 @@ def forward_errors(source: str) -> Iterator[None]:
         raise RuntimeError(message_with(e)) from e
     except Exception as e:
         raise RuntimeError(message_with(read_failure("a source cannot be read", source, e))) from e
+
+
+def read_failure(what: str, source: str, error: Exception, **facts: str) -> BatchFailed:
+    """Returns the error for an exception of the user's code in a source; a retry may succeed.
+
+    Args:
+        what: the first part of the message, such as ``a source cannot be read``.
+        source: description of the source.
+        error: the exception.
+        facts: more facts.
+    """
+    return BatchFailed(
+        what,
+        hint="a new run continues from the last checkpoint; if that fails as well, fix the source",
+        source=source,
+        **facts,
+        reason=f"{type(error).__name__}: {error}"[:500],
+        where=line_of_user(error),
+    )

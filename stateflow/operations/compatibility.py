@@ -22,8 +22,8 @@ from stateflow.runtime.restore.new_job_root import InitialSavepoint, NewJobRoot,
 from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
 from stateflow.runtime.restore.state_import import StateLocation
 from stateflow.state.handles import StateSchema
+from stateflow.state.kinds.keyed_state import check_state_ids
 from stateflow.state.kinds.operator_state import BROADCAST
-from stateflow.state.kinds.state_registry import check_state_ids
 from stateflow.state.schema_compatibility import Conflict, Declaration, Declarations, Fit, compare_schemas
 from stateflow.storage import Storage, open_location, open_storage
 from stateflow.storage.paths import FORMAT, SAVEPOINT

@@ -9,11 +9,11 @@ import msgspec
 
 from stateflow import failpoints
 from stateflow.checkpoint.job_requests import is_same_request
-from stateflow.checkpoint.log.admin_entries import is_released
 from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.completed_checkpoints import is_released
 from stateflow.checkpoint.log.documents import EntryRef, Origin, PublishedOutput, Request, RequestKind, SavepointFormat
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.sealed_json import seal
+from stateflow.checkpoint.log.manifest_files import seal
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.savepoints.catalog import (
     StoredSavepoint,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from stateflow.checkpoint.job_requests import RequestClient, RequestTimeouts, is_same_request
-from stateflow.checkpoint.log.admin_entries import is_released
 from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.completed_checkpoints import is_released
 from stateflow.checkpoint.log.documents import (
     Answer,
     EntryRef,
@@ -33,7 +33,7 @@ from stateflow.errors import ConfigError, DataError, Fenced, MissingFile, PlanOu
 from stateflow.launch import RunRequest, open_existing, run_job
 from stateflow.operations.job_root import JobCode, now, open_root, pins_of
 from stateflow.runtime.publisher import Publisher
-from stateflow.runtime.restore.rewind import complete_rewind
+from stateflow.runtime.restore.plan_execution import complete_rewind
 from stateflow.storage import open_storage
 
 

@@ -17,7 +17,7 @@ from stateflow.query.snapshot import open_snapshot, savepoint_snapshot
 from stateflow.query.state import check_entry, stored_entries
 from stateflow.requesters import by_process
 from stateflow.state.handles import SubtaskState
-from stateflow.state.kinds.state_registry import state_names
+from stateflow.state.kinds.keyed_state import state_names
 from stateflow.state.operator_content import check_parts
 from stateflow.storage import Storage, open_storage
 from stateflow.types.serializers import check_untyped

@@ -11,7 +11,7 @@ from typing import Any
 
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.clock import Clock, SystemClock
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import CorruptFile
 from stateflow.private_files import ScratchFolder
 from stateflow.query.snapshot import open_snapshot
@@ -19,8 +19,8 @@ from stateflow.state.backends.entry_stream import Entry
 from stateflow.state.backends.factory import StoreLocation, read_entries
 from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.host_cache import HostCache
+from stateflow.state.kinds.keyed_state import state_names
 from stateflow.state.kinds.list_state import POSITION_BYTES
-from stateflow.state.kinds.state_registry import state_names
 from stateflow.storage import Storage
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.serializers import decode_untyped

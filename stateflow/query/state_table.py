@@ -17,7 +17,7 @@ import pyarrow as pa
 from stateflow import failpoints
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.clock import Clock
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile, StateflowError
 from stateflow.helpers import did_you_mean
 from stateflow.private_files import ScratchFolder

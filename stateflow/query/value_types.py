@@ -43,8 +43,7 @@ from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeN
 from stateflow.state.schema import from_json_text, json_text
 from stateflow.types.columns.conversion import to_column
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
-from stateflow.types.decoded_size import PLAIN
-from stateflow.types.decoders import value_decoder
+from stateflow.types.decoders import PLAIN, value_decoder
 from stateflow.types.serializers import payload_start, timestamp_of
 
 _MOST_NODES = 10_000

@@ -21,7 +21,7 @@ from stateflow.api.functions.process import Context, KeyedFunction, OnTimerConte
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.schema import RowSchema
 from stateflow.errors import ConfigError, JobDefinitionError, WrongKeyType
-from stateflow.runtime.task_spec import ChainSpec
+from stateflow.runtime.executor import ChainSpec
 from stateflow.state.handles import SubtaskState
 from stateflow.types.columns.conversion import stored_scalar
 from stateflow.types.key_values import encode_typed_key, group_of, parse_key

@@ -47,13 +47,12 @@ from stateflow.replay.report import BatchReport, EmittedRows, KeyReport, ReplayR
 from stateflow.replay.state_diff import StateChanges, StateComparison
 from stateflow.requesters import by_process
 from stateflow.runtime.driver.batch_runner import Batch, BatchRunner, CompletedBarrier, StartingPoint
-from stateflow.runtime.executor import Executor
+from stateflow.runtime.executor import BatchInfo, Executor
 from stateflow.runtime.job import Job, Positions, check_reader
 from stateflow.runtime.job_loader import open_job, writer_name
 from stateflow.runtime.local_run import LocalExecutor
 from stateflow.runtime.preflight import StartContext
 from stateflow.runtime.task import store_cache
-from stateflow.runtime.task_spec import BatchInfo
 from stateflow.state.handles import Committable
 from stateflow.storage import PutResult, Storage, open_storage
 from stateflow.storage.overlay import SCRATCH_GENERATION, OverlayStorage

@@ -29,7 +29,7 @@ from stateflow.checkpoint.log.documents import NOT_BEGUN, Manifest, SparkPositio
 from stateflow.checkpoint.restore.source_positions import offset_lines
 from stateflow.errors import BatchFailed, InputLost, StateflowError
 from stateflow.replay.input import PlannedBatch, RunRows, deleted_file, input_lost
-from stateflow.runtime.executor import BatchWork, Executed, decode_reports, level_specs
+from stateflow.runtime.executor import REPORT, BatchWork, ChainSpec, Executed, LevelSpec, decode_reports, level_specs
 from stateflow.runtime.job import Job
 from stateflow.runtime.spark.batch_input import BatchInput
 from stateflow.runtime.spark.checkpoint_location import PlannedOffsets, SparkLocation, source_log
@@ -42,7 +42,6 @@ from stateflow.runtime.spark.shuffle import next_exchange
 from stateflow.runtime.spark.sorting import SortSettings, sort_input
 from stateflow.runtime.spark.streaming_query import query_sources, split_times, stream_frame
 from stateflow.runtime.task.task import run_level
-from stateflow.runtime.task_spec import REPORT, ChainSpec, LevelSpec
 
 _POLL_SECONDS = 0.1
 

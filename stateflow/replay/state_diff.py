@@ -11,7 +11,7 @@ from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.clock import SystemClock
 from stateflow.compare.merge import Difference, differences
 from stateflow.compare.operators import OperatorComparison, OperatorSide, Readers
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.private_files import ScratchFolder
 from stateflow.query.state import check_entry
 from stateflow.replay.key_trace import WantedKey
@@ -20,9 +20,8 @@ from stateflow.state.backends.factory import StoreLocation, read_ranges
 from stateflow.state.handles import Base, OperatorContent, StateSchema
 from stateflow.state.host_cache import HostCache
 from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
-from stateflow.state.kinds.state_registry import state_names
-from stateflow.state.kinds.timer_index import TimeDomain
-from stateflow.state.kinds.timers import TIMER_IDS, Timer, timers_in
+from stateflow.state.kinds.keyed_state import state_names
+from stateflow.state.kinds.timers import TIMER_IDS, TimeDomain, Timer, timers_in
 from stateflow.state.operator_content import read_parts
 from stateflow.state.schema import named_value
 from stateflow.storage import Storage

@@ -4,8 +4,8 @@ job, job_loader: a job that is ready to run; loads the user's file and modules
 preflight, idle: all checks of a start; decides whether a start has nothing to do
 planning: operator chains of a graph, routes of rows, declared states, `stateflow plan`
 driver: claims and restores the job, runs batches, makes checkpoints, answers requests
-executor, local_run, spark: the interface of executors, and its two implementations
-task_spec, task: what a task gets from the driver; the task itself, with its operators and stores
+executor, local_run, spark: the interface of executors and what they receive, and its two implementations
+task: a task, with its operators and stores
 restore: plans and executes a restore, and creates a job root from a savepoint
 publisher: publishes pending output of sinks
 watermarks, restart_strategy: pure rules from batch to batch, and after a failure

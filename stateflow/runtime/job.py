@@ -22,7 +22,7 @@ from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.restore.state_assignment import CurrentJob, StateAssignment, assign_state
 from stateflow.config.settings import Settings
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, SinkDiverged
-from stateflow.observability.metrics import NullRecorder, Recorder
+from stateflow.observability import NullRecorder, Recorder
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.planning.state_discovery import declared_states_if_known
 from stateflow.runtime.publisher import BoundSink

@@ -34,11 +34,10 @@ from stateflow.checkpoint.log.job_root import JobRoot, NewJob, check_same_job, p
 from stateflow.clock import Clock
 from stateflow.config.settings import Settings
 from stateflow.errors import ConfigError, JobDefinitionError, MissingFile, StateflowError
-from stateflow.helpers import did_you_mean, import_hint, line_of_user
+from stateflow.helpers import add_job_line, did_you_mean, import_hint, line_of_user
 from stateflow.runtime.job import Job
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.publisher import BoundSink
-from stateflow.runtime.user_code import add_job_line
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT, LOG
 

@@ -32,8 +32,7 @@ from stateflow.api.graph import (
     leaves_of,
     sources_of,
 )
-from stateflow.api.hidden_columns import RejectedRecord, without_hidden_columns
-from stateflow.api.schema import Column
+from stateflow.api.schema import Column, RejectedRecord, without_hidden_columns
 from stateflow.api.source import LocalSource, Slice, limits_of
 from stateflow.api.watermarks import event_time_reader
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourcePosition
@@ -42,16 +41,7 @@ from stateflow.errors import BatchFailed, SchemaMismatch, StateflowError
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.request_server import STOPPED
 from stateflow.runtime.driver.termination import IDLE_INTERVAL, IdleWork, RunBounds, run_ticks
-from stateflow.runtime.executor import BatchWork, Executed, Executor, decode_reports, level_specs
-from stateflow.runtime.job import BatchResult, Positions
-from stateflow.runtime.planning.physical_plan import JobPlan, Level, check_no_transforms
-from stateflow.runtime.planning.routing import KEY_HASH, ROW_PHASE, ROW_POSITION, LevelRouting, Route, evaluate
-from stateflow.runtime.task import store_cache
-from stateflow.runtime.task.outputs import BarrierMessage
-from stateflow.runtime.task.row_conversion import latest_time, to_batch, to_rows
-from stateflow.runtime.task.stateless_functions import ColumnStep, RowFunctions
-from stateflow.runtime.task.task import run_level
-from stateflow.runtime.task_spec import (
+from stateflow.runtime.executor import (
     BARRIER_ORDER,
     CONTROL,
     INPUT,
@@ -65,12 +55,25 @@ from stateflow.runtime.task_spec import (
     SOURCE_PHASE,
     TARGET,
     BatchInfo,
+    BatchWork,
     ChainSpec,
+    Executed,
+    Executor,
     InputSpec,
     LevelSpec,
     Numbers,
+    decode_reports,
+    level_specs,
     output_prefix,
 )
+from stateflow.runtime.job import BatchResult, Positions
+from stateflow.runtime.planning.physical_plan import JobPlan, Level, check_no_transforms
+from stateflow.runtime.planning.routing import KEY_HASH, ROW_PHASE, ROW_POSITION, LevelRouting, Route, evaluate
+from stateflow.runtime.task import store_cache
+from stateflow.runtime.task.outputs import BarrierMessage
+from stateflow.runtime.task.row_conversion import latest_time, to_batch, to_rows
+from stateflow.runtime.task.stateless_functions import ColumnStep, RowFunctions
+from stateflow.runtime.task.task import run_level
 from stateflow.runtime.user_code import find_user_line
 from stateflow.runtime.watermarks import NO_TIME
 from stateflow.types.columns.conversion import stored_scalar, to_column

@@ -43,18 +43,6 @@ def add_position(operator: str, columns: Sequence[str], context: Context) -> Ite
         raise
 
 
-@contextmanager
-def add_job_line() -> Iterator[None]:
-    """Adds file and line of the job to a StateflowError that the body raises."""
-    try:
-        yield
-    except StateflowError as e:
-        where = line_of_user(e)
-        if where:
-            e.add_facts(where=where)
-        raise
-
-
 def find_user_line(error: BaseException, function: object = None) -> str:
     """Returns file and line of the innermost call of the user's code, never of stateflow's.
 

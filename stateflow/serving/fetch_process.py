@@ -24,9 +24,9 @@ from typing import BinaryIO, cast
 import msgspec
 
 from stateflow.clock import SystemClock
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import StateflowError
-from stateflow.observability.logging import log_event
+from stateflow.observability import log_event
 from stateflow.process_limits import end_with_parent, isolate
 from stateflow.state.backends.factory import StoreLocation, prepare_to_read
 from stateflow.state.handles import SubtaskState

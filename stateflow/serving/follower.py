@@ -24,7 +24,7 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import Clock, epoch_milliseconds, is_timestamp
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import (
     CheckpointNotServed,
     DamagedCopy,
@@ -34,7 +34,7 @@ from stateflow.errors import (
     StorageError,
     UnknownState,
 )
-from stateflow.observability.logging import log_event
+from stateflow.observability import log_event
 from stateflow.query.value_types import ValueReader
 from stateflow.state.backends.base import KeyedStateReader
 from stateflow.state.backends.factory import StoreLocation, open_to_read

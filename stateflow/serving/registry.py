@@ -19,10 +19,10 @@ import msgspec
 from msgspec.structs import replace
 
 from stateflow import failpoints
-from stateflow.checkpoint.log.sealed_json import seal, unseal
+from stateflow.checkpoint.log.manifest_files import seal, unseal
 from stateflow.clock import Clock, is_timestamp
 from stateflow.errors import DataError, MissingFile
-from stateflow.observability.logging import log_event
+from stateflow.observability import log_event
 from stateflow.serving.follower import Follower
 from stateflow.state.handles import Document
 from stateflow.storage import Storage

@@ -22,7 +22,7 @@ from uvicorn.server import ServerState
 
 from stateflow.clock import Clock, SystemClock
 from stateflow.errors import ConfigError, StateflowError
-from stateflow.observability.logging import log_event
+from stateflow.observability import log_event
 from stateflow.private_files import ScratchFolder
 from stateflow.serving.app import AppSettings, StateApp
 from stateflow.serving.fetch_process import FetchProcess

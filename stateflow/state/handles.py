@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from stateflow.config.state_settings import BACKENDS
+from stateflow.config.settings import BACKENDS
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.types.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupRange
 

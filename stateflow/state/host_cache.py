@@ -27,7 +27,7 @@ from pathlib import Path
 
 from stateflow.clock import Clock
 from stateflow.errors import BatchFailed, CorruptFile, DamagedCopy, MissingFile, StorageError
-from stateflow.observability.logging import log_event
+from stateflow.observability import log_event
 from stateflow.private_files import make_folders
 from stateflow.state.handles import FileHandle, FilePart, StateFile, check_position
 from stateflow.state.uploads import COPY_CHUNK, PARTIAL_PREFIX, SynchronousUploads, Uploads, is_running, partial_path

@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from stateflow import failpoints
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError
-from stateflow.observability.tracing import UPLOAD, span
+from stateflow.observability import UPLOAD, span
 from stateflow.private_files import make_new_folder, open_private, write_private
 from stateflow.storage import Storage
 

@@ -3,7 +3,7 @@
 - `base`: the interface `Storage`, and helpers that several backends share.
 - `posix`, `memory`, `object_store`, `hdfs`: a module for each backend; `overlay`: scratch storage over another one.
 - `locations`: opens the storage that a URI or location names, if allowed, with the credentials of the environment.
-- `paths`: the names of all objects; `no_follow`: opens files without following symbolic links.
+- `paths`: the names of all objects.
 """
 
 from stateflow.storage.base import BlobInfo, PutResult, Storage

@@ -25,8 +25,17 @@ from stateflow.types.declared_types import (
     to_builtin,
     types_within,
 )
-from stateflow.types.decoded_size import ARRAYS, MAPS, PLAIN, container_header, type_memory
-from stateflow.types.decoders import MEMORY_LIMIT, TooMuchMemory, msgpack_decoder, value_decoder
+from stateflow.types.decoders import (
+    ARRAYS,
+    MAPS,
+    MEMORY_LIMIT,
+    PLAIN,
+    TooMuchMemory,
+    container_header,
+    msgpack_decoder,
+    type_memory,
+    value_decoder,
+)
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from stateflow import KeyedCoProcessFunction, OutputTag, RichMapFunction, Stream
 from stateflow.api.graph import event_time_of, level_of
 from stateflow.api.state_backends import FsStateBackend, MemoryStateBackend, RocksDBStateBackend, StateBackend
 from stateflow.api.streams.data_stream import DataStream
+from stateflow.config.settings import StateSettings
 from stateflow.config.sources import resolve
-from stateflow.config.state_settings import StateSettings
 from stateflow.errors import ConfigError, JobDefinitionError
 from tests.support.errors import raises
 from tests.support.graphs import DeclaredJob, Nothing, Nowhere, Pass, Row, environment, process

@@ -20,7 +20,7 @@ from stateflow import (
     read_state,
 )
 from stateflow.checkpoint.log.documents import PublishedOutput, SavepointFormat
-from stateflow.checkpoint.log.sealed_json import seal
+from stateflow.checkpoint.log.manifest_files import seal
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.errors import ConfigError, DataError, SchemaMismatch
 from stateflow.operations import SavepointRequest, create_savepoint_into

@@ -20,7 +20,7 @@ from stateflow import MapStateDescriptor, SavepointWriter, Serializer, ValueStat
 from stateflow.api.functions.process import KeyedProcessFunction
 from stateflow.bootstrap.encoded_values import ValueEncoder
 from stateflow.bootstrap.frames import StateColumns
-from stateflow.config.state_settings import EntryLimits
+from stateflow.config.settings import EntryLimits
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import DataError, SchemaMismatch, StateError
 from stateflow.operations import SavepointRequest, create_savepoint_into

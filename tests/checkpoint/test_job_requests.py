@@ -19,7 +19,7 @@ from stateflow.checkpoint.job_requests import (
     trim_requests,
 )
 from stateflow.checkpoint.log.documents import Answer, Origin, Request, RequestKind
-from stateflow.checkpoint.log.sealed_json import seal
+from stateflow.checkpoint.log.manifest_files import seal
 from stateflow.storage import MemoryStorage, PutResult
 from tests.checkpoint.log.memory_job import MemoryJob
 

@@ -9,7 +9,7 @@ import pytest
 
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog
 from stateflow.checkpoint.log.documents import EntryKind, PublishedOutput
-from stateflow.checkpoint.log.sealed_json import seal
+from stateflow.checkpoint.log.manifest_files import seal
 from stateflow.checkpoint.sink_commit import Decision, SinkOutput, decide, publish
 from stateflow.errors import Fenced, MissingFile, SinkDiverged, StateflowError, StorageError
 from stateflow.state.handles import Committable

@@ -16,9 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.config.settings import CheckpointSettings, RunEnd, RunSettings, Settings, parse_duration
+from stateflow.config.settings import CheckpointSettings, RunEnd, RunSettings, Settings, StateSettings, parse_duration
 from stateflow.config.sources import parse_assignments, read_toml, resolve
-from stateflow.config.state_settings import StateSettings
 from stateflow.errors import ConfigError
 from tests.support.errors import raises
 

@@ -19,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stateflow import AvroFormat, DeadLetters, KafkaSource, SchemaRegistry, precision
-from stateflow.api.hidden_columns import REJECTED
-from stateflow.api.schema import RowSchema
+from stateflow.api.schema import REJECTED, RowSchema
 from stateflow.connectors.kafka.avro import AvroSchema, ValueDecoder, record_converter
 from stateflow.connectors.kafka.formats import VALUE, VALUE_ERROR, _with_values
 from stateflow.errors import JobDefinitionError

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from stateflow import DeadLetters, Json, KafkaHeader, KafkaSecurity, KafkaSource
-from stateflow.api.hidden_columns import REJECTED, rejected_in
+from stateflow.api.schema import REJECTED, rejected_in
 from stateflow.connectors.kafka.client import KafkaClient
 from stateflow.errors import ConfigError, JobDefinitionError, StorageError
 from tests.servers.running import CANARY

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from stateflow import BadRow, ColumnPolicy, DeadLetters
-from stateflow.api.hidden_columns import RejectedRecord
+from stateflow.api.schema import RejectedRecord
 from stateflow.errors import CorruptInput, SchemaMismatch
 from tests.connectors.partitioned_lists import NO_LIMITS, Item, Lists, rows_of
 from tests.support.errors import raises

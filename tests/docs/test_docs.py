@@ -16,10 +16,10 @@ from stateflow import errors
 from stateflow.checkpoint.history import HistoryIndex, LostIndex
 from stateflow.checkpoint.log import documents
 from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Spread
-from stateflow.checkpoint.log.sealed_json import seal
+from stateflow.checkpoint.log.manifest_files import seal
 from stateflow.errors import StateflowError
 from stateflow.failpoints import NAMES
-from stateflow.observability.metrics import METRICS
+from stateflow.observability import METRICS
 from stateflow.runtime.spark.session import requirements
 from stateflow.serving.registry import ServerLease
 from stateflow.state import handles

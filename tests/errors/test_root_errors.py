@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from stateflow.checkpoint.log.documents import FORMAT_VERSION, JobFormat
-from stateflow.checkpoint.log.sealed_json import seal, unseal
+from stateflow.checkpoint.log.manifest_files import seal, unseal
 from stateflow.errors import ConfigError, WrongJobRoot
 from stateflow.runtime.spark.session.requirements import check_root
 from stateflow.storage import MemoryStorage, PosixStorage

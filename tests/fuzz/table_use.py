@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rocksdict import BottommostLevelCompaction, CompactOptions, Rdict, ReadOptions
 
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.process_limits import limit
 from stateflow.state.backends.rocksdb.backend import rocksdb_options, to_stateflow_error
 from tests.support.memory import LIMIT, MemoryPeak

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stateflow.checkpoint.garbage_collector import Collector
-from stateflow.checkpoint.log.admin_entries import AdminEntries
+from stateflow.checkpoint.log.completed_checkpoints import AdminEntries
 from stateflow.errors import ConfigError, CorruptFile, DataError
 from stateflow.query import open_snapshot, state_entries
 from stateflow.query.snapshot import Snapshot

@@ -17,7 +17,7 @@ from typing import Any
 
 from rocksdict import BlockBasedOptions, DBCompressionType, Rdict
 
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.state.backends.rocksdb.backend import rocksdb_options
 from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, compose, fragments_of, parse
 from tests.support import root_files, stored_state

@@ -10,7 +10,7 @@ from typing import Any
 from stateflow.clock import SystemClock
 from stateflow.config.sources import parse_assignments
 from stateflow.environment import declare
-from stateflow.observability.metrics import MemoryRecorder
+from stateflow.observability import MemoryRecorder
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.job_loader import create_or_open_job, load_job

@@ -17,7 +17,7 @@ from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
 from stateflow.clock import SystemClock
 from stateflow.config.settings import RequestSettings, Settings
 from stateflow.errors import ConfigError, StateflowError, StorageError
-from stateflow.observability.metrics import MemoryRecorder
+from stateflow.observability import MemoryRecorder
 from stateflow.runtime.driver.background import MAX_PENDING_RECORDS, BackgroundWork, Work
 from stateflow.runtime.driver.request_server import PublishedCheckpoint, RequestServer
 from stateflow.runtime.job import BatchResult

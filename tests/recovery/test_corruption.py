@@ -18,7 +18,7 @@ from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.manifest_files import write_manifest
 from stateflow.checkpoint.log.transitions import Commit
 from stateflow.clock import SystemClock
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import CorruptFile
 from stateflow.operations.verification import verify
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend

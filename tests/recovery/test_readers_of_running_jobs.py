@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from stateflow import operations, read_state
-from stateflow.checkpoint.log.admin_entries import AdminEntries
-from stateflow.checkpoint.log.completed_checkpoints import CompletedCheckpoints
+from stateflow.checkpoint.log.completed_checkpoints import AdminEntries, CompletedCheckpoints
 from stateflow.compare.snapshots import diff
 from stateflow.errors import ConfigError
 from stateflow.operations import ForkRequest, JobCode, RekeyRequest, SavepointRequest

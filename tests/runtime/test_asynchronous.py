@@ -15,7 +15,7 @@ from stateflow.checkpoint.history import read_records
 from stateflow.checkpoint.log.documents import SourcePosition
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.errors import BatchFailed, Fenced, StorageError
-from stateflow.observability.metrics import MemoryRecorder
+from stateflow.observability import MemoryRecorder
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.job import BatchResult, Positions
 from stateflow.runtime.task import store_cache

@@ -25,7 +25,7 @@ from stateflow.api.dead_letters import LONGEST_KEY, LONGEST_ROW
 from stateflow.api.functions.checkpointed import CheckpointedFunction, FunctionInitializationContext
 from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
-from stateflow.config.state_settings import LARGEST_KEY, EntryLimits, StateSettings
+from stateflow.config.settings import LARGEST_KEY, EntryLimits, StateSettings
 from stateflow.errors import ConfigError, EntryTooLarge
 from stateflow.operations import ForkRequest, SavepointRequest, create_savepoint, fork
 from stateflow.operations.verification import verify
@@ -33,7 +33,7 @@ from stateflow.runtime.task.keyed_operator import KeyedOperator
 from stateflow.runtime.task.operator_runtime import InitialState
 from stateflow.runtime.task.vector_operator import VectorOperator
 from stateflow.state.backends.hash_maps import DictBackend
-from stateflow.state.kinds.timer_index import TimerIndex
+from stateflow.state.kinds.timers import TimerIndex
 from stateflow.testing.sinks import FolderSink
 from stateflow.types.descriptors import AggregateFunction, MapStateDescriptor, ValueStateDescriptor
 from tests.runtime.jobs import large_keys

@@ -13,7 +13,7 @@ from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.clock import ManualClock
 from stateflow.errors import Fenced, StorageError
 from stateflow.helpers import call_periodically
-from stateflow.runtime.driver.take_over import FenceWatch
+from stateflow.runtime.driver.job_run import FenceWatch
 from stateflow.runtime.job import Positions
 from stateflow.runtime.local_run import LocalExecutor
 from stateflow.runtime.task import store_cache

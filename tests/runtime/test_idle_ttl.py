@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from stateflow import Context, KeyedProcessFunction, RuntimeContext, StateTtlConfig, ValueStateDescriptor
-from stateflow.config.state_settings import StateSettings
+from stateflow.config.settings import StateSettings
 from stateflow.runtime.task.task import NEVER, TtlSchedule
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.kinds.ttl import TtlCleanup

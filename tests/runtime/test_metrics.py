@@ -30,7 +30,7 @@ from stateflow.checkpoint.history import read_records
 from stateflow.clock import ManualClock
 from stateflow.config.settings import TelemetrySettings
 from stateflow.errors import ConfigError
-from stateflow.observability.metrics import METRICS, MemoryRecorder, MetricKind, telemetry
+from stateflow.observability import METRICS, MemoryRecorder, MetricKind, telemetry
 from stateflow.runtime.driver.checkpointing import report_metrics
 from stateflow.runtime.job import BatchResult, HotKey
 from stateflow.runtime.local_run import run_local

@@ -15,11 +15,7 @@ from stateflow import Context, KeyedBroadcastProcessFunction, KeyedProcessFuncti
 from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.clock import ManualClock
-from stateflow.runtime.task import store_cache
-from stateflow.runtime.task.outputs import BarrierMessage
-from stateflow.runtime.task.row_conversion import to_batch
-from stateflow.runtime.task.task import run_level
-from stateflow.runtime.task_spec import (
+from stateflow.runtime.executor import (
     BARRIER_ORDER,
     BROADCAST_ORDER,
     CONTROL,
@@ -40,6 +36,10 @@ from stateflow.runtime.task_spec import (
     TaskEnvironment,
     TaskSettings,
 )
+from stateflow.runtime.task import store_cache
+from stateflow.runtime.task.outputs import BarrierMessage
+from stateflow.runtime.task.row_conversion import to_batch
+from stateflow.runtime.task.task import run_level
 
 
 class Row(msgspec.Struct):

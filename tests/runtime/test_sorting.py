@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
 from stateflow.errors import BatchFailed
+from stateflow.runtime.executor import BARRIER_ORDER, CONTROL, INPUT, ORDER, POSITION, TARGET, ChainSpec, InputSpec
 from stateflow.runtime.spark.sorting import SortSettings, sort_input
-from stateflow.runtime.task_spec import BARRIER_ORDER, CONTROL, INPUT, ORDER, POSITION, TARGET, ChainSpec, InputSpec
 from tests.support.errors import raises
 
 MUCH = 1 << 30

@@ -12,10 +12,10 @@ import pytest
 
 from stateflow import Context, KeyedProcessFunction, RuntimeContext, StateTtlConfig, Time, ValueStateDescriptor
 from stateflow.clock import ManualClock
-from stateflow.config.state_settings import BACKENDS, StateSettings
+from stateflow.config.settings import BACKENDS, StateSettings
 from stateflow.query.state import state_entries
+from stateflow.runtime.executor import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.runtime.task import store_cache
-from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.storage import Storage, open_storage

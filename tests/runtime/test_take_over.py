@@ -17,7 +17,7 @@ from stateflow.checkpoint.log.transitions import Settlement
 from stateflow.clock import ManualClock
 from stateflow.errors import PlanOutdated
 from stateflow.operations import SavepointRequest, create_savepoint, stop
-from stateflow.runtime.driver.take_over import active_generation, end_active_run
+from stateflow.runtime.driver.job_run import active_generation, end_active_run
 from stateflow.storage import open_storage
 from tests.checkpoint.log.memory_job import MemoryJob
 from tests.support.job_fixture import KILLED, AccountsJob

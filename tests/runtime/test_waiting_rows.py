@@ -24,7 +24,7 @@ from stateflow.checkpoint.log.documents import SourceWatermark, SplitWatermark, 
 from stateflow.cli.main import main
 from stateflow.clock import ManualClock, epoch_milliseconds
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.observability.metrics import MemoryRecorder
+from stateflow.observability import MemoryRecorder
 from stateflow.operations.status import describe
 from stateflow.runtime.task.task import _spans
 from stateflow.runtime.watermarks import Waiting, waiting_for_others, waiting_rows, waiting_texts

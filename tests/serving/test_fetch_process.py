@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.clock import SystemClock
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.serving.fetch_process import FetchProcess
 from stateflow.serving.follower import Follower, FollowSettings
 from stateflow.state.backends.factory import StoreLocation, prepare_to_read

@@ -13,7 +13,7 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from stateflow.checkpoint.log.sealed_json import seal
+from stateflow.checkpoint.log.manifest_files import seal
 from stateflow.clock import SystemClock
 from stateflow.errors import NotYetAvailable, QueryError, UnknownKey
 from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient

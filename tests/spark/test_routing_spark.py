@@ -11,6 +11,7 @@ import pytest
 
 from stateflow import KeyedBroadcastProcessFunction
 from stateflow.api.graph import Keying
+from stateflow.runtime.executor import BROADCAST_ORDER, PHASE_SHIFT, POSITION_SHIFT, Numbers
 from stateflow.runtime.local_run import _key_hashes, _LocatedRow
 from stateflow.runtime.planning.physical_plan import Level, plan_job
 from stateflow.runtime.planning.routing import (
@@ -24,7 +25,6 @@ from stateflow.runtime.planning.routing import (
     evaluate,
     to_sql,
 )
-from stateflow.runtime.task_spec import BROADCAST_ORDER, PHASE_SHIFT, POSITION_SHIFT, Numbers
 from stateflow.types.key_groups import range_of, subtask_of
 from tests.support.graphs import Nothing, Nowhere, Pass, Row, environment
 

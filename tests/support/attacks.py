@@ -30,10 +30,10 @@ from stateflow.checkpoint.history import LIMIT as HISTORY_LIMIT
 from stateflow.checkpoint.history import read_history
 from stateflow.checkpoint.job_requests import open_requests
 from stateflow.checkpoint.log.documents import LogEntry, Manifest, OperatorState, Savepoint
-from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
+from stateflow.checkpoint.log.manifest_files import LIMIT, seal, unseal
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
+from stateflow.config.settings import LARGEST_VALUE
 from stateflow.config.sources import read_toml
-from stateflow.config.state_settings import LARGEST_VALUE
 from stateflow.connectors.delta.log import LOG_FOLDER, entry_path
 from stateflow.connectors.delta.versions import read_entry
 from stateflow.errors import CorruptFile, StateflowError

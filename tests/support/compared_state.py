@@ -18,7 +18,7 @@ from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.clock import ManualClock
 from stateflow.compare.snapshots import DiffOptions, SnapshotDiff, compare
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.query.snapshot import Snapshot
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.canonical_file import CanonicalHeader, encode_file

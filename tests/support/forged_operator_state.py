@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, Origin, Savepoint
-from stateflow.checkpoint.log.manifest_files import write_bytes
-from stateflow.checkpoint.log.sealed_json import seal, unseal
+from stateflow.checkpoint.log.manifest_files import seal, unseal, write_bytes
 from stateflow.operations import RekeyRequest, rekey_savepoint
 from stateflow.state.handles import OperatorPart
 from stateflow.state.operator_content import check_parts

@@ -12,7 +12,7 @@ from stateflow.api.source import CollectionSource, LocalSource
 from stateflow.clock import Clock, SystemClock
 from stateflow.environment import StreamExecutionEnvironment, declare
 from stateflow.errors import JobDefinitionError
-from stateflow.observability.metrics import NullRecorder, Recorder
+from stateflow.observability import NullRecorder, Recorder
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.executor import Executor
 from stateflow.runtime.job import BatchResult

@@ -13,11 +13,11 @@ import numpy as np
 from stateflow.api.functions.process import KeyedFunction, TaskInfo
 from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
+from stateflow.runtime.executor import GROUP_SHIFT, PHASE_SHIFT, SOURCE_PHASE, ChainSpec, InputSpec, OutputSpec
 from stateflow.runtime.task.keyed_operator import KeyedOperator
 from stateflow.runtime.task.operator_runtime import InitialState
 from stateflow.runtime.task.row_conversion import to_batch
 from stateflow.runtime.task.vector_operator import VectorOperator
-from stateflow.runtime.task_spec import GROUP_SHIFT, PHASE_SHIFT, SOURCE_PHASE, ChainSpec, InputSpec, OutputSpec
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.types.descriptors import AggregateFunction
 from stateflow.types.key_groups import key_hash

@@ -12,13 +12,12 @@ from pyspark.sql import DataFrame, SparkSession
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, SinkWriter, Writing
 from stateflow.clock import SystemClock
-from stateflow.runtime.executor import BatchWork, Executed, Executor
+from stateflow.runtime.executor import BatchInfo, BatchWork, Executed, Executor
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.spark.errors import is_alive, translate_spark_errors
 from stateflow.runtime.spark.executor import SparkExecutor
 from stateflow.runtime.spark.frames import empty_frame, source_frame
 from stateflow.runtime.task.row_conversion import to_batch
-from stateflow.runtime.task_spec import BatchInfo
 from stateflow.state.handles import Committable
 from stateflow.storage import PosixStorage
 from stateflow.testing.harness.batches import HarnessRuntime

@@ -17,11 +17,10 @@ from stateflow.state.backends import hash_maps
 from stateflow.state.backends.rocksdb.manifest import compose, parse
 from stateflow.state.handles import StateFile, StateSchema, SubtaskState
 from stateflow.state.kinds.key_context import state_id
-from stateflow.state.kinds.state_registry import state_names
+from stateflow.state.kinds.keyed_state import state_names
 from stateflow.state.schema import type_schema
 from stateflow.storage import PosixStorage
-from stateflow.types.decoded_size import type_memory
-from stateflow.types.decoders import MEMORY_LIMIT
+from stateflow.types.decoders import MEMORY_LIMIT, type_memory
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.serializers import VALUE_FORMAT, ValueSerializer, check_untyped, decode_untyped
 from tests.support.table_files import write_store

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from stateflow.clock import ManualClock
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend

@@ -16,7 +16,7 @@ from pathlib import Path
 import xxhash
 from rocksdict import BlockBasedOptions, DBCompressionType, Options, Rdict, WriteBatch
 
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.backends.rocksdb.backend import bulk_load, open_store, rocksdb_options, without_wal
 from stateflow.state.backends.rocksdb.manifest import ByteReader

@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.types.declared_types import from_builtin
-from stateflow.types.decoded_size import COPIES, PLAIN, type_memory
-from stateflow.types.decoders import MEMORY_LIMIT, TooMuchMemory
+from stateflow.types.decoders import COPIES, MEMORY_LIMIT, PLAIN, TooMuchMemory, type_memory
 
 NO_LIMIT = 1 << 60
 _UNITS = 20_000

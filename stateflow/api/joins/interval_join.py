@@ -23,8 +23,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.maps.map_state import MapState
-from stateflow.state.kinds.timer_index import TimeDomain
-from stateflow.state.kinds.timers import NO_WATERMARK
+from stateflow.state.kinds.timers import NO_WATERMARK, TimeDomain
 from stateflow.state.kinds.window_timers import DueTimers
 from stateflow.types.descriptors import MapStateDescriptor
 

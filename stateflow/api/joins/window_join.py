@@ -33,7 +33,7 @@ from stateflow.api.windows.window_operator import (
 )
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.list_state import ListState
-from stateflow.state.kinds.timer_index import TimeDomain
+from stateflow.state.kinds.timers import TimeDomain
 from stateflow.state.kinds.window_timers import DueTimers
 from stateflow.types.descriptors import ListStateDescriptor
 from stateflow.types.time_window import TimeWindow

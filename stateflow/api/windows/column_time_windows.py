@@ -27,7 +27,7 @@ from stateflow.api.windows.column_windows import (
     starts_of_groups,
     take_accumulators,
 )
-from stateflow.state.kinds.timer_index import TimeDomain
+from stateflow.state.kinds.timers import TimeDomain
 from stateflow.state.kinds.window_timers import DueTimers
 
 Merge = Callable[[Accumulators, Array, Array], Accumulators]

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Generic, Self, TypeVar
 
-from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext
+from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext, TimerService
 from stateflow.api.functions.returned import checked_rows
-from stateflow.api.functions.timers import TimerService
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.windows.assigners import WindowAssigner, windows_kind
 from stateflow.api.windows.evictors import Evictor, EvictorContext, TimestampedRow
@@ -24,8 +23,7 @@ from stateflow.errors import StateError
 from stateflow.state.kinds.keyed_state import KeyedState, MergeableState
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
-from stateflow.state.kinds.timer_index import TimeDomain
-from stateflow.state.kinds.timers import MAX_WATERMARK
+from stateflow.state.kinds.timers import MAX_WATERMARK, TimeDomain
 from stateflow.types.descriptors import (
     AggregateFunction,
     AggregatingStateDescriptor,

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from stateflow import failpoints
 from stateflow.checkpoint.log.documents import EntryKind, EntryRef, JobFormat, LogEntry
-from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
+from stateflow.checkpoint.log.manifest_files import LIMIT, seal, unseal
 from stateflow.clock import is_timestamp
 from stateflow.errors import CorruptFile, DataError, MissingFile, StorageError
 from stateflow.storage import PutResult, Storage

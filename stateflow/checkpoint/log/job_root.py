@@ -20,14 +20,12 @@ from typing import TypeVar
 
 from stateflow import failpoints
 from stateflow.checkpoint.log import transitions
-from stateflow.checkpoint.log.admin_entries import AdminEntries
 from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, Overtaken
-from stateflow.checkpoint.log.completed_checkpoints import CompletedCheckpoints
+from stateflow.checkpoint.log.completed_checkpoints import AdminEntries, CompletedCheckpoints
 from stateflow.checkpoint.log.documents import FORMAT_VERSION, ClaimedSavepoint, EntryRef, JobFormat, LogEntry, Pin
 from stateflow.checkpoint.log.entry_lists import OutputLists, RetentionLimits
 from stateflow.checkpoint.log.fencing import FENCED_HINT, FenceGuard
-from stateflow.checkpoint.log.manifest_files import get_or_none
-from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
+from stateflow.checkpoint.log.manifest_files import LIMIT, get_or_none, seal, unseal
 from stateflow.checkpoint.log.transitions import Adoption, Author, Commit, Settlement
 from stateflow.clock import Clock
 from stateflow.errors import (

@@ -27,7 +27,7 @@ from stateflow.checkpoint.log.documents import Manifest, OperatorState, SourcePo
 from stateflow.checkpoint.restore.source_positions import check_unambiguous
 from stateflow.errors import ConfigError, CorruptFile, WrongJobRoot
 from stateflow.state.handles import Base, OperatorContent, check_backends_known
-from stateflow.state.kinds.state_registry import check_state_ids
+from stateflow.state.kinds.keyed_state import check_state_ids
 from stateflow.state.schema_compatibility import Declarations, check_state
 from stateflow.types.key_groups import range_of
 

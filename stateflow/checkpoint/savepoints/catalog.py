@@ -14,8 +14,7 @@ from stateflow.checkpoint.history import write_action
 from stateflow.checkpoint.job_requests import read_answer
 from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD, ActionRecord, Savepoint
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, get_or_none
-from stateflow.checkpoint.log.sealed_json import unseal
+from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, get_or_none, unseal
 from stateflow.checkpoint.savepoints.names import invalid_field
 from stateflow.errors import ConfigError, CorruptFile, DataError, MissingFile, StateflowError, StorageError
 from stateflow.state.handles import FileHandle

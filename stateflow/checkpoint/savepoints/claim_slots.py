@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stateflow.checkpoint.log.documents import ClaimState, SavepointClaim
-from stateflow.checkpoint.log.sealed_json import seal, unseal
+from stateflow.checkpoint.log.manifest_files import seal, unseal
 from stateflow.errors import ConfigError, CorruptFile, DataError, Fenced, MissingFile, SavepointClaimed, StorageError
 from stateflow.requesters import describe_requester
 from stateflow.storage import PutResult, Storage

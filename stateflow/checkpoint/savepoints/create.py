@@ -27,8 +27,7 @@ from stateflow.checkpoint.job_requests import read_answer
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryRef, Manifest, Origin, PublishedOutput, Savepoint, SavepointFormat
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_bytes
-from stateflow.checkpoint.log.sealed_json import seal
+from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, seal, write_bytes
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, SavepointWorkers
 from stateflow.checkpoint.savepoints.canonical.writer import Destination, shards_of, with_canonical_files

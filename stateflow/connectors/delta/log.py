@@ -46,7 +46,7 @@ from stateflow.connectors.data_files import UnnamedFile, disk_error, own_names
 from stateflow.connectors.delta_types import Field
 from stateflow.connectors.parquet_batches import read_batches
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused, StorageError
-from stateflow.storage.no_follow import LinkedFolder, NotRegular, open_file, open_folder, open_path, open_root
+from stateflow.storage.posix import LinkedFolder, NotRegular, open_file, open_folder, open_path, open_root
 from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:

@@ -39,7 +39,6 @@ from stateflow.api.sink import (
 )
 from stateflow.clock import SystemClock
 from stateflow.connectors.column_policy import columns_to_add
-from stateflow.connectors.connector_errors import check_choice
 from stateflow.connectors.data_files import (
     FileName,
     ParquetWriter,
@@ -119,6 +118,7 @@ from stateflow.errors import (
     StateflowError,
     StorageError,
 )
+from stateflow.helpers import check_choice
 from stateflow.state.handles import Committable
 from stateflow.storage import open_storage
 from stateflow.types.decoders import json_decoder

@@ -15,15 +15,15 @@ from urllib.parse import unquote
 import msgspec
 import pyarrow as pa
 
-from stateflow.api.hidden_columns import ARRIVED, arrival, arrival_place
 from stateflow.api.input_files import file_uri, plain_path, unreadable_in
+from stateflow.api.schema import ARRIVED, arrival, arrival_place
 from stateflow.api.source import FROM_START, InitialPosition, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy, declared_columns
-from stateflow.connectors.connector_errors import position_error
 from stateflow.connectors.delta.log import LOG_FOLDER, check_log, entry_path, list_log, log_lines, open_log_file
 from stateflow.connectors.delta.versions import check_entry, check_file, read_content
+from stateflow.connectors.partition_offsets import position_error
 from stateflow.connectors.spark import SparkSource
 from stateflow.errors import (
     ConfigError,

@@ -41,7 +41,6 @@ from stateflow.api.sink import (
     Writing,
 )
 from stateflow.clock import SystemClock
-from stateflow.connectors.connector_errors import check_choice
 from stateflow.connectors.data_files import (
     FileName,
     ParquetWriter,
@@ -66,9 +65,10 @@ from stateflow.errors import (
     SinkRefused,
     StorageError,
 )
+from stateflow.helpers import check_choice
 from stateflow.state.handles import Committable
 from stateflow.storage import open_storage
-from stateflow.storage.no_follow import NotRegular, read_file
+from stateflow.storage.posix import NotRegular, read_file
 from stateflow.types.columns.conversion import with_scalars
 from stateflow.types.columns.shapes import Entries, Leaf, Shape, parts_of
 

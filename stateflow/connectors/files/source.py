@@ -41,7 +41,6 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.source import Arrange, InitialPosition, Source, StartKind, StartPosition
 from stateflow.config.settings import LIMITS, SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy, check_header, check_source_columns
-from stateflow.connectors.connector_errors import check_choice
 from stateflow.connectors.files.text_files import (
     INFINITY,
     NAN,
@@ -62,7 +61,7 @@ from stateflow.connectors.files.text_files import (
 )
 from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
 from stateflow.errors import ConfigError, CorruptFile
-from stateflow.helpers import closest_first, did_you_mean
+from stateflow.helpers import check_choice, closest_first, did_you_mean
 from stateflow.types.columns.shapes import Items, Leaf, Record, Shape
 from stateflow.types.decoders import json_decoder
 from stateflow.types.spark_sql import literal, quoted

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from stateflow.api.sink import SinkContext, SinkTable, SinkWriter, Writing
-from stateflow.connectors.connector_errors import check_choice
 from stateflow.connectors.iceberg.target import (
     ADD_COLUMNS,
     REFUSE,
@@ -24,6 +23,7 @@ from stateflow.connectors.iceberg.target import (
 )
 from stateflow.connectors.staged_output import StagedSink, StagedWriter
 from stateflow.connectors.upserts import names_of
+from stateflow.helpers import check_choice
 
 if TYPE_CHECKING:
     from stateflow.connectors.iceberg.catalog import Connection

@@ -16,8 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from stateflow.api.hidden_columns import REJECTED, SPLIT, RejectedRecord
-from stateflow.api.schema import Column, RowSchema
+from stateflow.api.schema import REJECTED, SPLIT, Column, RejectedRecord, RowSchema
 from stateflow.checkpoint.barriers import message_with
 from stateflow.connectors.json_rows import encode, json_objects
 from stateflow.connectors.json_values import JsonObjects

@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from stateflow.api.changelog import Changelog
 from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, Successor, TableChanges
-from stateflow.connectors.connector_errors import check_choice
 from stateflow.connectors.kafka.client import Connection, KafkaSecurity, Transactions, check_brokers, find_writers
 from stateflow.connectors.kafka.formats import JSON, RAW, KafkaRecord, RecordLayout, Value
 from stateflow.connectors.staged_output import StagedSink, StagedTable, as_declared
 from stateflow.connectors.upserts import UpsertSettings, winning_rows
 from stateflow.errors import EnvironmentUnsupported, JobDefinitionError, SinkDiverged, SinkRefused
+from stateflow.helpers import check_choice
 from stateflow.state.handles import Committable
 
 _SUFFIX = "_shadow"

@@ -10,12 +10,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
 from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
-from stateflow.api.hidden_columns import REJECTED, RejectedRecord, failing_filter
-from stateflow.api.schema import RowSchema
+from stateflow.api.schema import REJECTED, RejectedRecord, RowSchema, failing_filter
 from stateflow.api.source import FROM_START, InitialPosition, Source, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.connector_errors import check_choice, position_error
 from stateflow.connectors.kafka.client import (
     KafkaClient,
     KafkaSecurity,
@@ -26,7 +24,14 @@ from stateflow.connectors.kafka.client import (
     parse_offsets,
 )
 from stateflow.connectors.kafka.formats import GUARD, Json, Raw, RecordColumns, ValueFormat
-from stateflow.connectors.partition_offsets import Gap, gaps_after, gaps_between, has_new_rows, shorten_texts
+from stateflow.connectors.partition_offsets import (
+    Gap,
+    gaps_after,
+    gaps_between,
+    has_new_rows,
+    position_error,
+    shorten_texts,
+)
 from stateflow.connectors.spark import load_frame
 from stateflow.errors import (
     ConfigError,
@@ -36,6 +41,7 @@ from stateflow.errors import (
     StateflowError,
     StorageError,
 )
+from stateflow.helpers import check_choice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

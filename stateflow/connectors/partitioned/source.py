@@ -13,8 +13,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy
-from stateflow.connectors.connector_errors import check_choice, position_error, read_failure
-from stateflow.connectors.partition_offsets import gaps_after, has_new_rows, shorten_texts
+from stateflow.connectors.partition_offsets import gaps_after, has_new_rows, position_error, shorten_texts
 from stateflow.connectors.partitioned.positions import (
     Available,
     Offsets,
@@ -29,7 +28,9 @@ from stateflow.connectors.partitioned.positions import (
     splits_between,
 )
 from stateflow.connectors.partitioned.split_rows import Chunk, SplitRows
+from stateflow.connectors.python import read_failure
 from stateflow.errors import BatchFailed, ConfigError, InputLost, StateflowError, StorageError, UserCodeError
+from stateflow.helpers import check_choice
 from stateflow.types.columns.conversion import to_objects
 
 log = logging.getLogger(__name__)

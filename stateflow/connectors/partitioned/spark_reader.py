@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from stateflow.api.hidden_columns import REJECTED, RejectedRecord, with_hidden_columns
+from stateflow.api.schema import REJECTED, RejectedRecord, with_hidden_columns
 from stateflow.api.source import LocalSource, Source, local_position, spark_position
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.partitioned.positions import Offsets, Split

@@ -13,8 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from stateflow.api.dead_letters import OnError
-from stateflow.api.hidden_columns import RejectedRecord, rejection_error
-from stateflow.api.schema import Column, RowSchema
+from stateflow.api.schema import Column, RejectedRecord, RowSchema, rejection_error
 from stateflow.connectors.column_policy import ColumnPolicy, FoundColumns, check_found_columns
 from stateflow.connectors.partitioned.positions import Split
 from stateflow.errors import SchemaMismatch, UserCodeError, cut

@@ -17,11 +17,11 @@ import pyarrow as pa
 from stateflow.api.changelog import Changelog
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
-from stateflow.connectors.connector_errors import check_choice
 from stateflow.connectors.postgres.target import PostgresSettings, TableName, first_unstorable, split_conninfo
 from stateflow.connectors.staged_output import StagedSink, StagedWriter
 from stateflow.connectors.upserts import UpsertSettings, names_of
 from stateflow.errors import JobDefinitionError, SchemaMismatch
+from stateflow.helpers import check_choice
 
 Mode = Literal["append", "upsert"]
 _APPEND: Mode = "append"

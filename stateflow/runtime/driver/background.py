@@ -31,7 +31,7 @@ from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.errors import Fenced, InternalError, StateflowError
-from stateflow.observability.metrics import Recorder
+from stateflow.observability import Recorder
 from stateflow.runtime.job import Job
 from stateflow.runtime.publisher import Publisher
 from stateflow.state.handles import FileHandle

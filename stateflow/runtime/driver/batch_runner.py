@@ -21,17 +21,15 @@ from stateflow.checkpoint.log.documents import (
     Spread,
     WaitingRows,
 )
-from stateflow.checkpoint.log.manifest_files import state_bytes
+from stateflow.checkpoint.log.manifest_files import check_operator_memory, state_bytes
 from stateflow.checkpoint.restore.source_positions import spark_time
 from stateflow.clock import epoch_milliseconds
 from stateflow.errors import BatchFailed
-from stateflow.observability.logging import set_log_context
-from stateflow.runtime.executor import BatchWork, Executor
+from stateflow.observability import set_log_context
+from stateflow.runtime.executor import BatchId, BatchInfo, BatchWork, Executor, TaskEnvironment, TaskSettings
 from stateflow.runtime.job import HotKey, Job, PositionCapture, Positions, quarantine_fields
 from stateflow.runtime.planning.state_discovery import source_columns
 from stateflow.runtime.task.dead_letters import check_budgets
-from stateflow.runtime.task.operator_state import check_memory
-from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, operator_watermarks, waiting_rows
 from stateflow.state.backends.hash_maps import check_limit
 from stateflow.state.handles import Committable, SubtaskState, is_due
@@ -367,7 +365,7 @@ def operator_states_after(
     """
     operators = [replace(o, watermark=watermarks.get(o.uid)) for o in pending.operators(base.values())]
     check_limit({o.uid: o.subtasks for o in operators}, limit)
-    check_memory(operators)
+    check_operator_memory(operators)
     return operators
 
 

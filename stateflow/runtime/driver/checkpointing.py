@@ -24,9 +24,7 @@ from stateflow.checkpoint.log.fencing import FENCED_HINT
 from stateflow.checkpoint.log.manifest_files import files_of, write_manifest
 from stateflow.checkpoint.log.transitions import Commit, Settlement
 from stateflow.errors import BatchFailed, Fenced, StateflowError, StorageError
-from stateflow.observability.logging import log_event, set_log_context
-from stateflow.observability.metrics import Recorder
-from stateflow.observability.tracing import CHECKPOINT, span
+from stateflow.observability import CHECKPOINT, Recorder, log_event, set_log_context, span
 from stateflow.runtime.driver.background import Maintenance, RunContext
 from stateflow.runtime.driver.batch_runner import BarrierMetrics, CompletedBarrier
 from stateflow.runtime.driver.job_restore import RestoredJob

@@ -12,11 +12,11 @@ from stateflow.checkpoint.log.documents import CheckpointRecord, Manifest
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.restore.source_positions import with_added_sources
 from stateflow.checkpoint.restore.state_assignment import StateAssignment
-from stateflow.observability.tracing import RESTORE, span
+from stateflow.observability import RESTORE, span
 from stateflow.runtime.driver.background import RunContext, Work
 from stateflow.runtime.job import CheckedHead, Job, StartChecks
 from stateflow.runtime.publisher import Publisher
-from stateflow.runtime.restore.rewind import complete_rewind, recover_pending_output
+from stateflow.runtime.restore.plan_execution import complete_rewind, recover_pending_output
 from stateflow.storage.paths import DataKey
 
 

@@ -13,8 +13,8 @@ from enum import Enum
 import numpy as np
 
 from stateflow.api.graph import Keying, Node
+from stateflow.runtime.executor import BROADCAST_ORDER, GROUP_SHIFT, PHASE_SHIFT, Numbers
 from stateflow.runtime.planning.physical_plan import Level, OperatorChain
-from stateflow.runtime.task_spec import BROADCAST_ORDER, GROUP_SHIFT, PHASE_SHIFT, Numbers
 from stateflow.types.columns.shapes import Leaf
 from stateflow.types.key_groups import check_key_type
 

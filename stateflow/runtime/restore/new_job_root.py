@@ -35,13 +35,13 @@ from stateflow.checkpoint.savepoints.claimed_savepoints import take_over, undo_c
 from stateflow.clock import Clock
 from stateflow.config.settings import Settings
 from stateflow.errors import ConfigError, SinkDiverged, StateflowError
-from stateflow.observability.logging import log_event
+from stateflow.observability import log_event
 from stateflow.runtime.job import check_reader
 from stateflow.runtime.job_loader import source_descriptions, writer_name
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.planning.state_discovery import declared_states_if_known
-from stateflow.runtime.restore.context import check_content
 from stateflow.runtime.restore.graph_changes import ChangedGraph, DeclaredGraph, GraphRequest, change_graph
+from stateflow.runtime.restore.planner import check_content
 from stateflow.runtime.restore.state_import import StateLocation, import_state
 from stateflow.storage import Storage, open_location
 from stateflow.storage.paths import FORMAT

@@ -14,7 +14,14 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, SourceFile, SparkPosition
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, state_bytes, write_bytes, write_manifest
+from stateflow.checkpoint.log.manifest_files import (
+    check_hashes,
+    check_operator_memory,
+    files_of,
+    state_bytes,
+    write_bytes,
+    write_manifest,
+)
 from stateflow.checkpoint.restore.graph_map import MappedOperators, Origin, Rewrite, StateKind, StateMove
 from stateflow.checkpoint.restore.source_positions import INLINE_LIMIT
 from stateflow.checkpoint.restore.state_assignment import bases_of
@@ -23,10 +30,10 @@ from stateflow.checkpoint.savepoints.canonical.writer import Destination
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.checkpoint.savepoints.create import copy_objects, replace_keys
 from stateflow.clock import Clock
-from stateflow.config.state_settings import RocksDBSettings, StateSettings
+from stateflow.config.settings import RocksDBSettings, StateSettings
 from stateflow.errors import ConfigError, CorruptFile, IncompatibleState
 from stateflow.private_files import ScratchFolder, open_private
-from stateflow.runtime.task.operator_state import INLINE_BYTES, check_memory
+from stateflow.runtime.task.operator_state import INLINE_BYTES
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.canonical_file import CanonicalHeader
@@ -256,7 +263,7 @@ def rewrite_operator(rewrite: Rewrite, location: StateLocation, target: ImportTa
         subtasks=[state for state in written if state is not None],
         parts=_operator_parts(placed, location.storage, target),
     )
-    check_memory([result])
+    check_operator_memory([result])
     return result
 
 

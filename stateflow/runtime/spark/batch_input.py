@@ -11,7 +11,6 @@ from functools import cached_property, partial
 from pyspark.sql import DataFrame
 
 from stateflow.api.graph import SourceNode
-from stateflow.api.hidden_columns import arrival, arrival_place
 from stateflow.api.input_files import (
     QUARANTINE,
     CannotRead,
@@ -23,6 +22,7 @@ from stateflow.api.input_files import (
     plain_path,
     unreadable_in,
 )
+from stateflow.api.schema import arrival, arrival_place
 from stateflow.api.source import Source
 from stateflow.checkpoint.barriers import error_in_text
 from stateflow.checkpoint.log.documents import NOT_BEGUN

@@ -26,8 +26,8 @@ from stateflow.errors import BatchFailed, ConfigError, CorruptFile, InternalErro
 from stateflow.private_files import make_folders, make_new_folder, make_own_folder, write_private
 from stateflow.state.host_cache import check_content, remove_tree
 from stateflow.storage import Storage
-from stateflow.storage.no_follow import NotRegular, read_file
 from stateflow.storage.paths import check_key
+from stateflow.storage.posix import NotRegular, read_file
 from stateflow.types.decoders import json_decoder
 
 _BATCH_ID = re.compile(rb'"batchId":(\d+)')

@@ -10,8 +10,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from stateflow.api.hidden_columns import rejected_in
 from stateflow.api.input_files import unreadable_in
+from stateflow.api.schema import rejected_in
 from stateflow.checkpoint.barriers import error_in_text
 from stateflow.errors import BatchFailed, SparkGone, StateflowError, UserCodeError
 from stateflow.helpers import line_in_traceback

@@ -23,7 +23,16 @@ from stateflow.checkpoint.barriers import Failure
 from stateflow.checkpoint.savepoints.canonical.worker import WorkerResult, WorkerTask
 from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, RunningWorker, SavepointWorkers
 from stateflow.errors import StateflowError
-from stateflow.runtime.executor import BatchWork, Executed, Executor, decode_reports, level_specs
+from stateflow.runtime.executor import (
+    REPORT,
+    BatchInfo,
+    BatchWork,
+    Executed,
+    Executor,
+    LevelSpec,
+    decode_reports,
+    level_specs,
+)
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.spark.frames import compose_functions, empty_rows
@@ -44,7 +53,6 @@ from stateflow.runtime.spark.sorting import SortSettings, sort_input
 from stateflow.runtime.task import store_cache
 from stateflow.runtime.task.outputs import BarrierMessage
 from stateflow.runtime.task.task import run_level
-from stateflow.runtime.task_spec import REPORT, BatchInfo, LevelSpec
 from stateflow.state.handles import StateFile
 from stateflow.storage import Credentials
 from stateflow.types.columns.struct_classes import prepare_struct_classes

@@ -31,17 +31,16 @@ from stateflow.api.graph import (
     leaves_of,
     parents_of,
 )
-from stateflow.api.hidden_columns import ARRIVED, ARRIVED_TYPE, PLACE, REJECTED
 from stateflow.api.input_files import reason_in
-from stateflow.api.schema import RowSchema
+from stateflow.api.schema import ARRIVED, ARRIVED_TYPE, PLACE, REJECTED, RowSchema
 from stateflow.api.source import Source
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import ConfigError, JobDefinitionError, SchemaMismatch, StateflowError, UserCodeError
 from stateflow.helpers import line_of_user
+from stateflow.runtime.executor import SOURCE
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.task.row_conversion import check_partition
 from stateflow.runtime.task.stateless_functions import ColumnStep, apply_to_partition
-from stateflow.runtime.task_spec import SOURCE
 from stateflow.types.columns.struct_classes import prepare_struct_classes
 from stateflow.types.spark_sql import quoted
 

@@ -17,13 +17,12 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.functions import expr
 
 from stateflow.api.graph import Node, SourceNode, WatermarkNode, sources_of
-from stateflow.api.hidden_columns import REJECTED, SPLIT
-from stateflow.api.schema import RowSchema
+from stateflow.api.schema import REJECTED, SPLIT, RowSchema
+from stateflow.runtime.executor import BatchInfo
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.spark.frames import ArrowFunction, Batches, FrameBuilder, rows_of_source
 from stateflow.runtime.spark.inputs import Inputs
 from stateflow.runtime.task.row_conversion import latest_time
-from stateflow.runtime.task_spec import BatchInfo
 from stateflow.runtime.watermarks import NO_TIME
 from stateflow.types.spark_sql import literal, quoted
 

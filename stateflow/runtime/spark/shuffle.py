@@ -22,6 +22,23 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.graph import CONSTANT_KEY, Keying, Node, SourceNode, leaves_of
+from stateflow.runtime.executor import (
+    BARRIER_ORDER,
+    CONTROL,
+    INPUT,
+    ORDER,
+    ORIGIN,
+    OUTPUT_NUMBER,
+    PHASE,
+    PHASE_SHIFT,
+    POSITION,
+    POSITION_SHIFT,
+    SOURCE_PHASE,
+    TARGET,
+    BatchInfo,
+    input_prefix,
+    output_prefix,
+)
 from stateflow.runtime.planning.physical_plan import JobPlan, Level, Share
 from stateflow.runtime.planning.routing import (
     KEY_HASH,
@@ -45,23 +62,6 @@ from stateflow.runtime.spark.frames import (
 )
 from stateflow.runtime.spark.inputs import ROW_BITS, ROW_NUMBER, Inputs, row_position
 from stateflow.runtime.task.outputs import BarrierMessage
-from stateflow.runtime.task_spec import (
-    BARRIER_ORDER,
-    CONTROL,
-    INPUT,
-    ORDER,
-    ORIGIN,
-    OUTPUT_NUMBER,
-    PHASE,
-    PHASE_SHIFT,
-    POSITION,
-    POSITION_SHIFT,
-    SOURCE_PHASE,
-    TARGET,
-    BatchInfo,
-    input_prefix,
-    output_prefix,
-)
 from stateflow.types.spark_sql import quoted
 
 _ROUTES = "_sf_routes"

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from stateflow.errors import BatchFailed
 from stateflow.private_files import make_folders
-from stateflow.runtime.task_spec import BARRIER_ORDER, INPUT, ORDER, ORIGIN, POSITION, ChainSpec
+from stateflow.runtime.executor import BARRIER_ORDER, INPUT, ORDER, ORIGIN, POSITION, ChainSpec
 from stateflow.state.key_columns import are_distinct, to_comparable
 
 Array = np.ndarray[tuple[int], np.dtype[np.int64]]

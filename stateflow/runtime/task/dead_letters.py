@@ -10,7 +10,7 @@ import msgspec
 
 from stateflow.api.dead_letters import LONGEST_KEY, LONGEST_ROW, DeadLetter, DeadLetters
 from stateflow.api.functions.returned import InvalidReturnValue
-from stateflow.api.hidden_columns import UndecodableRecord
+from stateflow.api.schema import UndecodableRecord
 from stateflow.checkpoint.barriers import Failure, TaskReport
 from stateflow.errors import LONGEST_TEXT, UserCodeError, cut
 from stateflow.runtime.planning.physical_plan import JobPlan

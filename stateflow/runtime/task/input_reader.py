@@ -11,13 +11,13 @@ from operator import itemgetter
 import numpy as np
 import pyarrow as pa
 
-from stateflow.api.functions.timers import TimerService
+from stateflow.api.functions.process import TimerService
 from stateflow.api.graph import CONSTANT_KEY
 from stateflow.api.schema import RowSchema
 from stateflow.api.watermarks import event_time_reader
 from stateflow.errors import InternalError, StateError
+from stateflow.runtime.executor import GROUP_MASK, GROUP_SHIFT, ChainSpec, InputSpec, Numbers
 from stateflow.runtime.task.row_conversion import check_declared, describe_cell, event_times, group_starts, to_rows
-from stateflow.runtime.task_spec import GROUP_MASK, GROUP_SHIFT, ChainSpec, InputSpec, Numbers
 from stateflow.state.kinds.key_context import EventClock
 from stateflow.state.kinds.timers import NO_WATERMARK, Timer, Timers
 from stateflow.types.columns.conversion import stored_scalar, to_list

@@ -16,16 +16,15 @@ from stateflow.api.joins.pairs import Side, joinable
 from stateflow.api.joins.regular_join import ColumnJoin
 from stateflow.api.joins.times import TimedColumnJoin
 from stateflow.api.schema import RowSchema
-from stateflow.config.state_settings import EntryLimits
+from stateflow.config.settings import EntryLimits
+from stateflow.runtime.executor import GROUP_MASK, GROUP_SHIFT, PHASE_SHIFT, TIMER_PHASE, ChainSpec, Numbers
 from stateflow.runtime.task.input_reader import KeyedInputs
 from stateflow.runtime.task.row_conversion import conform_rows, event_times, group_starts
 from stateflow.runtime.task.vector_operator import VectorOperator, WindowVectorOperator, watermarks_before_rows
-from stateflow.runtime.task_spec import GROUP_MASK, GROUP_SHIFT, PHASE_SHIFT, TIMER_PHASE, ChainSpec, Numbers
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.key_columns import to_comparable
 from stateflow.state.kinds.key_context import VOID_NAMESPACE
-from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
-from stateflow.state.kinds.timers import MOST_BY_COLUMNS, NO_WATERMARK, SliceSize
+from stateflow.state.kinds.timers import MOST_BY_COLUMNS, NO_WATERMARK, SliceSize, TimeDomain, TimerIndex
 
 Emitted = Iterator[tuple[int, pa.RecordBatch]]
 

@@ -23,15 +23,14 @@ from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, Key
 from stateflow.api.functions.process import Context, KeyedFunction, KeyedProcessFunction, RuntimeContext, TaskInfo
 from stateflow.checkpoint.barriers import Failure
 from stateflow.errors import CorruptFile, EntryTooLarge, StateflowError
+from stateflow.runtime.executor import ChainSpec, Numbers
 from stateflow.runtime.task.dead_letters import DeadLetterCollector
 from stateflow.runtime.task.input_reader import EncodedKey, Key, KeyedInputs, KeyedRows, KeyTime
 from stateflow.runtime.task.operator_runtime import InitialState, OperatorRuntime
-from stateflow.runtime.task_spec import ChainSpec, Numbers
 from stateflow.runtime.user_code import describe_value, is_user_error
 from stateflow.state.backends.base import key_too_large
 from stateflow.state.handles import OperatorContent, StateSchema
-from stateflow.state.kinds.timer_index import TimeDomain
-from stateflow.state.kinds.timers import SliceSize, Timer
+from stateflow.state.kinds.timers import SliceSize, TimeDomain, Timer
 from stateflow.state.kinds.ttl import TtlCleanup
 
 

@@ -9,23 +9,22 @@ from dataclasses import dataclass
 
 from stateflow.api.functions.adapters import row_callable
 from stateflow.api.functions.connected import KeyedBroadcastProcessFunction
-from stateflow.api.functions.process import Context, KeyedFunction, OnTimerContext, TaskInfo, has_timers
+from stateflow.api.functions.process import Context, KeyedFunction, OnTimerContext, TaskInfo, TimerService, has_timers
 from stateflow.api.functions.returned import invalid_if_not_iterable, message_and_hint
-from stateflow.api.functions.timers import TimerService
 from stateflow.api.side_outputs import SideOutputs
 from stateflow.checkpoint.restore.state_assignment import AssignedState
 from stateflow.clock import epoch_milliseconds
-from stateflow.config.state_settings import EntryLimits
+from stateflow.config.settings import EntryLimits
 from stateflow.errors import StateflowError, UserCodeError
+from stateflow.runtime.executor import ChainSpec
 from stateflow.runtime.task.input_reader import Key, KeyTime, KeyTypes
 from stateflow.runtime.task.operator_state import OperatorParts
-from stateflow.runtime.task_spec import ChainSpec
 from stateflow.runtime.user_code import add_position, describe_value, find_user_line
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.kinds.key_context import BatchTime
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.operator_state import OperatorStateStore
-from stateflow.state.kinds.timer_index import TimerIndex
+from stateflow.state.kinds.timers import TimerIndex
 from stateflow.types.key_groups import range_of
 
 

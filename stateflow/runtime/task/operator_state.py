@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
 
-from stateflow.checkpoint.log.documents import OperatorState
-from stateflow.checkpoint.log.manifest_files import write_bytes
+from stateflow.checkpoint.log.manifest_files import operator_state_too_large, write_bytes
 from stateflow.checkpoint.restore.state_assignment import AssignedState, WrittenState, assign
-from stateflow.errors import StateError
-from stateflow.runtime.task_spec import BatchInfo, TaskSpec
-from stateflow.state.handles import Document, OperatorContent, OperatorPart, StateSchema
+from stateflow.runtime.executor import BatchInfo, OperatorBase, TaskSpec
+from stateflow.state.handles import OperatorContent, OperatorPart
 from stateflow.state.operator_content import StoredContent, read_parts
 from stateflow.types.decoders import MEMORY_LIMIT, TooMuchMemory, msgpack_decoder
 
 INLINE_BYTES = 20_000
 """A part up to this size is stored in the manifest and sent to every task; a larger one is a file."""
-
-
-class OperatorBase(Document, frozen=True, kw_only=True):
-    """The operator state of a base, as tasks receive it."""
-
-    parallelism: int
-    states: list[StateSchema]
-    parts: list[OperatorPart]
-
-
-def encode_operator_base(state: OperatorState) -> bytes:
-    """Returns the msgpack for `ChainSpec.operator_base`."""
-    base = OperatorBase(parallelism=state.parallelism, states=state.operator_states, parts=state.parts)
-    return msgspec.msgpack.encode(base)
 
 
 @dataclass(frozen=True)
@@ -108,29 +91,11 @@ class OperatorParts:
         try:
             return StoredContent.of(data, MEMORY_LIMIT).memory
         except TooMuchMemory as e:
-            raise _too_large(self.uid, subtask=self.subtask, bytes=len(data)) from e
+            raise operator_state_too_large(self.uid, subtask=self.subtask, bytes=len(data)) from e
 
     def _own(self) -> OperatorPart | None:
         parts = self.base.parts if self.base else []
         return next((part for part in parts if part.subtask == self.subtask), None)
-
-
-def check_memory(operators: Iterable[OperatorState]) -> None:
-    """Raises StateError if tasks could not read the operator state of an operator again: each reads all parts."""
-    for operator in operators:
-        memory = sum(part.memory for part in operator.parts)
-        if memory > MEMORY_LIMIT:
-            raise _too_large(operator.uid, memory=memory)
-
-
-def _too_large(uid: str, **facts: int) -> StateError:
-    return StateError(
-        "the operator state takes too much memory",
-        hint="every task of the operator reads the operator state of all subtasks; keep large state in keyed state",
-        operator=uid,
-        **facts,
-        limit=MEMORY_LIMIT,
-    )
 
 
 def _is_same(part: OperatorPart, data: bytes) -> bool:

@@ -15,9 +15,7 @@ from stateflow.api.side_outputs import MAIN
 from stateflow.api.sink import Sink, SinkContext, SinkWriter, Writing
 from stateflow.checkpoint.barriers import Consumed, TaskReport
 from stateflow.errors import BatchFailed, SchemaMismatch, StateflowError, UserCodeError
-from stateflow.runtime.task.row_conversion import check_required, find_misfit, to_batch, to_rows
-from stateflow.runtime.task.stateless_functions import ColumnStep, RowFunctions
-from stateflow.runtime.task_spec import (
+from stateflow.runtime.executor import (
     CONTROL,
     OUTPUT_NUMBER,
     PHASE,
@@ -29,6 +27,8 @@ from stateflow.runtime.task_spec import (
     TaskSpec,
     output_prefix,
 )
+from stateflow.runtime.task.row_conversion import check_required, find_misfit, to_batch, to_rows
+from stateflow.runtime.task.stateless_functions import ColumnStep, RowFunctions
 from stateflow.state.handles import Committable
 from stateflow.types.decoders import msgpack_decoder
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from stateflow.api.schema import Column, RowSchema
 from stateflow.checkpoint.barriers import message_with
 from stateflow.errors import SchemaMismatch
-from stateflow.runtime.task_spec import Numbers
+from stateflow.runtime.executor import Numbers
 from stateflow.runtime.user_code import describe_value
 from stateflow.state.key_columns import are_distinct
 from stateflow.types.columns.conversion import (

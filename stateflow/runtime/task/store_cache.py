@@ -15,16 +15,16 @@ from weakref import WeakKeyDictionary
 
 from stateflow import failpoints
 from stateflow.clock import SystemClock
-from stateflow.config.state_settings import StateSettings
-from stateflow.observability.tracing import RESTORE, span
+from stateflow.config.settings import StateSettings
+from stateflow.observability import RESTORE, span
 from stateflow.private_files import make_own_folder
-from stateflow.runtime.task_spec import BatchInfo, TaskSpec
+from stateflow.runtime.executor import BatchInfo, TaskSpec
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.factory import StoreLocation, open_backend
 from stateflow.state.backends.hash_maps import check_limit
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.host_cache import FileTransfer, HostCache, mark_used, remove_tree, trim
-from stateflow.state.kinds.timer_index import TimerIndex
+from stateflow.state.kinds.timers import TimerIndex
 from stateflow.state.uploads import BackgroundUploads, is_running, own_label
 from stateflow.storage.paths import generation_folder
 from stateflow.types.decoders import msgpack_decoder

@@ -26,19 +26,10 @@ from stateflow.api.side_outputs import MAIN
 from stateflow.checkpoint.barriers import Failure, TaskReport, combined_spans
 from stateflow.checkpoint.log.documents import TimeSpan
 from stateflow.clock import SystemClock, epoch_milliseconds
-from stateflow.config.state_settings import StateSettings
+from stateflow.config.settings import StateSettings
 from stateflow.errors import StateflowError, StorageError
-from stateflow.observability.metrics import export_spans
-from stateflow.runtime.task import store_cache
-from stateflow.runtime.task.join_operators import JoinOperator, WindowJoinOperator
-from stateflow.runtime.task.keyed_operator import KeyedOperator
-from stateflow.runtime.task.operator_runtime import InitialState
-from stateflow.runtime.task.operator_state import OperatorParts
-from stateflow.runtime.task.outputs import InputBarriers, Outputs, report_batch
-from stateflow.runtime.task.row_conversion import check_declared, event_times
-from stateflow.runtime.task.store_cache import SubtaskStore
-from stateflow.runtime.task.vector_operator import VectorOperator, WindowVectorOperator
-from stateflow.runtime.task_spec import (
+from stateflow.observability import export_spans
+from stateflow.runtime.executor import (
     BARRIER_ORDER,
     BROADCAST_ORDER,
     INPUT,
@@ -53,6 +44,15 @@ from stateflow.runtime.task_spec import (
     Numbers,
     TaskSpec,
 )
+from stateflow.runtime.task import store_cache
+from stateflow.runtime.task.join_operators import JoinOperator, WindowJoinOperator
+from stateflow.runtime.task.keyed_operator import KeyedOperator
+from stateflow.runtime.task.operator_runtime import InitialState
+from stateflow.runtime.task.operator_state import OperatorParts
+from stateflow.runtime.task.outputs import InputBarriers, Outputs, report_batch
+from stateflow.runtime.task.row_conversion import check_declared, event_times
+from stateflow.runtime.task.store_cache import SubtaskStore
+from stateflow.runtime.task.vector_operator import VectorOperator, WindowVectorOperator
 from stateflow.state.handles import Base, Committable, OperatorContent, OperatorPart, StateSchema, SubtaskState, is_due
 from stateflow.state.kinds.timers import NO_WATERMARK
 from stateflow.state.kinds.ttl import TtlCleanup

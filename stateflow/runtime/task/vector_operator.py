@@ -16,20 +16,12 @@ from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction, V
 from stateflow.api.functions.window_vectors import BatchTimes, WindowVectorFunction, WindowVectorState
 from stateflow.api.schema import RowSchema
 from stateflow.clock import epoch_milliseconds
-from stateflow.config.state_settings import EntryLimits
+from stateflow.config.settings import EntryLimits
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
+from stateflow.runtime.executor import GROUP_MASK, GROUP_SHIFT, PHASE_SHIFT, TIMER_PHASE, ChainSpec, Numbers, SourceTime
 from stateflow.runtime.task.input_reader import KeyedInputs
 from stateflow.runtime.task.operator_runtime import batch_time
 from stateflow.runtime.task.row_conversion import check_declared, conform_rows, event_times, group_starts
-from stateflow.runtime.task_spec import (
-    GROUP_MASK,
-    GROUP_SHIFT,
-    PHASE_SHIFT,
-    TIMER_PHASE,
-    ChainSpec,
-    Numbers,
-    SourceTime,
-)
 from stateflow.runtime.user_code import describe_value, find_user_line
 from stateflow.state.backends.base import KeyedStateBackend, key_too_large, largest_size
 from stateflow.state.handles import StateSchema
@@ -37,8 +29,7 @@ from stateflow.state.key_columns import KeyLayout, encode_keys, to_comparable
 from stateflow.state.kinds.key_context import RowTimes
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch, optional_times
-from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
-from stateflow.state.kinds.timers import NO_WATERMARK, SliceSize
+from stateflow.state.kinds.timers import NO_WATERMARK, SliceSize, TimeDomain, TimerIndex
 from stateflow.state.kinds.ttl import TtlCleanup
 from stateflow.state.kinds.window_timers import DueKeys
 from stateflow.types.columns.conversion import row_bytes

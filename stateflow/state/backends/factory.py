@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
 
-from stateflow.config.state_settings import RocksDBSettings, StateSettings
+from stateflow.config.settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile
 from stateflow.private_files import make_new_folder
 from stateflow.state.backends import canonical_file, hash_maps

@@ -24,7 +24,7 @@ from typing import Annotated, BinaryIO
 
 import msgspec
 
-from stateflow.config.state_settings import LARGEST_KEY, LARGEST_MEMORY_STATE, LARGEST_VALUE
+from stateflow.config.settings import LARGEST_KEY, LARGEST_MEMORY_STATE, LARGEST_VALUE
 from stateflow.errors import ConfigError
 from stateflow.private_files import make_folders, open_private
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot

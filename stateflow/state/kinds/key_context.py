@@ -16,7 +16,7 @@ from typing import Final
 
 import xxhash
 
-from stateflow.config.state_settings import EntryLimits
+from stateflow.config.settings import EntryLimits
 from stateflow.errors import StateError
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.types.key_encoding import encode_key, ends_at

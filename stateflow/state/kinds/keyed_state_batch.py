@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from stateflow.config.state_settings import EntryLimits
+from stateflow.config.settings import EntryLimits
 from stateflow.errors import SchemaMismatch, StateError
 from stateflow.state.backends.base import largest_size, map_key_too_large, value_too_large
 from stateflow.state.key_columns import Numbers, encode_keys, encode_windows

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
 
-from stateflow.config.state_settings import EntryLimits
+from stateflow.config.settings import EntryLimits
 from stateflow.errors import StateError
 from stateflow.state.backends.base import map_key_too_large, value_too_large
 from stateflow.state.handles import OperatorContent, StateSchema

@@ -14,8 +14,16 @@ from stateflow.state.backends.base import after_prefix
 from stateflow.state.key_columns import WINDOW_BYTES, Numbers, decode_times, decode_windows, encode_times
 from stateflow.state.kinds.key_context import KEY_OFFSET, KeyContext
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
-from stateflow.state.kinds.timer_index import TimeDomain, TimerIndex
-from stateflow.state.kinds.timers import MOST_BY_COLUMNS, NO_WATERMARK, TIMER_IDS, Firing, SliceSize, Timers
+from stateflow.state.kinds.timers import (
+    MOST_BY_COLUMNS,
+    NO_WATERMARK,
+    TIMER_IDS,
+    Firing,
+    SliceSize,
+    TimeDomain,
+    TimerIndex,
+    Timers,
+)
 from stateflow.types.key_groups import KeyGroupRange
 
 _STORED_KEY = KEY_OFFSET + 8

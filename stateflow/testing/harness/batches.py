@@ -21,13 +21,12 @@ from stateflow.config.sources import resolve
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import ConfigError, StateflowError, WrongJobRoot
 from stateflow.runtime.driver.batch_runner import operator_states_after, run_to_barrier
-from stateflow.runtime.executor import BatchWork, Executor
+from stateflow.runtime.executor import BatchId, BatchInfo, BatchWork, Executor, TaskEnvironment, TaskSettings
 from stateflow.runtime.local_run import LocalExecutor
 from stateflow.runtime.planning.physical_plan import check_no_transforms, plan_job
 from stateflow.runtime.planning.state_discovery import declared_states
 from stateflow.runtime.spark.session.requirements import ARROW_ROWS
 from stateflow.runtime.task import store_cache
-from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, combine_watermarks
 from stateflow.state.host_cache import remove_tree
 from stateflow.state.kinds.timers import MAX_WATERMARK

@@ -15,10 +15,10 @@ from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError
 from stateflow.query.state import StateEntry, entries_of
+from stateflow.runtime.executor import BatchInfo, OperatorBase
 from stateflow.runtime.planning.state_discovery import discover_states
 from stateflow.runtime.task.operator_runtime import batch_time
-from stateflow.runtime.task.operator_state import OperatorBase, OperatorParts
-from stateflow.runtime.task_spec import BatchInfo
+from stateflow.runtime.task.operator_state import OperatorParts
 from stateflow.state.backends.factory import StoreLocation, read_entries
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import Base, SubtaskState
@@ -28,8 +28,7 @@ from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.operator_state import SPLIT, OperatorListState, OperatorStateStore
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
-from stateflow.state.kinds.timer_index import TimeDomain
-from stateflow.state.kinds.timers import timers_in
+from stateflow.state.kinds.timers import TimeDomain, timers_in
 from stateflow.types.columns.conversion import stored_scalar
 from stateflow.types.descriptors import MapStateDescriptor
 from stateflow.types.key_encoding import encode_key

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, Overtaken
 from stateflow.checkpoint.log.documents import EntryKind, LogEntry
-from stateflow.checkpoint.log.sealed_json import seal
+from stateflow.checkpoint.log.manifest_files import seal
 from stateflow.errors import CorruptFile, StorageError, TooLarge
 from stateflow.storage import BlobInfo, MemoryStorage
 from stateflow.storage.paths import LOG, log_entry

@@ -13,7 +13,7 @@ from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.checkpoint_log import Appended
 from stateflow.checkpoint.log.documents import LogEntry, OutputPart, PendingOutput, SourcePosition
 from stateflow.checkpoint.log.entry_lists import OutputLists, OutputSizes, RetentionLimits
-from stateflow.checkpoint.log.sealed_json import LIMIT, seal
+from stateflow.checkpoint.log.manifest_files import LIMIT, seal
 from stateflow.checkpoint.log.transitions import Settlement, pending_of
 from stateflow.checkpoint.savepoints.create import newest_published_checkpoint
 from stateflow.errors import CorruptFile, MissingFile, TooLarge

@@ -15,7 +15,7 @@ from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import EntryRef, RetainedLink, RetainedSegment
 from stateflow.checkpoint.log.entry_lists import RetentionLimits, SegmentSizes, oldest_kept
-from stateflow.checkpoint.log.sealed_json import seal
+from stateflow.checkpoint.log.manifest_files import seal
 from stateflow.errors import CorruptFile, DataError, MissingFile
 from stateflow.state.handles import FileHandle
 from stateflow.storage import MemoryStorage, PutResult

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.checkpoint.log import sealed_json
+from stateflow.checkpoint.log import manifest_files
 from stateflow.checkpoint.log.documents import Answer, JobFormat, LogEntry, Manifest
-from stateflow.checkpoint.log.manifest_files import read_manifest, write_manifest
-from stateflow.checkpoint.log.sealed_json import LIMIT, seal, unseal
+from stateflow.checkpoint.log.manifest_files import LIMIT, read_manifest, seal, unseal, write_manifest
 from stateflow.errors import CorruptFile, DataError, MissingFile, TooLarge
 from stateflow.state.handles import FileHandle
 from stateflow.storage import MemoryStorage
@@ -122,7 +121,7 @@ def test_the_writer_refuses_exactly_what_would_take_the_reader_too_much_memory(
     manifest = msgspec.structs.replace(_manifest(), columns=columns)
     stored, _ = seal(manifest)
     monkeypatch.setattr("stateflow.types.decoders.MEMORY_LIMIT", limit)
-    monkeypatch.setattr(sealed_json, "MEMORY_LIMIT", limit)
+    monkeypatch.setattr(manifest_files, "MEMORY_LIMIT", limit)
     if is_accepted:
         assert unseal(seal(manifest)[0], Manifest, "file") == (manifest, seal(manifest)[1])
         return

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint.log import documents
 from stateflow.checkpoint.log.documents import EntryKind, LogEntry
-from stateflow.checkpoint.log.sealed_json import seal, unseal
+from stateflow.checkpoint.log.manifest_files import seal, unseal
 from stateflow.errors import CorruptFile
 from stateflow.state import handles
 from stateflow.state.handles import StateSchema, SubtaskState

@@ -16,7 +16,7 @@ from stateflow.checkpoint.restore.plan_document import RestorePlan
 from stateflow.checkpoint.savepoints import catalog, create
 from stateflow.errors import ConfigError
 from stateflow.operations import forks, job_savepoints, restores, savepoint_disposal
-from stateflow.runtime.driver import checkpointing, request_server, take_over
+from stateflow.runtime.driver import checkpointing, job_run, request_server
 from stateflow.runtime.job import Job
 from stateflow.runtime.restore import plan_execution
 from stateflow.runtime.restore.plan_execution import RestoreRequest
@@ -77,7 +77,7 @@ class CommandEnv:
             (checkpointing, {"threading": threading, "ThreadPoolExecutor": pool}),
             # The watch only stops a fenced run earlier. Without it the run continues until its next append, which is
             # the harder case for the protocol.
-            (take_over, {"threading": NoThreads()}),
+            (job_run, {"threading": NoThreads()}),
         ]
         with ExitStack() as stack:
             for module, names in replacements:

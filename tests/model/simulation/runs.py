@@ -35,7 +35,7 @@ from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.executor import BatchWork, Executed, Executor
 from stateflow.runtime.job import Job, Positions
 from stateflow.runtime.publisher import Publisher
-from stateflow.runtime.restore.rewind import recover_pending_output
+from stateflow.runtime.restore.plan_execution import recover_pending_output
 from stateflow.state.handles import CANONICAL, Committable, FileHandle, StateFile, SubtaskState
 from stateflow.storage.paths import data_folder, probe_key, spark_location
 from tests.model.invariants.violation import Violation

@@ -30,7 +30,7 @@ from stateflow import (
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.clock import SystemClock
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.private_files import ScratchFolder
 from stateflow.query.reader import state_table
 from stateflow.query.snapshot import Snapshot

@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from stateflow.checkpoint.barriers import Acknowledgement, Participant, PendingBarrier, TaskReport
 from stateflow.errors import BatchFailed, StateError
 from stateflow.runtime.driver.batch_runner import barrier_metrics, operator_states_after, run_to_barrier
-from stateflow.runtime.executor import BatchWork, Executed, Executor
+from stateflow.runtime.executor import BatchId, BatchInfo, BatchWork, Executed, Executor, TaskEnvironment, TaskSettings
 from stateflow.runtime.planning.physical_plan import JobPlan, Level, OperatorChain
-from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.state.handles import OperatorPart
 from stateflow.types.decoders import MEMORY_LIMIT
 from tests.support.errors import raises

@@ -11,7 +11,7 @@ from stateflow.checkpoint.job_requests import post, post_answer, read_answer
 from stateflow.checkpoint.log.documents import Answer, Origin, Request, RequestKind
 from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, SavepointWorkers
 from stateflow.config.settings import Settings
-from stateflow.observability.metrics import MemoryRecorder
+from stateflow.observability import MemoryRecorder
 from stateflow.runtime.driver.background import BackgroundWork
 from stateflow.runtime.driver.request_server import PublishedCheckpoint, RequestServer
 from tests.checkpoint.log.memory_job import MemoryJob

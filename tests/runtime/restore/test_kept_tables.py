@@ -15,7 +15,7 @@ from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.log.documents import SinkMode
 from stateflow.errors import ConfigError
 from stateflow.runtime.publisher import BoundSink
-from stateflow.runtime.restore.sink_changes import plan_sink_changes
+from stateflow.runtime.restore.planner import plan_sink_changes
 from stateflow.testing.sinks import FolderSink
 
 

@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow import FileSource, StreamExecutionEnvironment
-from stateflow.api.hidden_columns import ARRIVED
+from stateflow.api.schema import ARRIVED
 from stateflow.api.source import CollectionSource, LocalSource, Source
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.batch_table import BatchTable

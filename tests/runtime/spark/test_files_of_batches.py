@@ -23,12 +23,11 @@ from stateflow.clock import ManualClock
 from stateflow.connectors.files.parquet_files import ParquetFormat
 from stateflow.environment import declare
 from stateflow.errors import UserCodeError
-from stateflow.runtime.executor import BatchWork, Executed
+from stateflow.runtime.executor import BatchId, BatchInfo, BatchWork, Executed, TaskEnvironment, TaskSettings
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.spark.executor import SparkExecutor
 from stateflow.runtime.spark.inputs import BatchFiles, Inputs, SourceRows, useful_partitions
-from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 
 
 class Row(msgspec.Struct):

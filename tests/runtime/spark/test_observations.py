@@ -27,7 +27,7 @@ from stateflow.config.settings import SourceSettings
 from stateflow.connectors.delta.source import DeltaSource
 from stateflow.connectors.partitioned.spark_reader import as_spark_reads
 from stateflow.environment import declare
-from stateflow.runtime.executor import BatchWork
+from stateflow.runtime.executor import BatchId, BatchInfo, BatchWork, TaskEnvironment, TaskSettings
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.spark.batch_input import BatchInput
 from stateflow.runtime.spark.checkpoint_location import SparkLocation
@@ -35,7 +35,6 @@ from stateflow.runtime.spark.executor import SparkExecutor
 from stateflow.runtime.spark.frames import source_frame
 from stateflow.runtime.spark.inputs import BatchFiles, Inputs, SourceRows
 from stateflow.runtime.spark.observations import Observations, SeenByTasks
-from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
 from stateflow.storage.memory import MemoryStorage
 from tests.connectors.partitioned_lists import Lists
 from tests.support.processes import ROOT

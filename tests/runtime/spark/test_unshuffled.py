@@ -16,14 +16,7 @@ from stateflow.api.functions.process import TaskInfo
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.clock import ManualClock
 from stateflow.environment import declare
-from stateflow.runtime.executor import BatchWork
-from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
-from stateflow.runtime.spark.executor import SparkExecutor
-from stateflow.runtime.spark.inputs import Inputs
-from stateflow.runtime.spark.observations import Observations, SeenByTasks
-from stateflow.runtime.spark.shuffle import unshuffled_input, with_order, written_rows
-from stateflow.runtime.task.outputs import BarrierMessage
-from stateflow.runtime.task_spec import (
+from stateflow.runtime.executor import (
     BARRIER_ORDER,
     CONTROL,
     ORDER,
@@ -31,10 +24,17 @@ from stateflow.runtime.task_spec import (
     SOURCE_PHASE,
     BatchId,
     BatchInfo,
+    BatchWork,
     TaskEnvironment,
     TaskSettings,
     input_prefix,
 )
+from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
+from stateflow.runtime.spark.executor import SparkExecutor
+from stateflow.runtime.spark.inputs import Inputs
+from stateflow.runtime.spark.observations import Observations, SeenByTasks
+from stateflow.runtime.spark.shuffle import unshuffled_input, with_order, written_rows
+from stateflow.runtime.task.outputs import BarrierMessage
 
 INFO = TaskInfo("", 0, 0, 0, datetime.min.replace(tzinfo=UTC))
 ROWS = [(number, f"text {number}") for number in range(10)]

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from stateflow.errors import BatchFailed
-from stateflow.runtime.task.outputs import BarrierMessage, InputBarriers
-from stateflow.runtime.task_spec import (
+from stateflow.runtime.executor import (
     CONTROL,
     BatchId,
     BatchInfo,
@@ -21,6 +20,7 @@ from stateflow.runtime.task_spec import (
     TaskSettings,
     TaskSpec,
 )
+from stateflow.runtime.task.outputs import BarrierMessage, InputBarriers
 from tests.support.errors import raises
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

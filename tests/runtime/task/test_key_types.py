@@ -12,8 +12,8 @@ import pytest
 
 from stateflow.api.graph import Keying
 from stateflow.errors import StateError
+from stateflow.runtime.executor import ChainSpec
 from stateflow.runtime.task.input_reader import KeyTypes
-from stateflow.runtime.task_spec import ChainSpec
 from tests.support.errors import raises
 from tests.support.graphs import Pass
 from tests.support.operators import chain_of

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from stateflow.checkpoint.log.documents import OperatorState
-from stateflow.checkpoint.log.manifest_files import write_bytes
+from stateflow.checkpoint.log.manifest_files import check_operator_memory, write_bytes
 from stateflow.errors import CorruptFile, StateError
-from stateflow.runtime.task.operator_state import INLINE_BYTES, OperatorBase, OperatorParts, check_memory
-from stateflow.runtime.task_spec import BatchId, BatchInfo, TaskEnvironment, TaskSettings
+from stateflow.runtime.executor import BatchId, BatchInfo, OperatorBase, TaskEnvironment, TaskSettings
+from stateflow.runtime.task.operator_state import INLINE_BYTES, OperatorParts
 from stateflow.state.handles import OperatorContent, OperatorPart
 from stateflow.state.operator_content import StoredContent, read_parts
 from stateflow.storage import PosixStorage, Storage
@@ -114,11 +114,11 @@ def test_the_largest_operator_state_of_all_subtasks_is_read_again(root: Root) ->
         for subtask, size in enumerate([30 << 20, (20 << 20) - 1000])
     ]
     operator = OperatorState(uid="op", parallelism=3, key_types=[], key_names=[], states=[], subtasks=[], parts=parts)
-    check_memory([operator])
+    check_operator_memory([operator])
     assert sum(len(content.raw[0]) for _, content in read_parts(root.storage, parts)) == (50 << 20) - 1000
     parts.append(msgspec.structs.replace(root.write(OperatorContent(raw=[bytes(1000)]), 3), subtask=2))
     with raises(StateError, operator="op", limit=MEMORY_LIMIT):
-        check_memory([operator])
+        check_operator_memory([operator])
     with raises(CorruptFile, subtask=2):
         list(read_parts(root.storage, parts))
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.clock import ManualClock
-from stateflow.config.state_settings import BACKENDS, RocksDBSettings, StateSettings
+from stateflow.config.settings import BACKENDS, RocksDBSettings, StateSettings
 from stateflow.errors import ConfigError
 from stateflow.state.backends import hash_maps
 from stateflow.state.backends.base import KeyedStateBackend

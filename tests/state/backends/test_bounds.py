@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocksdict import DBCompressionType, Rdict, WriteBatch
 
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import CorruptFile, DamagedCopy, InternalError
 from stateflow.state.backends.base import Snapshot
 from stateflow.state.backends.rocksdb.backend import rocksdb_options, without_wal

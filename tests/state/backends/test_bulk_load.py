@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rocksdict import DBCompressionType
 
 from stateflow.clock import ManualClock
-from stateflow.config.state_settings import COMPACTIONS, LARGEST_KEY, LARGEST_VALUE, RocksDBSettings, StateSettings
+from stateflow.config.settings import COMPACTIONS, LARGEST_KEY, LARGEST_VALUE, RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile, StorageError
 from stateflow.state.backends import canonical_file, hash_maps
 from stateflow.state.backends.base import KeyedStateBackend

@@ -16,7 +16,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
+from stateflow.config.settings import LARGEST_KEY, LARGEST_VALUE
 from stateflow.errors import CorruptFile
 from stateflow.state.backends.canonical_file import (
     CanonicalHeader,

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from stateflow.clock import ManualClock
-from stateflow.config.state_settings import RocksDBSettings, StateSettings
+from stateflow.config.settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile, DamagedCopy, StateflowError, StorageError
 from stateflow.state import host_cache
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot

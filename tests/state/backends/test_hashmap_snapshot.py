@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.clock import ManualClock
-from stateflow.config.state_settings import BACKENDS, LARGEST_KEY, LARGEST_VALUE, RocksDBSettings, StateSettings
+from stateflow.config.settings import BACKENDS, LARGEST_KEY, LARGEST_VALUE, RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile, MissingFile
 from stateflow.state.backends import hash_maps
 from stateflow.state.backends.entry_stream import entries_of

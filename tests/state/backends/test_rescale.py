@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from rocksdict import Rdict
 
 from stateflow.clock import ManualClock
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import CorruptFile, MissingFile, StateflowError
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.backends.rocksdb.check import LONGEST_BOUND

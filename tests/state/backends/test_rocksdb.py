@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from stateflow.config.state_settings import COMPACTIONS, RocksDBSettings
+from stateflow.config.settings import COMPACTIONS, RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile, DataError, MissingFile, StateflowError, StorageError
 from stateflow.state.backends.base import Snapshot
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocksdict import DBCompressionType
 
-from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
+from stateflow.config.settings import LARGEST_KEY, LARGEST_VALUE
 from stateflow.state.backends.rocksdb.tables import Blocks, check_blocks, check_table_file
 from tests.support.table_files import ATTACKS, ForgedTable, write_loaded_store, write_store
 

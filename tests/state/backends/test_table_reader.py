@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rocksdict import Rdict, WriteBatch
 
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.state.backends.rocksdb.backend import rocksdb_options, without_wal
 from stateflow.state.backends.rocksdb.tables import PartFile, TableReader
 

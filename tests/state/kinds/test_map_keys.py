@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow import MapStateDescriptor
-from stateflow.config.state_settings import EntryLimits
+from stateflow.config.settings import EntryLimits
 from stateflow.errors import EntryTooLarge, JobDefinitionError, StateError
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.kinds.keyed_state import KeyedState

@@ -11,7 +11,7 @@ from stateflow.errors import CorruptFile
 from stateflow.query.state import check_entry
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import state_id
-from stateflow.state.kinds.state_registry import state_names
+from stateflow.state.kinds.keyed_state import state_names
 from stateflow.state.schema import type_schema
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.serializers import check_untyped

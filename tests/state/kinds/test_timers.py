@@ -15,10 +15,8 @@ from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import EarliestTimers
 from stateflow.state.kinds import timers as module
-from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.state.kinds.state_registry import state_names
-from stateflow.state.kinds.timer_index import EarliestTimes, TimeDomain, TimerIndex
-from stateflow.state.kinds.timers import MOST, TIMER_IDS, SliceSize, Timer
+from stateflow.state.kinds.keyed_state import KeyedState, state_names
+from stateflow.state.kinds.timers import MOST, TIMER_IDS, EarliestTimes, SliceSize, TimeDomain, Timer, TimerIndex
 from stateflow.types.descriptors import ValueStateDescriptor
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import KeyGroupRange

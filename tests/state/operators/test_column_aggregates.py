@@ -24,8 +24,8 @@ from stateflow.api.aggregates import hyperloglog
 from stateflow.api.aggregates.column_aggregates import ColumnAggregates
 from stateflow.api.schema import RowSchema
 from stateflow.errors import CorruptFile, JobDefinitionError, StateError
+from stateflow.runtime.executor import ChainSpec
 from stateflow.runtime.task.row_conversion import to_batch, to_rows
-from stateflow.runtime.task_spec import ChainSpec
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.types.columns.precision import precision
 from tests.support.errors import raises

@@ -22,9 +22,7 @@ from stateflow.api.functions.process import Context, KeyedProcessFunction, Runti
 from stateflow.checkpoint.barriers import TaskReport
 from stateflow.clock import ManualClock
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
-from stateflow.runtime.task.outputs import BarrierMessage
-from stateflow.runtime.task.task import run_level
-from stateflow.runtime.task_spec import (
+from stateflow.runtime.executor import (
     BARRIER_ORDER,
     CONTROL,
     GROUP_SHIFT,
@@ -36,6 +34,8 @@ from stateflow.runtime.task_spec import (
     TaskEnvironment,
     TaskSettings,
 )
+from stateflow.runtime.task.outputs import BarrierMessage
+from stateflow.runtime.task.task import run_level
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.types.descriptors import AggregatingStateDescriptor, ListStateDescriptor, ValueStateDescriptor
 from stateflow.types.ttl_config import StateTtlConfig, Time

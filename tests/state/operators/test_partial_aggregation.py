@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from stateflow.api.aggregates.column_aggregates import ColumnAggregates
 from stateflow.api.schema import RowSchema
 from stateflow.errors import StateError
+from stateflow.runtime.executor import InputSpec
 from stateflow.runtime.task.row_conversion import to_batch, to_rows
-from stateflow.runtime.task_spec import InputSpec
 from tests.state.operators.test_column_aggregates import (
     ROWS,
     VALUES,

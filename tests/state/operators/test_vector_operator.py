@@ -21,7 +21,7 @@ from stateflow.api.functions.process import Context, KeyedProcessFunction, Runti
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError, StateflowError, UserCodeError
-from stateflow.runtime.task_spec import SOURCE_PHASE
+from stateflow.runtime.executor import SOURCE_PHASE
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import StateSchema
 from stateflow.types.descriptors import (

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec import defstruct
 
 from stateflow import Serializer
-from stateflow.checkpoint.log.sealed_json import seal, unseal
+from stateflow.checkpoint.log.manifest_files import seal, unseal
 from stateflow.errors import CorruptFile
 from stateflow.state.handles import StateSchema, TypeNode, TypeSchema
 from stateflow.state.schema import state_schema

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from stateflow.checkpoint import garbage_collector as garbage
 from stateflow.checkpoint.garbage_collector import Collector
-from stateflow.checkpoint.log.admin_entries import AdminEntries
 from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.completed_checkpoints import AdminEntries
 from stateflow.checkpoint.log.documents import LogEntry
 from stateflow.checkpoint.log.transitions import drop_expired
 from stateflow.storage import BlobInfo

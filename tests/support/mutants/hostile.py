@@ -23,7 +23,7 @@ from stateflow.state import operator_content as operator_files
 from stateflow.state.backends.rocksdb import backend, check, manifest, rescale
 from stateflow.state.handles import StateFile
 from stateflow.state.host_cache import HostCache, damaged_copy
-from stateflow.storage import PosixStorage, hdfs, no_follow, object_store, posix
+from stateflow.storage import PosixStorage, hdfs, object_store, posix
 from stateflow.storage.hdfs import HdfsRefusal, HdfsSession
 from tests.support.mutants.registry import Mutant, Mutants
 
@@ -61,7 +61,7 @@ MUTANTS.add(
     Mutant(
         "followed-links",
         "Symbolic links in place of files are followed.",
-        ((no_follow, "_FILE", no_follow._FILE & ~os.O_NOFOLLOW),),
+        ((posix, "_FILE", posix._FILE & ~os.O_NOFOLLOW),),
     )
 )
 

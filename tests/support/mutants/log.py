@@ -8,11 +8,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from stateflow.checkpoint.log import checkpoint_log, job_root, transitions
-from stateflow.checkpoint.log.admin_entries import AdminEntries
 from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, Overtaken
+from stateflow.checkpoint.log.completed_checkpoints import AdminEntries
 from stateflow.checkpoint.log.documents import EntryRef, JobFormat, LogEntry, Pin, RetainedLink
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.sealed_json import seal, unseal
+from stateflow.checkpoint.log.manifest_files import seal, unseal
 from stateflow.checkpoint.log.transitions import Adoption, Author, Commit, Kept
 from stateflow.errors import DataError
 from stateflow.runtime import job_loader, preflight

@@ -23,8 +23,8 @@ from stateflow.checkpoint.log.transitions import Adoption, Author
 from stateflow.checkpoint.restore.plan_document import SinkChange
 from stateflow.runtime.driver import job_restore
 from stateflow.runtime.publisher import BoundSink, OutputFilter, Publisher
-from stateflow.runtime.restore import new_job_root, plan_execution, rewind, sink_changes
-from stateflow.runtime.restore.context import RestoreContext
+from stateflow.runtime.restore import new_job_root, plan_execution, planner
+from stateflow.runtime.restore.planner import RestoreContext
 from tests.support.mutants.registry import Mutants
 
 MUTANTS = Mutants()
@@ -35,10 +35,10 @@ def _check_no_output(*_: object, **__: object) -> None:
     """A table's versions after the savepoint are not checked."""
 
 
-_rewind_table = rewind._rewind_table
+_rewind_table = plan_execution._rewind_table
 
 
-@MUTANTS.plant("kept-token", (rewind, "_rewind_table"), rules="S1 R5", plan="rewinds")
+@MUTANTS.plant("kept-token", (plan_execution, "_rewind_table"), rules="S1 R5", plan="rewinds")
 def _without_token_when_kept(sink: BoundSink, rewind: Rewind, root: JobRoot, planned_now: bool) -> PublishedOutput:
     """A restore sets no token in tables that are kept."""
     intent = rewind.sinks[sink.uid]
@@ -48,14 +48,14 @@ def _without_token_when_kept(sink: BoundSink, rewind: Rewind, root: JobRoot, pla
     return PublishedOutput(table_id=intent.table_id, version=version, checkpoint_id=rewind.seq)
 
 
-@MUTANTS.plant("no-take-over", (rewind, "_rewind_table"))
+@MUTANTS.plant("no-take-over", (plan_execution, "_rewind_table"))
 def _without_take_over(sink: BoundSink, rewind: Rewind, root: JobRoot, planned_now: bool) -> PublishedOutput:
     """A new job root continues in tables without fencing the root that wrote them."""
     intents = {uid: replace(intent, takes_over={}) for uid, intent in rewind.sinks.items()}
     return _rewind_table(sink, replace(rewind, sinks=intents), root, planned_now)
 
 
-@MUTANTS.plant("blind-rewind", (rewind, "_version_to_restore"), rules="S4", plan="shared")
+@MUTANTS.plant("blind-rewind", (plan_execution, "_version_to_restore"), rules="S4", plan="shared")
 def _version_of_the_intent(sink: BoundSink, table: SinkTable, rewind: Rewind, _: bool) -> int | None:
     """A table is restored to the version of the intent, although other writers have committed since."""
     intent = rewind.sinks[sink.uid]
@@ -88,7 +88,7 @@ def _claim_with_all_pending(
     return replace(entry, pending=transitions.pending_of(base)) if base and adopt and adopt.sinks else entry
 
 
-@MUTANTS.plant("early-version", (sink_changes, "_intent"), rules="S1", plan="rewinds")
+@MUTANTS.plant("early-version", (planner, "_intent"), rules="S1", plan="rewinds")
 def _intent_of_the_plan(context: RestoreContext, change: SinkChange) -> SinkIntent:
     """A restore uses the table version of its plan, which was read before pending output was published."""
     then = change.now if change.then is None else change.then
@@ -99,7 +99,7 @@ def _intent_of_the_plan(context: RestoreContext, change: SinkChange) -> SinkInte
 # Mistakes that the simulator found in the code itself.
 
 
-@MUTANTS.plant("plain-none", (sink_changes, "_intent"), rules="S1", plan="rewinds")
+@MUTANTS.plant("plain-none", (planner, "_intent"), rules="S1", plan="rewinds")
 def _intent_without_version(context: RestoreContext, change: SinkChange) -> SinkIntent:
     """A table without a change to undo is not checked again for output that was published after the plan."""
     then = None

@@ -13,8 +13,7 @@ from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.operator_state import OperatorListState, OperatorStateStore
-from stateflow.state.kinds.timer_index import TimerIndex
-from stateflow.state.kinds.timers import Timers
+from stateflow.state.kinds.timers import TimerIndex, Timers
 from stateflow.state.kinds.ttl import Ttl
 from tests.support.mutants.registry import Mutants
 

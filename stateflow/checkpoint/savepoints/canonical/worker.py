@@ -35,7 +35,7 @@ from stateflow.state.backends.canonical_file import CanonicalHeader, encode_file
 from stateflow.state.backends.entry_stream import EntryBlock, EntryColumns
 from stateflow.state.handles import Document, StateFile
 from stateflow.state.kinds.key_context import KEY_OFFSET
-from stateflow.state.kinds.state_registry import state_names
+from stateflow.state.kinds.keyed_state import state_names
 from stateflow.state.kinds.timers import TIMER_IDS
 from stateflow.storage import open_storage
 from stateflow.types.decoders import msgpack_decoder

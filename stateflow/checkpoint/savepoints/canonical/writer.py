@@ -18,8 +18,7 @@ from msgspec.structs import replace
 from stateflow import failpoints
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.clock import SystemClock
-from stateflow.config.settings import SavepointSettings
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings, SavepointSettings
 from stateflow.private_files import ScratchFolder, local_disk_errors, open_private
 from stateflow.state.backends import canonical_file
 from stateflow.state.backends.canonical_file import CanonicalHeader

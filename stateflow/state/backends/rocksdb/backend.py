@@ -45,7 +45,7 @@ from rocksdict import (
 
 from stateflow import failpoints
 from stateflow.clock import SystemClock
-from stateflow.config.state_settings import RocksDBSettings
+from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import CorruptFile, DamagedCopy, InternalError, StateflowError, StorageError
 from stateflow.private_files import make_new_folder
 from stateflow.state.backends.base import KeyedStateBackend, KeyedStateReader, Snapshot

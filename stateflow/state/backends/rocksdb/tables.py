@@ -32,7 +32,7 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from stateflow.config.state_settings import LARGEST_KEY, LARGEST_VALUE
+from stateflow.config.settings import LARGEST_KEY, LARGEST_VALUE
 from stateflow.state.backends.rocksdb.manifest import ByteReader
 
 KeyRange = tuple[bytes, bytes]

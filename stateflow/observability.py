@@ -1,10 +1,4 @@
-"""Metrics of a run: their definitions, recorders, and the export of metrics and spans.
-
-Names are Flink's, in snake case, where Flink has the metric. Metrics and spans go to a Prometheus endpoint on the
-loopback interface, or to an OTLP collector. A process that has its own OpenTelemetry providers (a program that embeds
-stateflow, or one started by ``opentelemetry-instrument``) keeps them; they receive all metrics and spans without any
-setting here.
-"""
+"""Logs, spans and metrics of a run, and what exports them."""
 
 from __future__ import annotations
 
@@ -13,18 +7,107 @@ import enum
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
 
 from opentelemetry import metrics, trace
 
 from stateflow.config.settings import TelemetrySettings
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, StateflowError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
+
+
+@dataclass(frozen=True)
+class LogContext:
+    """The run that this process works for, and its position.
+
+    Attributes:
+        run: id of the requester, or host and process id.
+        batch: ordinal of the newest barrier that the run has started to work towards; 0 before the first.
+        checkpoint: id of the newest checkpoint; 0 before the first.
+    """
+
+    job: str = ""
+    run: str = ""
+    generation: int = 0
+    batch: int = 0
+    checkpoint: int = 0
+
+
+class ContextFilter(logging.Filter):
+    """Adds the context of the process to each record: ``context`` as a dictionary, ``where`` as text."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.context = asdict(_context[0])
+        record.where = _to_text(_context[0])
+        return True
+
+
+def log_event(log: logging.Logger, level: int, event: str, *, text: str = "", **facts: object) -> None:
+    """Logs ``event name=value …``, with `event` and `facts` as attributes of the record for structured handlers.
+
+    Args:
+        text: replaces the message for human readers.
+    """
+    line = text or " ".join([event, *(f"{name}={_format_fact(value)}" for name, value in facts.items())])
+    log.log(level, "%s", line, extra={"event": event, "facts": facts})
+
+
+def _format_fact(value: object) -> str:
+    """Returns a fact as text; a dictionary as ``visits:12,late:3``."""
+    return ",".join(f"{k}:{v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+
+
+class _ContextFields(TypedDict, total=False):
+    job: str
+    run: str
+    generation: int
+    batch: int
+    checkpoint: int
+
+
+def set_log_context(**fields: Unpack[_ContextFields]) -> None:
+    """Sets fields of the process's `LogContext`, for the later records of all threads."""
+    _context[0] = replace(_context[0], **fields)
+
+
+# Of the process, not of a thread: background threads and libraries log for the same run.
+_context = [LogContext()]
+
+
+def _to_text(context: LogContext) -> str:
+    known = [f"{name}={value}" for name, value in asdict(context).items() if value]
+    return f" | {' '.join(known)}" if known else ""
+
+
+BATCH, CHECKPOINT, UPLOAD, RESTORE = "batch", "checkpoint", "upload", "restore"
+"""Names of the spans."""
+_TRACER = "stateflow"
+
+
+@contextmanager
+def span(name: str, **facts: str | int | float | bool) -> Iterator[None]:
+    """Records a span around the body; an exception sets its status to the error's code.
+
+    Args:
+        facts: attributes of the span, prefixed with ``stateflow.``. They must not contain credentials or row data.
+    """
+    attributes = {f"{_TRACER}.{key}": value for key, value in facts.items()}
+    tracer = trace.get_tracer(_TRACER)
+    with tracer.start_as_current_span(
+        name, attributes=attributes, record_exception=False, set_status_on_exception=False
+    ) as current:
+        try:
+            yield
+        except BaseException as e:
+            code = e.code if isinstance(e, StateflowError) else type(e).__name__
+            current.set_status(trace.StatusCode.ERROR, code)
+            raise
 
 
 class MetricKind(enum.Enum):

@@ -1,6 +1,0 @@
-"""Metrics, spans and log events.
-
-- `metrics`: definitions, recorders and exporters
-- `tracing`: spans
-- `logging`: log events with fields
-"""
