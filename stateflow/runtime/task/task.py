@@ -45,8 +45,7 @@ from stateflow.runtime.executor import (
     TaskSpec,
 )
 from stateflow.runtime.task import store_cache
-from stateflow.runtime.task.join_operators import JoinOperator, WindowJoinOperator
-from stateflow.runtime.task.keyed_operator import KeyedOperator
+from stateflow.runtime.task.keyed_operator import JoinOperator, KeyedOperator, WindowJoinOperator
 from stateflow.runtime.task.operator_runtime import InitialState
 from stateflow.runtime.task.operator_state import OperatorParts
 from stateflow.runtime.task.outputs import InputBarriers, Outputs, report_batch
