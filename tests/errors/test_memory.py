@@ -50,7 +50,7 @@ UNITS: list[tuple[Any, str]] = [
     (TypeNode, '{"kind":"","limits":{"aa":300},"parts":[{"kind":""}],"choices":["aa"]}'),
     (TypeSchema, '{"root":{"kind":""}}'),
     (ClassSchema, '{"name":"","fields":[{"name":"","type":{"kind":""}}]}'),
-    (StateSchema, '{"name":"","kind":"","value_type":"","type":{}}'),
+    (StateSchema, '{"name":"","kind":"","value_type":"","type":{"root":{"kind":""}}}'),
     (SubtaskState, '{"subtask":0,"first_group":0,"last_group":0,"snapshot":""}'),
     (Ancestry, '{"since":0,"restores":[{"seq":300,"base":300}]}'),
     (OperatorContent, "{}"),
