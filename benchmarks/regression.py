@@ -30,7 +30,7 @@ from benchmarks.cells import GOAL  # noqa: E402
 from benchmarks.data import Events, write_events  # noqa: E402
 from benchmarks.results import write_result  # noqa: E402
 
-KINDS = ("row", "vectorized", "micro-batch")
+KINDS = ("row", "vectorized", "columns", "micro-batch")
 WARM_UP = 40
 """Micro-batches before those that are measured."""
 MEASURE = """
@@ -77,7 +77,7 @@ class Sizes:
         batches: measured for the micro-batch interval.
     """
 
-    pairs: int = 6
+    pairs: int = 12
     events: int = 5_000_000
     batches: int = 120
 
