@@ -359,6 +359,7 @@ class SinkConformance:
     def test_missing_files_are_named(self, table: TableUnderTest, tmp_path: Path) -> None:
         files = [*table.write([1]), *table.write([2])]
         assert table.open().missing(files) == []
+        assert table.open().missing([msgspec.structs.replace(files[0], size=files[0].size + 1)]) == [files[0].path]
         self.remove(table, files[1], tmp_path)
         assert table.open().missing(files) == [files[1].path]
 
