@@ -143,7 +143,14 @@ def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
         builder = builder.config("spark.jars", ",".join([*jars, *JDBC_JARS]))
         session = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
     yield session
-    session.stop()
+    executors = session.sparkContext._jsc.sc().getExecutorMemoryStatus().size()
+    try:
+        # Later tests of the process would fail, minutes afterwards, and not say why.
+        assert executors == 1, (
+            "a test made Spark drop its executor, perhaps by deleting shuffle files: see the tests above"
+        )
+    finally:
+        session.stop()
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ _CHUNKS, _QUICK_CHUNKS = 8, 2
 """`make test` plays the quick chunks; `make test-all` and the scoreboard play all."""
 _SLICE = 4
 """`make test` plays one of so many histories of each directed search, `make test-all` all of them."""
+_SLOW = pytest.mark.slow(reason="thousands of histories more")
 _HISTORIES = {
     "mixed": 600,
     "rewinds": 1500,
@@ -115,13 +116,13 @@ _AT_LEAST: dict[str, dict[str, int]] = {
 
 
 @pytest.mark.parametrize(
-    "chunk", [*range(_QUICK_CHUNKS), *(pytest.param(n, marks=pytest.mark.slow) for n in range(_QUICK_CHUNKS, _CHUNKS))]
+    "chunk", [*range(_QUICK_CHUNKS), *(pytest.param(n, marks=_SLOW) for n in range(_QUICK_CHUNKS, _CHUNKS))]
 )
 def test_no_random_history_breaks_a_rule(chunk: int) -> None:
     _check("", range(chunk * _CHUNK, (chunk + 1) * _CHUNK), _AT_LEAST[""])
 
 
-@pytest.mark.parametrize("slices", [_SLICE, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("slices", [_SLICE, pytest.param(1, marks=_SLOW)])
 @pytest.mark.parametrize("plan", [name for name in PLANS if name])
 def test_no_directed_search_breaks_a_rule(plan: str, slices: int) -> None:
     # A rare situation can be rarer in a slice than in the whole.

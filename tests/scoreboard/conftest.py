@@ -40,7 +40,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     seeds = range(row.plays[tier]) if seed is None else [seed]
     params = [pytest.param(n, id=f"seed-{n}") for n in seeds]
     if seed is None:
-        slow = [pytest.mark.slow] if row.is_slow or row.on_spark else []
+        reason = f"plays up to {row.within} rounds until one finds the bug"
+        slow = [pytest.mark.slow(reason=reason)] if row.is_slow or row.on_spark else []
         params += [pytest.param(mutant, id=mutant, marks=slow) for mutant in row.mutants]
     metafunc.parametrize("rounds", params, indirect=True)
 

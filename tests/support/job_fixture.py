@@ -52,7 +52,8 @@ def mostly_slow(points: Iterable[Any], quick: Iterable[Any]) -> list[Any]:
     """Test parameters, or tuples of them, of which only the `quick` ones are part of ``make test``."""
     every, chosen = list(points), set(quick)
     assert chosen <= set(every)
-    marked = ((p, () if p in chosen else pytest.mark.slow) for p in every)
+    slow = pytest.mark.slow(reason="one of many kills, of which the quick ones show the kinds")
+    marked = ((p, () if p in chosen else slow) for p in every)
     return [pytest.param(*(p if isinstance(p, tuple) else (p,)), marks=marks) for p, marks in marked]
 
 

@@ -342,13 +342,13 @@ def test_state_equals_the_oracle_over_a_sample_of_histories() -> None:
     run_state_machine_as_test(EveryHistory, settings=settings(stateful_step_count=10))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="2,000 histories")
 def test_state_equals_the_oracle_over_thousands_of_histories() -> None:
     many = settings(max_examples=max(2_000, settings().max_examples), stateful_step_count=10)
     run_state_machine_as_test(EveryHistory, settings=many)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="up to 2,000 histories for each bug")
 @pytest.mark.parametrize("mistake", STATE)
 def test_the_histories_detect_each_planted_mistake(mistake: str) -> None:
     with planted(mistake), pytest.raises((AssertionError, StateflowError)):

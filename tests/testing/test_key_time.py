@@ -239,7 +239,7 @@ def test_a_key_sees_its_rows_and_timers_in_the_order_of_flink(history: History) 
     _check(history, MemoryStateBackend())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="1,200 histories")
 @settings(max_examples=max(1_200, settings().max_examples))
 @given(histories(), st.sampled_from([MemoryStateBackend()] * 19 + [RocksDBStateBackend()]))
 def test_many_histories_have_the_order_of_flink_in_all_backends(history: History, backend: StateBackend) -> None:
