@@ -54,7 +54,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def row_of(item: pytest.Item) -> Row | None:
-    """The row that a test plays, if any."""
     mark = item.get_closest_marker("row")
     return mark.args[0] if mark else None
 
@@ -66,7 +65,6 @@ def rounds(
     record_property: Callable[[str, object], None],
     caplog: pytest.LogCaptureFixture,
 ) -> Rounds:
-    """The rounds that a test of a row plays."""
     row = row_of(request.node)
     assert row is not None
     # Runs that lose log it, and there are thousands.
@@ -91,7 +89,6 @@ class Scoreboard:
         self._scores: dict[str, Score] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Adds the results of a test."""
         results: dict[str, Any] = dict(report.user_properties)
         if report.when == "call" and "row" in results:
             name, facts = results["row"]

@@ -62,13 +62,11 @@ Scores = Mapping[str, Score]
 
 
 def read(docs: Path) -> dict[str, Score]:
-    """The scores that are stored."""
     stored = docs / "scoreboard.json"
     return msgspec.json.decode(stored.read_bytes(), type=dict[str, Score]) if stored.exists() else {}
 
 
 def write(docs: Path, scores: Scores) -> None:
-    """Stores the scores and the page."""
     ordered = dict(sorted(scores.items(), key=lambda item: item[1].number))
     docs.mkdir(exist_ok=True)
     (docs / "scoreboard.json").write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=2) + b"\n")
@@ -81,7 +79,6 @@ def _brief(text: str) -> str:
 
 
 def headline(scores: Scores) -> str:
-    """One sentence."""
     kills = sum(score.injected for score in scores.values() if score.number in (2, 3, 4, 5))
     histories = sum(score.injected for score in scores.values() if score.number == 1)
     violations = sum(len(score.violations) for score in scores.values())
@@ -94,7 +91,6 @@ def headline(scores: Scores) -> str:
 
 
 def page(scores: Scores) -> str:
-    """The whole page."""
     violations = [f"- {name}: {text}" for name, score in scores.items() for text in score.violations]
     return "\n".join(
         [

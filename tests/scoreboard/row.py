@@ -60,7 +60,6 @@ class Row:
 
     @property
     def mutants(self) -> tuple[str, ...]:
-        """All planted bugs."""
         return (self.mutant, *self.more_mutants)
 
     def __call__(self, play: Play) -> Callable[[Rounds], None]:

@@ -27,13 +27,11 @@ class ServerFaults(Generic[J]):
     chain: Chain
 
     def kill_driver_at_any_time(self) -> int:
-        """Kills a driver at a random time."""
         run = self.job.start()
         kill_after(self.round_.rng.uniform(0.2, _SECONDS), run, self.chain.look)
         return int(self.end(run).code == KILLED)
 
     def publish_after_another(self, run: Running) -> int:
-        """Lets a driver that was stopped before it published continue after another one was run."""
         self.job.finish()
         run.resume()
         self.check_fenced(run)
@@ -45,7 +43,6 @@ class ServerFaults(Generic[J]):
         assert (late.code, late.error.code) == (3, "fenced"), str(late)
 
     def stopped(self, step: str, times: int) -> Running:
-        """Starts a driver, and returns when it has stopped itself at a step."""
         return self.job.start(f"{step}:{times}:stop").wait_stopped(self.chain.look)
 
     def end(self, run: Running) -> Ended:

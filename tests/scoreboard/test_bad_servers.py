@@ -177,8 +177,6 @@ class _Watch:
     highest: float = 0.0
 
     def wait(self, running: Running) -> Ended:
-        """Waits for the end of a command."""
-
         def look() -> None:
             found = unless_ended(lambda: psutil.Process(running.pid).memory_info().rss, 0)
             self.highest = max(self.highest, found / (1 << 20))

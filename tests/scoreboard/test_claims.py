@@ -72,7 +72,6 @@ class _Savepoint:
             assert own == self.files
 
     def check_at_rest(self) -> None:
-        """When each job has started since: folder and logs name the same owner, and no claim is half made."""
         self.check()
         assert self.claimed_by == [job.job_uuid for job in self.owners()]
         assert all(c["checkpoint"] for job in self.jobs for c in _claimed(job))

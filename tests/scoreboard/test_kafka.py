@@ -140,7 +140,6 @@ class _Faults(ServerFaults[KafkaJob]):
         return ended.err.count(_LOST)
 
     def cut_in_transaction(self) -> int:
-        """Cuts all connections while a transaction is not committed."""
         run = self._stopped(self.round_.rng.choice(_IN_TRANSACTION))
         cut = self.cluster.cut()
         run.resume()
@@ -148,7 +147,6 @@ class _Faults(ServerFaults[KafkaJob]):
         return cut
 
     def kill_broker_in_transaction(self) -> int:
-        """Kills a broker while a transaction is not committed; the driver finds it running again, or not."""
         run = self._stopped(self.round_.rng.choice(_IN_TRANSACTION))
         self.round_.rng.choice(self.cluster.nodes).kill()
         is_back = self.round_.rng.random() < 0.5
@@ -162,13 +160,11 @@ class _Faults(ServerFaults[KafkaJob]):
         return 1
 
     def kill_broker_at_rest(self) -> int:
-        """Kills all brokers after a run that succeeded."""
         self.job.finish()
         self.cluster.restart()
         return len(self.cluster.nodes)
 
     def fill_disk_in_transaction(self) -> int:
-        """Leaves little or no space to the brokers, from an open transaction to the end of the run."""
         self.job.deliver_more(_MANY_ROWS)
         run = self._stopped(self.round_.rng.choice(_IN_TRANSACTION))
         filler = fill(self.disk, leave=self.round_.rng.choice([0, 4096, self.round_.rng.randrange(20_000)]))

@@ -68,8 +68,6 @@ def _play(round_: Round, job: PostgresJob, server: Postgres) -> int:
 
 @dataclass
 class _Faults(ServerFaults[PostgresJob]):
-    """What fails in a round."""
-
     server: Postgres
 
     def kill_driver_at_step(self) -> int:
@@ -78,7 +76,6 @@ class _Faults(ServerFaults[PostgresJob]):
         return int(self.end(self.job.start(f"{step}:{self._times(step)}")).code == KILLED)
 
     def cut_in_transaction(self) -> int:
-        """Cuts the connection of a transaction that is not committed."""
         run = self._stopped("postgres.before-commit")
         cut = self.server.cut_connections()
         run.resume()
@@ -86,7 +83,6 @@ class _Faults(ServerFaults[PostgresJob]):
         return cut
 
     def kill_server_in_transaction(self) -> int:
-        """Kills the server while a transaction is not committed; the driver finds it running again, or not."""
         run = self._stopped("postgres.before-commit")
         self.server.kill()
         is_back = self.round_.rng.random() < 0.5
@@ -100,14 +96,12 @@ class _Faults(ServerFaults[PostgresJob]):
         return 1
 
     def kill_server_at_rest(self) -> int:
-        """Kills the server after a run that succeeded."""
         self.job.finish()
         self.server.kill()
         self.server.start()
         return 1
 
     def publish_late(self) -> int:
-        """Lets a driver publish that was stopped while another one was run."""
         return self.publish_after_another(self._stopped("publish.before"))
 
     def publish_at_once(self) -> int:

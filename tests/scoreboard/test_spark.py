@@ -47,7 +47,6 @@ def _settings(round_: Round) -> dict[str, object]:
 
 @contextmanager
 def _ended(job: FlightsJob) -> Iterator[None]:
-    """Ends all processes of a job."""
     try:
         yield
     finally:

@@ -40,7 +40,6 @@ def azure_server(folder: Path, container: str) -> Iterator[dict[str, str]]:
 
 
 def _signed(container: str) -> dict[str, str]:
-    """The headers of a request that creates a container."""
     date = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
     headers = {"x-ms-date": date, "x-ms-version": "2021-08-06"}
     named = "".join(f"{name}:{value}\n" for name, value in headers.items())

@@ -22,7 +22,6 @@ class Certificate:
 
 
 def certificate(folder: Path) -> Certificate:
-    """Creates a certificate for 127.0.0.1 and localhost."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     start = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)

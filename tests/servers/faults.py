@@ -67,8 +67,6 @@ def fault_proxy(upstream: str, faults: Faults, kind: type[ProxyHandler] | None =
 
 @dataclass(frozen=True)
 class ProxyAnswer:
-    """The answer of the server."""
-
     status: int
     headers: list[tuple[str, str]]
     body: bytes
@@ -117,7 +115,6 @@ class ProxyHandler(QuietHandler):
             self.send(answer)
 
     def forward(self, body: bytes) -> ProxyAnswer:
-        """Returns the answer of the server."""
         with contextlib.closing(http.client.HTTPConnection(self.upstream, timeout=60)) as connection:
             # The signature covers the host that the client knows.
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
@@ -128,7 +125,6 @@ class ProxyHandler(QuietHandler):
             return ProxyAnswer(found.status, found.getheaders(), found.read())
 
     def send(self, answer: ProxyAnswer) -> None:
-        """Sends an answer as it is."""
         self.head(answer)
         if self.command != "HEAD":
             self.wfile.write(answer.body)

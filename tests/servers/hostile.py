@@ -12,8 +12,6 @@ from typing import BinaryIO
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as it arrived."""
-
     line: str
     head: str
     body: bytes
@@ -41,7 +39,6 @@ class HostileServer:
 
     @property
     def host(self) -> str:
-        """Host and port."""
         return f"127.0.0.1:{self.port}"
 
 

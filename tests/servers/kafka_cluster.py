@@ -41,7 +41,6 @@ class KafkaNode:
 
     @property
     def log(self) -> Path:
-        """What it printed."""
         return self.properties.parent / "broker.log"
 
     @property
@@ -75,7 +74,6 @@ class KafkaCluster:
 
     @property
     def address(self) -> str:
-        """As ``bootstrap_servers``."""
         return ",".join(f"127.0.0.1:{node.proxy.port}" for node in self.nodes)
 
     @cached_property
@@ -95,7 +93,6 @@ class KafkaCluster:
         self._wait(self._is_whole, "all brokers and replicas")
 
     def restart(self) -> None:
-        """Kills all processes and starts them again."""
         for node in self.nodes:
             node.kill()
         self.start()

@@ -13,8 +13,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector(HTTPServer):
-    """Keeps the bodies of requests, by path."""
-
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.received: list[tuple[str, bytes]] = []
@@ -57,7 +55,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def otlp_collector() -> Iterator[Collector]:
-    """A collector that listens while the context is open."""
     server = Collector()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

@@ -57,7 +57,6 @@ class Postgres:
 
     @property
     def conninfo(self) -> str:
-        """How to connect, without the password."""
         return f"host=127.0.0.1 port={self.port} dbname=postgres user={_USER}"
 
     @property
@@ -67,7 +66,6 @@ class Postgres:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of clients."""
         return {"PGPASSWORD": self.password}
 
     def connect(self) -> psycopg.Connection[Any]:
@@ -81,13 +79,11 @@ class Postgres:
             return done.fetchall() if done.description else []
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        """All rows of a table."""
         with contextlib.closing(self.connect()) as connection:
             cursor = connection.cursor(row_factory=psycopg.rows.dict_row)
             return cursor.execute(f"SELECT * FROM {table}".encode()).fetchall()
 
     def start(self) -> None:
-        """Starts the server, and returns when it answers."""
         settings = [word for name, value in _SETTINGS.items() for word in ("-c", f"{name}={value}")]
         sockets = ["-c", f"unix_socket_directories={self.folder}"]
         command = [str(self.binaries / "postgres"), "-D", str(self.folder), "-p", str(self.port), *settings, *sockets]
@@ -106,7 +102,6 @@ class Postgres:
         psutil.wait_procs(family[1:], timeout=10)
 
     def stop(self) -> None:
-        """Ends all sessions, and the server."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -115,19 +110,16 @@ class Postgres:
                 self.kill()
 
     def sessions(self) -> list[int]:
-        """The processes that serve sinks."""
         found = self.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'stateflow'")
         return [pid for (pid,) in found]
 
     def waiting(self) -> int:
-        """The number of sessions of sinks that wait for a lock."""
         found = self.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'stateflow' AND wait_event_type = 'Lock'"
         )
         return int(found[0][0])
 
     def cut_connections(self) -> int:
-        """Ends all sessions of sinks; returns their number."""
         return sum(self.execute("SELECT pg_terminate_backend(%s)", pid)[0][0] for pid in self.sessions())
 
     def _wait(self) -> None:

@@ -32,14 +32,12 @@ def files_with(secret: str, folder: Path) -> list[str]:
 
 
 def free_port() -> int:
-    """A port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def options(**values: object) -> list[str]:
-    """Long options of a command line."""
     return [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
@@ -68,7 +66,6 @@ def running(
 
 @contextlib.contextmanager
 def s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
-    """An S3 server with one bucket; yields the environment variables of its clients."""
     port = free_port()
     (folder / "data" / bucket).mkdir(parents=True)
     command = [sys.executable, "-m", "tests.servers.s3", str(folder / "data"), str(port)]

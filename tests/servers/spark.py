@@ -33,7 +33,6 @@ class Cluster:
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def add_worker(self) -> None:
-        """Adds a worker with one core."""
         home = self.folder / f"worker-{len(self.workers)}"
         home.mkdir()
         given = options(cores=1, memory="1g", host="127.0.0.1", webui_port=0, work_dir=home)
@@ -43,7 +42,6 @@ class Cluster:
             self.workers.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=home))
 
     def executors(self) -> list[psutil.Process]:
-        """The processes that run tasks now."""
         return list(filter(_is_executor, _descendants(self.workers)))
 
     def kill_worker(self, number: int) -> None:
@@ -78,7 +76,6 @@ def spark_cluster(folder: Path, variables: Mapping[str, str] = {}, workers: int 
 
 
 def executor_of(task: psutil.Process) -> psutil.Process:
-    """The executor of a Python process of a task."""
     return next(filter(_is_executor, task.parents()))
 
 

@@ -100,7 +100,6 @@ def _shut(side: socket.socket) -> None:
 
 @contextlib.contextmanager
 def tcp_proxy(upstream: int) -> Iterator[TcpProxy]:
-    """A proxy in front of a port on loopback."""
     proxy = TcpProxy(upstream)
     try:
         yield proxy

@@ -79,23 +79,19 @@ class CliFixture:
         self.write(BUILD)
 
     def write(self, build: str, head: str = JOB) -> None:
-        """Writes the job file again, with this text after the classes."""
         self.job.write_text(head + textwrap.dedent(build))
 
     def run(self) -> RunResult:
-        """Runs the job in this process."""
         try:
             return run_job(RunRequest(self.job, self.root, (dict(self.settings),)))
         finally:
             store_cache.close_all()
 
     def command(self, *more: str) -> list[str]:
-        """The job as a command line."""
         sets = [part for name, value in self.settings.items() for part in ("--set", f"{name}={value}")]
         return ["run", str(self.job), "--job-root", self.root, *sets, *more]
 
     def state_files(self) -> list[Path]:
-        """Files of RocksDB in the job root."""
         return sorted(p for p in Path(self.root).glob("data/*/*/*") if p.suffix == ".sst")
 
     def on_disk(self) -> dict[str, str]:
@@ -116,7 +112,6 @@ def contents(folder: Path) -> dict[str, str]:
 def stateflow(
     arguments: Iterable[str], cwd: Path, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own."""
     root = str(Path(__file__).resolve().parents[2])
     given = {**os.environ, "PYTHONPATH": root, "PYTHONDONTWRITEBYTECODE": "1", **(environment or {})}
     command = [sys.executable, "-m", "stateflow", *arguments]

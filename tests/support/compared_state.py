@@ -141,15 +141,12 @@ class History:
         return {**changes, key: stored, _expiry_key(key, time): b""}
 
     def take(self) -> Taken:
-        """Takes a snapshot."""
         return taken_of(self.subtasks.snapshot(), self.values)
 
     def rescale(self, parallelism: int) -> Taken:
-        """Takes a snapshot and restores it at another parallelism."""
         return taken_of(self.subtasks.restored(parallelism), self.values)
 
     def compact(self) -> None:
-        """Compacts all stores."""
         for store in self.subtasks.stores:
             if isinstance(store, _Store):
                 store.native.flush()
@@ -160,7 +157,6 @@ class History:
 
 
 def taken_of(states: Sequence[SubtaskState], values: Values, groups: int = GROUPS) -> Taken:
-    """A snapshot of these subtasks."""
     operator = OperatorState(
         uid=UID, parallelism=len(states), key_types=["string"], key_names=["key"], states=STATES, subtasks=list(states)
     )
@@ -168,7 +164,6 @@ def taken_of(states: Sequence[SubtaskState], values: Values, groups: int = GROUP
 
 
 def canonical(storage: Storage, values: Values, groups: int = GROUPS) -> Taken:
-    """A canonical savepoint of values, in one file."""
     entries: dict[bytes, bytes] = {}
     for address, value in values.items():
         key = stored_key(address, groups)
@@ -199,14 +194,12 @@ def snapshot_of(storage: Storage, *operators: OperatorState, groups: int = GROUP
 
 
 def compared(storage: Storage, old: Taken, new: Taken, counts_all: bool = False) -> SnapshotDiff:
-    """What differs between two snapshots."""
     first = snapshot_of(storage, old.operator, groups=old.groups)
     second = snapshot_of(storage, new.operator, groups=new.groups, label=2)
     return compare(first, second, DiffOptions(counts_all=counts_all), ManualClock(next(_numbers)))
 
 
 def check_diff(found: SnapshotDiff, old: Values, new: Values) -> None:
-    """What was found is the difference of the dictionaries, in rows and in numbers."""
     expected = sorted(map(tuple, expected_rows(old, new)))
     assert found.changes is not None
     rows = [tuple(row.values()) for row in found.changes.read_all().drop_columns(["namespace"]).to_pylist()]
@@ -222,7 +215,6 @@ def check_diff(found: SnapshotDiff, old: Values, new: Values) -> None:
 
 
 def expected_rows(old: Values, new: Values) -> list[list[Any]]:
-    """The rows for the differences of two dictionaries."""
     rows = []
     for address in old.keys() | new.keys():
         before, after = old.get(address), new.get(address)

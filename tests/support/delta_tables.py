@@ -55,16 +55,12 @@ class Colour(enum.Enum):
 
 
 class Inner(msgspec.Struct):
-    """A class within a row."""
-
     number: int
     price: Price | None = None
     lasting: list[datetime.timedelta] = []
 
 
 class Every(msgspec.Struct, kw_only=True):
-    """A row with every type that a column can have."""
-
     id: int
     amount: float | None = None
     text: str | None = None
@@ -85,8 +81,6 @@ class Every(msgspec.Struct, kw_only=True):
 
 
 class Pair(msgspec.Struct):
-    """A row that needs no table feature."""
-
     id: int
     text: str | None = None
 
@@ -158,12 +152,10 @@ def ids(table: Path | str) -> list[int]:
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
-    """Everything below a folder."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def commit_elsewhere(table: Path | str, rows: list[Pair], application: str = "", token: int = 0) -> None:
-    """A commit of another application, through deltalake."""
     name = f"{SystemClock().new_id()}.parquet"
     pq.write_table(pa.Table.from_pylist([msgspec.structs.asdict(r) for r in rows]), Path(table) / name)
     opened = DeltaTable(str(table))
@@ -187,7 +179,6 @@ class Job:
         self.about = context(job=self.root.job.job_uuid)
 
     def commit(self, parent: Head, rows: list[Pair]) -> Head:
-        """A checkpoint that brings `rows`, not yet published."""
         ordinal = parent.entry.ordinal + 1
         files = write(self.sink, self.about, rows, Writing(parent.entry.generation, ordinal, 0, "a"))
         output = [PendingOutput(checkpoint_id=0, sink=self.about.uid, committables=files)]
@@ -197,7 +188,6 @@ class Job:
         return appended.head
 
     def publish(self, head: Head) -> list[PublishedOutput]:
-        """Publishes what is pending, oldest first, as the start of a run does."""
         known = head.entry.published.get(self.about.uid, PublishedOutput(table_id="", version=0, checkpoint_id=0))
         done = []
         for pending in pending_of(head):
@@ -227,7 +217,6 @@ class Process:
 
     @staticmethod
     def race(*processes: Process) -> list[tuple[int, str, str]]:
-        """Lets processes begin at once; returns their ends."""
         for process in processes:
             process.go()
         return [process.end() for process in processes]
@@ -237,7 +226,6 @@ class Process:
         self._input.flush()
 
     def stopped(self) -> None:
-        """Waits until the process has stopped itself."""
         _, status = os.waitpid(self._process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
 

@@ -50,7 +50,6 @@ class ReportedError:
 
 
 def reported_errors(text: str) -> list[ReportedError]:
-    """Returns the errors that a command printed, in their order."""
     return [
         ReportedError(code, {name: ast.literal_eval(value) for name, value in _FACT.findall(sentence)})
         for code, sentence in _REPORTED.findall(text)
@@ -58,6 +57,5 @@ def reported_errors(text: str) -> list[ReportedError]:
 
 
 def reported_error(text: str) -> ReportedError:
-    """Returns the only error that a command printed."""
     (found,) = reported_errors(text)
     return found

@@ -27,7 +27,6 @@ def visible(table: Path) -> list[Path]:
 
 
 def rows(table: Path) -> list[dict[str, Any]]:
-    """The visible rows."""
     return [row for path in visible(table) for row in _rows(table, path)]
 
 

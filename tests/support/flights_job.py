@@ -40,7 +40,6 @@ class FlightsJob(JobFixture):
 
     @property
     def input(self) -> Path:
-        """Where its files are."""
         return self.place or self.folder / "flights"
 
     def deliver(self, files: int) -> None:
@@ -55,7 +54,6 @@ class FlightsJob(JobFixture):
                 (folder / f".{path.name}").rename(path)
 
     def run_to(self, files: int, **settings: object) -> Ended:
-        """Delivers up to that many files, and runs until all are processed."""
         self.deliver(files)
         return self.finish(**settings)
 
@@ -64,18 +62,15 @@ class FlightsJob(JobFixture):
         return len(list(self.input.glob("[0-9]*.parquet")))
 
     def rows(self, table: str) -> list[Row]:
-        """The rows of a table."""
         return delta_rows(self.table(table))
 
     def check(self) -> None:
-        """What must hold at rest; a JVM may outlive its driver for a short time."""
         for process in self.processes:
             process.wait_family()
         self.check_results()
         self.check_clean()
 
     def check_results(self) -> None:
-        """Tables and state are what the oracle says; no row is stored twice."""
         wanted = expected(self.delivered)
         legs, routes = self.rows("legs"), self.rows("routes")
         assert Counter(r["number"] for r in legs) == Counter(range(self.delivered * _ROWS))
@@ -94,12 +89,10 @@ class FlightsJob(JobFixture):
         assert older == {}
 
     def leftovers(self) -> list[str]:
-        """Files of tasks that are not in the tables."""
         return [name for table in ("legs", "routes") for name in delta_leftovers(self.table(table))]
 
 
 def file_rows(file: int) -> list[Row]:
-    """The flights in one file."""
     rng = random.Random(file)
     return [
         {
@@ -114,7 +107,6 @@ def file_rows(file: int) -> list[Row]:
 
 
 def expected(files: int) -> Expected:
-    """The oracle: plain dictionaries, one file after another."""
     flights: Counter[str] = Counter()
     totals: dict[str, float] = {}
     batches: Counter[tuple[str, str]] = Counter()
@@ -141,7 +133,6 @@ def expected(files: int) -> Expected:
 
 
 def delta_rows(table: Path) -> list[Row]:
-    """The rows of the files that the newest version of a Delta table has."""
     return [row for uri in DeltaTable(table).file_uris() for row in pq.read_table(uri).to_pylist()]
 
 

@@ -10,7 +10,6 @@ from tests.support.root_files import Document
 
 
 def rows(table: Path) -> list[Document]:
-    """The published rows of a folder sink's table."""
     texts = [(table / "data" / name).read_text() for name in _paths(table)]
     return [json.loads(line) for text in texts for line in text.splitlines()]
 
@@ -27,19 +26,16 @@ def _paths(table: Path) -> list[str]:
 
 
 def tokens(table: Path) -> list[int]:
-    """The token of each version that published something."""
     versions = [json.loads(p.read_bytes()) for p in sorted((table / "versions").iterdir())]
     return [v["token"] for v in versions if v.get("paths")]
 
 
 def leftovers(table: Path) -> list[str]:
-    """Files in a folder sink's table that no version names."""
     named = {n for p in (table / "versions").iterdir() for n in json.loads(p.read_bytes()).get("paths", [])}
     return sorted(set(os.listdir(table / "data")) - named) if (table / "data").is_dir() else []
 
 
 def by_token(table: Path) -> dict[int, list[Document]]:
-    """The rows that were published with each token."""
     versions = [json.loads(p.read_bytes()) for p in sorted((table / "versions").iterdir())]
     found: dict[int, list[Document]] = {}
     for version in versions:

@@ -11,8 +11,6 @@ from tests.support.job_fixture import AccountsJob, Row
 
 @dataclass
 class FoldersJob(AccountsJob):
-    """The job without Spark; the totals of a Delta table are upserted."""
-
     job_name: str = "accounts_in_folders"
 
     @classmethod

@@ -84,6 +84,5 @@ def rekey(folder: Path) -> None:
 
 
 def check_manifest(folder: Path) -> None:
-    """Reads the manifest and checks the operator state."""
     manifest, _ = unseal((folder / "manifest").read_bytes(), Manifest, "manifest")
     check_parts(PosixStorage(folder / "root"), manifest.operators[0].parts)

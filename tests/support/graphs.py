@@ -51,8 +51,6 @@ class Nowhere(Sink):
 
 
 class Nothing(LocalSource):
-    """A source without rows."""
-
     def __init__(self, row_class: type[Any] = Row) -> None:
         self.schema = RowSchema.of(row_class)
 

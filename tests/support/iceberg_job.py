@@ -13,18 +13,14 @@ from tests.support.job_fixture import AccountsJob, Row
 
 @dataclass
 class IcebergJob(AccountsJob):
-    """The job without Spark, with tables in a catalog of its own."""
-
     job_name: str = "accounts_in_iceberg"
 
     @classmethod
     def create(cls, folder: Path) -> IcebergJob:
-        """A job with an empty catalog."""
         iceberg_tables.create_catalog(folder / "lake")
         return cls(folder=folder / "job", settings={"job__lake": str(folder / "lake")})
 
     def iceberg_table(self, name: str) -> Table:
-        """The table of a sink, as another client loads it."""
         lake = Path(str(self.settings["job__lake"]))
         return iceberg_tables.catalog_in(lake).load_table(f"db.{name}")
 

@@ -19,12 +19,10 @@ NAMESPACE = "db"
 
 
 def properties(folder: Path) -> dict[str, str]:
-    """Returns the properties of the catalog in a folder."""
     return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
 
 
 def create_catalog(folder: Path) -> Catalog:
-    """Creates a catalog with a namespace in a new folder."""
     folder.mkdir(parents=True)
     catalog = catalog_in(folder)
     catalog.create_namespace(NAMESPACE)
@@ -32,7 +30,6 @@ def create_catalog(folder: Path) -> Catalog:
 
 
 def catalog_in(folder: Path) -> Catalog:
-    """Returns the catalog in a folder."""
     return load_catalog("tests", **properties(folder))
 
 
@@ -43,7 +40,6 @@ def rows(table: Table) -> list[dict[str, Any]]:
 
 
 def expire_all_but_current(table: Table) -> None:
-    """Expires all snapshots of a table but the current one."""
     head = table.current_snapshot()
     assert head is not None
     old = [s.snapshot_id for s in table.snapshots() if s.snapshot_id != head.snapshot_id]
@@ -68,7 +64,6 @@ class IcebergTable(StagedSinkTable[IcebergSink]):
 
     @classmethod
     def existing(cls, folder: Path, row_class: type[Any], **settings: Any) -> IcebergTable:
-        """A table in the catalog of a folder."""
         name = f"{NAMESPACE}.t"
         sink = IcebergSink(name, catalog="tests", properties=properties(folder / "lake"), **settings)
         about = replace(delta_tables.context(row_class), storage=open_storage(str(folder / "root")))
@@ -82,7 +77,6 @@ class IcebergTable(StagedSinkTable[IcebergSink]):
 
     @property
     def table(self) -> Table:
-        """The table as another client loads it."""
         return catalog_in(self.folder / "lake").load_table(self.name)
 
     def rows(self) -> list[dict[str, Any]]:
@@ -93,13 +87,11 @@ class IcebergTable(StagedSinkTable[IcebergSink]):
         return [row["id"] for row in self.rows()]
 
     def append(self, first: int, count: int = 1) -> None:
-        """Another writer appends rows with `id` and `text`."""
         ids = range(first, first + count)
         columns = {"id": pa.array(ids, pa.int64()), "text": pa.array([f"row {i}" for i in ids], pa.string())}
         self.table.append(pa.table(columns))
 
     def data_files(self) -> set[str]:
-        """The names of all Parquet files of the table's folder."""
         return {path.name for path in (self.folder / "lake").rglob("*.parquet")}
 
     def table_exists(self) -> bool:

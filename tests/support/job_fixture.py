@@ -62,8 +62,6 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Expected:
-    """What tables and state must hold."""
-
     movements: list[Row]
     totals: list[Row]
     balances: dict[tuple[Any, ...], Any]
@@ -76,7 +74,6 @@ def second_time(point: str) -> str:
 
 
 def events(number: int) -> list[Row]:
-    """The first events of the one script that all tests use."""
     rng = random.Random(7)
     return [
         {
@@ -160,7 +157,6 @@ class JobFixture:
 
     @property
     def marker(self) -> Path:
-        """Created by a failpoint that was reached."""
         return self.folder / "reached"
 
     def table(self, name: str) -> Path:
@@ -170,17 +166,14 @@ class JobFixture:
 
     @property
     def head(self) -> root_files.Entry:
-        """The newest log entry."""
         return root_files.head(self.root)
 
     @property
     def manifest(self) -> root_files.Document:
-        """The manifest that the newest log entry names."""
         return root_files.read_manifest(self.root, self.head.doc["manifest"])
 
     @property
     def commits(self) -> list[root_files.Entry]:
-        """The COMMIT entries that are kept, in order."""
         return [e for e in root_files.kept_entries(self.root) if e.doc["kind"] == "commit"]
 
     def commit_at(self, position: int) -> root_files.Entry:
@@ -189,7 +182,6 @@ class JobFixture:
 
     @property
     def savepoints(self) -> dict[str, root_files.Document]:
-        """The complete savepoints in the job root, by name."""
         return root_files.savepoints(self.root)
 
     @property
@@ -197,7 +189,6 @@ class JobFixture:
         return str(root_files.unsealed((self.root / "FORMAT").read_bytes())[0]["job_uuid"])
 
     def records(self, kind: str) -> list[root_files.Document]:
-        """The records of one kind in the history."""
         return [r for r in root_files.history(self.root) if r.get("kind") == kind]
 
     # -- running ------------------------------------------------------------------------------------------------------
@@ -217,11 +208,9 @@ class JobFixture:
         return self._start(launcher or self.launcher, arguments, self._environment(failpoint), output)
 
     def run(self, failpoint: str = "", **settings: Any) -> Ended:
-        """Starts a run and waits for its end."""
         return self.start(failpoint, **settings).wait()
 
     def finish(self, **settings: Any) -> Ended:
-        """A run that must succeed."""
         return self.run(**settings).check()
 
     def reach(self, failpoint: str, code: int = KILLED, **settings: Any) -> None:
@@ -236,11 +225,9 @@ class JobFixture:
         return str(JOBS / f"{self.job_name}.py")
 
     def command(self, *arguments: str, failpoint: str = "", with_job: bool = False) -> Ended:
-        """Another command on the same job root."""
         return self.begin(*arguments, failpoint=failpoint, with_job=with_job).wait()
 
     def create_savepoint(self, name: str, *more: str, with_job: bool = False) -> root_files.Document:
-        """Creates a savepoint; returns the report."""
         created = self.command("savepoint", "create", "--name", name, "--json", *more, with_job=with_job)
         report: root_files.Document = created.check().document
         return report
@@ -295,7 +282,6 @@ class JobFixture:
         assert (dry["files"], dry["unknown"]) == (0, []), dry
 
     def end_all(self) -> None:
-        """Kills what still runs."""
         for process in self.processes:
             process.kill()
 
@@ -322,8 +308,6 @@ class JobFixture:
 
 
 class AccountsJob(JobFixture):
-    """The job without Spark."""
-
     @property
     def upserts_totals(self) -> bool:
         """Whether the newest total of a shop replaces the one before."""
@@ -341,12 +325,10 @@ class AccountsJob(JobFixture):
         (self.folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def run_to(self, rows: int, **settings: object) -> Ended:
-        """Delivers up to that many events, and runs until all are processed."""
         self.deliver(rows)
         return self.finish(**settings)
 
     def deliver_more(self, rows: int) -> None:
-        """Makes the script longer by so many events."""
         self.deliver(len(self.delivered) + rows)
 
     def kill_at(self, stop: str, **settings: object) -> None:
@@ -371,12 +353,10 @@ class AccountsJob(JobFixture):
         return [line for line in lines if "number" in line]
 
     def requested(self) -> list[tuple[int, int]]:
-        """Every slice that the source was asked for."""
         path = self.folder / "ledger.jsonl"
         return [(a, b) for a, b in map(json.loads, path.read_text().splitlines())] if path.exists() else []
 
     def rows(self, table: str) -> list[Row]:
-        """The rows of a table."""
         return folder_tables.rows(self.table(table))
 
     def lose_output(self, table: str = "movements") -> root_files.Entry:
@@ -386,12 +366,10 @@ class AccountsJob(JobFixture):
         return newest
 
     def check(self) -> None:
-        """Results are right, and one collection leaves no garbage."""
         self.check_results()
         self.check_clean()
 
     def check_results(self) -> None:
-        """Tables and state are what the oracle says; no row is stored twice."""
         self.check_tables()
         wanted = expected(self.delivered)
         assert stored_state.read_state(self.root, "balances") == wanted.balances
@@ -400,7 +378,6 @@ class AccountsJob(JobFixture):
         assert newest.position == len(self.delivered)
 
     def check_tables(self) -> None:
-        """Tables are what the oracle says; no row is stored twice."""
         wanted = expected(self.delivered)
         newest = {row["shop"]: row for row in wanted.totals}
         assert multiset(self.rows("movements")) == multiset(wanted.movements)

@@ -14,14 +14,11 @@ from tests.support.kafka_records import committed
 
 @dataclass
 class KafkaJob(AccountsJob):
-    """The job without Spark, with two topics of a cluster."""
-
     job_name: str = "accounts_in_kafka"
     cluster: KafkaCluster | None = None
 
     @classmethod
     def create(cls, cluster: KafkaCluster, **more: Any) -> KafkaJob:
-        """A job with empty topics; further arguments as for `JobFixture`."""
         for topic in ("movements", "totals"):
             cluster.create(topic)
         settings = {"job__brokers": cluster.address, **more.pop("settings", {})}
@@ -32,7 +29,6 @@ class KafkaJob(AccountsJob):
         return [json.loads(message.value() or b"") for message in committed(self.cluster.address, table)]
 
     def check_visible(self) -> None:
-        """No row is visible twice, or before the COMMIT of its checkpoint."""
         logged = expected(self.delivered[: self.head.position])
         for table, wanted in (("movements", logged.movements), ("totals", logged.totals)):
             extra = multiset(self.rows(table)) - multiset(wanted)

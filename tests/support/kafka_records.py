@@ -8,7 +8,6 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 
 def committed(address: str, topic: str) -> list[Message]:
-    """All committed records of a topic's two partitions."""
     consumer = Consumer(
         {
             "bootstrap.servers": address,

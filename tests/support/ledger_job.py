@@ -13,8 +13,6 @@ from tests.support.ledgers import entry, write
 
 
 class LedgerJob(ModuleJob):
-    """A job that reads ledgers in a folder; it keeps what was written to them."""
-
     def __init__(self, folder: Path, **settings: object) -> None:
         self.sent: list[dict[str, Any]] = []
         super().__init__(folder, job_module, parallelism=2, **settings)  # type: ignore[arg-type]
@@ -28,7 +26,6 @@ class LedgerJob(ModuleJob):
         return folder_tables.rows(self.folder / name)
 
     def check_rows(self) -> None:
-        """Each entry was read once, and the counts are those of all entries."""
         assert sorted(self.table_rows("entries"), key=lambda row: row["number"]) == self.sent
         totals = Counter(row["account"] for row in self.sent)
         counts = Counter((row["account"], row["count"]) for row in self.table_rows("counts") if row["count"] > 0)

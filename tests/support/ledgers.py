@@ -58,7 +58,6 @@ class Ledgers(PartitionedSource):
 
 
 def write(folder: Path, name: str, *entries: Mapping[str, object] | str) -> None:
-    """Appends entries, or lines as they are, to a partition."""
     folder.mkdir(exist_ok=True)
     with (folder / f"{name}.jsonl").open("a") as file:
         file.writelines((entry if isinstance(entry, str) else json.dumps(entry)) + "\n" for entry in entries)

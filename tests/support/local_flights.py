@@ -73,7 +73,6 @@ def stage(folder: Path) -> list[Path]:
 
 
 def rows_of(file: Path) -> list[Row]:
-    """The flights of a file; those whose aircraft is not known share one key."""
     return [{**row, "tailnum": row["tailnum"] or "UNKNOWN"} for row in pq.read_table(file).to_pylist()]
 
 

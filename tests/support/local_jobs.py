@@ -59,7 +59,6 @@ class LocalJobs:
         self.recorder: Recorder = NullRecorder()
 
     def prepare(self, build: Build, executor: Executor | None = None, **settings: Any) -> JobRun:
-        """Returns a run that is not started."""
         given = {name.replace("__", "."): str(value) for name, value in {**self.settings, **settings}.items()}
         env, resolved = declare(build, "job", (given,))
         job = create_or_open_job(env.graph, resolved, self.storage, self.clock)
@@ -83,7 +82,6 @@ class LocalJobs:
         return self.reason
 
     def run(self, build: Build, **settings: Any) -> str:
-        """Runs a job until it ends; returns why it ended."""
         return self.execute(self.prepare(build, **settings))
 
     def apply(self, rows: Sequence[Any], operators: Callable[[Any], Any], **settings: Any) -> str:

@@ -12,7 +12,6 @@ from tests.support.local_jobs import Build, LocalJobs
 
 
 def prepared_job(jobs: LocalJobs, build: Build) -> Job:
-    """A job whose run is not started."""
     return jobs.prepare(build).job
 
 
@@ -24,7 +23,6 @@ def plan_restore(jobs: LocalJobs, build: Build, *maps: str, target: str = "lates
 
 
 def restore(jobs: LocalJobs, build: Build, *maps: str, **more: Any) -> RestorePlan:
-    """Plans and executes a restore, and runs the job."""
     plan = plan_restore(jobs, build, *maps, **more)
     execute_plan(prepared_job(jobs, build), plan, RestoreRequest(f"restore-{plan.digest}"))
     jobs.run(build)

@@ -20,7 +20,6 @@ class MemoryPeak:
         self._before = _status("VmRSS")
 
     def bytes(self) -> int:
-        """The peak so far, in bytes beyond the memory at the creation."""
         return _status("VmHWM") - self._before
 
 

@@ -175,8 +175,6 @@ class EveryState(KeyedProcessFunction[Row, Seen], CheckpointedFunction):
 
 
 class Rates(KeyedBroadcastProcessFunction[Row, Row, Seen]):
-    """Keeps the sum of the values of each name in broadcast state."""
-
     rates = MapStateDescriptor("rates", str, int)
 
     def process_broadcast_element(self, row: Row, ctx: Context) -> None:
@@ -217,16 +215,12 @@ def group_of(key: Key, groups: int) -> int:
 
 @dataclass
 class Brief:
-    """A value with a time to live."""
-
     value: Any
     since: timedelta
 
 
 @dataclass
 class OneKey:
-    """Everything of one key."""
-
     one: int | None = None
     tags: dict[str, set[int]] = field(default_factory=dict)
     items: list[int] = field(default_factory=list)
@@ -237,7 +231,6 @@ class OneKey:
     brief_entries: dict[str, Brief] = field(default_factory=dict)
 
     def apply(self, row: Row, now: timedelta) -> None:
-        """Changes the state as a row does."""
         brief = Brief(row.value, now)
         match row.action:
             case "update":
@@ -258,15 +251,12 @@ class OneKey:
 
 @dataclass
 class Expected:
-    """The state that the job must have, in plain dictionaries."""
-
     keys: dict[Key, OneKey] = field(default_factory=dict)
     timers: set[tuple[Key, str]] = field(default_factory=set)
     collected: list[Row] = field(default_factory=list)
     rates: Counter[str] = field(default_factory=Counter)
 
     def apply(self, rows: Iterable[Row], now: timedelta) -> None:
-        """Changes the state as a batch of rows at a processing time does."""
         for row in rows:
             self.keys.setdefault(row.place, OneKey()).apply(row, now)
             match row.action:
@@ -282,7 +272,6 @@ class Expected:
                     self.rates[row.name] += row.value
 
     def seen(self, key: Key, now: timedelta) -> dict[str, Any]:
-        """What the job must emit for a key at a processing time."""
         of = self.keys.get(key, OneKey())
 
         def lives(brief: Brief | None) -> bool:

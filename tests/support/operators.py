@@ -64,7 +64,6 @@ def chain_of(function: KeyedFunction[Any], row_class: type[Any] = Row, output: t
 
 
 def task_info(batch: int = 1) -> TaskInfo:
-    """Batches are a second apart."""
     return TaskInfo("op", 0, 1, MAX_PARALLELISM, NOW + datetime.timedelta(seconds=batch), batch)
 
 

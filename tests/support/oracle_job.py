@@ -33,7 +33,6 @@ class OracleJob(JobFixture, ABC):
         """Makes the script that many rows long."""
 
     def deliver_more(self, rows: int) -> None:
-        """Makes the script longer by so many rows."""
         self.delivered += rows
         self.deliver(self.delivered)
 
@@ -53,7 +52,6 @@ class OracleJob(JobFixture, ABC):
             assert found[name] == rows or (name not in self.complete and not drained and found[name] <= rows), name
 
     def waiting(self) -> set[str]:
-        """The tables that do not have every result yet."""
         found = self.found()
         return {name for name, rows in self.wanted().items() if found[name] != rows}
 

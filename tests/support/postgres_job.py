@@ -12,8 +12,6 @@ from tests.support.job_fixture import AccountsJob, Row
 
 @dataclass
 class PostgresJob(AccountsJob):
-    """The job without Spark, with tables in one schema of a server."""
-
     job_name: str = "accounts_in_postgres"
     server: Postgres | None = None
     schema: str = "public"
@@ -34,7 +32,6 @@ class PostgresJob(AccountsJob):
         return self.server.rows(f"{self.schema}.{table}")
 
     def tokens(self) -> dict[str, int]:
-        """The token of each sink, by uid."""
         assert self.server is not None
         found = self.server.execute(
             f"SELECT split_part(application, '/', 2), token FROM {self.schema}.stateflow_tokens WHERE application <> ''"

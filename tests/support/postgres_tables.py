@@ -19,8 +19,6 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class PostgresTable(StagedSinkTable[PostgresSink]):
-    """A table of a server."""
-
     server: Postgres
 
     @classmethod
@@ -36,7 +34,6 @@ class PostgresTable(StagedSinkTable[PostgresSink]):
         return cls(name, sink, about, server)
 
     def rows(self, *order: str) -> list[dict[str, Any]]:
-        """The rows, as another client sees them."""
         found = self.server.rows(self.name)
         return sorted(found, key=lambda row: [row[name] for name in order])
 

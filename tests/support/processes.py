@@ -67,14 +67,12 @@ class Ended:
 
     @property
     def error(self) -> ReportedError:
-        """The only error that it reported."""
         found = reported_errors(self.err)
         assert len(found) == 1, str(self)
         return found[0]
 
     @property
     def document(self) -> Any:
-        """The JSON that it printed."""
         return json.loads(self.out)
 
     def check(self) -> Ended:
@@ -109,8 +107,6 @@ class Running:
         self._looked = 0.0
 
     def wait(self, each: Callable[[], object] = lambda: None, seconds: float = DEADLINE) -> Ended:
-        """Waits for the end; calls `each` periodically."""
-
         def ended() -> bool:
             each()
             return self.poll() is not None
@@ -132,7 +128,6 @@ class Running:
         return self
 
     def resume(self) -> Self:
-        """Lets a stopped process continue."""
         os.kill(self.pid, signal.SIGCONT)
         return self
 
@@ -163,7 +158,6 @@ class Running:
 
     @property
     def errors(self) -> str:
-        """What it wrote to standard error so far."""
         return self._text("err")
 
     def count(self, event: str) -> int:
@@ -207,7 +201,6 @@ def spawn(launch: Launch) -> Running:
 
 
 def unless_ended(look: Callable[[], Any], default: Any) -> Any:
-    """What is to be seen of a process; `default` if it has ended."""
     try:
         return look()
     except psutil.NoSuchProcess:

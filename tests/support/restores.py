@@ -36,7 +36,6 @@ def begin(job: JobFixture, *more: str, failpoint: str = "") -> Running:
 
 
 def go_back(job: JobFixture, target: str, *more: str) -> dict[str, Any]:
-    """Plans and executes; returns the plan."""
     planned = plan(job, target, *more)
     execute(job).check()
     return planned
@@ -52,7 +51,6 @@ def continue_past_savepoint(job: AccountsJob, at: int, until: int) -> AccountsJo
 
 
 def plan_file(job: JobFixture) -> Path:
-    """Where the newest plan is."""
     return job.folder / "plan.json"
 
 

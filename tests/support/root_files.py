@@ -17,8 +17,6 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class Entry:
-    """A log entry and its hash."""
-
     seq: int
     sha256: str
     doc: Document
@@ -44,7 +42,6 @@ class Entry:
 
     @property
     def pending(self) -> dict[str, list[str]]:
-        """Paths of unpublished files, by sink."""
         result: dict[str, list[str]] = {}
         for output in self.doc["pending"]:
             result.setdefault(output["sink"], []).extend(c["path"] for c in output["committables"])
@@ -69,7 +66,6 @@ def sealed(document: Document) -> bytes:
 
 
 def handle_of(root: Path, path: Path) -> Document:
-    """The handle of a stored file as it is now."""
     data = path.read_bytes()
     return {"key": str(path.relative_to(root)), "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
@@ -90,7 +86,6 @@ def read_entry(path: Path) -> Entry:
 
 
 def entries(root: Path) -> list[Entry]:
-    """All entries that there are, in order."""
     found = []
     for path in _entry_paths(root):
         with contextlib.suppress(FileNotFoundError):  # collected meanwhile
@@ -108,7 +103,6 @@ def newest_seq(root: Path) -> int:
 
 
 def head(root: Path) -> Entry:
-    """The newest entry."""
     return entries(root)[-1]
 
 
@@ -127,7 +121,6 @@ def _read(folder: Path, handle: Document) -> bytes:
 
 
 def retained(root: Path, doc: Document) -> list[Document]:
-    """References to the checkpoints that an entry retains, oldest first: its own, and those in segments."""
     found, link, newest = list(doc["retained"]), doc.get("retained_before"), doc["seq"]
     while link and min(newest, link["newest"]) >= doc["oldest_retained"]:
         newest = min(newest, link["newest"])
@@ -138,7 +131,6 @@ def retained(root: Path, doc: Document) -> list[Document]:
 
 
 def kept_refs(root: Path) -> list[Document]:
-    """References to all checkpoints that the head keeps, in order."""
     newest = head(root)
     refs = {r["id"]: r for r in retained(root, newest.doc)}
     refs |= {p["checkpoint"]["id"]: p["checkpoint"] for p in newest.doc["pinned"]}
@@ -222,7 +214,6 @@ def claims(folder: Path) -> list[tuple[str, str, int]]:
 
 
 def handles(manifest: Document) -> Iterator[Document]:
-    """Handles of all files that a manifest names."""
     for operator in manifest["operators"]:
         for subtask in operator["subtasks"]:
             yield from (f["handle"] for f in subtask["files"])
@@ -231,7 +222,6 @@ def handles(manifest: Document) -> Iterator[Document]:
 
 
 def files_below(folder: Path) -> dict[str, Path]:
-    """Every file below a folder, by its path from there."""
     return {str(p.relative_to(folder)): p for p in sorted(folder.rglob("*")) if not p.is_dir() and _is_object(p)}
 
 
@@ -251,7 +241,6 @@ def digests(*folders: Path) -> dict[str, str]:
 
 
 def check_hashes(root: Path) -> None:
-    """Everything that the head needs exists, to the bit."""
     for key, (size, digest) in live_files(root).items():
         _read(root, {"key": key, "size": size, "sha256": digest})
 
@@ -294,8 +283,6 @@ def check_history_index(root: Path) -> None:
 
 
 class Chain:
-    """Collects log entries while they exist, and checks that they are one chain."""
-
     def __init__(self, root: Path) -> None:
         self._root = root
         self.seen: dict[int, Entry] = {}

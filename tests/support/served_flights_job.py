@@ -17,8 +17,6 @@ from tests.support.processes import spawn
 
 @dataclass
 class ServedFlightsJob(FlightsJob):
-    """The job on Spark, with a topic of a cluster and a table of a server."""
-
     cluster: KafkaCluster | None = None
     server: Postgres | None = None
 
@@ -26,7 +24,6 @@ class ServedFlightsJob(FlightsJob):
     def create(
         cls, folder: Path, settings: Mapping[str, object], cluster: KafkaCluster, server: Postgres
     ) -> ServedFlightsJob:
-        """A job with an empty topic, and without a table yet."""
         cluster.create("legs")
         return cls(
             folder,

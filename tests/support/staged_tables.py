@@ -30,12 +30,10 @@ class StagedSinkTable(Generic[S]):
     about: SinkContext
 
     def prepare(self) -> Self:
-        """Creates the table, or checks it."""
         self.sink.prepare(self.about)
         return self
 
     def stage(self, ordinal: int, *parts: Iterable[msgspec.Struct]) -> list[Committable]:
-        """The rows that subtasks stage for a checkpoint."""
         files: list[Committable] = []
         for subtask, part in enumerate(parts):
             writing = Writing(1, ordinal, subtask, SystemClock().new_id())
@@ -43,7 +41,6 @@ class StagedSinkTable(Generic[S]):
         return files
 
     def put(self, token: int, *parts: Iterable[msgspec.Struct]) -> None:
-        """Stages and publishes a checkpoint."""
         assert self.sink.open_table(self.about).commit(token, self.stage(token, *parts)) is not None
 
     @property

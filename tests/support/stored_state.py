@@ -68,7 +68,6 @@ def state_id(name: str) -> bytes:
 
 
 def stored_entries(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes]]:
-    """The entries of a subtask: encoded keys and values. `root` is that of its files' keys."""
     if subtask["inline"] is not None:
         yield from _entries(base64.b64decode(subtask["inline"]))
     elif [f["local_name"] for f in subtask["files"]] == ["entries"]:
@@ -84,7 +83,6 @@ def stored_entries(root: Path, subtask: Document) -> Iterator[tuple[bytes, bytes
 
 
 def content_of(root: Path, file: Document) -> bytes:
-    """The bytes of a file of a subtask, which may be a part of a stored file."""
     data: bytes = (root / file["handle"]["key"]).read_bytes()
     return data[file["part"]["offset"] :][: file["part"]["size"]] if file["part"] else data
 

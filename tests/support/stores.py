@@ -33,8 +33,6 @@ class StoreFixture(ABC):
 
 
 class DictStoreFixture(StoreFixture):
-    """Dictionaries; their snapshot is a copy."""
-
     def new(self) -> KeyedStateBackend:
         return DictBackend()
 
@@ -68,11 +66,9 @@ class RocksStoreFixture(StoreFixture):
         return RocksDBBackend(self.folder / f"store-{number}", self.cache(host), base_of(base), self.settings)
 
     def cache(self, host: str = "host") -> HostCache:
-        """The cache of immutable files on a host."""
         return HostCache.direct(self.folder / host, self.storage, ManualClock(next(self._numbers)))
 
     def snapshot_of(self, entries: Mapping[bytes, bytes]) -> Snapshot:
-        """A snapshot of a new store with the entries."""
         store = self.new()
         store.write(dict(entries))
         taken = store.snapshot(self.prefix())
@@ -80,7 +76,6 @@ class RocksStoreFixture(StoreFixture):
         return taken
 
     def prefix(self) -> str:
-        """A name for the files of a snapshot that is not used yet."""
         return f"data/{1:020d}/{next(self._numbers):010d}-attempt/op-0-"
 
 
@@ -132,7 +127,6 @@ class CountingStore(KeyedStateBackend):
 
     @property
     def reads(self) -> int:
-        """How often it was asked for anything that it holds."""
         return self.gets + self.multi_gets + self.scans
 
     def _count(self, entry: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
@@ -146,5 +140,4 @@ def address(key: object) -> tuple[bytes, bytes]:
 
 
 def set_key(state: KeyedState, key: object) -> None:
-    """Makes `key` current."""
     state.set_key(*address(key))

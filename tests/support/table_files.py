@@ -29,7 +29,6 @@ _FOOTER_CHECKSUM, _BASE_CONTEXT, _METAINDEX_SIZE = 5, 9, 13
 
 
 def store_options(compression: DBCompressionType) -> Options:
-    """The options of a small store."""
     options = rocksdb_options(RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20))
     options.set_compression_type(compression)
     return options
@@ -100,17 +99,14 @@ class ForgedTable:
         self.blocks = [*self._find_blocks()]
 
     def copied(self) -> ForgedTable:
-        """A table whose bytes change apart from those of this one."""
         other = copy.copy(self)
         other.data = bytearray(self.data)
         return other
 
     def block(self, kind: str) -> Block:
-        """The first block of a kind: data, index, properties, range_del or metaindex."""
         return next(block for block in self.blocks if block.kind.removeprefix("rocksdb.") == kind)
 
     def properties(self) -> dict[bytes, bytes]:
-        """The properties of the file."""
         return dict(entries_of(self._content(self.block("properties"))))
 
     def change(self, block: Block, at: int, data: bytes) -> None:
@@ -118,7 +114,6 @@ class ForgedTable:
         self.data[block.offset + at : block.offset + at + len(data)] = data
 
     def sealed(self) -> bytes:
-        """The bytes with the checksums that RocksDB expects."""
         for block in self.blocks:
             end = block.offset + block.size
             self._put(end + 1, self._checksum(block.offset, end + 1))

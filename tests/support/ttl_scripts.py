@@ -47,8 +47,6 @@ TTLS: dict[str, StateTtlConfig | None] = {
 
 @dataclass(frozen=True)
 class Kind:
-    """One entry of a kind of state, seen as a number."""
-
     declare: Callable[[KeyedState, StateTtlConfig | None], Any]
     write: Callable[[Any, int], object]
     read: Callable[[Any], int | None]
@@ -125,7 +123,6 @@ class Life:
 
     @property
     def entries(self) -> list[bytes]:
-        """Stored keys."""
         return [key for key, _ in self.store.inside.scan(b"")]
 
     def play(self, script: str, **ttls: StateTtlConfig) -> None:

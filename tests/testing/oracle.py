@@ -84,7 +84,6 @@ class Oracle:
     # -- restores -----------------------------------------------------------------------------------------------
 
     def rescale(self, parallelism: int) -> None:
-        """Continues with another number of subtasks."""
         if parallelism != self.parallelism:
             self.homes.clear()
         self.parallelism = parallelism
@@ -379,7 +378,6 @@ class Oracle:
         reader._do((key, namespace), name, verb, [], result)
 
     def check_hashes(self, found: Iterable[StateEntry]) -> None:
-        """Checks all stored entries, which may include expired ones."""
         stored: dict[StateKey, list[Any]] = defaultdict(list)
         for each in found:
             value = "+".join(each.value) if each.state == "aggregating" else each.value
@@ -397,12 +395,10 @@ class Oracle:
         assert not stored, f"stored without being written: {stored}"
 
     def check_timers(self, found: Iterable[PendingTimer]) -> None:
-        """Checks the pending timers."""
         stored = Counter((t.key, t.namespace, t.domain.value, t.time) for t in found)
         assert stored == Counter((*scope, *timer) for scope, of in self.timers.items() for timer in of)
 
     def check_operator_state(self, split: list[list[str]], union: list[list[str]], rules: dict[str, int]) -> None:
-        """Checks operator state; until a batch has run at another parallelism, it has the subtasks before."""
         assert split == self.split if len(split) == len(self.split) else _flat(split) == _flat(self.split)
         assert sorted(_flat(union)) == sorted(_flat(self.union))
         assert rules == self.rules

@@ -106,8 +106,6 @@ passing = st.tuples(durations, st.just(0)) | st.tuples(st.just(0), durations) | 
 
 @dataclass(frozen=True)
 class Kept:
-    """A snapshot, and the oracle of its state."""
-
     snapshot: HarnessSnapshot
     oracle: Oracle
 
@@ -320,7 +318,6 @@ def test_restores_at_another_parallelism_and_back_change_no_operator_state() -> 
 
 
 def _late_timers() -> None:
-    """Histories in which a timer writes state that a row of its key has written at a later time."""
     ttl = StateTtlConfig(
         timedelta(milliseconds=30), ttl_time_characteristic=StateTtlConfig.TtlTimeCharacteristic.EventTime
     )

@@ -79,8 +79,6 @@ class RunningTotal(KeyedProcessFunction[Payment, Total]):
 
 
 class Reminder(KeyedProcessFunction[Payment, Total]):
-    """Sets timers of both domains."""
-
     def process_element(self, row: Payment, ctx: Context) -> None:
         ctx.timer_service().register_event_time_timer(row.at)
         ctx.timer_service().register_processing_time_timer(row.at + 1000)

@@ -26,8 +26,6 @@ from stateflow.testing.sources import Crash, Pause, ScriptedSource
 
 
 class Event(msgspec.Struct):
-    """Money that moves."""
-
     number: int
     account: str
     shop: str
@@ -35,8 +33,6 @@ class Event(msgspec.Struct):
 
 
 class Movement(msgspec.Struct):
-    """An event, and what its account was like after it."""
-
     number: int
     account: str
     shop: str
@@ -47,8 +43,6 @@ class Movement(msgspec.Struct):
 
 
 class Total(msgspec.Struct):
-    """What a shop was like at the end of a batch in which something happened there."""
-
     shop: str
     batch: int
     turnover: int
@@ -56,15 +50,11 @@ class Total(msgspec.Struct):
 
 
 class Account(msgspec.Struct, array_like=True):
-    """Running figures of an account."""
-
     count: int = 0
     balance: int = 0
 
 
 class Balances(KeyedProcessFunction[Event, Movement]):
-    """One row per event; where an account's money at a shop adds up to nothing, it forgets the shop."""
-
     def __init__(self, state: str = "account") -> None:
         self.state = state
 
@@ -85,8 +75,6 @@ class Balances(KeyedProcessFunction[Event, Movement]):
 
 
 class Turnovers(KeyedProcessFunction[Movement, Total]):
-    """One row per shop and batch; the shop knows the last balance of each customer."""
-
     def open(self, ctx: RuntimeContext) -> None:
         self.turnover = ctx.get_state(ValueStateDescriptor("turnover", int))
         self.batches = ctx.get_state(ValueStateDescriptor("batches", int))
@@ -104,13 +92,11 @@ class Turnovers(KeyedProcessFunction[Movement, Total]):
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     tables = Path(env.parameter("tables", str(Path(env.parameter("folder")) / "tables")))
     declare(env, lambda name: FolderSink(tables / name))
 
 
 def declare(env: StreamExecutionEnvironment, sink: Callable[[str], Sink]) -> None:
-    """Declares the job with the sinks ``movements`` and ``totals``."""
     env.configure(max_parallelism=128)
     folder = Path(env.parameter("folder"))
     source = ScriptedSource(Event, _script(folder), folder / "ledger.jsonl", slice_rows=10)

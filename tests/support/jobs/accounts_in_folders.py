@@ -10,7 +10,6 @@ from tests.support.jobs.accounts import declare
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     tables = Path(env.parameter("folder")) / "tables"
     if env.parameter("sink") == "files":
         declare(env, lambda name: FileSink(tables / name))

@@ -11,7 +11,6 @@ from tests.support.jobs.accounts import declare
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     catalog = iceberg_tables.properties(Path(env.parameter("lake")))
     partitions = {"movements": (), "totals": "bucket(2, shop)"}
     declare(

@@ -13,6 +13,5 @@ _KEYS = {"movements": "account", "totals": "shop"}
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     brokers = env.parameter("brokers")
     declare(env, lambda name: KafkaSink(brokers, topic=name, key=_KEYS[name], options=_OPTIONS))

@@ -11,7 +11,6 @@ from tests.support.jobs.accounts import declare
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     schema, conninfo = env.parameter("schema"), env.parameter("postgres")
     sinks = {
         "movements": PostgresSink(conninfo, f"{schema}.movements"),

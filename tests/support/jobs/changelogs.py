@@ -13,8 +13,6 @@ from stateflow.testing.sources import ScriptedSource
 
 
 class Bid(msgspec.Struct):
-    """A bid for an item; its number is unique."""
-
     item: str
     at: int
     price: int
@@ -22,8 +20,6 @@ class Bid(msgspec.Struct):
 
 
 class RankedBid(msgspec.Struct):
-    """A bid with its place among the bids of its item."""
-
     place: int
     item: str
     at: int
@@ -32,8 +28,6 @@ class RankedBid(msgspec.Struct):
 
 
 class BidChange(msgspec.Struct):
-    """A bid that becomes one of the best, or is no longer one of them."""
-
     kind: RowKind
     item: str
     at: int
@@ -49,7 +43,6 @@ def _source(env: StreamExecutionEnvironment, folder: Path) -> FileSource | Scrip
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     folder = Path(env.parameter("folder"))
     bids = env.from_source(_source(env, folder), uid="bids").key_by("item")
 

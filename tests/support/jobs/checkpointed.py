@@ -38,8 +38,6 @@ class Event(msgspec.Struct):
 
 
 class Rated(msgspec.Struct):
-    """An event, with the rate of its shop."""
-
     number: int
     rate: int
 
@@ -76,7 +74,6 @@ class Collect(KeyedProcessFunction[Event, CollectedRow], CheckpointedFunction, C
         self.notified = 0
 
     def initialize_state(self, ctx: FunctionInitializationContext) -> None:
-        """Declares the states, and reads the restored ones."""
         store = ctx.get_operator_state_store()
         self.numbers = store.get_list_state(ListStateDescriptor("numbers", Element))
         self.union = store.get_union_list_state(ListStateDescriptor("union", int))
@@ -85,11 +82,9 @@ class Collect(KeyedProcessFunction[Event, CollectedRow], CheckpointedFunction, C
         self.groups = {group: json.load(piece) for group, piece in ctx.get_raw_keyed_state_inputs()}
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """Remembers the checkpoint's id."""
         self.notified = checkpoint_id
 
     def process_element(self, row: Event, ctx: Context) -> list[CollectedRow]:
-        """Adds the event's number to each state."""
         self.numbers.add(Element(row.number, self.pad))
         self.union.add(row.number)
         self.raw.append(row.number)
@@ -99,7 +94,6 @@ class Collect(KeyedProcessFunction[Event, CollectedRow], CheckpointedFunction, C
         return [CollectedRow(row.number, self.restored, *counts, self.notified)]
 
     def snapshot_state(self, ctx: FunctionSnapshotContext) -> None:
-        """Writes the raw states."""
         out = ctx.get_raw_operator_state_output()
         for number in self.raw:
             out.start_new_partition()
@@ -111,22 +105,17 @@ class Collect(KeyedProcessFunction[Event, CollectedRow], CheckpointedFunction, C
 
 
 class Rate(KeyedBroadcastProcessFunction[Event, Event, Rated]):
-    """Keeps the rate of each shop in broadcast state, and emits each event with the rate of its shop."""
-
     rates = MapStateDescriptor("rates", str, int)
 
     def process_broadcast_element(self, row: Event, ctx: Context) -> None:
-        """Adds the amount to the rate of its shop."""
         rates = ctx.get_broadcast_state(self.rates)
         rates.put(row.shop, (rates.get(row.shop) or 0) + row.amount)
 
     def process_element(self, row: Event, ctx: Context) -> list[Rated]:
-        """Emits the event with the rate of its shop: the sum over all events up to its batch."""
         return [Rated(row.number, ctx.get_broadcast_state(self.rates).get(row.shop) or 0)]
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     env.configure(max_parallelism=KEY_GROUPS)
     folder = Path(env.parameter("folder"))
     script = [Event(**json.loads(line)) for line in (folder / "events.jsonl").read_text().splitlines()]

@@ -27,8 +27,6 @@ from stateflow.testing.sources import ScriptedSource
 
 
 class Order(msgspec.Struct):
-    """An order; its number is unique."""
-
     customer: str
     at: datetime
     number: int
@@ -36,8 +34,6 @@ class Order(msgspec.Struct):
 
 
 class Payment(msgspec.Struct):
-    """A payment of an order; its receipt is unique."""
-
     payer: str
     at: datetime
     paid: int
@@ -45,8 +41,6 @@ class Payment(msgspec.Struct):
 
 
 class Customer(msgspec.Struct):
-    """The number of orders and of payments of a customer in a window."""
-
     customer: str
     start: int
     orders: int
@@ -54,8 +48,6 @@ class Customer(msgspec.Struct):
 
 
 class PaidOrder(msgspec.Struct):
-    """An order with a payment, or without."""
-
     kind: RowKind
     customer: str
     number: int
@@ -63,16 +55,12 @@ class PaidOrder(msgspec.Struct):
 
 
 class Matched(msgspec.Struct):
-    """An order with a payment after it, or either alone."""
-
     kind: RowKind
     number: int | None
     receipt: int | None
 
 
 class Receipt(msgspec.Struct):
-    """A payment with its order, or without."""
-
     kind: RowKind
     payer: str
     receipt: int
@@ -80,8 +68,6 @@ class Receipt(msgspec.Struct):
 
 
 class Account(msgspec.Struct):
-    """How many results a customer has, and how many of them have a payment."""
-
     kind: RowKind
     customer: str
     results: int
@@ -89,22 +75,18 @@ class Account(msgspec.Struct):
 
 
 def grouped(customer: str, window: TimeWindow, orders: list[Order], payments: list[Payment]) -> Iterator[Customer]:
-    """Counts the rows of a window."""
     yield Customer(customer, window.start, len(orders), len(payments))
 
 
 def paid_order(order: Order, payment: Payment | None) -> PaidOrder:
-    """Returns the pair; the operator sets its kind."""
     return PaidOrder(RowKind.INSERT, order.customer, order.number, None if payment is None else payment.receipt)
 
 
 def receipt_of(order: Order | None, payment: Payment) -> Receipt:
-    """Returns the pair; the operator sets its kind."""
     return Receipt(RowKind.INSERT, payment.payer, payment.receipt, None if order is None else order.number)
 
 
 def is_after(order: Columns, payment: Columns) -> pa.Array:
-    """Whether a payment is not before the order."""
     return pc.less_equal(order["at"], payment["at"])
 
 
@@ -137,7 +119,6 @@ def _stream(env: StreamExecutionEnvironment, row_class: type, name: str) -> Data
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     tables = Path(env.parameter("folder")) / "tables"
     orders, payments = _stream(env, Order, "orders"), _stream(env, Payment, "payments")
 

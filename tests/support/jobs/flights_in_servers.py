@@ -10,7 +10,6 @@ from tests.support.jobs.small_flights import Aircraft, Flight, Leg, Route, Route
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     env.configure(max_parallelism=128, source__max_files_per_batch=1)
     source = FileSource(f"{env.parameter('folder')}/flights", schema=Flight)
     flights = env.from_source(source, uid="flights").transform(name_unknown)

@@ -37,35 +37,27 @@ class Order(msgspec.Struct):
 
 
 class Payment(msgspec.Struct):
-    """A payment."""
-
     payer: str
     at: int
     amount: int
 
 
 class Match(msgspec.Struct):
-    """An order and a payment."""
-
     customer: str
     order: int
     payment: int
 
 
 class Emit(ProcessJoinFunction[Order, Payment, Match]):
-    """Emits the pair."""
-
     def process_element(self, left: Order, right: Payment, ctx: JoinContext) -> Iterator[Match]:
         yield match(left, right)
 
 
 def last_payment(order: Order, payment: Payment | None) -> Match:
-    """Returns an order with the last payment before it, or -1."""
     return Match(order.customer, order.number, -1 if payment is None else payment.amount)
 
 
 def match(order: Order, payment: Payment) -> Match:
-    """Returns the pair."""
     return Match(order.customer, order.number, payment.amount)
 
 
@@ -88,7 +80,6 @@ def _stream(env: StreamExecutionEnvironment, row_class: type, name: str) -> Data
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     tables = Path(env.parameter("folder")) / "tables"
     orders, payments = _stream(env, Order, "orders"), _stream(env, Payment, "payments")
     interval = orders.key_by("customer").interval_join(payments.key_by("payer"))

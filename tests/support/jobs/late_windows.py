@@ -33,8 +33,6 @@ class Reading(msgspec.Struct):
 
 
 class Numbers(msgspec.Struct):
-    """The numbers of the readings of a window."""
-
     key: str
     start: int
     end: int
@@ -42,8 +40,6 @@ class Numbers(msgspec.Struct):
 
 
 class Sum(msgspec.Struct):
-    """How many readings a window has, and the sum of their numbers."""
-
     sensor: str
     start: int
     end: int
@@ -52,14 +48,11 @@ class Sum(msgspec.Struct):
 
 
 class Emit(ProcessWindowFunction[Reading, Numbers]):
-    """Emits the numbers with their window."""
-
     def process(self, key: str, ctx: WindowContext, elements: Iterable[Reading]) -> Iterator[Numbers]:
         yield Numbers(key, ctx.window.start, ctx.window.end, sorted(row.number for row in elements))
 
 
 def ms(milliseconds: int) -> timedelta:
-    """Returns a duration."""
     return timedelta(milliseconds=milliseconds)
 
 
@@ -73,7 +66,6 @@ COLUMNS = {
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     folder = Path(env.parameter("folder"))
     script = [Reading(**json.loads(line)) for line in (folder / "readings.jsonl").read_text().splitlines()]
     batch_rows = int(env.parameter("batch_rows", "10"))

@@ -23,8 +23,6 @@ from stateflow.testing.sources import ScriptedSource
 
 
 class Event(msgspec.Struct):
-    """Something with a number."""
-
     number: int
     account: str
     shop: str
@@ -32,8 +30,6 @@ class Event(msgspec.Struct):
 
 
 class Collect(KeyedProcessFunction[Event, Event]):
-    """Adds each event's number to its account's list."""
-
     def open(self, ctx: RuntimeContext) -> None:
         self.numbers = ctx.get_list_state(ListStateDescriptor("numbers", int))
         day = StateTtlConfig.new_builder(Time.days(1)).build()
@@ -45,7 +41,6 @@ class Collect(KeyedProcessFunction[Event, Event]):
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     env.configure(max_parallelism=128)
     folder = Path(env.parameter("folder"))
     script = [Event(**json.loads(line)) for line in (folder / "events.jsonl").read_text().splitlines()]

@@ -32,8 +32,6 @@ class Reading(msgspec.Struct):
 
 
 class Match(msgspec.Struct):
-    """The times of the rows of a match."""
-
     sensor: str
     times: list[int]
 
@@ -42,7 +40,6 @@ TIMED_OUT = OutputTag("timed-out", Match)
 
 
 def falls(row: Reading, matched: MatchedRows[Reading]) -> bool:
-    """Whether a value is lower than the one before."""
     before = matched.last("down") or matched.last("first")
     return before is not None and row.value < before.value
 
@@ -59,7 +56,6 @@ PAIRS = Pattern.begin("one", lambda row: row.value == 1).followed_by("two", lamb
 
 
 def match(rows: Mapping[str, list[Reading]]) -> Match:
-    """Returns the times of the rows of a match."""
     every = [row for some in rows.values() for row in some]
     return Match(every[0].sensor, sorted(row.at for row in every))
 
@@ -72,7 +68,6 @@ def _source(env: StreamExecutionEnvironment, folder: Path) -> FileSource | Scrip
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     folder = Path(env.parameter("folder"))
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=20)).with_timestamp_column("at")
     readings = env.from_source(_source(env, folder), uid="readings").assign_timestamps_and_watermarks(strategy)

@@ -32,8 +32,6 @@ class Flight(msgspec.Struct):
 
 
 class Leg(msgspec.Struct):
-    """A flight, and what its aircraft was like after it."""
-
     number: int
     aircraft: str
     flights: int
@@ -41,8 +39,6 @@ class Leg(msgspec.Struct):
 
 
 class Route(msgspec.Struct):
-    """What a carrier was like at an origin at the end of a batch."""
-
     carrier: str
     origin: str
     batch: int
@@ -51,8 +47,6 @@ class Route(msgspec.Struct):
 
 
 class Aircraft(KeyedProcessFunction[Flight, Leg]):
-    """One row per flight."""
-
     def open(self, ctx: RuntimeContext) -> None:
         self.flights = ctx.get_state(ValueStateDescriptor("flights", int))
         self.total = ctx.get_state(ValueStateDescriptor("total", float))
@@ -66,8 +60,6 @@ class Aircraft(KeyedProcessFunction[Flight, Leg]):
 
 
 class Routes(KeyedProcessFunction[Flight, Route]):
-    """One row per key and batch."""
-
     def open(self, ctx: RuntimeContext) -> None:
         self.batches = ctx.get_state(ValueStateDescriptor("batches", int))
         self.aircraft = ctx.get_map_state(MapStateDescriptor("aircraft", str, int))
@@ -90,7 +82,6 @@ def name_unknown(flights: DataFrame) -> DataFrame:
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     env.configure(max_parallelism=128, source__max_files_per_batch=1)
     folder = env.parameter("folder")
     source = FileSource(env.parameter("flights", f"{folder}/flights"), schema=Flight)

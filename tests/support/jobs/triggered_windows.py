@@ -51,8 +51,6 @@ class Reading(msgspec.Struct):
 
 
 class Sum(msgspec.Struct):
-    """The sum of a window."""
-
     key: str
     start: int
     end: int
@@ -69,8 +67,6 @@ class Numbers(msgspec.Struct):
 
 
 class WithEarlier(msgspec.Struct):
-    """A reading with the number and the sum of it and of earlier ones."""
-
     sensor: str
     meter: str
     at: int
@@ -81,15 +77,11 @@ class WithEarlier(msgspec.Struct):
 
 
 class EmitSum(ProcessWindowFunction[Reading, Sum]):
-    """Emits the sum with its window."""
-
     def process(self, key: str, ctx: WindowContext, elements: Iterable[Reading]) -> Iterator[Sum]:
         yield Sum(key, ctx.window.start, ctx.window.end, sum(row.value for row in elements))
 
 
 class EmitNumbers(ProcessWindowFunction[Reading, Numbers]):
-    """Emits the numbers with their window."""
-
     def process(self, key: str, ctx: WindowContext, elements: Iterable[Reading]) -> Iterator[Numbers]:
         is_global = isinstance(ctx.window, GlobalWindow)
         start, end = (0, 0) if is_global else (ctx.window.start, ctx.window.end)
@@ -97,7 +89,6 @@ class EmitNumbers(ProcessWindowFunction[Reading, Numbers]):
 
 
 def plus(first: int, second: int) -> int:
-    """Returns the sum."""
     return first + second
 
 
@@ -130,22 +121,18 @@ class EveryThird(Trigger[Reading]):
 
 
 def added(first: Reading, second: Reading) -> Reading:
-    """Adds the values of two rows."""
     return Reading(first.sensor, first.meter, first.at, first.value + second.value, first.number)
 
 
 def difference(first: Reading, second: Reading) -> int:
-    """Returns by how much the values differ."""
     return abs(second.value - first.value)
 
 
 def gap_after(row: Reading) -> timedelta:
-    """Returns 10, 20 or 30 ms."""
     return ms(10 + row.value % 3 * 10)
 
 
 def ms(milliseconds: int) -> timedelta:
-    """Returns a duration."""
     return timedelta(milliseconds=milliseconds)
 
 
@@ -153,7 +140,6 @@ EARLIER = {"count": ("count", "number"), "total": ("sum", "value")}
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     folder = Path(env.parameter("folder"))
     script = [Reading(**json.loads(line)) for line in (folder / "readings.jsonl").read_text().splitlines()]
     batch_rows = int(env.parameter("batch_rows", "10"))

@@ -34,8 +34,6 @@ class Reading(msgspec.Struct):
 
 
 class Sum(msgspec.Struct):
-    """The sum of a window."""
-
     sensor: str
     start: int
     end: int
@@ -43,29 +41,22 @@ class Sum(msgspec.Struct):
 
 
 class Emit(ProcessWindowFunction[Reading, Sum]):
-    """Emits the sum with its window."""
-
     def process(self, key: str, ctx: WindowContext, elements: Iterable[Reading]) -> Iterator[Sum]:
         yield Sum(key, ctx.window.start, ctx.window.end, sum(row.value for row in elements))
 
 
 class EmitAll(ProcessAllWindowFunction[Reading, Sum]):
-    """Emits the sum of all sensors with its window."""
-
     def process(self, ctx: WindowContext, elements: Iterable[Reading]) -> Iterator[Sum]:
         yield Sum("all", ctx.window.start, ctx.window.end, sum(row.value for row in elements))
 
 
 class SumOfAll(msgspec.Struct):
-    """The sum of a window over all sensors."""
-
     start: int
     end: int
     value: int
 
 
 def added(first: Reading, second: Reading) -> Reading:
-    """Adds the values of two rows."""
     return Reading(first.sensor, first.at, first.value + second.value)
 
 
@@ -80,7 +71,6 @@ COLUMNS = {"start": ("window_start",), "end": ("window_end",), "value": ("sum", 
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     folder = Path(env.parameter("folder"))
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=20)).with_timestamp_column("at")
     stream = env.from_source(_source(env, folder), uid="readings").assign_timestamps_and_watermarks(strategy)
