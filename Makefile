@@ -17,8 +17,8 @@ endif
 # Asked for by each recipe, not when this file is read: on a fresh machine `setup` has to write it first.
 RUN = JAVA_HOME="$$(cat .venv/java_home)" PATH="$(CURDIR)/.venv/bin:$$PATH"
 
-# A file's tests stay on one worker, which starts at most one Spark session; tests/conftest.py has their order, and
-# tests/support/distribution.py the exceptions. Groups (--dist loadgroup) would be finer, but pytest-xdist 3.8 cannot
+# A file's tests stay on one worker, which starts at most one Spark session; tests/conftest.py has their order and the
+# exceptions. Groups (--dist loadgroup) would be finer, but pytest-xdist 3.8 cannot
 # mark them under pytest 9.2: it names tests by an attribute that is gone.
 # One more than cores of a small machine: a worker often waits for processes that it has started.
 WORKERS ?= 3

@@ -1,10 +1,12 @@
-"""Hypothesis profiles, and what tests of several folders need."""
+"""Hypothesis profiles, the order of tests, how long they took, and what tests of several folders need."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +18,6 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.servers.running import CANARY, JDBC_JARS, files_with
-from tests.support.distribution import files_and_long_tests, is_distributed_alone
-from tests.support.durations import Durations
 from tests.support.screens import ScreenFile
 
 if TYPE_CHECKING:
@@ -67,6 +67,24 @@ _SPARK = {
 }
 
 
+class _Durations:
+    """Adds up set-up, call and clean-up of each test, of all workers, for ``build/durations.json``."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        """Replaces the tests of this run in the file; those that did not run keep their figures."""
+        file = Path(__file__).parents[1] / "build" / "durations.json"
+        known = json.loads(file.read_text()) if file.exists() else {}
+        known |= {name: round(seconds, 3) for name, seconds in self._seconds.items()}
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(dict(sorted(known.items())), indent=0) + "\n")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the plugin that records durations.
 
@@ -75,7 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.keyword and config.option.markexpr:
         config.option.disable_unused_snapshots = True
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Durations())
+        config.pluginmanager.register(_Durations())
 
 
 @pytest.hookimpl(trylast=True)
@@ -83,12 +101,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that use Spark come first, then long tests of fuzzing: both take minutes, and one of them at the end would
     let the other workers wait for it."""
     slow_ones = {item.path for item in items if item.get_closest_marker("spark") or "spark" in item.nodeid}
-    items.sort(key=lambda item: (item.path not in slow_ones, not is_distributed_alone(item.nodeid)))
+    items.sort(key=lambda item: (item.path not in slow_ones, not _is_long(item.nodeid)))
+
+
+def _is_long(nodeid: str) -> bool:
+    """Whether a test is one of those that take minutes each, and share nothing with others of their file."""
+    return nodeid.startswith("tests/fuzz/") and nodeid.endswith("-100000]")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
-    return files_and_long_tests(config, log) if config.getvalue("dist") == "loadfile" else None
+    """Gives a worker all tests of a file, but long tests one by one."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = lambda nodeid: nodeid if _is_long(nodeid) else nodeid.split("::", 1)[0]
+    return scheduler
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,8 +21,7 @@ from stateflow.state.backends.rocksdb.manifest import StoreManifest, write_manif
 from stateflow.state.uploads import BackgroundUploads, Outbox, SynchronousUploads, Uploads
 from stateflow.storage import MemoryStorage, PosixStorage
 from stateflow.storage.base import write_chunks
-from tests.support.cli_fixture import CliFixture
-from tests.support.commands import invoke
+from tests.support.cli_fixture import CliFixture, invoke
 from tests.support.errors import raises
 
 _STRANGER = 65534

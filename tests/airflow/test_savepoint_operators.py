@@ -35,7 +35,7 @@ from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.fakes import FakeRun, fails
 from tests.airflow.jobs import ACCOUNTS, new_run, settings, use_submit
 from tests.support import root_files
-from tests.support.commands import invoke
+from tests.support.cli_fixture import invoke
 from tests.support.job_fixture import AccountsJob
 from tests.support.processes import wait_for
 from tests.support.screens import normalized

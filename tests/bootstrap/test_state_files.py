@@ -27,7 +27,7 @@ from stateflow.errors import ConfigError, DataError
 from stateflow.operations import SavepointRequest, create_savepoint_into
 from stateflow.storage import open_storage
 from tests.bootstrap.test_random_state import Story
-from tests.support.commands import invoke
+from tests.support.cli_fixture import invoke
 from tests.support.errors import raises
 from tests.support.local_jobs import LocalJobs
 from tests.support.moved_state import Row, build_job

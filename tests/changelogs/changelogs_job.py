@@ -6,8 +6,7 @@ import random
 from collections import Counter, defaultdict
 
 from tests.support import delta_tables
-from tests.support.job_fixture import Row
-from tests.support.oracle_job import OracleJob, Tables
+from tests.support.job_fixture import OracleJob, Row, Tables
 
 
 def _bids(count: int, seed: int) -> list[Row]:

@@ -24,8 +24,7 @@ from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.runtime.task import store_cache
 from stateflow.state.schema_compatibility import Fit
 from stateflow.testing.sinks import FolderSink
-from tests.support.cli_fixture import BUILD, JOB, CliFixture, contents
-from tests.support.commands import invoke
+from tests.support.cli_fixture import BUILD, JOB, CliFixture, contents, invoke
 from tests.support.errors import ReportedError, raises, reported_error
 from tests.support.screens import normalized
 

@@ -28,8 +28,7 @@ from stateflow.errors import StorageError
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
-from tests.support.cli_fixture import BUILD, JOB, CliFixture, contents, stateflow
-from tests.support.commands import invoke
+from tests.support.cli_fixture import BUILD, JOB, CliFixture, contents, invoke, stateflow
 from tests.support.errors import ReportedError, reported_error, reported_errors
 from tests.support.screens import normalized
 

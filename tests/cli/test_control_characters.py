@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from stateflow.cli.common import align_columns, one_line, short_offset, visible
 from tests.support import root_files
-from tests.support.cli_fixture import CliFixture
-from tests.support.commands import invoke
+from tests.support.cli_fixture import CliFixture, invoke
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b1A\r\u202egnorw\u200b\x7f\xad\u3164\U000e0041"
 _ALLOWED = {"\n", "\t"}

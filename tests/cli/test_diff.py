@@ -8,8 +8,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow.query.snapshot import open_snapshot
-from tests.support.cli_fixture import CliFixture
-from tests.support.commands import invoke
+from tests.support.cli_fixture import CliFixture, invoke
 from tests.support.screens import normalized
 
 _MORE = """

@@ -22,7 +22,7 @@ from stateflow.clock import ManualClock
 from stateflow.operations.doctor import Finding, Health, examine, examine_storage, installed_version
 from stateflow.runtime.spark.session.requirements import check_java
 from stateflow.storage import MemoryStorage, PosixStorage, PutResult
-from tests.support.commands import invoke
+from tests.support.cli_fixture import invoke
 from tests.support.screens import normalized
 
 MACHINE = ["Python", "Java", "packages", "compiled packages", "Spark", "scratch space"]

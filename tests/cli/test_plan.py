@@ -15,8 +15,7 @@ from stateflow.errors import ConfigError
 from stateflow.launch import RunRequest, prepare, run_job
 from stateflow.runtime.planning.explain import to_lines
 from stateflow.runtime.task import store_cache
-from tests.support.cli_fixture import BUILD, JOB, STREAM, CliFixture
-from tests.support.commands import invoke
+from tests.support.cli_fixture import BUILD, JOB, STREAM, CliFixture, invoke
 from tests.support.errors import reported_error
 from tests.support.screens import normalized
 

@@ -22,7 +22,7 @@ from stateflow.errors import (
 from stateflow.private_files import write_private
 from tests.serving.running_server import TOKEN, serving
 from tests.serving.shops_job import ShopsJob
-from tests.support.commands import invoke
+from tests.support.cli_fixture import invoke
 
 EMPTY = 6
 

@@ -13,8 +13,7 @@ from syrupy.assertion import SnapshotAssertion
 from stateflow.errors import ConfigError, IncompatibleState, InputLost, StateflowError
 from stateflow.replay.run import ReplayRequest, replay
 from tests.support import root_files
-from tests.support.cli_fixture import BUILD, JOB, CliFixture, contents
-from tests.support.commands import invoke
+from tests.support.cli_fixture import BUILD, JOB, CliFixture, contents, invoke
 from tests.support.errors import raises
 from tests.support.screens import normalized
 

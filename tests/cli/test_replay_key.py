@@ -15,8 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 from stateflow.errors import ConfigError, Interrupted, WrongKeyType
 from stateflow.replay.key_trace import KeyDebugger, KeyRequest
 from stateflow.replay.run import ReplayRequest, replay
-from tests.support.cli_fixture import BUILD, JOB, CliFixture
-from tests.support.commands import invoke
+from tests.support.cli_fixture import BUILD, JOB, CliFixture, invoke
 from tests.support.errors import raises
 from tests.support.screens import normalized
 

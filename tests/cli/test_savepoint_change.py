@@ -16,8 +16,8 @@ from stateflow.errors import ConfigError, JobDefinitionError, SchemaMismatch, St
 from stateflow.operations.changed_savepoints import ChangeRequest, change_savepoint
 from stateflow.operations.written_savepoints import WriteRequest, WrittenSavepoint, write_savepoint
 from tests.support import root_files
+from tests.support.cli_fixture import invoke
 from tests.support.cli_fixture import stateflow as run_command
-from tests.support.commands import invoke
 from tests.support.errors import raises
 from tests.support.screens import normalized
 

@@ -23,8 +23,7 @@ from stateflow.operations.written_savepoints import WriteRequest, WrittenSavepoi
 from stateflow.runtime.task import store_cache
 from stateflow.state.backends.entry_stream import EntryColumns
 from stateflow.testing.sinks import FolderSink
-from tests.support.cli_fixture import CliFixture
-from tests.support.commands import invoke
+from tests.support.cli_fixture import CliFixture, invoke
 from tests.support.errors import raises
 from tests.support.screens import normalized
 from tests.support.stored_state import keyed_content

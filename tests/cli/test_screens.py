@@ -19,8 +19,7 @@ from stateflow.checkpoint.log.documents import ABORTED, CheckpointRecord, Spread
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
 from stateflow.storage import open_storage
-from tests.support.cli_fixture import CliFixture, contents
-from tests.support.commands import invoke
+from tests.support.cli_fixture import CliFixture, contents, invoke
 from tests.support.screens import normalized
 
 ROOT = ("--job-root", "<root>")

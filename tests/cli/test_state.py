@@ -15,8 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 import stateflow
 from stateflow.errors import ConfigError, MissingFile, WrongKeyType
 from stateflow.query.metadata import SCHEMAS
-from tests.support.cli_fixture import CliFixture
-from tests.support.commands import invoke
+from tests.support.cli_fixture import CliFixture, invoke
 from tests.support.screens import normalized
 
 _HEAD = """

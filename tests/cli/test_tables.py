@@ -11,8 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from syrupy.assertion import SnapshotAssertion
 
-from tests.support.cli_fixture import CliFixture
-from tests.support.commands import invoke
+from tests.support.cli_fixture import CliFixture, invoke
 from tests.support.screens import normalized
 
 _BUILD = """

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from tests.support.cli_fixture import BUILD, JOB, CliFixture
-from tests.support.commands import invoke
+from tests.support.cli_fixture import BUILD, JOB, CliFixture, invoke
 from tests.support.errors import reported_error
 from tests.support.screens import normalized
 

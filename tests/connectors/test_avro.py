@@ -24,8 +24,7 @@ from stateflow.connectors.kafka.avro import AvroSchema, ValueDecoder, record_con
 from stateflow.connectors.kafka.formats import VALUE, VALUE_ERROR, _with_values
 from stateflow.errors import JobDefinitionError
 from tests.servers.schema_registry import schema_registry
-from tests.support.avro_orders import Order
-from tests.support.avro_values import BY_HAND, PART, ROW, TYPES, avro_bytes, avro_long, order_schema
+from tests.support.avro_values import BY_HAND, PART, ROW, TYPES, Order, avro_bytes, avro_long, order_schema
 from tests.support.errors import raises
 
 if TYPE_CHECKING:

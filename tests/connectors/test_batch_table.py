@@ -34,8 +34,7 @@ from stateflow.errors import (
 )
 from stateflow.testing.sinks import FolderSink
 from tests.spark.jobs.enriched import Price, Priced, Sale, WithPrice
-from tests.support.damaged_files import damage_one
-from tests.support.delta_tables import create_mapped
+from tests.support.delta_tables import create_mapped, damage_one
 from tests.support.errors import raises
 from tests.support.local_jobs import Growing, LocalJobs
 

@@ -38,8 +38,8 @@ from stateflow.connectors.text_values import TextForms
 from stateflow.errors import ConfigError
 from stateflow.runtime.spark.inputs import BatchFiles, FileReader
 from stateflow.runtime.task.row_conversion import to_rows
-from tests.support.calls import count_calls
 from tests.support.errors import raises
+from tests.support.memory import count_calls
 
 Instant = Annotated[datetime, msgspec.Meta(tz=True)]
 Price = Annotated[Decimal, precision(12, scale=2)]

@@ -38,8 +38,7 @@ from stateflow.connectors.delta.source import DeltaSource
 from stateflow.connectors.delta.versions import read_entry
 from stateflow.connectors.files.parquet_files import ParquetFormat
 from stateflow.errors import CorruptFile, SinkDiverged, StorageError
-from tests.support.damaged_files import damage_one
-from tests.support.delta_tables import Pair, context, pairs, put, write
+from tests.support.delta_tables import Pair, context, damage_one, pairs, put, write
 from tests.support.errors import raises
 from tests.support.memory import CPU_SECONDS, LIMIT, MemoryPeak
 

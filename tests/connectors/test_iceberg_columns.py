@@ -30,9 +30,8 @@ from stateflow.errors import (
     StorageError,
 )
 from tests.servers.running import CANARY
-from tests.support.delta_tables import Every, Inner, Pair, pairs
+from tests.support.delta_tables import Every, Inner, Pair, every_row, pairs
 from tests.support.errors import raises
-from tests.support.every_rows import every_row
 from tests.support.iceberg_tables import IcebergTable
 
 _ROWS = every_row(st.text(max_size=8), st.floats(allow_nan=False))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.iceberg_job import IcebergJob
 from tests.support.iceberg_tables import expire_all_but_current
 from tests.support.job_fixture import KILLED
 from tests.support.restores import ask, go_back
+from tests.support.table_jobs import IcebergJob
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 
 from stateflow.connectors.kafka.client import Connection, Transactions
 from stateflow.connectors.kafka.formats import KafkaRecord
-from tests.servers.kafka_cluster import kafka_cluster
+from tests.servers.kafka import kafka_cluster
 
 pytestmark = pytest.mark.slow
 

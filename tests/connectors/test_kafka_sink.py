@@ -27,8 +27,8 @@ from stateflow.testing.conformance.sink import SinkConformance
 from stateflow.testing.conformance.sink_table import TableUnderTest
 from tests.servers.kafka import Kafka, kafka_broker
 from tests.support.job_fixture import KILLED, JobFixture, events, mostly_slow
-from tests.support.kafka_records import committed
 from tests.support.restores import begin, execute, go_back, plan
+from tests.support.table_jobs import committed
 
 _ADDRESS = "TEST_KAFKA_SINK"
 """Environment variable with the broker's address, for processes that the tests start."""

@@ -22,9 +22,9 @@ from tests.servers.postgres import Postgres
 from tests.support.delta_tables import Pair, pairs
 from tests.support.errors import raises
 from tests.support.job_fixture import KILLED
-from tests.support.postgres_job import PostgresJob
 from tests.support.postgres_tables import PostgresTable
 from tests.support.processes import wait_for
+from tests.support.table_jobs import PostgresJob
 
 _WAITING = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'stateflow' AND wait_event_type = 'Lock'"
 

@@ -18,9 +18,8 @@ from stateflow.connectors.postgres.sink import PostgresSink
 from stateflow.errors import SchemaMismatch, SinkRefused, StorageError
 from tests.servers.postgres import Postgres
 from tests.servers.running import CANARY
-from tests.support.delta_tables import Colour, Every, Exact, Inner, Pair, Price
+from tests.support.delta_tables import Colour, Every, Exact, Inner, Pair, Price, every_row
 from tests.support.errors import raises
-from tests.support.every_rows import every_row
 from tests.support.postgres_tables import PostgresTable
 
 _TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)

@@ -29,9 +29,8 @@ from stateflow.connectors.spark import with_columns
 from stateflow.errors import SchemaMismatch
 from stateflow.runtime.task.row_conversion import to_batch, to_rows
 from stateflow.types.columns.conversion import with_type
-from tests.support.delta_tables import Colour, Every, Exact, Instant, Price, context, put, write
+from tests.support.delta_tables import Colour, Every, Exact, Instant, Price, context, every_row, put, write
 from tests.support.errors import raises
-from tests.support.every_rows import every_row
 
 pytestmark = pytest.mark.spark
 

@@ -22,7 +22,7 @@ from tests.servers.certificates import certificate
 from tests.servers.hostile import answer, hostile_server
 from tests.servers.running import CANARY
 from tests.servers.schema_registry import schema_registry as running_registry
-from tests.support.avro_orders import Pair
+from tests.support.avro_values import Pair
 from tests.support.errors import raises
 
 _COLUMNS = RowSchema.of(Pair).columns

@@ -13,7 +13,7 @@ from stateflow import diff, read_metadata, read_state
 from stateflow.runtime.task import store_cache
 from tests.docs.pages import blocks, read
 from tests.support import local_flights
-from tests.support.commands import invoke
+from tests.support.cli_fixture import invoke
 from tests.support.flights_job import delta_rows
 from tests.support.job_fixture import multiset
 

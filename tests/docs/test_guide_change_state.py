@@ -24,8 +24,7 @@ from stateflow.types.declared_types import SUPPORTED
 from stateflow.types.serializers import value_serializer
 from tests.docs.pages import blocks, read
 from tests.support import root_files
-from tests.support.cli_fixture import CliFixture
-from tests.support.commands import invoke
+from tests.support.cli_fixture import CliFixture, invoke
 
 GUIDE = read("change-state")
 FIRST, SECOND, SERIALIZER = blocks(GUIDE, "python")

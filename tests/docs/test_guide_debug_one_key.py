@@ -17,7 +17,7 @@ import pytest
 from stateflow.runtime.task import store_cache
 from tests.docs.pages import blocks, read
 from tests.support import local_flights
-from tests.support.commands import invoke
+from tests.support.cli_fixture import invoke
 from tests.support.job_fixture import Row
 
 GUIDE = read("debug-one-key")

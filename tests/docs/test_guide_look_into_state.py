@@ -20,7 +20,7 @@ from stateflow.runtime.task import store_cache
 from tests.airflow.fakes import FakeRun
 from tests.docs.pages import blocks, load_module, read, section
 from tests.support import local_flights
-from tests.support.commands import invoke
+from tests.support.cli_fixture import invoke
 from tests.support.screens import normalized
 
 GUIDE = read("look-into-state")

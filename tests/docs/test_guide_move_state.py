@@ -18,7 +18,7 @@ import pytest
 from stateflow.runtime.task import store_cache
 from tests.docs.pages import blocks, code, read, rows, section
 from tests.support import canonical_reader, local_flights, root_files, stored_state
-from tests.support.commands import invoke
+from tests.support.cli_fixture import invoke
 from tests.support.flights_job import delta_rows
 from tests.support.job_fixture import multiset
 from tests.support.screens import normalized

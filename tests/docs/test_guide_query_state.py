@@ -23,7 +23,7 @@ from tests.docs.pages import blocks, load_module, read
 from tests.servers.certificates import certificate
 from tests.serving.running_server import serving
 from tests.support import local_flights
-from tests.support.commands import invoke
+from tests.support.cli_fixture import invoke
 from tests.support.job_fixture import Row
 
 GUIDE = read("query-state")

@@ -15,7 +15,7 @@ import pytest
 from stateflow.runtime.task import store_cache
 from tests.docs.pages import blocks, load_module, read
 from tests.support import local_flights
-from tests.support.commands import invoke
+from tests.support.cli_fixture import invoke
 
 GUIDE = read("test-a-new-version")
 WRONG = ("            self.total += delay\n", "            self.total += max(delay, 0.0)\n")

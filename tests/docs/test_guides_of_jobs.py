@@ -26,7 +26,7 @@ from stateflow.environment import declare
 from stateflow.state.schema_compatibility import Fit
 from stateflow.testing import BroadcastInput, KeyedHarness, KeyedInput
 from tests.docs.pages import blocks, load_module, read
-from tests.support.commands import invoke
+from tests.support.cli_fixture import invoke
 
 WRITE = read("write-a-job")
 *JOB, DAG = blocks(WRITE, "python")

@@ -18,7 +18,7 @@ from stateflow.api.streams.data_stream import DataStream
 from tests.docs.pages import blocks, load_module, read
 from tests.servers.postgres import postgres_server
 from tests.servers.running import JDBC_JARS
-from tests.support.stateless_rows import stateless_rows
+from tests.support.spark_harness import stateless_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.docs.pages import blocks, load_module, read
-from tests.support.commands import invoke
+from tests.support.cli_fixture import invoke
 
 CODE = "\n\n".join(blocks(read("recipes"), "python"))
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

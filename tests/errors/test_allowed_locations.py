@@ -9,8 +9,7 @@ import pytest
 from stateflow import operations
 from stateflow.checkpoint.log.documents import ActionRecord
 from stateflow.storage.locations import VARIABLE
-from tests.support.cli_fixture import CliFixture, contents
-from tests.support.commands import invoke
+from tests.support.cli_fixture import CliFixture, contents, invoke
 
 
 @pytest.fixture

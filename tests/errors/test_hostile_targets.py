@@ -9,8 +9,7 @@ import pytest
 from stateflow import operations
 from stateflow.errors import ConfigError
 from stateflow.runtime.restore.planner import RestoreOptions
-from tests.support.cli_fixture import CliFixture
-from tests.support.commands import invoke
+from tests.support.cli_fixture import CliFixture, invoke
 from tests.support.errors import raises
 
 _TARGETS = {"superscript": "²", "arabic": "٣", "18-digits": "9" * 18, "19-digits": "9" * 19, "5000-digits": "9" * 5000}

@@ -14,8 +14,7 @@ from stateflow.connectors.kafka.avro import AvroFormat, AvroSchema, NotDecodable
 from stateflow.errors import CorruptInput
 from tests.fuzz.mutations import changed_bytes, changed_json
 from tests.fuzz.target import Target
-from tests.support.avro_orders import Order
-from tests.support.avro_values import BY_HAND, order_schema
+from tests.support.avro_values import BY_HAND, Order, order_schema
 
 _COLUMNS = RowSchema.of(Order).columns
 _LENGTHS = (b"\xff" * 8 + b"\x01", b"\xfe" + b"\xff" * 7 + b"\x01", b"\x80\x80\x80\x80\x08", b"\x00", b"\x02" * 5000)

@@ -8,8 +8,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from tests.support import delta_tables, folder_tables
-from tests.support.job_fixture import Row
-from tests.support.oracle_job import OracleJob, Tables
+from tests.support.job_fixture import OracleJob, Row, Tables
 
 Table = Counter[tuple[object, ...]]
 START = datetime.fromisoformat("1970-01-01")

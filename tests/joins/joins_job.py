@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 from tests.support import folder_tables, stored_state
-from tests.support.oracle_job import OracleJob, Tables
+from tests.support.job_fixture import OracleJob, Tables
 
 Match = tuple[str, int, int]
 Rows = list[tuple[str, int, int]]

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from tests.support import folder_tables
-from tests.support.oracle_job import OracleJob, Tables
+from tests.support.job_fixture import OracleJob, Tables
 
 Match = tuple[str, tuple[int, ...]]
 Values = list[tuple[int, int]]

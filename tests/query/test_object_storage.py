@@ -17,7 +17,7 @@ from stateflow.storage import open_storage
 from tests.servers.running import s3_server
 from tests.serving.running_server import TOKEN, serving
 from tests.serving.shops_job import ShopsJob, Total
-from tests.support.commands import invoke
+from tests.support.cli_fixture import invoke
 
 ROOT = "s3://bucket/jobs/shops"
 

@@ -15,8 +15,7 @@ from tests.joins.joins_job import JoinsJob
 from tests.patterns.patterns_job import PatternsJob
 from tests.recovery.test_failpoints import HERE
 from tests.support import root_files
-from tests.support.job_fixture import ASYNCHRONOUS, KILLED
-from tests.support.oracle_job import OracleJob
+from tests.support.job_fixture import ASYNCHRONOUS, KILLED, OracleJob
 from tests.support.restores import go_back
 from tests.windows.late_windows_job import LateWindowsJob
 from tests.windows.triggered_windows_job import TriggeredWindowsJob

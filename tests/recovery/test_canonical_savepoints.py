@@ -12,8 +12,7 @@ from stateflow.checkpoint.log.documents import SavepointFormat
 from stateflow.testing.sinks import FolderSink
 from tests.recovery.new_roots import NewRoot
 from tests.support import root_files, stored_state
-from tests.support.cli_fixture import BUILD, JOB, CliFixture
-from tests.support.commands import invoke
+from tests.support.cli_fixture import BUILD, JOB, CliFixture, invoke
 from tests.support.job_fixture import KILLED, AccountsJob
 from tests.support.restores import check_after, go_back
 

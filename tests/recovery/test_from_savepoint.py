@@ -15,17 +15,14 @@ from urllib.parse import unquote
 import pytest
 
 from tests.recovery.new_roots import NewRoot
-from tests.servers.kafka_cluster import kafka_cluster
+from tests.servers.kafka import kafka_cluster
 from tests.servers.postgres import postgres_server
 from tests.support import folder_tables, root_files
 from tests.support.errors import ReportedError
-from tests.support.folders_job import FoldersJob
-from tests.support.iceberg_job import IcebergJob
 from tests.support.job_fixture import JOBS, KILLED, ON_REQUEST, AccountsJob, expected, mostly_slow, multiset
-from tests.support.kafka_job import KafkaJob
-from tests.support.postgres_job import PostgresJob
 from tests.support.processes import Ended
 from tests.support.restores import go_back, plan
+from tests.support.table_jobs import FoldersJob, IcebergJob, KafkaJob, PostgresJob
 
 STEPS = [*sorted(n for n in ON_REQUEST if n.startswith("begin.")), "claim.after", "start.published", "commit.after"]
 CONTINUE = ("--tables", "continue")

@@ -14,8 +14,7 @@ import pytest
 
 from tests.recovery.histories import History
 from tests.recovery.test_savepoints import MAKING, QUICK, SERVING
-from tests.support.job_fixture import KILLED, mostly_slow
-from tests.support.oracle_job import OracleJob
+from tests.support.job_fixture import KILLED, OracleJob, mostly_slow
 from tests.support.processes import Ended, wait_for
 from tests.support.restores import go_back, kill_at_each_step, plan
 from tests.windows.windows_job import WindowsJob

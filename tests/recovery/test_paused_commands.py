@@ -25,9 +25,9 @@ from stateflow.serving.follower import Follower, FollowSettings
 from stateflow.storage import open_storage
 from stateflow.testing.conformance.sink_drivers import LineTracer
 from tests.support import root_files
-from tests.support.folders_job import FoldersJob
 from tests.support.job_fixture import KILLED, mostly_slow
 from tests.support.restores import go_back
+from tests.support.table_jobs import FoldersJob
 
 PACKAGE = Path(stateflow.__file__).parent
 FAST: dict[str, Any] = {"checkpoints__retained": 2, "checkpoints__collect_every": 1}

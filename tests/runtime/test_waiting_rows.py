@@ -29,8 +29,7 @@ from stateflow.operations.status import describe
 from stateflow.runtime.task.task import _spans
 from stateflow.runtime.watermarks import Waiting, waiting_for_others, waiting_rows, waiting_texts
 from stateflow.testing.sinks import FolderSink
-from tests.support.local_jobs import Build, Growing, LocalJobs
-from tests.support.local_restores import restore
+from tests.support.local_jobs import Build, Growing, LocalJobs, restore
 
 NOON = epoch_milliseconds(datetime(2026, 1, 20, 12, tzinfo=UTC))
 MINUTE = 60_000

@@ -12,9 +12,8 @@ import psutil
 from tests.scoreboard.jobs import accounts_job
 from tests.scoreboard.row import Round, Row
 from tests.servers import short_timeouts
-from tests.servers.faults import Faults
+from tests.servers.faults import HOSTILE_KINDS, LIES, REDIRECTED, SECRET, TOO_SHORT, Faults, misbehaving_proxy
 from tests.servers.hostile import HostileServer, answer, hostile_server
-from tests.servers.misbehaving import KINDS, LIES, REDIRECTED, SECRET, TOO_SHORT, misbehaving_proxy
 from tests.servers.running import CANARY, files_with, s3_server
 from tests.servers.webhdfs import webhdfs_server
 from tests.support.job_fixture import AccountsJob
@@ -85,7 +84,7 @@ def test_bad_servers_damage_nothing_and_learn_nothing(round_: Round) -> int:
 def _site(round_: Round) -> Iterator[_Site]:
     is_s3, has_lies = bool(round_.seed % 2), bool(round_.seed % 4 // 2)
     # A client of S3 follows redirections, and takes what it gets for the object.
-    possible = (*KINDS, *(LIES if has_lies else ()), *_OFTEN)
+    possible = (*HOSTILE_KINDS, *(LIES if has_lies else ()), *_OFTEN)
     kinds = [kind for kind in possible if has_lies or not (is_s3 and kind == REDIRECTED)]
     faults = Faults(round_.rng, 0, kinds)
     with ExitStack() as stack:

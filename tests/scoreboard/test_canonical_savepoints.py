@@ -13,8 +13,7 @@ from urllib.parse import unquote
 
 from tests.recovery.canonical_state import BACKENDS, check_canonical, document_of, position_of
 from tests.recovery.new_roots import NewRoot
-from tests.scoreboard.jobs import KILLED, accounts_job
-from tests.scoreboard.kills import Kills
+from tests.scoreboard.jobs import KILLED, Kills, accounts_job
 from tests.scoreboard.row import Round, Row
 from tests.support import canonical_reader, folder_tables, root_files, stored_state
 from tests.support.job_fixture import AccountsJob, expected

@@ -12,8 +12,7 @@ from urllib.parse import unquote
 
 from tests.recovery.canonical_state import BACKENDS
 from tests.recovery.new_roots import NewRoot
-from tests.scoreboard.jobs import accounts_job
-from tests.scoreboard.kills import Kills
+from tests.scoreboard.jobs import Kills, accounts_job
 from tests.scoreboard.row import Round, Row
 from tests.support import root_files, stored_state
 from tests.support.job_fixture import AccountsJob, expected

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.scoreboard.disks import fill, small_disk
-from tests.scoreboard.jobs import KILLED, STEPS, check_complete, checkpoint_settings
+from tests.scoreboard.jobs import KILLED, STEPS, ServerFaults, check_complete, checkpoint_settings
 from tests.scoreboard.row import Round, Row
-from tests.scoreboard.server_faults import ServerFaults
-from tests.servers.kafka_cluster import KafkaCluster, kafka_cluster
+from tests.servers.kafka import KafkaCluster, kafka_cluster
 from tests.servers.short_timeouts import VARIABLE as TIMEOUT
-from tests.support.kafka_job import KafkaJob
 from tests.support.processes import Running
 from tests.support.root_files import Chain
+from tests.support.table_jobs import KafkaJob
 
 _ROWS, _MANY_ROWS = 40, 300
 """Rows that are delivered for each run: four checkpoints, and two transactions of each; and for the run in which no

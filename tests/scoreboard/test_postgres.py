@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.scoreboard.jobs import KILLED, STEPS, check_complete, checkpoint_settings
+from tests.scoreboard.jobs import KILLED, STEPS, ServerFaults, check_complete, checkpoint_settings
 from tests.scoreboard.row import Round, Row
-from tests.scoreboard.server_faults import ServerFaults
 from tests.servers.postgres import Postgres, postgres_server
-from tests.support.postgres_job import PostgresJob
 from tests.support.processes import Running, wait_for
 from tests.support.root_files import Chain
+from tests.support.table_jobs import PostgresJob
 
 _ROWS = 40
 """Rows that are delivered for each run: four checkpoints, and two transactions of each."""

@@ -9,11 +9,11 @@ from tests.recovery.killed_clusters import await_batches, batches_of, check_ende
 from tests.recovery.random_kills import DRIVER, JVM, WORKER, check_at_rest, kill_at_random
 from tests.scoreboard.jobs import KILLED
 from tests.scoreboard.row import Round, Row
-from tests.servers.kafka_cluster import kafka_cluster
+from tests.servers.kafka import kafka_cluster
 from tests.servers.postgres import postgres_server
 from tests.support.flights_job import FlightsJob
 from tests.support.processes import spawn
-from tests.support.served_flights_job import ServedFlightsJob
+from tests.support.table_jobs import ServedFlightsJob
 
 _KILLS, _EXECUTORS, _FILES = 3, 3, 8
 _IN_TASKS = ("task.restored", "task.processed", "task.snapshot", "task.uploaded", "task.sink-closed")

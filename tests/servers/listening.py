@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from tests.servers.certificates import Certificate
 
 
 class QuietHandler(BaseHTTPRequestHandler):
@@ -28,18 +31,22 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def listening(handler: type[QuietHandler], **facts: object) -> Iterator[str]:
-    """Listens on loopback; yields the address, as ``http://host:port``.
+def listening(handler: type[QuietHandler], tls: Certificate | None = None, **facts: object) -> Iterator[str]:
+    """Listens on loopback; yields the address, as ``http://host:port``, or ``https://host:port`` with a certificate.
 
     Args:
         handler: answers requests.
         facts: attributes of the handler.
     """
     server = _Server(("127.0.0.1", 0), type("Handler", (handler,), facts))
+    if tls is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(tls.key_file)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from dataclasses import dataclass, field
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from tests.servers.listening import QuietHandler, listening
 
-class Collector(HTTPServer):
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.received: list[tuple[str, bytes]] = []
 
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+@dataclass
+class Collector:
+    """Keeps the bodies of requests, with their paths."""
+
+    address: str = ""
+    received: list[tuple[str, bytes]] = field(default_factory=list)
 
     def text(self, path: str) -> str:
         """All bodies of a path; texts in protocol buffers are readable."""
@@ -38,16 +37,13 @@ def _value(value: Any) -> Any:
     return getattr(value, value.WhichOneof("value"))
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: Collector
-
-    def log_message(self, *_: object) -> None:
-        """Logs nothing."""
+class _Handler(QuietHandler):
+    collector: Collector
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         is_compressed = self.headers.get("Content-Encoding") == "gzip"
-        self.server.received.append((self.path, gzip.decompress(body) if is_compressed else body))
+        self.collector.received.append((self.path, gzip.decompress(body) if is_compressed else body))
         self.send_response(200)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -55,12 +51,6 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def otlp_collector() -> Iterator[Collector]:
-    server = Collector()
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    collector = Collector()
+    with listening(_Handler, collector=collector) as collector.address:
+        yield collector

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import ssl
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
 
 from tests.servers.certificates import Certificate
+from tests.servers.listening import QuietHandler, listening
 
 
 @dataclass
@@ -24,7 +22,7 @@ class Registry:
         asked: path and header ``Authorization`` of each request.
     """
 
-    address: str
+    address: str = ""
     documents: dict[str, Any] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
 
@@ -36,7 +34,7 @@ class Registry:
         self.documents[f"/subjects/{subject}/versions/{version}"] = {"schema": json.dumps(schema), **more}
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     registry: Registry
 
     def do_GET(self) -> None:
@@ -56,23 +54,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Prints nothing."""
-
 
 @contextlib.contextmanager
 def schema_registry(tls: Certificate | None = None) -> Iterator[Registry]:
     """Listens until the end of the context; with a certificate for TLS only."""
-    handler: Any = type("Handler", (_Handler,), {})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        if tls is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(tls.key_file)
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        scheme = "https" if tls else "http"
-        registry = handler.registry = Registry(f"{scheme}://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    registry = Registry()
+    with listening(_Handler, tls, registry=registry) as registry.address:
         yield registry
-        server.shutdown()
-        thread.join()

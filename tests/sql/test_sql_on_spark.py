@@ -20,7 +20,7 @@ from tests.sql import event_time_job
 from tests.sql.delta_job import DeltaJob
 from tests.sql.event_time_job import EventTimeJob
 from tests.sql.test_functions import NAN, ROWS, Values
-from tests.support.stateless_rows import stateless_rows
+from tests.support.spark_harness import stateless_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -30,7 +30,7 @@ from tests.recovery.failing_disks import DiskPlan, FaultyDisk
 from tests.storage.savepoint_claims import SavepointClaims
 from tests.storage.savepoint_copies import SavepointCopies
 from tests.support.errors import raises
-from tests.support.limits import file_size_limit
+from tests.support.memory import file_size_limit
 
 KEPT_OUT = 7
 _HERE, _EXCHANGE = -100, 2

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from rocksdict import DBCompressionType
@@ -29,35 +29,187 @@ from urllib3 import Retry
 from stateflow.checkpoint.history import LIMIT as HISTORY_LIMIT
 from stateflow.checkpoint.history import read_history
 from stateflow.checkpoint.job_requests import open_requests
-from stateflow.checkpoint.log.documents import LogEntry, Manifest, OperatorState, Savepoint
-from stateflow.checkpoint.log.manifest_files import LIMIT, seal, unseal
+from stateflow.checkpoint.log.documents import LogEntry, Manifest, OperatorState, Origin, Savepoint
+from stateflow.checkpoint.log.manifest_files import LIMIT, seal, unseal, write_bytes
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
+from stateflow.clock import SystemClock
 from stateflow.config.settings import LARGEST_VALUE
 from stateflow.config.sources import read_toml
 from stateflow.connectors.delta.log import LOG_FOLDER, entry_path
 from stateflow.connectors.delta.versions import read_entry
 from stateflow.errors import CorruptFile, StateflowError
+from stateflow.operations import RekeyRequest, rekey_savepoint
 from stateflow.operations.job_root import open_root
-from stateflow.state.backends.rocksdb.manifest import ByteReader, parse
+from stateflow.query.state import check_entry, stored_entries
+from stateflow.state.backends import hash_maps
+from stateflow.state.backends.rocksdb.manifest import ByteReader, compose, parse
 from stateflow.state.backends.rocksdb.tables import check_table_file
-from stateflow.state.handles import FileHandle, StateFile, SubtaskState
+from stateflow.state.handles import FileHandle, OperatorPart, StateFile, StateSchema, SubtaskState
+from stateflow.state.kinds.key_context import state_id
+from stateflow.state.kinds.keyed_state import state_names
+from stateflow.state.operator_content import check_parts
+from stateflow.state.schema import type_schema
 from stateflow.storage import PosixStorage
 from stateflow.storage.hdfs import HdfsStorage
 from stateflow.storage.paths import data_folder
+from stateflow.types.decoders import MEMORY_LIMIT, type_memory
+from stateflow.types.key_encoding import encode_key
+from stateflow.types.serializers import VALUE_FORMAT, ValueSerializer, check_untyped, decode_untyped
 from tests.fuzz.corpus import make_store
 from tests.fuzz.mutations import sealed
 from tests.servers.hostile import answer
-from tests.support.forged_operator_state import (
-    check_manifest,
-    map_of_names,
-    operator_content,
-    rekey,
-    write_manifest,
-    write_savepoint,
-)
 from tests.support.memory import MemoryPeak
-from tests.support.stored_values import most, read_as, read_untyped, repeated, stored, verify, write_stored
-from tests.support.table_files import ForgedTable, bomb
+from tests.support.table_files import ForgedTable, bomb, write_store
+
+
+def operator_content(field: str, unit: bytes, size: int, then: bytes = b"") -> bytes:
+    """The msgpack of an `OperatorContent` of about `size` bytes.
+
+    Args:
+        field: its field, an array.
+        unit: the elements of the array.
+        size: the size of the array.
+        then: another field with its value.
+    """
+    count = size // len(unit)
+    start = bytes([0x82 if then else 0x81]) + msgspec.msgpack.encode(field) + b"\xdd" + count.to_bytes(4, "big")
+    return start + unit * count + then
+
+
+def map_of_names() -> bytes:
+    """The msgpack of an `OperatorContent` of 500 KB, with many broadcast states."""
+    return msgspec.msgpack.encode({"broadcasts": {f"{n:04x}": {} for n in range(1 << 16)}})
+
+
+def write_manifest(folder: Path, contents: list[bytes], *, inline: bool) -> None:
+    """Writes a job root with a manifest, whose operator has these parts, in the manifest or in files."""
+    storage = PosixStorage(folder / "root")
+    parts = [
+        OperatorPart(subtask=n, memory=0, content=content)
+        if inline
+        else OperatorPart(subtask=n, memory=0, handle=write_bytes(storage, f"data/{n}", content))
+        for n, content in enumerate(contents)
+    ]
+    operator = OperatorState(
+        uid="u", parallelism=len(parts), key_types=[], key_names=[], states=[], subtasks=[], parts=parts
+    )
+    manifest = Manifest(job_uuid="0" * 32, generation=1, ordinal=1, operators=[operator], sources=[])
+    (folder / "manifest").write_bytes(seal(manifest)[0])
+
+
+def write_savepoint(folder: Path, contents: list[bytes]) -> None:
+    """Writes a savepoint with one key group, whose operator has these parts."""
+    storage = PosixStorage(folder / "sp")
+    parts = [
+        OperatorPart(subtask=n, memory=0, handle=write_bytes(storage, f"files/{n}", content))
+        for n, content in enumerate(contents)
+    ]
+    operator = OperatorState(
+        uid="u", parallelism=len(parts), key_types=[], key_names=[], states=[], subtasks=[], parts=parts
+    )
+    manifest = Manifest(job_uuid="0" * 32, generation=1, ordinal=1, operators=[operator], sources=[])
+    document = Savepoint(
+        version=1,
+        id="0" * 32,
+        name="n",
+        origin=Origin.MANUAL,
+        made_at="2026-01-01T00:00:00+00:00",
+        committed_at="2026-01-01T00:00:00+00:00",
+        by="b",
+        job="j",
+        job_uuid="0" * 32,
+        max_parallelism=1,
+        checkpoint_id=1,
+        manifest=manifest,
+        sinks={},
+    )
+    (folder / "sp" / "_savepoint").write_bytes(seal(document)[0])
+
+
+def rekey(folder: Path) -> None:
+    """Copies the savepoint with another number of key groups, for which raw keyed state is looked for."""
+    rekey_savepoint(RekeyRequest(str(folder / "sp"), 8, str(folder / "copies")))
+
+
+def check_manifest(folder: Path) -> None:
+    manifest, _ = unseal((folder / "manifest").read_bytes(), Manifest, "manifest")
+    check_parts(PosixStorage(folder / "root"), manifest.operators[0].parts)
+
+
+STATE = StateSchema(name="totals", kind="value", value_type="list", type=type_schema(list))
+KEY = b"\0\0" + state_id("totals") + encode_key(("k", None))
+
+
+def write_stored(make: Callable[[], bytes], compression: DBCompressionType | None, folder: Path) -> None:
+    """Writes ``operator``, which refers to files in ``root``.
+
+    Args:
+        make: returns the stored value.
+        compression: of the data file of RocksDB; None for the filesystem backend.
+    """
+    storage = PosixStorage(folder / "root")
+    files: list[tuple[str, bytes]] = []
+    manifest = b""
+    if compression is None:
+        files.append(("entries", b"".join(hash_maps.encode_snapshot(iter([(KEY, make())])))))
+    else:
+        write_store(folder / "store", {KEY: make()}, compression)
+        files += [(path.name, path.read_bytes()) for path in (folder / "store").glob("*.sst")]
+        current = folder / "store" / (folder / "store" / "CURRENT").read_text().strip()
+        manifest = compose(parse(current.read_bytes(), "m"))
+    subtask = SubtaskState(
+        subtask=0,
+        first_group=0,
+        last_group=0,
+        snapshot="s",
+        backend="filesystem" if compression is None else "rocksdb",
+        files=[
+            StateFile(handle=write_bytes(storage, f"data/{name}", content), local_name=name) for name, content in files
+        ],
+        store_manifest=manifest,
+    )
+    operator = OperatorState(
+        uid="u", parallelism=1, key_types=["string"], key_names=["key"], states=[STATE], subtasks=[subtask]
+    )
+    (folder / "operator").write_bytes(msgspec.json.encode(operator))
+
+
+def _read(folder: Path, decode: Callable[[bytes], Any]) -> None:
+    operator = msgspec.json.decode((folder / "operator").read_bytes(), type=OperatorState)
+    for _, entries in stored_entries(operator, PosixStorage(folder / "root"), SystemClock()):
+        for key, value in entries:
+            check_entry(state_names(operator.states), 1, key, value, decode)
+
+
+def read_untyped(folder: Path) -> None:
+    """Reads the state as `read_state` does."""
+    _read(folder, decode_untyped)
+
+
+def verify(folder: Path) -> None:
+    """Reads the state as ``verify --deep`` does."""
+    _read(folder, check_untyped)
+
+
+def read_as(kind: object) -> Callable[[Path], None]:
+    """Returns a function that reads the state as a job which declares values of this type."""
+    return lambda folder: _read(folder, ValueSerializer(kind).decode)
+
+
+def stored(value: object) -> bytes:
+    """A value as it is stored."""
+    return VALUE_FORMAT + msgspec.msgpack.encode(value)
+
+
+def repeated(unit: object, count: int) -> bytes:
+    """The stored value of a list with `count` times the unit."""
+    return b"%b\xdd%b%b" % (VALUE_FORMAT, count.to_bytes(4), msgspec.msgpack.encode(unit) * count)
+
+
+def most(unit: object, kind: object = Any) -> bytes:
+    """The stored value of a list with as many units as a type's values may have, within one percent."""
+    sample = type_memory(kind).size(repeated(unit, 100_000)[1:], 1 << 60)
+    return repeated(unit, MEMORY_LIMIT * 99_000 // sample)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,18 @@
-"""A schema of Avro with each type, and bytes of its values that are encoded by hand."""
+"""A schema of Avro with each type, bytes of its values by hand, and row classes, which tasks of Spark import."""
 
 from __future__ import annotations
 
 import datetime
+import enum
 import struct
 import uuid
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+
+from stateflow import precision
 
 PART = {"type": "record", "name": "Part", "fields": [{"name": "name", "type": "string"}]}
 PART["fields"].append({"name": "size", "type": ["null", "int"]})  # type: ignore[attr-defined]
@@ -88,3 +93,36 @@ ROW: dict[str, Any] = {
     "parts": [None, {"name": "a", "size": 7}],
     "sizes": [("k", 1.5)],
 }
+
+
+class Color(enum.Enum):
+    RED = "RED"
+    BLUE = "BLUE"
+
+
+class Part(msgspec.Struct):
+    name: str
+    size: int | None
+
+
+class Order(msgspec.Struct):
+    id: int
+    ratio: float
+    paid: bool
+    raw: bytes
+    total: Annotated[Decimal, precision(12, scale=2)]
+    fixed: Annotated[Decimal, precision(12, scale=2)] | None
+    day: datetime.date
+    time: datetime.time
+    millis: Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+    local: datetime.datetime
+    key: uuid.UUID
+    color: Color
+    first: Part | None
+    parts: list[Part | None]
+    sizes: dict[str, float]
+
+
+class Pair(msgspec.Struct):
+    number: int
+    text: str | None

@@ -1,4 +1,4 @@
-"""A small job in a folder, run in this process or as a user would, and what is on disk around it."""
+"""The command line in this process; and a small job in a folder, run in this process or as a user would."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from click.testing import CliRunner, Result
+
+from stateflow.cli.main import main
 from stateflow.errors import StateflowError
 from stateflow.launch import RunRequest, RunResult, run_job
 from stateflow.runtime.task import store_cache
@@ -147,3 +150,11 @@ def check(cli: CliFixture, case: Case) -> None:
     assert [datum for datum in case.shown if datum not in str(error)] == []
     assert error.hint and case.hint in error.hint and error.exit_code != 0
     assert cli.on_disk() == before
+
+
+_PLAIN = {"COLUMNS": "120", "NO_COLOR": "1", "FORCE_COLOR": None, "TTY_COMPATIBLE": None, "TTY_INTERACTIVE": None}
+
+
+def invoke(*arguments: str) -> Result:
+    """Runs a command that prints to a pipe, without colours, and for 120 columns."""
+    return CliRunner(env=_PLAIN).invoke(main, list(arguments), prog_name="stateflow")

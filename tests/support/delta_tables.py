@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.transaction import AddAction
+from hypothesis import strategies as st
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, Writing
@@ -248,3 +249,60 @@ class Process:
     def _read(self, stream: IO[str] | None) -> None:
         assert stream is not None
         assert stream.readline() == "ready\n"
+
+
+_OPTIONS: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+
+
+def damage_one(table: Path, damage: str) -> str:
+    """Replaces the file of a table that has the text "right" by a damaged one; returns its name.
+
+    Args:
+        damage: ``checksum`` of a page, ``text`` that is not UTF-8, ``truncated``, ``empty``, or ``other`` content.
+    """
+    paths = [path for path in table.glob("*.parquet") if pq.read_table(path)["text"].to_pylist() == ["right"]]
+    (path,) = paths
+    pq.write_table(pq.read_table(path), path, write_page_checksum=True, **_OPTIONS)
+    data = path.read_bytes()
+    if damage == "text":
+        column = pa.array([b"caf\xe9"], pa.binary()).view(pa.string())
+        pq.write_table(pq.read_table(path).set_column(0, "text", column), path, **_OPTIONS)
+    else:
+        wrong = data.replace(b"right", b"wrong")
+        path.write_bytes({"checksum": wrong, "truncated": data[:-10], "empty": b"", "other": b"id,text"}[damage])
+    return path.name
+
+
+_LONGEST = datetime.timedelta(99_000_000)
+_LONG = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+def _decimals(digits: int, scale: int) -> st.SearchStrategy[decimal.Decimal]:
+    largest = 10**digits - 1
+    return st.integers(-largest, largest).map(lambda n: decimal.Decimal(n).scaleb(-scale, decimal.Context(prec=100)))
+
+
+def every_row(texts: st.SearchStrategy[str], floats: st.SearchStrategy[float]) -> st.SearchStrategy[Every]:
+    """Rows in which each field but `id` may be None."""
+    prices, durations = _decimals(12, 2), st.timedeltas(-_LONGEST, _LONGEST)
+    inners = st.builds(Inner, _LONG, st.none() | prices, st.lists(durations, max_size=2))
+    return st.builds(
+        Every,
+        id=_LONG,
+        amount=st.none() | floats,
+        text=st.none() | texts,
+        flag=st.none() | st.booleans(),
+        raw=st.none() | st.binary(max_size=5),
+        day=st.none() | st.dates(),
+        local=st.none() | st.datetimes(),
+        instant=st.none() | st.datetimes(timezones=st.just(datetime.UTC)),
+        price=st.none() | prices,
+        exact=st.none() | _decimals(38, 4),
+        time=st.none() | st.times(),
+        lasting=st.none() | durations,
+        uid=st.none() | st.uuids(),
+        colour=st.none() | st.sampled_from(Colour),
+        inner=st.none() | inners,
+        numbers=st.none() | st.lists(st.none() | floats, max_size=3),
+        named=st.none() | st.dictionaries(texts, st.none() | inners, max_size=2),
+    )

@@ -1,4 +1,4 @@
-"""A job root, and runs without Spark of jobs that are functions of a test."""
+"""A job root, and runs and restores without Spark of jobs that are functions of a test."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Any, cast
 
 from stateflow import DeadLetter
 from stateflow.api.source import CollectionSource, LocalSource
+from stateflow.checkpoint.restore.plan_document import GraphChanges, RestorePlan
 from stateflow.clock import Clock, SystemClock
 from stateflow.environment import StreamExecutionEnvironment, declare
 from stateflow.errors import JobDefinitionError
 from stateflow.observability import NullRecorder, Recorder
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.executor import Executor
-from stateflow.runtime.job import BatchResult
+from stateflow.runtime.job import BatchResult, Job
 from stateflow.runtime.job_loader import create_or_open_job
 from stateflow.runtime.local_run import LocalExecutor, run_local
 from stateflow.runtime.restore.new_job_root import NewJobRoot
+from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
+from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
 from stateflow.runtime.task import store_cache
 from stateflow.storage import Storage, open_storage
 from stateflow.testing.sinks import FolderSink
@@ -106,3 +109,21 @@ class LocalJobs:
 
     def letters(self, name: str = "letters") -> list[DeadLetter]:
         return [DeadLetter(**row) for row in self.sink(name).rows()]
+
+
+def prepared_job(jobs: LocalJobs, build: Build) -> Job:
+    return jobs.prepare(build).job
+
+
+def plan_restore(jobs: LocalJobs, build: Build, *maps: str, target: str = "latest", **more: Any) -> RestorePlan:
+    """Plans a restore; further arguments are those of `RestoreOptions`, and the positions of `sources`."""
+    changes = GraphChanges(maps, tuple(more.pop("sources", ())))
+    more["drop"] = frozenset(more.get("drop", ()))
+    return make_restore_plan(prepared_job(jobs, build), target, RestoreOptions(changes=changes, **more))
+
+
+def restore(jobs: LocalJobs, build: Build, *maps: str, **more: Any) -> RestorePlan:
+    plan = plan_restore(jobs, build, *maps, **more)
+    execute_plan(prepared_job(jobs, build), plan, RestoreRequest(f"restore-{plan.digest}"))
+    jobs.run(build)
+    return plan

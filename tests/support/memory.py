@@ -1,8 +1,12 @@
-"""The memory that work takes beyond what the process had."""
+"""What work takes of this process: memory and calls; and a limit of the size of files."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import resource
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 LIMIT = 100 << 20
@@ -26,3 +30,30 @@ class MemoryPeak:
 def _status(name: str) -> int:
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) << 10
+
+
+def count_calls(function: Callable[[], object]) -> int:
+    """Calls a function, and returns how many functions were called meanwhile, of Python and of C."""
+    count, before = 0, sys.getprofile()
+
+    def note(_frame: object, event: str, _value: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@contextlib.contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """A process that writes more to a file fails, or is killed unless it ignores that signal."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

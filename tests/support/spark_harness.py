@@ -1,22 +1,28 @@
-"""Harnesses whose batches run on Spark: a test of a harness then has the shuffle and the tasks of a job."""
+"""Harnesses whose batches run on Spark, and the rows of a stream without operators as Spark computes them."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from stateflow.api.functions.process import TaskInfo
+from stateflow.api.graph import Node, SourceNode
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, SinkWriter, Writing
+from stateflow.api.streams.data_stream import DataStream
 from stateflow.clock import SystemClock
 from stateflow.runtime.executor import BatchInfo, BatchWork, Executed, Executor
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.spark.errors import is_alive, translate_spark_errors
 from stateflow.runtime.spark.executor import SparkExecutor
-from stateflow.runtime.spark.frames import empty_frame, source_frame
+from stateflow.runtime.spark.frames import FrameBuilder, empty_frame, source_frame
 from stateflow.runtime.task.row_conversion import to_batch
 from stateflow.state.handles import Committable
 from stateflow.storage import PosixStorage
@@ -115,3 +121,26 @@ class _RowFile(SinkWriter):
                 file.write(each)
         rows = sum(map(len, self._batches))
         return [Committable(path=str(self._path), size=self._path.stat().st_size, rows=rows)]
+
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def stateless_rows(
+    stream: DataStream, given: Mapping[str, Sequence[Any]], spark: SparkSession
+) -> list[tuple[Any, ...]]:
+    """Returns the rows of a stream.
+
+    Args:
+        given: the rows of the batch by the uid of their source.
+    """
+
+    def leaf(node: Node) -> DataFrame:
+        assert isinstance(node, SourceNode)
+        return spark.createDataFrame(list(map(msgspec.structs.astuple, given[node.uid])), node.schema.ddl)
+
+    info = TaskInfo("", 0, 0, 0, datetime.min.replace(tzinfo=UTC))
+    frame = FrameBuilder(leaf, info).frame(stream._node)
+    assert frame is not None
+    return [tuple(row) for row in frame.collect()]

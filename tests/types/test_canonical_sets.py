@@ -19,7 +19,7 @@ import pytest
 
 from stateflow.state.schema import type_schema
 from stateflow.types.serializers import ValueSerializer, decode_untyped
-from tests.support.calls import count_calls
+from tests.support.memory import count_calls
 from tests.support.processes import ROOT
 
 

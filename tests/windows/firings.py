@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support import folder_tables
-from tests.support.oracle_job import OracleJob, Tables
+from tests.support.job_fixture import OracleJob, Tables
 
 
 class Firing(NamedTuple):

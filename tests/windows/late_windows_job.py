@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.support import folder_tables
-from tests.support.oracle_job import Tables
+from tests.support.job_fixture import Tables
 from tests.windows.firings import Firing, FiringJob, firings, last_of_sessions, last_of_windows, replaced
 
 Table = Counter[tuple[object, ...]]

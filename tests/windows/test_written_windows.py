@@ -8,7 +8,7 @@ import pytest
 
 import stateflow
 from tests.bootstrap.test_state_files import stored_content
-from tests.support.commands import invoke
+from tests.support.cli_fixture import invoke
 from tests.windows.windows_job import WindowsJob
 
 

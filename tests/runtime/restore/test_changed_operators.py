@@ -32,8 +32,7 @@ from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_pla
 from stateflow.state.operator_content import read_parts
 from tests.support.errors import raises
 from tests.support.graphs import Row
-from tests.support.local_jobs import Build, Growing, LocalJobs
-from tests.support.local_restores import plan_restore, prepared_job, restore
+from tests.support.local_jobs import Build, Growing, LocalJobs, plan_restore, prepared_job, restore
 
 HOUR = timedelta(hours=1)
 

@@ -15,8 +15,7 @@ from stateflow.config.settings import SourceSettings
 from stateflow.errors import ConfigError
 from tests.support.errors import raises
 from tests.support.graphs import Row
-from tests.support.local_jobs import Build, Growing, LocalJobs
-from tests.support.local_restores import plan_restore, restore
+from tests.support.local_jobs import Build, Growing, LocalJobs, plan_restore, restore
 
 
 class Numbers(LocalSource):

@@ -36,7 +36,7 @@ from stateflow.runtime.spark.executor import SparkExecutor
 from stateflow.runtime.spark.frames import source_frame
 from stateflow.runtime.spark.inputs import SourceRows
 from stateflow.storage.memory import MemoryStorage
-from tests.support.damaged_files import damage_one
+from tests.support.delta_tables import damage_one
 
 pytestmark = pytest.mark.spark
 ID = str(uuid.UUID(int=7))

@@ -33,8 +33,7 @@ from stateflow.storage import MemoryStorage, PosixStorage, Storage
 from stateflow.testing.conformance.state_backend import GROUPS, Opener, OperatorSubtasks, key_of
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support.errors import raises
-from tests.support.limits import file_size_limit
-from tests.support.memory import MemoryPeak
+from tests.support.memory import MemoryPeak, file_size_limit
 from tests.support.table_files import ForgedTable, write_loaded_store, write_store
 
 Entries = dict[bytes, bytes]

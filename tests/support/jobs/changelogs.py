@@ -3,13 +3,12 @@
 ``job.folder`` has ``bids.jsonl`` and gets ``tables/``. With ``job.spark=yes`` Spark reads the files of ``in/``.
 """
 
-import json
 from pathlib import Path
 
 import msgspec
 
-from stateflow import DeltaSink, FileSource, RowKind, StreamExecutionEnvironment
-from stateflow.testing.sources import ScriptedSource
+from stateflow import DeltaSink, RowKind, StreamExecutionEnvironment
+from tests.support.jobs.sources import scripted
 
 
 class Bid(msgspec.Struct):
@@ -35,16 +34,9 @@ class BidChange(msgspec.Struct):
     number: int
 
 
-def _source(env: StreamExecutionEnvironment, folder: Path) -> FileSource | ScriptedSource:
-    if env.parameter("spark", "no") == "yes":
-        return FileSource(folder / "in", schema=Bid, format="json")
-    script = [Bid(**json.loads(line)) for line in (folder / "bids.jsonl").read_text().splitlines()]
-    return ScriptedSource(Bid, script, folder / "ledger.jsonl", slice_rows=int(env.parameter("batch_rows", "10")))
-
-
 def build(env: StreamExecutionEnvironment) -> None:
     folder = Path(env.parameter("folder"))
-    bids = env.from_source(_source(env, folder), uid="bids").key_by("item")
+    bids = env.from_source(scripted(env, Bid, "bids"), uid="bids").key_by("item")
 
     newest = bids.deduplicate(keep="last", order_by="at", uid="newest")
     newest.sink_to(DeltaSink(folder / "tables/newest", mode="upsert", keys="item"), uid="newest-table")

@@ -18,12 +18,10 @@ from stateflow import (
     StreamExecutionEnvironment,
     TimeWindow,
     TumblingEventTimeWindows,
-    WatermarkStrategy,
 )
 from stateflow.api.joins.pairs import Columns
-from stateflow.api.streams.data_stream import DataStream
 from stateflow.testing.sinks import FolderSink
-from stateflow.testing.sources import ScriptedSource
+from tests.support.jobs.sources import timed
 
 
 class Order(msgspec.Struct):
@@ -108,19 +106,12 @@ STATEMENTS = """
 """
 
 
-def _stream(env: StreamExecutionEnvironment, row_class: type, name: str) -> DataStream:
-    folder = Path(env.parameter("folder"))
-    lines = (folder / f"{name}.jsonl").read_text().splitlines()
-    script: list[object] = [msgspec.json.decode(line, type=row_class) for line in lines]
-    batch_rows = int(env.parameter("batch_rows", "10"))
-    source = ScriptedSource(row_class, script, folder / f"{name}-ledger.jsonl", slice_rows=batch_rows)
-    strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(seconds=20)).with_timestamp_column("at")
-    return env.from_source(source, uid=name).assign_timestamps_and_watermarks(strategy)
-
-
 def build(env: StreamExecutionEnvironment) -> None:
     tables = Path(env.parameter("folder")) / "tables"
-    orders, payments = _stream(env, Order, "orders"), _stream(env, Payment, "payments")
+    orders, payments = (
+        timed(env, row, name, timedelta(seconds=20), ledger=f"{name}-ledger")
+        for row, name in ((Order, "orders"), (Payment, "payments"))
+    )
 
     both = orders.co_group(payments).where("customer").equal_to("payer")
     groups = both.window(TumblingEventTimeWindows.of(timedelta(seconds=50)))

@@ -4,7 +4,6 @@
 files of ``in/orders`` and ``in/payments``.
 """
 
-import json
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,18 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow import (
-    FileSource,
     JoinContext,
     ProcessJoinFunction,
     StateTtlConfig,
     StreamExecutionEnvironment,
     TumblingEventTimeWindows,
-    WatermarkStrategy,
 )
 from stateflow.api.joins.pairs import Columns
-from stateflow.api.streams.data_stream import DataStream
 from stateflow.testing.sinks import FolderSink
-from stateflow.testing.sources import ScriptedSource
+from tests.support.jobs.sources import timed
 
 
 class Order(msgspec.Struct):
@@ -67,21 +63,12 @@ def _is_prompt(order: Columns, payment: Columns) -> pa.Array:
     return pc.and_(pc.greater_equal(after, 0), pc.less_equal(after, 100))
 
 
-def _stream(env: StreamExecutionEnvironment, row_class: type, name: str) -> DataStream:
-    folder = Path(env.parameter("folder"))
-    if env.parameter("spark", "no") == "yes":
-        source: FileSource | ScriptedSource = FileSource(folder / "in" / name, schema=row_class, format="json")
-    else:
-        script = [row_class(**json.loads(line)) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-        batch_rows = int(env.parameter("batch_rows", "10"))
-        source = ScriptedSource(row_class, script, folder / f"{name}-ledger.jsonl", slice_rows=batch_rows)
-    strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=20)).with_timestamp_column("at")
-    return env.from_source(source, uid=name).assign_timestamps_and_watermarks(strategy)
-
-
 def build(env: StreamExecutionEnvironment) -> None:
     tables = Path(env.parameter("folder")) / "tables"
-    orders, payments = _stream(env, Order, "orders"), _stream(env, Payment, "payments")
+    orders, payments = (
+        timed(env, row, name, timedelta(milliseconds=20), ledger=f"{name}-ledger", files=f"in/{name}")
+        for row, name in ((Order, "orders"), (Payment, "payments"))
+    )
     interval = orders.key_by("customer").interval_join(payments.key_by("payer"))
     bounded = interval.between(timedelta(milliseconds=-10), timedelta(milliseconds=30))
     names = {"order": "left.number", "payment": "right.amount"}

@@ -4,7 +4,6 @@
 watermark, and by more than the allowed lateness.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -17,11 +16,10 @@ from stateflow import (
     ProcessWindowFunction,
     StreamExecutionEnvironment,
     TumblingEventTimeWindows,
-    WatermarkStrategy,
     WindowContext,
 )
 from stateflow.testing.sinks import FolderSink
-from stateflow.testing.sources import ScriptedSource
+from tests.support.jobs.sources import timed
 
 
 class Reading(msgspec.Struct):
@@ -67,11 +65,7 @@ COLUMNS = {
 
 def build(env: StreamExecutionEnvironment) -> None:
     folder = Path(env.parameter("folder"))
-    script = [Reading(**json.loads(line)) for line in (folder / "readings.jsonl").read_text().splitlines()]
-    batch_rows = int(env.parameter("batch_rows", "10"))
-    source = ScriptedSource(Reading, script, folder / "ledger.jsonl", slice_rows=batch_rows)
-    strategy = WatermarkStrategy.for_bounded_out_of_orderness(ms(10)).with_timestamp_column("at")
-    readings = env.from_source(source, uid="readings").assign_timestamps_and_watermarks(strategy).key_by("sensor")
+    readings = timed(env, Reading, "readings", ms(10)).key_by("sensor")
 
     hours = readings.window(TumblingEventTimeWindows.of(ms(60))).allowed_lateness(ms(40))
     sessions = readings.window(EventTimeSessionWindows.with_gap(ms(20))).allowed_lateness(ms(60))

@@ -3,7 +3,6 @@
 Parameter: ``job.folder``, as in ``accounts.py``. The list is only added to; the state is looked at from outside.
 """
 
-import json
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,7 @@ from stateflow import (
     ValueStateDescriptor,
 )
 from stateflow.testing.sinks import FolderSink
-from stateflow.testing.sources import ScriptedSource
+from tests.support.jobs.sources import scripted
 
 
 class Event(msgspec.Struct):
@@ -43,9 +42,8 @@ class Collect(KeyedProcessFunction[Event, Event]):
 def build(env: StreamExecutionEnvironment) -> None:
     env.configure(max_parallelism=128)
     folder = Path(env.parameter("folder"))
-    script = [Event(**json.loads(line)) for line in (folder / "events.jsonl").read_text().splitlines()]
-    source = ScriptedSource(Event, script, folder / "ledger.jsonl", slice_rows=10)
-    collected = env.from_source(source, uid="events").key_by("account", order_by=("number",))
+    events = env.from_source(scripted(env, Event, "events"), uid="events")
+    collected = events.key_by("account", order_by=("number",))
     collected.process(Collect(), output=Event, uid="collect").sink_to(
         FolderSink(folder / "tables" / "none"), uid="none"
     )

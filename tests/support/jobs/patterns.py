@@ -3,24 +3,15 @@
 ``job.folder`` has ``readings.jsonl`` and gets ``tables/``. With ``job.spark=yes`` Spark reads the files of ``in/``.
 """
 
-import json
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 
-from stateflow import (
-    AfterMatchSkipStrategy,
-    FileSource,
-    MatchedRows,
-    OutputTag,
-    Pattern,
-    StreamExecutionEnvironment,
-    WatermarkStrategy,
-)
+from stateflow import AfterMatchSkipStrategy, MatchedRows, OutputTag, Pattern, StreamExecutionEnvironment
 from stateflow.testing.sinks import FolderSink
-from stateflow.testing.sources import ScriptedSource
+from tests.support.jobs.sources import timed
 
 
 class Reading(msgspec.Struct):
@@ -60,18 +51,9 @@ def match(rows: Mapping[str, list[Reading]]) -> Match:
     return Match(every[0].sensor, sorted(row.at for row in every))
 
 
-def _source(env: StreamExecutionEnvironment, folder: Path) -> FileSource | ScriptedSource:
-    if env.parameter("spark", "no") == "yes":
-        return FileSource(folder / "in", schema=Reading, format="json")
-    script = [Reading(**json.loads(line)) for line in (folder / "readings.jsonl").read_text().splitlines()]
-    return ScriptedSource(Reading, script, folder / "ledger.jsonl", slice_rows=int(env.parameter("batch_rows", "10")))
-
-
 def build(env: StreamExecutionEnvironment) -> None:
     folder = Path(env.parameter("folder"))
-    strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=20)).with_timestamp_column("at")
-    readings = env.from_source(_source(env, folder), uid="readings").assign_timestamps_and_watermarks(strategy)
-    sensors = readings.key_by("sensor")
+    sensors = timed(env, Reading, "readings", timedelta(milliseconds=20)).key_by("sensor")
     pairs = sensors.match_pattern(PAIRS.within(timedelta(milliseconds=100))).side_output_timed_out(TIMED_OUT, match)
     matched = {
         "falls": sensors.match_pattern(FALLS).select(match, output=Match, uid="falls"),

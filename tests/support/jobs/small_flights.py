@@ -1,6 +1,7 @@
 """A few flights, for runs on Spark: one source, a transform, two keyed streams, two Delta tables.
 
-Parameter: ``job.folder``, which holds ``flights/`` and gets ``tables/``.
+Parameters: ``job.folder``, which holds ``flights/`` and gets ``tables/``; for other tables ``job.brokers``, where the
+legs are records of a topic, and ``job.postgres``, how to connect to the server of the routes.
 """
 
 from collections.abc import Iterator
@@ -87,6 +88,12 @@ def build(env: StreamExecutionEnvironment) -> None:
     source = FileSource(env.parameter("flights", f"{folder}/flights"), schema=Flight)
     flights = env.from_source(source, uid="flights").transform(name_unknown)
     legs = flights.key_by("aircraft", order_by=("number",)).process(Aircraft(), output=Leg, uid="aircraft")
-    legs.sink_to(DeltaSink(f"{folder}/tables/legs"), uid="legs")
     routes = flights.key_by("carrier", "origin", order_by=("number",)).process(Routes(), output=Route, uid="by-route")
-    routes.sink_to(DeltaSink(f"{folder}/tables/routes"), uid="routes")
+    if brokers := env.parameter("brokers", ""):
+        from stateflow import KafkaSink, PostgresSink
+
+        legs.sink_to(KafkaSink(brokers, topic="legs", key="aircraft"), uid="legs")
+        routes.sink_to(PostgresSink(env.parameter("postgres"), "public.routes"), uid="routes")
+    else:
+        legs.sink_to(DeltaSink(f"{folder}/tables/legs"), uid="legs")
+        routes.sink_to(DeltaSink(f"{folder}/tables/routes"), uid="routes")

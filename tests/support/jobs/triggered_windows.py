@@ -3,7 +3,6 @@
 ``job.folder`` has ``readings.jsonl`` and gets ``tables/``. The readings of a meter are in order, not those of a sensor.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -33,11 +32,10 @@ from stateflow import (
     TriggerResult,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
-    WatermarkStrategy,
     WindowContext,
 )
 from stateflow.testing.sinks import FolderSink
-from stateflow.testing.sources import ScriptedSource
+from tests.support.jobs.sources import timed
 
 
 class Reading(msgspec.Struct):
@@ -141,11 +139,7 @@ EARLIER = {"count": ("count", "number"), "total": ("sum", "value")}
 
 def build(env: StreamExecutionEnvironment) -> None:
     folder = Path(env.parameter("folder"))
-    script = [Reading(**json.loads(line)) for line in (folder / "readings.jsonl").read_text().splitlines()]
-    batch_rows = int(env.parameter("batch_rows", "10"))
-    source = ScriptedSource(Reading, script, folder / "ledger.jsonl", slice_rows=batch_rows)
-    strategy = WatermarkStrategy.for_bounded_out_of_orderness(ms(20)).with_timestamp_column("at")
-    stream = env.from_source(source, uid="readings").assign_timestamps_and_watermarks(strategy)
+    stream = timed(env, Reading, "readings", ms(20))
     sensors, meters = stream.key_by("sensor"), stream.key_by("meter")
     hours = TumblingEventTimeWindows.of(ms(60))
 

@@ -4,7 +4,6 @@
 or of ``job.input``.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -13,16 +12,14 @@ import msgspec
 
 from stateflow import (
     EventTimeSessionWindows,
-    FileSource,
     ProcessAllWindowFunction,
     ProcessWindowFunction,
     StreamExecutionEnvironment,
     TumblingEventTimeWindows,
-    WatermarkStrategy,
     WindowContext,
 )
 from stateflow.testing.sinks import FolderSink
-from stateflow.testing.sources import ScriptedSource
+from tests.support.jobs.sources import timed
 
 
 class Reading(msgspec.Struct):
@@ -60,20 +57,12 @@ def added(first: Reading, second: Reading) -> Reading:
     return Reading(first.sensor, first.at, first.value + second.value)
 
 
-def _source(env: StreamExecutionEnvironment, folder: Path) -> FileSource | ScriptedSource:
-    if env.parameter("spark", "no") == "yes":
-        return FileSource(env.parameter("input", str(folder / "in")), schema=Reading, format="json")
-    script = [Reading(**json.loads(line)) for line in (folder / "readings.jsonl").read_text().splitlines()]
-    return ScriptedSource(Reading, script, folder / "ledger.jsonl", slice_rows=int(env.parameter("batch_rows", "10")))
-
-
 COLUMNS = {"start": ("window_start",), "end": ("window_end",), "value": ("sum", "value")}
 
 
 def build(env: StreamExecutionEnvironment) -> None:
     folder = Path(env.parameter("folder"))
-    strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=20)).with_timestamp_column("at")
-    stream = env.from_source(_source(env, folder), uid="readings").assign_timestamps_and_watermarks(strategy)
+    stream = timed(env, Reading, "readings", timedelta(milliseconds=20))
     readings = stream.key_by("sensor")
     hours_of = TumblingEventTimeWindows.of(timedelta(milliseconds=60))
     hours = readings.window(hours_of)

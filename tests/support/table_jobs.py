@@ -1,0 +1,170 @@
+"""Jobs whose tables are Delta's or Iceberg's, folders of files, in Kafka or in PostgreSQL, and what they must have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from pyiceberg.table import Table
+
+from tests.servers.kafka import KafkaCluster
+from tests.servers.postgres import Postgres
+from tests.support import delta_tables, file_tables, iceberg_tables, root_files
+from tests.support.flights_job import FlightsJob
+from tests.support.job_fixture import AccountsJob, Row, expected, multiset
+from tests.support.processes import spawn
+
+_JOB = "accounts_in_tables"
+
+
+class FoldersJob(AccountsJob):
+    @classmethod
+    def create(cls, folder: Path, sink: str) -> FoldersJob:
+        """A job without tables yet; `sink` is ``delta`` or ``files``."""
+        return cls(folder, {"job__sink": sink}, job_name=_JOB)
+
+    @property
+    def upserts_totals(self) -> bool:
+        return self.settings["job__sink"] == "delta"
+
+    def rows(self, table: str) -> list[Row]:
+        read = delta_tables.rows if self.settings["job__sink"] == "delta" else file_tables.rows
+        return read(self.table(table))
+
+
+class _ServedJob(AccountsJob):
+    """Its tables are not in its folder."""
+
+    def check_clean(self) -> None:
+        self.collect()
+        root_files.check_no_orphans(self.root)
+
+
+class IcebergJob(_ServedJob):
+    @classmethod
+    def create(cls, folder: Path) -> IcebergJob:
+        iceberg_tables.create_catalog(folder / "lake")
+        settings = {"job__sink": "iceberg", "job__lake": str(folder / "lake")}
+        return cls(folder / "job", settings, job_name=_JOB)
+
+    def iceberg_table(self, name: str) -> Table:
+        lake = Path(str(self.settings["job__lake"]))
+        return iceberg_tables.catalog_in(lake).load_table(f"db.{name}")
+
+    def rows(self, table: str) -> list[Row]:
+        return iceberg_tables.rows(self.iceberg_table(table))
+
+
+def committed(address: str, topic: str) -> list[Message]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": f"r-{uuid4().hex}",
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    try:
+        consumer.assign([TopicPartition(topic, number, 0) for number in range(2)])
+        found, ended = [], 0
+        while ended < 2:
+            message = consumer.poll(30)
+            assert message is not None
+            error = message.error()
+            if error is None:
+                found.append(message)
+            else:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                ended += 1
+        return found
+    finally:
+        consumer.close()
+
+
+@dataclass
+class KafkaJob(_ServedJob):
+    cluster: KafkaCluster | None = None
+
+    @classmethod
+    def create(cls, cluster: KafkaCluster, **more: Any) -> KafkaJob:
+        for topic in ("movements", "totals"):
+            cluster.create(topic)
+        settings = {"job__sink": "kafka", "job__brokers": cluster.address, **more.pop("settings", {})}
+        return cls(settings=settings, job_name=_JOB, cluster=cluster, **more)
+
+    def rows(self, table: str) -> list[Row]:
+        assert self.cluster is not None
+        return [json.loads(message.value() or b"") for message in committed(self.cluster.address, table)]
+
+    def check_visible(self) -> None:
+        logged = expected(self.delivered[: self.head.position])
+        for table, wanted in (("movements", logged.movements), ("totals", logged.totals)):
+            extra = multiset(self.rows(table)) - multiset(wanted)
+            assert not extra, f"{table} has rows twice, or too early: {extra}"
+
+
+@dataclass
+class PostgresJob(_ServedJob):
+    server: Postgres | None = None
+    schema: str = "public"
+
+    @property
+    def upserts_totals(self) -> bool:
+        return True
+
+    @classmethod
+    def create(cls, server: Postgres, schema: str, **more: Any) -> PostgresJob:
+        """A job with an empty schema; further arguments as for `JobFixture`."""
+        server.execute(f"CREATE SCHEMA {schema}")
+        settings = {"job__sink": "postgres", "job__postgres": server.conninfo, "job__schema": schema}
+        settings |= more.pop("settings", {})
+        return cls(settings=settings, job_name=_JOB, variables=server.variables, server=server, schema=schema, **more)
+
+    def rows(self, table: str) -> list[Row]:
+        assert self.server is not None
+        return self.server.rows(f"{self.schema}.{table}")
+
+    def tokens(self) -> dict[str, int]:
+        assert self.server is not None
+        found = self.server.execute(
+            f"SELECT split_part(application, '/', 2), token FROM {self.schema}.stateflow_tokens WHERE application <> ''"
+        )
+        return dict(found)
+
+
+@dataclass
+class ServedFlightsJob(FlightsJob):
+    cluster: KafkaCluster | None = None
+    server: Postgres | None = None
+
+    @classmethod
+    def create(
+        cls, folder: Path, settings: Mapping[str, object], cluster: KafkaCluster, server: Postgres
+    ) -> ServedFlightsJob:
+        cluster.create("legs")
+        return cls(
+            folder,
+            {"job__brokers": cluster.address, "job__postgres": server.conninfo, **settings},
+            job_name="small_flights",
+            launcher=spawn,
+            variables=server.variables,
+            cluster=cluster,
+            server=server,
+        )
+
+    def rows(self, table: str) -> list[Row]:
+        assert self.cluster is not None and self.server is not None
+        if table == "legs":
+            return [json.loads(message.value() or b"") for message in committed(self.cluster.address, table)]
+        return self.server.rows(f"public.{table}")
+
+    def leftovers(self) -> list[str]:
+        # Staged rows are in the job root.
+        return []
