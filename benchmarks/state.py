@@ -33,8 +33,8 @@ from stateflow.state.column_serializer import ColumnSerializer
 from stateflow.state.handles import CANONICAL, Base, StateFile, StateSchema, SubtaskState
 from stateflow.state.host_cache import HostCache
 from stateflow.state.key_columns import encode_keys
-from stateflow.state.kinds.key_context import VOID_NAMESPACE, state_id
 from stateflow.state.schema import type_schema
+from stateflow.state.stored_key import VOID_NAMESPACE, state_id
 from stateflow.storage import PosixStorage
 from stateflow.types.key_groups import KeyGroupRange
 

@@ -19,12 +19,12 @@ from stateflow.clock import SystemClock
 from stateflow.compare.snapshots import DiffOptions, SnapshotDiff, compare
 from stateflow.config.settings import RocksDBSettings
 from stateflow.query.snapshot import Snapshot
-from stateflow.state.backends.entry_stream import blocks_of, first_key
+from stateflow.state.backends.entry_stream import blocks_of
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.host_cache import HostCache
-from stateflow.state.kinds.key_context import state_id
 from stateflow.state.schema import type_schema
+from stateflow.state.stored_key import encode_group, state_id
 from stateflow.storage import PosixStorage
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import range_of
@@ -109,7 +109,7 @@ def _build_subtask(folder: Path, storage: PosixStorage, subtask: int, size: Size
     store = RocksDBBackend(folder / f"store-{subtask}", cache, Base(subtask, owned), RocksDBSettings())
     dice = random.Random(subtask)
     keys = sorted(
-        first_key(owned.first + number % len(owned)) + state_id(_STATE) + encode_key((f"key-{number:010d}", None))
+        encode_group(owned.first + number % len(owned)) + state_id(_STATE) + encode_key((f"key-{number:010d}", None))
         for number in range(subtask, size.keys, size.parallelism)
     )
     store.load(blocks_of((key, _value(dice, size)) for key in keys))

@@ -73,7 +73,7 @@ from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.operator_state import BroadcastState, OperatorListState, OperatorStateStore
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
-from stateflow.state.kinds.timers import TimeDomain
+from stateflow.state.stored_key import TimeDomain
 from stateflow.types.columns.precision import precision
 from stateflow.types.columns.row_kind import RowKind
 from stateflow.types.custom_serializer import Compatibility, Serializer

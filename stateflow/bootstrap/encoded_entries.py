@@ -40,14 +40,14 @@ from stateflow.state.binary_columns import (
     without_first_byte,
 )
 from stateflow.state.column_serializer import ColumnSerializer
-from stateflow.state.key_columns import as_plain_column, encode_key_columns, parts_of_column
-from stateflow.state.kinds.key_context import VOID_NAMESPACE, BatchTime
+from stateflow.state.key_columns import as_plain_column, encode_key_columns, parts_of_column, time_rows
+from stateflow.state.kinds.key_context import BatchTime
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.keyed_state_batch import AnyMapState, AnySingleValueState
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
-from stateflow.state.kinds.timers import TIMER_IDS, TimeDomain
+from stateflow.state.stored_key import TIMER_IDS, VOID_NAMESPACE, TimeDomain
 from stateflow.types.columns.conversion import PER_MILLISECOND
 from stateflow.types.declared_types import KEY_TYPES
 from stateflow.types.descriptors import (
@@ -240,7 +240,6 @@ EPOCH = 1
 ANY_GROUP = b"\0\0"
 """In place of the key group, which is computed for many entries at once."""
 LIMITS = EntryLimits()
-_ZERO = np.uint64(1 << 63)
 _LARGEST_INDEX = (1 << 32) - 1
 _EVENT, _PROCESSING = TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME
 _DOMAINS = frozenset(domain.value for domain in TimeDomain)
@@ -336,7 +335,7 @@ class StateEncoder:
         ttl, times = self._state.ttl, self._times(batch)
         if ttl is None or times is None:
             return EntryColumns(stored, values)
-        timestamps = from_rows(_time_rows(times))
+        timestamps = from_rows(time_rows(times))
         assert len(VALUE_FORMAT) == 1
         payloads = without_first_byte(values)
         expiry = join_columns(ANY_GROUP + ttl.id, timestamps, *keys)
@@ -379,7 +378,8 @@ class StateEncoder:
             numbers = np.arange(self.added, self.added + batch.num_rows)
         if len(numbers) and int(numbers.max()) > _LARGEST_INDEX:
             raise DataError("a list state has more elements than positions", largest=_LARGEST_INDEX)
-        return join_columns(struct.pack(">Q", self.epoch), from_rows(_fixed(numbers.astype(">u4"))))
+        indices = numbers.astype(">u4").view(np.uint8).reshape(-1, 4)
+        return join_columns(struct.pack(">Q", self.epoch), from_rows(indices))
 
 
 @dataclass
@@ -413,7 +413,7 @@ class TimerEncoder:
                 found = int(selected.min())
                 self.earliest[domain] = min(found, self.earliest.get(domain, found))
         event, processing = (np.frombuffer(ANY_GROUP + TIMER_IDS[domain], np.uint8) for domain in (_EVENT, _PROCESSING))
-        starts = np.concatenate((np.where(are_event[:, None], event, processing), _time_rows(times)), axis=1)
+        starts = np.concatenate((np.where(are_event[:, None], event, processing), time_rows(times)), axis=1)
         stored = join_columns(from_rows(starts), keys, namespaces)
         return EntryColumns(stored, empty_values(len(stored)))
 
@@ -475,13 +475,3 @@ def _namespaces(batch: pa.RecordBatch, name: str) -> pa.LargeBinaryArray | bytes
         return encode_key_columns([column])
     # The void namespace is an encoded None.
     return from_list([encode_key((part,)) for part in parts_of_column(column, name)])
-
-
-def _time_rows(times: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Returns times as they are stored: 8 bytes that sort as the times do."""
-    return _fixed((times.view(np.uint64) ^ _ZERO).astype(">u8"))
-
-
-def _fixed(numbers: NDArray[np.generic]) -> NDArray[np.uint8]:
-    """Returns the bytes of each number."""
-    return np.ascontiguousarray(numbers).view(np.uint8).reshape(-1, numbers.itemsize)

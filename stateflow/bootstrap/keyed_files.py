@@ -24,8 +24,8 @@ from stateflow.checkpoint.savepoints.canonical.writer import (
 from stateflow.private_files import ScratchFolder
 from stateflow.state.backends.entry_stream import EntryColumns
 from stateflow.state.handles import CANONICAL, StateFile, SubtaskState
-from stateflow.state.kinds.timers import TimeDomain
 from stateflow.state.rehash import Rehash
+from stateflow.state.stored_key import TimeDomain
 
 BUCKET_BYTES = 8 << 20
 MOST_BUCKETS = 256

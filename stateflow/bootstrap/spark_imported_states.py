@@ -10,7 +10,7 @@ from stateflow.bootstrap.frames import DOMAIN, MAP_KEY, NAMESPACE, TIME, VALUE, 
 from stateflow.bootstrap.spark_checkpoint import SparkCheckpoint
 from stateflow.errors import ConfigError
 from stateflow.runtime.planning.state_discovery import DeclaredOperator
-from stateflow.state.kinds.timers import TimeDomain
+from stateflow.state.stored_key import TimeDomain
 from stateflow.types.descriptors import MapStateDescriptor
 from stateflow.types.spark_sql import quoted
 

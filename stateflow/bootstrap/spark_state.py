@@ -30,7 +30,7 @@ from stateflow.bootstrap.frames import (
 )
 from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.state.kinds.maps.map_state import MapState
-from stateflow.state.kinds.timers import TimeDomain
+from stateflow.state.stored_key import TimeDomain
 from stateflow.types.decoders import json_decoder
 from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from stateflow.types.spark_sql import literal, quoted

@@ -27,13 +27,11 @@ from stateflow.query.snapshot import Snapshot
 from stateflow.query.state_table import TIMERS, KeyedTable, OperatorTable, key_fields
 from stateflow.query.value_types import Refused, accepts_local_datetimes
 from stateflow.runtime.user_code import find_user_line
-from stateflow.state.backends.entry_stream import GROUP_BYTES, EntryColumns
+from stateflow.state.backends.entry_stream import EntryColumns
 from stateflow.state.handles import Base, OperatorContent, StateSchema, SubtaskState
-from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.operator_state import BROADCAST, UNION
-from stateflow.state.kinds.timers import TIMER_IDS
-from stateflow.state.kinds.ttl import expiry_ids
 from stateflow.state.operator_content import read_parts
+from stateflow.state.stored_key import STATE_PART, TIMER_IDS, expiry_ids, state_id
 from stateflow.types.descriptors import MapStateDescriptor, StateDescriptor
 from stateflow.types.key_groups import KeyGroupRange
 
@@ -231,7 +229,7 @@ class ChangedOperator:
         with LocalCopies() as copies:
             for shard in shards_of(one, self.opened.max_parallelism, SavepointSettings(max_workers=1)):
                 for block in copies.entries(shard, self.opened.storage):
-                    kept = [(k, v) for k, v in zip(block.keys, block.values, strict=True) if _id(k) not in ids]
+                    kept = [(k, v) for k, v in zip(block.keys, block.values, strict=True) if k[STATE_PART] not in ids]
                     if kept:
                         yield EntryColumns.of([key for key, _ in kept], [value for _, value in kept])
 
@@ -280,10 +278,6 @@ def _in_order(given: KeyedStateFrame, key: GivenKey) -> StateRows:
     with state_named(given.descriptor.name):
         rows = state_rows(given, key)
     return dataclasses.replace(rows, columns=dataclasses.replace(rows.columns, order_by=()))
-
-
-def _id(stored: bytes) -> bytes:
-    return stored[GROUP_BYTES:KEY_OFFSET]
 
 
 def _with_times(batch: pa.RecordBatch, before: StateSchema) -> pa.RecordBatch:

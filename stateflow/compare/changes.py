@@ -20,13 +20,14 @@ import pyarrow.compute as pc
 
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.compare.merge import Difference, unpack_list
-from stateflow.compare.states import DecodedKey, StatePair
+from stateflow.compare.states import StatePair
 from stateflow.compare.summary import change_of
 from stateflow.query.state_table import KeyedTable, OperatorTable, key_fields, timer_columns
 from stateflow.query.value_types import ValueReader
 from stateflow.state.handles import StateSchema, TypeNode, TypeSchema
 from stateflow.state.key_columns import KEY_GROUP
 from stateflow.state.schema import named_value
+from stateflow.state.stored_key import StoredKey
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.serializers import decode_untyped
 from stateflow.types.time_window import TimeWindow
@@ -89,7 +90,7 @@ def _namespace(namespace: object) -> object:
     return str(namespace) if isinstance(namespace, TimeWindow) else namespace
 
 
-def _value(pair: StatePair, schema: StateSchema | None, data: bytes, key: DecodedKey) -> object:
+def _value(pair: StatePair, schema: StateSchema | None, data: bytes, key: StoredKey) -> object:
     if pair.kind == "timer":
         return {"time": key.time, "domain": key.domain}
     if pair.kind in _RAW_KINDS:
@@ -268,7 +269,7 @@ _SCHEMA = pa.schema(
 _BATCH_BYTES = 4 << 20
 
 
-KeyDecoder = Callable[[bytes], DecodedKey]
+KeyDecoder = Callable[[bytes], StoredKey]
 
 
 @dataclass(frozen=True)

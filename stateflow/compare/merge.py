@@ -13,11 +13,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stateflow.errors import CorruptFile
 from stateflow.state.backends.base import after_prefix
-from stateflow.state.backends.entry_stream import GROUP_BYTES, EntryBlock
-from stateflow.state.kinds.key_context import KEY_OFFSET
-from stateflow.state.kinds.list_state import POSITION_BYTES
+from stateflow.state.backends.entry_stream import EntryBlock
+from stateflow.state.stored_key import GROUP_BYTES, KEY_OFFSET, STATE_PART, list_key
 
 _elements = msgspec.msgpack.Decoder(list[bytes])
 
@@ -111,7 +109,7 @@ def fold_lists(blocks: Iterable[EntryBlock], list_ids: Collection[bytes]) -> Ite
         keys: list[bytes] = []
         values: list[bytes] = []
         for key, value in zip(block.keys, block.values, strict=True):
-            owner = list_key(key) if key[GROUP_BYTES:KEY_OFFSET] in list_ids else b""
+            owner = list_key(key) if key[STATE_PART] in list_ids else b""
             if elements and owner != pending:
                 keys.append(pending)
                 values.append(pack_list(elements))
@@ -126,15 +124,6 @@ def fold_lists(blocks: Iterable[EntryBlock], list_ids: Collection[bytes]) -> Ite
             yield EntryBlock(keys, values)
     if elements:
         yield EntryBlock([pending], [pack_list(elements)])
-
-
-def list_key(key: bytes) -> bytes:
-    """Returns the stored key of an element without its position. Raises CorruptFile if it has none."""
-    if len(key) <= KEY_OFFSET + POSITION_BYTES:
-        raise CorruptFile(
-            "the stored key of a list's element has no position", hint="restore an older checkpoint", key=key.hex()[:80]
-        )
-    return key[:-POSITION_BYTES]
 
 
 def pack_list(elements: list[bytes]) -> bytes:

@@ -30,7 +30,7 @@ from stateflow.compare.shared_files import (
     data_files,
     divide_files,
 )
-from stateflow.compare.states import DecodedKey, StatePair, StatePairs
+from stateflow.compare.states import StatePair, StatePairs
 from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import ConfigError, StateError
 from stateflow.private_files import make_folders
@@ -41,6 +41,7 @@ from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.host_cache import HostCache
 from stateflow.state.operator_content import read_parts
 from stateflow.state.rehash import Rehash
+from stateflow.state.stored_key import StoredKey
 from stateflow.storage import Storage
 from stateflow.types.key_encoding import decode_key, encode_key
 from stateflow.types.key_groups import KeyGroupRange
@@ -344,9 +345,9 @@ def operator_differences(old: OperatorSide | None, new: OperatorSide | None) -> 
             yield pair, difference
 
 
-def decode_operator_key(key: bytes) -> DecodedKey:
+def decode_operator_key(key: bytes) -> StoredKey:
     """Decodes the key of a difference: that of a broadcast state's entry, a key group, or nothing for a list."""
-    return DecodedKey((), map_key=decode_key(key)[0] if key else None)
+    return StoredKey((), map_key=decode_key(key)[0] if key else None)
 
 
 _SPLIT, _UNION, _BROADCAST, _RAW, _RAW_KEYED = "split-list", "union-list", "broadcast", "raw", "raw-keyed"

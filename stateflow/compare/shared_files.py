@@ -15,13 +15,12 @@ from itertools import chain
 from types import TracebackType
 from typing import Self
 
-from stateflow.compare.merge import Difference, list_key, pack_list
+from stateflow.compare.merge import Difference, pack_list
 from stateflow.errors import CorruptFile
-from stateflow.state.backends.entry_stream import GROUP_BYTES, first_key
 from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest
 from stateflow.state.backends.rocksdb.tables import DeletedRange, KeyRange, PartFile, TableEntry, TableReader
 from stateflow.state.handles import StateFile, SubtaskState, check_position
-from stateflow.state.kinds.key_context import KEY_OFFSET
+from stateflow.state.stored_key import STATE_PART, after_key, encode_group, list_key
 from stateflow.storage import Storage
 from stateflow.storage.paths import check_key
 from stateflow.types.key_groups import KeyGroupRange
@@ -302,7 +301,7 @@ class CandidateComparison:
     def __init__(self, files: FileSets, opened: OpenStores, groups: KeyGroupRange) -> None:
         self._files = files
         self._opened = opened
-        self._keys: KeyRange = first_key(groups.first), _after(groups.last)
+        self._keys: KeyRange = encode_group(groups.first), encode_group(groups.last + 1)
 
     @property
     def has_deleted_ranges(self) -> bool:
@@ -336,7 +335,7 @@ class CandidateComparison:
         chunk: list[_Candidate] = []
         size = 0
         for key, side, entry in self._own_entries():
-            state = key[GROUP_BYTES:KEY_OFFSET]
+            state = key[STATE_PART]
             if state in ids.internal:
                 continue
             is_list = state in ids.lists
@@ -346,7 +345,7 @@ class CandidateComparison:
                     yield chunk
                     chunk, size = [], 0
                 # The namespace of another list may continue with 0xff where the position of an element begins.
-                chunk.append(_Candidate(owner, owner + (b"\xff" if is_list else b"\0"), is_list))
+                chunk.append(_Candidate(owner, after_key(owner) if is_list else owner + b"\0", is_list))
             chunk[-1].add(side, entry)
             size += len(key) + len(entry.value or b"")
         if chunk:
@@ -380,7 +379,3 @@ def _look_up(chunk: Sequence[_Candidate], file: StoreDataFile, opened: OpenFiles
             position += 1
         for side in (0, 1):
             wanted[position].add(side, entry)
-
-
-def _after(group: int) -> bytes:
-    return first_key(group + 1)

@@ -7,7 +7,6 @@ timestamp is not compared: it says when the value was written, and two jobs writ
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,14 +16,11 @@ import msgspec
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.compare.merge import Difference, unpack_list
 from stateflow.errors import CorruptFile
-from stateflow.state.backends.entry_stream import GROUP_BYTES
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
-from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.keyed_state import state_names
-from stateflow.state.kinds.timers import TIMER_IDS
 from stateflow.state.schema import union_member
 from stateflow.state.schema_compatibility import Declaration, compare_schemas
-from stateflow.types.key_encoding import decode_key
+from stateflow.state.stored_key import STATE_PART, TIMER_DOMAINS, TIMER_IDS, StoredKey, state_id
 from stateflow.types.serializers import decode_untyped, payload_start
 
 _SETS = {"set", "frozenset"}
@@ -169,8 +165,6 @@ def _fields(value: object, described: ClassSchema) -> dict[str, object]:
 
 TIMERS = "_timers"
 """Name under which timers are reported."""
-_TIME_BYTES = 8
-_ZERO = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -194,25 +188,6 @@ class StatePair:
         return ValueComparison(self.old, self.new)
 
 
-@dataclass(frozen=True)
-class DecodedKey:
-    """The parts of a stored key.
-
-    Attributes:
-        key: values of the key columns.
-        namespace: None without a namespace.
-        map_key: key in a map state; None for other states.
-        time: time of a timer in milliseconds since 1970; None for other states.
-        domain: time domain of a timer, ``event`` or ``processing``; empty for other states.
-    """
-
-    key: tuple[object, ...]
-    namespace: object = None
-    map_key: object = None
-    time: int | None = None
-    domain: str = ""
-
-
 class StatePairs:
     """The keyed states of one operator in two snapshots.
 
@@ -222,7 +197,6 @@ class StatePairs:
 
     def __init__(self, old: OperatorState | None, new: OperatorState | None) -> None:
         self._ids = _ids_of(old), _ids_of(new)
-        self._domains = {found: domain.value for domain, found in TIMER_IDS.items()}
         self._columns = len((new or old or _NOTHING).key_types)
         self._timers = StatePair(TIMERS, "timer")
         self._pairs = {(each.name, each.kind): each for each in _pairs(old, new)}
@@ -240,7 +214,7 @@ class StatePairs:
     def internal_ids(self) -> set[bytes]:
         """The ids of entries that are not compared."""
         known = {found for ids in self._ids for found, schema in ids.items() if schema is None}
-        return known - self._domains.keys()
+        return known - TIMER_DOMAINS.keys()
 
     @property
     def have_same_kinds(self) -> bool:
@@ -254,7 +228,7 @@ class StatePairs:
         Raises:
             CorruptFile: no state of the snapshot has the id.
         """
-        if found in self._domains:
+        if found in TIMER_DOMAINS:
             return self._timers
         if found not in self._ids[side]:
             raise CorruptFile("a stored key does not belong to a declared state", state_id=found.hex())
@@ -270,8 +244,8 @@ class StatePairs:
             CorruptFile: the key belongs to no state, or a value does not decode.
         """
         key, old, new = found.key, found.old, found.new
-        before = None if old is None else self.of_id(key[GROUP_BYTES:KEY_OFFSET], 0)
-        after = None if new is None else self.of_id(key[GROUP_BYTES:KEY_OFFSET], 1)
+        before = None if old is None else self.of_id(key[STATE_PART], 0)
+        after = None if new is None else self.of_id(key[STATE_PART], 1)
         if before is not None and before is after:
             assert old is not None and new is not None
             if not before.values.equal(old, new):
@@ -282,21 +256,9 @@ class StatePairs:
         if after is not None:
             yield after, Difference(key, None, new)
 
-    def decode(self, key: bytes) -> DecodedKey:
+    def decode(self, key: bytes) -> StoredKey:
         """Decodes a stored key; of a list without a position. Raises CorruptFile if it is not one of this operator."""
-        domain = self._domains.get(key[GROUP_BYTES:KEY_OFFSET])
-        time = None
-        start = KEY_OFFSET
-        if domain is not None:
-            start += _TIME_BYTES
-            if len(key) < start:
-                raise CorruptFile("a stored timer has no time", hint="restore an older checkpoint", key=key.hex()[:80])
-            time = struct.unpack_from(">Q", key, KEY_OFFSET)[0] - _ZERO
-        parts = decode_key(key[start:])
-        if len(parts) <= self._columns:
-            raise CorruptFile("a stored key has too few columns", key=key.hex()[:80], columns=self._columns)
-        map_key = parts[self._columns + 1] if len(parts) > self._columns + 1 else None
-        return DecodedKey(parts[: self._columns], parts[self._columns], map_key, time, domain or "")
+        return StoredKey.decode(key, self._columns)
 
 
 _NOTHING = OperatorState(uid="", parallelism=1, key_types=[], key_names=[], states=[], subtasks=[])

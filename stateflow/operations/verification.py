@@ -19,6 +19,7 @@ from stateflow.requesters import by_process
 from stateflow.state.handles import SubtaskState
 from stateflow.state.kinds.keyed_state import state_names
 from stateflow.state.operator_content import check_parts
+from stateflow.state.stored_key import decode_group
 from stateflow.storage import Storage, open_storage
 from stateflow.types.serializers import check_untyped
 
@@ -124,7 +125,7 @@ def _entries(root: JobRoot, manifest: Manifest) -> int:
 
 
 def _check_group(subtask: SubtaskState, key: bytes) -> None:
-    group = int.from_bytes(key[:2], "big")
+    group = decode_group(key)
     if not subtask.first_group <= group <= subtask.last_group:
         raise CorruptFile(
             "a stored key is in a key group of another subtask",

@@ -20,12 +20,9 @@ from stateflow.state.backends.factory import StoreLocation, read_entries
 from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.host_cache import HostCache
 from stateflow.state.kinds.keyed_state import state_names
-from stateflow.state.kinds.list_state import POSITION_BYTES
+from stateflow.state.stored_key import POSITION_BYTES, STATE_PART, decode_parts
 from stateflow.storage import Storage
-from stateflow.types.key_encoding import decode_key
 from stateflow.types.serializers import decode_untyped
-
-_GROUP_BYTES, _STATE_BYTES = 2, 4
 
 
 @dataclass(frozen=True)
@@ -120,15 +117,12 @@ def check_entry(
     Raises:
         CorruptFile: the key belongs to no state, or key or value does not decode.
     """
-    state = stored[_GROUP_BYTES : _GROUP_BYTES + _STATE_BYTES]
+    state = stored[STATE_PART]
     if state not in names:
         raise CorruptFile("a stored key does not belong to a declared state", key=stored.hex()[:80])
     schema = names[state]
     if schema is None:
         return None
-    end = len(stored) - (POSITION_BYTES if schema.kind == "list" else 0)
-    parts = decode_key(stored[_GROUP_BYTES + _STATE_BYTES : end])
-    if len(parts) <= columns:
-        raise CorruptFile("a stored key has too few columns", key=stored.hex()[:80], columns=columns)
-    map_key = parts[columns + 1] if len(parts) > columns + 1 else None
-    return StateEntry(schema.name, parts[:columns], map_key, decode(data), parts[columns])
+    tail = POSITION_BYTES if schema.kind == "list" else 0
+    key, namespace, map_key = decode_parts(stored, columns, tail=tail)
+    return StateEntry(schema.name, key, map_key, decode(data), namespace)

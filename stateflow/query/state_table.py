@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import SupportsIndex, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from stateflow import failpoints
@@ -22,7 +21,7 @@ from stateflow.errors import ConfigError, CorruptFile, StateflowError
 from stateflow.helpers import did_you_mean
 from stateflow.private_files import ScratchFolder
 from stateflow.query.value_types import WRITTEN_AT, Refused, ValueReader, written_at
-from stateflow.state.backends.entry_stream import EntryBlock, KeyRange, first_key
+from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.backends.factory import StoreLocation, read_ranges
 from stateflow.state.handles import Base, OperatorContent, StateSchema, SubtaskState
 from stateflow.state.host_cache import HostCache
@@ -30,16 +29,27 @@ from stateflow.state.key_columns import (
     KEY_GROUP,
     NAMESPACE,
     KeyLayout,
+    decode_times,
     encode_keys,
     key_column_type,
     map_key_field,
     parts_column,
 )
-from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
-from stateflow.state.kinds.list_state import POSITION_BYTES
 from stateflow.state.kinds.operator_state import BROADCAST, UNION
-from stateflow.state.kinds.timers import TIMER_IDS
 from stateflow.state.operator_content import read_parts
+from stateflow.state.stored_key import (
+    KEY_OFFSET,
+    POSITION_BYTES,
+    STATE_PART,
+    TIME_PART,
+    TIMED_KEY_OFFSET,
+    TIMER_DOMAINS,
+    TIMER_IDS,
+    KeyRange,
+    after_key,
+    encode_group,
+    state_id,
+)
 from stateflow.storage import Storage
 from stateflow.types.key_encoding import decode_key, has_key_at
 from stateflow.types.key_groups import KeyGroupRange, key_group
@@ -210,7 +220,6 @@ def select_columns(columns: Sequence[str] | None, schema: pa.Schema) -> list[str
     return list(columns)
 
 
-_GROUP_BYTES, _TIME_BYTES = 2, 8
 _TIME = pa.field("time", pa.int64(), nullable=False)
 """Milliseconds since 1970, not a timestamp of Arrow: timers at the end of time, 2**63 - 1, are usual."""
 _DOMAIN = pa.field("domain", pa.string(), nullable=False)
@@ -278,9 +287,8 @@ class KeyedTable(StateTable):
         if self.state is None:
             wanted = sorted({key.group for key in self.keys if key.group in groups})
             return [_range(group, each) for group in wanted for each in ids]
-        prefixes = [first_key(key.group) + ids[0] + key.data for key in self.keys if key.group in groups]
-        # A text continues after its end if ff follows: that is another key.
-        return [(prefix, prefix + b"\xff") for prefix in prefixes]
+        prefixes = [encode_group(key.group) + ids[0] + key.data for key in self.keys if key.group in groups]
+        return [(prefix, after_key(prefix)) for prefix in prefixes]
 
     @property
     def ids(self) -> list[bytes]:
@@ -297,7 +305,7 @@ class KeyedTable(StateTable):
         """The parts of the stored keys."""
         types = tuple(field.type for field in key_fields(self.operator))
         if self.state is None:
-            return KeyLayout(types, KEY_OFFSET + _TIME_BYTES)
+            return KeyLayout(types, TIMED_KEY_OFFSET)
         tail = POSITION_BYTES if self.state.kind == "list" else 0
         map_key = map_key_field(self.state.key_type).type if self.state.kind == "map" else None
         return KeyLayout(types, KEY_OFFSET, map_key, tail)
@@ -317,7 +325,7 @@ class KeyedTable(StateTable):
 
 
 def _range(group: int, of_state: bytes) -> KeyRange:
-    prefix = first_key(group) + of_state
+    prefix = encode_group(group) + of_state
     return prefix, (int.from_bytes(prefix) + 1).to_bytes(len(prefix))
 
 
@@ -389,11 +397,10 @@ def _with_keys(block: EntryBlock, keys: Sequence[EncodedKey], offset: int) -> En
 
 def timer_columns(keys: Sequence[bytes]) -> dict[str, pa.Array]:
     """Returns the columns ``time`` and ``domain`` of the stored keys of timers."""
-    times = np.frombuffer(b"".join([key[KEY_OFFSET : KEY_OFFSET + _TIME_BYTES] for key in keys]), ">u8")
-    domains = {stored: domain.value for domain, stored in TIMER_IDS.items()}
+    domains = {stored: domain.value for stored, domain in TIMER_DOMAINS.items()}
     return {
-        "time": pa.array((times.astype(np.uint64) ^ np.uint64(1 << 63)).view(np.int64)),
-        "domain": pa.array([domains[key[_GROUP_BYTES:KEY_OFFSET]] for key in keys], pa.string()),
+        "time": pa.array(decode_times(b"".join([key[TIME_PART] for key in keys]))),
+        "domain": pa.array([domains[key[STATE_PART]] for key in keys], pa.string()),
     }
 
 

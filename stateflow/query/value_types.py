@@ -40,6 +40,7 @@ from msgspec import UNSET, UnsetType
 from stateflow.errors import CorruptFile, StateError, StateflowError
 from stateflow.state.column_serializer import decode_column
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
+from stateflow.state.key_columns import decode_times
 from stateflow.state.schema import from_json_text, json_text
 from stateflow.types.columns.conversion import to_column
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
@@ -452,8 +453,7 @@ def written_at(stored: Sequence[bytes], time: str) -> pa.Array:
     if len(heads) == 9 * len(stored):
         table = np.frombuffer(heads, np.uint8).reshape(-1, 9)
         has_time = table[:, 0] == _TIME_FORMATS[time]
-        times = np.ascontiguousarray(table[:, 1:]).view(">u8").ravel().astype(np.uint64) ^ np.uint64(1 << 63)
-        return pa.array(times.view(np.int64), pa.int64(), mask=~has_time)
+        return pa.array(decode_times(table[:, 1:].tobytes()), pa.int64(), mask=~has_time)
     return pa.array([timestamp_of(data, time) for data in stored], pa.int64())
 
 

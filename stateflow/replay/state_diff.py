@@ -15,23 +15,32 @@ from stateflow.config.settings import RocksDBSettings
 from stateflow.private_files import ScratchFolder
 from stateflow.query.state import check_entry
 from stateflow.replay.key_trace import WantedKey
-from stateflow.state.backends.entry_stream import EntryBlock, KeyRange, first_key
+from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.backends.factory import StoreLocation, read_ranges
 from stateflow.state.handles import Base, OperatorContent, StateSchema
 from stateflow.state.host_cache import HostCache
-from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
 from stateflow.state.kinds.keyed_state import state_names
-from stateflow.state.kinds.timers import TIMER_IDS, TimeDomain, Timer, timers_in
+from stateflow.state.kinds.timers import Timer, timers_in
 from stateflow.state.operator_content import read_parts
 from stateflow.state.schema import named_value
+from stateflow.state.stored_key import (
+    KEY_OFFSET,
+    STATE_PART,
+    TIME_BYTES,
+    TIMED_KEY_OFFSET,
+    TIMER_DOMAINS,
+    KeyRange,
+    TimeDomain,
+    after_key,
+    encode_group,
+    state_id,
+)
 from stateflow.storage import Storage
 from stateflow.types.key_encoding import decode_key, has_key_at
 from stateflow.types.serializers import decode_untyped
 
 TIMERS = "_timers"
 """Name of the timers among the states of an operator; no state has it."""
-_GROUP_BYTES, _TIME_BYTES = 2, 8
-_DOMAINS = {stored: domain for domain, stored in TIMER_IDS.items()}
 
 
 @dataclass(frozen=True)
@@ -183,18 +192,18 @@ def _operators(manifest: Manifest | None) -> dict[str, OperatorState]:
 
 def _ranges(operator: OperatorState, wanted: WantedKey) -> list[KeyRange]:
     """Returns the ranges of stored keys that can be those of a key, in order."""
-    group = first_key(wanted.group)
+    group = encode_group(wanted.group)
     states = [group + state_id(schema.name) + wanted.encoded for schema in operator.states]
     # A timer's time comes before its key.
-    timers = [group + stored for stored in _DOMAINS]
-    ranges = [(prefix, prefix + b"\xff") for prefix in states]
-    ranges += [(prefix, prefix + b"\xff" * (_TIME_BYTES + 1)) for prefix in timers]
+    timers = [group + stored for stored in TIMER_DOMAINS]
+    ranges = [(prefix, after_key(prefix)) for prefix in states]
+    ranges += [(prefix, prefix + b"\xff" * (TIME_BYTES + 1)) for prefix in timers]
     return sorted(ranges)
 
 
 def _is_of_key(stored: bytes, wanted: WantedKey) -> bool:
     """Returns whether a stored entry of the key's group belongs to the key."""
-    at = KEY_OFFSET + (_TIME_BYTES if stored[_GROUP_BYTES:KEY_OFFSET] in _DOMAINS else 0)
+    at = TIMED_KEY_OFFSET if stored[STATE_PART] in TIMER_DOMAINS else KEY_OFFSET
     return has_key_at(stored, wanted.encoded, at)
 
 
@@ -227,13 +236,13 @@ class _EntryReader:
     def change(self, stored: bytes, before: bytes | None, after: bytes | None) -> EntryChange | None:
         """Returns the difference in an entry; None for an internal one, such as the expiry of another."""
         kind = _kind(before, after)
-        domain = _DOMAINS.get(stored[_GROUP_BYTES:KEY_OFFSET])
+        domain = TIMER_DOMAINS.get(stored[STATE_PART])
         if domain is not None:
             return self._timer(stored, domain, kind)
         found = check_entry(self.names, self.columns, stored, before if before is not None else after or b"")
         if found is None:
             return None
-        schema = self.names[stored[_GROUP_BYTES:KEY_OFFSET]]
+        schema = self.names[stored[STATE_PART]]
         old, new = (_decoded(data, schema) for data in (before, after))
         return EntryChange(self.operator, found.state, found.key, found.namespace, found.map_key, old, new, kind)
 

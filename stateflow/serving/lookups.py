@@ -20,7 +20,7 @@ from stateflow.errors import ConfigError, QueryError, QueryTooLarge, StateflowEr
 from stateflow.query.value_types import ValueReader
 from stateflow.serving.follower import QueryableState, ServedCheckpoint
 from stateflow.state.backends.base import KeyedStateReader, after_prefix
-from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
+from stateflow.state.stored_key import KEY_OFFSET, after_key, decode_group, encode_group, state_id
 from stateflow.types.key_encoding import decode_key, decode_key_parts, ends_at
 from stateflow.types.key_groups import MAX_PARALLELISM_LIMIT
 from stateflow.types.key_values import Scalar, encode_typed_key, group_of, plain_key, typed_key, typed_map_key
@@ -147,7 +147,6 @@ LARGEST_ANSWER = 8 << 20
 """Bytes of the values and keys in an answer."""
 _KEYS_AT_ONCE = 16
 """Keys whose values are read before their size is checked."""
-_GROUP_BYTES = 2
 _MOST_GROUPS = 1024
 """Key groups that one page of keys visits: most of them may have no key."""
 _TEXT_TAG = b"\x02"
@@ -220,7 +219,7 @@ class Lookups:
         """Returns the keys that each store has, without keys of key groups that have no store."""
         by_store: dict[int, tuple[KeyedStateReader, list[bytes]]] = {}
         for key in stored:
-            store = self._store(int.from_bytes(key[:_GROUP_BYTES]))
+            store = self._store(decode_group(key))
             if store is not None:
                 by_store.setdefault(id(store), (store, []))[1].append(key)
         return list(by_store.values())
@@ -237,7 +236,7 @@ class Lookups:
         prefix = base if request.prefix is None else base + encode_typed_key((request.prefix,))[:-1]
         start = max(prefix, base + page_token(request.after) + b"\0") if request.after else prefix
         page, size = Page(), 0
-        store = self._store(int.from_bytes(base[:_GROUP_BYTES]))
+        store = self._store(decode_group(base))
         for key, data in self._entries(store, start, prefix, base):
             if len(page.keys) == request.limit or size + len(data) + len(key) > LARGEST_ANSWER:
                 return Page(page.keys, page.values, self._next_entry(page, base))
@@ -269,10 +268,10 @@ class Lookups:
             ConfigError: `after` is not from a previous page.
         """
         token = page_token(request.after) if request.after else b""
-        groups = self._groups(request, int.from_bytes(token[:_GROUP_BYTES]))
+        groups = self._groups(request, decode_group(token))
         page, size = Page(), 0
         for visited, group in enumerate(groups):
-            prefix, store = group.to_bytes(_GROUP_BYTES) + self._id, self._store(group)
+            prefix, store = encode_group(group) + self._id, self._store(group)
             if visited == _MOST_GROUPS:
                 return Page(page.keys, [], _text_of(prefix))
             if store is None:
@@ -282,7 +281,7 @@ class Lookups:
                 page.keys.append(list(key))
                 size += len(stored)
                 if len(page.keys) == request.limit or size > LARGEST_ANSWER:
-                    return Page(page.keys, [], _text_of(_after_key(stored)))
+                    return Page(page.keys, [], _text_of(after_key(stored)))
         return page
 
     def _groups(self, request: KeysRequest, first: int) -> range:
@@ -304,7 +303,7 @@ class Lookups:
             stored, key, is_visible = found
             if is_visible:
                 yield stored, key
-            at = _after_key(stored)
+            at = after_key(stored)
 
     def _next_key(
         self, store: KeyedStateReader, start: bytes, prefix: bytes
@@ -340,7 +339,7 @@ class Lookups:
         types = self.state.key_types
         key = typed_key(given, types, self.state.key_names)
         group = group_of(key, types, self._checkpoint.max_parallelism)
-        return group.to_bytes(_GROUP_BYTES) + self._id + encode_typed_key(key) + self._namespace
+        return encode_group(group) + self._id + encode_typed_key(key) + self._namespace
 
     def _store(self, group: int) -> KeyedStateReader | None:
         return self._checkpoint.store_of(self.state.operator, group, exactly=self._exactly)
@@ -364,16 +363,11 @@ def without_timestamp(data: bytes) -> bytes:
 
 def listing_group(after: str) -> int:
     """Returns the key group in which the page of keys after `after` begins; raises ConfigError."""
-    return int.from_bytes(page_token(after)[:_GROUP_BYTES])
+    return decode_group(page_token(after))
 
 
 def _text_of(token: bytes) -> str:
     return base64.urlsafe_b64encode(token).decode()
-
-
-def _after_key(stored: bytes) -> bytes:
-    """Returns a bound after all entries of a key, and before those of longer keys that begin with its bytes."""
-    return stored + b"\xff"
 
 
 def page_token(text: str) -> bytes:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from stateflow.errors import CorruptFile, DataError, SchemaMismatch
 from stateflow.state.binary_columns import from_list, from_rows, is_valid, join_columns, parts_of, slices
+from stateflow.state.stored_key import KEY_OFFSET
 from stateflow.types.declared_types import KEY_TYPES
 from stateflow.types.key_encoding import NULL_PART, decode_key_parts, encode_key
 from stateflow.types.time_window import TimeWindow
@@ -83,14 +84,19 @@ def encode_windows(starts: Numbers, ends: Numbers) -> list[bytes]:
     """Returns encoded windows, of `WINDOW_BYTES` each."""
     data = np.empty((len(starts), WINDOW_BYTES), np.uint8)
     data[:, 0] = _WINDOW
-    data[:, 1:9] = _sortable(starts)
-    data[:, 9:] = _sortable(ends)
+    data[:, 1:9] = time_rows(starts)
+    data[:, 9:] = time_rows(ends)
     return _as_list(data)
+
+
+def time_rows(times: Numbers) -> NDArray[np.uint8]:
+    """Returns 64-bit integers as rows of 8 bytes, which sort as the integers do."""
+    return (times.astype(np.int64).view(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
 
 
 def encode_times(times: Numbers) -> list[bytes]:
     """Returns 64-bit integers as 8 bytes each, in the same order."""
-    return _as_list(_sortable(times))
+    return _as_list(time_rows(times))
 
 
 def decode_times(data: bytes) -> Numbers:
@@ -162,11 +168,6 @@ def _tagged(tag: int, numbers: Unsigned) -> NDArray[np.uint8]:
     data[:, 0] = tag
     data[:, 1:] = numbers.astype(">u8").view(np.uint8).reshape(-1, 8)
     return data
-
-
-def _sortable(numbers: Numbers) -> NDArray[np.uint8]:
-    """Returns the bytes of numbers, which sort like the numbers."""
-    return (numbers.astype(np.int64).view(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
 
 
 def _as_list(rows: NDArray[np.uint8]) -> list[bytes]:
@@ -288,8 +289,6 @@ Flags = NDArray[np.bool_]
 
 KEY_GROUP = pa.field("key_group", pa.int32(), nullable=False)
 NAMESPACE = pa.field("namespace", KEY_PART)
-_KEY_OFFSET = 6
-"""Offset of the key in an entry of a state: after key group and state id."""
 _PADDING = bytes(16)
 _DAY_ZERO = 719_163
 """Number of 1970-01-01, counted from the year 1."""
@@ -474,7 +473,7 @@ class KeyLayout:
     """
 
     types: tuple[pa.DataType, ...]
-    start: int = _KEY_OFFSET
+    start: int = KEY_OFFSET
     map_key: pa.DataType | None = None
     tail: int = 0
 

@@ -17,18 +17,20 @@ import xxhash
 from numpy.typing import NDArray
 
 from stateflow.errors import CorruptFile
-from stateflow.state.backends.entry_stream import GROUP_BYTES
 from stateflow.state.binary_columns import from_parts, parts_of
-from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
-from stateflow.state.kinds.timers import TIMER_IDS
-from stateflow.state.kinds.ttl import expiry_ids
+from stateflow.state.stored_key import (
+    GROUP_BYTES,
+    KEY_OFFSET,
+    STATE_PART,
+    TIMED_KEY_OFFSET,
+    TIMER_IDS,
+    expiry_ids,
+    state_id,
+)
 from stateflow.types.key_encoding import NULL_PART, decode_key_parts, has_key_at
 from stateflow.types.key_groups import SPARK_SEED, key_group
 
 Groups = NDArray[np.uint16]
-
-
-_TIME_BYTES = 8
 
 
 class Rehash:
@@ -46,7 +48,7 @@ class Rehash:
         self._max_parallelism = max_parallelism
         at_times = [*TIMER_IDS.values(), *(i for name in names for i in expiry_ids(name))]
         self._offsets = {state_id(name): KEY_OFFSET for name in names}
-        self._offsets |= dict.fromkeys(at_times, KEY_OFFSET + _TIME_BYTES)
+        self._offsets |= dict.fromkeys(at_times, TIMED_KEY_OFFSET)
         ids = sorted(self._offsets)
         self._ids = np.frombuffer(b"".join(ids), ">u4")
         self._offset_of_id = np.array([self._offsets[i] for i in ids])
@@ -77,7 +79,7 @@ class Rehash:
         return np.where(self._ids[found] == ids, self._offset_of_id[found], len(data))
 
     def _group(self, stored: bytes) -> int:
-        offset = self._offsets.get(stored[GROUP_BYTES:KEY_OFFSET])
+        offset = self._offsets.get(stored[STATE_PART])
         if offset is None:
             raise CorruptFile(
                 "an entry does not belong to a state of its operator",

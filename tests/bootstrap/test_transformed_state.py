@@ -33,8 +33,9 @@ from stateflow.errors import ConfigError, DataError, SchemaMismatch, StateError,
 from stateflow.query.state import stored_entries
 from stateflow.state.handles import OperatorContent
 from stateflow.state.key_columns import KEY_PART, parts_column
-from stateflow.state.kinds.timers import TIMER_IDS, TimeDomain, timers_in
+from stateflow.state.kinds.timers import timers_in
 from stateflow.state.operator_content import read_parts
+from stateflow.state.stored_key import TIMER_IDS, TimeDomain
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.serializers import decode_untyped, timestamp_of
 from tests.support.errors import raises

@@ -14,8 +14,8 @@ from stateflow.errors import ConfigError, CorruptFile
 from stateflow.query.snapshot import Snapshot
 from stateflow.state.backends import hash_maps
 from stateflow.state.handles import StateSchema, SubtaskState
-from stateflow.state.kinds.key_context import state_id
 from stateflow.state.schema import type_schema
+from stateflow.state.stored_key import state_id
 from stateflow.storage import MemoryStorage
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import key_group

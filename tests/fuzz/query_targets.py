@@ -35,8 +35,8 @@ from stateflow.serving.registry import Membership, Registry, ServerLease
 from stateflow.serving.steps import HttpCall, HttpReply, ListingPosition, ReadLeases, Result, WaitStep
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import StateSchema
-from stateflow.state.kinds.key_context import state_id
 from stateflow.state.schema import type_schema
+from stateflow.state.stored_key import state_id
 from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import server_key
 from stateflow.types.key_encoding import encode_key

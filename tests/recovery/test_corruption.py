@@ -24,8 +24,8 @@ from stateflow.operations.verification import verify
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.host_cache import HostCache
-from stateflow.state.kinds.key_context import state_id
 from stateflow.state.schema import type_schema
+from stateflow.state.stored_key import state_id
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import data_folder
 from stateflow.types.key_encoding import encode_key

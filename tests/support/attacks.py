@@ -45,10 +45,10 @@ from stateflow.state.backends import hash_maps
 from stateflow.state.backends.rocksdb.manifest import ByteReader, compose, parse
 from stateflow.state.backends.rocksdb.tables import check_table_file
 from stateflow.state.handles import FileHandle, OperatorPart, StateFile, StateSchema, SubtaskState
-from stateflow.state.kinds.key_context import state_id
 from stateflow.state.kinds.keyed_state import state_names
 from stateflow.state.operator_content import check_parts
 from stateflow.state.schema import type_schema
+from stateflow.state.stored_key import state_id
 from stateflow.storage import PosixStorage
 from stateflow.storage.hdfs import HdfsStorage
 from stateflow.storage.paths import data_folder

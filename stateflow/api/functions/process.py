@@ -15,7 +15,8 @@ from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.operator_state import BroadcastState, OperatorStateStore
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
-from stateflow.state.kinds.timers import MAX_WATERMARK, NO_WATERMARK, TimeDomain, Timers
+from stateflow.state.kinds.timers import MAX_WATERMARK, NO_WATERMARK, Timers
+from stateflow.state.stored_key import TimeDomain
 from stateflow.types.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,

@@ -13,8 +13,8 @@ from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction, V
 from stateflow.api.side_outputs import OutputTag
 from stateflow.errors import InternalError
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
-from stateflow.state.kinds.timers import TimeDomain
 from stateflow.state.kinds.window_timers import DueTimers, WindowTimers
+from stateflow.state.stored_key import TimeDomain
 
 
 @dataclass(frozen=True)

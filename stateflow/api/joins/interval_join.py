@@ -23,8 +23,9 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.maps.map_state import MapState
-from stateflow.state.kinds.timers import NO_WATERMARK, TimeDomain
+from stateflow.state.kinds.timers import NO_WATERMARK
 from stateflow.state.kinds.window_timers import DueTimers
+from stateflow.state.stored_key import TimeDomain
 from stateflow.types.descriptors import MapStateDescriptor
 
 Left = TypeVar("Left")

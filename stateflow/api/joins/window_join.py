@@ -33,8 +33,8 @@ from stateflow.api.windows.window_operator import (
 )
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.list_state import ListState
-from stateflow.state.kinds.timers import TimeDomain
 from stateflow.state.kinds.window_timers import DueTimers
+from stateflow.state.stored_key import TimeDomain
 from stateflow.types.descriptors import ListStateDescriptor
 from stateflow.types.time_window import TimeWindow
 

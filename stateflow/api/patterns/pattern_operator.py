@@ -27,7 +27,8 @@ from stateflow.api.side_outputs import OutputTag
 from stateflow.errors import StateError
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import ValueState
-from stateflow.state.kinds.timers import MAX_WATERMARK, NO_WATERMARK, TimeDomain
+from stateflow.state.kinds.timers import MAX_WATERMARK, NO_WATERMARK
+from stateflow.state.stored_key import TimeDomain
 from stateflow.types.descriptors import MapStateDescriptor, ValueStateDescriptor
 
 

@@ -25,8 +25,8 @@ from stateflow.api.windows.column_windows import (
     take_accumulators,
 )
 from stateflow.api.windows.window_operator import SESSIONS_STATE_NAME, Session
-from stateflow.state.kinds.timers import TimeDomain
 from stateflow.state.kinds.window_timers import DueTimers
+from stateflow.state.stored_key import TimeDomain
 from stateflow.types.descriptors import ValueStateDescriptor
 
 LOWEST = -(1 << 63)

@@ -27,8 +27,8 @@ from stateflow.api.windows.column_windows import (
     starts_of_groups,
     take_accumulators,
 )
-from stateflow.state.kinds.timers import TimeDomain
 from stateflow.state.kinds.window_timers import DueTimers
+from stateflow.state.stored_key import TimeDomain
 
 Merge = Callable[[Accumulators, Array, Array], Accumulators]
 """Merges groups of adjacent accumulators, of which the start and the number of the key are given."""

@@ -23,7 +23,7 @@ from stateflow.api.windows.window_operator import CONTENTS_STATE_NAME
 from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.single_value import ValueState
-from stateflow.state.kinds.timers import TimeDomain
+from stateflow.state.stored_key import TimeDomain
 from stateflow.types.columns.conversion import PER_MILLISECOND, first_time_out_of_range
 from stateflow.types.descriptors import ValueStateDescriptor
 

@@ -23,7 +23,8 @@ from stateflow.errors import StateError
 from stateflow.state.kinds.keyed_state import KeyedState, MergeableState
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
-from stateflow.state.kinds.timers import MAX_WATERMARK, TimeDomain
+from stateflow.state.kinds.timers import MAX_WATERMARK
+from stateflow.state.stored_key import TimeDomain
 from stateflow.types.descriptors import (
     AggregateFunction,
     AggregatingStateDescriptor,

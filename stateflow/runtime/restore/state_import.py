@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -49,10 +48,8 @@ from stateflow.state.handles import (
     SubtaskState,
 )
 from stateflow.state.host_cache import HostCache
-from stateflow.state.kinds.key_context import KEY_OFFSET, state_id
-from stateflow.state.kinds.timers import TIMER_IDS
-from stateflow.state.kinds.ttl import expiry_ids
 from stateflow.state.operator_content import StoredContent, read_parts
+from stateflow.state.stored_key import KEY_OFFSET, TIMER_IDS, encode_group, expiry_ids, state_id
 from stateflow.storage import Storage
 from stateflow.storage.paths import data_folder
 from stateflow.types.decoders import MEMORY_LIMIT
@@ -386,7 +383,7 @@ def _entries(owned: KeyGroupRange, stores: list[_OpenOrigin]) -> Iterator[Entry]
     if not routes:
         return
     for number in range(owned.first, owned.last + 1):
-        group = struct.pack(">H", number)
+        group = encode_group(number)
         for new, at, old in routes:
             head = group + new
             yield from ((head + key[KEY_OFFSET:], value) for key, value in stores[at][0].scan(group + old))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -20,6 +19,7 @@ from stateflow.runtime.executor import GROUP_MASK, GROUP_SHIFT, ChainSpec, Input
 from stateflow.runtime.task.row_conversion import check_declared, describe_cell, event_times, group_starts, to_rows
 from stateflow.state.kinds.key_context import EventClock
 from stateflow.state.kinds.timers import NO_WATERMARK, Timer, Timers
+from stateflow.state.stored_key import encode_group
 from stateflow.types.columns.conversion import stored_scalar, to_list
 from stateflow.types.columns.shapes import Leaf
 from stateflow.types.key_encoding import encode_key
@@ -194,7 +194,7 @@ class KeyedInputs:
         groups = (order[starts] >> GROUP_SHIFT & GROUP_MASK).tolist() if starts else []
         try:
             values = zip(*[to_list(k) for k in firsts], strict=True)
-            return [(struct.pack(">H", g), encode_key(v), v) for g, v in zip(groups, values, strict=True)]
+            return [(encode_group(g), encode_key(v), v) for g, v in zip(groups, values, strict=True)]
         except Exception as e:
             self._raise_for_unreadable_key(firsts, [c.take(at) for c in columns])
             raise InternalError("the keys of a batch cannot be read, but each one can", operator=self._spec.uid) from e

@@ -41,9 +41,9 @@ from stateflow.runtime.user_code import describe_value, is_user_error
 from stateflow.state.backends.base import KeyedStateBackend, key_too_large
 from stateflow.state.handles import OperatorContent, StateSchema
 from stateflow.state.key_columns import to_comparable
-from stateflow.state.kinds.key_context import VOID_NAMESPACE
-from stateflow.state.kinds.timers import MOST_BY_COLUMNS, NO_WATERMARK, SliceSize, TimeDomain, Timer, TimerIndex
+from stateflow.state.kinds.timers import MOST_BY_COLUMNS, NO_WATERMARK, SliceSize, Timer, TimerIndex
 from stateflow.state.kinds.ttl import TtlCleanup
+from stateflow.state.stored_key import VOID_NAMESPACE, TimeDomain
 
 
 class KeyedOperator:

@@ -29,9 +29,10 @@ from stateflow.state.key_columns import KeyLayout, encode_keys, to_comparable
 from stateflow.state.kinds.key_context import RowTimes
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch, optional_times
-from stateflow.state.kinds.timers import NO_WATERMARK, SliceSize, TimeDomain, TimerIndex
+from stateflow.state.kinds.timers import NO_WATERMARK, SliceSize, TimerIndex
 from stateflow.state.kinds.ttl import TtlCleanup
 from stateflow.state.kinds.window_timers import DueKeys
+from stateflow.state.stored_key import GROUP_BYTES, VOID_NAMESPACE, TimeDomain
 from stateflow.types.columns.conversion import row_bytes
 from stateflow.types.key_groups import range_of
 from stateflow.types.ttl_config import StateTtlConfig
@@ -314,7 +315,6 @@ class VectorOperator:
             ) from e
 
 
-_GROUP_BYTES = 2
 _ACCUMULATOR_BYTES = 128
 """Memory that one accumulator may take; those of a row with long texts count several times."""
 
@@ -377,7 +377,7 @@ class WindowVectorOperator(VectorOperator):
         self._watermark = spec.watermark_before
         self._times_of_part: BatchTimes | None = None
         self._calls: list[tuple[int, WindowVectorState]] = []
-        self._layout = KeyLayout(self._input.key_types, _GROUP_BYTES)
+        self._layout = KeyLayout(self._input.key_types, GROUP_BYTES)
 
     def advance(self) -> None:
         """Advances event time to that of the batch, after the rows of phase 0."""
@@ -459,7 +459,7 @@ class WindowVectorOperator(VectorOperator):
         return BatchTimes(self._now, watermark, before_rows[last_rows], before_rows)
 
     def _state_of_timers(self, due: DueKeys) -> WindowVectorState:
-        stored = [group + key + b"\0" for group, key in zip(due.groups, due.keys, strict=True)]
+        stored = [group + key + VOID_NAMESPACE for group, key in zip(due.groups, due.keys, strict=True)]
         columns = self._layout.read(stored).keys
         keys = pa.RecordBatch.from_arrays(columns, names=list(self._names))
         watermark = self._watermark_before

@@ -33,17 +33,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from stateflow.config.settings import LARGEST_KEY, LARGEST_VALUE
-from stateflow.state.backends.entry_stream import (
-    GROUP_BYTES,
-    EntryBlock,
-    EntryColumns,
-    block_of,
-    first_key,
-    read_exactly,
-    unreadable_file,
-)
+from stateflow.state.backends.entry_stream import EntryBlock, EntryColumns, block_of, read_exactly, unreadable_file
 from stateflow.state.binary_columns import binary_headers, join_columns, parts_of, sizes_of
 from stateflow.state.handles import Document, StateSchema
+from stateflow.state.stored_key import GROUP_BYTES, encode_group
 from stateflow.types.decoders import decode_json
 from stateflow.types.key_groups import KeyGroupRange
 
@@ -108,7 +101,7 @@ def encode_header(header: CanonicalHeader) -> bytes:
 
 def encode_end_of_group(group: int) -> bytes:
     """Returns what ends the blocks of a key group."""
-    return _END_OF_GROUP + first_key(group)
+    return _END_OF_GROUP + encode_group(group)
 
 
 def encode_end_of_file(count: int) -> bytes:
@@ -265,7 +258,7 @@ def _find_groups(stream: BinaryIO, name: str) -> tuple[list[_Group], int]:
 def _read_group(stream: BinaryIO, name: str, group: _Group) -> Iterator[EntryBlock]:
     """Yields the blocks of a key group; raises CorruptFile for keys of another one."""
     stream.seek(group.offset)
-    prefix, last = first_key(group.number), b""
+    prefix, last = encode_group(group.number), b""
     for _ in range(group.blocks):
         read_exactly(stream, 1, name)
         block = block_of(_read_items(stream, name), last, name)

@@ -14,15 +14,11 @@ from numpy.typing import NDArray
 
 from stateflow.errors import CorruptFile
 from stateflow.state.binary_columns import from_list, parts_of, sorted_rows
+from stateflow.state.stored_key import GROUP_BYTES, KeyRange, decode_group, encode_group
 from stateflow.types.key_groups import KeyGroupRange
 
 Entry = tuple[bytes, bytes]
 """A key, which begins with its key group, and its value."""
-KeyRange = tuple[bytes, bytes]
-"""The smallest key of a range, and the smallest key after it."""
-GROUP_BYTES = 2
-ALL_KEYS: KeyRange = (b"", b"\xff" * (GROUP_BYTES + 1))
-"""All keys: no key group is above 2^15."""
 _BLOCK_BYTES = 256 << 10
 
 
@@ -40,16 +36,16 @@ class EntryBlock:
 
     def select(self, groups: KeyGroupRange) -> EntryBlock | None:
         """Returns the entries of some key groups; None without any."""
-        first = bisect_left(self.keys, first_key(groups.first))
-        end = bisect_left(self.keys, first_key(groups.last + 1))
+        first = bisect_left(self.keys, encode_group(groups.first))
+        end = bisect_left(self.keys, encode_group(groups.last + 1))
         return EntryBlock(self.keys[first:end], self.values[first:end]) if first < end else None
 
     def by_group(self) -> Iterator[tuple[int, EntryBlock]]:
         """Yields each key group, with its entries."""
         first = 0
         while first < len(self.keys):
-            group = int.from_bytes(self.keys[first][:GROUP_BYTES])
-            end = bisect_left(self.keys, first_key(group + 1), first)
+            group = decode_group(self.keys[first])
+            end = bisect_left(self.keys, encode_group(group + 1), first)
             yield group, EntryBlock(self.keys[first:end], self.values[first:end])
             first = end
 
@@ -93,11 +89,6 @@ def select_ranges(blocks: Iterable[EntryBlock], ranges: Sequence[KeyRange]) -> I
             first, end = bisect_left(block.keys, lower), bisect_left(block.keys, upper)
             if first < end:
                 yield EntryBlock(block.keys[first:end], block.values[first:end])
-
-
-def first_key(group: int) -> bytes:
-    """Returns the smallest key that an entry of a key group can have."""
-    return group.to_bytes(GROUP_BYTES)
 
 
 def block_of(items: list[bytes], last: bytes, name: str) -> EntryBlock:

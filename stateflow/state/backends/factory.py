@@ -16,11 +16,8 @@ from stateflow.private_files import make_new_folder
 from stateflow.state.backends import canonical_file, hash_maps
 from stateflow.state.backends.base import KeyedStateBackend, KeyedStateReader, Snapshot
 from stateflow.state.backends.entry_stream import (
-    ALL_KEYS,
-    GROUP_BYTES,
     Entry,
     EntryBlock,
-    KeyRange,
     blocks_of,
     entries_of,
     select_key_groups,
@@ -31,6 +28,7 @@ from stateflow.state.backends.rocksdb.backend import RocksDBBackend, RocksDBRead
 from stateflow.state.backends.rocksdb.manifest import manifest_of
 from stateflow.state.handles import CANONICAL, Base, StateFile, SubtaskState, check_backends_known
 from stateflow.state.host_cache import Check, HostCache, damaged_copy, has_content, has_size, remove_tree
+from stateflow.state.stored_key import ALL_KEYS, KeyRange, decode_group
 from stateflow.types.key_groups import KeyGroupRange
 
 _HASH_MAPS = ("memory", "filesystem")
@@ -138,7 +136,7 @@ def _groups_of(ranges: Sequence[KeyRange], owned: KeyGroupRange) -> Iterator[Key
     """Yields the key groups that ranges of keys are in, adjacent ones together."""
     found: KeyGroupRange | None = None
     for lower, upper in ranges:
-        first, last = (int.from_bytes(bound[:GROUP_BYTES]) for bound in (lower, upper))
+        first, last = map(decode_group, (lower, upper))
         if found is not None and first > found.last + 1:
             yield found
             found = None

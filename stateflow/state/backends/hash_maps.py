@@ -29,7 +29,6 @@ from stateflow.errors import ConfigError
 from stateflow.private_files import make_folders, open_private
 from stateflow.state.backends.base import KeyedStateBackend, Snapshot
 from stateflow.state.backends.entry_stream import (
-    GROUP_BYTES,
     Entry,
     EntryBlock,
     block_of,
@@ -40,6 +39,7 @@ from stateflow.state.backends.entry_stream import (
 )
 from stateflow.state.handles import SubtaskState
 from stateflow.state.host_cache import HostCache, remove_tree
+from stateflow.state.stored_key import GROUP_BYTES
 from stateflow.types.key_groups import KeyGroupRange
 
 _FEW = 32

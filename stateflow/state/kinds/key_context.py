@@ -1,46 +1,22 @@
-"""The current key, the times of the batch and the pending changes, shared by all states of a subtask.
-
-A stored key is ``key group (2 bytes) | state id (4 bytes) | key | namespace | user key``. The state id is a hash of
-the state's name, so subtasks agree on it without coordination, and it stays the same when other states are added or
-removed.
-"""
+"""The current key, the times of the batch and the pending changes, shared by all states of a subtask."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
 from typing import Final
 
-import xxhash
-
 from stateflow.config.settings import EntryLimits
 from stateflow.errors import StateError
 from stateflow.state.backends.base import KeyedStateBackend
-from stateflow.types.key_encoding import encode_key, ends_at
+from stateflow.state.stored_key import VOID_NAMESPACE
+from stateflow.types.key_encoding import ends_at
 
-KEY_OFFSET = 6
-"""Offset of the key in a stored key: the length of key group and state id."""
-VOID_NAMESPACE = b"\x00"
 RowTimes = Sequence[int | None] | None
 """Event times of rows in milliseconds since 1970, None for a row without one; None if no state needs them."""
 _MAX_PENDING = 1000
-
-
-def state_id(name: str) -> bytes:
-    """Returns the 4-byte id of a state in stored keys: the XXH32 hash of its name (https://xxhash.com)."""
-    return struct.pack(">I", xxhash.xxh32_intdigest(name.encode()))
-
-
-def encode_namespace(namespace: object) -> bytes:
-    """Returns a namespace as part of a stored key; None is the void namespace.
-
-    Raises:
-        StateError: the value cannot be part of a key.
-    """
-    return encode_key((namespace,))
 
 
 @dataclass(frozen=True)

@@ -18,25 +18,17 @@ from stateflow.errors import IncompatibleState, StateError
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.handles import StateSchema
 from stateflow.state.key_columns import WINDOW_BYTES
-from stateflow.state.kinds.key_context import (
-    VOID_NAMESPACE,
-    BatchTime,
-    EventClock,
-    KeyContext,
-    RowTimes,
-    WriteBuffer,
-    encode_namespace,
-    state_id,
-)
+from stateflow.state.kinds.key_context import BatchTime, EventClock, KeyContext, RowTimes, WriteBuffer
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, SingleValueState, ValueState
-from stateflow.state.kinds.timers import TIMER_IDS, TimerIndex, Timers
-from stateflow.state.kinds.ttl import Ttl, TtlCleanup, expiry_ids
+from stateflow.state.kinds.timers import TimerIndex, Timers
+from stateflow.state.kinds.ttl import Ttl, TtlCleanup
 from stateflow.state.kinds.window_timers import WindowTimers
 from stateflow.state.schema import declaration_text
 from stateflow.state.schema_compatibility import Declaration, check_state, with_history
+from stateflow.state.stored_key import TIMER_IDS, VOID_NAMESPACE, encode_namespace, expiry_ids, state_id
 from stateflow.types.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,

@@ -14,12 +14,13 @@ from stateflow.config.settings import EntryLimits
 from stateflow.errors import SchemaMismatch, StateError
 from stateflow.state.backends.base import largest_size, map_key_too_large, value_too_large
 from stateflow.state.key_columns import Numbers, encode_keys, encode_windows
-from stateflow.state.kinds.key_context import ABSENT, VOID_NAMESPACE, KeyContext, RowTimes
+from stateflow.state.kinds.key_context import ABSENT, KeyContext, RowTimes
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
 from stateflow.state.kinds.timers import NO_WATERMARK
 from stateflow.state.kinds.ttl import Ttl
+from stateflow.state.stored_key import VOID_NAMESPACE
 from stateflow.types.key_encoding import decode_key
 
 Array = NDArray[np.int64] | NDArray[np.bool_]

@@ -17,16 +17,14 @@ from typing import Generic, TypeVar
 from stateflow.errors import StateError
 from stateflow.state.backends.base import value_too_large
 from stateflow.state.column_serializer import ColumnSerializer, columns_of
-from stateflow.state.kinds.key_context import KeyContext, RowTimes, state_id
+from stateflow.state.kinds.key_context import KeyContext, RowTimes
 from stateflow.state.kinds.ttl import Ttl
 from stateflow.state.schema import state_schema
+from stateflow.state.stored_key import state_id
 from stateflow.types.descriptors import ListStateDescriptor
 from stateflow.types.serializers import value_serializer
 
 T = TypeVar("T")
-
-POSITION_BYTES = 12
-"""Length of epoch and index, which follow the namespace."""
 
 
 class ListState(Generic[T]):

@@ -10,9 +10,10 @@ from stateflow.errors import StateError
 from stateflow.state.backends.base import value_too_large
 from stateflow.state.column_serializer import ColumnSerializer, columns_of
 from stateflow.state.handles import StateSchema
-from stateflow.state.kinds.key_context import ABSENT, VOID_NAMESPACE, Absent, KeyContext, state_id
+from stateflow.state.kinds.key_context import ABSENT, Absent, KeyContext
 from stateflow.state.kinds.ttl import Ttl
 from stateflow.state.schema import state_schema
+from stateflow.state.stored_key import VOID_NAMESPACE, state_id
 from stateflow.types.descriptors import AggregatingStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
 from stateflow.types.serializers import Codec, value_serializer
 

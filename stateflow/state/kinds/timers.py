@@ -1,6 +1,6 @@
 """Timers: at most one per key, namespace and time, stored in every snapshot and fired in order of time.
 
-A timer is an entry without a value, ``key group | timers' id | time (8 bytes) | key | namespace``. So registering a
+A timer is an entry without a value, whose key has the time before the key of the row (`stored_key`). So registering a
 timer twice has no effect, deleting one needs no read, and the timers of a key group are stored in order of time. Due
 timers are found without scanning the state: the earliest time per key group is kept in memory while the store is open,
 and that of the subtask in the manifest. Both are lower bounds, since a deletion does not search for the next timer.
@@ -12,25 +12,30 @@ fires those of the current key between two of its rows, after `prefetch` has rea
 from __future__ import annotations
 
 import heapq
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import islice
 
-from stateflow.errors import CorruptFile, StateError
+from stateflow.errors import StateError
 from stateflow.state.backends.base import after_prefix
 from stateflow.state.handles import EarliestTimers
-from stateflow.state.kinds.key_context import KEY_OFFSET, KeyContext, encode_namespace, state_id
+from stateflow.state.kinds.key_context import KeyContext
+from stateflow.state.stored_key import (
+    ENTRY_GROUP,
+    ENTRY_KEY_OFFSET,
+    STATE_PART,
+    TIMER_IDS,
+    TimeDomain,
+    decode_time,
+    encode_group,
+    encode_namespace,
+    encode_time,
+    from_time_order,
+    timer_without_key,
+    to_time_order,
+)
 from stateflow.types.key_encoding import decode_key, ends_at
 from stateflow.types.key_groups import KeyGroupRange
-
-
-class TimeDomain(Enum):
-    """The time that a timer refers to."""
-
-    EVENT_TIME = "event"
-    PROCESSING_TIME = "processing"
 
 
 @dataclass
@@ -77,7 +82,7 @@ class EarliestTimes:
             return {}
         if self.groups is None:
             self.groups = {}
-            return {struct.pack(">H", owned.first + at): bound for at in range(len(owned))}
+            return {encode_group(owned.first + at): bound for at in range(len(owned))}
         taken = {group: time for group, time in self.groups.items() if time <= until}
         for group in taken:
             del self.groups[group]
@@ -110,12 +115,6 @@ _SCANNED = 256
 NO_WATERMARK = -(1 << 63)
 MAX_WATERMARK = (1 << 63) - 1
 """The watermark at the end of bounded input, and when a job is drained."""
-_GROUP_BYTES, _TIME_BYTES = 2, 8
-_ZERO = 1 << 63
-
-
-TIMER_IDS = {domain: state_id(f"\0{domain.value} timers") for domain in TimeDomain}
-"""The id that replaces the state id in timers; no state name contains a NUL."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +227,8 @@ class Timers:
             else:
                 # Too many timers were registered or deleted to track them: restart, they are all in the store by now.
                 for entry in current.queue:
-                    groups[_group(entry)] = min(_time(entry), groups.get(_group(entry), MAX_WATERMARK))
+                    group = entry[ENTRY_GROUP]
+                    groups[group] = min(decode_time(entry, 0), groups.get(group, MAX_WATERMARK))
         self._firing = None
 
     def prefetch(self, until: Mapping[tuple[bytes, bytes], int]) -> None:
@@ -267,7 +267,7 @@ class Timers:
     def is_due_of_key(self, until: int) -> bool:
         """Returns whether the key of `begin_key` may have an event-time timer up to `until`."""
         current = self._firing
-        return current is not None and bool(current.queue) and _time(current.queue[0]) <= until
+        return current is not None and bool(current.queue) and decode_time(current.queue[0], 0) <= until
 
     def due_of_key(self, until: int) -> Iterator[Timer]:
         """Fires the event-time timers of the key of `begin_key` up to `until` in order of time.
@@ -285,7 +285,7 @@ class Timers:
         if current is None:
             return
         for entry in list(current.changed):
-            current.record(entry, self._context.read(stored_timer(current.domain, entry)) is not None)
+            current.record(entry, self._context.read(from_time_order(TIMER_IDS[current.domain], entry)) is not None)
 
     def end_key(self) -> None:
         """Ends the rows of the key, or those in the Arrow batch."""
@@ -294,17 +294,17 @@ class Timers:
         times = self._index.times[current.domain]
         for entry in current.queue:
             if current.changed.get(entry, True):
-                times.add(_group(entry), _time(entry))
+                times.add(entry[ENTRY_GROUP], decode_time(entry, 0))
 
     def _load_earliest_times(self, times: EarliestTimes) -> None:
         """Reads the earliest event-time timer of each key group."""
         assert times.bound is not None
         start, times.groups = _time_bytes(times.bound), {}
         for at in range(len(self._owned)):
-            group = struct.pack(">H", self._owned.first + at)
+            group = encode_group(self._owned.first + at)
             prefix = group + TIMER_IDS[TimeDomain.EVENT_TIME]
             for key, _ in islice(self._context.backend.scan_range(prefix + start, after_prefix(prefix)), 1):
-                times.add(group, _time(_time_ordered(key)))
+                times.add(group, decode_time(to_time_order(key), 0))
 
     def _prefetch_group(self, group: bytes, until: Mapping[bytes, int], start: int) -> None:
         """Prefetches timers of a key group from `start` on, and adds the others that it reads to the index.
@@ -315,8 +315,8 @@ class Timers:
         times, lengths = self._index.times[TimeDomain.EVENT_TIME], sorted({len(key) for key in until})
         latest, prefix = max(until.values()), group + TIMER_IDS[TimeDomain.EVENT_TIME]
         for stored, _ in self._context.backend.scan_range(prefix + _time_bytes(start), after_prefix(prefix)):
-            entry = _time_ordered(stored)
-            time, rest = _time(entry), entry[_TIME_BYTES + _GROUP_BYTES :]
+            entry = to_time_order(stored)
+            time, rest = decode_time(stored), entry[ENTRY_KEY_OFFSET:]
             if time <= latest:
                 found = (rest[:length] for length in lengths if ends_at(rest, length) and rest[:length] in until)
                 key = next(found, None)
@@ -342,7 +342,7 @@ class Timers:
 
     def _fire(self, current: Firing, entry: bytes) -> Iterator[Timer]:
         if current.take(entry):
-            self._context.pending[stored_timer(current.domain, entry)] = None
+            self._context.pending[from_time_order(TIMER_IDS[current.domain], entry)] = None
             yield _timer(entry)
 
     def _scan(self, current: Firing, group: bytes, start: int) -> Iterator[bytes]:
@@ -358,9 +358,9 @@ class Timers:
         """Returns the next due timers of a key group, and the stored key to read on from."""
         due: list[bytes] = []
         for key, _ in self._context.backend.scan_range(lower, upper):
-            entry = _time_ordered(key)
-            if _time(entry) > current.until:
-                self._index.times[current.domain].add(_group(entry), _time(entry))
+            entry = to_time_order(key)
+            if decode_time(entry, 0) > current.until:
+                self._index.times[current.domain].add(entry[ENTRY_GROUP], decode_time(entry, 0))
                 break
             if len(due) == _SCANNED:
                 return due, key
@@ -378,47 +378,21 @@ class Timers:
         self._context.pending[stored] = b"" if exists else None
         current = self._firing
         if current is not None and current.domain is domain and time <= current.until:
-            current.record(_time_ordered(stored), exists)
+            current.record(to_time_order(stored), exists)
         elif exists:
             self._index.times[domain].add(group, time)
 
 
 def timers_in(entries: Iterable[tuple[bytes, bytes]], domain: TimeDomain) -> list[Timer]:
     """Returns the pending timers of one time domain among a store's entries, in the order in which they fire."""
-    stored = [key for key, _ in entries if key[_GROUP_BYTES:KEY_OFFSET] == TIMER_IDS[domain]]
-    return [_timer(entry) for entry in sorted(map(_time_ordered, stored))]
-
-
-def _corrupt(stored: bytes) -> CorruptFile:
-    return CorruptFile("a stored timer has no key", hint="restore an older checkpoint", timer=stored.hex()[:80])
+    stored = [key for key, _ in entries if key[STATE_PART] == TIMER_IDS[domain]]
+    return [_timer(entry) for entry in sorted(map(to_time_order, stored))]
 
 
 def _time_bytes(time: int) -> bytes:
     if isinstance(time, bool) or not isinstance(time, int) or not NO_WATERMARK <= time <= MAX_WATERMARK:
         raise StateError("a timer's time is not a timestamp", hint="pass milliseconds since 1970 as an int", time=time)
-    return struct.pack(">Q", time + _ZERO)
-
-
-def _time_ordered(stored: bytes) -> bytes:
-    """Returns a timer as bytes that sort by time over key groups: time, key group, key, namespace."""
-    key_start = KEY_OFFSET + _TIME_BYTES
-    if len(stored) <= key_start:
-        raise _corrupt(stored)
-    return stored[KEY_OFFSET:key_start] + stored[:_GROUP_BYTES] + stored[key_start:]
-
-
-def stored_timer(domain: TimeDomain, entry: bytes) -> bytes:
-    """Returns the stored key of a timer that begins with its time."""
-    return _group(entry) + TIMER_IDS[domain] + entry[:_TIME_BYTES] + entry[_TIME_BYTES + _GROUP_BYTES :]
-
-
-def _time(entry: bytes) -> int:
-    time: int = struct.unpack_from(">Q", entry)[0] - _ZERO
-    return time
-
-
-def _group(entry: bytes) -> bytes:
-    return entry[_TIME_BYTES : _TIME_BYTES + _GROUP_BYTES]
+    return encode_time(time)
 
 
 def _key_of(entry: bytes) -> tuple[bytes, bytes]:
@@ -427,12 +401,12 @@ def _key_of(entry: bytes) -> tuple[bytes, bytes]:
 
 
 def _timer(entry: bytes) -> Timer:
-    rest = entry[_TIME_BYTES + _GROUP_BYTES :]
+    rest = entry[ENTRY_KEY_OFFSET:]
     *values, namespace = decode_key(rest) or [None]
     if not values:
-        raise _corrupt(entry)
+        raise timer_without_key(entry)
     key = rest[: len(rest) - len(encode_namespace(namespace))]
-    return Timer(_time(entry), _group(entry), key, tuple(values), namespace)
+    return Timer(decode_time(entry, 0), entry[ENTRY_GROUP], key, tuple(values), namespace)
 
 
 MOST = 10_000

@@ -4,48 +4,26 @@
 
 A stored value carries the timestamp that its TTL counts from, not the time at which it expires, and the time domain of
 that timestamp. So a TTL can be added, changed or removed on restore. For each value the index has an expiry entry
-``key group | expiry id | timestamp (8 bytes) | rest of the stored key``, so that expired values are found without
-scanning the state. The index is a hint: check the value itself before removing it.
+(`stored_key`), so that expired values are found without scanning the state. The index is a hint: check the value itself
+before removing it.
 """
 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Iterator, Mapping
 from itertools import islice, takewhile
 from typing import Protocol
 
-from stateflow.errors import CorruptFile
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.handles import StateSchema
-from stateflow.state.kinds.key_context import ABSENT, KEY_OFFSET, Absent, KeyContext, state_id
+from stateflow.state.kinds.key_context import ABSENT, Absent, KeyContext
+from stateflow.state.stored_key import decode_expiry_key, encode_expiry_key, encode_group, expiry_id, expiry_ids
 from stateflow.types.key_groups import KeyGroupRange
 from stateflow.types.serializers import timestamp_of, with_timestamp
 from stateflow.types.ttl_config import StateTtlConfig
 
 _EVENT = StateTtlConfig.TtlTimeCharacteristic.EventTime.value
-_GROUP_BYTES, _TIMESTAMP_BYTES = 2, 8
-_ZERO = 1 << 63
-
-
-_INDEX_NAMES = {"processing": "expiry", "event": "event expiry"}
-"""One index per time domain: timestamps of two clocks cannot be ordered in one index."""
-
-
-def expiry_id(name: str, time: str) -> bytes:
-    """Returns the id that replaces the state id in a state's expiry entries of one time domain.
-
-    Args:
-        name: name of the state.
-        time: ``processing`` or ``event``.
-    """
-    return state_id(f"{name}\0{_INDEX_NAMES[time]}")
-
-
-def expiry_ids(name: str) -> tuple[bytes, ...]:
-    """Returns the expiry ids of a state in both time domains."""
-    return tuple(expiry_id(name, time) for time in _INDEX_NAMES)
 
 
 class Ttl:
@@ -162,16 +140,12 @@ class Ttl:
         self._context.pending[key] = with_timestamp(data, start, self.characteristic)
         if before != start:
             self._remove_index_entry(key, before)
-        self._context.pending[self.index_key(start, key)] = b""
+        self._context.pending[encode_expiry_key(key, self.id, start)] = b""
 
     def remove(self, key: bytes, old: bytes | Absent | None) -> None:
         """Removes an entry; `old` as for `write`, but an unknown value is not read."""
         self._context.pending[key] = None
         self._remove_index_entry(key, None if old is None or old is ABSENT else timestamp_of(old, self.characteristic))
-
-    def index_key(self, timestamp: int, key: bytes) -> bytes:
-        """Returns the key of the expiry entry for the value at `key` with this timestamp."""
-        return key[:_GROUP_BYTES] + self.id + struct.pack(">Q", timestamp + _ZERO) + key[KEY_OFFSET:]
 
     def _renew(self, key: bytes, data: bytes, row: int | None) -> None:
         timestamp = timestamp_of(data, self.characteristic)
@@ -181,25 +155,7 @@ class Ttl:
 
     def _remove_index_entry(self, key: bytes, timestamp: int | None) -> None:
         if timestamp is not None:
-            self._context.pending[self.index_key(timestamp, key)] = None
-
-
-def decode_index_key(index_key: bytes, state: bytes) -> tuple[int, bytes]:
-    """Returns the timestamp in an expiry entry's key, and the stored key of the value that it refers to.
-
-    Args:
-        index_key: key of the expiry entry.
-        state: the state id.
-
-    Raises CorruptFile.
-    """
-    end = KEY_OFFSET + _TIMESTAMP_BYTES
-    if len(index_key) < end:
-        raise CorruptFile(
-            "a stored expiry entry has no timestamp", hint="restore an older checkpoint", key=index_key.hex()[:80]
-        )
-    (timestamp,) = struct.unpack(">Q", index_key[KEY_OFFSET:end])
-    return timestamp - _ZERO, index_key[:_GROUP_BYTES] + state + index_key[end:]
+            self._context.pending[encode_expiry_key(key, self.id, timestamp)] = None
 
 
 def _has_other_index(stored: StateSchema | None, time: str) -> bool:
@@ -317,7 +273,7 @@ class _ExpiredEntries:
     def first_expiry(self, state: bytes, ttl: Ttl) -> int | None:
         """Returns the time at which the first expiry entry of a state is due, in milliseconds; None without any."""
         found = (next(self._backend.scan(group + ttl.id), None) for group in self._all_groups())
-        starts = (decode_index_key(first[0], state)[0] for first in found if first is not None)
+        starts = (decode_expiry_key(first[0], state)[0] for first in found if first is not None)
         start = min(starts, default=None)
         return None if start is None else start + ttl.config.milliseconds
 
@@ -349,17 +305,17 @@ class _ExpiredEntries:
             return 0
         found = [key for key, _ in islice(self._backend.scan(group + ttl.other_id), limit)]
         changes: dict[bytes, bytes | None] = dict.fromkeys(found)
-        keys = [decode_index_key(key, state)[1] for key in found]
+        keys = [decode_expiry_key(key, state)[1] for key in found]
         for key, data in zip(keys, self._backend.multi_get(keys), strict=True):
             start = None if data is None else ttl.ttl_start(data)
             if start is not None:
-                changes[ttl.index_key(start, key)] = b""
+                changes[encode_expiry_key(key, ttl.id, start)] = b""
         self._backend.write(changes)
         return len(found)
 
     def _remove_due(self, group: bytes, state: bytes, ttl: Ttl, limit: int) -> int:
         """Processes due expiry entries of a key group; returns their number, at most `limit`."""
-        scanned = ((key, *decode_index_key(key, state)) for key, _ in self._backend.scan(group + ttl.id))
+        scanned = ((key, *decode_expiry_key(key, state)) for key, _ in self._backend.scan(group + ttl.id))
         due = list(islice(takewhile(lambda found: ttl.is_elapsed(found[1]), scanned), limit))
         if not due:
             return 0
@@ -375,7 +331,7 @@ class _ExpiredEntries:
                 changes[key] = None
             elif start != timestamp:
                 # Written again, or written before the state had this TTL, or while a host's clock was ahead.
-                changes[ttl.index_key(start, key)] = b""
+                changes[encode_expiry_key(key, ttl.id, start)] = b""
         self._backend.write(changes)
         return len(due)
 
@@ -396,4 +352,4 @@ class _ExpiredEntries:
         return (self._group(at) for at in range(len(self._groups)))
 
     def _group(self, at: int) -> bytes:
-        return struct.pack(">H", self._groups.first + at)
+        return encode_group(self._groups.first + at)

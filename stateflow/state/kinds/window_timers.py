@@ -12,22 +12,23 @@ import numpy as np
 
 from stateflow.state.backends.base import after_prefix
 from stateflow.state.key_columns import WINDOW_BYTES, Numbers, decode_times, decode_windows, encode_times
-from stateflow.state.kinds.key_context import KEY_OFFSET, KeyContext
+from stateflow.state.kinds.key_context import KeyContext
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
-from stateflow.state.kinds.timers import (
-    MOST_BY_COLUMNS,
-    NO_WATERMARK,
+from stateflow.state.kinds.timers import MOST_BY_COLUMNS, NO_WATERMARK, Firing, SliceSize, TimerIndex, Timers
+from stateflow.state.stored_key import (
+    ENTRY_TIME,
+    GROUP_BYTES,
+    GROUP_PART,
+    TIME_BYTES,
+    TIME_PART,
+    TIMED_KEY_OFFSET,
     TIMER_IDS,
-    Firing,
-    SliceSize,
     TimeDomain,
-    TimerIndex,
-    Timers,
+    all_from_time_order,
+    all_to_time_order,
+    decode_time,
 )
 from stateflow.types.key_groups import KeyGroupRange
-
-_STORED_KEY = KEY_OFFSET + 8
-"""Offset of the key in a stored timer: after key group, id and time."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class WindowTimers(Timers):
         while groups := self._index.times[domain].take_due(until, self._owned):
             found = self._in_order(domain, until, groups)
             while entries := list(islice(found, size.keys)):
-                self._context.pending |= dict.fromkeys(_stored(TIMER_IDS[domain], entries))
+                self._context.pending |= dict.fromkeys(all_from_time_order(TIMER_IDS[domain], entries))
                 yield self._by_key(entries)
 
     def fire_of_keys(self, groups: Sequence[bytes], keys: Sequence[bytes], until: Numbers) -> DueTimers:
@@ -167,7 +168,7 @@ class WindowTimers(Timers):
                 self._take_due(group, first, due)
         self._context.pending |= dict.fromkeys(due.stored)
         starts, ends = self._windows(due.stored)
-        fire_times = decode_times(b"".join([stored[KEY_OFFSET:_STORED_KEY] for stored in due.stored]))
+        fire_times = decode_times(b"".join([stored[TIME_PART] for stored in due.stored]))
         return DueTimers(np.array(due.of, np.int64), starts, ends, fire_times)
 
     def _take_due(self, group: bytes, earliest: int, due: _Due) -> None:
@@ -178,11 +179,11 @@ class WindowTimers(Timers):
         """
         domain, rest = TimeDomain.EVENT_TIME, b""
         for stored in self._due_in_group(domain, group, earliest, due.latest):
-            time = stored[KEY_OFFSET:_STORED_KEY]
-            if not due.take(stored, stored[_STORED_KEY : -self._namespace_bytes], time):
+            time = stored[TIME_PART]
+            if not due.take(stored, stored[TIMED_KEY_OFFSET : -self._namespace_bytes], time):
                 rest = rest or time
         if rest:
-            self._index.times[domain].add(group, int(decode_times(rest)[0]))
+            self._index.times[domain].add(group, decode_time(rest, 0))
 
     def _due_in_group(self, domain: TimeDomain, group: bytes, earliest: int, until: int) -> Iterator[bytes]:
         """Yields the stored timers of a key group in a range of times, and then adds the next one to the index.
@@ -195,7 +196,7 @@ class WindowTimers(Timers):
         assert rest is not None
         yield from map(itemgetter(0), backend.read_range(first, rest))
         for key, _ in islice(backend.scan_range(rest, end), 1):
-            self._index.times[domain].add(group, int(decode_times(key[KEY_OFFSET:_STORED_KEY])[0]))
+            self._index.times[domain].add(group, decode_time(key))
 
     def _in_order(self, domain: TimeDomain, until: int, groups: Mapping[bytes, int]) -> Iterator[bytes]:
         """Returns the due timers of key groups in order of time; sorts them if they are few, which takes less time.
@@ -210,27 +211,17 @@ class WindowTimers(Timers):
             if len(found) > MOST_BY_COLUMNS:
                 current = Firing(domain, until)
                 return heapq.merge(*(self._scan(current, *each) for each in groups.items()))
-        return iter(sorted(_time_first(found)))
+        return iter(sorted(all_to_time_order(found)))
 
     def _by_key(self, entries: list[bytes]) -> DueKeys:
-        addresses = [entry[8 : -self._namespace_bytes] for entry in entries]
+        addresses = [entry[TIME_BYTES : -self._namespace_bytes] for entry in entries]
         numbers = {address: number for number, address in enumerate(dict.fromkeys(addresses))}
         of = np.fromiter(map(numbers.__getitem__, addresses), np.int64, len(entries))
         starts, ends = self._windows(entries)
-        timers = DueTimers(of, starts, ends, decode_times(b"".join([entry[:8] for entry in entries])))
-        return DueKeys([each[:2] for each in numbers], [each[2:] for each in numbers], timers)
+        timers = DueTimers(of, starts, ends, decode_times(b"".join([entry[ENTRY_TIME] for entry in entries])))
+        return DueKeys([each[GROUP_PART] for each in numbers], [each[GROUP_BYTES:] for each in numbers], timers)
 
     def _windows(self, stored: list[bytes]) -> tuple[Numbers, Numbers]:
         if self._namespace_bytes != WINDOW_BYTES:
             return np.zeros(len(stored), np.int64), np.zeros(len(stored), np.int64)
         return decode_windows(b"".join([each[-WINDOW_BYTES:] for each in stored]))
-
-
-def _time_first(stored: list[bytes]) -> list[bytes]:
-    """Returns stored timers as `Timers` orders them: time, key group, key, window."""
-    return [each[KEY_OFFSET:_STORED_KEY] + each[:2] + each[_STORED_KEY:] for each in stored]
-
-
-def _stored(timer_id: bytes, entries: list[bytes]) -> list[bytes]:
-    """Returns timers as they are stored: the reverse of `_time_first`."""
-    return [each[8:10] + timer_id + each[:8] + each[10:] for each in entries]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import tempfile
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,7 +27,8 @@ from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.operator_state import SPLIT, OperatorListState, OperatorStateStore
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
-from stateflow.state.kinds.timers import TimeDomain, timers_in
+from stateflow.state.kinds.timers import timers_in
+from stateflow.state.stored_key import TimeDomain, encode_group
 from stateflow.types.columns.conversion import stored_scalar
 from stateflow.types.descriptors import MapStateDescriptor
 from stateflow.types.key_encoding import encode_key
@@ -87,7 +87,7 @@ class OperatorView:
                 name=name,
                 declared=sorted(keyed._states),
             )
-        keyed.set_key(struct.pack(">H", group), encode_key(values))
+        keyed.set_key(encode_group(group), encode_key(values))
         keyed.set_namespace(namespace)
         return _plain_value(found)
 

@@ -14,7 +14,7 @@ from stateflow import RocksDBStateBackend
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StateError
 from stateflow.query.reader import state_table
-from stateflow.state.kinds.key_context import state_id
+from stateflow.state.stored_key import state_id
 from stateflow.testing.harness.job import OPERATOR
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import key_group, subtask_of

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stateflow.errors import IncompatibleState, JobDefinitionError, StateError
-from stateflow.state.kinds.key_context import state_id
 from stateflow.state.kinds.keyed_state import KeyedState
+from stateflow.state.stored_key import state_id
 from stateflow.types.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,

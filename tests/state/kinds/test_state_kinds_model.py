@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from stateflow.state.handles import StateSchema
 from stateflow.state.kinds.key_context import BatchTime
 from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.state.kinds.ttl import expiry_ids
+from stateflow.state.stored_key import encode_expiry_key, expiry_ids
 from stateflow.types.descriptors import (
     AggregatingStateDescriptor,
     ListStateDescriptor,
@@ -281,7 +281,7 @@ class Life(RuleBasedStateMachine):
             ttl = self.ids[key[2:6]].ttl if key[2:6] in self.ids else None
             timestamp = timestamp_of(data, ttl.characteristic) if ttl is not None else None
             if ttl is not None and timestamp is not None and timestamp > ttl.since:
-                assert ttl.index_key(timestamp, key) in everything
+                assert encode_expiry_key(key, ttl.id, timestamp) in everything
 
     def _check_that_nothing_is_left_for_ever(self) -> None:
         """After long enough, cleanups and a full snapshot leave nothing; without a time to live, no index."""

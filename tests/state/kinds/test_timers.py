@@ -16,7 +16,8 @@ from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import EarliestTimers
 from stateflow.state.kinds import timers as module
 from stateflow.state.kinds.keyed_state import KeyedState, state_names
-from stateflow.state.kinds.timers import MOST, TIMER_IDS, EarliestTimes, SliceSize, TimeDomain, Timer, TimerIndex
+from stateflow.state.kinds.timers import MOST, EarliestTimes, SliceSize, Timer, TimerIndex
+from stateflow.state.stored_key import TIMER_IDS, TimeDomain
 from stateflow.types.descriptors import ValueStateDescriptor
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import KeyGroupRange

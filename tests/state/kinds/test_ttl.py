@@ -12,7 +12,7 @@ import pytest
 from stateflow.errors import CorruptFile, JobDefinitionError, StateError
 from stateflow.state.kinds.key_context import BatchTime
 from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.state.kinds.ttl import decode_index_key, expiry_id
+from stateflow.state.stored_key import decode_expiry_key, expiry_id
 from stateflow.types.descriptors import ValueStateDescriptor
 from stateflow.types.serializers import decode_untyped, with_timestamp
 from stateflow.types.ttl_config import StateTtlConfig, Time
@@ -256,7 +256,7 @@ def test_bytes_that_are_no_value_are_a_corrupt_file(data: bytes) -> None:
 @pytest.mark.parametrize("rest", [b"", b"\0" * 7])
 def test_an_expiry_entry_without_a_timestamp_is_a_corrupt_file(rest: bytes) -> None:
     with pytest.raises(CorruptFile):
-        decode_index_key(b"\0\0" + b"size" + rest, b"name")
+        decode_expiry_key(b"\0\0" + b"size" + rest, b"name")
 
 
 def test_one_name_has_one_time_to_live(state: KeyedState) -> None:

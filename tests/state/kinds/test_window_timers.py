@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.kinds import window_timers as module
 from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.state.kinds.timers import SliceSize, TimeDomain, TimerIndex
+from stateflow.state.kinds.timers import SliceSize, TimerIndex
 from stateflow.state.kinds.window_timers import DueTimers
+from stateflow.state.stored_key import TimeDomain
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import KeyGroupRange
 

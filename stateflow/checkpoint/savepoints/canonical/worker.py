@@ -34,9 +34,8 @@ from stateflow.process_limits import end_with_parent, isolate, time_limits
 from stateflow.state.backends.canonical_file import CanonicalHeader, encode_file_of_columns
 from stateflow.state.backends.entry_stream import EntryBlock, EntryColumns
 from stateflow.state.handles import Document, StateFile
-from stateflow.state.kinds.key_context import KEY_OFFSET
 from stateflow.state.kinds.keyed_state import state_names
-from stateflow.state.kinds.timers import TIMER_IDS
+from stateflow.state.stored_key import KEY_OFFSET, STATE_PART, TIMER_IDS
 from stateflow.storage import open_storage
 from stateflow.types.decoders import msgpack_decoder
 from stateflow.types.key_encoding import decode_key
@@ -160,9 +159,6 @@ class WorkerResult(Document, frozen=True, kw_only=True):
         return self.files
 
 
-_GROUP_BYTES = 2
-
-
 def without_duplicates(header: CanonicalHeader, parts: Iterable[EntryColumns]) -> Iterator[EntryColumns]:
     """Yields the entries unchanged, but a timer that occurs several times only once.
 
@@ -191,14 +187,14 @@ def _of_distinct_keys(header: CanonicalHeader, block: EntryBlock, last: bytes) -
         if key != last:
             keys.append(key)
             values.append(value)
-        elif key[_GROUP_BYTES:KEY_OFFSET] not in timers:
+        elif key[STATE_PART] not in timers:
             raise _duplicate(header, key)
         last = key
     return EntryColumns.of(keys, values)
 
 
 def _duplicate(header: CanonicalHeader, stored: bytes) -> DataError:
-    schema = state_names(header.states).get(stored[_GROUP_BYTES:KEY_OFFSET])
+    schema = state_names(header.states).get(stored[STATE_PART])
     try:
         parts = decode_key(stored[KEY_OFFSET:])
     except CorruptFile:

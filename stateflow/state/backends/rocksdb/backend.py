@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 import re
-import struct
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -55,6 +54,7 @@ from stateflow.state.backends.rocksdb.manifest import ManifestFollower, StoreMan
 from stateflow.state.backends.rocksdb.rescale import assemble
 from stateflow.state.handles import Base, StateFile, SubtaskState
 from stateflow.state.host_cache import HostCache, damaged_copy, has_content, has_size, remove_tree
+from stateflow.state.stored_key import encode_group
 from stateflow.types.key_groups import KeyGroupRange
 
 log = logging.getLogger(__name__)
@@ -666,7 +666,7 @@ def _hide_key_groups(store: Rdict, ranges: Sequence[KeyGroupRange]) -> None:
 
 def _bounds(groups: KeyGroupRange) -> tuple[bytes, bytes]:
     """Returns the smallest possible key of the range, and that of the next key group after it."""
-    return struct.pack(">H", groups.first), struct.pack(">H", groups.last + 1)
+    return encode_group(groups.first), encode_group(groups.last + 1)
 
 
 def _check_files(state: SubtaskState) -> dict[str, StateFile]:

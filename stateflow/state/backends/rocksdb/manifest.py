@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from stateflow.errors import CorruptFile, InternalError
 from stateflow.private_files import write_private
 from stateflow.state.handles import SubtaskState
+from stateflow.state.stored_key import decode_group
 from stateflow.types.key_groups import KeyGroupRange
 
 _NAME = "MANIFEST-000001"
@@ -83,9 +84,9 @@ class StoreFile:
     @property
     def groups(self) -> KeyGroupRange:
         """The key groups between its bounds; the file has no keys or deleted ranges outside of them."""
-        first = _group(self.smallest[:-_TRAILER])
+        first = decode_group(self.smallest[:-_TRAILER])
         largest, trailer = self.largest[:-_TRAILER], self.largest[-_TRAILER:]
-        last = _group(largest)
+        last = decode_group(largest)
         ends_before = trailer == _EXCLUSIVE and len(largest) == 2
         return KeyGroupRange(first, last - 1 if ends_before else last)
 
@@ -299,11 +300,6 @@ def _unknown(what: str, tag: int) -> CorruptFile:
         "requirements.txt",
         tag=tag,
     )
-
-
-def _group(key: bytes) -> int:
-    """Returns the key group of a bound; a bound that is too short sorts before all keys with that prefix."""
-    return int.from_bytes(key[:2].ljust(2, b"\0"), "big")
 
 
 def _varint(value: int) -> bytes:

@@ -19,9 +19,10 @@ from msgspec import inspect
 from stateflow.errors import JobDefinitionError, StateError
 from stateflow.state.backends.base import map_key_too_large, value_too_large
 from stateflow.state.column_serializer import ColumnSerializer, columns_of
-from stateflow.state.kinds.key_context import ABSENT, Absent, KeyContext, state_id
+from stateflow.state.kinds.key_context import ABSENT, Absent, KeyContext
 from stateflow.state.kinds.ttl import Ttl
 from stateflow.state.schema import TYPE_LIMITS, state_schema
+from stateflow.state.stored_key import state_id
 from stateflow.types.declared_types import NUMPY, describe_type, python_type
 from stateflow.types.descriptors import MapStateDescriptor
 from stateflow.types.key_encoding import PART_ENCODERS, decode_key
