@@ -11,14 +11,11 @@ from typing import Any
 
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.clock import Clock, SystemClock
-from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import CorruptFile
-from stateflow.private_files import ScratchFolder
 from stateflow.query.snapshot import open_snapshot
 from stateflow.state.backends.entry_stream import Entry
-from stateflow.state.backends.factory import StoreLocation, read_entries
+from stateflow.state.backends.factory import open_location, read_entries
 from stateflow.state.handles import Base, StateSchema, SubtaskState
-from stateflow.state.host_cache import HostCache
 from stateflow.state.kinds.keyed_state import state_names
 from stateflow.state.stored_key import POSITION_BYTES, STATE_PART, decode_parts
 from stateflow.storage import Storage
@@ -91,11 +88,9 @@ def stored_entries(
     Raises:
         MissingFile, CorruptFile: a file is missing or damaged.
     """
-    with ScratchFolder() as scratch:
-        for subtask in operator.subtasks:
-            folder = scratch.path / str(subtask.subtask)
-            cache = HostCache.direct(folder / "cache", storage, clock)
-            yield subtask, read_entries(StoreLocation(folder / "work", cache, RocksDBSettings()), Base.of(subtask))
+    for subtask in operator.subtasks:
+        with open_location(storage, clock) as location:
+            yield subtask, read_entries(location, Base.of(subtask))
 
 
 def check_entry(

@@ -16,15 +16,12 @@ import pyarrow as pa
 from stateflow import failpoints
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.clock import Clock
-from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import ConfigError, CorruptFile, StateflowError
 from stateflow.helpers import did_you_mean
-from stateflow.private_files import ScratchFolder
 from stateflow.query.value_types import WRITTEN_AT, Refused, ValueReader, written_at
 from stateflow.state.backends.entry_stream import EntryBlock
-from stateflow.state.backends.factory import StoreLocation, read_ranges
+from stateflow.state.backends.factory import open_location, read_blocks
 from stateflow.state.handles import Base, OperatorContent, StateSchema, SubtaskState
-from stateflow.state.host_cache import HostCache
 from stateflow.state.key_columns import (
     KEY_GROUP,
     NAMESPACE,
@@ -408,14 +405,11 @@ def _stored_blocks(
     subtask: SubtaskState, ranges: Sequence[KeyRange], storage: Storage, clock: Clock
 ) -> Iterator[EntryBlock]:
     """Yields the entries of a subtask in blocks that are large enough for work by columns."""
-    with ScratchFolder() as scratch:
-        location = StoreLocation(
-            scratch.path / "work", HostCache.direct(scratch.path / "cache", storage, clock), RocksDBSettings()
-        )
+    with open_location(storage, clock) as location:
         keys: list[bytes] = []
         values: list[bytes] = []
         size = 0
-        for block in read_ranges(location, Base.of(subtask), ranges):
+        for block in read_blocks(location, Base.of(subtask), ranges):
             failpoints.hit("read.entries")
             keys += block.keys
             values += block.values

@@ -11,14 +11,12 @@ from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.clock import SystemClock
 from stateflow.compare.merge import Difference, differences
 from stateflow.compare.operators import OperatorComparison, OperatorSide, Readers
-from stateflow.config.settings import RocksDBSettings
 from stateflow.private_files import ScratchFolder
 from stateflow.query.state import check_entry
 from stateflow.replay.key_trace import WantedKey
 from stateflow.state.backends.entry_stream import EntryBlock
-from stateflow.state.backends.factory import StoreLocation, read_ranges
+from stateflow.state.backends.factory import open_location, read_blocks
 from stateflow.state.handles import Base, OperatorContent, StateSchema
-from stateflow.state.host_cache import HostCache
 from stateflow.state.kinds.keyed_state import state_names
 from stateflow.state.kinds.timers import Timer, timers_in
 from stateflow.state.operator_content import read_parts
@@ -153,11 +151,9 @@ class StateComparison:
         if operator is None:
             return
         ranges = _ranges(operator, wanted)
-        with ScratchFolder() as scratch:
-            for subtask in filter(wanted.is_in, operator.subtasks):
-                cache = HostCache.direct(scratch.path / "cache", self.storage, SystemClock())
-                location = StoreLocation(scratch.path / "work", cache, RocksDBSettings())
-                for block in read_ranges(location, Base.of(subtask), ranges):
+        for subtask in filter(wanted.is_in, operator.subtasks):
+            with open_location(self.storage, SystemClock()) as location:
+                for block in read_blocks(location, Base.of(subtask), ranges):
                     own = [at for at, key in enumerate(block.keys) if _is_of_key(key, wanted)]
                     if own:
                         yield EntryBlock([block.keys[at] for at in own], [block.values[at] for at in own])

@@ -29,7 +29,7 @@ from stateflow.checkpoint.savepoints.canonical.writer import Destination
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.checkpoint.savepoints.create import copy_objects, replace_keys
 from stateflow.clock import Clock
-from stateflow.config.settings import RocksDBSettings, StateSettings
+from stateflow.config.settings import StateSettings
 from stateflow.errors import ConfigError, CorruptFile, IncompatibleState
 from stateflow.private_files import ScratchFolder, open_private
 from stateflow.runtime.task.operator_state import INLINE_BYTES
@@ -47,7 +47,6 @@ from stateflow.state.handles import (
     StateFile,
     SubtaskState,
 )
-from stateflow.state.host_cache import HostCache
 from stateflow.state.operator_content import StoredContent, read_parts
 from stateflow.state.stored_key import KEY_OFFSET, TIMER_IDS, encode_group, expiry_ids, state_id
 from stateflow.storage import Storage
@@ -319,9 +318,7 @@ class _KeyedStateWriter:
             base = bases[subtask]
             if not (base.parts and ids):
                 continue
-            folder = scratch / str(at)
-            cache = HostCache.direct(folder / "cache", self._source, self._clock)
-            location = StoreLocation(folder / "work", cache, RocksDBSettings())
+            location = StoreLocation.in_folder(scratch / str(at), self._source, self._clock)
             store = open_backend(location, base, StateSettings())
             stack.callback(store.close)
             found.append((store, ids))

@@ -10,9 +10,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO
 
+from stateflow.clock import Clock
 from stateflow.config.settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile
-from stateflow.private_files import make_new_folder
+from stateflow.private_files import ScratchFolder, make_new_folder
 from stateflow.state.backends import canonical_file, hash_maps
 from stateflow.state.backends.base import KeyedStateBackend, KeyedStateReader, Snapshot
 from stateflow.state.backends.entry_stream import (
@@ -29,6 +30,7 @@ from stateflow.state.backends.rocksdb.manifest import manifest_of
 from stateflow.state.handles import CANONICAL, Base, StateFile, SubtaskState, check_backends_known
 from stateflow.state.host_cache import Check, HostCache, damaged_copy, has_content, has_size, remove_tree
 from stateflow.state.stored_key import ALL_KEYS, KeyRange, decode_group
+from stateflow.storage import Storage
 from stateflow.types.key_groups import KeyGroupRange
 
 _HASH_MAPS = ("memory", "filesystem")
@@ -47,6 +49,23 @@ class StoreLocation:
     folder: Path
     cache: HostCache
     rocksdb: RocksDBSettings
+
+    @classmethod
+    def in_folder(cls, folder: Path, storage: Storage, clock: Clock) -> StoreLocation:
+        """Returns the location of stores that are only read, one at a time, and whose files all are in `folder`."""
+        return cls(folder / "work", HostCache.temporary(folder / "cache", storage, clock), RocksDBSettings())
+
+
+@contextmanager
+def open_location(storage: Storage, clock: Clock) -> Iterator[StoreLocation]:
+    """Opens a location to read the state of one subtask; its local files are removed at the end of the block.
+
+    Args:
+        storage: the storage with the files of the state; the caller keeps them from deletion.
+        clock: gives the timestamps of copies of files.
+    """
+    with ScratchFolder() as scratch:
+        yield StoreLocation.in_folder(scratch.path, storage, clock)
 
 
 def open_backend(location: StoreLocation, base: Base, settings: StateSettings) -> KeyedStateBackend:
@@ -106,30 +125,28 @@ def read_entries(location: StoreLocation, base: Base) -> Generator[Entry, None, 
     yield from _native_entries(location, base)
 
 
-def read_blocks(location: StoreLocation, base: Base) -> Generator[EntryBlock, None, None]:
-    """Yields what `read_entries` yields, in blocks: faster unless RocksDB wrote the parts."""
-    check_backends_known(base.parts)
-    for run in _foreign_runs(base):
-        yield from _read_blocks(location, run)
-    yield from blocks_of(_native_entries(location, base))
-
-
-def read_ranges(location: StoreLocation, base: Base, ranges: Sequence[KeyRange]) -> Generator[EntryBlock, None, None]:
-    """Yields the entries of `base` within ranges of keys, in blocks.
-
-    What is between the ranges is not read, except in the files of hash maps.
+def read_blocks(
+    location: StoreLocation, base: Base, ranges: Sequence[KeyRange] | None = None
+) -> Generator[EntryBlock, None, None]:
+    """Yields what `read_entries` yields, in blocks: faster unless RocksDB wrote the parts.
 
     Args:
-        ranges: ascending, without overlaps, at least one.
+        ranges: the ranges of keys to read, ascending and without overlaps; None for all. What is between them is not
+            read, except in the files of hash maps.
 
     Raises as `open_backend` does.
     """
     check_backends_known(base.parts)
-    for part in (part for run in _foreign_runs(base) for part in run.parts):
+    for run in _foreign_runs(base):
+        yield from _read_blocks(location, run) if ranges is None else _blocks_in(ranges, location, run)
+    yield from blocks_of(_native_entries(location, base, ranges or (ALL_KEYS,)))
+
+
+def _blocks_in(ranges: Sequence[KeyRange], location: StoreLocation, base: Base) -> Iterator[EntryBlock]:
+    for part in base.parts:
         # A canonical file is divided by key groups, that of a hash map is read as a whole.
         for groups in _groups_of(ranges, base.owned) if part.backend == CANONICAL else [base.owned]:
             yield from select_ranges(_read_blocks(location, replace(base, owned=groups, parts=(part,))), ranges)
-    yield from blocks_of(_native_entries(location, base, ranges))
 
 
 def _groups_of(ranges: Sequence[KeyRange], owned: KeyGroupRange) -> Iterator[KeyGroupRange]:

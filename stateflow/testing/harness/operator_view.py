@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeVar
 
 from stateflow.api.functions.process import TaskInfo
@@ -18,10 +16,9 @@ from stateflow.runtime.executor import BatchInfo, OperatorBase
 from stateflow.runtime.planning.state_discovery import discover_states
 from stateflow.runtime.task.operator_runtime import batch_time
 from stateflow.runtime.task.operator_state import OperatorParts
-from stateflow.state.backends.factory import StoreLocation, read_entries
+from stateflow.state.backends.factory import open_location, read_entries
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import Base, SubtaskState
-from stateflow.state.host_cache import HostCache
 from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
@@ -136,11 +133,8 @@ class OperatorView:
         return [(subtask, self._entries_of(subtask)) for subtask in (self.stored.subtasks if self.stored else ())]
 
     def _entries_of(self, subtask: SubtaskState) -> dict[bytes, bytes]:
-        with tempfile.TemporaryDirectory(prefix="stateflow-view-") as scratch:
-            cache = HostCache.direct(Path(scratch, "cache"), self.batch.environment.storage, SystemClock())
-            return dict(
-                read_entries(StoreLocation(Path(scratch, "work"), cache, self.batch.settings.rocksdb), Base.of(subtask))
-            )
+        with open_location(self.batch.environment.storage, SystemClock()) as location:
+            return dict(read_entries(location, Base.of(subtask)))
 
     def _key_values(self, key: object) -> tuple[object, ...]:
         columns = self.node.keying.columns

@@ -30,16 +30,13 @@ from stateflow import (
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.clock import SystemClock
-from stateflow.config.settings import RocksDBSettings
-from stateflow.private_files import ScratchFolder
 from stateflow.query.reader import state_table
 from stateflow.query.snapshot import Snapshot
 from stateflow.query.state_table import Rows
 from stateflow.state.backends import canonical_file, hash_maps
 from stateflow.state.backends.entry_stream import select_key_groups
-from stateflow.state.backends.factory import StoreLocation, read_blocks
+from stateflow.state.backends.factory import open_location, read_blocks
 from stateflow.state.handles import CANONICAL, Base, StateFile, StateSchema, SubtaskState
-from stateflow.state.host_cache import HostCache
 from stateflow.state.schema import type_schema
 from stateflow.storage import MemoryStorage, Storage, open_storage
 from stateflow.testing import BroadcastInput, KeyedHarness, KeyedInput
@@ -221,9 +218,7 @@ def _canonical(storage: Storage, operator: OperatorState, subtask: SubtaskState)
             last_group=last,
             states=operator.states,
         )
-        with ScratchFolder() as scratch:
-            cache = HostCache.direct(scratch.path / "cache", storage, SystemClock())
-            location = StoreLocation(scratch.path / "work", cache, RocksDBSettings())
+        with open_location(storage, SystemClock()) as location:
             blocks = select_key_groups(read_blocks(location, Base.of(subtask)), KeyGroupRange(first, last))
             content = b"".join(canonical_file.encode_file(header, blocks))
         handle = write_bytes(storage, f"data/canonical/{subtask.subtask}-{first}", content)
