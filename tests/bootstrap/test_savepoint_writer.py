@@ -28,7 +28,7 @@ from stateflow import (
 from stateflow.api.functions.process import Context
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.clock import ManualClock
-from stateflow.errors import ConfigError, DataError, EntryTooLarge, InternalError, SchemaMismatch, StateError
+from stateflow.errors import ConfigError, DataError, EntryTooLarge, SchemaMismatch, StateError
 from stateflow.query.state import entries_of
 from stateflow.runtime.restore.new_job_root import InitialSavepoint, create_job_root
 from tests.support import root_files
@@ -121,34 +121,6 @@ def test_a_source_without_a_position_begins_at_its_start_with_a_warning(
 
 
 # -- frames -----------------------------------------------------------------------------------------------------------
-
-
-def test_columns_become_the_fields_of_a_value(tmp_path: Path) -> None:
-    frame = _sums(total=[1.5, 2.0], count=pa.array([1, 2], pa.int32()), last=["x", None])
-    _writer(frame, STATS).write(tmp_path / "w")
-    assert sorted(_read(tmp_path / "w")) == [
-        ("stats", "a", None, {"count": 1, "total": 1.5, "last": "x"}),
-        ("stats", "b", None, {"count": 2, "total": 2.0, "last": None}),
-    ]
-
-
-def test_elements_of_a_list_are_in_the_order_of_a_column_or_of_the_rows(tmp_path: Path) -> None:
-    frame = pa.table({"shop": ["a", "b", "a", "a"], "value": [1, 2, 3, 4], "at": [3, 1, 1, 2]})
-    items = ListStateDescriptor("items", int)
-    _writer(frame.drop_columns("at"), items).write(tmp_path / "rows")
-    _writer(frame, items, order_by="at").write(tmp_path / "column")
-    _writer(frame.to_reader(), items, order_by="at").write(tmp_path / "reader")
-    found = [[e[3] for e in _read(tmp_path / name) if e[1] == "a"] for name in ("rows", "column", "reader")]
-    assert found == [[1, 3, 4], [3, 4, 1], [3, 4, 1]]
-
-
-def test_a_frame_of_many_rows_is_sorted_on_disk(tmp_path: Path) -> None:
-    """More than a bucket has, and from a reader, whose size is not known."""
-    count = 300_000
-    shops = pa.array(range(count, 0, -1))
-    table = pa.table({"shop": shops, "value": shops})
-    _writer(table.to_reader(max_chunksize=10_000)).write(tmp_path / "w")
-    assert sorted(e[3] for e in _read(tmp_path / "w")) == list(range(1, count + 1))
 
 
 @pytest.mark.parametrize(
@@ -281,36 +253,6 @@ def test_a_repeated_call_without_a_time_has_that_of_its_savepoint(tmp_path: Path
         with raises(ConfigError, path=path):
             write(value, at)
     assert root_files.digests(tmp_path / "w") == before
-
-
-def test_the_same_call_repeated_finds_its_savepoint_and_another_one_is_refused(tmp_path: Path) -> None:
-    at, path = datetime(2026, 1, 1, tzinfo=UTC), tmp_path / "w"
-    _writer(_sums(value=[1, 2])).write(path, at=at)
-    before = root_files.digests(path)
-    _writer(_sums(value=[1, 2])).write(path, at=at)
-    assert root_files.digests(path) == before
-    with raises(ConfigError):
-        _writer(_sums(value=[1, 3])).write(path, at=at)
-    with raises(ConfigError, path=path.as_uri()):
-        _writer(_sums(value=[1, 2])).with_source("rows", Growing([], Sale), "earliest").write(path)
-    assert {e[3] for e in _read(path)} == {1, 2}
-
-
-def test_a_writer_that_fails_leaves_no_savepoint_and_the_next_call_removes_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "w"
-    monkeypatch.setenv("STATEFLOW_FAILPOINT", "write.stored:1:error")
-    with raises(InternalError):
-        _writer(_sums(value=[3, 4])).write(path)
-    monkeypatch.delenv("STATEFLOW_FAILPOINT")
-    with raises(ConfigError):
-        savepoint_at(str(path))
-    _writer(_sums(value=[1, 2])).write(path)
-    assert {e[3] for e in _read(path)} == {1, 2}
-    document, _ = root_files.unsealed((path / "_savepoint").read_bytes())
-    used = {f["handle"]["key"] for o in document["manifest"]["operators"] for s in o["subtasks"] for f in s["files"]}
-    assert {f"files/{file.name}" for file in (path / "files").iterdir()} == used
 
 
 def test_operator_state_is_split_over_subtasks_and_broadcast_state_is_stored_once(tmp_path: Path) -> None:

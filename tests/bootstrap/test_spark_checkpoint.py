@@ -15,13 +15,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stateflow import DeltaSource, FileSource, KafkaSource, SavepointWriter, SparkCheckpoint, SparkSource
 from stateflow.api.source import InitialPosition, Source
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
-from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
+from stateflow.errors import ConfigError, CorruptFile, StateflowError
 from stateflow.runtime.spark.checkpoint_location import FilePattern, QuerySource, checked_log
 from tests.support.errors import raises
 from tests.support.local_jobs import Growing
@@ -69,7 +67,7 @@ def test_a_file_source_skips_the_files_of_all_batches_up_to_the_imported_one(bat
     assert _read_files(checkpoint.source_position(FILES)) == [_uri(number) for number in range(newest + 1)]
 
 
-@pytest.mark.parametrize("batch", range(8))
+@pytest.mark.parametrize("batch", [1, 4, 7])
 def test_entries_that_spark_has_removed_are_found_in_a_compact_one(copied: Callable[[str], Path], batch: int) -> None:
     folder = copied("files")
     for number in (0, 1, 3, 4):
@@ -236,20 +234,3 @@ def test_a_file_that_is_a_link_or_a_folder_is_an_error(copied: Callable[[str], P
     (folder / "offsets" / "7").mkdir()
     with pytest.raises(StateflowError):
         _import(folder)
-
-
-@given(
-    path=st.sampled_from(["metadata", "commits/7", "offsets/7", "sources/0/5.compact", "sources/0/7"]), data=st.data()
-)
-def test_a_shortened_file_never_gives_another_position(
-    tmp_path_factory: pytest.TempPathFactory, path: str, data: st.DataObject
-) -> None:
-    content = (WRITTEN / "files" / path).read_bytes()
-    end = data.draw(st.integers(0, len(content) - 1))
-    folder = Path(shutil.copytree(WRITTEN / "files", tmp_path_factory.mktemp("short") / "files"))
-    (folder / path).write_bytes(content[:end])
-    try:
-        found = _import(folder)
-    except (ConfigError, DataError):
-        return
-    assert found == _import(WRITTEN / "files")

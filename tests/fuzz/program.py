@@ -1,8 +1,8 @@
-"""The process that runs one fuzz target: ``python -m tests.fuzz.program FOLDER TARGET SEED INPUTS``.
+"""The process that runs fuzz targets: ``python -m tests.fuzz.program FOLDER INPUTS TARGET…``.
 
-It prints JSON: how many inputs were accepted and refused, bytes of memory beyond what the process had, the longest time
-of an input in seconds of CPU, and the first input that failed. Before each input it stores its number in
-``progress``, so that a crash names its input. An input that waits ends the process.
+It prints a line of JSON for each target: how many inputs were accepted and refused, bytes of memory beyond what the
+process had, the longest time of an input in seconds of CPU, and the first input that failed. Before each input it
+stores target and number in ``progress``, so that a crash names its input. An input that waits ends the process.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import resource
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from stateflow.errors import StateflowError
@@ -34,12 +35,12 @@ def _cpu_seconds() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def run(target: Target, rng: random.Random, inputs: int, progress: int) -> dict[str, object]:
+def run(target: Target, rng: random.Random, inputs: int, progress: Path, name: str) -> dict[str, object]:
     """Gives the inputs to the target until one fails."""
     counts = {"accepted": 0, "refused": 0}
     longest, failure, codes = 0.0, "", set()
     for number in range(inputs):
-        os.pwrite(progress, b"%-8d" % number, 0)
+        progress.write_text(f"{name} {number}")
         given = target.mutate(rng)
         started = _cpu_seconds()
         faulthandler.dump_traceback_later(_WALL_SECONDS, exit=True)
@@ -62,21 +63,21 @@ def run(target: Target, rng: random.Random, inputs: int, progress: int) -> dict[
     return {**counts, "codes": sorted(codes), "longest": longest, "failure": failure}
 
 
-def main(folder: Path, name: str, seed: int, inputs: int) -> None:
+def main(folder: Path, inputs: int, names: Sequence[str]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Warnings about each damaged document would hide what failed.
     logging.disable()
     # As for a task of Airflow, and without a network.
     os.environ[VARIABLE] = str(folder)
-    progress = os.open(folder / f"progress-{name}", os.O_WRONLY | os.O_CREAT)
-    with TARGETS[name](folder) as target:
-        rng = random.Random(seed)
-        # The first inputs import what their parser needs.
-        warm = run(target, random.Random(-1), 20, progress)
-        peak = MemoryPeak()
-        found = warm if warm["failure"] else run(target, rng, inputs, progress)
-    print(json.dumps({**found, "memory": peak.bytes()}))
+    progress = folder / "progress"
+    for name in names:
+        with TARGETS[name](folder) as target:
+            # The first inputs import what their parser needs.
+            warm = run(target, random.Random(-1), 20, progress, name)
+            peak = MemoryPeak()
+            found = warm if warm["failure"] else run(target, random.Random(inputs), inputs, progress, name)
+        print(json.dumps({**found, "name": name, "memory": peak.bytes()}), flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

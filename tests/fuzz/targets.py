@@ -44,7 +44,6 @@ from tests.fuzz.avro_target import avro_value
 from tests.fuzz.canonical_target import canonical_file
 from tests.fuzz.mutations import changed_bytes, changed_document, changed_json, random_text, sealed
 from tests.fuzz.operator_target import operator_state
-from tests.fuzz.option_targets import column_option, transform_option
 from tests.fuzz.query_targets import query_request, server_answer, server_lease
 from tests.fuzz.spark_checkpoint_target import spark_checkpoint
 from tests.fuzz.state_table_target import state_table
@@ -369,8 +368,6 @@ TARGETS = {
     "query-request": query_request,
     "server-lease": server_lease,
     "server-answer": server_answer,
-    "column-option": column_option,
-    "transform-option": transform_option,
     "setting": setting,
     "settings-file": settings_file,
 }

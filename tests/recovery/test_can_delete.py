@@ -11,8 +11,8 @@ import pytest
 
 from stateflow.query import state_entries
 from stateflow.requesters import describe_requester
-from tests.support import root_files, stored_state
-from tests.support.job_fixture import KILLED, SLICE, AccountsJob, expected
+from tests.support import root_files
+from tests.support.job_fixture import KILLED, SLICE, AccountsJob
 
 _YES, _NO = 0, 6
 
@@ -75,7 +75,7 @@ def test_a_file_that_a_pin_needs_is_listed_with_owner_and_reason_of_the_pin(job:
     assert any(describe_requester(pin["owner"]) in who and pin["reason"] in who for who in needs)
 
 
-@pytest.mark.parametrize("point", ["pinned", "started", "copied", "complete", "disposing", "disposed"])
+@pytest.mark.parametrize("point", ["copied", "complete", "disposing"])
 def test_a_dry_run_lists_the_savepoint_files_that_a_collection_deletes(job: AccountsJob, point: str) -> None:
     job.run_to(SLICE)
     if point.startswith("dispos"):
@@ -88,7 +88,7 @@ def test_a_dry_run_lists_the_savepoint_files_that_a_collection_deletes(job: Acco
         (pin,) = job.head.doc["pinned"]
         job.command("pins", "--drop", pin["id"]).check()
     listed, before = _unfinished(job), root_files.files_below(job.root).keys()
-    assert bool(listed) == (point not in ("pinned", "complete"))
+    assert bool(listed) == (point != "complete")
     assert job.command("can-delete", *sorted(listed)[:1] or ["FORMAT"]).code == _NO
     job.command("gc").check()
     gone = {key for key in before - root_files.files_below(job.root).keys() if key.startswith("savepoints/")}
@@ -105,24 +105,6 @@ def _unfinished(job: AccountsJob) -> set[str]:
 
 
 RARE = {"checkpoints__retained": 1, "checkpoints__collect_every": 1}
-
-
-def test_state_is_read_during_a_run(job: AccountsJob) -> None:
-    """The run is stopped between COMMIT and publishing: a reader sees the new checkpoint, and the run continues after
-    the entries that the reader has added to its log."""
-    job.settings = RARE
-    job.deliver(60)
-    chain = root_files.Chain(job.root)
-    running = job.start("commit.after:3:stop").wait_stopped(chain.look)
-    wanted = expected(job.delivered[:30])
-    for uid, values in (("balances", wanted.balances), ("turnovers", wanted.turnovers)):
-        found = {(e.state, e.key, e.map_key): e.value for e in state_entries(str(job.root), uid)}
-        assert found == values == stored_state.read_state(job.root, uid)
-    chain.look()
-    assert job.head.doc["kind"] == "admin"
-    running.resume().wait(chain.look).check()
-    chain.check()
-    job.check()
 
 
 def test_a_checkpoint_that_a_reader_has_pinned_is_not_collected(job: AccountsJob) -> None:
@@ -142,13 +124,3 @@ def test_a_checkpoint_that_a_reader_has_pinned_is_not_collected(job: AccountsJob
     assert job.command("pins", "--drop", pin["id"]).code in (0, 2)
     job.check()
     assert pinned not in {entry.seq for entry in root_files.kept_entries(job.root)}
-
-
-@pytest.mark.parametrize("failpoint", ["task.uploaded:6", "batch.reported:3", "commit.manifest:2", "publish.before:3"])
-def test_a_collection_leaves_what_a_run_has_written_and_not_committed(job: AccountsJob, failpoint: str) -> None:
-    job.settings = {"checkpoints__retained": 2}
-    job.deliver(50)
-    running = job.start(f"{failpoint}:stop").wait_stopped()
-    job.command("gc").check()
-    running.resume().wait().check()
-    job.check()

@@ -1,27 +1,35 @@
-"""Canonical savepoints: the same state whichever backend wrote it, for any backend and parallelism."""
+"""Canonical savepoints: the same state whichever backend wrote it, for any backend, parallelism and max parallelism."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pytest
 
 from stateflow import operations
 from stateflow.checkpoint.log.documents import SavepointFormat
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, SavepointWorkers
+from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
+from stateflow.clock import SystemClock
+from stateflow.config.settings import SavepointSettings
+from stateflow.private_files import PREFIX
+from stateflow.runtime.spark.executor import SparkWorkers
+from stateflow.storage import PosixStorage
 from stateflow.testing.sinks import FolderSink
+from tests.recovery.canonical_state import BACKENDS, document_of
 from tests.recovery.new_roots import NewRoot
 from tests.support import root_files, stored_state
 from tests.support.cli_fixture import BUILD, JOB, CliFixture, invoke
 from tests.support.job_fixture import KILLED, AccountsJob
-from tests.support.restores import check_after, go_back
+from tests.support.restores import check_after, execute, go_back, plan, plan_file
 
-BACKENDS: dict[str, dict[str, Any]] = {
-    "rocksdb": {},
-    "filesystem": {"state__backend": "filesystem", "state__inline_below_bytes": 1},
-    "memory": {"state__backend": "memory"},
-}
-CANONICAL = ("--format", "canonical")
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 DATA = Path(__file__).parents[1] / "data"
 SUMS = f"""{JOB}
 
@@ -40,9 +48,14 @@ class Sum(KeyedProcessFunction):
 """
 
 
-def _document(job: AccountsJob, name: str) -> tuple[Path, dict[str, Any]]:
-    (folder,) = (job.root / "savepoints").glob(f"{name}-*")
-    return folder, root_files.unsealed((folder / "_savepoint").read_bytes())[0]
+@pytest.fixture
+def roots(job: AccountsJob, tmp_path: Path) -> NewRoot:
+    return NewRoot(job, tmp_path)
+
+
+def _folder(job: AccountsJob) -> Path:
+    (folder,) = (job.root / "savepoints").glob("mine-*")
+    return folder
 
 
 def _entries(root: Path, manifest: dict[str, Any]) -> dict[str, list[tuple[bytes, bytes]]]:
@@ -61,8 +74,9 @@ def _backends(manifest: dict[str, Any]) -> set[str]:
 def test_a_canonical_savepoint_has_the_entries_of_the_backend(job: AccountsJob, backend: str) -> None:
     job.settings = BACKENDS[backend]
     job.run_to(60)
-    report = job.create_savepoint("mine", *CANONICAL)
-    folder, document = _document(job, "mine")
+    report = job.create_savepoint("mine", "--format", "canonical")
+    folder = _folder(job)
+    document = document_of(folder)
     assert report["format"] == document["format"] == "canonical"
     assert _backends(document["manifest"]) == {"canonical"} and _backends(job.manifest) == {backend}
     assert _entries(folder, document["manifest"]) == _entries(job.root, job.manifest)
@@ -70,26 +84,7 @@ def test_a_canonical_savepoint_has_the_entries_of_the_backend(job: AccountsJob, 
     job.command("savepoint", "verify", "mine").check()
 
 
-@pytest.mark.parametrize(
-    ("written_by", "backend", "parallelism"),
-    [("rocksdb", "memory", 5), ("filesystem", "rocksdb", 1), ("memory", "filesystem", 5)],
-)
-def test_a_canonical_savepoint_is_restored_into_another_backend_and_parallelism(
-    job: AccountsJob, written_by: str, backend: str, parallelism: int
-) -> None:
-    """From the command line; `test_moved_state.py` has every pair."""
-    job.settings = BACKENDS[written_by]
-    job.run_to(50)
-    job.create_savepoint("early", *CANONICAL)
-    job.run_to(90)
-    job.settings = {**BACKENDS[backend], "parallelism": parallelism}
-    go_back(job, "early")
-    check_after(job)
-    assert _backends(job.manifest) == {backend}
-
-
-@pytest.mark.parametrize("groups", [128, 5])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "groups"), [("rocksdb", 128), ("memory", 5)])
 def test_a_canonical_savepoint_is_restored_into_another_type(tmp_path: Path, backend: str, groups: int) -> None:
     """A sum of integers becomes one of floats, with another field, in a new root."""
     cli = CliFixture(tmp_path)
@@ -107,47 +102,138 @@ def test_a_canonical_savepoint_is_restored_into_another_type(tmp_path: Path, bac
     assert rows == {("abc"[n % 3], sum(range(n % 3, n + 1, 3))) for n in range(6, 12)}
 
 
-@pytest.mark.parametrize("failpoint", ["task.restored:2", "task.snapshot:1"])
-def test_a_run_that_is_killed_after_loading_state_leaves_nothing(job: AccountsJob, failpoint: str) -> None:
-    job.settings = BACKENDS["memory"]
-    job.run_to(50)
-    job.create_savepoint("early", *CANONICAL)
-    job.run_to(90)
-    job.settings = {"parallelism": 3}
-    go_back(job, "early")
-    job.reach(failpoint)
-    check_after(job)
-    assert _backends(job.manifest) == {"rocksdb"}
-
-
-def test_a_run_makes_a_canonical_savepoint(job: AccountsJob) -> None:
-    job.deliver(100)
-    made, _ = job.asked_at("batch.begin:3", "savepoint", "create", "--name", "mine", "--json", *CANONICAL)
-    assert made.check().document["taken_by"] == "run"
-    folder, document = _document(job, "mine")
-    assert document["format"] == "canonical" and _backends(document["manifest"]) == {"canonical"}
-    root_files.check_savepoint(folder)
-
-
-@pytest.mark.parametrize("step", ["started", "share", "copied", "complete"])
-def test_a_killed_canonical_savepoint_is_complete_or_does_not_exist(job: AccountsJob, step: str) -> None:
-    job.run_to(60)
-    create = ("savepoint", "create", "--name", "mine", "--request-id", "r1", "--json", *CANONICAL)
-    assert job.begin(*create, failpoint=f"savepoint.{step}").wait().code == KILLED
-    job.command(*create).check()
-    job.command("gc").check()
-    folders = list((job.root / "savepoints").glob("mine-*"))
-    complete = [f for f in folders if (f / "_savepoint").read_bytes() != b"given up\n"]
-    assert len(complete) == 1
-    root_files.check_savepoint(complete[0])
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("golden", sorted((DATA / "canonical").iterdir()), ids=lambda folder: folder.name)
-def test_savepoints_of_earlier_versions_are_read(job: AccountsJob, tmp_path: Path, golden: Path, backend: str) -> None:
+def test_savepoints_of_earlier_versions_are_read(job: AccountsJob, tmp_path: Path, golden: Path) -> None:
     """Each was written at the 50th event, and is never changed; a new form of canonical files adds another one."""
     before = root_files.digests(golden)
     roots = NewRoot(job, tmp_path, golden)
-    roots.new.settings = {**roots.new.settings, **BACKENDS[backend]}
     roots.run_to(120, "--set", "parallelism=3")
     assert root_files.digests(golden) == before
+
+
+# -- workers and files ------------------------------------------------------------------------------------------------
+
+
+def _make(job: AccountsJob, settings: SavepointSettings, workers: SavepointWorkers) -> Path:
+    """Makes a savepoint whose workers do not share a process, however small the state is."""
+    workers.worth_a_worker = 0
+    root = JobRoot.open(PosixStorage(job.root), SystemClock(), "a test")
+    checkpoint = root.head().checkpoint
+    assert checkpoint is not None
+    spec = SavepointSpec(
+        "mine", checkpoint, root.head().entry.published, format=SavepointFormat.CANONICAL, settings=settings
+    )
+    made = make_savepoint(root, spec, workers)
+    return job.root / made.folder
+
+
+def test_workers_in_other_processes_write_all_entries_into_few_files(job: AccountsJob) -> None:
+    job.run_to(60)
+    before = _entries(job.root, job.manifest)
+    folder = _make(job, SavepointSettings(worker_bytes=1, max_workers=3), LocalWorkers())
+    manifest = document_of(folder)["manifest"]
+    assert _entries(folder, manifest) == before
+    stored = [len(s["files"]) for o in manifest["operators"] for s in o["subtasks"]]
+    assert set(stored) == {3}
+    root_files.check_savepoint(folder)
+    job.run_to(90)
+    go_back(job, "mine")
+    check_after(job)
+
+
+def test_files_of_a_native_savepoint_are_merged(job: AccountsJob) -> None:
+    job.run_to(60)
+    job.create_savepoint("mine", "--set", "savepoint.native_files=3")
+    folder = _folder(job)
+    manifest = document_of(folder)["manifest"]
+    keys = {f["handle"]["key"] for o in manifest["operators"] for s in o["subtasks"] for f in s["files"]}
+    assert len(keys) == 3
+    assert _entries(folder, manifest) == _entries(job.root, job.manifest)
+    job.command("savepoint", "verify", "mine").check()
+    job.run_to(90)
+    go_back(job, "mine")
+    check_after(job)
+
+
+@pytest.mark.spark
+def test_workers_run_in_spark_tasks(job: AccountsJob, spark_session: SparkSession) -> None:
+    job.run_to(60)
+    before = _entries(job.root, job.manifest)
+    on_spark = SparkWorkers()
+    on_spark.context = spark_session.sparkContext
+    folder = _make(job, SavepointSettings(worker_bytes=1, max_workers=2), on_spark)
+    assert _entries(folder, document_of(folder)["manifest"]) == before
+    assert spark_session.sparkContext.statusTracker().getJobIdsForGroup("stateflow-savepoint")
+    root_files.check_savepoint(folder)
+
+
+# -- another max parallelism ------------------------------------------------------------------------------------------
+
+
+def _groups(root: Path, manifest: dict[str, Any]) -> set[int]:
+    entries = [e for o in manifest["operators"] for s in o["subtasks"] for e in stored_state.stored_entries(root, s)]
+    return {int.from_bytes(key[:2], "big") for key, _ in entries}
+
+
+def _rekey(roots: NewRoot, groups: int | str, failpoint: str = "") -> Any:
+    command = ("savepoint", "rekey", str(roots.savepoint), "--max-parallelism", groups, "--into", roots.tables.parent)
+    return roots.old.begin(*map(str, (*command, "--name", "copy", "--json")), failpoint=failpoint).wait()
+
+
+def _copy(roots: NewRoot, groups: int) -> Path:
+    return Path(unquote(_rekey(roots, groups).check().document["path"].removeprefix("file://")))
+
+
+@pytest.mark.parametrize("groups", [1, 1000])
+def test_a_new_root_has_another_max_parallelism(roots: NewRoot, groups: int) -> None:
+    settings = ("--set", f"max_parallelism={groups}", "--set", f"parallelism={min(3, groups)}")
+    roots.run_to(120, *settings)
+    assert root_files.unsealed((roots.new.root / "FORMAT").read_bytes())[0]["max_parallelism"] == groups
+    assert max(_groups(roots.new.root, roots.new.manifest)) < groups
+
+
+def test_a_copy_of_a_savepoint_has_another_max_parallelism(roots: NewRoot) -> None:
+    groups, before = 1000, document_of(roots.savepoint)
+    copy = _copy(roots, groups)
+    document = document_of(copy)
+    # With it, a job continues with its tables.
+    assert document["sinks"] == before["sinks"]
+    assert (document["max_parallelism"], document["format"]) == (groups, "canonical")
+    root_files.check_savepoint(copy)
+    assert max(_groups(copy, document["manifest"])) < groups
+    roots.savepoint = copy
+    roots.run_to(120, "--set", f"max_parallelism={groups}", "--set", "parallelism=3")
+    assert root_files.unsealed((roots.new.root / "FORMAT").read_bytes())[0]["max_parallelism"] == groups
+
+
+def test_a_root_is_restored_to_a_copy_with_another_max_parallelism(roots: NewRoot) -> None:
+    groups = 5
+    copy = _copy(roots, groups)
+    roots.old.run_to(90)
+    planned = plan(roots.old, str(copy))
+    assert (planned["graph"]["old_max_parallelism"], planned["graph"]["max_parallelism"]) == (groups, 128)
+    hidden = {**planned, "graph": {**planned["graph"], "old_max_parallelism": 0, "max_parallelism": 0}}
+    plan_file(roots.old).write_text(json.dumps(hidden))
+    execute(roots.old).check_error(4, "plan-outdated")
+    go_back(roots.old, str(copy))
+    check_after(roots.old)
+
+
+@pytest.mark.parametrize("step", ["share", "rekeyed"])
+def test_a_killed_copy_is_completed_by_the_same_command(roots: NewRoot, step: str, tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    roots.old.variables = {"TMPDIR": str(temporary)}
+    assert _rekey(roots, 7, f"savepoint.{step}").code == KILLED
+    assert bool(list(temporary.glob(f"{PREFIX}*"))) == (step == "share")
+    assert not list(roots.tables.parent.glob("copy-*/_savepoint"))
+    copy = _copy(roots, 7)
+    assert list(temporary.glob(f"{PREFIX}*")) == []
+    assert copy == _copy(roots, 7)
+    assert list(roots.tables.parent.glob("copy-*")) == [copy]
+    root_files.check_savepoint(copy)
+
+
+def test_a_number_of_key_groups_out_of_range_is_refused(roots: NewRoot) -> None:
+    for groups in ("0", "32769", "many"):
+        assert _rekey(roots, groups).code == 2

@@ -4,6 +4,7 @@ costs a replay and no row, and what is asked of a run is whole."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tests.support.job_fixture import (
     SLICE,
     AccountsJob,
     expected,
+    mostly_slow,
     multiset,
     second_time,
 )
@@ -34,14 +36,15 @@ MODES: dict[str, dict[str, object]] = {
     "at-least-once-asynchronous": {**_EARLY_OUTPUT, "checkpoints__asynchronous": "yes"},
 }
 _POINTS = sorted(NAMES.keys() - ON_REQUEST - {"start.seeded"})
-_QUICK = {n for n in _POINTS if n.partition(".")[0] in ("upload", "commit", "publish")}
-_QUICK |= {"batch.reported", "batch.end", "log.created", "gc.deleting"}
-CASES = [
-    pytest.param(mode, point, marks=() if point in _QUICK else pytest.mark.slow)
-    for mode, settings in MODES.items()
-    for point in _POINTS
-    if "checkpoints__asynchronous" in settings or point not in ASYNCHRONOUS
+_QUICK = [
+    ("asynchronous", "commit.stored"),
+    ("asynchronous", "upload.before"),
+    ("at-least-once", "publish.after"),
+    ("at-least-once-asynchronous", "batch.end"),
+    ("each-third", "batch.reported"),
+    ("each-third", "commit.after"),
 ]
+_CASES = [(m, p) for m, p in product(MODES, _POINTS) if "asynchronous" in m or p not in ASYNCHRONOUS]
 
 
 def _repeated(job: AccountsJob) -> int:
@@ -63,7 +66,7 @@ def _check_state(job: AccountsJob) -> None:
     job.check_clean()
 
 
-@pytest.mark.parametrize(("mode", "point"), CASES)
+@pytest.mark.parametrize(("mode", "point"), mostly_slow(_CASES, _QUICK))
 def test_a_kill_in_any_checkpoint_mode_loses_no_row(job: AccountsJob, mode: str, point: str) -> None:
     job.settings = MODES[mode]
     job.deliver(10 * SLICE)
@@ -127,9 +130,8 @@ def test_at_least_once_output_repeats_only_rows_since_the_last_checkpoint_after_
     _check_state(job)
 
 
-@pytest.mark.parametrize("mode", [EXACTLY_ONCE, AT_LEAST_ONCE])
 def test_a_new_root_is_refused_where_another_one_has_published_before_its_first_checkpoint(
-    job: AccountsJob, tmp_path: Path, mode: str
+    job: AccountsJob, tmp_path: Path
 ) -> None:
     job.settings = _EARLY_OUTPUT
     job.deliver(8 * SLICE)
@@ -139,7 +141,7 @@ def test_a_new_root_is_refused_where_another_one_has_published_before_its_first_
     refused = fresh.run()
     refused.check_error(2, "config", sink="movements")
     assert job.job_uuid in refused.err
-    job.finish(checkpoints__mode=mode)
+    job.finish(checkpoints__mode=EXACTLY_ONCE)
     assert len(job.rows("movements")) == 10 * SLICE
     _check_state(job)
 

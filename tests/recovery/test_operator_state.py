@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.log.manifest_files import files_of
 from stateflow.clock import SystemClock
 from stateflow.runtime.task.operator_state import INLINE_BYTES
 from stateflow.state.handles import OperatorContent
@@ -20,10 +18,8 @@ from stateflow.storage import open_storage
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.key_groups import key_hash, subtask_of
 from stateflow.types.serializers import decode_untyped
-from tests.recovery.damaged_job import flip
 from tests.support.job_fixture import SLICE, AccountsJob
 from tests.support.jobs.checkpointed import KEY_GROUPS
-from tests.support.restores import go_back
 
 
 @pytest.fixture
@@ -89,14 +85,12 @@ def check_rated(job: AccountsJob, since: int = 0) -> None:
         assert rated[event["number"]] == _rates(events[:batch_end])[event["shop"]]
 
 
-@pytest.mark.parametrize("pad", [0, 1500])
-@pytest.mark.parametrize("failpoint", ["", "task.processed:2", "batch.reported", "commit.after"])
+@pytest.mark.parametrize(("failpoint", "pad"), [("task.processed:2", 1500), ("batch.reported", 0), ("commit.after", 0)])
 def test_operator_state_survives_kills_and_rescaling(job: AccountsJob, failpoint: str, pad: int) -> None:
     job.settings = {"job__pad": pad}
     for parallelism, rows in ((2, 30), (2, 50), (5, 90), (1, 100), (3, 101)):
         job.deliver(rows)
-        if failpoint:
-            job.reach(failpoint, parallelism=parallelism)
+        job.reach(failpoint, parallelism=parallelism)
         job.finish(parallelism=parallelism)
         check_collected(job)
     # The last batch has one row: all other subtasks had none, and were assigned theirs without being called.
@@ -140,41 +134,3 @@ def test_every_subtask_sees_the_union_list_as_of_the_last_checkpoint(job: Accoun
         # All of the batches before, then its own of this one: what others add meanwhile is not seen.
         assert sorted(counts) == list(range(batch * SLICE + 1, batch * SLICE + 1 + len(counts)))
     assert len(seen) > 5
-
-
-@pytest.mark.parametrize("pad", [0, 1500])
-def test_operator_state_survives_savepoints_restores_and_forks(job: AccountsJob, tmp_path: Path, pad: int) -> None:
-    job.settings = {"checkpoints__retained": 100, "job__pad": pad}
-    job.run_to(50, parallelism=2)
-    job.create_savepoint("early")
-    _, manifest = _manifest(job)
-    spilled = [part.handle for o in manifest.operators for part in o.parts if part.handle]
-    assert bool(spilled) == bool(pad) and set(spilled) <= set(files_of(manifest))
-    inline = sum(len(part.content) for operator in manifest.operators for part in operator.parts)
-    assert manifest.full_bytes == sum(f.size for f in files_of(manifest)) + inline
-    job.run_to(100, parallelism=2)
-    go_back(job, "early")
-    job.run_to(70, parallelism=3)
-    check_collected(job)
-    check_rated(job)
-
-    settings = {"local_dir": tmp_path / "local", "job__pad": pad}
-    fork = AccountsJob(job.folder, settings, job_name="checkpointed", root_folder=tmp_path / "fork")
-    job.command("fork", "early", "--into", str(fork.root), "--shadow").check()
-    fork.run_to(90, parallelism=4)
-    check_collected(fork)
-    fork.create_savepoint("late")
-    fork.command("gc").check()
-    check_collected(fork)
-    fork.end_all()
-
-
-def test_damage_to_an_operator_state_part_is_reported_with_its_name(job: AccountsJob) -> None:
-    job.settings = {"job__pad": 1500}
-    job.run_to(50, parallelism=1)
-    state, _ = _operator(job, "collect")
-    handle = state.parts[0].handle
-    assert handle is not None
-    flip(1)(job.root / handle.key)
-    job.deliver(60)
-    job.run(parallelism=1).check_error(4, "corrupt-file", file=handle.key)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from tests.recovery.other_writer import append
 from tests.support.job_fixture import JOBS, KILLED, AccountsJob
-from tests.support.restores import ask, check_after, execute, go_back, plan
+from tests.support.restores import ask, check_after, execute, plan
 from tests.support.screens import normalized
 
 
@@ -19,6 +18,12 @@ from tests.support.screens import normalized
 def job(job: AccountsJob) -> AccountsJob:
     job.variables = {"COLUMNS": "160"}
     return job
+
+
+@pytest.fixture
+def early(early: AccountsJob) -> AccountsJob:
+    early.variables = {"COLUMNS": "160"}
+    return early
 
 
 @pytest.fixture
@@ -52,14 +57,6 @@ def test_status_shows_a_restore_that_is_not_completed(half_done: AccountsJob, go
     assert _status(half_done)["restoring"] is None
 
 
-def test_a_plan_shows_other_names_and_positions(early: AccountsJob, golden: SnapshotAssertion) -> None:
-    early.settings = {**early.settings, "job__version": 2}
-    maps = ("balances=turnovers", "turnovers=shops", "balances.account=turnovers.figures")
-    options = [word for text in maps for word in ("--map", text)]
-    options += ["--drop", "turnovers.batches", "--source", "orders=earliest"]
-    assert _screen(early, ask(early, "latest", *options).check().out) == golden
-
-
 def test_a_savepoint_is_refused_until_the_restore_is_completed(half_done: AccountsJob) -> None:
     create = ("savepoint", "create", "--name", "now", "--acknowledge-timeout", "0.2")
     refused = half_done.command(*create)
@@ -83,42 +80,6 @@ def test_a_silent_run_is_not_called_dead(job: AccountsJob, golden: SnapshotAsser
     run.resume().wait().check()
 
 
-def test_the_number_of_a_triggered_checkpoint_is_shown(job: AccountsJob, golden: SnapshotAssertion) -> None:
-    job.deliver(60)
-    made, _ = job.asked_at("batch.begin:2", "checkpoints", "trigger")
-    assert _screen(job, made.check().out) == golden
-
-
-def test_status_marks_what_a_restore_has_undone(early: AccountsJob) -> None:
-    assert _status(early)["offsets"] == {"events": '{"row": 120}'}
-    newest = early.head.checkpoint
-    assert not any(_undone(early).values())
-    go_back(early, "early")
-    assert _undone(early)[newest]
-    early.replace_events(since=50)
-    early.finish()
-    undone = _undone(early)
-    assert undone[early.head.checkpoint] is False and True in undone.values()
-
-
-def _undone(job: AccountsJob) -> dict[int, bool]:
-    return {c["checkpoint_id"]: c["undone"] for c in _status(job)["checkpoints"]}
-
-
-def test_status_shows_the_origin_of_a_shadow_fork(
-    early: AccountsJob, tmp_path: Path, golden: SnapshotAssertion
-) -> None:
-    of = _status(early)
-    assert (of["forked_from"], of["shadow"]) == ("", False)
-    for name, options in {"plain": (), "shadow": ("--shadow",)}.items():
-        early.command("fork", "latest", "--into", str(tmp_path / name), *options).check()
-        forked = AccountsJob(early.folder, root_folder=tmp_path / name, variables=early.variables)
-        status = _status(forked)
-        assert status["forked_from"] == f"{of['job_uuid']}/{of['checkpoint_id']}"
-        assert status["shadow"] == (name == "shadow")
-    assert _screen(early, forked.command("status").check().out) == golden
-
-
 def test_a_plan_shows_each_of_its_warnings(early: AccountsJob, golden: SnapshotAssertion) -> None:
     """Of others' rows, a table that stays, lost input, dropped state, an open run and checkpoints that are lost."""
     append(early, "movements", number=2)
@@ -134,32 +95,3 @@ def test_a_plan_shows_each_of_its_warnings(early: AccountsJob, golden: SnapshotA
     assert (source["now"], source["then"], source["held"]) == ('{"row": 120}', '{"row": 50}', False)
     assert [s["uid"] for s in planned["left"]] == ["totals"] and planned["run_open"]
     assert _screen(early, ask(early, "early", *options).check().out) == golden
-
-
-def test_a_plan_shows_the_other_job_of_its_savepoint(
-    early: AccountsJob, tmp_path: Path, golden: SnapshotAssertion
-) -> None:
-    other = AccountsJob(tmp_path / "other", settings=early.settings, variables=early.variables)
-    other.run_to(10)
-    (path,) = map(str, (early.root / "savepoints").iterdir())
-    planned = plan(other, path, "--from-other-job")
-    assert (planned["foreign"], planned["of_job"]) == (True, f"accounts {early.job_uuid}")
-    assert _screen(other, ask(other, path, "--from-other-job").check().out) == golden
-
-
-def test_a_claim_is_shown_by_its_plan_and_then_by_the_savepoint(early: AccountsJob, golden: SnapshotAssertion) -> None:
-    plan(early, "early", "--claim-mode", "claim")
-    assert _screen(early, ask(early, "early", "--claim-mode", "claim").check().out) == golden(name="plan")
-    execute(early).check()
-    assert _screen(early, early.command("savepoint", "list").check().out) == golden(name="list")
-    (line,) = [s for s in early.command("status").check().out.splitlines() if s.startswith("claims savepoint")]
-    assert f"checkpoint {early.head.checkpoint} " in line and "/savepoints/early-" in line
-    shown = early.command("savepoint", "show", "early").check().out.splitlines()
-    (line,) = [line for line in shown if "claimed" in line]
-    assert early.job_uuid in line
-    for name, command in {
-        "dispose": ("savepoint", "dispose", "early"),
-        "again": ("restore", early.job_file, "--plan", "early", "--claim-mode", "claim"),
-    }.items():
-        refused = early.command(*command, with_job=name == "again")
-        assert _screen(early, refused.err) == golden(name=name)

@@ -1,1 +1,0 @@
-"""Claims of savepoints by restores and by new job roots."""
