@@ -1,4 +1,4 @@
-"""No command opens a location that the environment does not allow."""
+"""No command opens a location that the environment does not allow, or takes a target that is no checkpoint."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from stateflow import operations
 from stateflow.checkpoint.log.documents import ActionRecord
+from stateflow.errors import ConfigError
 from stateflow.storage.locations import VARIABLE
 from tests.support.cli_fixture import CliFixture, contents, invoke
 
@@ -66,3 +67,15 @@ def test_a_savepoint_in_an_allowed_job_root_is_recorded_as_disposed(
     monkeypatch.setenv(VARIABLE, ran.root)
     operations.dispose_path(path)
     assert "dispose" in [r.kind for r in operations.timeline(ran.root).records if isinstance(r, ActionRecord)]
+
+
+# -- targets that look like numbers, and are not the id of a checkpoint -----------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["²", "before:٣", "9" * 18, "9" * 19, "before:" + "9" * 5000], ids=lambda t: t[-9:])
+def test_a_target_that_is_no_checkpoint_is_refused(ran: CliFixture, tmp_path: Path, target: str) -> None:
+    for words in (("restore", str(ran.job), "--plan"), ("fork", "--into", str(tmp_path / "new"))):
+        refused = invoke(*words, target, "--job-root", ran.root)
+        assert refused.exit_code == ConfigError.exit_code, refused.output
+        assert "[config]" in refused.output and "hint:" in refused.output and len(refused.output) < 1000
+    assert not (tmp_path / "new").exists()

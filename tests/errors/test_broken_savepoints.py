@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 import os
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +13,7 @@ from stateflow import operations
 from stateflow.checkpoint.log.documents import Origin
 from stateflow.checkpoint.savepoints.catalog import find_savepoint, list_savepoints, savepoint_at
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
-from stateflow.errors import ConfigError, CorruptFile, StateflowError
+from stateflow.errors import ConfigError, CorruptFile
 from stateflow.operations import (
     SavepointRequest,
     collect_garbage,
@@ -32,10 +28,7 @@ from tests.recovery.forged_savepoints import ForgedSavepoint, attack_table
 from tests.support import root_files
 from tests.support.cli_fixture import CliFixture
 from tests.support.errors import raises
-from tests.support.memory import CPU_SECONDS
 from tests.support.table_files import restart_outside
-
-_VALUES: list[Any] = [None, True, -1, 2**63, 2**70, "", "x", "../../x", "\x1b[2J", "a" * 300, [], {}, [[]], "²", 1.5]
 
 
 @pytest.fixture
@@ -45,60 +38,6 @@ def saved(ran: CliFixture) -> tuple[PosixStorage, Path]:
         create_savepoint(ran.root, SavepointRequest(name, from_head=True))
     (document,) = Path(ran.root).glob("savepoints/broken-*/_savepoint")
     return PosixStorage(ran.root), document
-
-
-def _damage(rng: random.Random, document: Any) -> Any:
-    """A copy with one value replaced, removed or added somewhere."""
-    changed = copy.deepcopy(document)
-    place: Any = changed
-    while isinstance(place, dict | list) and place:
-        key = rng.choice(list(place) if isinstance(place, dict) else range(len(place)))
-        if rng.random() < 0.4 or not isinstance(place[key], dict | list) or not place[key]:
-            if rng.random() < 0.2:
-                del place[key]
-            else:
-                place[key] = rng.choice(_VALUES)
-            return changed
-        place = place[key]
-    return changed
-
-
-def _random_savepoint(rng: random.Random, document: Any, data: bytes) -> bytes:
-    kind = rng.randrange(10)
-    if kind == 0:
-        return data[: rng.randrange(len(data))]
-    if kind == 1:
-        at = rng.randrange(len(data))
-        return data[:at] + rng.randbytes(3) + data[at + 3 :]
-    changed = document
-    for _ in range(rng.randrange(1, 4)):
-        changed = _damage(rng, changed)
-    return root_files.sealed(changed)
-
-
-@pytest.mark.parametrize("inputs", [300, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_a_random_savepoint_is_read_or_an_error_with_a_code(
-    saved: tuple[PosixStorage, Path], inputs: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    storage, path = saved
-    # Not 200,000 records with their exceptions, in which the garbage collection would take seconds.
-    caplog.set_level(logging.ERROR, "stateflow")
-    rng, data = random.Random(inputs), path.read_bytes()
-    document, _ = root_files.unsealed(data)
-    refused = 0
-    for _ in range(inputs):
-        path.write_bytes(_random_savepoint(rng, document, data))
-        started = time.process_time()
-        assert "whole" in [s.document.name for s in list_savepoints(storage)]
-        found = find_savepoint(storage, "whole")
-        assert found is not None and found.document.name == "whole"
-        try:
-            savepoint_at(str(path)).verify()
-        except StateflowError as e:
-            assert e.code in ("corrupt-file", "missing-file", "config", "data", "storage")
-            refused += 1
-        assert time.process_time() - started < CPU_SECONDS
-    assert refused > inputs // 4
 
 
 def test_the_verification_of_a_savepoint_opens_its_stores(saved: tuple[PosixStorage, Path], tmp_path: Path) -> None:

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-import stateflow
 from stateflow import errors
 from stateflow.checkpoint.barriers import Failure
 from stateflow.errors import StateflowError
-from tests.support.errors import ReportedError, reported_error
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,12 +53,6 @@ def test_codes_exit_codes_and_retries_are_those_of_the_runbook() -> None:
     assert ["-".join(each).lower() for each in words] == [cls.code for cls in CLASSES]
 
 
-def test_a_printed_error_is_read_back_with_its_facts() -> None:
-    facts = {"path": "/a 'b'", "count": -3, "seconds": 0.3, "tiny": 1e-07, "on": True, "none": None}
-    shown = f"error [storage]: {errors.StorageError('it failed', hint='retry', **facts)}"
-    assert reported_error(shown) == ReportedError("storage", facts)
-
-
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_an_error_keeps_sentence_facts_and_hint_when_copied_or_sent_by_a_task(cls: type[StateflowError]) -> None:
     assert str(cls("a thing is wrong")) == "a thing is wrong"
@@ -85,24 +77,3 @@ def test_the_text_of_an_error_is_shorter_than_huge_data(huge: object) -> None:
 def test_errors_can_be_caught_as_builtin_ones() -> None:
     assert issubclass(errors.ConfigError, ValueError)
     assert issubclass(errors.MissingFile, LookupError)
-
-
-def test_messages_are_lower_case_sentences_without_an_end() -> None:
-    """Read from the source: every first argument of an error that is a plain text."""
-    pattern = rf'\b(?:{"|".join(cls.__name__ for cls in CLASSES)})\(\s*f?"([^"]+)"'
-    found = [m for path in (ROOT / "stateflow").rglob("*.py") for m in re.findall(pattern, path.read_text())]
-    assert len(found) > 50
-    # Names keep their capitals, and so do those of public classes.
-    proper = (
-        "RocksDB",
-        "Spark",
-        "PySpark",
-        "Delta",
-        "Python",
-        "Java",
-        "HDFS",
-        "Kafka",
-        "PostgreSQL",
-        *stateflow.__all__,
-    )
-    assert [m for m in found if not (m[0].islower() or m.startswith(("{", *proper))) or m.rstrip().endswith(".")] == []

@@ -9,10 +9,9 @@ import json
 
 import pytest
 
-from stateflow.environment import StreamExecutionEnvironment, declare
 from stateflow.errors import BatchFailed, ConfigError, JobDefinitionError
 from stateflow.testing.sinks import FolderSink
-from tests.support.cli_fixture import BUILD, JOB, STREAM, Case, CliFixture, check, stateflow
+from tests.support.cli_fixture import BUILD, JOB, STREAM, Case, CliFixture, check, invoke
 from tests.support.errors import reported_error
 
 
@@ -52,13 +51,13 @@ def test_a_mistake_is_named_and_changes_nothing(cli: CliFixture, case: Case) -> 
     check(cli, case)
 
 
-@pytest.mark.parametrize("name", ["no job file", "a uid twice", "reads nothing"])
+@pytest.mark.parametrize("name", ["a uid twice", "reads nothing"])
 def test_the_command_line_reports_a_mistake_with_code_facts_and_hint(cli: CliFixture, name: str) -> None:
     case = CASES[name]
     case.make(cli)
     before = cli.on_disk()
-    ended = stateflow(cli.command("--result-file", str(cli.folder / "result.json")), cli.folder)
-    assert ended.returncode == 2
+    ended = invoke(*cli.command("--result-file", str(cli.folder / "result.json")))
+    assert ended.exit_code == 2
     reported = reported_error(ended.stderr)
     assert reported.code == case.error.code and case.facts.items() <= reported.facts.items()
     assert all(datum in ended.stderr for datum in case.shown) and "Traceback" not in ended.stderr
@@ -84,21 +83,11 @@ def source():
 
 def test_a_source_that_fails_is_named_and_costs_nothing(cli: CliFixture) -> None:
     cli.write(FAILING_SOURCE + BUILD)
-    ended = stateflow(cli.command(), cli.folder)
-    assert ended.returncode == BatchFailed.exit_code and "Traceback" not in ended.stderr
+    ended = invoke(*cli.command())
+    assert ended.exit_code == BatchFailed.exit_code and "Traceback" not in ended.stderr
     facts = reported_error(ended.stderr).facts
     assert facts["source"] == "rows" and "job.py:" in facts["where"]
     assert facts["reason"].startswith("ConnectionResetError") and "the database went away" in facts["reason"]
     cli.write(BUILD)
     cli.run()
     assert len(FolderSink(cli.folder / "table").rows()) == 12
-
-
-def test_a_parameter_and_a_setting_can_meet_only_in_the_last_layer() -> None:
-    """The command line may ask for more subtasks than the default allows when the job itself allows them."""
-
-    def build(env: StreamExecutionEnvironment) -> None:
-        env.configure(max_parallelism=8192)
-
-    _, settings = declare(build, "job", ({}, {"parallelism": "5000"}))
-    assert settings.parallelism == 5000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -59,13 +58,6 @@ def test_a_damaged_request_does_not_hide_another_one(ran: CliFixture) -> None:
     assert [r.id for r in open_requests(PosixStorage(ran.root))] == ["bbb"]
     assert _run_with_more_rows(ran) == 12
     assert _run_with_more_rows(ran) == 24
-
-
-def test_a_damaged_request_is_logged_once(ran: CliFixture, caplog: pytest.LogCaptureFixture) -> None:
-    _plant(ran.root, "once", {**STOP, "id": datetime.now(UTC).isoformat()})
-    for _ in range(3):
-        open_requests(PosixStorage(ran.root))
-    assert sum("requests/once" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_forged_answer_deletes_no_other_request(ran: CliFixture) -> None:

@@ -134,13 +134,10 @@ _NAMED = "sink_to(__import__('stateflow').DeltaSink(HERE.parent / 'named', regis
 ON_SPARK = [
     Mistake("source-columns", "schema-mismatch", _over_files(number=pa.float64())),
     Mistake("source-columns", "config", _of_spark("'rate-micro-batch', name='n', options={'rowsPerBatch': 'x'}")),
-    Mistake("source-columns", "config", _of_spark("'parquet', path='s3a://bucket/a'")),
     Mistake("source-frames", "config", _over_files(", format='json', pathGlobFilter='['")),
     Mistake("catalog", "config", _over_files(end=_NAMED)),
     Mistake("transforms", "schema-mismatch", _transform("df.select('key')")),
-    Mistake("transforms", "schema-mismatch", _transform("df.selectExpr('key', 'number / 2 AS number')")),
     Mistake("transforms", "user-code", _transform("df.no_such_column")),
-    Mistake("transforms", "schema-mismatch", _transform("None")),
 ]
 
 # Under spark-submit, settings do not know the master: the check "hosts" again.
