@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import time, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -21,9 +22,7 @@ from stateflow.bootstrap.frames import (
     StateColumns,
     cast_column,
     column_names,
-    is_binary,
     is_spark,
-    is_text,
     plain_type,
 )
 from stateflow.config.settings import EntryLimits
@@ -49,7 +48,6 @@ from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
 from stateflow.state.stored_key import TIMER_IDS, VOID_NAMESPACE, TimeDomain
 from stateflow.types.columns.conversion import PER_MILLISECOND
-from stateflow.types.declared_types import KEY_TYPES
 from stateflow.types.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -61,6 +59,7 @@ from stateflow.types.descriptors import (
 )
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import check_key_type
+from stateflow.types.scalar_types import SCALAR_TYPES, arrow_type_named, python_type_of
 from stateflow.types.serializers import TIMESTAMP_FORMATS, VALUE_FORMAT
 
 if TYPE_CHECKING:
@@ -72,7 +71,9 @@ T = TypeVar("T")
 
 _UNFIT = (OverflowError, ValueError, KeyError, pa.ArrowInvalid)
 """Errors of Arrow for values that Python's types cannot have."""
-_NAMES = {arrow: name for name, arrow in KEY_TYPES.items()}
+_NAMES = {each.arrow: each.spark for each in SCALAR_TYPES}
+_ANY_SIZE = {each.python: each.spark for each in SCALAR_TYPES if each.python in (str, bytes, time, timedelta)}
+"""Names of types whose Arrow types differ in the sizes of offsets, or in units, which keys do not have."""
 
 
 @dataclass(frozen=True)
@@ -215,22 +216,14 @@ def spark_name(kind: pa.DataType) -> str:
         return f"decimal({kind.precision},{kind.scale})"
     if pa.types.is_timestamp(kind):
         return "timestamp" if kind.tz else "timestamp_ntz"
-    if is_text(kind) or is_binary(kind):
-        return "string" if is_text(kind) else "binary"
-    if pa.types.is_time(kind):
-        return "time(6)"
-    if pa.types.is_duration(kind):
-        return "interval day to second"
-    return _NAMES.get(kind, str(kind))
+    python = python_type_of(kind)
+    return _ANY_SIZE[python] if python in _ANY_SIZE else _NAMES.get(kind, str(kind))
 
 
 def _arrow_type(kind: str) -> pa.DataType:
     """Returns the Arrow type of a key column. Raises ConfigError for a malformed decimal."""
-    if kind in KEY_TYPES:
-        return KEY_TYPES[kind]
     try:
-        precision, scale = (int(part) for part in kind.removeprefix("decimal(").removesuffix(")").split(","))
-        return pa.decimal128(precision, scale)
+        return arrow_type_named(kind)
     except ValueError as e:
         raise ConfigError("a key column has an unknown type", hint="write decimal(12,2)", type=kind) from e
 

@@ -6,7 +6,7 @@ also cast texts to numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar
 
@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 from stateflow.errors import ConfigError, SchemaMismatch
 from stateflow.types.columns.conversion import with_scalars
 from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
+from stateflow.types.scalar_types import python_type_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-_Test = Callable[[pa.DataType], bool]
 types = pa.types
 Rows = TypeVar("Rows", pa.RecordBatch, pa.Table)
 
@@ -157,33 +157,9 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def is_text(kind: pa.DataType) -> bool:
-    """Returns whether values are texts."""
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
-
-
-def is_binary(kind: pa.DataType) -> bool:
-    """Returns whether values are bytes."""
-    found = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-    return bool(found or types.is_fixed_size_binary(kind))
-
-
 def _is_list(kind: pa.DataType) -> bool:
     views = types.is_list_view(kind) or types.is_large_list_view(kind)
     return bool(views or types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-_SCALARS: tuple[_Test, ...] = (
-    is_text,
-    is_binary,
-    types.is_integer,
-    types.is_floating,
-    types.is_date,
-    types.is_decimal,
-    types.is_boolean,
-    types.is_time,
-    types.is_duration,
-)
 
 
 def is_same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
@@ -211,7 +187,7 @@ def is_same_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
         # A cast would round, or make a large number infinite.
         return bool(given.bit_width <= wanted.bit_width)
     is_number = types.is_floating(wanted) and types.is_integer(given)
-    return bool(is_number) or any(is_kind(given) and is_kind(wanted) for is_kind in _SCALARS)
+    return bool(is_number) or python_type_of(given) is python_type_of(wanted) is not None
 
 
 def _mismatch(name: str, given: pa.DataType, wanted: pa.DataType, **facts: str) -> SchemaMismatch:

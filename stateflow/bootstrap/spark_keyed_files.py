@@ -28,11 +28,10 @@ from stateflow.state.handles import Document, SubtaskState
 from stateflow.storage import Credentials, open_storage
 from stateflow.types.columns.struct_classes import prepare_struct_classes
 from stateflow.types.decoders import msgpack_decoder
+from stateflow.types.scalar_types import NUMBERS
 from stateflow.types.spark_sql import quoted
 
 _INDEX, _FRAME, _SUBTASK = "__index", "frame", "subtask"
-_WIDER = (("tinyint", "smallint", "int", "bigint"), ("float", "double"))
-"""Types of key columns that are cast to one another where no value changes."""
 
 
 class _Written(Document, frozen=True, kw_only=True):
@@ -165,7 +164,7 @@ def _subtask_of(frame: DataFrame, key: GivenKey, layout: Layout) -> Column:
 
 def _key_column(frame: DataFrame, name: str, kind: str) -> Column:
     given = frame.schema[name].dataType.simpleString()
-    if given != kind and not any(given in each and kind in each for each in _WIDER):
+    if given != kind and not any(given in each and kind in each for each in NUMBERS):
         raise SchemaMismatch(
             "the type of a key column differs from the operator's",
             hint="cast the column before it is written",

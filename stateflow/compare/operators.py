@@ -45,6 +45,7 @@ from stateflow.state.stored_key import StoredKey
 from stateflow.storage import Storage
 from stateflow.types.key_encoding import decode_key, encode_key
 from stateflow.types.key_groups import KeyGroupRange
+from stateflow.types.scalar_types import NUMBERS
 
 Found = tuple[StatePair, Difference]
 
@@ -553,11 +554,8 @@ def check_comparable(old: OperatorSide, new: OperatorSide) -> None:
 
 
 def _differ(old: str, new: str) -> bool:
-    return old != new and not any({old, new} <= family for family in _FAMILIES)
-
-
-_FAMILIES = ({"tinyint", "smallint", "int", "bigint"}, {"float", "double"})
-"""Types whose values are encoded in the same way in stored keys, although they have other key groups."""
+    # Numbers of other sizes are encoded in the same way in stored keys, although they have other key groups.
+    return old != new and not any(old in family and new in family for family in NUMBERS)
 
 
 def _other_key_types(side: OperatorSide, keying: KeyGrouping) -> ConfigError:

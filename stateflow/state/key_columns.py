@@ -13,7 +13,6 @@ another namespace is decoded by itself.
 
 from __future__ import annotations
 
-import datetime
 import decimal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -28,8 +27,8 @@ from numpy.typing import NDArray
 from stateflow.errors import CorruptFile, DataError, SchemaMismatch
 from stateflow.state.binary_columns import from_list, from_rows, is_valid, join_columns, parts_of, slices
 from stateflow.state.stored_key import KEY_OFFSET
-from stateflow.types.declared_types import KEY_TYPES
 from stateflow.types.key_encoding import NULL_PART, decode_key_parts, encode_key
+from stateflow.types.scalar_types import DECLARED, arrow_type_named, scalar_of
 from stateflow.types.time_window import TimeWindow
 
 Unsigned = NDArray[np.uint64]
@@ -180,16 +179,8 @@ KEY_PART = pa.struct([pa.field("type", pa.string()), pa.field("value", pa.string
 
 
 _TYPES: dict[str, type] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "bool": bool,
-    "bytes": bytes,
-    "date": datetime.date,
-    "datetime": datetime.datetime,
+    **{kind: each.python for kind, each in DECLARED.items()},
     "decimal": decimal.Decimal,
-    "time": datetime.time,
-    "timedelta": datetime.timedelta,
     "window": TimeWindow,
 }
 _ARROW = {("int",): pa.int64(), ("str",): pa.string()}
@@ -295,39 +286,21 @@ _DAY_ZERO = 719_163
 _TEXT_END, _ESCAPE = 0, 0xFF
 
 
-_MAP_KEYS = {
-    "str": pa.string(),
-    "int": pa.int64(),
-    "float": pa.float64(),
-    "bool": pa.bool_(),
-    "bytes": pa.binary(),
-    "date": pa.date32(),
-    **{f"numpy.{sign}int{bits}": pa.int64() for sign in ("", "u") for bits in (8, 16, 32, 64)},
-    "numpy.bool": pa.bool_(),
-    "numpy.float32": pa.float64(),
-    "numpy.float64": pa.float64(),
-}
-"""Arrow types of a map's keys by recorded types. A datetime is none of them: keys may have a zone, or none."""
-
-
 def key_column_type(spark_type: str) -> pa.DataType:
     """Returns the Arrow type of a key column; raises CorruptFile for a type that cannot be part of a key."""
-    if spark_type.startswith("decimal("):
-        try:
-            precision, scale = (int(part) for part in spark_type.removeprefix("decimal(").rstrip(")").split(","))
-            return pa.decimal128(precision, scale)
-        except (ValueError, pa.ArrowException):
-            pass
-    found = KEY_TYPES.get(spark_type)
-    if found is None:
-        raise CorruptFile("a recorded key column has an invalid type", type=spark_type)
-    return found
+    try:
+        return arrow_type_named(spark_type)
+    except ValueError as e:
+        raise CorruptFile("a recorded key column has an invalid type", type=spark_type) from e
 
 
 def map_key_field(recorded: str) -> pa.Field:
     """Returns the column of a map's keys; keys of several types, such as those of a union, are of `KEY_PART`."""
-    kind = _MAP_KEYS.get(recorded, KEY_PART)
-    return pa.field("map_key", kind, nullable=kind.equals(KEY_PART))
+    scalar = scalar_of(recorded)
+    # Keys that are datetimes may have a zone, or none.
+    if scalar is None or scalar.kind == "datetime":
+        return pa.field("map_key", KEY_PART)
+    return pa.field("map_key", scalar.arrow, nullable=False)
 
 
 @dataclass

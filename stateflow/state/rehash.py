@@ -144,12 +144,9 @@ _INT = _Number(0x15, 1, -(1 << 31), (1 << 31) - 1, "<i4")
 _DATETIME = _Number(0x31, 2, -62_135_596_800_000_000, 253_402_300_799_999_999, "<i8")
 """The years 1 to 9999 in microseconds; the second byte, which is not hashed, says whether there is a time zone."""
 _NUMBERS = {
-    "tinyint": _INT,
-    "smallint": _INT,
-    "int": _INT,
+    **dict.fromkeys(("tinyint", "smallint", "int"), _INT),
     "bigint": _Number(0x15, 1, -(1 << 63), (1 << 63) - 1, "<i8"),
-    "timestamp": _DATETIME,
-    "timestamp_ntz": _DATETIME,
+    **dict.fromkeys(("timestamp", "timestamp_ntz"), _DATETIME),
 }
 _TEXTS = {"binary": 1, "string": 2}
 """First bytes of the encodings of texts."""

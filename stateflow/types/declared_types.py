@@ -17,6 +17,8 @@ import numpy as np
 import pyarrow as pa
 from msgspec import inspect
 
+from stateflow.types.scalar_types import DECLARED
+
 _REFUSED = (inspect.CustomType, inspect.ExtType, inspect.MemoryViewType, inspect.RawType)
 
 
@@ -98,25 +100,6 @@ NUMPY: dict[type, str] = {
 """The NumPy scalar types that can be stored, with their names in schemas."""
 
 
-KEY_TYPES: dict[str, pa.DataType] = {
-    "boolean": pa.bool_(),
-    "tinyint": pa.int8(),
-    "smallint": pa.int16(),
-    "int": pa.int32(),
-    "bigint": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", "UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-    "time(6)": pa.time64("us"),
-    "interval day to second": pa.duration("us"),
-}
-"""Arrow types of key columns by Spark's names; those of Decimals have parameters."""
-
-
 SUPPORTED = (
     "declare a msgspec.Struct, a dataclass, a NamedTuple or a TypedDict; bool, int, float, str, bytes, date, time, "
     "datetime, timedelta, UUID, Decimal, an Enum or a Literal; a list, tuple, set, frozenset or dict; a union; a "
@@ -128,14 +111,9 @@ SUPPORTED = (
 
 
 _ARROW: dict[pa.DataType, Any] = {
-    pa.bool_(): bool,
-    pa.float64(): float,
-    pa.string(): str,
+    **{each.arrow: each.python for each in DECLARED.values()},
     pa.large_string(): str,
-    pa.binary(): bytes,
     pa.large_binary(): bytes,
-    pa.date32(): datetime.date,
-    pa.time64("us"): datetime.time,
     **{pa.duration(unit): datetime.timedelta for unit in ("s", "ms", "us")},
     **{pa.timestamp(unit): Annotated[datetime.datetime, msgspec.Meta(tz=False)] for unit in ("s", "ms", "us")},
     **{pa.timestamp(unit, "UTC"): Annotated[datetime.datetime, msgspec.Meta(tz=True)] for unit in ("s", "ms", "us")},

@@ -18,6 +18,7 @@ from typing import Any
 import xxhash
 
 from stateflow.errors import ConfigError, StateError
+from stateflow.types.scalar_types import decimal_digits
 
 SPARK_SEED = 42
 MAX_PARALLELISM_LIMIT = 1 << 15
@@ -169,7 +170,10 @@ def _date(value: object) -> bytes:
 
 
 def _decimal(value: Any, name: str) -> bytes:
-    precision, scale = (int(part) for part in name.removeprefix("decimal(").rstrip(")").split(","))
+    digits = decimal_digits(name)
+    if digits is None:
+        raise ValueError(name)
+    precision, scale = digits
     unscaled = int(decimal.Decimal(value).scaleb(scale, _EXACT))
     if precision <= 18:
         return struct.pack("<q", unscaled)
@@ -179,16 +183,12 @@ def _decimal(value: Any, name: str) -> bytes:
 _ENCODERS: dict[str, Callable[[Any], bytes]] = {
     "string": lambda v: v.encode(),
     "binary": lambda v: bytes(memoryview(v)),  # bytes(5) would be five zeros
-    "boolean": _int,
-    "tinyint": _int,
-    "smallint": _int,
-    "int": _int,
+    **dict.fromkeys(("boolean", "tinyint", "smallint", "int"), _int),
     "bigint": _long,
     "float": _float,
     "double": _double,
     "date": _date,
-    "timestamp": _timestamp,
-    "timestamp_ntz": _timestamp,
+    **dict.fromkeys(("timestamp", "timestamp_ntz"), _timestamp),
     "time(6)": _time,
     "interval day to second": _interval,
 }

@@ -21,6 +21,7 @@ import msgspec
 from stateflow.errors import StateError, StateflowError, WrongKeyType
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import key_group
+from stateflow.types.scalar_types import BY_NAME, DECLARED, NOT_FINITE, decimal_digits, special_float
 
 Scalar = str | int | float | bool | None
 """A value of a key in JSON."""
@@ -29,19 +30,8 @@ NULL_KEY = "[null]"
 """The key of one column that is null, on a command line."""
 _MOST_CHARACTERS = 100
 _EXACT = decimal.Context(prec=100)
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _WHOLE = re.compile("[+-]?[0-9]{1,100}")
 _NUMBER = re.compile(r"[+-]?[0-9]{0,400}\.?[0-9]{1,400}([eE][+-]?[0-9]{1,9})?|[+-]?[0-9]{1,400}\.")
-_EXAMPLES = {
-    "boolean": "true",
-    "date": '"2026-01-31"',
-    "timestamp": '"2026-01-31T03:00:00Z"',
-    "timestamp_ntz": '"2026-01-31T03:00:00"',
-    "time(6)": '"03:00:00"',
-    "interval day to second": '"PT1.5S"',
-    "binary": 'Base64, "AAEC"',
-}
 
 
 class _Unfit(Exception):
@@ -109,13 +99,10 @@ def typed_map_key(given: object, declared: str) -> object:
     Raises:
         WrongKeyType: the value is not of the type.
     """
-    name = _MAP_KEYS.get(declared)
-    if name is not None:
-        return _typed(given, name)
     if declared == "datetime":
         text = _is_text_of_aware_datetime(given)
         return _typed(given, "timestamp" if text else "timestamp_ntz")
-    return given
+    return _typed(given, DECLARED[declared].spark) if declared in DECLARED else given
 
 
 def plain_key(values: Sequence[object]) -> list[Scalar]:
@@ -159,7 +146,7 @@ def _wrong(value: str, name: str, reason: str, column: str = "") -> WrongKeyType
 
 
 def _hint(name: str) -> str:
-    example = _EXAMPLES.get(name, '"1.50"' if name.startswith("decimal(") else "")
+    example = BY_NAME[name].example if name in BY_NAME else '"1.50"' if decimal_digits(name) else ""
     return "pass a value of this type" + (f", such as {example}" if example else "")
 
 
@@ -194,18 +181,19 @@ def _json_values(text: str, columns: Mapping[str, str]) -> Sequence[object]:
 
 def _value_of(text: str, name: str, column: str) -> object:
     """Returns the value that a text of a command line has: a number or truth value, or the text for other types."""
-    if name == "boolean":
+    kind = BY_NAME[name].python if name in BY_NAME else None
+    if kind is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
-    if name in _BITS and _WHOLE.fullmatch(text):
+    if kind is int and _WHOLE.fullmatch(text):
         return int(text)
-    if name in ("float", "double") and _NUMBER.fullmatch(text):
+    if kind is float and _NUMBER.fullmatch(text):
         return float(text)
     return text
 
 
 def _plain(value: object) -> Scalar:
     if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+        return special_float(value)
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, bytes | decimal.Decimal | datetime.date | datetime.time | datetime.timedelta):
@@ -234,7 +222,9 @@ def _boolean(value: object) -> bool:
     return value
 
 
-def _integer(bits: int) -> Callable[[object], int]:
+def _integer(name: str) -> Callable[[object], int]:
+    bits = BY_NAME[name].arrow.bit_width
+
     def convert(value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
             raise _Unfit(f"it is of type {type(value).__name__}")
@@ -246,8 +236,8 @@ def _integer(bits: int) -> Callable[[object], int]:
 
 
 def _double(value: object) -> float:
-    if isinstance(value, str) and value in _NOT_FINITE:
-        return _NOT_FINITE[value]
+    if isinstance(value, str) and value in NOT_FINITE:
+        return NOT_FINITE[value]
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise _Unfit(f"it is of type {type(value).__name__}")
     return float(value)
@@ -302,14 +292,16 @@ def _interval(value: object) -> datetime.timedelta:
 
 
 def _decimal_of(name: str) -> Callable[[object], decimal.Decimal]:
+    digits = decimal_digits(name)
+
     def convert(value: object) -> decimal.Decimal:
         if not isinstance(value, int | str | decimal.Decimal) or isinstance(value, bool):
             raise _Unfit(f"it is of type {type(value).__name__}")
-        if not name.startswith("decimal("):
+        if digits is None:
             raise _Unfit("keys of this type cannot be queried")
         if isinstance(value, str) and (len(value) > _MOST_CHARACTERS or not _NUMBER.fullmatch(value)):
             raise _Unfit("it is not a number")
-        precision, scale = (int(part) for part in name.removeprefix("decimal(").rstrip(")").split(","))
+        precision, scale = digits
         given = decimal.Decimal(value)
         if not given.is_finite() or given.adjusted() >= precision - scale:
             raise _Unfit(f"it has more than {precision - scale} digits before the point")
@@ -325,7 +317,7 @@ _CONVERTERS: dict[str, Callable[[object], object]] = {
     "string": _text,
     "binary": _binary,
     "boolean": _boolean,
-    **{name: _integer(bits) for name, bits in _BITS.items()},
+    **{name: _integer(name) for name, each in BY_NAME.items() if each.python is int},
     "float": _float,
     "double": _double,
     "date": _date,
@@ -334,8 +326,6 @@ _CONVERTERS: dict[str, Callable[[object], object]] = {
     "time(6)": _time,
     "interval day to second": _interval,
 }
-_MAP_KEYS = {"str": "string", "int": "bigint", "float": "double", "bool": "boolean", "bytes": "binary", "date": "date"}
-"""Type of key columns with the same Python type, by the declared type of a map's keys."""
 
 
 @lru_cache(1000)
