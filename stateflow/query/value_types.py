@@ -45,6 +45,7 @@ from stateflow.state.schema import from_json_text, json_text
 from stateflow.types.columns.conversion import to_column
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 from stateflow.types.decoders import PLAIN, value_decoder
+from stateflow.types.scalar_types import BY_NAME, DECLARED, ScalarType, scalar_of
 from stateflow.types.serializers import payload_start, timestamp_of
 
 _MOST_NODES = 10_000
@@ -170,30 +171,30 @@ class _TooComplex(ValueError):
     """A recorded type has more parts than any declared one."""
 
 
-def _leaf(kind: type, arrow: pa.DataType, by_columns: bool = False, python: object = None) -> ValueType:
-    return ValueType(kind if python is None else python, Leaf(kind, arrow, "", by_columns=by_columns), arrow)
+_BY_COLUMNS = (bool, int, float, str, bytes)
+
+
+def _leaf(found: ScalarType, python: object = None) -> ValueType:
+    by_columns = python is None and found.python in _BY_COLUMNS
+    shape = Leaf(found.python, found.arrow, "", by_columns=by_columns)
+    return ValueType(found.python if python is None else python, shape, found.arrow)
 
 
 def _json_type() -> ValueType:
-    return _leaf(str, pa.string(), python=JsonText)
+    return _leaf(DECLARED["str"], JsonText)
 
 
-_INT, _TEXT = _leaf(int, pa.int64(), True), _leaf(str, pa.string(), True)
-_SCALARS = {
-    "bool": _leaf(bool, pa.bool_(), True),
-    "int": _INT,
-    "float": _leaf(float, pa.float64(), True),
-    "str": _TEXT,
-    "uuid": _TEXT,
-    "decimal": _leaf(str, pa.string(), python=DecimalText),
-    **dict.fromkeys(("bytes", "bytearray", "memoryview"), _leaf(bytes, pa.binary(), True)),
-    "date": _leaf(datetime.date, pa.date32()),
-    "time": _leaf(datetime.time, pa.time64("us")),
-    "timedelta": _leaf(datetime.timedelta, pa.duration("us")),
-    "numpy.uint64": _leaf(int, pa.uint64()),
-}
-_UTC, _NO_ZONE = (_leaf(datetime.datetime, pa.timestamp("us", tz)) for tz in ("UTC", None))
+_INT, _TEXT, _NO_ZONE = (_leaf(DECLARED[kind]) for kind in ("int", "str", "datetime"))
+_UTC = _leaf(BY_NAME["timestamp"])
 _LOCAL = replace(_NO_ZONE, python=LocalDatetime)
+_OTHERS = {
+    "uuid": _TEXT,
+    "decimal": _leaf(DECLARED["str"], DecimalText),
+    **dict.fromkeys(("bytearray", "memoryview"), _leaf(DECLARED["bytes"])),
+    # Its largest numbers exceed those of bigint.
+    "numpy.uint64": _leaf(replace(DECLARED["int"], arrow=pa.uint64()), int),
+}
+"""Types of columns that `DECLARED` does not have, or has with a type that does not hold all values."""
 
 
 class _Builder:
@@ -261,11 +262,10 @@ class _Builder:
 
 
 def _scalar(node: TypeNode) -> ValueType:
-    found = _SCALARS.get(node.kind)
-    if found is None and node.kind.startswith("numpy."):
-        kind = node.kind.removeprefix("numpy.").rstrip("0123456789")
-        found = _SCALARS.get(kind.removeprefix("u"))
-    return found or _json_type()
+    if node.kind in _OTHERS:
+        return _OTHERS[node.kind]
+    found = scalar_of(node.kind)
+    return _leaf(found) if found else _json_type()
 
 
 def _choice(choices: Sequence[str]) -> ValueType:

@@ -31,8 +31,9 @@ from msgspec.structs import replace
 
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
 from stateflow.types.custom_serializer import Serializer
-from stateflow.types.declared_types import NUMPY, describe_type, member_types, python_type, to_builtin
+from stateflow.types.declared_types import NUMPY, describe_type, kind_of, member_types, python_type, to_builtin
 from stateflow.types.descriptors import StateDescriptor
+from stateflow.types.scalar_types import NOT_FINITE, special_float
 from stateflow.types.serializers import with_sorted_sets
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=to_builtin)
@@ -112,7 +113,7 @@ class _Describer:
         parts = [self.node(part) for part in member_types(info)]
         found = {name: getattr(info, name, None) for name in TYPE_LIMITS}
         limits = {name: limit for name, limit in found.items() if limit is not None}
-        return TypeNode(kind=_kind(info), parts=parts, choices=_choices(info), limits=limits)
+        return TypeNode(kind=kind_of(info), parts=parts, choices=_choices(info), limits=limits)
 
     def _class(self, info: _ClassInfo) -> int:
         known = self._indexes.get(info.cls)
@@ -163,17 +164,12 @@ def _json(value: object) -> str:
         return repr(value)[:200]
 
 
-def _kind(info: inspect.Type) -> str:
-    return type(info).__name__.removesuffix("Type").lower()
-
-
 def _choices(info: inspect.Type) -> list[str]:
     if isinstance(info, inspect.EnumType):
         return sorted(_json(member.value) for member in info.cls)
     return sorted(map(_json, info.values)) if isinstance(info, inspect.LiteralType) else []
 
 
-_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _FLOAT, _BYTES, _DATETIME, _DICT, _EXTENSION = "$float", "$bytes", "$datetime", "$dict", "$extension"
 _NAMES = frozenset((_FLOAT, _BYTES, _DATETIME, _DICT, _EXTENSION))
 
@@ -200,7 +196,7 @@ def from_json_text(text: str) -> object:
 def _to_json(value: object) -> object:
     # One Python frame per level, by `map`: the interpreter limits them.
     if isinstance(value, float):
-        return value if math.isfinite(value) else {_FLOAT: _name_of(value)}
+        return value if math.isfinite(value) else {_FLOAT: special_float(value)}
     if isinstance(value, dict):
         items = list(map(_to_json, value.values()))
         if _needs_pairs(value):
@@ -219,12 +215,6 @@ def _to_json(value: object) -> object:
 
 def _needs_pairs(value: dict[object, object]) -> bool:
     return any(not isinstance(key, str) for key in value) or (len(value) == 1 and not _NAMES.isdisjoint(value))
-
-
-def _name_of(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
 
 
 def _text_of(data: bytes) -> str:
@@ -284,7 +274,7 @@ def _finite(text: str) -> float:
 
 
 _RESTORED: dict[str, Callable[[object], object]] = {
-    _FLOAT: lambda content: _FLOATS[msgspec.convert(content, str)],
+    _FLOAT: lambda content: NOT_FINITE[msgspec.convert(content, str)],
     _BYTES: _bytes_of,
     _DATETIME: lambda content: datetime.datetime.fromisoformat(msgspec.convert(content, str)),
     _DICT: _dict_of,

@@ -31,7 +31,7 @@ def describe_type(value_type: object) -> str:
     return _describe(info, ())
 
 
-def _describe(info: object, enclosing: tuple[object, ...]) -> str:
+def _describe(info: inspect.Type, enclosing: tuple[object, ...]) -> str:
     fields = getattr(info, "fields", None)
     if fields is not None:
         cls = getattr(info, "cls", type(info))
@@ -43,9 +43,14 @@ def _describe(info: object, enclosing: tuple[object, ...]) -> str:
         return _describe(info.type, enclosing)
     if isinstance(info, inspect.CustomType):
         return NUMPY.get(info.cls, "custom")
-    name = type(info).__name__.removesuffix("Type").lower()
+    name = kind_of(info)
     parts = member_types(info)
     return f"{name}[{', '.join(_describe(p, enclosing) for p in parts)}]" if parts else name
+
+
+def kind_of(info: inspect.Type) -> str:
+    """Returns the kind of a type, as recorded schemas name it."""
+    return type(info).__name__.removesuffix("Type").lower()
 
 
 def member_types(info: object) -> list[inspect.Type]:

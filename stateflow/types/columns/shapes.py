@@ -14,6 +14,8 @@ import pyarrow as pa
 from msgspec import inspect
 
 from stateflow.types.columns.precision import precision_of
+from stateflow.types.declared_types import kind_of
+from stateflow.types.scalar_types import BY_NAME, DECLARED, ScalarType
 
 
 @dataclass(frozen=True)
@@ -132,20 +134,13 @@ class UnsupportedType(TypeError):
         self.hint = hint
 
 
-_SCALARS: dict[type, tuple[type, pa.DataType, str]] = {
-    inspect.IntType: (int, pa.int64(), "bigint"),
-    inspect.FloatType: (float, pa.float64(), "double"),
-    inspect.BoolType: (bool, pa.bool_(), "boolean"),
-    inspect.StrType: (str, pa.string(), "string"),
-    inspect.BytesType: (bytes, pa.binary(), "binary"),
-    inspect.DateType: (datetime.date, pa.date32(), "date"),
+_OTHERS = {
     # Spark exchanges times with Python in nanoseconds, and rounds them to microseconds.
-    inspect.TimeType: (datetime.time, pa.time64("ns"), "time(6)"),
-    inspect.TimeDeltaType: (datetime.timedelta, pa.duration("us"), "interval day to second"),
-    inspect.UUIDType: (uuid.UUID, pa.string(), "string"),
+    "time": replace(DECLARED["time"], arrow=pa.time64("ns")),
+    "uuid": replace(DECLARED["str"], python=uuid.UUID),
 }
-"""Python type, Arrow type and Spark type of scalars."""
-_BY_COLUMNS = (int, float, bool, str, bytes)
+"""Types of columns that differ from those of `DECLARED`, and further ones."""
+_BY_COLUMNS = (int, float, bool, str, bytes, datetime.datetime)
 _CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "min_length", "max_length", "pattern")
 
 
@@ -223,20 +218,22 @@ def _shape(info: inspect.Type, enclosing: tuple[type, ...]) -> Shape:
 
 
 def _scalar(info: inspect.Type) -> Leaf:
-    if isinstance(info, inspect.DateTimeType):
-        if info.tz:
-            return Leaf(datetime.datetime, pa.timestamp("us", tz="UTC"), "timestamp")
-        return Leaf(datetime.datetime, pa.timestamp("us"), "timestamp_ntz", by_columns=True)
+    if isinstance(info, inspect.DateTimeType) and info.tz:
+        return _leaf(BY_NAME["timestamp"])
     if isinstance(info, inspect.DecimalType):
         return _decimal(None)
     if isinstance(info, inspect.EnumType):
         return _enum(info.cls)
-    found = _SCALARS.get(type(info))
+    kind = kind_of(info)
+    found = _OTHERS.get(kind) or DECLARED.get(kind)
     if found is None:
-        name = type(info).__name__.removesuffix("Type")
-        raise UnsupportedType("the type has no column", name)
+        raise UnsupportedType("the type has no column", type(info).__name__.removesuffix("Type"))
     constraints = _constraints(info)
-    return Leaf(*found, by_columns=found[0] in _BY_COLUMNS and not constraints, constraints=constraints)
+    return replace(_leaf(found), by_columns=found.python in _BY_COLUMNS and not constraints, constraints=constraints)
+
+
+def _leaf(found: ScalarType, kind: type | None = None) -> Leaf:
+    return Leaf(kind or found.python, found.arrow, found.spark)
 
 
 def _constraints(info: inspect.Type) -> tuple[tuple[str, object], ...]:
@@ -255,9 +252,9 @@ def _decimal(extra: dict[str, object] | None) -> Leaf:
 def _enum(cls: type[enum.Enum]) -> Leaf:
     kinds = {type(member.value) for member in cls}
     if kinds == {str}:
-        return Leaf(cls, pa.string(), "string")
+        return _leaf(DECLARED["str"], cls)
     if kinds == {int} and all(-(1 << 63) <= member.value < 1 << 63 for member in cls):
-        return Leaf(cls, pa.int64(), "bigint")
+        return _leaf(DECLARED["int"], cls)
     hint = "give all members of the Enum values of one type, str or int"
     raise UnsupportedType("the values of an Enum have no common column", cls.__name__, hint)
 
