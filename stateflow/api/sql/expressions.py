@@ -15,23 +15,13 @@ from stateflow.api.schema import Column, RowSchema
 from stateflow.types.columns.precision import MOST_DIGITS, precision
 from stateflow.types.columns.row_kind import RowKind
 from stateflow.types.columns.shapes import Leaf
+from stateflow.types.scalar_types import BY_NAME, DECLARED
 from stateflow.types.spark_sql import literal, quoted
 
 _DECIMAL = "decimal"
 _OTHER = "other"
 _TIMES = ("timestamp_ntz", "timestamp")
 _UTC = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
-_SUPPORTED: dict[str, type] = {
-    "bigint": int,
-    "double": float,
-    "string": str,
-    "boolean": bool,
-    "binary": bytes,
-    "date": datetime.date,
-    "timestamp_ntz": datetime.datetime,
-    "timestamp": datetime.datetime,
-}
-"""Python type by Spark's name, for columns whose values expressions can use."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +74,13 @@ class SqlType:
         return (self.name, self.digits, self.annotation) == (other.name, other.digits, other.annotation)
 
 
-BIGINT = SqlType("bigint", annotation=int)
-DOUBLE = SqlType("double", annotation=float)
-STRING = SqlType("string", annotation=str)
-BOOLEAN = SqlType("boolean", annotation=bool)
-BINARY = SqlType("binary", annotation=bytes)
-DATE = SqlType("date", annotation=datetime.date)
-TIMESTAMP = SqlType("timestamp_ntz", annotation=datetime.datetime)
+BIGINT, DOUBLE, STRING, BOOLEAN, BINARY, DATE, TIMESTAMP = (
+    SqlType(DECLARED[kind].spark, annotation=DECLARED[kind].python)
+    for kind in ("int", "float", "str", "bool", "bytes", "date", "datetime")
+)
 TIMESTAMP_UTC = SqlType("timestamp", annotation=_UTC)
+NAMED = {each.name: each for each in (BIGINT, DOUBLE, STRING, BOOLEAN, BINARY, DATE, TIMESTAMP, TIMESTAMP_UTC)}
+"""The types of columns whose values expressions can use, by Spark's names, apart from decimals."""
 INTERVAL = SqlType("interval")
 NULL = SqlType("null", nullable=True)
 
@@ -144,7 +133,8 @@ def _type_of(column: Column, hint: object) -> SqlType:
         if shape.kind is Decimal:
             digits = shape.arrow.precision, shape.arrow.scale
             return SqlType(_DECIMAL, shape.nullable, digits, own)
-        if _SUPPORTED.get(shape.spark) is shape.kind:
+        # An Enum, a UUID and a duration can only be copied.
+        if shape.spark in NAMED and BY_NAME[shape.spark].python is shape.kind:
             return SqlType(shape.spark, shape.nullable, annotation=own)
     return SqlType(_OTHER, shape.nullable, annotation=own)
 

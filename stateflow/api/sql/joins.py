@@ -45,15 +45,12 @@ from stateflow.api.sql.plan import (
     time_of,
 )
 from stateflow.api.windows.column_windows import BOUNDS
+from stateflow.types.scalar_types import SCALAR_TYPES
 
 _KNOWN = {"this", "on", "kind", "side"}
 _SOME: dict[str, Value] = {
-    "bigint": 0,
-    "double": 0.0,
+    **{each.spark: each.python() for each in SCALAR_TYPES if each.python in (int, float, str, bool, bytes)},
     "decimal": Decimal(),
-    "string": "",
-    "boolean": False,
-    "binary": b"",
     "date": date(1970, 1, 1),
     "timestamp_ntz": datetime(1970, 1, 1),  # noqa: DTZ001 - a timestamp without time zone
     "timestamp": datetime(1970, 1, 1, tzinfo=UTC),

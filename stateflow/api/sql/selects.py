@@ -17,6 +17,7 @@ from stateflow.api.sql.expressions import (
     BOOLEAN,
     DOUBLE,
     INTERVAL,
+    NAMED,
     NULL,
     STRING,
     TIMESTAMP,
@@ -56,6 +57,7 @@ from stateflow.api.sql.plan import (
     time_of,
 )
 from stateflow.api.windows.column_windows import BOUNDS
+from stateflow.types.scalar_types import decimal_digits
 
 _EVERY = "all_rows"
 """The key of rows that have none."""
@@ -551,12 +553,9 @@ def _must(function: str, *args: Expression) -> Expression:
 def _type_named(name: str, of: SqlType) -> SqlType:
     if name == of.spark:
         return of
-    if name.startswith("decimal("):
-        digits, scale = name.removeprefix("decimal(").removesuffix(")").split(",")
-        made = decimal(int(digits), int(scale))
-        assert made is not None
-        return made
-    return {"bigint": BIGINT, "double": DOUBLE}[name]
+    made = decimal(*digits) if (digits := decimal_digits(name)) else NAMED[name]
+    assert made is not None
+    return made
 
 
 _OVER_KINDS = {"COUNT": "count", "SUM": "sum", "MIN": "min", "MAX": "max", "AVG": "mean"}
