@@ -17,6 +17,7 @@ from stateflow.connectors.store_assignment import LENGTH, PADDED
 from stateflow.errors import SchemaMismatch
 from stateflow.types.columns.conversion import first_time_out_of_range, with_scalars
 from stateflow.types.columns.shapes import Entries, Items, Record, Shape, leaves_of
+from stateflow.types.scalar_types import SCALAR_TYPES, arrow_type_named, decimal_digits
 
 TIMESTAMPS_WITHOUT_ZONE = "timestampNtz"
 """The table feature of columns of this type."""
@@ -27,23 +28,11 @@ COLUMN_MAPPING = "delta.columnMapping.mode"
 DeltaType = str | dict[str, Any]
 """A type in a table's schema: a name, or an object for a nested type."""
 
-_NAMES = {"bigint": "long", "time(6)": "long", "interval day to second": "long"}
+_NAMES = {"tinyint": "byte", "smallint": "short", "int": "integer", "bigint": "long"}
 """Delta's names of types that have another name in Spark."""
-_ARROW: Mapping[str, pa.DataType] = {
-    "byte": pa.int8(),
-    "short": pa.int16(),
-    "integer": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "boolean": pa.bool_(),
-    "string": pa.string(),
-    "binary": pa.binary(),
-    "date": pa.date32(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "timestamp_ntz": pa.timestamp("us"),
-}
-_DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
+_AS_LONG = {"time(6)", "interval day to second"}
+_SPARK = {_NAMES.get(each.spark, each.spark): each.spark for each in SCALAR_TYPES if each.spark not in _AS_LONG}
+"""Spark's names by Delta's."""
 CHAR_VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 _LENGTH = re.compile(r"(?P<kind>char|varchar)\((?P<length>[1-9]\d{0,9})\)")
 _TYPE, _NAME, _FIELDS = "type", "name", "fields"
@@ -71,7 +60,7 @@ def delta_type(shape: Shape) -> DeltaType:
     if isinstance(shape, Record):
         named = zip(shape.names, shape.fields, strict=True)
         return {_TYPE: _STRUCT, _FIELDS: [delta_field(name, part) for name, part in named]}
-    return _NAMES.get(shape.spark, shape.spark)
+    return "long" if shape.spark in _AS_LONG else _NAMES.get(shape.spark, shape.spark)
 
 
 def delta_field(name: str, shape: Shape) -> dict[str, Any]:
@@ -125,12 +114,9 @@ def arrow_field(
 
 def _arrow_type(kind: DeltaType) -> pa.DataType:
     if isinstance(kind, str):
-        if digits := _DECIMAL.fullmatch(kind):
-            return pa.decimal128(int(digits[1]), int(digits[2]))
-        found = _ARROW.get(kind)
-        if found is None:
-            raise ValueError(f"a row class cannot have the type {kind[:100]}")
-        return found
+        if kind in _SPARK or decimal_digits(kind):
+            return arrow_type_named(_SPARK.get(kind, kind))
+        raise ValueError(f"a row class cannot have the type {kind[:100]}")
     name = kind.get(_TYPE)
     if name == _ARRAY:
         return pa.list_(arrow_field("element", kind[_ELEMENT], nullable=kind.get(_HAS_NULLS, True)))
