@@ -58,6 +58,7 @@ from stateflow.connectors.store_assignment import assign_rows, can_assign
 from stateflow.errors import InternalError, JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused, StorageError
 from stateflow.state.handles import Committable
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
+from stateflow.types.scalar_types import BY_NAME
 
 _clock = SystemClock()
 
@@ -248,33 +249,23 @@ def _refusals(table: Table, schema: RowSchema) -> Iterator[_Refusal]:
             yield _Refusal("a required column is not in the rows", "declare it, or make it optional", facts)
 
 
-_SCALARS: dict[pa.DataType, PrimitiveType] = {
-    pa.int64(): LongType(),
-    pa.float64(): DoubleType(),
-    pa.bool_(): BooleanType(),
-    pa.string(): StringType(),
-    pa.binary(): BinaryType(),
-    pa.date32(): DateType(),
-    pa.time64("ns"): TimeType(),
-    pa.duration("us"): LongType(),
-    pa.timestamp("us"): TimestampType(),
-    pa.timestamp("us", tz="UTC"): TimestamptzType(),
+_TYPES: dict[str, PrimitiveType] = {
+    "boolean": BooleanType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "string": StringType(),
+    "binary": BinaryType(),
+    "date": DateType(),
+    "timestamp": TimestamptzType(),
+    "timestamp_ntz": TimestampType(),
+    "time(6)": TimeType(),
 }
-
-
-_ARROW: dict[type[IcebergType], pa.DataType] = {
-    LongType: pa.int64(),
-    IntegerType: pa.int32(),
-    DoubleType: pa.float64(),
-    FloatType: pa.float32(),
-    BooleanType: pa.bool_(),
-    StringType: pa.string(),
-    BinaryType: pa.binary(),
-    DateType: pa.date32(),
-    TimeType: pa.time64("us"),
-    TimestampType: pa.timestamp("us"),
-    TimestamptzType: pa.timestamp("us", tz="UTC"),
-}
+"""By Spark's names. Iceberg has no integers of less than 32 bits."""
+_DURATION = LongType()
+"""Iceberg has no durations: they are stored in microseconds."""
+_ARROW: dict[IcebergType, pa.DataType] = {kind: BY_NAME[name].arrow for name, kind in _TYPES.items()}
 
 
 class _Ids:
@@ -309,7 +300,7 @@ def _fields(shape: Record, ids: _Ids) -> Iterator[NestedField]:
 def _scalar(leaf: Leaf) -> PrimitiveType:
     if pa.types.is_decimal(leaf.arrow):
         return DecimalType(leaf.arrow.precision, leaf.arrow.scale)
-    return _SCALARS[leaf.arrow]
+    return _TYPES.get(leaf.spark, _DURATION)
 
 
 def table_schema(schema: RowSchema) -> Schema:
@@ -369,7 +360,7 @@ def _arrow_type(kind: IcebergType) -> pa.DataType:
         return pa.map_(_arrow_type(kind.key_type), arrow_field(kind.value_field))
     if isinstance(kind, StructType):
         return pa.struct([arrow_field(field) for field in kind.fields])
-    return pa.decimal128(kind.precision, kind.scale) if isinstance(kind, DecimalType) else _ARROW[type(kind)]
+    return pa.decimal128(kind.precision, kind.scale) if isinstance(kind, DecimalType) else _ARROW[kind]
 
 
 def target_schema(schema: RowSchema, table: Schema) -> pa.Schema:
