@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.errors import DataError
+from stateflow.types.scalar_types import special_float
 
 JsonObject = dict[str, object]
 
@@ -39,11 +40,6 @@ def duration_text(duration: timedelta) -> str:
     sign, size = ("-", -duration) if duration < timedelta() else ("", duration)
     minutes, seconds = divmod(size.seconds, 60)
     return f"{sign}{size.days} {minutes // 60:02}:{minutes % 60:02}:{seconds:02}.{size.microseconds:06}"
-
-
-def special_float(number: float) -> str:
-    """Returns the text of a float that is not finite."""
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
 def _needs_texts(values: pa.Array | pa.ChunkedArray) -> bool:

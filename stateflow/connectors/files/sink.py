@@ -52,7 +52,7 @@ from stateflow.connectors.data_files import (
     remove_leftovers,
 )
 from stateflow.connectors.delta_types import check_rows
-from stateflow.connectors.json_rows import duration_text, encode, json_objects, special_float
+from stateflow.connectors.json_rows import duration_text, encode, json_objects
 from stateflow.connectors.partitions import NULL, data_columns, parse_partition_folder, split_by_partition
 from stateflow.errors import (
     ConfigError,
@@ -71,6 +71,7 @@ from stateflow.storage import open_storage
 from stateflow.storage.posix import NotRegular, read_file
 from stateflow.types.columns.conversion import with_scalars
 from stateflow.types.columns.shapes import Entries, Leaf, Shape, parts_of
+from stateflow.types.scalar_types import special_float
 
 Format = Literal["parquet", "json", "csv"]
 _clock = SystemClock()

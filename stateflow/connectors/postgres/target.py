@@ -27,6 +27,7 @@ from stateflow.connectors.upserts import UpsertSettings
 from stateflow.errors import EnvironmentUnsupported, JobDefinitionError
 from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.columns.shapes import Leaf, Shape
+from stateflow.types.scalar_types import special_float
 
 TOKENS, UNDO = "stateflow_tokens", "stateflow_undo"
 """Tables of the sink, in the schema of the table that it writes to."""
@@ -131,18 +132,15 @@ def split_conninfo(conninfo: str, password: str) -> tuple[str, str, str]:
 
 _JSON = "jsonb"
 _NAMES = {
-    "bigint": "bigint",
     "double": "double precision",
-    "boolean": "boolean",
     "string": "text",
     "binary": "bytea",
-    "date": "date",
     "timestamp": "timestamp with time zone",
     "timestamp_ntz": "timestamp without time zone",
     "time(6)": "time without time zone",
     "interval day to second": "interval",
 }
-"""PostgreSQL's names of types, by Spark's."""
+"""PostgreSQL's names of types that have another name in Spark."""
 _ALSO = {"bigint": {"numeric"}, "string": {"character varying"}}
 """Further types of existing columns that have all values, by Spark's names."""
 _NARROWER = {
@@ -169,7 +167,7 @@ def postgres_type(shape: Shape) -> str:
         return "uuid"
     if pa.types.is_decimal(shape.arrow):
         return f"numeric({shape.arrow.precision},{shape.arrow.scale})"
-    return _NAMES[shape.spark]
+    return _NAMES.get(shape.spark, shape.spark)
 
 
 def target_field(column: Column, found: str, is_required: bool) -> pa.Field | None:
@@ -274,7 +272,7 @@ def _json_value(value: Any, kind: pa.DataType) -> object:
     if pa.types.is_list(kind):
         return [_json_value(item, kind.value_type) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
+        return special_float(value)
     return value
 
 
