@@ -28,6 +28,7 @@ from stateflow.errors import ConfigError, EnvironmentUnsupported, JobDefinitionE
 from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 from stateflow.types.decoders import decode_json
+from stateflow.types.scalar_types import BY_NAME
 
 if TYPE_CHECKING:
     import requests
@@ -644,14 +645,10 @@ Convert = Callable[[Decoded], Decoded]
 
 
 _PRIMITIVES: Mapping[str, type] = {
-    "boolean": bool,
-    "int": int,
+    **{name: BY_NAME[name].python for name in ("boolean", "int", "float", "double", "string")},
     "long": int,
-    "float": float,
-    "double": float,
     "bytes": bytes,
     "fixed": bytes,
-    "string": str,
     "enum": str,
 }
 _LOGICAL: Mapping[str, type] = {
