@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import decimal
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.errors import DataError
+from stateflow.types.scalar_types import NOT_FINITE, python_type_of
 
 _ROWS, _BYTES = 16 << 10, 8 << 20
 _LONGEST_LINE = 256 << 20
@@ -36,7 +36,6 @@ _Row = tuple[int, msgspec.Struct]
 """A decoded line, after its number."""
 _UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """Errors of Arrow for a value that a column cannot have."""
-_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _encode = msgspec.json.Encoder().encode
 _BOOLEANS = {"true": True, "false": False}
 
@@ -53,17 +52,12 @@ class _Duration(datetime.timedelta):
     """A duration as text of ISO 8601 or of Spark."""
 
 
-_SCALARS = (
-    (types.is_boolean, bool),
-    (types.is_integer, int),
-    (types.is_floating, _Float),
-    (types.is_string, str),
-    (types.is_binary, bytes),
-    (types.is_date, datetime.date),
-    (types.is_time, Annotated[datetime.time, msgspec.Meta(tz=False)]),
-    (types.is_duration, _Duration),
-    (types.is_decimal, decimal.Decimal),
-)
+_OTHERS: dict[type | None, _Type] = {
+    float: _Float,
+    datetime.timedelta: _Duration,
+    datetime.time: Annotated[datetime.time, msgspec.Meta(tz=False)],
+}
+"""Types that values are decoded as where JSON has a form of its own for them."""
 
 
 def first_names(path: Path) -> list[str]:
@@ -297,12 +291,13 @@ def _python_type(kind: pa.DataType) -> _Type:
     if types.is_struct(kind):
         fields = {field.name: _python_type(field.type) | None for field in kind}
         return _TYPED_DICT("Fields", fields, total=False)
-    return next(python for is_kind, python in _SCALARS if is_kind(kind))
+    python = python_type_of(kind)
+    return _OTHERS.get(python, python)
 
 
 def _from_json(kind: type, given: object) -> object:
     """Decodes a value without a type of JSON: a hook of msgspec's decoder."""
-    if kind is _Float and (given in _NOT_FINITE or type(given) in (int, float)):
+    if kind is _Float and (type(given) in (int, float) or (type(given) is str and given in NOT_FINITE)):
         found = _Float(str(given))
         if type(given) is int and int(found) != given:
             raise ValueError(f"the integer {given} is not a floating-point number")

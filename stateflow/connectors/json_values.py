@@ -26,8 +26,8 @@ from stateflow.api.schema import Column
 from stateflow.connectors.text_values import TextForms, WrongText, column_of_texts, convert_each
 from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Shape
+from stateflow.types.scalar_types import NOT_FINITE
 
-_NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _MOST_IGNORED = 256
 """Undeclared names of an object that decoding at once remembers."""
 _MOST_UNUSED = 16
@@ -213,9 +213,9 @@ class _Scalar:
             return self._exact_decimal(raw, is_text)
         if self._shape.kind is float and is_text:
             text = _text(raw)
-            if text not in _NOT_FINITE:
+            if text not in NOT_FINITE:
                 raise WrongValue(f"{text[:100]!r} is a text, not a number")
-            return _NOT_FINITE[text]
+            return NOT_FINITE[text]
         if self._shape.kind is str and not is_text:
             return raw.strip().decode()
         value = self._decode(raw)

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from stateflow.errors import ConfigError
 from stateflow.types.columns.shapes import Leaf
+from stateflow.types.scalar_types import python_type_of
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -179,10 +180,10 @@ def column_of_texts(shape: Leaf, texts: pa.Array, forms: TextForms = TextForms()
     Raises:
         WrongText: a text is not of the form of the type, or its value has no place in the column.
     """
-    for is_kind, convert in _CONVERTERS:
-        if is_kind(shape.arrow):
-            return convert(shape, texts, forms)
-    raise TypeError(f"the type {shape.arrow} has no form as text")
+    convert = _CONVERTERS.get(python_type_of(shape.arrow))
+    if convert is None:
+        raise TypeError(f"the type {shape.arrow} has no form as text")
+    return convert(shape, texts, forms)
 
 
 def convert_each(values: Iterable[T | None], convert: Callable[[T], U]) -> list[U | None]:
@@ -382,15 +383,15 @@ def _refuse_years(texts: pa.Array, iso: pa.Array) -> None:
 
 
 _Convert = Callable[[Leaf, pa.Array, TextForms], pa.Array]
-_CONVERTERS: tuple[tuple[Callable[[pa.DataType], bool], _Convert], ...] = (
-    (pa.types.is_int64, _integers),
-    (pa.types.is_float64, _floats),
-    (pa.types.is_boolean, _booleans),
-    (pa.types.is_string, _same),
-    (pa.types.is_binary, _bytes),
-    (pa.types.is_date32, _dates),
-    (pa.types.is_timestamp, _timestamps),
-    (pa.types.is_time64, _times),
-    (pa.types.is_duration, _durations),
-    (pa.types.is_decimal, _decimals),
-)
+_CONVERTERS: Mapping[type | None, _Convert] = {
+    int: _integers,
+    float: _floats,
+    bool: _booleans,
+    str: _same,
+    bytes: _bytes,
+    datetime.date: _dates,
+    datetime.datetime: _timestamps,
+    datetime.time: _times,
+    datetime.timedelta: _durations,
+    Decimal: _decimals,
+}
