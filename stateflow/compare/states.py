@@ -7,7 +7,7 @@ timestamp is not compared: it says when the value was written, and two jobs writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,13 +18,14 @@ from stateflow.compare.merge import Difference, unpack_list
 from stateflow.errors import CorruptFile
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
 from stateflow.state.kinds.keyed_state import state_names
-from stateflow.state.schema import union_member
+from stateflow.state.schema import ValueVisitor, fields_of
 from stateflow.state.schema_compatibility import Declaration, compare_schemas
 from stateflow.state.stored_key import STATE_PART, TIMER_DOMAINS, TIMER_IDS, StoredKey, state_id
 from stateflow.types.serializers import decode_untyped, payload_start
 
 _SETS = {"set", "frozenset"}
-_SEQUENCES = {"list", "vartuple"}
+_LISTS = {*_SETS, "tuple"}
+"""Types of lists that always have parts."""
 
 
 class ValueComparison:
@@ -69,7 +70,7 @@ class ValueComparison:
     def _comparable(self, data: bytes) -> object:
         value = decode_untyped(data)
         try:
-            return _plain(value) if self._type is None else _Reader(self._type.classes).read(value, self._type.root)
+            return _plain(value) if self._type is None else _Reader(self._type.classes).visit(value, self._type.root)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError) as e:
             raise CorruptFile(
                 "a stored value does not have the type that its snapshot records",
@@ -102,65 +103,31 @@ def _plain(value: object) -> object:
     return value
 
 
-class _Reader:
-    """Reads decoded values as a recorded type: with its fields and their defaults, and sets without order.
+class _Reader(ValueVisitor):
+    """Reads decoded values as a recorded type: with its fields and their defaults, and sets without order."""
 
-    Args:
-        classes: the classes of the type.
-    """
+    def visit_items(self, items: list[object], node: TypeNode) -> object:
+        return ("set", sorted(map(repr, items))) if node.kind in _SETS else items
 
-    def __init__(self, classes: Sequence[ClassSchema]) -> None:
-        self._classes = classes
-
-    def read(self, value: object, node: TypeNode) -> object:
-        """Returns a value in a form that can be compared."""
-        read: Callable[[object, TypeNode], object] = {"class": self._read_class, "dict": self._read_dict}.get(
-            node.kind, self._read_other
-        )
-        return read(value, node)
-
-    def _read_other(self, value: object, node: TypeNode) -> object:
-        if isinstance(value, list) and node.kind in _SETS:
-            return ("set", sorted(repr(self.read(each, node.parts[0])) for each in value))
-        if isinstance(value, list) and node.kind in _SEQUENCES and node.parts:
-            return [self.read(each, node.parts[0]) for each in value]
-        if isinstance(value, list) and node.kind == "tuple":
-            return [self.read(each, part) for each, part in zip(value, node.parts, strict=True)]
-        if node.kind == "union" and value is not None:
-            chosen = union_member(value, node, self._classes)
-            return _plain(value) if chosen is None else self.read(value, chosen)
-        return _plain(value)
-
-    def _read_dict(self, value: object, node: TypeNode) -> object:
-        if not isinstance(value, dict) or len(node.parts) != 2:
-            return _plain(value)
-        return {key: self.read(each, node.parts[1]) for key, each in value.items()}
-
-    def _read_class(self, value: object, node: TypeNode) -> object:
-        described = self._classes[node.class_index]
-        found = _fields(value, described)
+    def visit_class(self, value: dict[str, object] | list[object], described: ClassSchema) -> object:
+        found = fields_of(value, described)
         # Members of a union may have the same fields.
         tag: dict[str, object] = {"": described.tag} if described.tag else {}
         return tag | {field.name: self._read_field(found, field) for field in described.fields}
 
+    def visit_other(self, value: object, node: TypeNode) -> object:
+        if node.kind == "class" or (isinstance(value, list) and node.kind in _LISTS):
+            raise TypeError(f"a value of the type {node.kind} is stored as {type(value).__name__}")
+        return _plain(value)
+
     def _read_field(self, found: dict[str, object], field: FieldSchema) -> object:
         if field.name in found:
-            return self.read(found[field.name], field.type)
+            return self.visit(found[field.name], field.type)
         try:
-            return self.read(msgspec.json.decode(field.default or "null"), field.type)
+            return self.visit(msgspec.json.decode(field.default or "null"), field.type)
         except msgspec.DecodeError:
             # The name of a factory, whose value is not known here.
             return ("default", field.default)
-
-
-def _fields(value: object, described: ClassSchema) -> dict[str, object]:
-    """Returns the stored fields of a class by name. Raises TypeError if the value is not one of this class."""
-    if isinstance(value, dict):
-        return value
-    if not isinstance(value, list):
-        raise TypeError(f"{described.name} is stored as {type(value).__name__}")
-    own = value[1:] if described.tag else value
-    return {field.name: each for field, each in zip(described.fields, own, strict=False)}
 
 
 TIMERS = "_timers"

@@ -297,7 +297,7 @@ def named_value(value: object, schema: StateSchema | None) -> object:
     if schema is None or schema.type.serializer:
         return value
     try:
-        return _Namer(schema.type.classes).named(value, schema.type.root)
+        return _Namer(schema.type.classes).visit(value, schema.type.root)
     except RecursionError:
         # A class that contains itself, more often than calls can be nested.
         return value
@@ -314,7 +314,7 @@ def union_member(value: object, node: TypeNode, classes: Sequence[ClassSchema]) 
     others = [part for part in node.parts if part.kind != "none"]
     if len(others) == 1:
         return others[0]
-    tags = {classes[part.class_index].tag: part for part in others if part.kind == "class"}
+    tags = {classes[part.class_index].tag: part for part in others if 0 <= part.class_index < len(classes)}
     for tag, part in tags.items():
         name, _, expected = tag.partition("=")
         if tag and isinstance(value, dict) and str(value.get(name)) == expected:
@@ -324,8 +324,8 @@ def union_member(value: object, node: TypeNode, classes: Sequence[ClassSchema]) 
     return None
 
 
-class _Namer:
-    """Adds the names.
+class ValueVisitor:
+    """Follows decoded values along their recorded type; a subclass says what is made of their parts.
 
     Args:
         classes: the classes of the recorded type.
@@ -334,42 +334,53 @@ class _Namer:
     def __init__(self, classes: Sequence[ClassSchema]) -> None:
         self._classes = classes
 
-    def named(self, value: object, node: TypeNode) -> object:
-        """Returns a part of a value with the names of a part of the type."""
-        if node.kind == "class":
-            return self._class(value, node)
-        if isinstance(value, list) and node.kind in _LISTS and node.parts:
-            return [self.named(each, node.parts[0]) for each in value]
-        if isinstance(value, list) and node.kind == "tuple" and len(value) == len(node.parts):
-            return [self.named(each, part) for each, part in zip(value, node.parts, strict=True)]
-        if isinstance(value, dict) and node.kind == "dict" and len(node.parts) == 2:
-            return {key: self.named(each, node.parts[1]) for key, each in value.items()}
-        if node.kind == "union" and value is not None:
-            return self._member(value, node)
+    def visit(self, value: object, node: TypeNode) -> object:
+        """Returns what is made of a part of a value, which has this part of the type."""
+        kind = node.kind
+        if isinstance(value, list):
+            if kind in _LISTS and node.parts:
+                return self.visit_items([self.visit(each, node.parts[0]) for each in value], node)
+            if kind == "tuple" and len(value) == len(node.parts):
+                return [self.visit(each, part) for each, part in zip(value, node.parts, strict=True)]
+        if isinstance(value, dict) and kind == "dict" and len(node.parts) == 2:
+            return {key: self.visit(each, node.parts[1]) for key, each in value.items()}
+        if kind == "class" and isinstance(value, dict | list) and 0 <= node.class_index < len(self._classes):
+            return self.visit_class(value, self._classes[node.class_index])
+        if kind == "union" and value is not None:
+            member = union_member(value, node, self._classes)
+            # A union within a union is none that a job declares.
+            if member is not None and member.kind != "union":
+                return self.visit(value, member)
+        return self.visit_other(value, node)
+
+    def visit_items(self, items: list[object], node: TypeNode) -> object:
+        """Returns what is made of a list or a set, of whose items `items` was made."""
+        return items
+
+    def visit_class(self, value: dict[str, object] | list[object], described: ClassSchema) -> object:
+        """Returns what is made of the value of a class, which is stored by name or by position."""
         return value
 
-    def _member(self, value: object, node: TypeNode) -> object:
-        try:
-            member = union_member(value, node, self._classes)
-        except IndexError:
-            return value
-        # A union within a union is none that a job declares.
-        return value if member is None or member.kind == "union" else self.named(value, member)
+    def visit_other(self, value: object, node: TypeNode) -> object:
+        """Returns what is made of a scalar, or of a value that does not have its type."""
+        return value
 
-    def _class(self, value: object, node: TypeNode) -> object:
-        if not 0 <= node.class_index < len(self._classes):
+
+def fields_of(value: dict[str, object] | list[object], described: ClassSchema) -> dict[str, object]:
+    """Returns the stored parts of a value of a class by name, with its tag; parts beyond the known fields are left out."""
+    if isinstance(value, dict):
+        return value
+    tag, _, _ = described.tag.partition("=")
+    names = [tag] * bool(tag) + [field.name for field in described.fields]
+    return dict(zip(names, value, strict=False))
+
+
+class _Namer(ValueVisitor):
+    """Adds the names of fields."""
+
+    def visit_class(self, value: dict[str, object] | list[object], described: ClassSchema) -> object:
+        found = fields_of(value, described)
+        if len(found) < len(value):
             return value
-        described = self._classes[node.class_index]
-        if isinstance(value, dict):
-            types = {field.name: field.type for field in described.fields}
-            return {key: self.named(each, types[key]) if key in types else each for key, each in value.items()}
-        if not isinstance(value, list):
-            return value
-        tag, _, _ = described.tag.partition("=")
-        names = [tag] * bool(tag) + [field.name for field in described.fields]
-        types_of = [TypeNode(kind="str")] * bool(tag) + [field.type for field in described.fields]
-        if len(value) > len(names):
-            return value
-        # An older value has fewer fields.
-        parts = zip(names, types_of, value, strict=False)
-        return {name: self.named(each, kind) for name, kind, each in parts}
+        types = {field.name: field.type for field in described.fields}
+        return {name: self.visit(each, types[name]) if name in types else each for name, each in found.items()}
