@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.errors import ConfigError, SchemaMismatch
-from stateflow.types.columns.conversion import with_scalars
+from stateflow.types.columns.conversion import arrow_types_within, with_scalars
 from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from stateflow.types.scalar_types import python_type_of
 
@@ -84,7 +84,7 @@ def _unknown_field(given: pa.DataType, wanted: pa.DataType) -> str:
 def has_repeated_keys(column: pa.Array) -> bool:
     """Returns whether a map in a value has a key twice: a dict has one of both entries only."""
     kind = column.type
-    if not _has_map(kind):
+    if not any(map(types.is_map, arrow_types_within(kind))):
         return False
     if types.is_map(kind):
         entries = column.cast(pa.list_(pa.struct([("key", kind.key_type), ("item", kind.item_type)])))
@@ -101,10 +101,6 @@ def has_repeated_keys(column: pa.Array) -> bool:
     if types.is_struct(kind):
         return any(map(has_repeated_keys, column.flatten()))
     return _is_list(kind) and has_repeated_keys(column.flatten())
-
-
-def _has_map(kind: pa.DataType) -> bool:
-    return types.is_map(kind) or any(_has_map(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def plain_values(column: pa.Array, name: str) -> list[object]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.errors import DataError
+from stateflow.types.columns.conversion import arrow_types_within
 from stateflow.types.scalar_types import NOT_FINITE, python_type_of
 
 _ROWS, _BYTES = 16 << 10, 8 << 20
@@ -206,9 +207,7 @@ class _NameCheck:
 
 def _has_equal_names(kind: pa.DataType) -> bool:
     """Returns whether a map in a value may have keys with several texts, such as 1 and 1.0, or 0 and -0."""
-    if types.is_map(kind):
-        return not types.is_string(kind.key_type) or _has_equal_names(kind.item_type)
-    return any(_has_equal_names(kind.field(at).type) for at in range(kind.num_fields))
+    return any(types.is_map(part) and not types.is_string(part.key_type) for part in arrow_types_within(kind))
 
 
 def _members_of(value: object) -> int:
@@ -220,9 +219,7 @@ def _members_of(value: object) -> int:
 
 def _has_times(kind: pa.DataType) -> bool:
     """Returns whether a value has timestamps or times."""
-    if types.is_timestamp(kind) or types.is_time(kind):
-        return True
-    return any(_has_times(kind.field(at).type) for at in range(kind.num_fields))
+    return any(python_type_of(part) in (datetime.datetime, datetime.time) for part in arrow_types_within(kind))
 
 
 def _check_times(line: bytes, schema: pa.Schema) -> None:

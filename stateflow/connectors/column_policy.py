@@ -18,6 +18,7 @@ import pyarrow as pa
 from stateflow.api.schema import Column, RowSchema
 from stateflow.errors import ConfigError, SchemaMismatch
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape, leaves_of, parts_of
+from stateflow.types.scalar_types import decimal_holds
 from stateflow.types.spark_sql import literal, quoted
 
 if TYPE_CHECKING:
@@ -261,10 +262,9 @@ def _is_read_as(shape: Leaf, found: DataType) -> bool:
         return True
     if not pa.types.is_decimal(shape.arrow):
         return False
-    whole = shape.arrow.precision - shape.arrow.scale
     if isinstance(found, DecimalType):
-        return bool(found.scale <= shape.arrow.scale and found.precision - found.scale <= whole)
-    return bool(name in _INTEGERS and whole >= _INTEGERS[name])
+        return decimal_holds(shape.arrow, found)
+    return bool(name in _INTEGERS and shape.arrow.precision - shape.arrow.scale >= _INTEGERS[name])
 
 
 _FROM_MICROS = {datetime.time: "time_from_micros({})", datetime.timedelta: "({} * INTERVAL '0.000001' SECOND)"}

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from stateflow.errors import DataError
-from stateflow.types.scalar_types import special_float
+from stateflow.types.columns.conversion import arrow_types_within
+from stateflow.types.scalar_types import python_type_of, special_float
 
 JsonObject = dict[str, object]
 
@@ -52,11 +53,10 @@ def _needs_texts(values: pa.Array | pa.ChunkedArray) -> bool:
 
 def _has_texts(kind: pa.DataType) -> bool:
     """Returns whether values of a type may need another form than their encoder's."""
-    if pa.types.is_map(kind):
-        return pa.types.is_boolean(kind.key_type) or _has_texts(kind.key_type) or _has_texts(kind.item_type)
-    if pa.types.is_nested(kind):
-        return any(_has_texts(kind.field(number).type) for number in range(kind.num_fields))
-    return bool(pa.types.is_floating(kind) or pa.types.is_duration(kind))
+    return any(
+        python_type_of(part) in (float, timedelta) or (pa.types.is_map(part) and pa.types.is_boolean(part.key_type))
+        for part in arrow_types_within(kind)
+    )
 
 
 def _readable(value: object, column: str) -> object:

@@ -367,7 +367,7 @@ class ValueVisitor:
 
 
 def fields_of(value: dict[str, object] | list[object], described: ClassSchema) -> dict[str, object]:
-    """Returns the stored parts of a value of a class by name, with its tag; parts beyond the known fields are left out."""
+    """Returns the stored parts of a value of a class by name, with its tag, and without further parts."""
     if isinstance(value, dict):
         return value
     tag, _, _ = described.tag.partition("=")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import decimal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -18,6 +16,7 @@ from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import Column
 from stateflow.types.columns.precision import precision
 from stateflow.types.columns.shapes import Leaf, shape_of
+from stateflow.types.declared_types import python_type
 
 Accumulators = Mapping[str, pa.Array]
 """Columns of an accumulator by field name, with one value per key."""
@@ -175,7 +174,7 @@ def declared_type(column: Column) -> Any:
     shape = column.shape
     assert isinstance(shape, Leaf)
     if pa.types.is_timestamp(shape.arrow):
-        return Annotated[datetime.datetime, msgspec.Meta(tz=shape.arrow.tz is not None)]
+        return python_type(shape.arrow)
     if pa.types.is_decimal(shape.arrow):
         return Annotated[decimal.Decimal, precision(shape.arrow.precision, shape.arrow.scale)]
     return shape.kind

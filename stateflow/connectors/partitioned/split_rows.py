@@ -18,6 +18,7 @@ from stateflow.connectors.column_policy import ColumnPolicy, FoundColumns, check
 from stateflow.connectors.partitioned.positions import Split
 from stateflow.errors import SchemaMismatch, UserCodeError, cut
 from stateflow.types.columns.conversion import path_of_null, to_column, with_type
+from stateflow.types.scalar_types import decimal_holds
 
 _ROWS = 1000
 """Rows that are converted together."""
@@ -295,6 +296,5 @@ def _is_widened(declared: pa.DataType, found: pa.DataType) -> bool:
     if kinds.is_duration(declared) and kinds.is_duration(found):
         return found.unit in _COARSER
     if kinds.is_decimal(declared) and kinds.is_decimal(found):
-        whole = declared.precision - declared.scale
-        return bool(found.scale <= declared.scale and found.precision - found.scale <= whole)
+        return decimal_holds(declared, found)
     return False

@@ -26,6 +26,7 @@ from stateflow.types.columns.conversion import (
     with_type,
 )
 from stateflow.types.columns.shapes import Leaf, Record, Shape, is_constrained
+from stateflow.types.scalar_types import decimal_holds
 
 _NO_TIME = -(1 << 63)
 
@@ -286,8 +287,7 @@ def _widens(given: pa.DataType, wanted: pa.DataType) -> bool:
     if kinds.is_float64(wanted):
         return bool(kinds.is_float32(given) or kinds.is_float16(given))
     if kinds.is_decimal(wanted) and kinds.is_decimal(given):
-        whole = given.precision - given.scale
-        return bool(given.scale <= wanted.scale and whole <= wanted.precision - wanted.scale)
+        return decimal_holds(wanted, given)
     if kinds.is_time(wanted) or kinds.is_duration(wanted):
         return type(given) in (type(wanted), pa.Time32Type) and not (kinds.is_duration(given) and given.unit == "ns")
     if kinds.is_nested(wanted):

@@ -13,7 +13,7 @@ import inspect
 import numbers
 import re
 import uuid
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain, pairwise
 from operator import attrgetter
@@ -422,6 +422,13 @@ def with_scalars(kind: pa.DataType, replaced: Callable[[pa.DataType], pa.DataTyp
     if pa.types.is_list(kind):
         return pa.list_(with_scalars(kind.value_type, replaced))
     return replaced(kind)
+
+
+def arrow_types_within(kind: pa.DataType) -> Iterator[pa.DataType]:
+    """Yields an Arrow type and those of all its parts, entries of maps included."""
+    yield kind
+    for at in range(kind.num_fields):
+        yield from arrow_types_within(kind.field(at).type)
 
 
 Sizes = NDArray[np.int64]
