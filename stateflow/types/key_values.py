@@ -14,7 +14,8 @@ import math
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import TypeVar
 
 import msgspec
 
@@ -23,6 +24,7 @@ from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import key_group
 from stateflow.types.scalar_types import BY_NAME, DECLARED, NOT_FINITE, decimal_digits, special_float
 
+T = TypeVar("T")
 Scalar = str | int | float | bool | None
 """A value of a key in JSON."""
 
@@ -222,6 +224,11 @@ def _boolean(value: object) -> bool:
     return value
 
 
+def _read(kind: type[T], value: object) -> T:
+    """Returns a value of a type, or the one that a text in ISO 8601 denotes."""
+    return value if isinstance(value, kind) else msgspec.convert(_text(value), kind)
+
+
 def _integer(name: str) -> Callable[[object], int]:
     bits = BY_NAME[name].arrow.bit_width
 
@@ -250,24 +257,19 @@ def _float(value: object) -> float:
 
 
 def _date(value: object) -> datetime.date:
-    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
-        return value
-    return msgspec.convert(_text(value), datetime.date)
-
-
-def _datetime(value: object) -> datetime.datetime:
-    return value if isinstance(value, datetime.datetime) else msgspec.convert(_text(value), datetime.datetime)
+    # A datetime is a date, too.
+    return _read(datetime.date, _text(value) if isinstance(value, datetime.datetime) else value)
 
 
 def _timestamp(value: object) -> datetime.datetime:
-    found = _datetime(value)
+    found = _read(datetime.datetime, value)
     if found.tzinfo is None:
         raise _Unfit("it has no time zone")
     return found.astimezone(datetime.UTC)
 
 
-def _timestamp_ntz(value: object) -> datetime.datetime:
-    found = _datetime(value)
+def _without_zone(kind: type[datetime.datetime] | type[datetime.time], value: object) -> object:
+    found = _read(kind, value)
     if found.tzinfo is not None:
         raise _Unfit("it has a time zone")
     return found
@@ -275,20 +277,9 @@ def _timestamp_ntz(value: object) -> datetime.datetime:
 
 def _is_text_of_aware_datetime(value: object) -> bool:
     try:
-        return _datetime(value).tzinfo is not None
+        return _read(datetime.datetime, value).tzinfo is not None
     except (_Unfit, msgspec.ValidationError):
         return False
-
-
-def _time(value: object) -> datetime.time:
-    found = value if isinstance(value, datetime.time) else msgspec.convert(_text(value), datetime.time)
-    if found.tzinfo is not None:
-        raise _Unfit("it has a time zone")
-    return found
-
-
-def _interval(value: object) -> datetime.timedelta:
-    return value if isinstance(value, datetime.timedelta) else msgspec.convert(_text(value), datetime.timedelta)
 
 
 def _decimal_of(name: str) -> Callable[[object], decimal.Decimal]:
@@ -322,9 +313,9 @@ _CONVERTERS: dict[str, Callable[[object], object]] = {
     "double": _double,
     "date": _date,
     "timestamp": _timestamp,
-    "timestamp_ntz": _timestamp_ntz,
-    "time(6)": _time,
-    "interval day to second": _interval,
+    "timestamp_ntz": partial(_without_zone, datetime.datetime),
+    "time(6)": partial(_without_zone, datetime.time),
+    "interval day to second": partial(_read, datetime.timedelta),
 }
 
 
