@@ -22,6 +22,11 @@ _OTHER_WINDOWS = (
     "windows that are open would never fire: give the operator another uid; or restore without them, "
     "stateflow restore JOB.py --job-root ROOT --plan latest --drop UID --out plan.json, then --execute plan.json"
 )
+_OTHER_ARGUMENTS = (
+    "they depend on arguments of the operator, which have changed",
+    "undo the change of the arguments, or of the fields of the rows, or give the operator another uid, so that it "
+    "begins without state",
+)
 _NULLABLE = "declare the output column as … | None, or give the operator another uid"
 
 
@@ -87,15 +92,12 @@ def compare_schemas(stored: StateSchema, declared: Declaration) -> FitResult:
     """
     wanted = declared.schema
     if (stored.kind, stored.key_type) != (wanted.kind, wanted.key_type):
-        conflict = Conflict(
-            "", declaration_text(stored), declaration_text(wanted), "the kind of state has changed", NEW_NAME
-        )
-        return FitResult((), (conflict,))
+        texts = declaration_text(stored), declaration_text(wanted)
+        return _refused(*texts, "the kind of state has changed", NEW_NAME)
     if stored.windows != wanted.windows:
-        conflict = Conflict("", stored.windows, wanted.windows, "the kind of windows has changed", _OTHER_WINDOWS)
-        return FitResult((), (conflict,))
+        return _refused(stored.windows, wanted.windows, "the kind of windows has changed", _OTHER_WINDOWS)
     if stored.arguments != wanted.arguments:
-        return FitResult((), (_other_arguments(stored, wanted),))
+        return _refused(stored.arguments, wanted.arguments, *_OTHER_ARGUMENTS)
     verdicts = [_judge_type(old, wanted.type, declared.serializer) for old in [*stored.earlier, stored.type]]
     changes = dict.fromkeys(change for verdict in verdicts for change in verdict.changes)
     conflicts = dict.fromkeys(conflict for verdict in verdicts for conflict in verdict.conflicts)
@@ -144,15 +146,8 @@ def with_history(schema: StateSchema, stored: StateSchema | None) -> dict[str, A
     return {"type": schema.type, "earlier": earlier}
 
 
-def _other_arguments(stored: StateSchema, wanted: StateSchema) -> Conflict:
-    return Conflict(
-        "",
-        stored.arguments,
-        wanted.arguments,
-        "they depend on arguments of the operator, which have changed",
-        "undo the change of the arguments, or of the fields of the rows, or give the operator another uid, so that it "
-        "begins without state",
-    )
+def _refused(stored: str, declared: str, reason: str, way_out: str) -> FitResult:
+    return FitResult((), (Conflict("", stored, declared, reason, way_out),))
 
 
 def _judge_type(old: TypeSchema, new: TypeSchema, serializer: Serializer[Any] | None) -> FitResult:
@@ -174,29 +169,15 @@ def _judge_type(old: TypeSchema, new: TypeSchema, serializer: Serializer[Any] | 
 def _judge_serializer(old: TypeSchema, new: TypeSchema, serializer: Serializer[Any] | None) -> FitResult:
     texts = _schema_text(old), _schema_text(new)
     if serializer is None or old.serializer != new.serializer:
-        return FitResult(
-            (),
-            (
-                Conflict(
-                    "",
-                    *texts,
-                    "another serializer wrote the stored values",
-                    "declare the previous serializer, or give the state a new name",
-                ),
-            ),
-        )
+        way_out = "declare the previous serializer, or give the state a new name"
+        return _refused(*texts, "another serializer wrote the stored values", way_out)
     found = serializer.compatibility(old.serializer_version)
     if found is Compatibility.AS_IS:
         return FitResult()
     if found is Compatibility.AFTER_MIGRATION:
         return FitResult((f"values of {texts[0]} are decoded by {texts[1]}",))
-    conflict = Conflict(
-        "",
-        *texts,
-        "the serializer cannot read values of this version",
-        "support that version in its decode and compatibility methods, or give the state a new name",
-    )
-    return FitResult((), (conflict,))
+    way_out = "support that version in its decode and compatibility methods, or give the state a new name"
+    return _refused(*texts, "the serializer cannot read values of this version", way_out)
 
 
 def _schema_text(schema: TypeSchema) -> str:
@@ -299,7 +280,8 @@ class Comparison:
         """Compares limits, choices and member types of two types of the same kind."""
         if old.kind == "literal" and len(old.choices) == len(new.choices) == 1 and old.choices != new.choices:
             # A field with one value identifies what the values belong to.
-            self._add_conflict(at, old, new, "the values belong to another declaration", _OTHER_DECLARATION)
+            reason = "the values belong to another declaration"
+            self._refuse(at, self._old(old), self._new(new), reason, _OTHER_DECLARATION)
             return
         if len(old.parts) != len(new.parts) or not set(old.choices) <= set(new.choices):
             self._conflict(
@@ -325,7 +307,7 @@ class Comparison:
         if (old.positional, old.tag) != (new.positional, new.tag):
             reason = "one has fields by name, the other by position" if old.tag == new.tag else "the tag has changed"
             way_out = "set array_like, tag and tag_field as they were, or give the new state a new name"
-            self.conflicts.append(Conflict(at, _class_text(old), _class_text(new), reason, way_out))
+            self._refuse(at, _class_text(old), _class_text(new), reason, way_out)
         elif old.positional:
             self._compare_by_position(old, new)
         else:
@@ -360,25 +342,12 @@ class Comparison:
         where = f"{new.name}.{declared.name}"
         omitted = old.sparse and not stored.required
         if omitted and declared.required:
-            self.conflicts.append(
-                Conflict(
-                    where,
-                    f"omitted when it is {stored.default or 'absent'}",
-                    "required",
-                    "stored values may lack the field",
-                    "declare its default again",
-                )
-            )
+            before = f"omitted when it is {stored.default or 'absent'}"
+            self._refuse(where, before, "required", "stored values may lack the field", "declare its default again")
         elif omitted and stored.default and stored.default != declared.default:
             defaults = f"default {stored.default}", f"default {declared.default}"
-            self.conflicts.append(
-                Conflict(
-                    where,
-                    *defaults,
-                    "stored values omit the field where it had the old default",
-                    f"keep the old default, or {_RENAME}",
-                )
-            )
+            reason = "stored values omit the field where it had the old default"
+            self._refuse(where, *defaults, reason, f"keep the old default, or {_RENAME}")
         elif not stored.required and stored.default != declared.default and not declared.required:
             defaults = stored.default or "absent", declared.default or "absent"
             self._change(
@@ -390,32 +359,17 @@ class Comparison:
         where = f"{new.name}.{stored.name}"
         text = self._old(stored.type)
         if new.closed:
-            self.conflicts.append(
-                Conflict(
-                    where,
-                    text,
-                    "no such field",
-                    "the class refuses values with a field that is not declared",
-                    "declare the field again, or drop forbid_unknown_fields",
-                )
-            )
+            reason = "the class refuses values with a field that is not declared"
+            way_out = "declare the field again, or drop forbid_unknown_fields"
+            self._refuse(where, text, "no such field", reason, way_out)
         else:
-            self._change(
-                where, f"removed; it was {self._old(stored.type)}, and is dropped when a value is written again"
-            )
+            self._change(where, f"removed; it was {text}, and is dropped when a value is written again")
 
     def _added(self, declared: FieldSchema, new: ClassSchema) -> None:
         where, text = f"{new.name}.{declared.name}", self._new(declared.type)
         if declared.required:
-            self.conflicts.append(
-                Conflict(
-                    where,
-                    "no such field",
-                    text,
-                    FIELD_MISSING,
-                    "declare a default, for example None for a type … | None",
-                )
-            )
+            way_out = "declare a default, for example None for a type … | None"
+            self._refuse(where, "no such field", text, FIELD_MISSING, way_out)
         else:
             self._change(where, f"added, {text}; old values have {declared.default or 'none'}")
 
@@ -426,10 +380,11 @@ class Comparison:
 
     def _conflict(self, at: str, old: TypeNode, new: TypeNode, reason: str) -> None:
         way_out = f"{_RENAME}, with a default; or change the type back" if at else NEW_NAME
-        self._add_conflict(at, old, new, reason, way_out)
+        self._refuse(at, self._old(old), self._new(new), reason, way_out)
 
-    def _add_conflict(self, at: str, old: TypeNode, new: TypeNode, reason: str, way_out: str) -> None:
-        self.conflicts.append(Conflict(at, self._old(old), self._new(new), reason, way_out))
+    def _refuse(self, *facts: str) -> None:
+        """Adds a conflict with these attributes."""
+        self.conflicts.append(Conflict(*facts))
 
     def _old(self, node: TypeNode) -> str:
         return type_text(node, self.old_classes)
