@@ -18,8 +18,6 @@ def _bids(count: int, seed: int) -> list[Row]:
 
 
 class ChangelogsJob(OracleJob):
-    """The job of `tests/support/jobs/changelogs.py`."""
-
     seed = 5
     complete = frozenset({"newest", "best", "changes"})
     rows: list[Row]

@@ -20,7 +20,6 @@ from stateflow import (
     IcebergSink,
     KafkaSink,
     KeyedProcessFunction,
-    OutputTag,
     PostgresSink,
     RowKind,
     StreamExecutionEnvironment,
@@ -122,14 +121,12 @@ RETRACTIONS = Changelog(row_kind="kind", retracts=True)
         (lambda bids: bids.key_by("auction").deduplicate(uid="o"), None),
         (lambda bids: bids.key_by("auction").deduplicate(keep="last", uid="o"), UPSERTS),
         (lambda bids: bids.key_by("auction").deduplicate(order_by="at", uid="o"), UPSERTS),
-        (lambda bids: bids.key_by("auction").top_n(1, order_by="price", uid="o"), UPSERTS),
         (_changes, RETRACTIONS),
         (_ranked, Changelog(("auction", "rank"))),
         (lambda bids: _ranked(bids, RankedChange), Changelog(("auction", "rank"), "kind")),
         (lambda bids: _ranked(bids, RankedChange, retract=True), Changelog(("auction", "rank"), "kind", retracts=True)),
         (lambda bids: _newest(bids).map(lambda row: row, output=Doubled), UPSERTS),
         (lambda bids: _newest(bids).as_append_only(), None),
-        (lambda bids: _changes(bids).as_append_only().map(lambda row: row), None),
         (lambda bids: _changes(bids).filter(lambda row: True), RETRACTIONS),
         (lambda bids: _changes(bids).union(_changes_again(bids)), RETRACTIONS),
         (lambda bids: _changes(bids).key_by("price").process(Forward(), output=Change, uid="p"), RETRACTIONS),
@@ -138,29 +135,14 @@ RETRACTIONS = Changelog(row_kind="kind", retracts=True)
         (lambda bids: bids.map(lambda row: row, output=Change).as_changelog("price"), Changelog(("price",), "kind")),
         (lambda bids: bids.as_changelog("auction"), UPSERTS),
         (lambda bids: _change_rows(bids).as_changelog("price", retracts=True), Changelog(("price",), "kind", True)),
-        (lambda bids: _change_rows(bids).as_append_only().as_changelog(retracts=True), RETRACTIONS),
         # Deduplication that retracts rows, for the operators that need it.
         (lambda bids: _retracting(bids), Changelog(("auction",), "kind", True)),
-        (
-            lambda bids: (
-                _retracting(bids).filter(lambda row: True).key_by("price").process(Forward(), output=Change, uid="p")
-            ),
-            RETRACTIONS,
-        ),
         (
             lambda bids: _retracting(bids).key_by("price").aggregate_columns(COUNTS, output=Counted, uid="c"),
             Changelog(("price",), "kind"),
         ),
         # Rows of their own stay that, also after operators.
         (lambda bids: _rows_of_their_own(bids).process(Forward(), output=Change, uid="p"), None),
-        (
-            lambda bids: (
-                _rows_of_their_own(bids)
-                .process(Forward(), output=Change, uid="p")
-                .get_side_output(OutputTag("t", Change))
-            ),
-            None,
-        ),
         (lambda bids: _rows_of_their_own(bids).deduplicate(uid="d"), None),
         (
             lambda bids: _rows_of_their_own(bids).deduplicate(keep="last", uid="d").map(lambda row: row),
@@ -203,14 +185,11 @@ def _changes_again(bids: DataStream) -> DataStream:
         (lambda bids: _newest(bids).key_by("auction").window(GlobalWindows.create()), {"called": "window"}),
         (lambda bids: _newest(bids).key_by("auction").interval_join(bids.key_by("price")), {"called": "interval_join"}),
         (lambda bids: _changes(bids).key_by("price").deduplicate(uid="d"), {"called": "deduplicate"}),
-        (lambda bids: _changes(bids).key_by("price").top_n(1, order_by="at", uid="t"), {"called": "top_n"}),
         (lambda bids: _newest(bids).key_by("auction").process(Forward(), output=Bid, uid="p"), {"called": "process"}),
         (lambda bids: _newest(bids).key_by("auction").connect(bids.key_by("price")), {"called": "connect"}),
-        (lambda bids: bids.key_by("price").connect(_newest(bids).key_by("auction")), {"called": "connect"}),
         # A row and the one that it replaces get apart.
         (lambda bids: _newest(bids).key_by("price"), {"columns": ["price"], "upsert_key": ["auction"]}),
         (lambda bids: _newest(bids).filter(lambda row: True), {"upsert_key": ["auction"]}),
-        (lambda bids: _newest(bids).flat_map(lambda row: [row]), {"upsert_key": ["auction"]}),
         (lambda bids: _newest(bids).union(bids), {"called": "union"}),
         (lambda bids: _newest(bids).map(lambda row: row, on_error=DeadLetters(1)), {"upsert_key": ["auction"]}),
         (lambda bids: _newest(bids).broadcast(), {"called": "broadcast"}),
@@ -228,7 +207,6 @@ def _changes_again(bids: DataStream) -> DataStream:
         (lambda bids: bids.as_changelog("none"), {"column": "none"}),
         (lambda bids: bids.as_changelog(), {}),
         (lambda bids: bids.as_changelog("auction", retracts=True), {"row_class": "Bid"}),
-        (lambda bids: bids.key_by("auction").top_n(1, order_by=[("price",)], uid="t"), {"given": "('price',)"}),
         (lambda bids: bids.key_by("auction").deduplicate(output=Change, uid="d"), {"uid": "d"}),
         (lambda bids: bids.key_by("auction").deduplicate(keep="last", retract=True, uid="d"), {"output": "Bid"}),
         (lambda bids: bids.key_by("auction").deduplicate(keep="last", output=Ranked, uid="d"), {"rank": ""}),

@@ -68,16 +68,10 @@ def test_proc_time_keep_last(size: int, expected: list[int]) -> None:
 
 
 TIMED = [
-    Timed("key1", 13, 99),
-    Timed("key1", 13, 99),
-    Timed("key1", 12, 100),
-    Timed("key2", 11, 101),
-    Timed("key1", 12, 300),
-    Timed("key2", 11, 301),
-    Timed("key3", 5, 299),
-    Timed("key1", 12, 400),
+    Timed("key1", 13, 99), Timed("key1", 13, 99), Timed("key1", 12, 100), Timed("key2", 11, 101),
+    Timed("key1", 12, 300), Timed("key2", 11, 301), Timed("key3", 5, 299), Timed("key1", 12, 400),
     Timed("key2", 11, 401),
-]
+]  # fmt: skip
 
 
 @BATCHES
@@ -103,27 +97,17 @@ def test_a_row_with_an_earlier_time_replaces_the_first_one() -> None:
 
 
 ITEMS = [
-    Item("book", 2, 12),
-    Item("book", 2, 19),
-    Item("book", 4, 11),
-    Item("fruit", 4, 33),
-    Item("fruit", 3, 44),
+    Item("book", 2, 12), Item("book", 2, 19), Item("book", 4, 11), Item("fruit", 4, 33), Item("fruit", 3, 44),
     Item("fruit", 5, 22),
-]
+]  # fmt: skip
 
 
 def test_a_top_n_without_rank_inserts_and_deletes() -> None:
     found = _run(lambda rows: rows.top_n(2, order_by="price", output=Change, uid="t"), ITEMS, "category", 1)
     assert found == [
-        (INSERT, "book", 2, 12),
-        (INSERT, "book", 2, 19),
-        (DELETE, "book", 2, 19),
-        (INSERT, "book", 4, 11),
-        (INSERT, "fruit", 4, 33),
-        (INSERT, "fruit", 3, 44),
-        (DELETE, "fruit", 3, 44),
-        (INSERT, "fruit", 5, 22),
-    ]
+        (INSERT, "book", 2, 12), (INSERT, "book", 2, 19), (DELETE, "book", 2, 19), (INSERT, "book", 4, 11),
+        (INSERT, "fruit", 4, 33), (INSERT, "fruit", 3, 44), (DELETE, "fruit", 3, 44), (INSERT, "fruit", 5, 22),
+    ]  # fmt: skip
 
 
 def test_a_top_n_with_rank_updates_the_rows_of_ranks() -> None:
@@ -134,13 +118,9 @@ def test_a_top_n_with_rank_updates_the_rows_of_ranks() -> None:
         1,
     )
     assert found == [
-        (INSERT, "book", 2, 12, 1),
-        (INSERT, "book", 2, 19, 2),
-        (BEFORE, "book", 2, 12, 1),
-        (BEFORE, "book", 2, 19, 2),
-        (AFTER, "book", 4, 11, 1),
-        (AFTER, "book", 2, 12, 2),
-    ]
+        (INSERT, "book", 2, 12, 1), (INSERT, "book", 2, 19, 2), (BEFORE, "book", 2, 12, 1), (BEFORE, "book", 2, 19, 2),
+        (AFTER, "book", 4, 11, 1), (AFTER, "book", 2, 12, 2),
+    ]  # fmt: skip
 
 
 def test_a_batch_emits_only_its_difference() -> None:

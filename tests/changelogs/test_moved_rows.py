@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow import DeltaSink, KafkaSink, RowKind, StreamExecutionEnvironment
@@ -26,10 +26,10 @@ from stateflow.connectors.kafka.sink import KafkaTable
 from stateflow.connectors.upserts import UpsertSettings, find_retracted, winning_rows
 from tests.changelogs.seats import Move, SeatChange, Seats, as_texts, histories
 from tests.support.delta_tables import context, write
+from tests.support.examples import one_in
 from tests.support.local_jobs import Growing, LocalJobs
 
 CHANGES = Changelog(row_kind="kind", retracts=True)
-FEW = settings(max_examples=max(5, settings().max_examples // 10))
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
@@ -37,7 +37,7 @@ def _rows(folder: Path) -> list[dict[str, Any]]:
     return [row for name in files for row in pq.read_table(name, partitioning=None).to_pylist()]
 
 
-@FEW
+@one_in(12)
 @given(histories, st.integers(1, 3), st.booleans())
 def test_a_delta_table_has_the_rows_that_are_not_retracted(
     history: list[list[Move]], parallelism: int, large: bool
@@ -60,35 +60,6 @@ def test_a_delta_table_has_the_rows_that_are_not_retracted(
             ]
             assert sink.open_table(about).commit(token, files) is not None
             assert as_texts(_rows(folder)) == seats.table
-
-
-def test_a_row_that_another_key_has_replaced_earlier_is_not_deleted(tmp_path: Path) -> None:
-    checkpoints = [
-        [SeatChange(RowKind.INSERT, 1, 1, None, []), SeatChange(RowKind.INSERT, 2, 2, None, [])],
-        [SeatChange(RowKind.UPDATE_BEFORE, 1, 1, None, []), SeatChange(RowKind.UPDATE_AFTER, 2, 1, None, [])],
-        [SeatChange(RowKind.UPDATE_BEFORE, 2, 2, None, []), SeatChange(RowKind.UPDATE_AFTER, 1, 2, None, [])],
-    ]
-    about = context(SeatChange)
-    for partition_by in ((), ("user",), ("seat",)):
-        sink = DeltaSink(
-            tmp_path / "-".join(["t", *partition_by]), mode="upsert", keys="seat", partition_by=partition_by
-        )
-        sink = sink.for_changelog(CHANGES)  # type: ignore[assignment]
-        sink.prepare(about)
-        for token, rows in enumerate(checkpoints, 1):
-            sink.open_table(about).commit(token, write(sink, about, rows, Writing(1, token, 0, "a")))
-        assert _partitioned(Path(sink.table)) == {(1, 2), (2, 1)}
-
-
-def _partitioned(folder: Path) -> set[tuple[int, int]]:
-    """Returns seat and user of each row, which may be values of partitions."""
-    actions = DeltaTable(str(folder)).get_add_actions(flatten=True)
-    found = set()
-    for action in pa.table(actions).to_pylist():
-        for row in pq.read_table(folder / action["path"], partitioning=None).to_pylist():
-            own = {name: row.get(name, action.get(f"partition.{name}")) for name in ("seat", "user")}
-            found.add((int(own["seat"]), int(own["user"])))
-    return found
 
 
 @given(histories, st.randoms(use_true_random=False))
@@ -146,45 +117,6 @@ def test_a_changelog_in_kafka_has_no_record_of_a_row_that_was_retracted() -> Non
     assert set(found) == {b"1", b"2"} and b'"user":2' in (found[b"1"] or b"") and b'"user":1' in (found[b"2"] or b"")
 
 
-class Taken(msgspec.Struct, frozen=True):
-    user: int
-    seat: int
-    number: int
-
-
-class TakenChange(msgspec.Struct, frozen=True):
-    kind: RowKind
-    user: int
-    seat: int
-    number: int
-
-
-@FEW
-@given(
-    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 7)), min_size=1, max_size=20),
-    st.integers(1, 3),
-    st.integers(1, 8),
-)
-def test_the_newest_seat_of_each_user_by_seat(steps: list[tuple[int, int]], parallelism: int, size: int) -> None:
-    rows, seats = list[Taken](), dict[int, Taken]()
-    for user, seat in steps:
-        if all(row.seat != seat or other == user for other, row in seats.items()):
-            seats[user] = Taken(user, seat, len(rows))
-            rows.append(seats[user])
-
-    def build(env: StreamExecutionEnvironment) -> None:
-        taken = env.from_source(Growing(rows, Taken), uid="taken")
-        newest = taken.key_by("user").deduplicate(keep="last", output=TakenChange, retract=True, uid="newest")
-        newest.sink_to(DeltaSink(folder / "table", mode="upsert", keys="seat"), uid="table")
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        LocalJobs(folder, parallelism=parallelism, source__max_rows_per_batch=size).run(build)
-        assert {(row["user"], row["seat"], row["number"]) for row in _rows(folder / "table")} == {
-            msgspec.structs.astuple(row) for row in seats.values()
-        }
-
-
 class Bid(msgspec.Struct, frozen=True):
     item: int
     bidder: int
@@ -198,7 +130,7 @@ class BidChange(msgspec.Struct, frozen=True):
     price: int
 
 
-@FEW
+@one_in(12)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9)), min_size=1, max_size=25),
     st.integers(1, 3),

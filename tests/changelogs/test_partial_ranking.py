@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow import DataStream, KeyedStream, RowKind, StreamExecutionEnvironment, WatermarkStrategy
+from stateflow import DataStream, KeyedStream, RowKind, WatermarkStrategy
 from stateflow.api.graph import ProcessNode, ReducedNode
 from stateflow.api.ranking import PartialRanking, Selection, SortKey
 from stateflow.api.schema import RowSchema
@@ -22,6 +22,7 @@ from stateflow.errors import JobDefinitionError
 from stateflow.runtime.task.row_conversion import to_batch
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.joins.joined_rows import unkeyed
+from tests.support.examples import one_in
 from tests.support.local_jobs import LocalJobs
 
 
@@ -133,18 +134,7 @@ def operators_of_one(rows: DataStream) -> DataStream:
     return rows.map(lambda row: row, output=Keyed).key_by("key").deduplicate(keep="last", order_by="number", uid="one")
 
 
-@pytest.mark.parametrize("parallelism", [1, 3])
-def test_a_job_has_the_results_of_all_rows(tmp_path: Path, parallelism: int) -> None:
-    jobs = LocalJobs(tmp_path, parallelism=parallelism)
-    for numbers in ([5, 1, 3], [2, 9, 4, 9]):
-        jobs.apply([Keyed(key, 0.0, 0, n) for n in numbers for key in "ab"], operators_of_one)
-    rows = {row[0]: row for row in jobs.rows()}
-    assert {key: row[-1] for key, row in rows.items()} == {"a": 9, "b": 9}
-
-
 class Placed(msgspec.Struct, frozen=True):
-    """A row: its number is unique, and grows in the order of arrival."""
-
     key: str
     price: float | None
     place: int | None
@@ -191,9 +181,9 @@ def passed_on(declare: Declare) -> Declare:
     return declared
 
 
+@one_in(12)
 @pytest.mark.parametrize("ranking", RANKINGS)
 @given(st.lists(st.lists(PLACED, max_size=8), min_size=1, max_size=4), st.integers(1, 3))
-@settings(max_examples=max(10, settings().max_examples // 10))
 def test_results_and_state_are_those_of_all_rows(ranking: str, batches: list[list[Given]], parallelism: int) -> None:
     given_rows = KeyedInput(Placed, "key")
     numbers = count()
@@ -209,46 +199,6 @@ def test_results_and_state_are_those_of_all_rows(ranking: str, batches: list[lis
         reduced = KeyedHarness.restore(states[0], passed_on(RANKINGS[ranking]), parallelism=parallelism)
     whole.close()
     reduced.close()
-
-
-def test_operators_of_one_keyed_stream_get_what_each_needs(tmp_path: Path) -> None:
-    jobs = LocalJobs(tmp_path, source__max_rows_per_batch=100)
-
-    def build(env: StreamExecutionEnvironment) -> None:
-        rows = [Keyed("ab"[n % 2], 0.0, 0, n) for n in range(20)]
-        keyed = env.from_collection(rows, Keyed, uid="rows").filter(lambda row: True).key_by("key")
-        made = {
-            "first": keyed.deduplicate(uid="first"),
-            "last": keyed.deduplicate(keep="last", uid="last"),
-            "count": keyed.aggregate_columns({"n": ("count", "number")}, output=Counted, uid="count"),
-            "all": keyed.map_with_state(lambda row, state: (row, None), state=int, output=Keyed, uid="all"),
-        }
-        for name, stream in made.items():
-            stream.as_append_only().sink_to(jobs.sink(name), uid=f"to-{name}")
-
-    jobs.run(build)
-    assert {row[-1] for row in jobs.rows("first")} == {0, 1}
-    assert {row[-1] for row in jobs.rows("last")} == {18, 19}
-    assert sorted(jobs.rows("count")) == [("a", 10), ("b", 10)]
-    assert sorted(row[-1] for row in jobs.rows("all")) == list(range(20))
-
-
-def test_rows_of_a_union_arrive_in_the_order_of_its_streams(tmp_path: Path) -> None:
-    jobs = LocalJobs(tmp_path)
-
-    def build(env: StreamExecutionEnvironment) -> None:
-        one, other = (env.from_collection([Keyed("a", 0.0, 0, n)], Keyed, uid=f"rows{n}") for n in (1, 2))
-        again = one.map(lambda row: Keyed(row.key, row.part, row.time, row.number + 10), output=Keyed)
-        rows = one.union(other, again).filter(lambda row: True)
-        rows.key_by("key").deduplicate(keep="last", uid="last").sink_to(jobs.sink("out"), uid="out")
-
-    jobs.run(build)
-    assert [row[-1] for row in jobs.rows()] == [11]
-
-
-class Counted(msgspec.Struct, frozen=True):
-    key: str
-    n: int
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -280,12 +230,3 @@ def test_rows_of_a_changelog_are_not_reduced(tmp_path: Path) -> None:
 
     jobs.apply(CHANGES, counted)
     assert [row[1] for row in jobs.rows()] == [1]
-
-
-def test_kinds_of_rows_that_only_append_are_columns_like_others(tmp_path: Path) -> None:
-    jobs = LocalJobs(tmp_path)
-    jobs.apply(
-        CHANGES,
-        lambda rows: rows.as_append_only().filter(lambda row: True).key_by("key").deduplicate(keep="last", uid="last"),
-    )
-    assert [row[1:] for row in jobs.rows()] == [(1, "-D")]

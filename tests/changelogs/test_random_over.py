@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow import Unbounded
@@ -18,6 +18,7 @@ from stateflow.api.over.frames import Row as FrameRow
 from stateflow.errors import IncompatibleState, JobDefinitionError, StateError
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.support.errors import raises
+from tests.support.examples import one_in
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -52,12 +53,9 @@ class WithoutTotal(msgspec.Struct, frozen=True):
 
 LIMIT = 1 << 63
 WANTED = {
-    "n": ("count", "value"),
-    "total": ("sum", "value"),
-    "least": ("min", "value"),
-    "most": ("max", "value"),
+    "n": ("count", "value"), "total": ("sum", "value"), "least": ("min", "value"), "most": ("max", "value"),
     "average": ("mean", "value"),
-}
+}  # fmt: skip
 BOUND = 1000
 
 
@@ -92,6 +90,7 @@ def plain(rows: list[Row], preceding: Preceding) -> list[Out]:
 VALUES = st.none() | st.integers(-5, 5) | st.sampled_from([LIMIT - 1, -LIMIT, 5 * 10**18])
 
 
+@one_in(3)
 @given(
     st.lists(
         st.tuples(
@@ -151,17 +150,6 @@ def test_a_sum_of_more_than_64_bits_is_refused(preceding: Preceding, value: int)
             h.advance_watermark(2)
 
 
-def test_a_late_row_is_dropped() -> None:
-    def declare(rows: Any) -> Any:
-        return rows.over_columns({"n": ("count", "value")}, output=Counted, uid="over")
-
-    with KeyedHarness(declare, KeyedInput(Row, "key", event_time="at")) as h:
-        h.push(Row("a", 10, 1, 0))
-        assert [row.n for row in h.advance_watermark(10)] == [1]
-        h.push(Row("a", 9, 1, 1), Row("a", 11, 1, 2))
-        assert [(row.number, row.n) for row in h.advance_watermark(20)] == [(2, 2)]
-
-
 def _counts_in_batches(*batches: list[tuple[str, int]]) -> list[dict[tuple[str, int], int]]:
     """The counts that each batch emits, with an out-of-orderness of zero; a last one ends the input."""
     of_batches = [[Row(key, at, 1, 0) for key, at in batch] for batch in batches]
@@ -213,7 +201,7 @@ def plain_floats(frame: list[float]) -> tuple[int, float, float, float, float]:
 FLOATS = st.sampled_from([0.5, -1.0, 2.0, math.nan, math.inf, -math.inf])
 
 
-@settings(max_examples=max(10, settings().max_examples // 2))
+@one_in(3)
 @given(
     st.lists(st.tuples(st.integers(0, 12), FLOATS), min_size=1, max_size=25),
     st.integers(1, 9),
@@ -241,27 +229,7 @@ def test_floats_that_are_not_finite_leave_a_frame(
     assert list(map(repr, found)) == list(map(repr, expected))
 
 
-def test_the_rows_of_an_idle_key_are_removed_when_they_leave_the_range() -> None:
-    def declare(rows: Any) -> Any:
-        return rows.over_columns(
-            {"n": ("count", "value")}, output=Counted, preceding=timedelta(milliseconds=10), uid="over"
-        )
-
-    with KeyedHarness(declare, KeyedInput(Row, "key", event_time="at")) as h:
-        h.push(Row("a", 5, 1, 0), Row("b", 7, 1, 1), Row("b", 9, 1, 2))
-        assert [row.n for row in h.advance_watermark(9)] == [1, 1, 2]
-        assert {entry.key for entry in h.state_entries()} == {("a",), ("b",)}
-        h.advance_watermark(16)
-        assert {entry.key for entry in h.state_entries()} == {("b",)}
-        h.push(Row("b", 19, 1, 3))
-        assert [row.n for row in h.advance_watermark(19)] == [2]
-        h.advance_watermark(30)
-        assert h.state_entries() == [] and h.timers() == []
-
-
 class CountingMap(dict[int, FrameRow]):
-    """A map state that counts its accesses."""
-
     accesses = 0
 
     def get(self, key: int) -> Any:  # type: ignore[override]

@@ -10,13 +10,14 @@ from typing import Annotated, Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow import RowKind, precision
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.changelogs.materialized import materialized
+from tests.support.examples import one_in
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -27,20 +28,15 @@ class Change(msgspec.Struct, frozen=True):
     is_odd: bool = False
 
 
-class Totals(msgspec.Struct, frozen=True):
+class Results(msgspec.Struct, frozen=True):
     kind: RowKind
     key: str
     rows: int
     values: int
     total: float | None
     mean: float | None
-    numbers: int
+    sum_of_numbers: int
     mean_number: float
-
-
-class Values(msgspec.Struct, frozen=True):
-    kind: RowKind
-    key: str
     lowest: float | None
     highest: float | None
     least: int
@@ -50,34 +46,16 @@ class Values(msgspec.Struct, frozen=True):
     variance: float | None
 
 
-VALUES = {
-    "lowest": ("min", "value"),
-    "highest": ("max", "value"),
-    "least": ("min", "number"),
-    "most_odd": ("max", "number", "is_odd"),
-    "numbers": ("count_distinct", "number"),
-    "odd_numbers": ("count_distinct", "number", "is_odd"),
-    "variance": ("variance", "value"),
-}
 WANTED = {
-    "rows": ("count", "number"),
-    "values": ("count", "value"),
-    "total": ("sum", "value"),
-    "mean": ("mean", "value"),
-    "numbers": ("sum", "number"),
-    "mean_number": ("mean", "number"),
-}
+    "rows": ("count", "number"), "values": ("count", "value"), "total": ("sum", "value"), "mean": ("mean", "value"),
+    "sum_of_numbers": ("sum", "number"), "mean_number": ("mean", "number"), "lowest": ("min", "value"),
+    "highest": ("max", "value"), "least": ("min", "number"), "most_odd": ("max", "number", "is_odd"),
+    "numbers": ("count_distinct", "number"), "odd_numbers": ("count_distinct", "number", "is_odd"),
+    "variance": ("variance", "value"),
+}  # fmt: skip
 values = st.sampled_from([None, 0.5, -2.0, math.inf, -math.inf, math.nan])
 steps = st.tuples(st.sampled_from("ab"), values, st.integers(0, 5), st.booleans())
 sizes = st.lists(st.integers(1, 4), min_size=1, max_size=4)
-
-
-def totals(changes: Any, *, retract: bool = False) -> Any:
-    return changes.aggregate_columns(WANTED, output=Totals, retract=retract, uid="totals")
-
-
-def values_of(changes: Any, *, retract: bool = False) -> Any:
-    return changes.aggregate_columns(VALUES, output=Values, retract=retract, uid="values")
 
 
 def plain(changes: list[Change]) -> dict[str, list[Change]]:
@@ -93,12 +71,22 @@ def plain(changes: list[Change]) -> dict[str, list[Change]]:
     return {key: rows for key, rows in alive.items() if rows}
 
 
-def expected(rows: list[Change]) -> list[float | None]:
+def expected(rows: list[Change]) -> list[object]:
+    """NaN is the largest float; the variance with a value that is not finite is NaN."""
     found = [row.value for row in rows if row.value is not None]
-    numbers = [row.number for row in rows]
-    total = sum(found) if found else None
-    mean = sum(found) / len(found) if found else None
-    return [len(rows), len(found), total, mean, sum(numbers), sum(numbers) / len(numbers)]
+    numbers, odd = [row.number for row in rows], [row.number for row in rows if row.is_odd]
+    total, mean = (sum(found), sum(found) / len(found)) if found else (None, None)
+    ordered: list[float | None] = [*sorted(found, key=lambda value: (math.isnan(value), value))] or [None]
+    variance = None
+    if len(found) > 1:
+        variance = statistics.variance(found) if all(map(math.isfinite, found)) else math.nan
+    sums = [len(rows), len(found), total, mean, sum(numbers), sum(numbers) / len(numbers)]
+    of_values = [ordered[0], ordered[-1], min(numbers), max(odd, default=None), len(set(numbers)), len(set(odd))]
+    return [*sums, *of_values, variance]
+
+
+def shown(value: object) -> str:
+    return repr(round(value, 9) + 0.0 if isinstance(value, float) else value)
 
 
 def changes_of(given_steps: list[tuple[str, float | None, int, bool]]) -> list[Change]:
@@ -119,66 +107,29 @@ def changes_of(given_steps: list[tuple[str, float | None, int, bool]]) -> list[C
     return found
 
 
-@settings(max_examples=max(10, settings().max_examples // 2))
+@one_in(3)
 @given(st.lists(steps, max_size=20), sizes, st.booleans())
 def test_results_are_those_of_row_by_row_at_any_size_of_batches(
     given_steps: list[tuple[str, float | None, int, bool]], batch_sizes: list[int], retract: bool
 ) -> None:
     changes = changes_of(given_steps)
-    found, at = list[Totals](), 0
-    with KeyedHarness(lambda rows: totals(rows, retract=retract), KeyedInput(Change, "key")) as h:
+    found, at = list[Results](), 0
+
+    def declare(rows: Any) -> Any:
+        return rows.aggregate_columns(WANTED, output=Results, retract=retract, uid="results")
+
+    with KeyedHarness(declare, KeyedInput(Change, "key")) as h:
         while at < len(changes):
             size = batch_sizes[at % len(batch_sizes)]
             found += h.push(*changes[at : at + size])
             at += size
-        kept = plain(changes)
-    comparable = [
-        msgspec.structs.replace(row, **{n: repr(getattr(row, n)) for n in ("total", "mean")}) for row in found
-    ]
-    table = materialized(comparable, "key", kind="kind", retracts=retract)
-    wanted = {
-        (key,): [repr(value) if at in (2, 3) else value for at, value in enumerate(expected(rows))]
-        for key, rows in kept.items()
-    }
-    assert {key: list(msgspec.structs.astuple(row)[2:]) for key, row in table.items()} == wanted
-
-
-def expected_values(rows: list[Change]) -> list[object]:
-    """NaN is the largest float; the variance with a value that is not finite is NaN."""
-    found = sorted((row.value for row in rows if row.value is not None), key=lambda value: (math.isnan(value), value))
-    odd = [row.number for row in rows if row.is_odd]
-    numbers = [row.number for row in rows]
-    variance = None
-    if len(found) > 1:
-        variance = statistics.variance(found) if all(map(math.isfinite, found)) else math.nan
-    ends = (found[0], found[-1]) if found else (None, None)
-    return [*ends, min(numbers), max(odd, default=None), len(set(numbers)), len(set(odd)), variance]
-
-
-def shown(value: object) -> str:
-    return repr(round(value, 9) + 0.0 if isinstance(value, float) else value)
-
-
-@settings(max_examples=max(10, settings().max_examples // 2))
-@given(st.lists(steps, max_size=20), sizes, st.booleans())
-def test_extremes_distinct_values_and_variances_are_those_of_row_by_row(
-    given_steps: list[tuple[str, float | None, int, bool]], batch_sizes: list[int], retract: bool
-) -> None:
-    changes = changes_of(given_steps)
-    found, at = list[Values](), 0
-    with KeyedHarness(lambda rows: values_of(rows, retract=retract), KeyedInput(Change, "key")) as h:
-        while at < len(changes):
-            size = batch_sizes[at % len(batch_sizes)]
-            found += h.push(*changes[at : at + size])
-            at += size
-        left = {entry.state for entry in h.state_entries()}
-        kept = plain(changes)
-    floats = ("lowest", "highest", "variance")
+        left, kept = h.state_entries(), plain(changes)
+    floats = ("total", "mean", "lowest", "highest", "variance")
     comparable = [msgspec.structs.replace(row, **{n: shown(getattr(row, n)) for n in floats}) for row in found]
     table = materialized(comparable, "key", kind="kind", retracts=retract)
-    wanted = {(key,): [shown(value) for value in expected_values(rows)] for key, rows in kept.items()}
-    shown_rows = {key: list(msgspec.structs.astuple(row)[2:]) for key, row in table.items()}
-    assert {k: [v if isinstance(v, str) else shown(v) for v in row] for k, row in shown_rows.items()} == wanted
+    rows_of = {key: list(msgspec.structs.astuple(row)[2:]) for key, row in table.items()}
+    shown_rows = {key: [v if isinstance(v, str) else shown(v) for v in row] for key, row in rows_of.items()}
+    assert shown_rows == {(key,): list(map(shown, expected(rows))) for key, rows in kept.items()}
     assert kept or not left, "a key without rows has state"
 
 
@@ -227,20 +178,3 @@ def test_the_values_of_a_key_are_read_only_when_its_extreme_is_retracted(monkeyp
             reads.clear()
             (row,) = h.push(Change(RowKind.DELETE, "a", None, number))
             assert ((row.least, row.most, row.numbers), len(reads)) == (expected, int(number != 50))
-
-
-def test_a_row_that_is_retracted_before_any_other_has_no_effect() -> None:
-    rows = [Change(RowKind.DELETE, "a", 1.0, 1), Change(RowKind.INSERT, "a", 2.0, 2)]
-    for batches in ([rows], [rows[:1], rows[1:]]):
-        with KeyedHarness(totals, KeyedInput(Change, "key")) as h:
-            found = [row for batch in batches for row in h.push(*batch)]
-            assert found == [Totals(RowKind.INSERT, "a", 1, 1, 2.0, 2.0, 2, 2.0)]
-
-
-def test_an_infinity_that_is_retracted_leaves_nothing() -> None:
-    rows = [Change(RowKind.INSERT, "a", value, 0) for value in (1.0, math.inf, -math.inf, math.nan)]
-    with KeyedHarness(totals, KeyedInput(Change, "key")) as h:
-        sums = [row.total for row in h.push(*rows)]
-        for row in rows[:0:-1]:
-            sums += [each.total for each in h.push(msgspec.structs.replace(row, kind=RowKind.DELETE))]
-    assert repr(sums) == "[nan, nan, inf, 1.0]"

@@ -13,6 +13,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_DRIVERS = (
+    "test_drivers_that_are_interrupted_neither_lose_nor_repeat_a_row",
+    "test_an_older_driver_that_publishes_late_does_not_harm_the_newest",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Appending to a Delta table has its tests with killed, stopped and racing processes in the fast tier."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.originalname in _DRIVERS:
+            if getattr(item.cls, "has_slow_drivers", False):
+                item.add_marker(pytest.mark.slow(reason="drivers in processes, killed at many lines of the sink"))
+
+
 @pytest.fixture(scope="session")
 def spark(spark_session: SparkSession) -> SparkSession:
     """A session that can read and write Delta tables by path."""

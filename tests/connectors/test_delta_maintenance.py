@@ -14,11 +14,11 @@ from deltalake import DeltaTable, QueryBuilder
 from stateflow import failpoints
 from stateflow.api.sink import SinkContext, Writing
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.log import checkpoint, entry_path
+from stateflow.connectors.delta.log import append_entry, checkpoint, entry_path, list_log
 from stateflow.connectors.delta.maintenance import Compaction, CompactionReport, Holder, VacuumReport, vacuum
 from stateflow.connectors.delta.sink import COMPACTED
-from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused
-from tests.support.delta_tables import Every, Pair, commit_elsewhere, context, ids, pairs, put, snapshot, visible, write
+from stateflow.errors import SinkDiverged, SinkRefused, StorageError
+from tests.support.delta_tables import Pair, commit_elsewhere, context, ids, pairs, put, snapshot, visible, write
 from tests.support.errors import raises
 
 _ABOUT = context()
@@ -27,8 +27,6 @@ _FAR = 1 << 42
 
 
 class Reading(msgspec.Struct):
-    """A row of a partitioned table."""
-
     id: int
     day: str
 
@@ -84,13 +82,6 @@ def test_files_of_versions_that_checkpoints_need_stay_and_their_holders_are_name
         sink.open_table(_ABOUT).plan_rewind(30)
 
 
-def test_a_version_that_a_restore_has_decided_on_stays(tmp_path: Path) -> None:
-    sink = _upserting(tmp_path / "t")
-    done = _vacuum(sink, Holder("the restore", 99, 1))
-    assert [(held.version, held.holders) for held in done.held] == [(1, ("the restore",))]
-    assert sink.open_table(_ABOUT).rewind(1, 50) == 5
-
-
 def test_recently_removed_and_restored_files_stay(tmp_path: Path) -> None:
     sink = _upserting(tmp_path / "t")
     now = int(datetime.datetime.now(datetime.UTC).timestamp() * 1000)
@@ -140,20 +131,6 @@ def test_a_table_with_an_unknown_feature_is_refused_by_name_and_nothing_is_delet
     assert _data_files(tmp_path / "t") == 4
 
 
-def test_paths_of_the_log_that_lead_out_of_the_table_are_never_deleted(tmp_path: Path) -> None:
-    sink = _upserting(tmp_path / "t")
-    outside = tmp_path / "precious"
-    outside.write_text("x")
-    lines = [
-        {"path": path, "deletionTimestamp": 1, "dataChange": True} for path in ("../precious", f"file://{outside}")
-    ]
-    lines += [{"path": str(outside), "deletionTimestamp": 1, "dataChange": True}]
-    entry = b"\n".join(msgspec.json.encode({"remove": line}) for line in lines)
-    (tmp_path / "t" / "_delta_log" / f"{5:020d}.json").write_bytes(entry + b"\n")
-    assert _vacuum(sink).files == 3
-    assert outside.exists()
-
-
 # -- compaction -------------------------------------------------------------------------------------------------------
 
 
@@ -189,40 +166,6 @@ def test_small_files_of_each_partition_are_combined_without_a_change_of_rows(tmp
     assert opened.rewind(plan.to_version, 9) == 6
     assert len(_rows(tmp_path / "t")) == 5
     assert sink.sweep(about, lambda generation, ordinal, path: True) == []
-
-
-@pytest.mark.parametrize("is_missing", [False, True])
-def test_a_damaged_or_missing_file_is_named_and_the_table_is_unchanged(tmp_path: Path, is_missing: bool) -> None:
-    about = context(Reading)
-    sink = DeltaSink(tmp_path / "t", partition_by="day")
-    sink.prepare(about)
-    for token in range(1, 3):
-        put(sink, about, token, [Reading(token, day) for day in ("a", "b", "c")])
-    for path in sorted((tmp_path / "t" / "day=c").iterdir())[: 1 if is_missing else 2]:
-        path.unlink() if is_missing else path.write_bytes(b"")
-    before = snapshot(tmp_path / "t")
-    error = SinkDiverged if is_missing else CorruptFile
-    with pytest.raises(error) as caught:
-        _compact(sink, about)
-    assert str(caught.value.facts["file"]).startswith("day=c/")
-    assert snapshot(tmp_path / "t") == before
-
-
-def test_columns_of_every_type_survive(tmp_path: Path) -> None:
-    about = context(Every)
-    sink = DeltaSink(tmp_path / "t")
-    sink.prepare(about)
-    for token in range(1, 4):
-        put(
-            sink,
-            about,
-            token,
-            [Every(id=token, amount=float("nan"), raw=b"\x00", numbers=[1.5, None]), Every(id=-token)],
-        )
-    before = list(map(repr, visible(tmp_path / "t")))
-    assert _compact(sink, about).files_after == 1
-    assert list(map(repr, visible(tmp_path / "t"))) == before
-    assert sink.other_jobs(context(Every, uid="files", job="x")) == frozenset()
 
 
 def test_a_commit_of_another_writer_meanwhile_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,3 +225,146 @@ def test_a_killed_compaction_leaves_files_that_the_next_vacuum_deletes(
     assert _vacuum(sink, now=now).files == 0
     assert _vacuum(sink, now=now + 25 * 3_600_000).files == 1
     assert ids(tmp_path / "t") == [1, 2, 3]
+
+
+# -- the sweep of a delta table ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def sink(table: Path) -> DeltaSink:
+    made = DeltaSink(table)
+    made.prepare(_ABOUT)
+    return made
+
+
+def _all(generation: int, ordinal: int, path: str) -> bool:
+    return True
+
+
+def _delete_rows(table: Path, expired: bool = False) -> None:
+    """Deletes all rows, and makes a Delta checkpoint, without the removed files if they have expired."""
+    if expired:
+        retention = {"delta.deletedFileRetentionDuration": "interval 0 seconds"}
+        DeltaTable(str(table)).alter.set_table_properties(retention)
+    DeltaTable(str(table)).delete()
+    checkpoint(table)
+
+
+def _remove_entries(table: Path, count: int) -> None:
+    for version in range(count):
+        entry_path(table, version).unlink()
+
+
+def test_files_of_others_are_kept(sink: DeltaSink, table: Path) -> None:
+    for about in (context(uid="other"), context(uid="out-2"), context(job="f" * 32)):
+        write(sink, about, pairs(0, 1))
+    (table / "notes.txt").write_text("x")
+    before = snapshot(table)
+    assert sink.sweep(_ABOUT, _all) == []
+    assert snapshot(table) == before
+
+
+def test_files_of_readable_versions_are_kept(sink: DeltaSink, table: Path) -> None:
+    for token in (1, 2):
+        put(sink, _ABOUT, token, pairs(token, 1))
+    DeltaTable(str(table)).optimize.compact()
+    assert sink.sweep(_ABOUT, _all) == []
+    # Delta checkpoints omit removed files after their retention, while older versions can still be read.
+    _delete_rows(table, expired=True)
+    assert sink.sweep(_ABOUT, _all) == []
+    older = DeltaTable(str(table), version=2)
+    assert all(Path(uri.removeprefix("file://")).exists() for uri in older.file_uris())
+
+
+def test_a_file_that_only_a_delta_checkpoint_names_as_removed_is_kept(sink: DeltaSink, table: Path) -> None:
+    put(sink, _ABOUT, 1, pairs(0, 2))
+    _delete_rows(table)
+    _remove_entries(table, 3)
+    assert DeltaTable(str(table)).file_uris() == []
+    assert sink.sweep(_ABOUT, _all) == []
+
+
+def test_a_file_that_no_remaining_version_names_is_deleted(sink: DeltaSink, table: Path) -> None:
+    [file] = put(sink, _ABOUT, 1, pairs(0, 2))
+    _delete_rows(table, expired=True)
+    _remove_entries(table, 4)
+    assert sink.sweep(_ABOUT, _all) == [file.path]
+
+
+# -- how much of the log is read --------------------------------------------------------------------------------------
+
+
+def _make_unreadable(table: Path, version: int) -> None:
+    """Reading this log entry fails."""
+    entry_path(table, version).unlink()
+    entry_path(table, version).mkdir()
+
+
+def test_only_entries_after_the_checkpoint_or_the_generation_of_a_leftover_are_read(
+    sink: DeltaSink, table: Path
+) -> None:
+    """Tokens are above the generation that publishes: an entry with a lower one is older than its files."""
+    for token in range(1, 12):
+        put(sink, _ABOUT, token, pairs(token, 1))
+    checkpoint(table)
+    _make_unreadable(table, 7)
+    fresh = DeltaSink(table)
+    assert fresh.check(_ABOUT) is not None
+    assert fresh.sweep(_ABOUT, _all) == []
+    lost = write(sink, _ABOUT, pairs(100, 1), Writing(10, 1, 0, "lost"))[0].path
+    assert DeltaSink(table).sweep(_ABOUT, lambda generation, *_: generation == 10) == [lost]
+
+
+def test_output_that_was_published_before_its_checkpoint_is_kept(sink: DeltaSink, table: Path) -> None:
+    """In at-least-once mode entries of generation 5 have the token that the table had when it began."""
+    put(sink, _ABOUT, 2, pairs(2, 1))
+    early = [write(sink, _ABOUT, pairs(n, 1), Writing(5, n, 0, "early")) for n in range(3)]
+    assert sink.open_table(_ABOUT).commit(2, early[0]) is not None
+    _delete_rows(table, expired=True)
+    for files in early[1:]:
+        assert sink.open_table(_ABOUT).commit(2, files) is not None
+    assert DeltaSink(table).sweep(_ABOUT, lambda generation, *_: generation == 5) == []
+
+
+def test_a_start_makes_a_checkpoint_when_two_are_missing(sink: DeltaSink, table: Path) -> None:
+    DeltaTable(str(table)).alter.set_table_properties({"delta.checkpointInterval": "5"})
+    for newest in range(2, 11):
+        assert append_entry(table, newest, [{"commitInfo": {"operation": "WRITE"}}])
+        if newest > 8:
+            DeltaSink(table).sweep(_ABOUT, _all)
+            assert list_log(table).checkpoints == ({10} if newest == 10 else frozenset())
+
+
+def test_a_checkpoint_without_one_of_its_parts_is_ignored(table: Path) -> None:
+    log = table / "_delta_log"
+    log.mkdir(parents=True)
+    names = [
+        "4.checkpoint.0000000001.0000000002",
+        "4.checkpoint.0000000002.0000000002",
+        "6.checkpoint.0000000001.0000000002",
+        "8.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11",
+    ]
+    for name in names:
+        version, rest = name.split(".", 1)
+        (log / f"{int(version):020d}.{rest}.parquet").touch()
+    found = list_log(table)
+    assert found.checkpoints == {4, 8}
+    assert [found.newest_checkpoint(v) for v in (3, 4, 7, 9)] == [0, 4, 4, 8]
+
+
+def test_a_checkpoint_leaves_no_threads_in_the_driver_and_its_failure_is_an_error(
+    sink: DeltaSink, table: Path, tmp_path: Path
+) -> None:
+    put(sink, _ABOUT, 1, pairs(1, 1))
+    DeltaTable(str(table))
+    before = len(os.listdir("/proc/self/task"))
+    checkpoint(table)
+    assert list_log(table).checkpoints == {1}
+    assert len(os.listdir("/proc/self/task")) <= before + 2
+    with raises(StorageError, table=str(tmp_path / "none"), exit_code=1):
+        checkpoint(tmp_path / "none")

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stateflow.api.sink import SinkContext, Writing
@@ -26,21 +26,19 @@ from stateflow.connectors.partitions import (
     NULL,
     PartitionedWriter,
     StoredRows,
-    folder_of,
     parse_partition_folder,
     parse_partition_value,
 )
-from stateflow.errors import DataError, JobDefinitionError, SinkRefused
+from stateflow.errors import JobDefinitionError, SinkRefused
 from tests.support.delta_tables import Colour, Every, Instant, Price, batch, context, put, write
 from tests.support.errors import raises
+from tests.support.examples import one_in
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 class Reading(msgspec.Struct, kw_only=True):
-    """A row with a partition column of each type."""
-
     id: int
     text: str | None = None
     number: int | None = None
@@ -56,8 +54,6 @@ class Reading(msgspec.Struct, kw_only=True):
 
 
 class Visit(msgspec.Struct, kw_only=True):
-    """Where something is, on a day."""
-
     id: int
     day: int
     place: str | None = None
@@ -122,7 +118,7 @@ def _read(folder: Path) -> list[dict[str, Any]]:
 )
 @example([Reading(id=i, text=text) for i, text in enumerate(HOSTILE)], {"text"})
 @example([Reading(id=1, price=decimal.Decimal("0.00")), Reading(id=2, price=decimal.Decimal("-0.10"))], {"price"})
-@settings(max_examples=40)
+@one_in(3)
 def test_another_reader_finds_the_rows_and_values_of_each_partition(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Reading], columns: set[str]
 ) -> None:
@@ -139,26 +135,16 @@ def test_another_reader_finds_the_rows_and_values_of_each_partition(
     assert sink.open_table(about).missing(files) == []
 
 
-@given(st.dictionaries(st.text(min_size=1, max_size=5), st.none() | st.text(min_size=1, max_size=20), max_size=3))
-def test_folders_determine_the_values_of_a_partition(values: dict[str, str | None]) -> None:
-    folder = folder_of(values)
-    assert parse_partition_folder(folder) == values
-    assert folder.isascii() and ".." not in folder.split("/") and folder.count("/") == max(len(values) - 1, 0)
-
-
 @pytest.mark.parametrize(
     ("text", "kind", "value"),
     [
-        ("7", pa.int64(), 7),
-        ("TRUE", pa.bool_(), True),
-        ("2026-01-05", pa.date32(), datetime.date(2026, 1, 5)),
+        ("7", pa.int64(), 7), ("TRUE", pa.bool_(), True), ("2026-01-05", pa.date32(), datetime.date(2026, 1, 5)),
         ("1.5", pa.decimal128(12, 2), decimal.Decimal("1.50")),
         ("2026-01-05 10:00:00", pa.timestamp("us"), datetime.datetime.fromisoformat("2026-01-05T10:00")),
         ("2026-01-05T10:00:00Z", pa.timestamp("us", "UTC"), datetime.datetime(2026, 1, 5, 10, tzinfo=datetime.UTC)),
-        ("", pa.string(), None),
-        ("x", pa.string(), "x"),
+        ("", pa.string(), None), ("x", pa.string(), "x"),
     ],
-)
+)  # fmt: skip
 def test_values_of_other_writers_are_read(text: str, kind: pa.DataType, value: object) -> None:
     assert parse_partition_value(text, kind).as_py() == value
 
@@ -166,40 +152,29 @@ def test_values_of_other_writers_are_read(text: str, kind: pa.DataType, value: o
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("x", pa.int64()),
-        ("9" * 30, pa.int64()),
-        ("maybe", pa.bool_()),
-        ("1.2.3", pa.decimal128(12, 2)),
+        ("x", pa.int64()), ("9" * 30, pa.int64()), ("maybe", pa.bool_()), ("1.2.3", pa.decimal128(12, 2)),
         ("2026-01-05 10:00:00", pa.timestamp("us", "UTC")),
     ],
-)
+)  # fmt: skip
 def test_a_value_that_has_several_meanings_or_none_is_an_error(text: str, kind: pa.DataType) -> None:
     with pytest.raises(ValueError):
         parse_partition_value(text, kind)
-
-
-def test_a_value_too_long_for_a_folder_is_an_error_that_names_the_column(tmp_path: Path) -> None:
-    about = context(Reading)
-    sink = _prepared(tmp_path / "t", about, partition_by="text")
-    with raises(DataError, column="text", limit=255):
-        write(sink, about, [Reading(id=1, text="x" * 251)])
-    assert len(write(sink, about, [Reading(id=1, text="x" * 250)])) == 1
 
 
 def test_many_partitions_need_few_open_files_and_little_memory(tmp_path: Path) -> None:
     about = context(Reading)
     name = FileName.first(about, Writing(1, 1, 0, "a"))
     how = StoredRows(about.schema, target_schema(about.schema), "out", ["number"])
-    writer = PartitionedWriter(tmp_path, name, how, Limits(row_group_bytes=100_000))
+    writer = PartitionedWriter(tmp_path, name, how, Limits(row_group_bytes=20_000))
     rows = [Reading(id=i, number=i % 100, text="x" * 50) for i in range(300)]
     largest = 0
-    for _ in range(20):
+    for _ in range(4):
         writer.write(batch(about, rows))
         largest = max(largest, sum(1 for path in Path("/proc/self/fd").iterdir() if _is_below(path, tmp_path)))
     files = writer.close()
     assert 0 < largest <= 32
     assert len({file.path.rpartition("/")[2] for file in files}) == len(files) > 100
-    assert sum(file.rows for file in files) == 20 * len(rows)
+    assert sum(file.rows for file in files) == 4 * len(rows)
 
 
 def _is_below(descriptor: Path, folder: Path) -> bool:
@@ -256,7 +231,7 @@ _VISITS = st.builds(
     Visit,
     id=st.integers(0, 4),
     day=st.integers(0, 2),
-    place=st.none() | st.sampled_from(["a", "", "../x", NULL]),
+    place=st.none() | st.sampled_from(["a", "A", "", "../x", "a/b", "%2F", "e\u0301", "\u00e9", NULL]),
     gone=st.none() | st.booleans(),
 )
 
@@ -267,7 +242,7 @@ _VISITS = st.builds(
     st.sampled_from([["day"], ["place"], ["place", "day"], ["id"]]),
 )
 @example([[Visit(id=1, day=1)], [Visit(id=1, day=2)]], ["id"], ["day"])
-@settings(max_examples=40)
+@one_in(3)
 def test_an_upsert_moves_rows_between_partitions_like_a_dictionary(
     tmp_path_factory: pytest.TempPathFactory, batches: list[list[Visit]], keys: list[str], columns: list[str]
 ) -> None:
@@ -286,16 +261,6 @@ def test_an_upsert_moves_rows_between_partitions_like_a_dictionary(
     found = [{name: row[name] for name in ("id", "day", "place")} for row in _read(folder)]
     assert _sorted(found) == _sorted(list(expected.values()))
     assert sink.sweep(about, lambda generation, ordinal, path: True) == []
-
-
-def test_an_upsert_rewrites_only_partitions_with_the_keys(tmp_path: Path) -> None:
-    about = context(Visit)
-    sink = _prepared(tmp_path / "t", about, mode="upsert", keys=["id", "day"], partition_by="day")
-    put(sink, about, 1, [Visit(id=1, day=day) for day in range(3)])
-    before = set(DeltaTable(str(tmp_path / "t")).file_uris())
-    put(sink, about, 2, [Visit(id=1, day=1, place="x")])
-    after = set(DeltaTable(str(tmp_path / "t")).file_uris())
-    assert [uri.split("/")[-2] for uri in before ^ after] == ["day=1", "day=1"]
 
 
 # -- Spark ------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,20 +15,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stateflow.api.sink import SinkRewind
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta.log import checkpoint, entry_path
 from stateflow.errors import InternalError, SinkDiverged, SinkRefused
-from tests.support.delta_tables import Pair, Process, commit_elsewhere, context, ids, pairs, put, snapshot
+from tests.support.delta_tables import Pair, commit_elsewhere, context, ids, pairs, put, snapshot
 from tests.support.errors import raises
+from tests.support.examples import one_in
 
 _ABOUT = context()
 
 
 class Wider(Pair):
-    """A row of a later version, with an additional column."""
-
     largest: float | None = None
 
 
@@ -133,29 +134,6 @@ def test_the_column_of_the_guide_is_null_in_older_rows_and_is_kept(sink: DeltaSi
 # --- Concurrent writers
 
 
-def test_a_handle_of_a_table_that_was_recreated_changes_nothing(sink: DeltaSink, table: Path) -> None:
-    stale = sink.open_table(_ABOUT)
-    shutil.rmtree(table)
-    DeltaSink(table).prepare(_ABOUT)
-    before = snapshot(table)
-    assert stale.rewind(2, token=7) is None
-    assert snapshot(table) == before
-
-
-def test_one_of_several_processes_rewinds_a_table(tmp_path: Path) -> None:
-    for i in range(20):
-        made = DeltaSink(tmp_path / str(i))
-        made.prepare(_ABOUT)
-        for token in (1, 2):
-            put(made, _ABOUT, token, pairs(token, 1))
-    ends = Process.race(Process("rewind", tmp_path, 20), Process("rewind", tmp_path, 20))
-    assert [end[0] for end in ends] == [0, 0], ends
-    for i, results in enumerate(zip(*(end[1].splitlines() for end in ends), strict=True)):
-        assert sorted(results)[0] == "3" and set(results) <= {"3", "None", "done before"}
-        assert len(set(results)) == 2
-        assert (ids(tmp_path / str(i)), DeltaTable(str(tmp_path / str(i))).version()) == ([1], 3)
-
-
 def test_an_entry_that_gets_the_name_first_wins(sink: DeltaSink, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def link(*arguments: Any, **options: Any) -> None:
         monkeypatch.undo()
@@ -225,16 +203,9 @@ _UNKNOWN = (None, None)
 @pytest.mark.parametrize(
     ("steps", "checkpoint_id", "counts", "others"),
     [
-        ([*_TENS, ("delete", "id in (2, 11, 12)"), ("delete", "id = 21")], 5, (9, 3), [-3, -1]),
-        (
-            [*_TENS, ("delete", "id = 11"), ("delete", "id = 12"), ("delete", "id = 21"), ("update", "id = 13")],
-            5,
-            (10, 3),
-            [-1, -1, -1, 0],
-        ),
+        ([*_TENS, ("delete", "id in (2, 11, 12)"), ("update", "id = 13")], 5, (11, 4), [-3, 0]),
         # Rows that were copied from files before and after the target cannot be distinguished.
         ([*_TENS, ("update", "id = 13"), ("delete", "id in (11, 21)")], 5, _UNKNOWN, [0, -2]),
-        ([*_TENS, ("update", "id = 13"), ("delete", "id = 12")], 5, _UNKNOWN, [0, -1]),
         ([("publish", 5, 10), ("overwrite", "id = 90")], 4, (1, 4), [-13]),
         ([("compact", ""), ("publish", 6, 60), ("compact", "")], 3, (11, 0), []),
         ([("compact", ""), ("delete", "id = 1")], 3, _UNKNOWN, [None]),
@@ -259,12 +230,9 @@ def _add_without_statistics(sink: DeltaSink, _: str) -> None:
     file = Path(sink.table, "bare.parquet")
     pq.write_table(pa.table({"id": [70], "text": ["x"]}), file)
     add = {
-        "path": file.name,
-        "partitionValues": {},
-        "size": file.stat().st_size,
-        "modificationTime": 0,
+        "path": file.name, "partitionValues": {}, "size": file.stat().st_size, "modificationTime": 0,
         "dataChange": True,
-    }
+    }  # fmt: skip
     entry_path(Path(sink.table), 5).write_text(json.dumps({"add": add}))
 
 
@@ -276,32 +244,6 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "overwrite": lambda sink, _: write_deltalake(sink.table, pa.table({"id": [90], "text": ["x"]}), mode="overwrite"),
     "add without statistics": _add_without_statistics,
 }
-
-
-def test_rows_that_were_rewritten_on_two_branches_are_not_counted(sink: DeltaSink, table: Path) -> None:
-    put(sink, _ABOUT, 5, pairs(10, 10))
-    DeltaTable(str(table)).delete("id = 11")
-    put(sink, _ABOUT, 6, pairs(20, 1))
-    plan = _go_back(sink, 4, token=7)
-    assert (plan.rows_removed, plan.rows_returned) == (10, 0)
-    plan = _go_back(sink, 5, token=8)
-    assert (plan.to_version, plan.rows_removed, plan.rows_returned) == (6, 0, 9)
-    put(sink, _ABOUT, 9, pairs(30, 10))
-    DeltaTable(str(table)).delete("id = 12")
-    assert _go_back(sink, 6, token=10).rows_removed == 10
-    _go_back(sink, 8, token=11)
-    DeltaTable(str(table)).delete("id = 13")
-    plan = _go_back(sink, 9, token=12)
-    assert (plan.rows_removed, plan.rows_returned) == _UNKNOWN
-
-
-def test_a_rewind_to_a_branch_with_compactions_counts_rows(sink: DeltaSink, table: Path) -> None:
-    DeltaTable(str(table)).optimize.compact()
-    put(sink, _ABOUT, 6, pairs(6, 1))
-    DeltaTable(str(table)).optimize.compact()
-    _go_back(sink, 3, token=7)
-    assert _go_back(sink, 6, token=8) == SinkRewind(8, 7, 0, 2, ())
-    assert ids(table) == [1, 2, 3, 4, 6]
 
 
 def test_changes_of_others_since_a_version_have_their_rows_and_files(sink: DeltaSink, table: Path) -> None:
@@ -360,28 +302,6 @@ def test_an_append_only_table_can_only_be_kept(sink: DeltaSink, table: Path) -> 
     assert ids(table) == [1, 2, 3, 4]
 
 
-def test_delta_checkpoints_contain_the_rewind(sink: DeltaSink, table: Path) -> None:
-    DeltaTable(str(table)).alter.set_table_properties({"delta.checkpointInterval": "7"})
-    _go_back(sink, 2, token=7)
-    assert [p.name for p in (table / "_delta_log").glob("*.checkpoint.parquet")] == [f"{6:020d}.checkpoint.parquet"]
-    for version in range(6):
-        entry_path(table, version).unlink()
-    assert ids(table) == [1, 2]
-    assert DeltaSink(table).open_table(_ABOUT).token == 7
-    put(DeltaSink(table), _ABOUT, 8, pairs(8, 1))
-    assert ids(table) == [1, 2, 8]
-
-
-def test_a_sweep_keeps_files_that_only_the_entry_of_a_rewind_names(sink: DeltaSink, table: Path) -> None:
-    _go_back(sink, 1, token=7)
-    checkpoint(table)
-    _go_back(sink, 4, token=8)
-    for version in range(6):
-        entry_path(table, version).unlink()
-    assert sink.sweep(_ABOUT, lambda generation, ordinal, path: True) == []
-    assert ids(table) == [1, 2, 3, 4]
-
-
 # --- Versions and files that are gone
 
 
@@ -411,17 +331,6 @@ def test_only_versions_from_the_oldest_delta_checkpoint_on_can_be_restored(sink:
     assert ids(table) == [1, 2, 3, 4]
 
 
-def test_rows_are_not_counted_without_the_entry_where_branches_began(sink: DeltaSink, table: Path) -> None:
-    put(sink, _ABOUT, 6, pairs(6, 1))
-    checkpoint(table)
-    _go_back(sink, 2, token=7)
-    put(sink, _ABOUT, 8, pairs(8, 1))
-    for version in range(5):
-        entry_path(table, version).unlink()
-    assert _go_back(sink, 6, token=9) == SinkRewind(7, 5, None, None, ())
-    assert ids(table) == [1, 2, 3, 4, 6]
-
-
 def test_vacuumed_and_changed_files_cannot_be_restored(sink: DeltaSink, table: Path) -> None:
     gone = sorted(action["add"]["path"] for v in (3, 4) for action in _entry(table, v) if "add" in action)
     _go_back(sink, 2, token=7)
@@ -431,3 +340,90 @@ def test_vacuumed_and_changed_files_cannot_be_restored(sink: DeltaSink, table: P
     _cannot_rewind(sink, 4, SinkDiverged, version=4, files=gone, missing=2)
     _go_back(sink, 1, token=8)
     assert ids(table) == [1]
+
+
+# -- any order of publications, commits of others and rewinds, compared with a list of the ----------------------------
+
+
+_ANY_STEPS = st.one_of(
+    st.tuples(st.just("publish"), st.integers(1, 4)),
+    st.tuples(st.just("append"), st.integers(1, 3)),
+    st.tuples(st.sampled_from(["delete", "update"]), st.integers(0, 40)),
+    st.tuples(st.sampled_from(["compact", "checkpoint"]), st.just(0)),
+    st.tuples(st.just("rewind"), st.integers(0, 20)),
+)
+
+
+class _Model:
+    def __init__(self, table: Path) -> None:
+        self.table = table
+        self.sink = DeltaSink(table)
+        self.sink.prepare(_ABOUT)
+        self.versions: list[tuple[Counter[tuple[int, str]], int]] = [(Counter(), 0)]
+        self._next_id, self._last = 0, 0
+
+    def publish(self, count: int) -> None:
+        put(self.sink, _ABOUT, self._new_token(), self._new_rows(count))
+
+    def append(self, count: int) -> None:
+        commit_elsewhere(self.table, self._new_rows(count))
+
+    def delete(self, row: int) -> None:
+        DeltaTable(str(self.table)).delete(f"id = {row}")
+
+    def update(self, row: int) -> None:
+        DeltaTable(str(self.table)).update({"text": f"'{self._last} {row}'"}, predicate=f"id = {row}")
+
+    def compact(self, _: int) -> None:
+        DeltaTable(str(self.table)).optimize.compact()
+
+    def checkpoint(self, _: int) -> None:
+        checkpoint(self.table)
+
+    def rewind(self, checkpoint_id: int) -> None:
+        target = self._target(checkpoint_id)
+        handle = self.sink.open_table(_ABOUT)
+        plan = handle.plan_rewind(checkpoint_id)
+        assert plan.to_version == target
+        now = self.versions[-1][0]
+        then = now if target is None else self.versions[target][0]
+        if plan.rows_removed is not None:
+            assert (plan.rows_removed, plan.rows_returned) == ((now - then).total(), (then - now).total())
+        assert handle.rewind(plan.to_version, self._new_token()) == len(self.versions)
+        assert self._read() == then
+
+    def record(self) -> None:
+        """Records the rows of the newest versions, as the table's log has them."""
+        newest = DeltaTable(str(self.table)).version()
+        for _ in range(len(self.versions), newest + 1):
+            token = self.sink.open_table(_ABOUT).token
+            assert token is not None
+            self.versions.append((self._read(), token))
+        assert len(self.versions) == newest + 1
+
+    def _target(self, checkpoint_id: int) -> int | None:
+        later = (version for version, (_, token) in enumerate(self.versions) if token > checkpoint_id)
+        first = next(later, None)
+        return None if first is None else first - 1
+
+    def _read(self) -> Counter[tuple[int, str]]:
+        uris = DeltaTable(str(self.table)).file_uris()
+        return Counter((row["id"], row["text"]) for uri in uris for row in pq.read_table(uri).to_pylist())
+
+    def _new_rows(self, count: int) -> list[Pair]:
+        self._next_id += count
+        return pairs(self._next_id - count, count)
+
+    def _new_token(self) -> int:
+        self._last += 1
+        return self._last
+
+
+@one_in(5)
+@given(st.lists(_ANY_STEPS, min_size=3, max_size=12))
+def test_a_rewind_restores_the_rows_of_its_target_and_counts_them_correctly(steps: list[tuple[str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        model = _Model(Path(folder) / "out")
+        for name, argument in steps:
+            getattr(model, name)(argument)
+            model.record()

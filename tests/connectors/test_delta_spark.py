@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
+import shutil
+from collections import Counter
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -14,16 +17,20 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from stateflow.api.sink import SinkRewind
 from stateflow.connectors import DeltaSink
+from stateflow.connectors.delta import versions
 from stateflow.connectors.delta.log import checkpoint
-from tests.support.delta_tables import Colour, Every, Inner, context, ids, pairs, put, write
+from stateflow.errors import SinkDiverged, SinkRefused
+from tests.support.delta_tables import Colour, Every, Inner, context, ids, pairs, put, snapshot
+from tests.support.errors import raises
+from tests.support.job_fixture import mostly_slow
 
 pytestmark = pytest.mark.spark
 
 _EVERY = context(Every)
 _PAIR = context()
 _naive = datetime.fromisoformat
-_MICRO = timedelta(microseconds=1)
 
 
 def _utc(text: str) -> datetime:
@@ -97,86 +104,23 @@ _FILES = [
     [Every(id=19, flag=False, raw=b""), Every(id=20, local=_naive("2013-01-01T05:00:00.124"))],
 ]
 
-_FILTERS = [
-    "id = 5",
-    "id > 9223372036854775000",
-    "id < 0",
-    "id IN (1, 12)",
-    "id BETWEEN 3 AND 4",
-    "id != 7",
-    "id IS NULL",
-    "amount = 1.5",
-    "amount > 6.5",
-    "amount > 1e300",
-    "amount < -1e300",
-    "amount = double('NaN')",
-    "amount = 0.0",
-    "amount = -0.0",
-    "amount < 0.0",
-    "amount >= 0.0",
-    "amount <= double('NaN')",
-    "amount = double('Infinity')",
-    "amount IS NULL",
-    "amount IS NOT NULL",
-    "NOT (amount > 1)",
-    "isnan(amount)",
-    "text = 'a'",
-    "text > 'w'",
-    f"text = '{'x' * 31 + 'yz' + 'tail'}'",
-    f"text > '{'x' * 31 + 'y'}'",
-    f"text >= '{'x' * 32}'",
-    "text LIKE 'xxx%'",
-    f"text = '{'é' * 40}'",
-    "text > 'é'",
-    "text = ''",
-    "text < '#'",
-    f"text = '{'q' * 5000}'",
-    "text IS NULL",
-    "startswith(text, 'q')",
-    f"text > '{'x' * 32 + chr(0x10FFFF) * 2}'",
-    "flag",
-    "NOT flag",
-    "flag IS NULL",
-    "flag = true",
-    "raw = X'00FF'",
-    "raw IS NOT NULL",
-    "day = DATE'2013-01-01'",
-    "day < DATE'1600-01-01'",
-    "day > DATE'9999-01-01'",
-    "day <= DATE'0001-01-01'",
-    "local = TIMESTAMP_NTZ'2013-01-01 05:00:00.123456'",
-    "local > TIMESTAMP_NTZ'2013-01-01 05:00:00.1234'",
-    "local > TIMESTAMP_NTZ'2013-01-01 05:00:00.1239'",
-    "local < TIMESTAMP_NTZ'1500-03-01 00:00:00.000002'",
-    "local >= TIMESTAMP_NTZ'9999-12-31 23:59:59.999999'",
-    "local IS NULL",
-    "instant = TIMESTAMP'2013-01-01 05:00:00.123456'",
-    "instant > TIMESTAMP'2013-01-01 05:00:00.1234'",
-    "instant < TIMESTAMP'1900-01-01 00:00:00'",
-    "instant > TIMESTAMP'9999-12-31 23:59:59.999'",
-    "instant <= TIMESTAMP'0001-01-01 00:00:00'",
-    "instant IS NULL",
-    "price = 1.5",
-    "price > 9999999999.98",
-    "price < -9999999999.98",
-    "price IS NULL",
-    "exact > 12345678901234567890.1233",
-    "exact = 9999999999999999999999999999999999",
-    "exact < 0.0002",
-    "time = 43200000001",
-    "time >= 86399999999",
-    "lasting < 0",
-    "lasting > 1000",
-    f"uid = '{UUID(int=7)}'",
-    "colour = 'blue'",
-    "colour > 'blue'",
-    "inner.number = 1",
-    "inner.price < 0",
-    "isnan(get(numbers, 2))",
-    "size(numbers) = 0",
-    "named['a'].number = 2",
-    "named['b'] IS NULL",
-]
+_X, _E = "x" * 32, "é" * 40
+_FILTERS = f"""
+id = 5; id > 9223372036854775000; id < 0; id IN (1, 12); id BETWEEN 3 AND 4; id != 7; id IS NULL;
+amount = 1.5; amount > 6.5; amount > 1e300; amount < -1e300; amount = double('NaN'); amount = -0.0; amount < 0.0;
+amount >= 0.0; amount <= double('NaN'); amount = double('Infinity'); amount IS NULL; NOT (amount > 1); isnan(amount);
+text = 'a'; text > 'w'; text = '{_X[1:]}yztail'; text > '{_X[1:]}y'; text >= '{_X}'; text LIKE 'xxx%'; text = '{_E}';
+text > 'é'; text = ''; text < '#'; text = '{"q" * 5000}'; text IS NULL; text > '{_X}{chr(0x10FFFF) * 2}';
+flag; NOT flag; flag IS NULL; raw = X'00FF'; raw IS NOT NULL; day = DATE'2013-01-01'; day < DATE'1600-01-01';
+day > DATE'9999-01-01'; day <= DATE'0001-01-01'; local = TIMESTAMP_NTZ'2013-01-01 05:00:00.123456';
+local > TIMESTAMP_NTZ'2013-01-01 05:00:00.1239'; local < TIMESTAMP_NTZ'1500-03-01 00:00:00.000002';
+local >= TIMESTAMP_NTZ'9999-12-31 23:59:59.999999'; local IS NULL; instant = TIMESTAMP'2013-01-01 05:00:00.123456';
+instant > TIMESTAMP'2013-01-01 05:00:00.1234'; instant < TIMESTAMP'1900-01-01 00:00:00';
+instant > TIMESTAMP'9999-12-31 23:59:59.999'; instant <= TIMESTAMP'0001-01-01 00:00:00'; price = 1.5;
+price > 9999999999.98; price < -9999999999.98; exact > 12345678901234567890.1233; exact < 0.0002; time = 43200000001;
+time >= 86399999999; lasting < 0; lasting > 1000; uid = '{UUID(int=7)}'; colour > 'blue'; inner.number = 1;
+inner.price < 0; size(numbers) = 0; named['a'].number = 2
+""".replace("\n", " ").split(";")
 
 
 @pytest.fixture(scope="module")
@@ -190,40 +134,13 @@ def every(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path
     return table
 
 
-def _text(row: list[Any]) -> str:
-    """NaN is not equal to itself, and time zones of one meaning are not equal to each other."""
-    return " ".join(v.isoformat() if isinstance(v, datetime) else repr(v) for v in row)
-
-
-def _stored(value: Any) -> Any:
-    """Returns a value as a Delta table contains it: durations and times are microseconds."""
-    if isinstance(value, time):
-        return timedelta(hours=value.hour, minutes=value.minute, seconds=value.second) // _MICRO + value.microsecond
-    if isinstance(value, timedelta):
-        return value // _MICRO
-    if isinstance(value, Colour):
-        return value.value
-    if isinstance(value, Inner):
-        return {name: _stored(getattr(value, name)) for name in Inner.__struct_fields__}
-    if isinstance(value, list):
-        return [_stored(each) for each in value]
-    if isinstance(value, dict):
-        return [(key, _stored(each)) for key, each in value.items()]
-    return str(value) if isinstance(value, UUID) else value
-
-
 def _fresh(spark: SparkSession) -> None:
     """Makes Spark read tables from their logs again."""
     jvm: Any = spark._jvm
     jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
 
 
-def test_every_value_comes_back(spark: SparkSession, every: Path) -> None:
-    written = [[_stored(getattr(row, f)) for f in Every.__struct_fields__] for rows in _FILES for row in rows]
-    read = [list(row.values()) for row in spark.sql(f"SELECT * FROM delta.`{every}`").toArrow().to_pylist()]
-    assert sorted(map(_text, read)) == sorted(map(_text, written))
-
-
+@pytest.mark.slow(reason="many queries of Spark; test_delta_files.py has the bounds")
 def test_filters_find_the_rows_that_a_full_scan_finds(spark: SparkSession, every: Path) -> None:
     filtered = [f"SELECT {i} AS filter, id FROM delta.`{every}` WHERE {f}" for i, f in enumerate(_FILTERS)]
     found: dict[str, set[int]] = {f: set() for f in _FILTERS}
@@ -237,34 +154,15 @@ def test_filters_find_the_rows_that_a_full_scan_finds(spark: SparkSession, every
 @pytest.mark.parametrize(
     ("condition", "files"),
     [
-        ("id = 5", 2),
-        ("amount = 1.5", 4),
-        ("text = 'b'", 3),
-        ("day = DATE'1500-02-28'", 2),
-        ("flag IS NOT NULL", 2),
-        ("local > TIMESTAMP_NTZ'2013-01-01 05:00:00.130'", 1),
-        ("instant < TIMESTAMP'1900-01-01'", 2),
-        ("price > 9999999999.98", 1),
-        ("time > 86399999998", 1),
-        ("lasting < 0", 1),
-        ("colour = 'blue'", 1),
+        ("id = 5", 2), ("amount = 1.5", 4), ("text = 'b'", 3), ("day = DATE'1500-02-28'", 2), ("flag IS NOT NULL", 2),
+        ("local > TIMESTAMP_NTZ'2013-01-01 05:00:00.130'", 1), ("price > 9999999999.98", 1), ("lasting < 0", 1),
     ],
-)
+)  # fmt: skip
 def test_files_that_cannot_match_are_skipped(spark: SparkSession, every: Path, condition: str, files: int) -> None:
     assert len(spark.sql(f"SELECT * FROM delta.`{every}` WHERE {condition}").inputFiles()) <= files
 
 
-def test_aggregates_from_statistics_alone_are_right(spark: SparkSession, every: Path) -> None:
-    columns = ", ".join(f"min({c}), max({c})" for c in ("id", "amount", "day"))
-    query = f"SELECT count(*), {columns} FROM delta.`{every}`"
-    answered = spark.sql(query).collect()
-    spark.conf.set("spark.databricks.delta.optimizeMetadataQuery.enabled", "false")
-    try:
-        assert repr(answered) == repr(spark.sql(query).collect())
-    finally:
-        spark.conf.unset("spark.databricks.delta.optimizeMetadataQuery.enabled")
-
-
+@pytest.mark.slow(reason="several jobs of Spark")
 def test_spark_reads_columns_that_a_sink_has_added_and_writes_to_the_table(spark: SparkSession, tmp_path: Path) -> None:
     table = tmp_path / "out"
     sink = DeltaSink(table)
@@ -301,31 +199,7 @@ def _ids(spark: SparkSession, table: Path, version: int | None = None) -> list[i
     return sorted(row.id for row in spark.sql(f"SELECT id FROM delta.`{table}`{at}").collect())
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "INSERT INTO delta.`{t}` VALUES (7, 'x')",
-        "OPTIMIZE delta.`{t}`",
-        "DELETE FROM delta.`{t}` WHERE id = 2",
-        "ALTER TABLE delta.`{t}` ADD COLUMN more INT",
-    ],
-)
-def test_a_commit_of_spark_in_between_costs_one_more_try(
-    spark: SparkSession, sink: DeltaSink, table: Path, statement: str
-) -> None:
-    for token in (1, 2):
-        put(sink, _PAIR, token, pairs(token, 1))
-    files = write(sink, _PAIR, pairs(3, 1))
-    stale = sink.open_table(_PAIR)
-    spark.sql(statement.format(t=table)).collect()
-    expected = [*_ids(spark, table), 3]
-    assert stale.commit(3, files) is None
-    opened = sink.open_table(_PAIR)
-    assert (opened.token, opened.missing(files)) == (2, [])
-    assert opened.commit(3, files) is not None
-    assert _ids(spark, table) == sorted(expected)
-
-
+@pytest.mark.slow(reason="several jobs of Spark")
 def test_spark_and_the_sink_see_each_others_tokens(spark: SparkSession, sink: DeltaSink, table: Path) -> None:
     put(sink, _PAIR, 4, pairs(0, 1))
     rows = spark.createDataFrame([(1, "x")], "id BIGINT, text STRING").coalesce(1)
@@ -334,28 +208,6 @@ def test_spark_and_the_sink_see_each_others_tokens(spark: SparkSession, sink: De
         rows.write.format("delta").mode("append").options(**options).save(str(table))
     assert _ids(spark, table) == [0, 1]
     assert sink.open_table(_PAIR).token == 5
-
-
-def test_a_vacuumed_file_is_missing(spark: SparkSession, sink: DeltaSink, table: Path) -> None:
-    put(sink, _PAIR, 1, pairs(0, 1))
-    pending = write(sink, _PAIR, pairs(1, 1))
-    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-    try:
-        spark.sql(f"VACUUM delta.`{table}` RETAIN 0 HOURS").collect()
-    finally:
-        spark.conf.unset("spark.databricks.delta.retentionDurationCheck.enabled")
-    assert sink.open_table(_PAIR).missing(pending) == [pending[0].path]
-    assert _ids(spark, table) == [0]
-
-
-def test_older_versions_can_be_read_after_a_sweep(spark: SparkSession, sink: DeltaSink, table: Path) -> None:
-    for token in (1, 2, 3):
-        put(sink, _PAIR, token, pairs(token, 1))
-    spark.sql(f"OPTIMIZE delta.`{table}`").collect()
-    [lost] = write(sink, _PAIR, pairs(9, 1))
-    assert sink.sweep(_PAIR, lambda generation, ordinal, path: True) == [lost.path]
-    _fresh(spark)
-    assert [_ids(spark, table, version) for version in (2, 4)] == [[1, 2], [1, 2, 3]]
 
 
 def test_spark_reads_delta_checkpoints_that_the_sink_made(spark: SparkSession, sink: DeltaSink, table: Path) -> None:
@@ -369,6 +221,7 @@ def test_spark_reads_delta_checkpoints_that_the_sink_made(spark: SparkSession, s
     assert _ids(spark, table) == list(range(1, 10))
 
 
+@pytest.mark.slow(reason="eleven commits of Spark")
 def test_the_sink_reads_delta_checkpoints_that_spark_made(spark: SparkSession, sink: DeltaSink, table: Path) -> None:
     put(sink, _PAIR, 3, pairs(0, 1))
     for i in range(1, 11):
@@ -384,9 +237,265 @@ def test_the_sink_reads_delta_checkpoints_that_spark_made(spark: SparkSession, s
     assert ids(table) == _ids(spark, table) == [*range(11), 50]
 
 
-def test_history_shows_what_was_published(spark: SparkSession, sink: DeltaSink, table: Path) -> None:
-    put(sink, _PAIR, 4, pairs(0, 3))
-    newest: Any = spark.sql(f"DESCRIBE HISTORY delta.`{table}` LIMIT 1").collect()[0]
-    assert (newest.operation, newest.operationParameters["epochId"]) == ("STREAMING UPDATE", "4")
-    assert newest.operationMetrics["numOutputRows"] == "3"
-    assert newest.isBlindAppend is True
+# -- tables that spark made, feature by feature -----------------------------------------------------------------------
+
+
+_ABOUT = context()
+_COLUMNS = "id BIGINT, text STRING"
+
+
+def _create(spark: SparkSession, table: Path, definition: str) -> None:
+    for statement in definition.split(";"):
+        spark.sql(statement.format(t=f"delta.`{table}`")).collect()
+
+
+def _with(properties: str) -> str:
+    return f"CREATE TABLE {{t}} ({_COLUMNS}) USING delta TBLPROPERTIES ({properties})"
+
+
+_PLAIN = f"CREATE TABLE {{t}} ({_COLUMNS}) USING delta"
+
+_HONOURED = {
+    "plain": _PLAIN,
+    "appendOnly": _with("delta.appendOnly = true"),
+    "deletionVectors": _with("delta.enableDeletionVectors = true"),
+    "changeDataFeed": _with("delta.enableChangeDataFeed = true"),
+    "v2Checkpoint": _with("delta.checkpointPolicy = 'v2'"),
+    "timestampNtz": f"CREATE TABLE {{t}} ({_COLUMNS}, more TIMESTAMP_NTZ) USING delta",
+    "checkConstraints": f"{_with('delta.enableDeletionVectors = true')};"
+    "ALTER TABLE {t} ADD CONSTRAINT positive CHECK (id > 0); ALTER TABLE {t} DROP CONSTRAINT positive",
+    "generatedColumns": _with("delta.feature.generatedColumns = 'supported'"),
+    "old protocol, comments, further columns": "CREATE TABLE {t} (more STRUCT<a: INT>, text STRING COMMENT 'x', "
+    "id BIGINT) USING delta COMMENT 'y' TBLPROPERTIES (delta.minReaderVersion = 1, delta.minWriterVersion = 4)",
+}
+
+_REFUSED = {
+    "property delta.columnMapping.mode": _with(
+        "delta.minReaderVersion = 2, delta.minWriterVersion = 5,delta.columnMapping.mode = 'name'"
+    ),
+    "property delta.constraints.positive": f"{_PLAIN}; ALTER TABLE {{t}} ADD CONSTRAINT positive CHECK (id > 0)",
+    "property delta.generationExpression, column more": (
+        f"CREATE TABLE {{t}} ({_COLUMNS}, more BIGINT GENERATED ALWAYS AS (id + 1)) USING delta"
+    ),
+    "feature identityColumns": f"CREATE TABLE {{t}} ({_COLUMNS}, more BIGINT GENERATED ALWAYS AS IDENTITY) USING delta",
+    "feature allowColumnDefaults": f"CREATE TABLE {{t}} ({_COLUMNS}, more INT DEFAULT 7) USING delta "
+    "TBLPROPERTIES (delta.feature.allowColumnDefaults = 'supported')",
+    "feature clustering": f"{_PLAIN} CLUSTER BY (id)",
+    "feature variantType": f"CREATE TABLE {{t}} ({_COLUMNS}, more VARIANT) USING delta",
+}
+
+
+def _all_ids(spark: SparkSession, table: Path) -> list[int]:
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    return sorted(row.id for row in spark.sql(f"SELECT id FROM delta.`{table}`").collect())
+
+
+@pytest.mark.parametrize("feature", mostly_slow(_HONOURED, ["deletionVectors", "v2Checkpoint"]))
+def test_a_table_with_a_supported_feature_is_published_to(spark: SparkSession, tmp_path: Path, feature: str) -> None:
+    table = tmp_path / "out"
+    _create(spark, table, _HONOURED[feature])
+    sink = DeltaSink(table)
+    sink.prepare(_ABOUT)
+    put(sink, _ABOUT, 1, pairs(1, 3))
+    spark.sql(f"INSERT INTO delta.`{table}` (id, text) VALUES (10, 'x')").collect()
+    checkpoint(table)
+    put(sink, _ABOUT, 2, pairs(4, 1))
+    assert _all_ids(spark, table) == [1, 2, 3, 4, 10]
+
+
+@pytest.mark.slow(reason="Spark creates a table for each feature")
+@pytest.mark.parametrize("named", _REFUSED)
+def test_a_table_with_an_unsupported_feature_is_refused_by_name(
+    spark: SparkSession, tmp_path: Path, named: str
+) -> None:
+    table = tmp_path / "out"
+    _create(spark, table, _REFUSED[named])
+    facts = dict(fact.split(" ", 1) for fact in named.split(", "))
+    before = snapshot(table)
+    for call in (DeltaSink(table).check, DeltaSink(table).prepare, DeltaSink(table).open_table):
+        with raises(SinkRefused, table=str(table)) as caught:
+            call(_ABOUT)
+        found = caught.value.facts
+        also: Any = found.get("also", [])
+        assert facts.items() <= found.items() or " ".join(facts.values()) in also, found
+        assert caught.value.hint
+    assert snapshot(table) == before
+
+
+# -- upserts into tables from which spark deletes rows by deletion vectors; spark and a di ----------------------------
+
+
+class Item(msgspec.Struct):
+    """A row with a key that may be a partition column, whose folders' names are encoded."""
+
+    id: int
+    place: str
+    text: str | None = None
+
+
+_ITEMS = context(Item)
+_PLACES = ("x", "A B%/ü&+")
+
+
+def _items(spark: SparkSession, table: Path) -> dict[tuple[int, str], str | None]:
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    found = spark.sql(f"SELECT id, place, text FROM delta.`{table}`").collect()
+    rows = {(row.id, row.place): row.text for row in found}
+    assert len(rows) == len(found)
+    return rows
+
+
+def _with_vectors(spark: SparkSession, sink: DeltaSink, rows: list[Item]) -> str:
+    """Creates a table with deletion vectors; returns its name in SQL."""
+    sink.prepare(_ITEMS)
+    put(sink, _ITEMS, 1, rows)
+    name = f"delta.`{sink.table}`"
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES (delta.enableDeletionVectors = true)")
+    return name
+
+
+@pytest.mark.parametrize("partition_by", [pytest.param((), marks=pytest.mark.slow(reason="Spark")), ("place",)])
+def test_rows_that_spark_deletes_do_not_come_back(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition_by: tuple[str, ...]
+) -> None:
+    draw = random.Random(7)
+    # Reached through a symbolic link, which deltalake resolves.
+    (tmp_path / "real folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real folder")
+    sink = DeltaSink(tmp_path / "link" / "ta ble", mode="upsert", keys=("id", "place"), partition_by=partition_by)
+    expected = {(number, place): "0" for number in range(20) for place in _PLACES}
+    table = _with_vectors(spark, sink, [Item(*key, text) for key, text in expected.items()])
+    for token in range(2, 4):
+        deleted = draw.sample(sorted(expected), 5)
+        for at, (number, place) in enumerate(deleted):
+            del expected[number, place]
+            deleted[at] = (number, place.replace("'", "''"))
+        condition = " OR ".join(f"(id = {number} AND place = '{place}')" for number, place in deleted)
+        spark.sql(f"DELETE FROM {table} WHERE {condition}").collect()
+        # Each file is written again by itself, or all of them together; from entries of the log, or a checkpoint.
+        monkeypatch.setattr(versions, "_COMBINED_BYTES", 0 if token % 2 else 1 << 30)
+        if token == 3:
+            checkpoint(Path(sink.table))
+        changed = [(draw.randrange(22), draw.choice(_PLACES)) for _ in range(4)]
+        put(sink, _ITEMS, token, [Item(*key, str(token)) for key in changed])
+        expected |= dict.fromkeys(changed, str(token))
+        assert _items(spark, Path(sink.table)) == expected
+    assert list((tmp_path / "real folder").rglob("deletion_vector_*.bin"))
+
+
+def test_a_lost_vector_is_an_error_and_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    sink = DeltaSink(tmp_path / "table", mode="upsert", keys="id")
+    table = _with_vectors(spark, sink, [Item(number, "x") for number in range(4)])
+    spark.sql(f"DELETE FROM {table} WHERE id = 2").collect()
+    version = sink.open_table(_ITEMS).version
+    for vector in (tmp_path / "table").glob("deletion_vector_*.bin"):
+        shutil.move(vector, tmp_path / "kept.bin")
+    with raises(SinkDiverged, version=version):
+        put(sink, _ITEMS, 2, [Item(1, "x", "new")])
+    assert sink.open_table(_ITEMS).version == version
+
+
+# -- going back in delta tables that spark writes to as well, and what spark reads then -------------------------------
+
+
+_VECTORS = "delta.enableDeletionVectors = true"
+
+
+def _made(spark: SparkSession, table: Path, properties: str = "") -> DeltaSink:
+    """A table that Spark made, with checkpoint 1: rows 0 to 9."""
+    spark.sql(
+        f"CREATE TABLE delta.`{table}` (id BIGINT, text STRING) USING delta"
+        + (f" TBLPROPERTIES ({properties})" if properties else "")
+    )
+    sink = DeltaSink(table)
+    sink.prepare(_ABOUT)
+    put(sink, _ABOUT, 1, pairs(0, 10))
+    return sink
+
+
+def _do(spark: SparkSession, table: Path, *statements: str) -> list[Any]:
+    """What the last statement gives."""
+    found: list[Any] = []
+    for statement in statements:
+        found = spark.sql(statement.format(t=f"delta.`{table}`")).collect()
+    return found
+
+
+def _counted(spark: SparkSession, table: Path, version: int | None = None) -> Counter[str]:
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    at = "" if version is None else f" VERSION AS OF {version}"
+    return Counter(str(row) for row in spark.sql(f"SELECT * FROM delta.`{table}`{at}").collect())
+
+
+def _go_back(spark: SparkSession, sink: DeltaSink, checkpoint_id: int, token: int) -> SinkRewind:
+    """Rewinds, and compares the plan, and the stored rows, with what Spark reads of both versions."""
+    table = Path(sink.table)
+    handle = sink.open_table(_ABOUT)
+    plan = handle.plan_rewind(checkpoint_id)
+    before = _counted(spark, table)
+    assert handle.rewind(plan.to_version, token) == plan.from_version + 1
+    after = _counted(spark, table)
+    assert after == _counted(spark, table, plan.to_version)
+    counted = ((before - after).total(), (after - before).total())
+    assert (plan.rows_removed, plan.rows_returned) == counted
+    assert spark.sql(f"SELECT count(*) FROM delta.`{table}`").collect()[0][0] == after.total()
+    return plan
+
+
+def _others(plan: SinkRewind) -> list[tuple[int, str, int | None]]:
+    return [(commit.version, commit.operation, commit.rows) for commit in plan.others]
+
+
+_STATISTICS = "delta.checkpoint.writeStatsAsJson = false, delta.checkpoint.writeStatsAsStruct = true"
+
+
+@pytest.mark.slow(reason="a dozen jobs of Spark; the model of rewinds is fast, without Spark")
+@pytest.mark.parametrize(
+    "properties",
+    [
+        f"delta.checkpointPolicy = 'v2', delta.checkpointInterval = 3, {_VECTORS}",
+        f"{_STATISTICS}, delta.checkpointInterval = 3",
+    ],
+)
+def test_a_rewind_undoes_what_spark_did_after_the_target(spark: SparkSession, table: Path, properties: str) -> None:
+    sink = _made(spark, table, properties)
+    _do(spark, table, "INSERT INTO {t} VALUES (50, 'x'), (51, 'x')", "DELETE FROM {t} WHERE id = 0")
+    put(sink, _ABOUT, 2, pairs(20, 2))
+    _do(
+        spark,
+        table,
+        "DELETE FROM {t} WHERE id = 3",
+        "UPDATE {t} SET text = 'y' WHERE id IN (4, 5)",
+        "INSERT INTO {t} VALUES (60, 'x')",
+        "DELETE FROM {t} WHERE id = 20",
+    )
+    plan = _go_back(spark, sink, 1, token=5)
+    assert plan.to_version == 3
+    assert _others(plan) == [(5, "DELETE", -1), (6, "UPDATE", 0), (7, "WRITE", 1), (8, "DELETE", -1)]
+    put(sink, _ABOUT, 6, pairs(70, 1))
+    _do(spark, table, "INSERT INTO {t} VALUES (80, 'x')")
+    assert _counted(spark, table).total() == 9 + 2 + 2
+    # Checkpoint 2, which was undone, with all that others did until then.
+    assert _go_back(spark, sink, 2, token=7).to_version == 8
+    checkpoint(table)
+    found = _do(spark, table, "SELECT id FROM {t} WHERE id > 2 AND id < 30 ORDER BY id")
+    assert [row.id for row in found] == [4, 5, 6, 7, 8, 9, 21]
+
+
+@pytest.mark.slow(reason="several jobs of Spark")
+def test_a_rewind_to_a_missing_deletion_vector_is_refused(spark: SparkSession, table: Path) -> None:
+    sink = _made(spark, table, _VECTORS)
+    _do(spark, table, "DELETE FROM {t} WHERE id = 2")
+    [vector] = table.glob("deletion_vector_*")
+    put(sink, _ABOUT, 2, pairs(20, 1))
+    _do(spark, table, "DELETE FROM {t} WHERE id = 3")
+    vector.unlink()
+    before = snapshot(table)
+    with raises(SinkDiverged, files=[vector.name], missing=1):
+        sink.open_table(_ABOUT).plan_rewind(1)
+    with raises(SinkDiverged, files=[vector.name], missing=1):
+        sink.open_table(_ABOUT).rewind(2, token=5)
+    assert snapshot(table) == before

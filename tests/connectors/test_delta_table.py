@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import errno
 import json
 import logging
@@ -10,33 +11,40 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.sink_commit import SinkOutput, publish
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta.log import checkpoint, entry_path
-from stateflow.connectors.delta.versions import read_content
 from stateflow.errors import (
     ConfigError,
     CorruptFile,
     DataError,
     InternalError,
     JobDefinitionError,
+    MissingFile,
+    SchemaMismatch,
     SinkDiverged,
     SinkRefused,
     StateflowError,
 )
+from stateflow.runtime.publisher import BoundSink
 from stateflow.state.handles import Committable
 from tests.support.delta_tables import (
     Every,
+    Inner,
+    Job,
     Pair,
-    Process,
+    Price,
     batch,
     commit_elsewhere,
     context,
-    create_mapped,
     ids,
     pairs,
     put,
@@ -96,14 +104,6 @@ def test_all_columns_are_nullable_and_only_a_timestamp_without_zone_needs_a_feat
     assert visible(every.table) == batch(about, rows).to_pylist()
     DeltaSink(table).prepare(_ABOUT)
     assert DeltaTable(str(table)).protocol().writer_features is None
-
-
-def test_processes_that_create_the_same_tables_agree(tmp_path: Path) -> None:
-    ends = Process.race(Process("create", tmp_path, 60), Process("create", tmp_path, 60))
-    assert [end[0] for end in ends] == [0, 0], ends
-    created = [end[1].split() for end in ends]
-    assert created[0] == created[1] and len(set(created[0])) == 60
-    assert all(_entries(tmp_path / str(i)) == [f"{0:020d}.json"] for i in range(60))
 
 
 def test_a_place_with_other_files_is_refused(tmp_path: Path) -> None:
@@ -207,40 +207,6 @@ def test_a_handle_of_an_older_version_commits_nothing(
     assert (opened.token, opened.table_id == stale.table_id) == (token, is_same_table)
 
 
-def test_a_removed_table_is_reported_and_not_created_again(sink: DeltaSink, table: Path) -> None:
-    opened = sink.open_table(_ABOUT)
-    shutil.rmtree(table)
-    assert opened.commit(1, []) is None
-    with raises(SinkDiverged, table=str(table)):
-        sink.open_table(_ABOUT)
-    assert not table.exists()
-
-
-def test_two_applications_commit_concurrently_with_tokens_of_their_own(sink: DeltaSink, table: Path) -> None:
-    ends = Process.race(Process("append", table, "a", 30), Process("append", table, "b", 20))
-    assert [end[0] for end in ends] == [0, 0]
-    assert ids(table) == sorted([*range(1, 31), *range(1, 21)])
-    assert _entries(table) == [f"{v:020d}.json" for v in range(51)]
-    for opener in (sink, DeltaSink(table)):
-        assert [opener.open_table(context(uid=uid)).token for uid in ("a", "b")] == [30, 20]
-
-
-@pytest.mark.parametrize("version", [3, 20])
-def test_a_kill_leaves_complete_entries_and_nothing_else(sink: DeltaSink, table: Path, version: int) -> None:
-    process = Process("append", table, "a", 10**6)
-    process.go()
-    while not entry_path(table, version).exists():
-        pass
-    process.kill()
-    assert process.end()[0] == -9
-    token = sink.open_table(context(uid="a")).token
-    assert token is not None and token >= version
-    assert ids(table) == list(range(1, token + 1))
-    others = [n for n in os.listdir(table / "_delta_log") if n not in _entries(table)]
-    assert _entries(table) == [f"{v:020d}.json" for v in range(token + 1)]
-    assert all("checkpoint" in name for name in others)
-
-
 def test_missing_and_changed_files_are_reported(sink: DeltaSink, table: Path) -> None:
     files = [f for i in range(3) for f in write(sink, _ABOUT, pairs(i, 1))]
     (table / files[0].path).unlink()
@@ -261,13 +227,6 @@ def test_a_file_twice_and_a_path_that_is_not_of_a_data_file_are_refused(sink: De
 
 
 # --- Long logs
-
-
-def test_a_handle_that_follows_the_log_equals_one_that_reads_the_whole_log(sink: DeltaSink, table: Path) -> None:
-    for token in range(1, 8):
-        commit_elsewhere(table, pairs(token, 1), _ABOUT.application if token % 2 else "other", token)
-        followed, read = sink.open_table(_ABOUT), DeltaSink(table).open_table(_ABOUT)
-        assert (followed.token, followed.version) == (read.token, read.version) == (token - 1 + token % 2, token)
 
 
 def test_delta_checkpoints_are_made_and_read(sink: DeltaSink, table: Path) -> None:
@@ -333,13 +292,260 @@ def test_the_umask_decides_who_may_read_the_table(table: Path) -> None:
     assert table.stat().st_mode & 0o777 == 0o750
 
 
-@pytest.mark.parametrize("mode", ["name", "id"])
-def test_the_files_of_a_partitioned_table_with_mapped_columns_are_listed(table: Path, mode: str) -> None:
-    create_mapped(table, mode, ("text", "day"), partition_by=["day"])
-    add = {"path": "x/a.parquet", "size": 1, "modificationTime": 1, "dataChange": True}
-    add |= {"partitionValues": {"col-2": "monday"}, "stats": '{"numRecords":3}'}
-    entry_path(table, 1).write_text(json.dumps({"add": add}))
-    content = read_content(table, 1, "")
-    assert content is not None
-    (file,) = content.files.values()
-    assert (file.path, file.partition_values, file.rows) == ("x/a.parquet", {"col-2": "monday"}, 3)
+# -- publishing a job's checkpoints in a delta table; ``test_sink_conformance.py`` has sev ----------------------------
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    made = Job(tmp_path / "root", tmp_path / "out")
+    made.sink.prepare(made.about)
+    return made
+
+
+def _pending(job: Job, checkpoints: int = 1) -> Head:
+    head = job.root.claim()
+    for i in range(checkpoints):
+        head = job.commit(head, pairs(10 * i, 3))
+    return head
+
+
+def test_checkpoints_are_published_in_order_and_once(job: Job) -> None:
+    head = _pending(job, checkpoints=3)
+    first = job.publish(head)
+    assert [p.checkpoint_id for p in first] == [2, 3, 4]
+    assert [p.version for p in first] == [1, 2, 3]
+    assert [p.version for p in job.publish(head)] == [3, 3, 3]
+    assert ids(job.sink.table) == [*range(3), *range(10, 13), *range(20, 23)]
+
+
+def test_a_table_that_was_created_again_is_refused(job: Job) -> None:
+    head = _pending(job, checkpoints=2)
+    [first, _] = job.publish(head)
+    shutil.rmtree(job.sink.table)
+    other = DeltaSink(job.sink.table).prepare(job.about)
+    with raises(SinkDiverged, sink="out", known=first.table_id, found=other):
+        publish(BoundSink(job.sink, job.about), SinkOutput(3, [], first), job.root.log, head)
+    # Before the first publication, the lost files tell.
+    files = head.entry.pending[0].committables
+    assert files is not None
+    with raises(MissingFile, sink="out", files=[files[0].path]):
+        job.publish(head)
+    assert ids(job.sink.table) == []
+
+
+def test_a_copy_of_the_job_root_does_not_publish_over_the_original(job: Job, tmp_path: Path) -> None:
+    first = _pending(job)
+    shutil.copytree(tmp_path / "root", tmp_path / "copy")
+    second = job.commit(first, pairs(50, 1))
+    job.publish(second)
+    with raises(SinkDiverged, token=second.checkpoint_id, newest=first.checkpoint_id):
+        Job(tmp_path / "copy", tmp_path / "out").publish(first)
+
+
+# -- tables that the sink must not write to, made without spark; ``test_delta_spark.py` ----------------------------
+
+
+_INVARIANT = json.dumps({"expression": {"expression": "text > 'a'"}})
+_RETENTION = "delta.setTransactionRetentionDuration"
+_NESTED = pa.struct([pa.field("a", pa.struct([pa.field("b", pa.string(), metadata={"delta.invariants": _INVARIANT})]))])
+_PAIR = [pa.field("id", pa.int64()), pa.field("text", pa.string())]
+
+
+def _make(table: Path, fields: list[pa.Field], **options: Any) -> Path:
+    DeltaTable.create(str(table), pa.schema(fields), **options)
+    return table
+
+
+def _refused(table: Path, error: type[StateflowError], remedy: str = "", **facts: object) -> StateflowError:
+    """Each call is refused with these facts and a hint, which has this SQL in it; returns the last error."""
+    before = snapshot(table)
+    for call in (DeltaSink(table).check, DeltaSink(table).prepare, DeltaSink(table).open_table):
+        with raises(error, table=str(table), **facts) as caught:
+            call(_ABOUT)
+        assert caught.value.hint and remedy in caught.value.hint
+    assert snapshot(table) == before
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "options", "remedy", "facts"),
+    [
+        (_PAIR, {"partition_by": "text"}, "partition_by", {"property": "PARTITIONED BY", "column": "text"}),
+        (
+            [*_PAIR, pa.field("more", pa.int64(), nullable=False)],
+            {},
+            "DROP NOT NULL",
+            {"property": "NOT NULL", "column": "more"},
+        ),
+        (
+            _PAIR,
+            {"configuration": {_RETENTION: "interval 1 day"}, "raise_if_key_not_exists": False},
+            "UNSET TBLPROPERTIES",
+            {"property": _RETENTION},
+        ),
+        *(
+            (
+                [_PAIR[0], pa.field("text", pa.string(), metadata={key: _INVARIANT})],
+                {},
+                "",
+                {"property": key, "column": "text"},
+            )
+            for key in ("delta.somethingNew", "__SOMETHING", "delta.invariants")
+        ),
+        *(
+            ([*_PAIR, pa.field("more", kind)], {}, "", {"property": "delta.invariants", "column": "more.a.b"})
+            for kind in (_NESTED, pa.list_(_NESTED), pa.map_(pa.string(), _NESTED))
+        ),
+    ],
+)
+def test_a_property_with_an_effect_on_rows_is_refused(
+    tmp_path: Path, fields: list[pa.Field], options: dict[str, Any], remedy: str, facts: dict[str, str]
+) -> None:
+    _refused(_make(tmp_path / "t", fields, **options), SinkRefused, remedy, **facts)
+
+
+def test_a_constraint_is_refused_also_after_the_sink_has_opened_the_table(tmp_path: Path) -> None:
+    table = _make(tmp_path / "t", _PAIR)
+    sink = DeltaSink(table)
+    sink.prepare(_ABOUT)
+    stale = sink.open_table(_ABOUT)
+    DeltaTable(str(table)).alter.add_constraint({"positive": "id > 0"})
+    assert stale.commit(1, []) is None
+    with raises(SinkRefused, property="delta.constraints.positive"):
+        sink.open_table(_ABOUT)
+    _refused(table, SinkRefused, "DROP CONSTRAINT positive", property="delta.constraints.positive")
+
+
+def _set_protocol(table: Path, reader: int, writer: int, **features: list[str]) -> None:
+    protocol = {"minReaderVersion": reader, "minWriterVersion": writer, **features}
+    entry_path(table, 1).write_text(json.dumps({"protocol": protocol}))
+
+
+@pytest.mark.parametrize("feature", ["rowTracking", "clustering", "icebergCompatV2", "neverHeardOf"])
+def test_a_feature_that_is_not_known_to_be_harmless_is_refused(tmp_path: Path, feature: str) -> None:
+    table = _make(tmp_path / "t", _PAIR)
+    _set_protocol(table, 1, 7, writerFeatures=["appendOnly", feature])
+    _refused(table, SinkRefused, f"DROP FEATURE {feature}", feature=feature)
+
+
+def test_a_feature_or_a_protocol_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    table = _make(tmp_path / "t", _PAIR)
+    sink = DeltaSink(table)
+    sink.prepare(_ABOUT)
+    _set_protocol(table, 1, 8)
+    with raises(SinkRefused, minReaderVersion=1, minWriterVersion=8):
+        sink.open_table(_ABOUT)
+    _set_protocol(table, 3, 7, readerFeatures=["neverHeardOf"], writerFeatures=["neverHeardOf"])
+    assert "neverHeardOf" in str(_refused(table, SinkRefused).facts["reason"])
+
+
+# -- columns --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "declared", "found"),
+    [
+        ([_PAIR[0]], {"text": "string"}, {"text": None}),
+        ([_PAIR[0], pa.field("Text", pa.string())], {"text": "string"}, {"Text": "string"}),
+        ([pa.field("id", pa.float64()), _PAIR[1]], {"id": "long"}, {"id": "double"}),
+        ([_PAIR[0], pa.field("text", pa.list_(pa.string()))], {"text": "string"}, {"text": "array<string>"}),
+        ([pa.field("id", pa.string())], {"id": "long", "text": "string"}, {"id": "string", "text": None}),
+    ],
+)
+def test_all_columns_that_differ_are_named(
+    tmp_path: Path, fields: list[pa.Field], declared: dict[str, str], found: dict[str, str | None]
+) -> None:
+    _refused(_make(tmp_path / "t", fields), SchemaMismatch, declared=declared, found=found)
+
+
+def test_additional_columns_another_order_and_notes_on_columns_are_accepted(tmp_path: Path) -> None:
+    text = pa.field("text", pa.string(), metadata={"comment": "x", "owner": "y"})
+    table = _make(tmp_path / "t", [pa.field("more", pa.int32()), text, _PAIR[0]])
+    sink = DeltaSink(table)
+    sink.prepare(_ABOUT)
+    put(sink, _ABOUT, 1, pairs(3, 1))
+    assert visible(table) == [{"id": 3, "text": "row 3"}]
+
+
+# -- columns that a row class gains -----------------------------------------------------------------------------------
+
+
+class More(msgspec.Struct, kw_only=True):
+    first: datetime.datetime | None = None
+    id: int
+    text: str | None = None
+    price: Price | None = None
+    inner: Inner | None = None
+    lasting: datetime.timedelta | None = None
+
+
+OLD, NEW = context(Pair), context(More)
+MORE = More(id=7, text="x", inner=Inner(1), lasting=datetime.timedelta(microseconds=5))
+
+
+@pytest.fixture
+def two_rows(tmp_path: Path) -> Path:
+    """A two_rows with two rows of the old class, at version 1."""
+    sink = DeltaSink(tmp_path / "out")
+    sink.prepare(OLD)
+    put(sink, OLD, 1, pairs(1, 2))
+    return tmp_path / "out"
+
+
+def _adding(two_rows: Path) -> DeltaSink:
+    return DeltaSink(two_rows, schema_evolution="add-columns")
+
+
+def _columns(two_rows: Path) -> list[str]:
+    return [field.name for field in DeltaTable(str(two_rows)).schema().fields]
+
+
+def test_columns_are_refused_unless_they_may_be_added(two_rows: Path) -> None:
+    for call in (DeltaSink(two_rows).check, DeltaSink(two_rows).prepare, DeltaSink(two_rows).open_table):
+        with raises(SchemaMismatch, found={"first": None, "price": None, "inner": None, "lasting": None}) as refused:
+            call(NEW)
+        assert "add-columns" in refused.value.hint
+    with raises(ConfigError, given="add"):
+        DeltaSink(two_rows, schema_evolution="add")  # type: ignore[arg-type]
+    assert DeltaTable(str(two_rows)).version() == 1
+
+
+def test_added_columns_are_null_in_existing_rows_and_the_token_stays(two_rows: Path) -> None:
+    sink, pending = _adding(two_rows), write(DeltaSink(two_rows), OLD, pairs(5, 1))
+    table_id = sink.check(NEW)
+    assert _columns(two_rows) == ["id", "text"], "a check changes nothing"
+    assert sink.open_table(NEW).commit(2, pending) == 2, "output of the old rows is published before"
+    assert sink.prepare(NEW) == table_id
+    assert _columns(two_rows) == ["id", "text", "first", "price", "inner", "lasting"]
+    assert sink.open_table(NEW).token == 2
+    assert DeltaTable(str(two_rows)).protocol().reader_features == ["timestampNtz"]
+    put(sink, NEW, 3, [MORE])
+    assert [row["id"] for row in visible(two_rows)] == [1, 2, 5, 7]
+    assert visible(two_rows)[3] == {
+        "id": 7, "text": "x", "first": None, "price": None, "lasting": 5,
+        "inner": {"number": 1, "price": None, "lasting": []},
+    }  # fmt: skip
+    version = DeltaTable(str(two_rows)).version()
+    assert _adding(two_rows).prepare(NEW) == table_id and DeltaTable(str(two_rows)).version() == version
+    # The old version of the job continues: the two_rows has further columns.
+    put(DeltaSink(two_rows), OLD, 4, pairs(9, 1))
+
+
+Renamed = msgspec.defstruct("Renamed", [("id", int), ("name", str | None)])
+Both = msgspec.defstruct("Both", [("id", int), ("text", str | None), ("name", str | None)])
+OtherType = msgspec.defstruct("OtherType", [("id", int), ("size", int | None)])
+
+
+@pytest.mark.parametrize(
+    ("row_class", "columns"), [(Renamed, None), (Both, ["id", "text", "name"]), (OtherType, ["id", "text", "size"])]
+)
+def test_a_column_of_the_same_type_in_the_place_of_another_is_taken_for_a_rename(
+    two_rows: Path, row_class: Any, columns: list[str] | None
+) -> None:
+    sink = _adding(two_rows)
+    if columns is None:
+        with raises(SchemaMismatch, table=str(two_rows), column="text", renamed_to="name", position=2):
+            sink.prepare(context(row_class))
+        return
+    sink.prepare(context(row_class))
+    assert _columns(two_rows) == columns

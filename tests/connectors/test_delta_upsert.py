@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +19,14 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, Writing
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta import versions
-from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused
 from stateflow.runtime.task.row_conversion import check_required, to_batch
 from stateflow.state.handles import Committable
 from tests.support.delta_tables import Every, context, put, write
 from tests.support.errors import raises
-from tests.support.local_jobs import LocalJobs
 
 
 class Position(msgspec.Struct, kw_only=True):
-    """Where an aircraft is."""
-
     carrier: str
     number: int
     at: int | None = None
@@ -103,20 +98,6 @@ def test_a_table_has_the_last_row_of_each_key(
     assert names <= {path.name for path in folder.glob("*.parquet")}
 
 
-def test_a_rewind_restores_rows_that_were_replaced_and_deleted(tmp_path: Path) -> None:
-    sink, about = _sink(tmp_path / "t"), context(Position)
-    sink.prepare(about)
-    put(sink, about, 1, [Position(carrier="A", number=n, place="old") for n in range(3)])
-    before = _visible(tmp_path / "t")
-    put(sink, about, 2, [Position(carrier="A", number=0, place="new"), Position(carrier="A", number=1, gone=True)])
-    assert len(_visible(tmp_path / "t")) == 2
-    table = sink.open_table(about)
-    plan = table.plan_rewind(1)
-    assert (plan.to_version, plan.others) == (1, ())
-    assert table.rewind(plan.to_version, 3) is not None
-    assert _visible(tmp_path / "t") == before
-
-
 def test_only_files_with_a_key_are_written_again(tmp_path: Path) -> None:
     # Names of folders are no columns.
     folder = tmp_path / "number=7" / "t"
@@ -168,14 +149,10 @@ def test_rows_of_every_type_are_written_again_unchanged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"mode": "append"},
-        {"keys": ()},
-        {"keys": "nothing"},
-        {"deletes": "place"},
-        {"deletes": "carrier"},
+        {"mode": "append"}, {"keys": ()}, {"keys": "nothing"}, {"deletes": "place"}, {"deletes": "carrier"},
         {"order_by": "nothing"},
     ],
-)
+)  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(given: dict[str, Any], tmp_path: Path) -> None:
     with raises(JobDefinitionError):
         _sink(tmp_path / "t", **given).check(context(Position))
@@ -205,17 +182,6 @@ def test_a_null_in_the_key_of_a_sink_ends_the_run(sink: Sink) -> None:
         check_required(rows, sink.required_columns)
 
 
-def test_a_run_with_a_null_in_the_key_of_an_upsert_fails(tmp_path: Path) -> None:
-    jobs = LocalJobs(tmp_path)
-
-    def build(env: StreamExecutionEnvironment) -> None:
-        rows = env.from_collection([MaybeKeyed("a", 1), MaybeKeyed(None, 2)], MaybeKeyed, uid="rows")
-        rows.sink_to(DeltaSink(str(tmp_path / "t"), mode="upsert", keys=["key"]), uid="out")
-
-    with raises(SchemaMismatch, sink="out", column="key"):
-        jobs.run(build)
-
-
 @pytest.mark.parametrize("name", ["delta.appendOnly", "delta.enableChangeDataFeed"])
 def test_a_table_whose_files_must_not_be_written_again_is_refused(name: str, tmp_path: Path) -> None:
     sink, about = _sink(tmp_path / "t"), context(Position)
@@ -235,9 +201,3 @@ def test_a_table_with_other_columns_or_without_a_file_is_refused(tmp_path: Path)
         path.unlink()
     with raises(SinkDiverged):
         put(sink, about, 2, [Position(carrier="A", number=1)])
-
-
-def test_tasks_and_shadows_have_the_settings(tmp_path: Path) -> None:
-    sink = _sink(tmp_path / "t", order_by=["at"])
-    for other in (pickle.loads(pickle.dumps(sink)), sink.shadow()):
-        assert other._upsert == sink._upsert

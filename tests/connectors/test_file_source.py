@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, cast
@@ -23,11 +25,12 @@ from stateflow.api.input_files import CannotRead, FileShare, UnfitFile, file_uri
 from stateflow.api.schema import RowSchema
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy
-from stateflow.connectors.files.parquet_files import ParquetFormat, check_types
-from stateflow.connectors.files.source import FileSource
+from stateflow.connectors.files.parquet_files import ParquetFormat
+from stateflow.connectors.files.source import READER_OPTIONS, FileSource, skip_files
 from stateflow.errors import ConfigError, CorruptFile, CorruptInput, SchemaMismatch
 from stateflow.runtime.spark.checkpoint_location import FolderMove, relocate_log
 from tests.support.errors import raises
+from tests.support.job_fixture import mostly_slow
 
 _WEEK = 7 * 86400
 
@@ -77,12 +80,11 @@ def test_a_file_that_arrives_late_is_read_whatever_its_timestamp(spark: SparkSes
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("uri", [False, True])
-def test_batches_are_limited_by_files_or_rows(spark: SparkSession, tmp_path: Path, uri: bool) -> None:
+def test_batches_are_limited_by_files_or_rows(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "files"
     for n in range(6):
         _write(folder, f"{n}.parquet", [10 * n, 10 * n + 1], age=60 - n)
-    source = FileSource(folder.as_uri() if uri else folder, schema=Row)
+    source = FileSource(folder.as_uri(), schema=Row)
     by_files = _read(spark, source, tmp_path / "a", SourceSettings(max_files_per_batch=4))
     assert [len(b) for b in by_files] == [8, 4]
     by_rows = _read(spark, source, tmp_path / "b", SourceSettings(max_rows_per_batch=4))
@@ -95,9 +97,8 @@ def test_files_cannot_be_limited_by_files_and_by_rows() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("content", [b"", b"not a Parquet file", b"PAR1 cut off"])
-def test_a_file_that_cannot_be_read_is_a_permanent_error(spark: SparkSession, tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.parquet").write_bytes(content)
+def test_a_file_that_cannot_be_read_is_a_permanent_error(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 cut off")
     with raises(CorruptInput) as refused:
         FileSource(tmp_path, schema=Row).check(spark)
     assert not refused.value.retryable
@@ -114,42 +115,14 @@ def test_a_missing_folder_is_an_error_and_a_relative_path_is_made_absolute(
     assert FileSource("in", schema=Row).description == f"FileSource[parquet:{tmp_path}/in]"
 
 
-# -- timestamps in nanoseconds, which Spark does not read -------------------------------------------------------------
-
-_ILLEGAL = "Illegal Parquet type: INT64 (TIMESTAMP(NANOS,false))."
-
-
-class RefusingSpark:
-    """Fails to load files."""
-
-    @property
-    def read(self) -> RefusingSpark:
-        return self
-
-    def format(self, _: str) -> RefusingSpark:
-        return self
-
-    def options(self, **_: object) -> RefusingSpark:
-        return self
-
-    def load(self, _: object) -> Any:
-        raise RuntimeError(f"[PARQUET_TYPE_ILLEGAL] {_ILLEGAL} SQLSTATE: 42846")
-
-
-def test_timestamps_in_nanoseconds_are_an_error_with_the_file_and_the_remedy(tmp_path: Path) -> None:
-    for name, unit in (("a", "us"), ("b", "ns")):
-        parquet.write_table(pa.table({"number": pa.array([0], pa.timestamp(unit))}), tmp_path / f"{name}.parquet")
-    refusing: Any = RefusingSpark()
-    with raises(ConfigError, file=str(tmp_path / "b.parquet")) as caught:
-        FileSource(tmp_path, schema=Row).check(refusing)
-    assert "datetime64[us]" in caught.value.hint
-    # A file that arrives later fails a batch.
+def test_timestamps_in_nanoseconds_are_an_error_with_the_remedy() -> None:
+    illegal = "Illegal Parquet type: INT64 (TIMESTAMP(NANOS,false))."
     text = (
         "[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///in/b.parquet. SQLSTATE: KD001\n"
-        f"\tat x\nCaused by: org.apache.spark.sql.AnalysisException: {_ILLEGAL}\n"
+        f"\tat x\nCaused by: org.apache.spark.sql.AnalysisException: {illegal}\n"
     )
-    for cause, has_remedy in ((_ILLEGAL, True), ("not a Parquet file", False)):
-        found = unreadable_in(text.replace(_ILLEGAL, cause))
+    for cause, has_remedy in ((illegal, True), ("not a Parquet file", False)):
+        found = unreadable_in(text.replace(illegal, cause))
         assert found is not None and ("datetime64[us]" in found.error().hint) is has_remedy
 
 
@@ -227,7 +200,11 @@ class Pair:
 
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    ("header", "refused"), [("number,label,note", True), ("number,note", True), ("NUMBER,Note,Label", False)]
+    ("header", "refused"),
+    mostly_slow(
+        [("number,label,note", True), ("number,note", True), ("NUMBER,Note,Label", False)],
+        [("number,label,note", True)],
+    ),
 )
 def test_each_csv_file_must_have_the_declared_columns_in_order(
     spark: SparkSession, tmp_path: Path, header: str, refused: bool
@@ -325,25 +302,18 @@ class _Counted(msgspec.Struct):
 @pytest.mark.parametrize(
     ("format", "declared", "kind", "value"),
     [
-        ("orc", int, pa.float64(), 7.5),
-        ("orc", int, pa.string(), "7"),
-        ("orc", int, pa.decimal128(5, 2), Decimal("1.50")),
-        ("orc", float, pa.int64(), (1 << 53) + 1),
-        ("orc", _Price, pa.decimal128(12, 4), Decimal("1.2345")),
-        ("orc", bool, pa.int32(), 7),
-        ("parquet", int, pa.timestamp("us", "UTC"), _AT),
-        ("parquet", int, pa.date32(), _AT.date()),
-        ("parquet", int, pa.uint64(), 1 << 63),
-        ("parquet", float, pa.uint32(), 1 << 31),
-        ("parquet", _Price, pa.uint32(), 1 << 31),
-        ("parquet", date, pa.uint16(), 7),
-        ("parquet", date, pa.int32(), 7),
+        ("orc", int, pa.float64(), 7.5), ("orc", int, pa.string(), "7"),
+        ("orc", int, pa.decimal128(5, 2), Decimal("1.50")), ("orc", float, pa.int64(), (1 << 53) + 1),
+        ("orc", _Price, pa.decimal128(12, 4), Decimal("1.2345")), ("orc", bool, pa.int32(), 7),
+        ("parquet", int, pa.timestamp("us", "UTC"), _AT), ("parquet", int, pa.date32(), _AT.date()),
+        ("parquet", int, pa.uint64(), 1 << 63), ("parquet", float, pa.uint32(), 1 << 31),
+        ("parquet", _Price, pa.uint32(), 1 << 31), ("parquet", date, pa.uint16(), 7), ("parquet", date, pa.int32(), 7),
         ("parquet", list[float], pa.list_(pa.uint32()), [1 << 31]),
         ("parquet", dict[str, int], pa.map_(pa.string(), pa.uint64()), [("a", 1 << 63)]),
         ("parquet", _Counted, pa.struct([("n", pa.uint64())]), {"n": 1 << 63}),
         ("orc", list[int], pa.list_(pa.float64()), [7.5]),
     ],
-)
+)  # fmt: skip
 def test_a_type_whose_values_spark_changes_without_an_error_is_corrupt(
     tmp_path: Path, format: str, declared: Any, kind: pa.DataType, value: object
 ) -> None:
@@ -375,20 +345,6 @@ def test_unsigned_numbers_are_read_if_they_fit_whatever_the_files_before_have(
         list(reads.read(FileShare(str(path), 0, size, size), schema))
 
 
-def test_narrower_types_of_orc_are_not_corrupt(tmp_path: Path) -> None:
-    narrower: dict[Any, list[pa.DataType]] = {
-        int: [pa.int8(), pa.int32(), pa.int64()],
-        float: [pa.float32(), pa.int32(), pa.float64()],
-        _Price: [pa.decimal128(5, 1), pa.int32(), pa.decimal128(12, 2)],
-        bool: [pa.bool_()],
-    }
-    for declared, kinds in narrower.items():
-        for kind in kinds:
-            path = tmp_path / "a.orc"
-            orc.write_table(pa.table({"v": pa.array([1], pa.int8()).cast(kind)}), str(path))
-            check_types(path, path.as_uri(), "orc", RowSchema.of(msgspec.defstruct("Row", [("v", declared)])))
-
-
 class Named(msgspec.Struct):
     name: str
 
@@ -402,7 +358,7 @@ class Texts(msgspec.Struct):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("format", ["orc", "parquet"])
+@pytest.mark.parametrize("format", ["orc", pytest.param("parquet", marks=pytest.mark.slow(reason="Spark"))])
 def test_a_text_of_a_file_of_spark_that_is_not_utf_8_is_corrupt(
     spark_session: SparkSession, tmp_path: Path, format: str
 ) -> None:
@@ -434,3 +390,188 @@ def test_a_text_of_a_file_of_spark_that_is_not_utf_8_is_corrupt(
             rows.collect()
         found = unreadable_in(str(caught.value))
         assert found is not None and found.is_corrupt and found.path == str(path) and name in found.reason
+
+
+# -- positions of the file source that skip files by their modification times -----------------------------------------
+
+
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+def _touch(path: Path, seconds_after_noon: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("")
+    time = (NOON + timedelta(seconds=seconds_after_noon)).timestamp()
+    os.utime(path, (time, time))
+
+
+def _skipped(folder: Path, until: datetime = NOON) -> list[str]:
+    found = skip_files(str(folder), folder, until)
+    if found.offset == "-":
+        assert not found.logs
+        return []
+    assert found.offset == '{"logOffset":0}' and list(found.logs) == ["0"]
+    version, *lines = found.logs["0"].split(b"\n")
+    assert version == b"v1"
+    files = [msgspec.json.decode(line) for line in lines]
+    assert {file["batchId"] for file in files} == {0}
+    return [file["path"] for file in files]
+
+
+def test_files_from_before_the_time_are_skipped_as_spark_lists_them(tmp_path: Path) -> None:
+    for name in ("b 1.json", "a.json", "day=1/c.json", "_day=2/d.json"):
+        _touch(tmp_path / name, -1)
+    for name in (".hidden", "_SUCCESS", "_temporary/e.json", ".f/g.json", "h._COPYING_"):
+        _touch(tmp_path / name, -1)
+    _touch(tmp_path / "at.json", 0)
+    _touch(tmp_path / "after.json", 1)
+    listed = ["_day=2/d.json", "a.json", "b%201.json", "day=1/c.json"]
+    assert _skipped(tmp_path) == [f"{tmp_path.as_uri()}/{name}" for name in listed]
+    assert len(_skipped(tmp_path, NOON + timedelta(seconds=1))) == 5
+
+
+@pytest.mark.parametrize("local", [None, Path("/data/{a,b}")])
+def test_files_that_only_spark_can_list_are_refused(local: Path | None) -> None:
+    with raises(ConfigError, path="s3://bucket/in"):
+        skip_files("s3://bucket/in", local, NOON)
+
+
+# -- formats, options and columns of a file source --------------------------------------------------------------------
+
+
+_WRITING = set(
+    "compression codec orc.compress parquet.compression ignoreNullFields pretty sortKeys "
+    "writeNonAsciiCharacterAsCodePoint quoteAll escapeQuotes extension".split()
+)
+_CLASSES = {
+    "json": "catalyst.json.JSONOptions",
+    "csv": "catalyst.csv.CSVOptions",
+    "parquet": "execution.datasources.parquet.ParquetOptions",
+    "orc": "execution.datasources.orc.OrcOptions",
+    "text": "execution.datasources.text.TextOptions",
+}
+
+
+@dataclass
+class Order:
+    order_id: int
+    customer: str
+    note: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("format", "options", "fact", "closest"),
+    [
+        ("jsn", {}, {"format": "jsn"}, "json"),
+        ("parqet", {}, {"format": "parqet"}, "parquet"),
+        ("json", {"mod": "FAILFAST"}, {"option": "mod"}, "mode"),
+        ("csv", {"headr": "true"}, {"option": "headr"}, "header"),
+        ("parquet", {"mergeShema": "true"}, {"option": "mergeShema"}, "mergeSchema"),
+        ("orc", {"header": "true"}, {"option": "header"}, None),
+    ],
+)
+def test_a_misspelling_is_refused_with_the_closest_name_or_with_all(
+    format: str, options: dict[str, Any], fact: dict[str, Any], closest: str | None
+) -> None:
+    with raises(ConfigError, **fact) as raised:
+        FileSource("/data", schema=Order, format=format, **options)
+    (name,) = fact
+    known = {"format": READER_OPTIONS}.get(name, READER_OPTIONS.get(format, ()))
+    named = set(re.findall(r"\w+", raised.value.hint)) & set(known)
+    assert named == ({closest} if closest else set(known))
+
+
+@pytest.mark.parametrize(
+    ("format", "options"),
+    [
+        ("JSON", {"mode": "failfast", "MULTILINE": "true"}),
+        ("csv", {"header": True, "sep": ";", "pathGlobFilter": "*.csv"}),
+        ("parquet", {"fs.s3a.endpoint": "http://localhost:9000", "recursiveFileLookup": "true"}),
+        ("text", {"wholetext": "true"}),
+    ],
+)
+def test_names_in_any_case_and_hadoop_settings_are_accepted(format: str, options: dict[str, Any]) -> None:
+    assert FileSource("/data", schema=Order, format=format, **options).format == format.lower()
+
+
+@pytest.mark.parametrize(
+    ("format", "option", "value"),
+    [
+        ("parquet", "datetimeRebaseMode", "JULIAN"), ("parquet", "INT96RebaseMode", ""), ("orc", "mergeSchema", "yes"),
+        ("json", "recursiveFileLookup", "1"), ("json", "maxCachedFiles", "-1"),
+    ],
+)  # fmt: skip
+def test_a_value_that_spark_would_refuse_in_each_batch_is_refused(format: str, option: str, value: str) -> None:
+    with raises(ConfigError, option=option, value=value):
+        FileSource("/data", schema=Order, format=format, **{option: value})  # type: ignore[arg-type]
+    FileSource("/data", schema=Order, datetimeRebaseMode="legacy", mergeSchema="TRUE")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("format", _CLASSES)
+def test_each_option_that_sparks_reader_declares_is_known(spark: SparkSession, format: str) -> None:
+    declared: Any = spark._jvm
+    for part in f"org.apache.spark.sql.{_CLASSES[format]}".split("."):
+        declared = getattr(declared, part)
+    names = set(declared.getAllOptions().mkString(" ").split()) - _WRITING
+    assert names <= READER_OPTIONS[format]
+
+
+# -- columns that the first file lacks --------------------------------------------------------------------------------
+
+STRICT: dict[str, Any] = {"mode": "FAILFAST"}
+HEADER: dict[str, Any] = {"header": "true"}
+FILES: list[tuple[str, str, dict[str, Any], list[list[str]]]] = [
+    ("json", '{"order_id": 1, "customer": "a"}\n{"order_id": 2}\n', STRICT, []),
+    ("json", '{"order_id": 1, "custmer": "a"}\nno json\n', STRICT, [["customer", "custmer order_id"]]),
+    ("json", '{"note": "x"}\n', STRICT, [["order_id", "note"], ["customer", "note"]]), ("json", "", STRICT, []),
+    ("csv", "order_id,customer,note\n1,a,b\n", {"header": True}, []), ("csv", "1,a,b\n", {}, []),
+    ("csv", "1,a\n", {}, [["2", "3"]]), ("csv", "order_id;customer;note\n", {**HEADER, "sep": ";"}, []),
+]  # fmt: skip
+HEADERS: list[tuple[str, dict[str, Any], bool]] = [
+    ("order_id,customer,note\n1,a,b\n", HEADER, True),
+    ("Order_ID;customer;note\n", {**HEADER, "sep": ";"}, True),
+    ("customer,order_id,note\na,1,b\n", HEADER, False),
+    ("order_id,client,note\na,1,b\n", {"HEADER": "TRUE", "enforceSchema": "false"}, False),
+    ("order_id,client,note\na,1,b\n", {**HEADER, "enforceSchema": "true"}, True),
+]
+
+
+def _check(warnings: Sequence[str], file: Path, expected: Sequence[Sequence[str]]) -> None:
+    """Each warning has the file, and these rows of column names and these numbers."""
+    for warning, lists in zip(warnings, expected, strict=True):
+        before, after = warning.split(str(file))
+        names = " ".join(re.findall(r"\b(?:order_id|custo?mer|note|\d+)\b", f"{before} {after}"))
+        assert all(names_in_order in names for names_in_order in lists), warning
+
+
+@pytest.mark.spark
+def test_declared_columns_that_the_first_file_lacks_are_warnings(spark: SparkSession, tmp_path: Path) -> None:
+    """JSON is compared by name, CSV by position."""
+    for number, (format, text, options, expected) in enumerate(FILES):
+        file = tmp_path / str(number) / f"a.{format}"
+        file.parent.mkdir()
+        file.write_text(text)
+        source = FileSource(file.parent, schema=Order, format=format, **options)
+        _check(source.warnings(spark), file, expected)
+    file = tmp_path / "dated" / "order_id=abc" / "a.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("{}")
+    (warning,) = FileSource(tmp_path / "dated", schema=Order, format="json").warnings(spark)
+    assert str(file) in warning and "'abc'" in warning
+
+
+@pytest.mark.spark
+def test_a_header_with_other_columns_is_refused_because_spark_takes_them_by_position(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    for number, (text, options, fits) in enumerate(HEADERS):
+        file = tmp_path / str(number) / "a.csv"
+        file.parent.mkdir()
+        file.write_text(text)
+        source = FileSource(file.parent, schema=Order, format="csv", **options)
+        if fits:
+            source.check(spark)
+            continue
+        with raises(SchemaMismatch, path=str(file), declared=list(source.schema.names)):
+            source.check(spark)

@@ -47,6 +47,7 @@ class TestForeachBatch(SinkConformance):
     exactly_once = False
     checks_columns = False
     sweeps = False
+    has_slow_drivers = True
 
     @pytest.fixture
     def address(self, tmp_path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -27,19 +28,23 @@ from stateflow.connectors.data_files import own_names
 from stateflow.connectors.delta.log import (
     LOG_FOLDER,
     DeletionVectors,
+    DeltaHead,
     Metadata,
+    checkpoint,
     entry_path,
+    maintain_log,
     read_head,
     read_transactions,
     unreferenced_files,
 )
 from stateflow.connectors.delta.maintenance import Compaction, vacuum
 from stateflow.connectors.delta.source import DeltaSource
-from stateflow.connectors.delta.versions import read_entry
+from stateflow.connectors.delta.versions import Divergence, Rewinder, read_entry
 from stateflow.connectors.files.parquet_files import ParquetFormat
-from stateflow.errors import CorruptFile, SinkDiverged, StorageError
+from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused, StorageError
 from tests.support.delta_tables import Pair, context, damage_one, pairs, put, write
 from tests.support.errors import raises
+from tests.support.job_fixture import mostly_slow
 from tests.support.memory import CPU_SECONDS, LIMIT, MemoryPeak
 
 _ABOUT = context()
@@ -90,7 +95,7 @@ CONTENTS = {
 }
 
 
-@pytest.mark.parametrize("name", CONTENTS)
+@pytest.mark.parametrize("name", mostly_slow(CONTENTS, ["a line", "empty lines"]))
 def test_a_log_file_of_400_megabytes_is_refused_soon_and_takes_no_memory(table: Path, name: str) -> None:
     known, path = read_head(table, "app"), entry_path(table, 2)
     path.write_bytes(CONTENTS[name])
@@ -113,13 +118,10 @@ def test_names_are_found_in_linear_time() -> None:
 
 
 MALFORMED = [
-    b'{"metaData":"\xff"}',
-    b'{"add":{"dataChange":true}}',
-    b'{"add":{"dataChange":true,"path":1}}',
+    b'{"metaData":"\xff"}', b'{"add":{"dataChange":true}}', b'{"add":{"dataChange":true,"path":1}}',
     b'{"remove":{"dataChange":true,"path":"x","deletionVector":{"storageType":"u"}}}',
-    b'{"add":{"dataChange":true,"path":"x","stats":"[]"}}',
-    b'{"add":{"dataChange":true,"path":"x","size":"1"}}',
-]
+    b'{"add":{"dataChange":true,"path":"x","stats":"[]"}}', b'{"add":{"dataChange":true,"path":"x","size":"1"}}',
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("line", MALFORMED)
@@ -170,20 +172,16 @@ def _fifo(table: Path, victim: _Victim) -> str:
 
 
 _PATHS: dict[str, Callable[[Path, _Victim], str]] = {
-    "absolute": lambda table, victim: str(victim.file),
-    "a URL": lambda table, victim: f"file://{victim.file}",
+    "absolute": lambda table, victim: str(victim.file), "a URL": lambda table, victim: f"file://{victim.file}",
     "a bucket": lambda table, victim: "s3://bucket/a.parquet",
     "parent": lambda table, victim: f"../victim/{victim.file.name}",
     "encoded parent": lambda table, victim: f"%2e%2e/victim/{victim.file.name}",
     "encoded slash": lambda table, victim: f"..%2Fvictim%2F{victim.file.name}",
     "parent within": lambda table, victim: f"x/../../victim/{victim.file.name}",
-    "encoded root": lambda table, victim: f"%2F{victim.file}",
-    "NUL": lambda table, victim: "a%00.parquet",
-    "the log": lambda table, victim: "_delta_log/00000000000000000000.json",
-    "through a link": _through_link,
-    "a link": _link,
-    "a FIFO": _fifo,
-}
+    "encoded root": lambda table, victim: f"%2F{victim.file}", "NUL": lambda table, victim: "a%00.parquet",
+    "the log": lambda table, victim: "_delta_log/00000000000000000000.json", "through a link": _through_link,
+    "a link": _link, "a FIFO": _fifo,
+}  # fmt: skip
 
 
 def _upsert(table: Path) -> None:
@@ -346,7 +344,9 @@ _FILES: dict[str, Callable[[], pa.Table]] = {
 }
 
 
-@pytest.mark.parametrize(("file", "key"), [("rows", "id"), ("rows", "text"), ("texts", "text")])
+@pytest.mark.parametrize(
+    ("file", "key"), mostly_slow([("rows", "id"), ("rows", "text"), ("texts", "text")], [("texts", "text")])
+)
 def test_a_small_file_of_many_rows_or_long_texts_takes_no_memory(table: Path, file: str, key: str) -> None:
     pq.write_table(_FILES[file](), table / "a.parquet", compression="zstd", store_schema=False)
     size = (table / "a.parquet").stat().st_size
@@ -395,3 +395,100 @@ def test_a_checkpoint_that_is_a_fifo_is_an_error_when_transactions_are_read(tabl
     os.mkfifo(path)
     with raises(CorruptFile):
         read_transactions(table)
+
+
+# -- delta tables whose log has forged commits and names --------------------------------------------------------------
+
+
+_FOREIGN: dict[str, dict[str, object]] = {
+    "add": {"path": "x", "partitionValues": {}, "size": 1, "modificationTime": 0, "dataChange": True}
+}
+INFOS: dict[str, object] = {
+    "a time as text": {"timestamp": "x"}, "a time after the calendar": {"timestamp": 10**17},
+    "a time before 1970": {"timestamp": -1}, "a time with a fraction": {"timestamp": 0.5},
+    "operations": {"operation": ["x"]}, "metrics": {"operation": "DELETE", "operationMetrics": "x"},
+    "parameters": {"engineInfo": "stateflow", "operation": "RESTORE", "operationParameters": []},
+}  # fmt: skip
+
+
+def _put(table: Path, version: int, *actions: object) -> None:
+    entry_path(table, version).write_text("\n".join(map(json.dumps, actions)) + "\n")
+
+
+def _rewinder(table: Path, known: DeltaHead | None = None) -> Rewinder:
+    head = read_head(table, _ABOUT.application, known)
+    assert head is not None
+    return Rewinder(table, _ABOUT.application, head)
+
+
+@pytest.mark.parametrize("name", INFOS)
+def test_a_plan_over_a_commit_with_junk_is_an_error_with_a_code(table: Path, name: str) -> None:
+    known = read_head(table, _ABOUT.application)
+    _put(table, 2, {"commitInfo": INFOS[name]}, _FOREIGN)
+    with raises(CorruptFile, version=2):
+        _rewinder(table, known).changes_since(1)
+    with pytest.raises((CorruptFile, SinkRefused, SinkDiverged)):
+        _rewinder(table, known).plan(0)
+
+
+@pytest.mark.parametrize("rows", ["x", [], "9" * 5000, "²", -1])
+def test_a_count_that_is_no_number_is_unknown(table: Path, rows: object) -> None:
+    info = {"operation": "DELETE", "operationMetrics": {"numCopiedRows": rows}}
+    _put(table, 2, {"commitInfo": info}, {"add": {**_FOREIGN["add"], "stats": '{"numRecords":1}'}})
+    entry = read_entry(table, 2)
+    assert entry is not None
+    assert Divergence({}, [entry], []).rows() == (1, 0)
+    assert Divergence({}, [entry], [entry]).rows() == (None, None)
+
+
+@pytest.mark.parametrize("restored_version", ["2", "3", "9" * 20, "-1", "²", "9" * 5000, None])
+def test_an_entry_that_restores_itself_or_a_later_one_is_refused(table: Path, restored_version: str | None) -> None:
+    """A plan would follow it without end."""
+    info = {"engineInfo": "stateflow", "operation": "RESTORE", "operationParameters": {"version": restored_version}}
+    _put(table, 2, {"commitInfo": info})
+    with raises(CorruptFile, version=2, found=str(restored_version)[:200]):
+        _rewinder(table).plan(0)
+
+
+@pytest.mark.parametrize("folder", ["_sidecars", "_staged_commits", "other"])
+def test_a_fifo_in_a_folder_of_the_log_is_an_error_at_once(table: Path, folder: str) -> None:
+    fifo = table / LOG_FOLDER / folder / "x.parquet"
+    fifo.parent.mkdir()
+    os.mkfifo(fifo)
+    with raises(CorruptFile, file=str(fifo)):
+        read_head(table, "app")
+
+
+_EACH = Metadata("x", "{}", [], {"delta.checkpointInterval": "1"})
+
+
+def test_a_fifo_that_is_named_like_a_new_checkpoint_does_not_stop_the_driver(
+    table: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(table / LOG_FOLDER / f"{1:020d}.checkpoint.x")
+    maintain_log(table, 1, _EACH)
+    assert caplog.records[0].exc_info is not None
+    assert isinstance(caplog.records[0].exc_info[1], CorruptFile)
+    # Created after the log was checked.
+    with raises(StorageError, table=str(table)):
+        checkpoint(table)
+
+
+def test_a_checkpoint_process_that_waits_is_killed(table: Path) -> None:
+    os.mkfifo(table / LOG_FOLDER / "_last_checkpoint")
+    with raises(StorageError, seconds=0.5):
+        checkpoint(table, seconds=0.5)
+
+
+@pytest.mark.parametrize("interval", ["²", "0", "-1", "", "9" * 5000])
+def test_an_interval_of_checkpoints_that_is_no_number_is_ignored(table: Path, interval: str) -> None:
+    maintain_log(table, 1, Metadata("x", "{}", [], {"delta.checkpointInterval": interval}))
+    assert not list((table / LOG_FOLDER).glob("*.checkpoint.*"))
+
+
+def test_a_log_whose_newest_version_is_any_number_is_read_in_time(table: Path) -> None:
+    head = read_head(table, _ABOUT.application)
+    assert head is not None
+    far = dataclasses.replace(head, version=10**18)
+    found = Rewinder(table, _ABOUT.application, far).changes_since(0).others
+    assert [(commit.version, commit.rows) for commit in found] == [(head.version + 1, None)]

@@ -20,7 +20,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.locations import SimpleLocationProvider
 from pyiceberg.types import LongType, NestedField, StringType
 
-from stateflow.connectors.iceberg.catalog import Connection, _remove_old_metadata
+from stateflow.connectors.iceberg.catalog import Connection
 from stateflow.connectors.iceberg.target import IcebergSettings
 from stateflow.errors import SinkRefused
 from tests.support.delta_tables import Pair, pairs, snapshot
@@ -38,16 +38,12 @@ _EVIL = {
 
 
 class EvilIO(PyArrowFileIO):
-    """Records that it was made."""
-
     def __init__(self, properties: Any = None) -> None:
         _CALLS.append("io")
         super().__init__(properties or {})
 
 
 class EvilProvider(SimpleLocationProvider):
-    """Records that it was made."""
-
     def __init__(self, location: str, properties: Any) -> None:
         _CALLS.append("provider")
         super().__init__(location, properties)
@@ -187,8 +183,6 @@ def test_a_commit_reads_no_manifest_outside_of_the_table(table: IcebergTable) ->
 
 
 class Triple(Pair):
-    """A row with one more column."""
-
     more: int | None = None
 
 
@@ -206,20 +200,6 @@ def test_added_columns_delete_no_file_outside_of_the_table(table: IcebergTable) 
     _forge(table, log)
     table.of(Triple, schema_evolution="add-columns").prepare()
     assert "more" in table.table.schema().column_names
-    assert other.exists()
-
-
-def test_a_log_of_metadata_deletes_no_file_elsewhere(table: IcebergTable, tmp_path: Path) -> None:
-    table.prepare()
-    found = table.table
-    other = tmp_path / "precious"
-    other.write_text("x")
-    entry = {"timestamp-ms": 1, "metadata-file": f"file://{other}"}
-    logged = type(found.metadata).model_validate(
-        {**json.loads(found.metadata.model_dump_json(by_alias=True)), "metadata-log": [entry]}
-    )
-    found.metadata = logged
-    _remove_old_metadata(found, logged.model_copy(update={"metadata_log": []}))
     assert other.exists()
 
 

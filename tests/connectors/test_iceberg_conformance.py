@@ -21,6 +21,7 @@ def iceberg_sink(address: str) -> Sink:
 class TestIcebergSink(SinkConformance):
     factory = staticmethod(iceberg_sink)
     sweeps = False
+    has_slow_drivers = True
     steps = 2
     actions = 12
     failpoints: ClassVar[tuple[str, ...]] = (*SinkConformance.failpoints, "iceberg.before-commit")

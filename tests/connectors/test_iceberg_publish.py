@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-from pyiceberg.table import CommitTableRequest, Namespace, TableIdentifier
 
-from stateflow.checkpoint.sink_commit import Decision, decide
-from stateflow.connectors.iceberg import table as iceberg_table
 from stateflow.errors import SinkDiverged, StorageError
 from tests.support.delta_tables import Pair, pairs
 from tests.support.errors import raises
 from tests.support.iceberg_tables import IcebergTable, expire_all_but_current
+from tests.support.job_fixture import KILLED
+from tests.support.restores import go_back
+from tests.support.table_jobs import IcebergJob
 
 
 @pytest.fixture
@@ -38,16 +37,6 @@ def test_a_checkpoint_is_one_snapshot_with_the_token_in_its_summary(table: Icebe
     assert (summary["stateflow.token"], summary["added-records"]) == ("7", "5")
     assert table.table.properties[f"stateflow.token.{table.about.application}"] == "7"
     assert (table.ids(), table.token) == ([0, 1, 2, 3, 4], 7)
-
-
-def test_rows_that_do_not_fit_one_row_group_or_file_are_published_together(
-    table: IcebergTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(iceberg_table, "_ROW_GROUP_BYTES", 1)
-    table.table.transaction().set_properties({"write.target-file-size-bytes": "1"}).commit_transaction()
-    table.put(1, pairs(0, 3), pairs(3, 2), pairs(5, 1))
-    assert (table.ids(), len(table.data_files())) == ([0, 1, 2, 3, 4, 5], 3)
-    assert len(table.table.snapshots()) == 2
 
 
 def test_a_commit_is_not_repeated_after_a_commit_of_another_writer(table: IcebergTable) -> None:
@@ -74,35 +63,6 @@ def _before_commit(action: Callable[[], object], handle: Any, files: list[Any]) 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SqlCatalog, "commit_table", late)
         assert handle.commit(1, files) is None
-
-
-def test_each_request_requires_the_snapshot_that_was_read(table: IcebergTable, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a REST catalog gets it; also for a rewind, which bases its snapshot on another one."""
-    sent: list[dict[str, Any]] = []
-    commit = SqlCatalog.commit_table
-
-    def recorded(self: SqlCatalog, of: Any, requirements: Any, updates: Any) -> Any:
-        name = TableIdentifier(namespace=Namespace(of.name()[:-1]), name=of.name()[-1])
-        request = CommitTableRequest(identifier=name, requirements=requirements, updates=updates)
-        sent.append(json.loads(request.model_dump_json()))
-        return commit(self, of, requirements, updates)
-
-    monkeypatch.setattr(SqlCatalog, "commit_table", recorded)
-    table.put(1, pairs(0, 1))
-    table.put(2, pairs(1, 1))
-    handle = table.sink.open_table(table.about)
-    assert handle.rewind(handle.plan_rewind(1).to_version, 3) is not None
-    created, first, second, rewound = table.table.snapshots()
-    uuid = {"type": "assert-table-uuid", "uuid": str(table.table.metadata.table_uuid)}
-    for request, before in zip(sent, (created, first, second), strict=True):
-        head = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": before.snapshot_id}
-        assert request["requirements"] == [head, uuid]
-        assert [update["action"] for update in request["updates"]][-3:] == [
-            "add-snapshot",
-            "set-snapshot-ref",
-            "set-properties",
-        ]
-    assert rewound.parent_snapshot_id == first.snapshot_id
 
 
 def test_a_table_that_is_dropped_before_the_commit_is_not_created_again(table: IcebergTable) -> None:
@@ -155,19 +115,6 @@ def _answer(patch: pytest.MonkeyPatch, error: Exception, made: bool) -> None:
     patch.setattr(SqlCatalog, "commit_table", answered)
 
 
-def test_a_driver_that_paused_before_a_rewind_to_its_own_snapshot_publishes_nothing(table: IcebergTable) -> None:
-    """The table has the content that the paused driver has read, but not its snapshot."""
-    table.put(1, pairs(0, 1))
-    paused, files = table.sink.open_table(table.about), table.stage(2, pairs(1, 1))
-    table.put(2, pairs(1, 1))
-    handle = table.sink.open_table(table.about)
-    plan = handle.plan_rewind(1)
-    assert plan.to_version == paused.version
-    assert handle.rewind(plan.to_version, 3) is not None
-    assert paused.commit(2, files) is None
-    assert (table.ids(), table.token) == ([0], 3)
-
-
 def test_a_token_outlives_its_snapshot(table: IcebergTable) -> None:
     table.put(1, pairs(0, 1))
     table.put(2, pairs(1, 1))
@@ -184,16 +131,6 @@ def test_a_token_outlives_its_snapshot(table: IcebergTable) -> None:
         opened.plan_rewind(1)
 
 
-def test_a_target_that_expires_after_the_plan_is_refused(table: IcebergTable) -> None:
-    for token in (1, 2):
-        table.put(token, pairs(token, 1))
-    to_version = table.sink.open_table(table.about).plan_rewind(1).to_version
-    expire_all_but_current(table.table)
-    with raises(SinkDiverged, version=to_version):
-        table.sink.open_table(table.about).rewind(to_version, 3)
-    assert (table.ids(), table.token) == ([1, 2], 2)
-
-
 def test_changes_whose_snapshots_have_expired_count_as_those_of_another_writer(table: IcebergTable) -> None:
     seen = table.sink.open_table(table.about).version
     table.put(1, pairs(0, 1))
@@ -203,16 +140,6 @@ def test_changes_whose_snapshots_have_expired_count_as_those_of_another_writer(t
     expire_all_but_current(table.table)
     changes = table.sink.open_table(table.about).changes_since(seen)
     assert (changes.published, [c.rows for c in changes.others]) == (False, [None, 1])
-
-
-def test_a_table_that_was_rolled_back_has_an_older_token(table: IcebergTable) -> None:
-    for token in (1, 2):
-        table.put(token, pairs(token, 1))
-    [_, first, _] = table.table.snapshots()
-    table.table.manage_snapshots().set_current_snapshot(first.snapshot_id).commit()
-    restored = table.token
-    assert restored == 1
-    assert decide(restored, published=2, checkpoint=3, head=3) is Decision.ROLLED_BACK
 
 
 def test_a_plan_counts_rows_that_other_writers_deleted(table: IcebergTable) -> None:
@@ -270,9 +197,28 @@ def test_manifests_are_merged_and_settings_of_the_branch_are_kept(table: Iceberg
     assert table.ids() == [1, 2, 3, 4]
 
 
-def test_another_job_that_has_published_is_known(table: IcebergTable) -> None:
-    table.put(1, pairs(0, 1))
-    assert table.sink.other_jobs(table.about) == frozenset()
-    other = table.of(Pair)
-    about = type(table.about)("f" * 32, "out", table.about.schema, table.about.storage)
-    assert other.sink.other_jobs(about) == frozenset({table.about.job_uuid})
+# -- a job whose tables are iceberg's ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[IcebergJob]:
+    job = IcebergJob.create(tmp_path)
+    job.settings = {**job.settings, "checkpoints__retained": 100}
+    yield job
+    job.end_all()
+
+
+@pytest.mark.slow(reason="a job in processes, killed and restored")
+def test_a_job_that_is_killed_during_a_publication_is_continued_and_restored(job: IcebergJob) -> None:
+    job.run_to(30)
+    job.create_savepoint("early")
+    job.deliver(60)
+    # Both tables pass this point in turn.
+    assert job.run("iceberg.before-commit:3").code == KILLED
+    job.finish()
+    job.check()
+    planned = go_back(job, "early")
+    assert {(s["uid"], s["rows_removed"] > 0) for s in planned["sinks"]} == {("movements", True), ("totals", True)}
+    job.replace_events(since=30)
+    job.finish()
+    job.check()

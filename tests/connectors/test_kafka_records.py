@@ -166,14 +166,6 @@ class Timed(msgspec.Struct):
     headers: list[KafkaHeader]
 
 
-@pytest.mark.spark
-def test_a_timestamp_may_have_each_type_of_event_time(spark_session: SparkSession) -> None:
-    times = dict.fromkeys(("zoned", "naive", "millis"), "timestamp")
-    source = _source(Timed, metadata={**times, "headers": "headers"})
-    (row,) = _rows(spark_session, source, [b'{"id": 1}'])
-    assert (row.naive, row.millis, row.headers) == (_AT, int(_AT.replace(tzinfo=datetime.UTC).timestamp() * 1000), [])
-
-
 class Bad(msgspec.Struct):
     offset: str
 
@@ -181,20 +173,13 @@ class Bad(msgspec.Struct):
 @pytest.mark.parametrize(
     "given",
     [
-        {"topics": ()},
-        {"topics": "t", "pattern": "t"},
-        {"value": "xml"},
-        {"on_error": "drop"},
-        {"metadata": {"offset": "offset"}},
-        {"metadata": {"offset": "position"}},
-        {"metadata": {"other": "offset"}},
-        {"value": "raw", "schema": Order},
-        {"value": Json({"mode": "FAILFAST"})},
-        {"value": Json({"allowComments": "true"})},
-        {"options": {"failOnDataLoss": "false"}},
+        {"topics": ()}, {"topics": "t", "pattern": "t"}, {"value": "xml"}, {"on_error": "drop"},
+        {"metadata": {"offset": "offset"}}, {"metadata": {"offset": "position"}}, {"metadata": {"other": "offset"}},
+        {"value": "raw", "schema": Order}, {"value": Json({"mode": "FAILFAST"})},
+        {"value": Json({"allowComments": "true"})}, {"options": {"failOnDataLoss": "false"}},
         {"options": {"kafka.sasl.jaas.config": "x"}},
     ],
-)
+)  # fmt: skip
 def test_arguments_that_do_not_fit_are_refused(given: dict[str, Any]) -> None:
     with raises(JobDefinitionError):
         KafkaSource("localhost:1", **{"schema": Bad, "topics": "t", **given})
@@ -232,15 +217,8 @@ def test_a_timestamp_without_zone_is_in_utc_in_every_session(spark_session: Spar
         times = dict.fromkeys(("zoned", "naive", "millis"), "timestamp")
         source = _source(Timed, metadata={**times, "headers": "headers"})
         record: tuple[Any, ...] = (
-            None,
-            b'{"id": 1}',
-            "t",
-            0,
-            0,
-            datetime.datetime(2026, 1, 1, 9, tzinfo=datetime.UTC),
-            0,
-            [],
-        )
+            None, b'{"id": 1}', "t", 0, 0, datetime.datetime(2026, 1, 1, 9, tzinfo=datetime.UTC), 0, [],
+        )  # fmt: skip
         (row,) = source.rows(spark_session.createDataFrame([record], _RECORD)).collect()
     finally:
         spark_session.conf.set("spark.sql.session.timeZone", "UTC")

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from stateflow import DeltaSource, FileSource, KafkaSource
 from stateflow.api.input_files import file_uri
 from stateflow.connectors.kafka.client import Partition, Topics, format_offsets
+from stateflow.connectors.partition_offsets import gaps_after, has_new_rows, shorten_texts
 from stateflow.errors import ConfigError
 from tests.support.errors import raises
 
@@ -94,10 +95,6 @@ def test_a_pattern_matches_as_in_hadoop(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["none", "none*", "{a,b}", "[a]", "a\\b"])
 def test_folders_that_only_spark_can_list_are_unknown(tmp_path: Path, name: str) -> None:
     assert _has_new(tmp_path / name, _offset(0), _log(0)) is None
-
-
-def test_files_elsewhere_are_unknown() -> None:
-    assert _has_new("s3a://bucket/in", _offset(0), _log(0)) is None
 
 
 @pytest.mark.parametrize(
@@ -178,8 +175,6 @@ class FakeClient:
 
 
 class FakeKafka(KafkaSource):
-    """A source whose client is a fake."""
-
     def __init__(self, client: FakeClient, **arguments: Any) -> None:
         super().__init__("nowhere:1", schema=Row, **({"topics": "a"} | arguments))
         self._fake = client
@@ -198,20 +193,50 @@ def _kafka_has_new(
     return FakeKafka(FakeClient(ends, uncommitted), **arguments).has_new_input(format_offsets(position), logs)
 
 
-_ENDS = st.dictionaries(st.tuples(st.sampled_from("ab"), st.integers(0, 2)), st.integers(0, 3), max_size=4)
-
-
-@given(position=_ENDS, ends=_ENDS)
-def test_topics_have_no_new_input_only_if_each_partition_ends_at_its_position(
-    position: dict[Partition, int], ends: dict[Partition, int]
-) -> None:
-    found = _kafka_has_new(position, ends, topics="", pattern=".*")
-    assert (found is False) == (position == ends != {})
-    if found:
-        assert position.keys() == ends.keys() and all(ends[p] >= at for p, at in position.items())
-
-
 def test_only_committed_records_are_new_input_unless_an_option_says_otherwise() -> None:
     assert _kafka_has_new({("a", 0): 3}, {("a", 0): 5}, uncommitted=2) is False
     option = {"kafka.Isolation.Level": "read_uncommitted"}
     assert _kafka_has_new({("a", 0): 3}, {("a", 0): 5}, uncommitted=2, options=option) is True
+
+
+# -- what is new and what is lost after a position of offsets by partition --------------------------------------------
+
+
+@given(st.data())
+def test_gaps_are_the_rows_between_a_position_and_the_first_that_exists(data: st.DataObject) -> None:
+    stored = {
+        ("t", number): range(*sorted(data.draw(st.tuples(st.integers(0, 9), st.integers(0, 9)))))
+        for number in range(data.draw(st.integers(0, 3)))
+    }
+    position = data.draw(st.dictionaries(st.tuples(st.just("t"), st.integers(0, 4)), st.integers(0, 9)))
+    gaps = gaps_after(
+        position, {p: each.start for p, each in stored.items()}, {p: each.stop for p, each in stored.items()}
+    )
+    found = {gap.partition: (gap.start, gap.end) for gap in gaps}
+    expected: dict[tuple[str, int], tuple[int, int | None]] = {}
+    for partition, start in position.items():
+        each = stored.get(partition)
+        if each is None:
+            expected[partition] = start, None
+        elif start < each.start:
+            expected[partition] = start, each.start
+        elif start > each.stop:
+            expected[partition] = start, each.stop
+    assert found == expected
+
+
+def test_of_many_partitions_the_first_are_shown_and_the_others_counted() -> None:
+    names = [f"p{number}" for number in range(9)]
+    assert [shorten_texts(names[:count]) for count in (0, 5)] == [[], names[:5]]
+    assert shorten_texts(names) == [*names[:5], "and 4 more partitions"]
+
+
+_OFFSETS = st.dictionaries(st.sampled_from("ab"), st.integers(0, 3))
+
+
+@given(position=_OFFSETS, ends=_OFFSETS)
+def test_only_a_position_of_the_same_partitions_has_or_has_no_new_rows(
+    position: dict[str, int], ends: dict[str, int]
+) -> None:
+    comparable = position.keys() == ends.keys() and all(ends[name] >= at for name, at in position.items())
+    assert has_new_rows(position, ends) == (position != ends if comparable else None)

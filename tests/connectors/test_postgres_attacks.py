@@ -143,16 +143,12 @@ def test_a_table_of_the_sink_that_is_planted_while_a_run_publishes_is_refused(vi
 def test_functions_and_operators_in_the_search_path_do_not_run(victim: _Victim) -> None:
     body = "LANGUAGE plpgsql AS $$ BEGIN INSERT INTO {schema}.loot VALUES (current_user::text); RETURN {value}; END $$"
     shadows = [
-        ("set_config(text, text, boolean)", "text", "$1"),
-        ("current_setting(text)", "text", "'on'"),
-        ("now()", "timestamptz", "clock_timestamp()"),
-        ("jsonb_build_object(variadic text[])", "jsonb", "'{}'"),
-        ("to_jsonb(anyelement)", "jsonb", "'{}'"),
-        ("split_part(text, text, integer)", "text", "$1"),
-        ("pg_advisory_xact_lock(integer)", "void", "NULL"),
-        ("same(bigint, bigint)", "boolean", "true"),
+        ("set_config(text, text, boolean)", "text", "$1"), ("current_setting(text)", "text", "'on'"),
+        ("now()", "timestamptz", "clock_timestamp()"), ("jsonb_build_object(variadic text[])", "jsonb", "'{}'"),
+        ("to_jsonb(anyelement)", "jsonb", "'{}'"), ("split_part(text, text, integer)", "text", "$1"),
+        ("pg_advisory_xact_lock(integer)", "void", "NULL"), ("same(bigint, bigint)", "boolean", "true"),
         ("row_security_active(oid)", "boolean", "false"),
-    ]
+    ]  # fmt: skip
     made = [f"CREATE FUNCTION {name} RETURNS {kind} {body.replace('{value}', v)}" for name, kind, v in shadows]
     made = [text.replace("RETURN NULL; END", "RETURN; END") for text in made]
     victim.attack([*made, "CREATE OPERATOR = (LEFTARG = bigint, RIGHTARG = bigint, FUNCTION = same)"])

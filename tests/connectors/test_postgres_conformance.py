@@ -31,8 +31,7 @@ def postgres_upsert(address: str) -> Sink:
 
 
 class InPostgres(SinkConformance):
-    """A sink whose table is in PostgreSQL."""
-
+    has_slow_drivers = True
     sweeps = False
     steps = 1
     actions = 15

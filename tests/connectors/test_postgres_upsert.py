@@ -11,26 +11,23 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow import RowKind
 from stateflow.api.changelog import Changelog
-from stateflow.api.sink import SinkRewind
 from stateflow.connectors.postgres.sink import PostgresSink
-from stateflow.errors import InternalError, JobDefinitionError, SinkDiverged, SinkRefused
+from stateflow.errors import JobDefinitionError, SinkDiverged, SinkRefused
 from tests.changelogs.seats import Move, SeatChange, Seats, as_texts, histories
-from tests.connectors.test_changelog_sinks import CHECKPOINTS, EXPECTED, Change
 from tests.servers.postgres import Postgres
 from tests.servers.running import CANARY
 from tests.support.delta_tables import Pair, context, pairs
 from tests.support.errors import raises
+from tests.support.examples import one_in
 from tests.support.postgres_tables import PostgresTable
 
 
 class Position(msgspec.Struct, kw_only=True):
-    """Where an aircraft is."""
-
     carrier: str
     number: int
     at: int | None = None
@@ -75,7 +72,7 @@ def _apply(contents: Contents, parts: list[list[Position]], ordered: bool) -> Co
 
 
 @given(_STEPS, st.booleans())
-@settings(max_examples=12, deadline=None)
+@one_in(10)
 def test_a_table_has_the_last_row_of_each_key_and_every_version_can_be_restored(
     postgres: Postgres, tmp_path_factory: pytest.TempPathFactory, steps: Any, ordered: bool
 ) -> None:
@@ -117,20 +114,6 @@ def _published(postgres: Postgres, folder: Path, checkpoints: int, **more: Any) 
         rows = [Position(carrier="A", number=1, at=token), Position(carrier="A", number=10 + token)]
         table.put(token, rows)
     return table
-
-
-def test_a_kept_table_gets_only_the_token(postgres: Postgres, tmp_path: Path) -> None:
-    table = _published(postgres, tmp_path, 2)
-    before = _visible(table)
-    handle = table.sink.open_table(table.about)
-    assert handle.plan_rewind(2) == SinkRewind(2, None, 0, 0, ())
-    for version, token in ((None, 2), (2, 9), (-1, 9)):
-        with pytest.raises(InternalError):
-            handle.rewind(version, token)
-    assert handle.rewind(None, 9) == 3
-    assert (_visible(table), table.token) == (before, 9)
-    changes = table.sink.open_table(table.about).changes_since(2)
-    assert (changes.published, changes.others) == (True, ())
 
 
 def test_a_rewind_without_former_rows_is_refused_in_the_plan(postgres: Postgres, tmp_path: Path) -> None:
@@ -220,13 +203,6 @@ def test_a_table_of_keys_alone_has_each_key_once(postgres: Postgres, tmp_path: P
     assert table.ids("word") == ["a", "b"]
 
 
-def test_a_shadow_is_another_table(postgres: Postgres, tmp_path: Path) -> None:
-    table = _table(postgres, tmp_path)
-    shadow = replace(table, name=f"{table.name}_shadow", sink=table.sink.shadow()).prepare()
-    shadow.put(1, [Position(carrier="A", number=1)])
-    assert (len(_visible(shadow)), _visible(table), table.token) == (1, [], 0)
-
-
 def test_a_sink_goes_to_tasks_without_anything_that_connects(postgres: Postgres, tmp_path: Path) -> None:
     table = _table(postgres, tmp_path)
     sent = pickle.dumps(table.sink)
@@ -241,17 +217,12 @@ def test_a_sink_goes_to_tasks_without_anything_that_connects(postgres: Postgres,
 @pytest.mark.parametrize(
     ("arguments", "more"),
     [
-        (("host=h", "t"), {"mode": "upsert"}),
-        (("host=h", "t"), {"keys": "id"}),
-        (("host=h", "t"), {"undo": _DAY}),
-        (("host=h", "t"), {"timeout": timedelta(0)}),
-        (("host=h", "a.b.c"), {}),
-        (("host=h", "t" * 64), {}),
-        (("host=h", "stateflow_tokens"), {}),
-        (("host=h password=x", "t"), {"password": "y"}),
+        (("host=h", "t"), {"mode": "upsert"}), (("host=h", "t"), {"keys": "id"}), (("host=h", "t"), {"undo": _DAY}),
+        (("host=h", "t"), {"timeout": timedelta(0)}), (("host=h", "a.b.c"), {}), (("host=h", "t" * 64), {}),
+        (("host=h", "stateflow_tokens"), {}), (("host=h password=x", "t"), {"password": "y"}),
         ((f"hosts=h password={CANARY}", "t"), {}),
     ],
-)
+)  # fmt: skip
 def test_arguments_that_do_not_fit_are_errors(arguments: tuple[str, str], more: dict[str, Any]) -> None:
     with pytest.raises(JobDefinitionError) as caught:
         PostgresSink(*arguments, **more)
@@ -266,18 +237,8 @@ def test_a_password_in_the_string_is_a_secret_as_well(postgres: Postgres) -> Non
     assert sink.check(context(Pair)) is None
 
 
-def test_a_table_has_the_rows_after_all_changes_of_a_changelog(postgres: Postgres, tmp_path: Path) -> None:
-    table = PostgresTable.create(postgres, tmp_path, Change, mode="upsert", keys="id")
-    sink = table.sink.for_changelog(Changelog(row_kind="kind", retracts=True))
-    assert isinstance(sink, PostgresSink)
-    table = replace(table, sink=sink).prepare()
-    for token, rows in enumerate(CHECKPOINTS, 1):
-        table.put(token, rows)
-    assert table.rows("id") == EXPECTED
-
-
 @given(histories)
-@settings(max_examples=8, deadline=None)
+@one_in(12)
 def test_a_table_has_the_rows_that_are_not_retracted(
     postgres: Postgres, tmp_path_factory: pytest.TempPathFactory, history: list[list[Move]]
 ) -> None:

@@ -7,7 +7,6 @@ from datetime import datetime
 from pathlib import Path
 
 import msgspec
-import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import ArrayType, DataType, LongType, StringType, StructType, TimestampNTZType
@@ -80,8 +79,6 @@ def test_batches_of_a_query_have_each_row_once_with_its_partition_and_end_at_the
 
 
 class Failing(LocalSource):
-    """Raises an exception when it is read."""
-
     schema = RowSchema.of(Row)
 
     def __init__(self, error: Exception) -> None:
@@ -152,11 +149,3 @@ def test_what_is_lost_ends_the_query_before_a_split_is_planned() -> None:
         reader.latestOffset({"position": '{"a":2,"b":1}'}, ReadAllAvailable())
     error = _forwarded(caught.value)
     assert type(error) is InputLost and error.facts["source"] == "Numbers"
-
-
-def test_columns_have_the_types_that_spark_expects() -> None:
-    reader = _reader(Numbers(a=1))
-    (partition,) = reader.partitions({"position": '{"a":0}'}, {"position": '{"a":1}'})
-    (batch,) = reader.read(partition)
-    assert batch.schema.field("at").type == pa.timestamp("us")
-    assert batch.schema.field("tags").type == pa.list_(pa.string())

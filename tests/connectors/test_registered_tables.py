@@ -12,8 +12,7 @@ from pyspark.sql import SparkSession
 from stateflow.api.sink import CatalogEntry
 from stateflow.connectors import DeltaSink
 from stateflow.errors import ConfigError
-from stateflow.runtime.spark import table_registration
-from stateflow.runtime.spark.table_registration import check_entry, register, register_tables, warn_of_lost_names
+from stateflow.runtime.spark.table_registration import check_entry, register_tables, warn_of_lost_names
 from tests.support.delta_tables import context, pairs, put, snapshot
 from tests.support.errors import raises
 
@@ -58,31 +57,6 @@ def test_a_registered_table_is_read_by_name_and_not_changed(spark: SparkSession,
     assert warn_of_lost_names(spark, [_entry(table)]) and not warn_of_lost_names(
         spark, [_entry(table, "other.named.pairs")]
     )
-
-
-def test_a_table_may_be_registered_by_two_runs_at_once(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sink, looks = _sink(tmp_path / "table"), []
-    sink.prepare(_ABOUT)
-    is_registered = table_registration._is_registered
-
-    def registered_after_the_first_look(session: SparkSession, entry: CatalogEntry) -> bool:
-        looks.append(is_registered(session, entry))
-        if len(looks) == 1:
-            session.catalog.createTable("named.pairs", path=other.table, source="delta")
-        return looks[-1]
-
-    monkeypatch.setattr(table_registration, "_is_registered", registered_after_the_first_look)
-    other = sink
-    register(spark, _entry(tmp_path / "table"))
-    assert looks == [False, True]
-    spark.sql("DROP TABLE named.pairs")
-    looks.clear()
-    other = _sink(tmp_path / "other")
-    other.prepare(_ABOUT)
-    with raises(ConfigError, found=f"file:{other.table}", table=sink.table):
-        register(spark, _entry(tmp_path / "table"))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +108,3 @@ def test_a_missing_schema_catalog_or_extension_is_an_error_of_the_settings(spark
 def test_a_name_that_would_have_to_be_quoted_is_refused(tmp_path: Path, name: str) -> None:
     with raises(ConfigError, given=name):
         DeltaSink(tmp_path / "table", register_as=name)
-
-
-def test_a_shadow_has_no_name(tmp_path: Path) -> None:
-    assert _sink(tmp_path / "table").shadow().catalog_entry is None

@@ -16,7 +16,7 @@ from stateflow.api.sink import SinkContext, Writing
 from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
-from stateflow.connectors.staged_output import StagedWriter, staged_key
+from stateflow.connectors.staged_output import StagedWriter
 from stateflow.errors import CorruptFile, DataError, InternalError
 from stateflow.failpoints import NAMES
 from stateflow.state.handles import Committable
@@ -189,9 +189,3 @@ def test_damaged_rows_are_refused(tmp_path: Path, rows: int | None) -> None:
         written = msgspec.structs.replace(written, rows=rows)
     with pytest.raises(CorruptFile):
         list(_table(context, tmp_path).staged_rows([written]))
-
-
-def test_a_second_attempt_has_another_file() -> None:
-    context = _context(None)
-    keys = {staged_key(context, w) for w in (_WRITING, replace(_WRITING, attempt="a2"), replace(_WRITING, subtask=4))}
-    assert len(keys) == 3

@@ -12,8 +12,6 @@ ADD, UB, UA, D = RowKind.INSERT, RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER, Ro
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A row of a changelog."""
-
     kind: RowKind
     key: str | None
     id: int

@@ -53,8 +53,6 @@ def _payments(count: int, seed: int) -> list[Payment]:
 
 
 class CorrectedJoinsJob(OracleJob):
-    """The job of `tests/support/jobs/corrected_joins.py`."""
-
     seed = 8
     complete = frozenset({"left", "right", "full", "accounts", "dearest", "debts"})
     orders: list[Order]
@@ -76,15 +74,12 @@ class CorrectedJoinsJob(OracleJob):
 
     def wanted(self) -> Tables:
         return {
-            "groups": self._groups(),
-            "spent": self._spent(),
+            "groups": self._groups(), "spent": self._spent(),
             "left": Counter((order.customer, order.number, receipt) for order, receipt in self._left()),
-            "right": self._right(),
-            "full": self._full(),
+            "right": self._right(), "full": self._full(),
             "accounts": Counter((name, results, paid) for name, results, paid, _ in self._debts()),
-            "dearest": self._dearest(),
-            "debts": self._debts(),
-        }
+            "dearest": self._dearest(), "debts": self._debts(),
+        }  # fmt: skip
 
     def _groups(self) -> Table:
         """The number of orders and of payments of each customer in each 50 s that has one of either."""

@@ -51,8 +51,6 @@ def unkeyed(keyed: Keyed) -> DataStream:
 
 
 class EmitPair(ProcessJoinFunction[Left, Right, Pair]):
-    """Emits the pair."""
-
     def process_element(self, left: Left, right: Right, ctx: JoinContext) -> Iterator[Pair]:
         assert ctx.get_current_key() == left.key == right.id
         assert (ctx.left_timestamp, ctx.right_timestamp) == (left.at, right.at)

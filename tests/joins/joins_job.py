@@ -22,8 +22,6 @@ def _script(count: int, seed: int) -> Rows:
 
 
 class JoinsJob(OracleJob):
-    """The job of `tests/support/jobs/joins.py`."""
-
     seed = 5
     complete = frozenset({"interval", "regular", "expiring"})
     orders: Rows
@@ -39,12 +37,9 @@ class JoinsJob(OracleJob):
 
     def wanted(self) -> Tables:
         return {
-            "interval": self.interval(),
-            "window": self.window(),
-            "regular": self.regular(),
-            "expiring": self.regular(),
+            "interval": self.interval(), "window": self.window(), "regular": self.regular(), "expiring": self.regular(),
             "temporal": self.temporal(),
-        }
+        }  # fmt: skip
 
     def matches(self, name: str) -> Counter[Match]:
         rows = folder_tables.rows(self.table(name))

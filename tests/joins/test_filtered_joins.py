@@ -16,9 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow import DeadLetters, TumblingEventTimeWindows
+from stateflow import DeadLetters
 from stateflow.api.streams.data_stream import DataStream
 from tests.joins.joined_rows import LATE_LEFT, LATE_RIGHT, EmitPair, Keyed, Left, Pair, Right, harness, ms, unkeyed
+from tests.support.examples import one_in
+from tests.support.job_fixture import mostly_slow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -124,6 +126,7 @@ histories = st.one_of(st.lists(one_row, max_size=12), st.lists(some_rows, max_si
 intervals = st.tuples(st.integers(-15, 15), st.integers(0, 15)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
+@one_in(3)
 @given(histories, st.sampled_from([0, 3, 20]), intervals, st.sampled_from(sorted(DROPS)))
 def test_watermarks_come_from_the_rows_before_any_function_that_drops_them(
     batches: list[Batch], bound: int, bounds: tuple[int, int], drop: str
@@ -143,7 +146,7 @@ HISTORY: list[Batch] = [
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("harnesses_on_spark")
-@pytest.mark.parametrize("drop", sorted(ON_SPARK))
+@pytest.mark.parametrize("drop", mostly_slow(sorted(ON_SPARK), ["transform"]))
 def test_spark_takes_the_watermarks_from_the_rows_before_filters(drop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The harness refuses what only Spark can run, since its own batches are without it.
     monkeypatch.setattr("stateflow.testing.harness.batches.check_no_transforms", lambda plan: None)
@@ -152,86 +155,4 @@ def test_spark_takes_the_watermarks_from_the_rows_before_filters(drop: str, monk
     assert _play(HISTORY, 0, (-5, 5), ON_SPARK[drop]) == expected
 
 
-@pytest.mark.spark
-@pytest.mark.usefixtures("harnesses_on_spark")
-def test_rows_that_spark_does_not_even_read_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(rows: DataStream, key: str) -> DataStream:
-        return rows.transform(lambda frame: frame.where("false" if key == "key" else "true"))
-
-    monkeypatch.setattr("stateflow.testing.harness.batches.check_no_transforms", lambda plan: None)
-    batches = [([Left(DROPPED, row.at) for row in left], right) for left, right in HISTORY]
-    expected = _expected(batches, 0, (-5, 5))
-    assert expected.late == [repr(Right("a", 29, "x"))]
-    rights = [(left, [row for row in right if row.id != DROPPED]) for left, right in HISTORY]
-    rights[2] = ([], [Right("b", 31)])
-    assert _play(rights, 0, (-5, 5), nothing) == expected
-
-
 # -- Flink's cases, at one row a batch --------------------------------------------------------------------------------
-
-_MULTIPLE_KEYS = list(zip(["key1", "key2"] * 3, range(6), strict=True))
-_UNORDERED = [5, 1, 4, 3, 2, 9, 8, 7, 6], [2, 1, 3, 4, 5, 8, 7, 9, 6]
-INTERVALS: dict[str, tuple[list[Left], list[Right], int, tuple[int, int], list[tuple[str, int, int]]]] = {
-    "testCanJoinOverSameKey": (
-        [Left("key", at) for at in range(6)],
-        [Right("key", at) for at in range(6)],
-        0,
-        (0, 0),
-        [("key", at, at) for at in range(6)],
-    ),
-    "testJoinsCorrectlyWithMultipleKeys": (
-        [Left(key, at) for key, at in _MULTIPLE_KEYS],
-        [Right(key, at) for key, at in _MULTIPLE_KEYS],
-        0,
-        (0, 1),
-        [(key, at, at) for key, at in _MULTIPLE_KEYS],
-    ),
-    "testBoundedUnorderedStreamsStillJoinCorrectly": (
-        [Left("key", at) for at in _UNORDERED[0]],
-        [Right("key", at) for at in _UNORDERED[1]],
-        4,
-        (-1, 1),
-        [("key", x, y) for x in range(1, 10) for y in range(1, 10) if abs(x - y) <= 1],
-    ),
-}
-"""Rows of both streams, bound of out-of-orderness, bounds and results of Flink's `IntervalJoinITCase`."""
-
-
-def _orders(left: Sequence[Left], right: Sequence[Right]) -> dict[str, list[Batch]]:
-    ones: list[Batch] = [([row], []) for row in left]
-    others: list[Batch] = [([], [row]) for row in right]
-    return {
-        "one-batch": [(left, right)],
-        "left-first": [*ones, *others],
-        "right-first": [*others, *ones],
-        "in-turn": [batch for pair in zip(ones, others, strict=False) for batch in pair]
-        + [*ones[len(others) :], *others[len(ones) :]],
-    }
-
-
-@pytest.mark.parametrize("order", ["one-batch", "left-first", "right-first", "in-turn"])
-@pytest.mark.parametrize("case", sorted(INTERVALS))
-def test_flink_s_interval_joins_are_the_same_at_one_row_a_batch(case: str, order: str) -> None:
-    left, right, bound, bounds, wanted = INTERVALS[case]
-    played = _play(_orders(left, right)[order], bound, bounds, DROPS["filter"])
-    assert sorted((pair.key, pair.left, pair.right) for pair in played.pairs) == sorted(wanted)
-    assert played.late == []
-
-
-@pytest.mark.parametrize("order", ["one-batch", "left-first", "right-first", "in-turn"])
-def test_flink_s_window_join_is_the_same_at_one_row_a_batch(order: str) -> None:
-    left = [Left(key, at) for key, at in zip("aaabbaaa", [0, 1, 2, 3, 5, 6, 7, 8], strict=True)]
-    right = [Right(key, at) for key, at in zip("aabbaa", [0, 1, 3, 5, 6, 8], strict=True)]
-    wanted = [(x, y) for x in (0, 1, 2) for y in (0, 1)] + [(x, y) for x in (3, 5) for y in (3, 5)]
-    wanted += [(x, y) for x in (6, 7, 8) for y in (6, 8)]
-
-    def declare(first: Keyed, second: Keyed) -> DataStream:
-        joined = unkeyed(first).join(unkeyed(second)).where("key").equal_to("id")
-        windows = joined.window(TumblingEventTimeWindows.of(ms(3)))
-        return windows.apply(lambda x, y: Pair(x.key, x.at, y.at), output=Pair, uid="join")
-
-    with harness(declare, 0) as h:
-        for batch in _orders(left, right)[order]:
-            h.push_both(*batch)
-        h.drain()
-        assert sorted((pair.left, pair.right) for pair in h.output) == wanted

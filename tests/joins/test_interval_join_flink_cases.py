@@ -80,13 +80,10 @@ def test_rows_within_the_bounds_are_joined(
 @pytest.mark.parametrize(
     ("lower", "upper", "left", "right"),
     [
-        (0, 2, [3, 4, 5], [5]),
-        (1, 2, [3, 4, 5], [5]),
-        (-1, 0, [5], [4, 5]),
-        (-2, -1, [5], [3, 4, 5]),
+        (0, 2, [3, 4, 5], [5]), (1, 2, [3, 4, 5], [5]), (-1, 0, [5], [4, 5]), (-2, -1, [5], [3, 4, 5]),
         (-2, 1, [4, 5], [3, 4, 5]),
     ],
-)
+)  # fmt: skip
 def test_rows_are_kept_until_no_row_can_match_them(lower: int, upper: int, left: list[int], right: list[int]) -> None:
     with harness(_join(lower, upper)) as h:
         h.push_both(_lefts(1, 2, 3, 4, 5), _rights(1, 2, 3, 4, 5))
@@ -114,21 +111,6 @@ def test_late_rows_are_dropped_by_default() -> None:
         h.advance_watermark(5)
         assert h.push_both(_lefts(4), _rights(4)) == []
         assert h.state_entries() == []
-
-
-def test_rows_of_one_time_are_all_joined() -> None:
-    with harness(_join(0, 0)) as h:
-        h.push_both([Left("key", 1, n) for n in (1, 2)], [Right("key", 1, "a")])
-        h.push_both([], [Right("key", 1, "b"), Right("other", 1, "c")])
-        assert sorted((pair.number, pair.text) for pair in h.output) == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
-
-
-def test_a_restored_join_continues_at_another_parallelism() -> None:
-    with harness(_join(-1, 1)) as h:
-        h.push_both(_lefts(1, 2, 3), _rights(1, 2, 3))
-        with KeyedHarness.restore(h.snapshot(), parallelism=3) as restored:
-            restored.push_both(_lefts(4), _rights(4))
-            assert _times(restored) == [(3, 4), (4, 3), (4, 4)]
 
 
 class Emits(EmitPair):

@@ -49,8 +49,7 @@ def _wanted(declare: Declare) -> Counter[Pair]:
     return found
 
 
-@pytest.mark.parametrize("both", [False, True])
-@pytest.mark.parametrize("size", [7, 60])
+@pytest.mark.parametrize(("both", "size"), [(False, 60), (True, 7)])
 @pytest.mark.parametrize("declare", [_interval, _window, _temporal])
 def test_a_join_after_an_operator_has_the_same_pairs(declare: Declare, size: int, both: bool) -> None:
     def after_maps(left: Keyed, right: Keyed) -> DataStream:

@@ -9,31 +9,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from stateflow import StreamExecutionEnvironment
 from stateflow.api.joins.lookup_join import CachedTable, LookupColumns, LookupJoin
 from stateflow.clock import ManualClock
 from stateflow.errors import JobDefinitionError
-from tests.joins.lookup_tables import Airport, AirportTable, DeltaAirports, ParquetAirports, PostgresAirports
-from tests.servers.postgres import postgres_server
-from tests.servers.running import JDBC_JARS
 from tests.support.errors import raises
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+Airport = tuple[str, str, int, float | None, datetime]
+"""Code, city, altitude, latitude, and when it was opened."""
 
 
 class Flight(msgspec.Struct):
-    """A row of the stream."""
-
     origin: str | None
     name: str
 
 
 class Named(msgspec.Struct):
-    """A row with the name of its airport."""
-
     origin: str | None
     name: str
     city: str | None
@@ -60,22 +58,30 @@ def _joined(lookup: LookupJoin, spark: SparkSession) -> Rows:
     return sorted((tuple(row) for row in lookup(frame).collect()), key=repr)
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("delta", "postgres")]
+class Airports:
+    """A folder of Parquet files, which another writer changes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, *airports: Airport) -> None:
+        """Replaces the content."""
+        columns = [("faa", pa.string()), ("city", pa.string()), ("altitude", pa.int64()), ("latitude", pa.float64())]
+        schema = pa.schema([*columns, ("opened", pa.timestamp("us"))])
+        rows = [dict(zip(schema.names, row, strict=True)) for row in airports]
+        pq.write_table(pa.Table.from_pylist(rows, schema), self._folder / "airports.parquet")
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        return spark.read.parquet(str(self._folder))
 
 
-@pytest.fixture(params=["parquet", *SLOW])
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AirportTable]:
-    if request.param != "postgres":
-        yield (DeltaAirports if request.param == "delta" else ParquetAirports)(tmp_path / "airports")
-        return
-    if not JDBC_JARS:
-        pytest.skip("no JDBC driver for PostgreSQL is installed: make setup downloads it")
-    with postgres_server() as server:
-        yield PostgresAirports(server)
+@pytest.fixture
+def table(tmp_path: Path) -> Airports:
+    return Airports(tmp_path)
 
 
 @pytest.mark.spark
-def test_rows_get_the_columns_that_the_table_has_in_the_batch(spark_session: SparkSession, table: AirportTable) -> None:
+def test_rows_get_the_columns_that_the_table_has_in_the_batch(spark_session: SparkSession, table: Airports) -> None:
     clock = ManualClock()
     left = LookupColumns({"origin": "faa"}, NAMED, "left")
     each = LookupJoin(table.read, left)
@@ -129,9 +135,8 @@ def test_a_cached_content_has_the_instants_of_an_hour_that_is_repeated(
 
 @pytest.mark.spark
 def test_columns_are_of_the_stream_unless_they_are_named_as_those_of_the_table(
-    spark_session: SparkSession, tmp_path: Path
+    spark_session: SparkSession, table: Airports
 ) -> None:
-    table = ParquetAirports(tmp_path)
     table.write(EWR, JFK)
     of_table = LookupColumns({"origin": "faa"}, ("origin", "name"), "inner", {"name": "city"})
     wanted = [("EWR", "Newark"), ("EWR", "Newark"), ("JFK", "New York")]

@@ -10,27 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stateflow import MemoryStateBackend, OutputTag, RocksDBStateBackend, TumblingEventTimeWindows
-from stateflow.api.state_backends import StateBackend
+from stateflow import OutputTag
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.testing import KeyedHarness
-from tests.joins.joined_rows import (
-    LATE_LEFT,
-    LATE_RIGHT,
-    Declare,
-    EmitPair,
-    Keyed,
-    Left,
-    Pair,
-    Right,
-    harness,
-    ms,
-    unkeyed,
-)
+from tests.joins.joined_rows import LATE_LEFT, LATE_RIGHT, Declare, EmitPair, Keyed, Left, Pair, Right, harness, ms
+from tests.support.examples import one_in
 
 KEYS = (None, "a", "b", "c")
 """A row without a key has no partner, as in SQL; it is late as others are."""
@@ -77,14 +64,12 @@ class Played:
     watermarks: list[int]
 
 
-def _play(
-    history: History, declare: Declare, backend: StateBackend, has_late: bool = True, other: Declare | None = None
-) -> Played:
+def _play(history: History, declare: Declare, other: Declare | None = None) -> Played:
     """Runs the batches; at each restore, the operator changes to the other one, if there is one."""
-    arrow, tags = history.arrow_rows, LATE if has_late else ()
+    arrow, tags = history.arrow_rows, LATE
     more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}
     played = Played(Counter(), [], [])
-    h = harness(declare, history.bound, side_outputs=tags, backend=backend, **more)
+    h = harness(declare, history.bound, side_outputs=tags, **more)
     for (left, right), parallelism in history.batches:
         if parallelism:
             played.late += [row for tag in tags for row in h.side_output(tag)]
@@ -132,12 +117,10 @@ def _interval_by_columns(lower: int, upper: int) -> Declare:
     return declare
 
 
-def _check_interval(
-    history: History, bounds: tuple[int, int], backend: StateBackend, *, by_columns: tuple[bool, bool] = (False, False)
-) -> None:
+def _check_interval(history: History, bounds: tuple[int, int], by_columns: tuple[bool, bool]) -> None:
     lower, upper = bounds
     first, other = ((_interval_by_columns if each else _interval)(lower, upper) for each in by_columns)
-    played = _play(history, first, backend, other=other)
+    played = _play(history, first, other)
     lefts, rights = _timed(history, played)
     late = [row for rows in (lefts, rights) for row, watermark in rows if (row.at or 0) < watermark]
     assert sorted(map(repr, played.late)) == sorted(map(repr, late))
@@ -160,47 +143,14 @@ def _check_interval(
     assert played.pairs == found
 
 
-@given(histories, intervals)
-@example(History(0, (((([Left("a", 0, 0), Left("a", 40, 1)]), [Right("a", 0, "2"), Right("a", 40, "3")]), 0),)), (0, 0))
-def test_interval_joins_have_the_pairs_of_nested_loops(history: History, bounds: tuple[int, int]) -> None:
-    _check_interval(history, bounds, MemoryStateBackend())
-
-
-@given(histories, intervals, st.sampled_from([(True, True), (True, False), (False, True)]))
-def test_interval_joins_by_columns_have_the_pairs_of_nested_loops(
+@one_in(4)
+@given(histories, intervals, st.tuples(st.booleans(), st.booleans()))
+@example(
+    History(0, (((([Left("a", 0, 0), Left("a", 40, 1)]), [Right("a", 0, "2"), Right("a", 40, "3")]), 0),)),
+    (0, 0),
+    (False, False),
+)
+def test_interval_joins_have_the_pairs_of_nested_loops(
     history: History, bounds: tuple[int, int], by_columns: tuple[bool, bool]
 ) -> None:
-    _check_interval(history, bounds, MemoryStateBackend(), by_columns=by_columns)
-
-
-@pytest.mark.slow
-@given(histories, intervals, st.sampled_from([(False, False), (True, False)]))
-def test_interval_joins_are_the_same_in_rocksdb(
-    history: History, bounds: tuple[int, int], by_columns: tuple[bool, bool]
-) -> None:
-    _check_interval(history, bounds, RocksDBStateBackend(), by_columns=by_columns)
-
-
-@given(histories, st.integers(1, 30))
-def test_window_joins_have_the_pairs_of_nested_loops(history: History, size: int) -> None:
-    def declare(left: Keyed, right: Keyed) -> DataStream:
-        windows = unkeyed(left).join(unkeyed(right)).where("key").equal_to("id")
-        return windows.window(TumblingEventTimeWindows.of(ms(size))).apply(_pair, output=Pair, uid="join")
-
-    played = _play(history, declare, MemoryStateBackend(), has_late=False)
-    lefts, rights = _timed(history, played)
-    found = Counter(
-        _pair(left, right)
-        for left, arrived in lefts
-        for right, came in rights
-        if left.key is not None
-        and left.key == right.id
-        and _window(left, size) == _window(right, size) > max(arrived, came)
-    )
-    assert played.pairs == found
-
-
-def _window(row: Left | Right, size: int) -> int:
-    """The last millisecond of the window of a row."""
-    assert row.at is not None
-    return row.at // size * size + size - 1
+    _check_interval(history, bounds, by_columns)

@@ -12,20 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow import (
-    CountTrigger,
-    EventTimeSessionWindows,
-    MemoryStateBackend,
-    RocksDBStateBackend,
-    SlidingEventTimeWindows,
-    TumblingEventTimeWindows,
-)
-from stateflow.api.state_backends import StateBackend
+from stateflow import CountTrigger, EventTimeSessionWindows, SlidingEventTimeWindows, TumblingEventTimeWindows
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.errors import JobDefinitionError, StateError
 from stateflow.testing import KeyedHarness
 from tests.joins.joined_rows import Declare, Keyed, Left, Pair, Right, harness, ms, unkeyed
 from tests.joins.test_random_joins import History, histories
+from tests.support.examples import one_in
 
 COLUMNS = {"key": "left.key", "left": "left.at", "right": "right.at"}
 NEVER = -(1 << 63)
@@ -60,14 +53,22 @@ def _ends(row: Left | Right, size: int, slide: int) -> set[int]:
     return {start + size - 1 for start in range(row.at // slide * slide, row.at - size, -slide)}
 
 
-def _check(history: History, declares: list[Declare], windows: tuple[int, int], backend: StateBackend) -> None:
-    """Compares with nested loops; at each restore, the operator changes."""
+sizes = st.tuples(st.integers(1, 30), st.integers(5, 30))
+
+
+@one_in(6)
+@given(histories, st.permutations([0, 1]), sizes)
+def test_window_joins_by_columns_have_the_pairs_of_nested_loops(
+    history: History, order: list[int], windows: tuple[int, int]
+) -> None:
+    """At each restore, the operator changes between the join by rows and the one by columns."""
+    declares = [_declared(*windows)[at] for at in order]
     arrow = history.arrow_rows
     more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}
     found: Counter[Pair] = Counter()
     lefts: list[tuple[Left, int]] = []
     rights: list[tuple[Right, int]] = []
-    h = harness(declares[0], history.bound, backend=backend, **more)
+    h = harness(declares[0], history.bound, **more)
     for number, ((left, right), parallelism) in enumerate(history.batches, 1):
         if parallelism:
             with h:
@@ -90,29 +91,7 @@ def _check(history: History, declares: list[Declare], windows: tuple[int, int], 
     assert found == wanted
 
 
-sizes = st.tuples(st.integers(1, 30), st.integers(5, 30))
-
-
-@given(histories, st.permutations([0, 1]), sizes)
-def test_window_joins_by_columns_have_the_pairs_of_nested_loops(
-    history: History, order: list[int], windows: tuple[int, int]
-) -> None:
-    both = _declared(*windows)
-    _check(history, [both[order[0]], both[order[1]]], windows, MemoryStateBackend())
-
-
-@pytest.mark.slow
-@given(histories, st.permutations([0, 1]), sizes)
-def test_window_joins_by_columns_are_the_same_in_rocksdb(
-    history: History, order: list[int], windows: tuple[int, int]
-) -> None:
-    both = _declared(*windows)
-    _check(history, [both[order[0]], both[order[1]]], windows, RocksDBStateBackend())
-
-
 class Bounded(msgspec.Struct, frozen=True):
-    """A pair with the bounds of its window."""
-
     key: str | None
     number: int
     start: datetime

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stateflow import MemoryStateBackend, RocksDBStateBackend, RowKind
-from stateflow.api.state_backends import StateBackend
+from stateflow import RowKind
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.errors import JobDefinitionError, StateError, UserCodeError
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.joins.joined_rows import Declare, Keyed, Left, Pair, Right, harness, unkeyed
+from tests.support.examples import one_in
 
 ADD, UB, UA, D = RowKind.INSERT, RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER, RowKind.DELETE
 
@@ -56,23 +56,6 @@ def test_old_versions_are_removed_and_the_valid_one_is_kept() -> None:
             assert list(restored.state("versions", "k")) == [8] and restored.timers() == []
 
 
-def test_a_later_row_of_the_same_time_replaces_the_version() -> None:
-    with harness(_join("inner")) as h:
-        h.push_both([Left("k", 1)], [Right("k", 1, "a")])
-        h.push_both([], [Right("k", 1, "b")])
-        assert h.drain() == [Pair("k", 1, 1, 0, "b")]
-
-
-def test_a_left_join_has_rows_without_a_version() -> None:
-    with harness(_join("left")) as h:
-        h.push_both([Left("k", 1), Left("k", 5, 1)], [Right("k", 3, "a")])
-        assert h.drain() == [Pair("k", 1, None, 0), Pair("k", 5, 3, 1, "a")]
-    with harness(_join("inner")) as h:
-        h.push_both([Left("k", 1)], [Right("k", 3, "a")])
-        assert h.drain() == []
-        assert h.state("left-rows", "k") == {}
-
-
 def test_a_late_row_gets_a_version_that_is_still_kept() -> None:
     with harness(_join("left")) as h:
         h.push_both([], [Right("k", 1, "a"), Right("k", 5, "b")])
@@ -85,8 +68,6 @@ def test_a_late_row_gets_a_version_that_is_still_kept() -> None:
 
 
 class Version(msgspec.Struct, frozen=True):
-    """A row of a changelog of versions."""
-
     kind: RowKind
     id: str | None
     at: int
@@ -100,21 +81,6 @@ def _changing(how: str, *, keys: tuple[str, ...] = ("id",), retracts: bool = Fal
 
     inputs = KeyedInput(Left, "key", event_time="at"), KeyedInput(Version, "id", event_time="at")
     return KeyedHarness(declare, *inputs, **more)
-
-
-def test_a_row_of_kind_delete_ends_a_version() -> None:
-    versions = [Version(ADD, "k", 1, "a"), Version(D, "k", 5), Version(ADD, "k", 8, "b")]
-    rows = [Left("k", at, at) for at in (1, 4, 5, 7, 8)]
-    alone = [Pair("k", at, None, at) for at in (5, 7)]
-    joined = [Pair("k", 1, 1, 1, "a"), Pair("k", 4, 1, 4, "a"), Pair("k", 8, 8, 8, "b")]
-    with _changing("left") as h:
-        h.push_both(rows, versions)
-        assert sorted(h.drain(), key=lambda pair: pair.number or 0) == sorted(
-            [*alone, *joined], key=lambda pair: pair.number or 0
-        )
-    with _changing("inner") as h:
-        h.push_both(rows, versions)
-        assert h.drain() == joined
 
 
 def test_a_deletion_is_kept_over_a_restore() -> None:
@@ -151,6 +117,7 @@ KEYS = st.sampled_from([None, "a", "b"])
 changes = st.lists(st.tuples(st.sampled_from([ADD, UA, D]), KEYS, st.integers(0, 20)), max_size=12)
 
 
+@one_in(4)
 @given(changes, st.lists(st.tuples(KEYS, st.integers(0, 20)), max_size=12), st.integers(1, 3))
 def test_rows_get_the_versions_that_are_not_deleted(
     given_versions: list[tuple[RowKind, str | None, int]], given_rows: list[tuple[str | None, int]], parallelism: int
@@ -180,18 +147,17 @@ scripts = st.lists(events, max_size=40).map(lambda rows: sorted(rows, key=lambda
 cuts = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([0, 0, 1, 3])), max_size=5).map(sorted)
 
 
-def _check(
-    script: list[tuple[str, str | None, int]],
-    cuts: list[tuple[int, int]],
-    how: str,
-    arrow: int | None,
-    backend: StateBackend,
+@one_in(4)
+@given(scripts, cuts, st.sampled_from(["inner", "left"]), st.sampled_from([None, 1, 3]))
+@example([("right", "a", 0), ("left", "a", 1), ("right", "a", 1), ("left", "a", 30)], [(1, 0), (2, 3)], "left", None)
+def test_rows_get_the_versions_of_plain_python(
+    script: list[tuple[str, str | None, int]], cuts: list[tuple[int, int]], how: str, arrow: int | None
 ) -> None:
     """Rows come in the order of time, cut into batches: none is late."""
     lefts = {n: Left(key, at, n) for n, (side, key, at) in enumerate(script) if side == "left"}
     rights = {n: Right(key, at, str(n)) for n, (side, key, at) in enumerate(script) if side == "right"}
     more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}
-    h = harness(_join(how), 0, backend=backend, **more)
+    h = harness(_join(how), 0, **more)
     found: Counter[Pair] = Counter()
     start = 0
     for end, parallelism in [*cuts, (len(script), 0)]:
@@ -214,25 +180,6 @@ def _check(
         if version is not None or how == "left":
             wanted[_with_version(row, version)] += 1
     assert found == wanted
-
-
-settings = given(scripts, cuts, st.sampled_from(["inner", "left"]), st.sampled_from([None, 1, 3]))
-
-
-@settings
-@example([("right", "a", 0), ("left", "a", 1), ("right", "a", 1), ("left", "a", 30)], [(1, 0), (2, 3)], "left", None)
-def test_rows_get_the_versions_of_plain_python(
-    script: list[tuple[str, str | None, int]], cuts: list[tuple[int, int]], how: str, arrow: int | None
-) -> None:
-    _check(script, cuts, how, arrow, MemoryStateBackend())
-
-
-@pytest.mark.slow
-@settings
-def test_versions_are_the_same_in_rocksdb(
-    script: list[tuple[str, str | None, int]], cuts: list[tuple[int, int]], how: str, arrow: int | None
-) -> None:
-    _check(script, cuts, how, arrow, RocksDBStateBackend())
 
 
 def test_errors_name_the_operator_and_wrong_declarations_are_refused() -> None:

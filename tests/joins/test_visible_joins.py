@@ -21,7 +21,7 @@ def joins_job(tmp_path: Path) -> Iterator[JoinsJob]:
 
 def test_waiting_rows_are_visible_with_their_columns(joins_job: JoinsJob) -> None:
     job = joins_job
-    job.deliver(40)
+    job.deliver(20)
     job.finish()
     buffered = stateflow.read_state(str(job.root), "interval", "left-buffer").read_all().to_pylist()
     orders = {(row["customer"], row["map_key"], each["number"]) for row in buffered for each in row["value"]}
@@ -39,14 +39,3 @@ def test_waiting_rows_are_visible_with_their_columns(joins_job: JoinsJob) -> Non
         window = TimeWindow.parse(row["namespace"]["value"])
         (at,) = (each["at"] for each in row["value"].values() if each is not None)
         assert row["namespace"]["type"] == "window" and window.start <= at < window.end
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-def test_joins_on_spark_equal_nested_loops(joins_job: JoinsJob) -> None:
-    job = joins_job
-    for count in (60, 120):
-        job.deliver(count)
-        job.finish(job__spark="yes")
-    job.finish(job__spark="yes", run__drain="yes")
-    job.check_all()

@@ -90,8 +90,6 @@ class Rule:
 
 @dataclass(frozen=True)
 class Search:
-    """The matches in the rows of a key."""
-
     rules: tuple[Rule, ...]
     rows: tuple[Numbered, ...]
     within: int | None
@@ -169,10 +167,7 @@ def kept(paths: list[Path], skip: AfterMatchSkipStrategy) -> list[Path]:
         found.append(path)
         of_stage = [row.position for number, row in path if f"s{number}" == skip.stage]
         first_kept = {
-            "no skip": -1,
-            "next row": first + 1,
-            "past last row": path[-1][1].position + 1,
-            "first": of_stage[0] if of_stage else first,
-            "last": of_stage[-1] if of_stage else first,
-        }[skip.to]
+            "no skip": -1, "next row": first + 1, "past last row": path[-1][1].position + 1,
+            "first": of_stage[0] if of_stage else first, "last": of_stage[-1] if of_stage else first,
+        }[skip.to]  # fmt: skip
     return found

@@ -360,14 +360,6 @@ SKIP: Cases = {
 }
 
 GROUPS = {
-    "contiguity": CONTIGUITY,
-    "optional": OPTIONAL,
-    "one or more": ONE_OR_MORE,
-    "zero or more": ZERO_OR_MORE,
-    "times": TIMES,
-    "greedy": GREEDY,
-    "until": UNTIL,
-    "negative": NEGATIVE,
-    "iterative": ITERATIVE,
-    "skip": SKIP,
-}
+    "contiguity": CONTIGUITY, "optional": OPTIONAL, "one or more": ONE_OR_MORE, "zero or more": ZERO_OR_MORE,
+    "times": TIMES, "greedy": GREEDY, "until": UNTIL, "negative": NEGATIVE, "iterative": ITERATIVE, "skip": SKIP,
+}  # fmt: skip

@@ -27,8 +27,6 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A match, as text."""
-
     key: str
     rows: str
 

@@ -23,8 +23,6 @@ def _readings(count: int, seed: int) -> list[tuple[str, int, int]]:
 
 
 class PatternsJob(OracleJob):
-    """The job of `tests/support/jobs/patterns.py`."""
-
     seed = 23
     rows: list[tuple[str, int, int]]
 

@@ -11,8 +11,6 @@ import pytest
 from stateflow import (
     AfterMatchSkipStrategy,
     Context,
-    KeyedProcessFunction,
-    OnTimerContext,
     OutputTag,
     Pattern,
     PatternProcessFunction,
@@ -21,19 +19,7 @@ from stateflow import (
 )
 from stateflow.errors import JobDefinitionError
 from stateflow.testing import KeyedHarness, KeyedInput
-from tests.patterns.pattern_rows import (
-    INPUT,
-    TIMED_OUT,
-    Found,
-    Row,
-    as_text,
-    harness,
-    matches,
-    matching,
-    named,
-    rows_of,
-    texts,
-)
+from tests.patterns.pattern_rows import INPUT, TIMED_OUT, Found, Row, as_text, harness, matches, named, rows_of, texts
 from tests.support.errors import raises
 
 A, B = named("a"), named("b")
@@ -97,16 +83,6 @@ def test_rows_of_one_time_are_matched_in_the_order_of_arrival() -> None:
     assert matches(PAIR, "a1@1 b1@1 b2@2 a2@2") == ["a1 b1"]
 
 
-def test_rows_wait_for_earlier_ones_of_later_batches() -> None:
-    rows = KeyedInput(Row, "key", event_time="at", out_of_orderness=TEN)
-    declare = lambda keyed: keyed.match_pattern(PAIR).select(as_text, output=Found, uid="m")  # noqa: E731 - shorter
-    with KeyedHarness(declare, rows) as h:
-        for batch in ("b@5", "a@3", "x@4", "b2@9 a2@8"):
-            h.push(*rows_of(batch))
-        h.drain()
-        assert texts(h.output) == ["a2 b2"]
-
-
 def _in_batches(*batches: Sequence[Row]) -> list[list[str]]:
     """The matches of `PAIR` that each batch emits, with an out-of-orderness of zero; a last one ends the input."""
     rows = KeyedInput(Row, "key", event_time="at", out_of_orderness=timedelta())
@@ -126,38 +102,6 @@ def test_a_match_is_emitted_in_the_batch_after_a_later_row_of_any_key(key: str) 
     assert _in_batches([*pair, *later], []) == [[], ["a b"], []]
     # Rows of a batch advance the watermark of the next one.
     assert _in_batches(pair, later, []) == [[], [], ["a b"], []]
-
-
-class Delay(KeyedProcessFunction[Row, Row]):
-    """Emits rows whose name is in capitals by a timer at their time, and all others at once."""
-
-    def process_element(self, row: Row, ctx: Context) -> Iterator[Row]:
-        if row.text.islower():
-            yield row
-        else:
-            ctx.timer_service().register_event_time_timer(row.at)
-
-    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Row]:
-        yield Row(ctx.get_current_key(), timestamp, "a")
-
-
-def test_rows_in_the_order_of_event_time_are_matched_after_timers_between_them() -> None:
-    rows = KeyedInput(Row, "key", "at", event_time="at", out_of_orderness=timedelta())
-    with KeyedHarness(matching(PAIR), rows) as h:
-        assert texts(h.push(*rows_of("a@1 b@2 x@3"))) == ["a b"]
-        h.drain()
-        assert h.state_entries() == [] and h.timers() == []
-
-
-def test_rows_of_a_batch_are_matched_after_its_timers() -> None:
-    def declare(rows: Any) -> Any:
-        return matching(PAIR)(rows.process(Delay(), output=Row, uid="delay").key_by("key"))
-
-    with KeyedHarness(declare, KeyedInput(Row, "key", event_time="at", out_of_orderness=timedelta())) as h:
-        for batch in (rows_of("A@6"), rows_of("x@30", key="j"), rows_of("b@30")):
-            assert h.push(*batch) == []
-        assert texts(h.drain()) == ["a b"]
-        assert h.timers(uid="matches") == []
 
 
 def test_conditions_are_added_and_alternatives_too() -> None:
@@ -186,10 +130,6 @@ def test_memory_is_bounded_by_the_time_limit() -> None:
         assert len(h.timers()) == 1
 
 
-def _two(first: Any, second: Any) -> bool:
-    return False
-
-
 ONE = Pattern.begin("one", A)
 
 
@@ -204,28 +144,18 @@ ONE = Pattern.begin("one", A)
         lambda: ONE.where(lambda row, matched, more: True),
         lambda: ONE.where(lambda row, *, limit: True),
         lambda: ONE.where(Row),  # type: ignore[arg-type]
-        lambda: ONE.times(0),
-        lambda: ONE.times(3, 2),
-        lambda: ONE.times(-1, 2),
-        lambda: ONE.times_or_more(0),
-        lambda: ONE.one_or_more().times(2),
-        lambda: ONE.optional().optional(),
-        lambda: ONE.greedy(),
-        lambda: ONE.consecutive(),
-        lambda: ONE.one_or_more().consecutive().allow_combinations(),
+        lambda: ONE.times(0), lambda: ONE.times(3, 2), lambda: ONE.times(-1, 2), lambda: ONE.times_or_more(0),
+        lambda: ONE.one_or_more().times(2), lambda: ONE.optional().optional(), lambda: ONE.greedy(),
+        lambda: ONE.consecutive(), lambda: ONE.one_or_more().consecutive().allow_combinations(),
         lambda: ONE.one_or_more().allow_combinations().greedy(),
         lambda: ONE.one_or_more().greedy().allow_combinations(),
-        lambda: ONE.one_or_more().greedy().next("two").optional(),
-        lambda: ONE.until(B),
-        lambda: ONE.one_or_more().until(B).until(B),
-        lambda: ONE.optional().not_next("two", B),
-        lambda: ONE.not_next("two", B).optional(),
-        lambda: ONE.not_followed_by("two", B).one_or_more(),
-        lambda: ONE.within(timedelta(0)),
-        lambda: ONE.not_followed_by("two", B).checked(),
+        lambda: ONE.one_or_more().greedy().next("two").optional(), lambda: ONE.until(B),
+        lambda: ONE.one_or_more().until(B).until(B), lambda: ONE.optional().not_next("two", B),
+        lambda: ONE.not_next("two", B).optional(), lambda: ONE.not_followed_by("two", B).one_or_more(),
+        lambda: ONE.within(timedelta(0)), lambda: ONE.not_followed_by("two", B).checked(),
         lambda: Pattern.begin("one", skip=AfterMatchSkipStrategy.skip_to_last("two")).checked(),
     ],
-)
+)  # fmt: skip
 def test_a_pattern_that_cannot_be_matched_is_refused(declare: Callable[[], Pattern]) -> None:
     with raises(JobDefinitionError):
         declare()

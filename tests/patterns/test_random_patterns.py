@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,17 +19,15 @@ from stateflow import (
     Context,
     KeyedProcessFunction,
     ListStateDescriptor,
-    MemoryStateBackend,
     OnTimerContext,
     Pattern,
-    RocksDBStateBackend,
     RuntimeContext,
 )
-from stateflow.api.state_backends import StateBackend
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.patterns.brute_force import Numbered, Path, Rule, Search, kept
+from tests.support.examples import one_in
 
 Skip = AfterMatchSkipStrategy
 Assigned = tuple[tuple[str, int], ...]
@@ -157,7 +154,7 @@ def _assigned(match: Mapping[str, list[Row]]) -> Found:
     return Found([stage for stage, _ in rows], [number for _, number in rows])
 
 
-def _run(pattern: Pattern, history: History, backend: StateBackend) -> list[Assigned]:
+def _run(pattern: Pattern, history: History) -> list[Assigned]:
     def declare(rows: KeyedStream[DataStream]) -> DataStream:
         if history.is_delayed:
             rows = rows.process(Delay(), output=Row, uid="delay").key_by("key", order_by=history.order_by)
@@ -166,7 +163,7 @@ def _run(pattern: Pattern, history: History, backend: StateBackend) -> list[Assi
     disorder = timedelta(milliseconds=history.disorder)
     given_rows = KeyedInput(Row, "key", history.order_by, event_time="at", out_of_orderness=disorder)
     found, left = list[Found](), list(history.rows)
-    h = KeyedHarness(declare, given_rows, backend=backend)
+    h = KeyedHarness(declare, given_rows)
     for size, parallelism in history.batches:
         if parallelism:
             with h:
@@ -203,14 +200,14 @@ def _numbers(path: Path, rows: list[Row]) -> Assigned:
     return tuple(sorted(pairs, key=lambda pair: pair[1]))
 
 
-def _check(found: tuple[Rule, ...], history: History, within: int | None, skip: Skip, backend: StateBackend) -> None:
+def _check(found: tuple[Rule, ...], history: History, within: int | None, skip: Skip) -> None:
     expected = _expected(found, history, within, skip)
     pattern: Pattern | None = None
     for number, rule in enumerate(found):
         pattern = rule.declared(pattern, f"s{number}", skip)
     assert pattern is not None
     pattern = pattern if within is None else pattern.within(timedelta(milliseconds=within))
-    matched = _run(pattern, history, backend)
+    matched = _run(pattern, history)
     if expected is not None:
         assert Counter(matched) == Counter(expected)
 
@@ -220,21 +217,17 @@ skips = st.sampled_from(
 )
 
 
+@one_in(3)
 @given(rules, histories(), st.sampled_from([None, None, 1, 4, 9]))
 def test_matches_are_all_sequences_that_keep_the_rules(
     found: tuple[Rule, ...], history: History, within: int | None
 ) -> None:
-    _check(found, history, within, Skip.no_skip(), MemoryStateBackend())
+    _check(found, history, within, Skip.no_skip())
 
 
+@one_in(3)
 @given(rules, histories(), st.sampled_from([2, 5, 9, 20]), skips)
 def test_skipped_matches_are_those_after_earlier_ones(
     found: tuple[Rule, ...], history: History, within: int, skip: Skip
 ) -> None:
-    _check(found, history, within, skip, MemoryStateBackend())
-
-
-@pytest.mark.slow
-@given(rules, histories(), st.sampled_from([2, 5, 9, 20]), skips)
-def test_matches_are_the_same_in_rocksdb(found: tuple[Rule, ...], history: History, within: int, skip: Skip) -> None:
-    _check(found, history, within, skip, RocksDBStateBackend())
+    _check(found, history, within, skip)

@@ -38,14 +38,3 @@ def test_partial_matches_and_their_rows_are_visible(patterns_job: PatternsJob) -
         # A row is stored once, whatever the number of its partial matches.
         numbers = {number for sensor, number in matched if sensor == row["sensor"]}
         assert {node["row"] for _, node in stored["nodes"]} == {number for number, _ in stored["rows"]} == numbers
-
-
-@pytest.mark.slow
-@pytest.mark.spark
-def test_patterns_on_spark_have_the_matches_of_plain_python(patterns_job: PatternsJob) -> None:
-    job = patterns_job
-    for count in (60, 120):
-        job.deliver(count)
-        job.finish(job__spark="yes")
-    job.finish(job__spark="yes", run__drain="yes")
-    job.check_all()

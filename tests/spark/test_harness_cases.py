@@ -19,7 +19,6 @@ from tests.changelogs import test_flink_cases as changelogs
 from tests.joins import test_changed_joins as changed_joins
 from tests.joins import test_changelog_join as changelog_joins
 from tests.joins import test_interval_join_flink_cases as interval_joins
-from tests.joins import test_outer_join as outer_joins
 from tests.joins import test_regular_join as regular_joins
 from tests.joins import test_temporal_join as temporal_joins
 from tests.joins import test_window_join_flink_cases as window_joins
@@ -55,7 +54,6 @@ TestWindowAll = _tests_of(window_all)
 TestWindowFunctions = _tests_of(window_functions)
 TestWindowJoins = _tests_of(window_joins)
 TestIntervalJoins = _tests_of(interval_joins)
-TestOuterJoins = _tests_of(outer_joins)
 TestRegularJoins = _tests_of(
     regular_joins,
     regular_joins.test_an_equality_makes_as_many_pairs_as_are_joined,

@@ -31,6 +31,7 @@ from stateflow.api.sql.text_patterns import java_pattern, like_pattern, normal_l
 from stateflow.errors import JobDefinitionError, SchemaMismatch
 from stateflow.runtime.task.row_conversion import check_declared
 from tests.support.errors import raises
+from tests.support.job_fixture import mostly_slow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,278 +73,109 @@ ROWS = [
     Values(None, 5, None, -0.0, None, "x", None, None, None, datetime(2026, 1, 1, tzinfo=UTC), None),
     Values(0, 1 << 40, NAN, 1e300, "  äöü/ ", " é ", None, Decimal(0), AT, AT.replace(tzinfo=UTC), date(1900, 1, 1)),
 ]
-EXPRESSIONS = [
-    "i + j * 2 - 1",
-    "-i",
-    "i / j",
-    "MOD(i, j)",
-    "i % 3 = 1",
-    "i / 2.0E0",
-    "x * y + i",
-    "0.908 * i",
-    "d * 2 - 1.5",
-    "d + i",
-    "d * d",
-    "d > 1 OR d < x",
-    "ABS(i) + ABS(j)",
-    "ABS(d)",
-    "FLOOR(x) + CEIL(x)",
-    "FLOOR(d)",
-    "CEIL(d) + CEIL(-d)",
-    "-ABS(-CAST(d AS DECIMAL(38, 29)))",
-    "ROUND(x)",
-    "ROUND(y, 1)",
-    "ROUND(x, -1)",
-    "ROUND(y, -2)",
-    "ROUND(i, -1)",
-    "ROUND(j, -20)",
-    "ROUND(d)",
-    "ROUND(d, 2)",
-    "ROUND(d, 3) * 1",
-    "ROUND(d, 20) * 1",
-    "ROUND(d, -1)",
-    "ROUND(-d * 2, -6)",
-    "ROUND(d, -20)",
-    "ROUND(d, 1) + d",
-    "CAST(ROUND(CAST(i AS DECIMAL(8, 1)) * 0.01) AS STRING)",
-    "SQRT(x)",
-    "POWER(j, 2)",
-    "x = y OR x > y",
-    "y <= y AND x <> x",
-    "i = j OR b",
-    "i < j AND b",
-    "NOT b",
-    "b IS TRUE",
-    "b IS NOT FALSE",
-    "i IS NULL",
-    "s IS NOT NULL AND i IN (7, 0, j)",
-    "i NOT IN (1, NULL)",
-    "i IS NOT DISTINCT FROM j",
-    "x IS DISTINCT FROM y OR s IS NOT DISTINCT FROM NULLIF(t, t)",
-    "i BETWEEN j AND 10",
-    "i BETWEEN SYMMETRIC 10 AND j",
-    "CASE WHEN i > 0 THEN 'positive' WHEN i < 0 THEN s END",
-    "CASE i WHEN 7 THEN 1 WHEN 0 THEN 2.5 ELSE d END",
-    "IF(b, x, i)",
-    "COALESCE(i, j, 1)",
-    "COALESCE(s, t)",
-    "NULLIF(i, 7)",
-    "IFNULL(s, 'none')",
-    "LOWER(s) || UPPER(t)",
-    "CONCAT(s, '-', t, '''\\n')",
-    "CHAR_LENGTH(s)",
-    "TRIM(s) || LTRIM(t) || RTRIM(t)",
-    "REPLACE(s, '/', '')",
-    "SUBSTRING(s, 2)",
-    "SUBSTRING(s FROM -3 FOR 2)",
-    "SUBSTR(s, 0, 2)",
-    "SPLIT_INDEX(s, '/', 1)",
-    "SPLIT_INDEX(s, '/', i)",
-    "REGEXP_EXTRACT(s, '([a-z])B(\\w)', 2)",
-    "REGEXP_EXTRACT(t, 'a|x')",
-    "REGEXP_EXTRACT(s, 'a(B)?(x)?', 2)",
-    "REGEXP_EXTRACT(s, '(x)|([a-f])', 1)",
-    "REGEXP_EXTRACT(s, '(x)|([a-f])', 2)",
-    "REGEXP_EXTRACT(s, '(x*)a(B)', 1)",
-    "REGEXP_EXTRACT(s, '(x*)|(.)', 2)",
-    "REGEXP_EXTRACT(s, '([e/])?(x)??', 2)",
-    "REGEXP_EXTRACT(t, '(\\w)?_(z)?', 2)",
-    "REGEXP_EXTRACT(s, '(?i)(q)?^(a)bc?|(x)', 1)",
-    "REGEXP_EXTRACT(s, '(?x) (q)? a # a comment', 1)",
-    "REGEXP_EXTRACT(s, '(q)?ABC', 1)",
-    "s LIKE 'a_c%'",
-    "s NOT LIKE '%/%'",
-    "CAST(i AS STRING) || CAST(b AS STRING) || CAST(day AS STRING)",
-    "CAST(CAST(i AS DOUBLE) / 2 AS BIGINT)",
-    "CAST(i AS DOUBLE) / 3",
-    "CAST(d AS BIGINT)",
-    "CAST(d AS STRING)",
-    "CAST(s AS VARCHAR(3)) || CAST(i AS VARCHAR(1))",
-    "CAST(i AS TINYINT) + CAST(d AS INT)",
-    "CAST(i AS DECIMAL(12, 2))",
-    "CAST(d AS DECIMAL(8, 1))",
-    "CAST(y AS DOUBLE)",
-    "CAST('17' AS BIGINT) + i",
-    "CAST(at AS DATE)",
-    "CAST(day AS TIMESTAMP)",
-    "CAST(utc AS TIMESTAMP)",
-    "at + INTERVAL '90' SECOND - INTERVAL '1' DAY",
-    "utc - INTERVAL '0.5' SECOND",
-    "at > TIMESTAMP '2026-01-01 00:00:00' AND day < DATE '2026-01-01'",
-    "DATE_FORMAT(at, 'yyyy-MM-dd''T''HH:mm:ss.SSS')",
-    "DATE_FORMAT(utc, 'HH:mm')",
-    "YEAR(at) * 10000 + MONTH(at) * 100 + DAYOFMONTH(at)",
-    "EXTRACT(HOUR FROM utc) * 60 + MINUTE(utc)",
-    "SECOND(at)",
-]
+EXPRESSIONS = r"""
+i + j * 2 - 1; -i; i / j; MOD(i, j); i % 3 = 1; i / 2.0E0; x * y + i; 0.908 * i; d * 2 - 1.5; d + i; d * d;
+d > 1 OR d < x; ABS(i) + ABS(j); ABS(d); FLOOR(x) + CEIL(x); FLOOR(d); CEIL(d) + CEIL(-d);
+-ABS(-CAST(d AS DECIMAL(38, 29))); ROUND(x); ROUND(y, 1); ROUND(x, -1); ROUND(y, -2); ROUND(i, -1); ROUND(j, -20);
+ROUND(d); ROUND(d, 2); ROUND(d, 3) * 1; ROUND(d, 20) * 1; ROUND(d, -1); ROUND(-d * 2, -6); ROUND(d, -20);
+ROUND(d, 1) + d; CAST(ROUND(CAST(i AS DECIMAL(8, 1)) * 0.01) AS STRING); SQRT(x); POWER(j, 2); x = y OR x > y;
+y <= y AND x <> x; i = j OR b; i < j AND b; NOT b; b IS TRUE; b IS NOT FALSE; i IS NULL;
+s IS NOT NULL AND i IN (7, 0, j); i NOT IN (1, NULL); i IS NOT DISTINCT FROM j;
+x IS DISTINCT FROM y OR s IS NOT DISTINCT FROM NULLIF(t, t); i BETWEEN j AND 10; i BETWEEN SYMMETRIC 10 AND j;
+CASE WHEN i > 0 THEN 'positive' WHEN i < 0 THEN s END; CASE i WHEN 7 THEN 1 WHEN 0 THEN 2.5 ELSE d END; IF(b, x, i);
+COALESCE(i, j, 1); COALESCE(s, t); NULLIF(i, 7); IFNULL(s, 'none'); LOWER(s) || UPPER(t); CONCAT(s, '-', t, '''\n');
+CHAR_LENGTH(s); TRIM(s) || LTRIM(t) || RTRIM(t); REPLACE(s, '/', ''); SUBSTRING(s, 2); SUBSTRING(s FROM -3 FOR 2);
+SUBSTR(s, 0, 2); SPLIT_INDEX(s, '/', 1); SPLIT_INDEX(s, '/', i); REGEXP_EXTRACT(s, '([a-z])B(\w)', 2);
+REGEXP_EXTRACT(t, 'a|x'); REGEXP_EXTRACT(s, 'a(B)?(x)?', 2); REGEXP_EXTRACT(s, '(x)|([a-f])', 1);
+REGEXP_EXTRACT(s, '(x)|([a-f])', 2); REGEXP_EXTRACT(s, '(x*)a(B)', 1); REGEXP_EXTRACT(s, '(x*)|(.)', 2);
+REGEXP_EXTRACT(s, '([e/])?(x)??', 2); REGEXP_EXTRACT(t, '(\w)?_(z)?', 2); REGEXP_EXTRACT(s, '(?i)(q)?^(a)bc?|(x)', 1);
+REGEXP_EXTRACT(s, '(?x) (q)? a # a comment', 1); REGEXP_EXTRACT(s, '(q)?ABC', 1); s LIKE 'a_c%'; s NOT LIKE '%/%';
+CAST(i AS STRING) || CAST(b AS STRING) || CAST(day AS STRING); CAST(CAST(i AS DOUBLE) / 2 AS BIGINT);
+CAST(i AS DOUBLE) / 3; CAST(d AS BIGINT); CAST(d AS STRING); CAST(s AS VARCHAR(3)) || CAST(i AS VARCHAR(1));
+CAST(i AS TINYINT) + CAST(d AS INT); CAST(i AS DECIMAL(12, 2)); CAST(d AS DECIMAL(8, 1)); CAST(y AS DOUBLE);
+CAST('17' AS BIGINT) + i; CAST(at AS DATE); CAST(day AS TIMESTAMP); CAST(utc AS TIMESTAMP);
+at + INTERVAL '90' SECOND - INTERVAL '1' DAY; utc - INTERVAL '0.5' SECOND;
+at > TIMESTAMP '2026-01-01 00:00:00' AND day < DATE '2026-01-01'; DATE_FORMAT(at, 'yyyy-MM-dd''T''HH:mm:ss.SSS');
+DATE_FORMAT(utc, 'HH:mm'); YEAR(at) * 10000 + MONTH(at) * 100 + DAYOFMONTH(at);
+EXTRACT(HOUR FROM utc) * 60 + MINUTE(utc); SECOND(at)""".split(";")
 
 
 # The values are those of Flink's ScalarFunctionsTest, ScalarOperatorsTest, TemporalTypesTest and CastFunctionITCase, of
 # its documentation, and of Java.
 FLINK: list[tuple[str, object]] = [
-    ("POWER(0, -1)", math.inf),
-    ("POWER(-0.0E0, -1)", -math.inf),
-    ("POWER(-8, 0.5)", math.nan),
-    ("POWER(10, 400)", math.inf),
-    ("POWER(-10, 401)", -math.inf),
-    ("POWER(1, CAST('NaN' AS DOUBLE))", math.nan),
-    ("POWER(-1, CAST('Infinity' AS DOUBLE))", math.nan),
-    ("POWER(2, 3)", 8.0),
-    ("SQRT(-1)", math.nan),
-    ("LN(0)", -math.inf),
-    ("LN(-1)", math.nan),
-    ("LOG10(100)", 2.0),
-    ("LOG2(8)", 3.0),
-    ("LOG(3, 3)", 1.0),
-    ("EXP(1000)", math.inf),
-    ("1.0E0 / 0", math.inf),
-    ("-1.0E0 / 0", -math.inf),
-    ("1 / -0.0E0", -math.inf),
-    ("0.0E0 / 0", math.nan),
-    ("MOD(5.0E0, 0)", math.nan),
-    ("MOD(-5, 3)", -2),
-    ("MOD(5, -3)", 2),
-    ("-5.5 % 2", Decimal("-1.5")),
-    ("7.0 / 3", Decimal("2.333333333333")),
-    ("1.00 / 3000000000", Decimal("0.0000000003333333333333")),
-    ("1 / 3.0", Decimal("0.333333")),
+    ("POWER(0, -1)", math.inf), ("POWER(-0.0E0, -1)", -math.inf), ("POWER(-8, 0.5)", math.nan),
+    ("POWER(10, 400)", math.inf), ("POWER(-10, 401)", -math.inf), ("POWER(1, CAST('NaN' AS DOUBLE))", math.nan),
+    ("POWER(-1, CAST('Infinity' AS DOUBLE))", math.nan), ("POWER(2, 3)", 8.0), ("SQRT(-1)", math.nan),
+    ("LN(0)", -math.inf), ("LN(-1)", math.nan), ("LOG10(100)", 2.0), ("LOG2(8)", 3.0), ("LOG(3, 3)", 1.0),
+    ("EXP(1000)", math.inf), ("1.0E0 / 0", math.inf), ("-1.0E0 / 0", -math.inf), ("1 / -0.0E0", -math.inf),
+    ("0.0E0 / 0", math.nan), ("MOD(5.0E0, 0)", math.nan), ("MOD(-5, 3)", -2), ("MOD(5, -3)", 2),
+    ("-5.5 % 2", Decimal("-1.5")), ("7.0 / 3", Decimal("2.333333333333")),
+    ("1.00 / 3000000000", Decimal("0.0000000003333333333333")), ("1 / 3.0", Decimal("0.333333")),
     ("CAST(2 AS DECIMAL(38, 0)) / CAST(3 AS DECIMAL(38, 0))", Decimal("0.666667")),
     # More than 38 digits: fewer after the point, but at least six.
     ("CAST(2 AS DECIMAL(38, 6)) - CAST(1.25 AS DECIMAL(6, 2))", Decimal("0.750000")),
     ("CAST(2.5 AS DECIMAL(30, 10)) * CAST(1.0000002 AS DECIMAL(30, 10))", Decimal("2.500001")),
-    ("CAST(0.123456789 AS DECIMAL(38, 9)) + CAST(1 AS DECIMAL(38, 0))", Decimal("1.123457")),
-    ("-7 / 2", -3),
-    ("ROUND(125.315, 2)", Decimal("125.32")),
-    ("ROUND(-2.5E0)", -3.0),
-    ("ROUND(2.675E0, 2)", 2.68),
-    ("ROUND(1234, -2)", 1200),
-    ("ROUND(1.5E0, 5000000000)", 1.5),
-    ("ROUND(1.5E300, -5000000000)", 0.0),
-    ("ROUND(12, -5000000000)", 0),
-    ("SIGN(-3)", -1.0),
-    ("CAST('NaN' AS DOUBLE) = CAST('NaN' AS DOUBLE)", False),
-    ("CAST('NaN' AS DOUBLE) <> CAST('NaN' AS DOUBLE)", True),
-    ("CAST('NaN' AS DOUBLE) > 1", False),
-    ("1 < CAST('NaN' AS DOUBLE)", False),
-    ("CAST('NaN' AS DOUBLE) IN (1, CAST('NaN' AS DOUBLE))", False),
-    ("-0.0E0 = 0.0E0", True),
+    ("CAST(0.123456789 AS DECIMAL(38, 9)) + CAST(1 AS DECIMAL(38, 0))", Decimal("1.123457")), ("-7 / 2", -3),
+    ("ROUND(125.315, 2)", Decimal("125.32")), ("ROUND(-2.5E0)", -3.0), ("ROUND(-0.5)", Decimal(-1)),
+    ("ROUND(CAST(999.95 AS DECIMAL(5, 2)), 1)", Decimal("1000.0")),
+    ("ROUND(CAST(950.05 AS DECIMAL(5, 2)), -4)", Decimal(0)),
+    ("FLOOR(-1234567890123456789012345678901234567.5)", Decimal("-1234567890123456789012345678901234568")),
+    ("ROUND(2.675E0, 2)", 2.68), ("ROUND(1234, -2)", 1200), ("ROUND(1.5E0, 5000000000)", 1.5),
+    ("ROUND(1.5E300, -5000000000)", 0.0), ("ROUND(12, -5000000000)", 0), ("SIGN(-3)", -1.0),
+    ("CAST('NaN' AS DOUBLE) = CAST('NaN' AS DOUBLE)", False), ("CAST('NaN' AS DOUBLE) <> CAST('NaN' AS DOUBLE)", True),
+    ("CAST('NaN' AS DOUBLE) > 1", False), ("1 < CAST('NaN' AS DOUBLE)", False),
+    ("CAST('NaN' AS DOUBLE) IN (1, CAST('NaN' AS DOUBLE))", False), ("-0.0E0 = 0.0E0", True),
     ("-0.0E0 IN (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0.0E0)", True),
-    ("NULLIF(1, 1) IS NOT DISTINCT FROM NULLIF(2, 2)", True),
-    ("NULLIF(1, 1) IS DISTINCT FROM 1", True),
-    ("1 IS DISTINCT FROM 1", False),
-    ("GREATEST(1, NULLIF(2, 2))", None),
-    ("GREATEST(13, 69, 54)", 69),
-    ("LEAST('a', 'B', 'ä')", "B"),
-    ("SUBSTRING('This is a test String.', 3)", "is is a test String."),
-    ("SUBSTRING('This is a test String.', 11, 4)", "test"),
-    ("SUBSTRING('abc', -2)", "bc"),
-    ("SUBSTRING('abc', -5, 4)", ""),
-    ("SUBSTRING('abc', 0, 2)", "ab"),
-    ("SUBSTRING('abc', 2, -1)", None),
-    ("SUBSTRING('abc', 4000000000, 1)", ""),
-    ("SUBSTRING('a😀c', 2, 1)", "😀"),
-    ("REPLACE('hello world', 'world', 'flink')", "hello flink"),
-    ("REPLACE('abc', '', '-')", "-a-b-c-"),
-    ("REPLACE('', '', '-')", "-"),
-    ("REPLACE('ababab', 'abab', 'z')", "zab"),
-    ("UPPER('Straße')", "STRASSE"),
-    ("LOWER('ΑΣ')", "ας"),
-    ("LOWER('İ')", "i̇"),
-    ("CHAR_LENGTH('😀')", 1),
-    ("REVERSE('a😀')", "😀a"),
-    ("TRIM('  ab ')", "ab"),
-    ("TRIM(BOTH 'ab' FROM 'abcab')", "c"),
-    ("TRIM(LEADING 'x' FROM 'xxax')", "ax"),
-    ("TRIM(TRAILING 'x' FROM 'xxax')", "xxa"),
-    ("TRIM(BOTH '' FROM ' a ')", " a "),
-    ("TRIM('\u00a0\ta ')", "\u00a0\ta"),
-    ("LPAD('hi', 4, '??')", "??hi"),
-    ("LPAD('hi', 1, '??')", "h"),
-    ("LPAD('hi', -1, '??')", None),
-    ("LPAD('hi', 1, '')", None),
-    ("RPAD('hi', 5, 'xy')", "hixyx"),
-    ("POSITION('st' IN 'test')", 3),
-    ("POSITION('' IN 'test')", 1),
-    ("LOCATE('x', 'test')", 0),
-    ("INSTR('test', 't')", 1),
-    ("SPLIT_INDEX('AQIDBA==', 'I', 0)", "AQ"),
-    ("SPLIT_INDEX('AQIDBA==', 'I', 2)", None),
-    ("SPLIT_INDEX('AQIDBA==', 'I', -1)", None),
-    ("SPLIT_INDEX('Test;it', ';', 1)", "it"),
-    ("SPLIT_INDEX('a b', '', 1)", "b"),
-    ("CONCAT('xx', NULLIF('a', 'a'))", None),
-    ("'abc' = 'abc '", False),
-    ("'abc' LIKE 'a%c'", True),
-    ("'a\nc' LIKE 'a_c'", True),
-    ("'a😀c' LIKE 'a_c'", True),
-    ("'a.c' LIKE 'a_c' AND 'abc' NOT LIKE 'a.c'", True),
-    ("'TE_ST' LIKE '%E&_S%' ESCAPE '&'", True),
-    ("'TE-ST' LIKE '%E&_S%' ESCAPE '&'", False),
-    ("'a%b' LIKE 'a\\%b'", True),
-    ("'aXb' LIKE 'a\\%b'", False),
-    ("'aab' LIKE '%a%ab'", True),
-    ("'ab' LIKE '%a%ab'", False),
+    ("NULLIF(1, 1) IS NOT DISTINCT FROM NULLIF(2, 2)", True), ("NULLIF(1, 1) IS DISTINCT FROM 1", True),
+    ("1 IS DISTINCT FROM 1", False), ("GREATEST(1, NULLIF(2, 2))", None), ("GREATEST(13, 69, 54)", 69),
+    ("LEAST('a', 'B', 'ä')", "B"), ("SUBSTRING('This is a test String.', 3)", "is is a test String."),
+    ("SUBSTRING('This is a test String.', 11, 4)", "test"), ("SUBSTRING('abc', -2)", "bc"),
+    ("SUBSTRING('abc', -5, 4)", ""), ("SUBSTRING('abc', 0, 2)", "ab"), ("SUBSTRING('abc', 2, -1)", None),
+    ("SUBSTRING('abc', 4000000000, 1)", ""), ("SUBSTRING('a😀c', 2, 1)", "😀"),
+    ("REPLACE('hello world', 'world', 'flink')", "hello flink"), ("REPLACE('abc', '', '-')", "-a-b-c-"),
+    ("REPLACE('', '', '-')", "-"), ("REPLACE('ababab', 'abab', 'z')", "zab"), ("UPPER('Straße')", "STRASSE"),
+    ("LOWER('ΑΣ')", "ας"), ("LOWER('İ')", "i̇"), ("CHAR_LENGTH('😀')", 1), ("REVERSE('a😀')", "😀a"),
+    ("TRIM('  ab ')", "ab"), ("TRIM(BOTH 'ab' FROM 'abcab')", "c"), ("TRIM(LEADING 'x' FROM 'xxax')", "ax"),
+    ("TRIM(TRAILING 'x' FROM 'xxax')", "xxa"), ("TRIM(BOTH '' FROM ' a ')", " a "), ("TRIM('\u00a0\ta ')", "\u00a0\ta"),
+    ("LPAD('hi', 4, '??')", "??hi"), ("LPAD('hi', 1, '??')", "h"), ("LPAD('hi', -1, '??')", None),
+    ("LPAD('hi', 1, '')", None), ("RPAD('hi', 5, 'xy')", "hixyx"), ("POSITION('st' IN 'test')", 3),
+    ("POSITION('' IN 'test')", 1), ("LOCATE('x', 'test')", 0), ("INSTR('test', 't')", 1),
+    ("SPLIT_INDEX('AQIDBA==', 'I', 0)", "AQ"), ("SPLIT_INDEX('AQIDBA==', 'I', 2)", None),
+    ("SPLIT_INDEX('AQIDBA==', 'I', -1)", None), ("SPLIT_INDEX('Test;it', ';', 1)", "it"),
+    ("SPLIT_INDEX('a b', '', 1)", "b"), ("CONCAT('xx', NULLIF('a', 'a'))", None), ("'abc' = 'abc '", False),
+    ("'abc' LIKE 'a%c'", True), ("'a\nc' LIKE 'a_c'", True), ("'a😀c' LIKE 'a_c'", True),
+    ("'a.c' LIKE 'a_c' AND 'abc' NOT LIKE 'a.c'", True), ("'TE_ST' LIKE '%E&_S%' ESCAPE '&'", True),
+    ("'TE-ST' LIKE '%E&_S%' ESCAPE '&'", False), ("'a%b' LIKE 'a\\%b'", True), ("'aXb' LIKE 'a\\%b'", False),
+    ("'aab' LIKE '%a%ab'", True), ("'ab' LIKE '%a%ab'", False),
     ("REGEXP_EXTRACT('foothebar', 'foo(.*?)(bar)', 2)", "bar"),
     ("REGEXP_EXTRACT('foothebar', 'foo(.*?)(bar)', 0)", "foothebar"),
-    ("REGEXP_EXTRACT('foothebar', 'foo([\\w]+)', 1)", "thebar"),
-    ("REGEXP_EXTRACT('äbc', '^\\w+')", None),
-    ("REGEXP_EXTRACT('x\u0661y7', '\\d')", "7"),
-    ("REGEXP_EXTRACT('\u00a0 a', '\\s+')", " "),
-    ("REGEXP_EXTRACT('a\rb', 'a.b')", None),
-    ("REGEXP_EXTRACT('a\u2028b', 'a.b')", None),
-    ("REGEXP_EXTRACT('ÄBC', '(?i)äbc')", None),
-    ("REGEXP_EXTRACT('ÄBC', '(?i)Äbc')", "ÄBC"),
-    ("REGEXP_EXTRACT('\u212a', '(?i)k')", None),
-    ("REGEXP_EXTRACT('ab\r\n', 'b$')", "b"),
-    ("REGEXP_EXTRACT('ab1', '\\p{Alpha}++')", "ab"),
-    ("REGEXP_EXTRACT('x-y', '(?<first>\\w)-\\k<first>')", None),
-    ("CAST('1.9' AS INT)", 1),
-    ("CAST('-1.9' AS BIGINT)", -1),
-    ("CAST(' 42 ' AS BIGINT)", 42),
-    ("CAST('-32768' AS SMALLINT)", -32768),
-    ("CAST('.5' AS BIGINT)", 0),
-    ("TRY_CAST('1_000' AS BIGINT)", None),
-    ("TRY_CAST('\uff11' AS BIGINT)", None),
-    ("TRY_CAST('1e3' AS BIGINT)", None),
-    ("TRY_CAST('\t1' AS BIGINT)", None),
-    ("TRY_CAST('' AS BIGINT)", None),
-    ("TRY_CAST('+' AS BIGINT)", None),
-    ("TRY_CAST('9223372036854775808' AS BIGINT)", None),
-    ("CAST('-9223372036854775808' AS BIGINT)", -(1 << 63)),
-    ("CAST('1.5d' AS DOUBLE)", 1.5),
-    ("CAST('1e400' AS DOUBLE)", math.inf),
-    ("TRY_CAST('1_0.0' AS DOUBLE)", None),
-    ("TRY_CAST('inf' AS DOUBLE)", None),
-    ("TRY_CAST('nan' AS DOUBLE)", None),
-    ("CAST('Infinity' AS DOUBLE)", math.inf),
-    ("CAST('123.456' AS DECIMAL(5, 2))", Decimal("123.46")),
-    ("CAST('1234.5' AS DECIMAL(4, 2))", None),
-    ("CAST('1e2' AS DECIMAL(5, 2))", Decimal("100.00")),
-    ("TRY_CAST('1_0' AS DECIMAL(5, 2))", None),
-    ("TRY_CAST('1e-999999999' AS DECIMAL(5, 2))", None),
-    ("CAST(CAST('NaN' AS DOUBLE) AS DECIMAL(5, 2))", None),
-    ("CAST(1000 AS DECIMAL(4, 2))", None),
-    ("CAST(2.345 AS DECIMAL(3, 2))", Decimal("2.35")),
-    ("CAST('yes' AS BOOLEAN)", True),
-    ("CAST('F' AS BOOLEAN)", False),
-    ("TRY_CAST('Apache Flink' AS BOOLEAN)", None),
-    ("CAST(1.5E0 AS STRING)", "1.5"),
-    ("CAST(1.0E10 AS STRING)", "1.0E10"),
-    ("CAST(1.25E-5 AS STRING)", "1.25E-5"),
-    ("CAST(4.9E-324 AS STRING)", "4.9E-324"),
-    ("CAST(1234567.0E0 AS STRING)", "1234567.0"),
-    ("CAST(-0.0E0 AS STRING)", "-0.0"),
-    ("CAST(TRUE AS STRING)", "TRUE"),
+    ("REGEXP_EXTRACT('foothebar', 'foo([\\w]+)', 1)", "thebar"), ("REGEXP_EXTRACT('äbc', '^\\w+')", None),
+    ("REGEXP_EXTRACT('x\u0661y7', '\\d')", "7"), ("REGEXP_EXTRACT('\u00a0 a', '\\s+')", " "),
+    ("REGEXP_EXTRACT('a\rb', 'a.b')", None), ("REGEXP_EXTRACT('a\u2028b', 'a.b')", None),
+    ("REGEXP_EXTRACT('ÄBC', '(?i)äbc')", None), ("REGEXP_EXTRACT('ÄBC', '(?i)Äbc')", "ÄBC"),
+    ("REGEXP_EXTRACT('\u212a', '(?i)k')", None), ("REGEXP_EXTRACT('ab\r\n', 'b$')", "b"),
+    ("REGEXP_EXTRACT('ab1', '\\p{Alpha}++')", "ab"), ("REGEXP_EXTRACT('x-y', '(?<first>\\w)-\\k<first>')", None),
+    ("CAST('1.9' AS INT)", 1), ("CAST('-1.9' AS BIGINT)", -1), ("CAST(' 42 ' AS BIGINT)", 42),
+    ("CAST('-32768' AS SMALLINT)", -32768), ("CAST('.5' AS BIGINT)", 0), ("TRY_CAST('1_000' AS BIGINT)", None),
+    ("TRY_CAST('\uff11' AS BIGINT)", None), ("TRY_CAST('1e3' AS BIGINT)", None), ("TRY_CAST('\t1' AS BIGINT)", None),
+    ("TRY_CAST('' AS BIGINT)", None), ("TRY_CAST('+' AS BIGINT)", None),
+    ("TRY_CAST('9223372036854775808' AS BIGINT)", None), ("CAST('-9223372036854775808' AS BIGINT)", -(1 << 63)),
+    ("CAST('1.5d' AS DOUBLE)", 1.5), ("CAST('1e400' AS DOUBLE)", math.inf), ("TRY_CAST('1_0.0' AS DOUBLE)", None),
+    ("TRY_CAST('inf' AS DOUBLE)", None), ("TRY_CAST('nan' AS DOUBLE)", None), ("CAST('Infinity' AS DOUBLE)", math.inf),
+    ("CAST('123.456' AS DECIMAL(5, 2))", Decimal("123.46")), ("CAST('1234.5' AS DECIMAL(4, 2))", None),
+    ("CAST('1e2' AS DECIMAL(5, 2))", Decimal("100.00")), ("TRY_CAST('1_0' AS DECIMAL(5, 2))", None),
+    ("TRY_CAST('1e-999999999' AS DECIMAL(5, 2))", None), ("CAST(CAST('NaN' AS DOUBLE) AS DECIMAL(5, 2))", None),
+    ("CAST(1000 AS DECIMAL(4, 2))", None), ("CAST(2.345 AS DECIMAL(3, 2))", Decimal("2.35")),
+    ("CAST('yes' AS BOOLEAN)", True), ("CAST('F' AS BOOLEAN)", False), ("TRY_CAST('Apache Flink' AS BOOLEAN)", None),
+    ("CAST(1.5E0 AS STRING)", "1.5"), ("CAST(1.0E10 AS STRING)", "1.0E10"), ("CAST(1.25E-5 AS STRING)", "1.25E-5"),
+    ("CAST(4.9E-324 AS STRING)", "4.9E-324"), ("CAST(1234567.0E0 AS STRING)", "1234567.0"),
+    ("CAST(-0.0E0 AS STRING)", "-0.0"), ("CAST(TRUE AS STRING)", "TRUE"),
     ("CAST(TIMESTAMP '2021-09-24 12:34:56.123456' AS STRING)", "2021-09-24 12:34:56.123456"),
     ("CAST(TIMESTAMP '0009-09-24 12:34:56' AS STRING)", "0009-09-24 12:34:56.000000"),
     ("CAST(DATE '0999-01-02' AS STRING)", "0999-01-02"),
-    ("CAST(TIMESTAMP '1500-02-28 23:00:00' AS DATE)", date(1500, 2, 28)),
-    ("YEAR(DATE '1996-11-10')", 1996),
-    ("QUARTER(DATE '1996-11-10')", 4),
-    ("WEEK(DATE '1996-11-10')", 45),
-    ("DAYOFYEAR(DATE '1996-11-10')", 315),
-    ("DAYOFWEEK(DATE '1996-11-10')", 1),
-    ("EXTRACT(DOW FROM TIMESTAMP '1996-11-10 06:55:44')", 1),
+    ("CAST(TIMESTAMP '1500-02-28 23:00:00' AS DATE)", date(1500, 2, 28)), ("YEAR(DATE '1996-11-10')", 1996),
+    ("QUARTER(DATE '1996-11-10')", 4), ("WEEK(DATE '1996-11-10')", 45), ("DAYOFYEAR(DATE '1996-11-10')", 315),
+    ("DAYOFWEEK(DATE '1996-11-10')", 1), ("EXTRACT(DOW FROM TIMESTAMP '1996-11-10 06:55:44')", 1),
     ("HOUR(TIMESTAMP '1996-11-10 06:55:44')", 6),
     ("DATE_FORMAT(TIMESTAMP '2018-03-14 01:02:03', 'yyyy/MM/dd HH:mm:ss')", "2018/03/14 01:02:03"),
     ("DATE_FORMAT(TIMESTAMP '2018-03-14 13:02:03', 'EEE, d MMM yy h a')", "Wed, 14 Mar 18 1 PM"),
@@ -367,7 +199,7 @@ FLINK: list[tuple[str, object]] = [
     ("TIMESTAMPDIFF(QUARTER, DATE '2016-06-15', TIMESTAMP '2018-06-16 11:11:11')", 8),
     ("TIMESTAMPDIFF(QUARTER, TIMESTAMP '2016-06-15 11:00:00', DATE '2018-05-19')", 7),
     ("TIMESTAMPDIFF(YEAR, DATE '2018-06-16', DATE '2016-06-15')", -2),
-]
+]  # fmt: skip
 APPROXIMATE = ("LN", "LOG", "EXP", "POWER")
 """Functions whose last bit depends on the mathematical library."""
 
@@ -396,8 +228,6 @@ def functions_of(expression: Expression) -> Iterator[str]:
 
 
 class InSpark:
-    """Computes expressions for rows."""
-
     def __init__(self, session: SparkSession, rows: Sequence[Values]) -> None:
         schema = RowSchema.of(Values).arrow
         table = pa.Table.from_pylist([msgspec.structs.asdict(row) for row in rows], schema=schema)
@@ -450,6 +280,7 @@ ERRORS += ["CAST(3000000000 AS INT)", "CAST(1E300 AS BIGINT)", "CAST('x' AS BIGI
 ERRORS += ["CAST('1_0' AS DECIMAL(5, 2))", "CAST('maybe' AS BOOLEAN)", "CAST(t AS BIGINT)", "d / 0"]
 
 
+@pytest.mark.slow(reason="a job of Spark for each error")
 @pytest.mark.spark
 def test_values_that_flink_does_not_have_are_errors_in_spark_and_in_python(spark_session: SparkSession) -> None:
     frame = spark_session.createDataFrame([(7, "%a", Decimal("1.5"))], "i bigint, t string, d decimal(9, 3)")
@@ -460,14 +291,11 @@ def test_values_that_flink_does_not_have_are_errors_in_spark_and_in_python(spark
 
 
 BEYOND = [
-    "CEIL(TIMESTAMP '9999-12-31 00:00:01' TO YEAR)",
-    "CEIL(TIMESTAMP '9999-12-31 23:59:59' TO HOUR)",
-    "FLOOR(TIMESTAMP '0001-01-01 00:00:00' TO WEEK)",
-    "TIMESTAMPADD(MONTH, 1, TIMESTAMP '9999-12-01 00:00:00')",
+    "CEIL(TIMESTAMP '9999-12-31 00:00:01' TO YEAR)", "CEIL(TIMESTAMP '9999-12-31 23:59:59' TO HOUR)",
+    "FLOOR(TIMESTAMP '0001-01-01 00:00:00' TO WEEK)", "TIMESTAMPADD(MONTH, 1, TIMESTAMP '9999-12-01 00:00:00')",
     "TIMESTAMPADD(SECOND, -1, TIMESTAMP '0001-01-01 00:00:00')",
-    "TIMESTAMP '9999-12-31 23:59:59' + INTERVAL '1' SECOND",
-    "TIMESTAMP '0001-01-01 00:00:00' - INTERVAL '1' DAY",
-]
+    "TIMESTAMP '9999-12-31 23:59:59' + INTERVAL '1' SECOND", "TIMESTAMP '0001-01-01 00:00:00' - INTERVAL '1' DAY",
+]  # fmt: skip
 
 
 @pytest.mark.spark
@@ -485,22 +313,9 @@ LONG = 1 << 63
 WHOLE = [0, 1, -1, 7, -13, 100, (1 << 31) - 1, -(1 << 31), LONG - 1, -LONG, 1 << 53, None]
 BROKEN = [0.0, -0.0, 0.5, -2.5, 1e300, -1e-300, 5e-324, 1e7, 123456.789, math.inf, -math.inf, math.nan, None]
 TEXTS = [
-    "",
-    " ",
-    "a",
-    "aBc/d e/f",
-    " 12 ",
-    "-1.9",
-    "1_0",
-    "\uff11",
-    "NaN",
-    "1e3",
-    "ß İ ΑΣ",
-    "😀\u0301",
-    "%_\\'",
-    "{0}{",
+    "", " ", "a", "aBc/d e/f", " 12 ", "-1.9", "1_0", "\uff11", "NaN", "1e3", "ß İ ΑΣ", "😀\u0301", "%_\\'", "{0}{",
     "$1",
-]
+]  # fmt: skip
 TEXTS += ["$1", "${env:HOME}", "\x00\n\t", "\u2028\r\n", "true", "a" * 300, "\u00a0", None]  # type: ignore[list-item]
 TIMES = ["0001-01-02", "1500-02-28T23:59:59.999999", "1582-10-10", "1969-12-31T23:59:59.000001", "1970-01-01"]
 TIMES += ["2024-02-29T12:30:15.5", "9998-12-30T01:02:03"]
@@ -532,8 +347,6 @@ def edges(seed: int) -> list[Values]:
 
 
 class Expressions:
-    """Makes random expressions of a type."""
-
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
@@ -619,7 +432,7 @@ for name, (_, calls) in FORMS.items():
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", mostly_slow(range(3), [0]))
 def test_random_expressions_have_the_same_values_in_spark(spark_session: SparkSession, seed: int) -> None:
     made = Expressions(seed)
     texts = [made.of(kind) for _ in range(12) for kind in FORMS]
@@ -724,37 +537,13 @@ def test_patterns_take_a_time_linear_in_the_text(found: Callable[[str], object],
 
 
 REFUSED_PATTERNS = [
-    r"(?u)a",
-    r"\G",
-    r"\R",
-    r"\X",
-    r"\p{L}",
-    "[a&&b]",
-    "[a[b]]",
-    "a**",
-    "{0}",
-    "(a",
-    "a)",
-    r"\2(a)",
-    r"\q",
-]
+    r"(?u)a", r"\G", r"\R", r"\X", r"\p{L}", "[a&&b]", "[a[b]]", "a**", "{0}", "(a", "a)", r"\2(a)", r"\q",
+]  # fmt: skip
 REFUSED_PATTERNS += ["(a?)*", "(?!(a))b", r"(?i)(a)\1", "(?<=a+)b", "[b-a]", "(?<n>a)(?<n>b)", "a{2,1}", r"[\d-z]", "("]
 ATOMS = r"a b A x 1 _ - \d \w \s \D \W \S . ^ $ \A \z \Z [a-c] [^a] [\d_] [\W] []a] [a-] [A-z] \. \x41 \u00e4 ä".split()
 ATOMS += [
-    r"\p{Alpha}",
-    r"\P{Alpha}",
-    r"\h",
-    r"\v",
-    r"\t",
-    r"\n",
-    "😀",
-    "[a😀]",
-    r"\Qa.b\E",
-    r"\1",
-    r"\011",
-    r"\cA",
-    " ",
-]
+    r"\p{Alpha}", r"\P{Alpha}", r"\h", r"\v", r"\t", r"\n", "😀", "[a😀]", r"\Qa.b\E", r"\1", r"\011", r"\cA", " ",
+]  # fmt: skip
 OPENED = ["(", "(", "(?:", "(?=", "(?!", "(?<=", "(?<!", "(?>", "(?i:", "(?s:", "(?m:", "(?i)("]
 REPEATED = ["*", "+", "?", "*?", "+?", "??", "*+", "++", "{2}", "{1,2}", "{0,}", "{1,2}?"]
 LETTERS = [*"abABx1_ -äéÄ😀\n\r\x85\u2028\t.!\x01٣\u017f", "\r\n", "\u212a"]
@@ -784,7 +573,7 @@ def test_patterns_that_java_and_python_do_not_share_are_refused(text: str) -> No
 @pytest.mark.spark
 def test_regular_expressions_find_in_python_and_in_re2_what_java_finds(spark_session: SparkSession) -> None:
     java, of, tried = spark_session._jvm.java.util.regex.Pattern, random.Random(1), 0  # type: ignore[union-attr]
-    while tried < 400:
+    while tried < 200:
         text = of.choice(["", "", "", "(?i)", "(?s)", "(?m)", "(?x)"]) + random_pattern(of, 2)
         try:
             pattern = java_pattern(text)

@@ -41,9 +41,6 @@ def windows(table: str, kind: tuple[str, str] = ("TUMBLE", "INTERVAL '10' SECOND
 
 SAME = [
     "SELECT auction, price * 2 + 1 AS p, LOWER(UPPER(channel)) AS c FROM bid WHERE price > 4 AND auction IN (1, 3)",
-    "SELECT auction, channel LIKE 'a%' AS a, channel NOT LIKE '%b' AS b FROM bid WHERE channel NOT LIKE 'c_%'",
-    "SELECT auction, CASE WHEN price IS NULL THEN -1 WHEN price >= 8 THEN price ELSE 0 END AS p FROM bid",
-    "SELECT b.auction, COALESCE(b.price, 0) - 5 AS p FROM bid AS b WHERE NOT (b.price BETWEEN 3 AND 9)",
     "SELECT auction, COUNT(*) AS n, COUNT(price) AS m, SUM(price) AS s, MIN(price) AS a, MAX(price) AS z FROM bid "
     "GROUP BY auction",
     "SELECT channel AS c, COUNT(*) FILTER (WHERE price > 5) AS f, COUNT(DISTINCT bidder) AS d, SUM(price * 2) + 1 AS s "
@@ -58,15 +55,10 @@ SAME = [
     "SELECT auction % 2 AS odd, bidder FROM bid GROUP BY auction % 2, bidder",
     "WITH cheap AS (SELECT auction, price FROM bid WHERE price < 5), dear AS (SELECT * FROM bid WHERE price > 12) "
     "SELECT auction, price FROM cheap UNION ALL SELECT bidder, price FROM dear UNION ALL SELECT * FROM cheap",
-    "WITH n AS (SELECT auction, COUNT(*) AS n FROM bid GROUP BY auction) SELECT n, COUNT(*) AS c FROM n GROUP BY n",
     "SELECT * FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price DESC, at) AS rn FROM bid) "
     "WHERE rn <= 3",
-    "SELECT auction, price FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price, at) AS rn FROM bid) "
-    "WHERE 2 > rn",
     "SELECT auction, price, at FROM(SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY at DESC) AS n FROM bid) "
     "WHERE n = 1",
-    "SELECT auction, price, at FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price, at) AS rn "
-    "FROM bid) AS t WHERE t.rn <= 2",
     "SELECT bidder, COUNT(*) AS n FROM (SELECT bidder, auction, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY price "
     "DESC, at) AS rn FROM bid) WHERE rn <= 2 GROUP BY bidder",
     "SELECT b.auction, b.price, a.seller, a.category FROM bid AS b JOIN auction AS a ON b.auction = a.id "
@@ -74,7 +66,6 @@ SAME = [
     "SELECT b.price + a.seller AS s, a.id FROM bid b JOIN auction a ON a.id = b.auction AND b.price > a.seller * 4",
     "SELECT x.auction, y.bidder, a.category FROM bid AS x JOIN bid AS y ON x.auction = y.bidder AND x.price = y.price "
     "JOIN auction AS a ON a.id = x.auction WHERE x.price < 6",
-    "SELECT b.at, a.category FROM bid AS b JOIN auction AS a ON b.auction = a.id WHERE b.price = a.seller * 4",
     "SELECT b.at, a.at AS since FROM bid AS b JOIN auction AS a ON b.auction = a.id WHERE a.seller = b.bidder AND "
     "b.price = a.id AND b.price > a.seller",
     "SELECT a.id, a.at, b.price FROM auction AS a LEFT JOIN bid AS b ON a.id + 3 = b.auction AND b.price > 14",
@@ -98,11 +89,6 @@ TRANSLATED = [
         f"SELECT auction, window_start AS w, COUNT(*) AS n, MAX(price) AS m FROM {TUMBLE} "
         "GROUP BY auction, window_start, window_end",
         f"SELECT auction, ({SECONDS}) / 10 * 10 AS w, COUNT(*), MAX(price) FROM bid GROUP BY 1, 2",
-    ),
-    (
-        f"SELECT window_end AS w, SUM(bidder) + 1 AS s FROM {TUMBLE} WHERE auction < 3 "
-        "GROUP BY window_start, window_end",
-        f"SELECT ({SECONDS}) / 10 * 10 + 10 AS w, SUM(bidder) + 1 FROM bid WHERE auction < 3 GROUP BY 1",
     ),
     (
         f"SELECT COUNT(*) AS n FROM {TUMBLE} WHERE auction < 3 AND window_start > TIMESTAMP '2026-01-01 00:00:10' "
@@ -158,14 +144,6 @@ TRANSLATED = [
     (
         f"SELECT b.at, b.bidder, a.at AS since {VERSIONS} AND a.seller + 1 > b.bidder WHERE a.at < TIMESTAMP '{EARLY}'",
         f"SELECT b.at, b.bidder, a.at {VALID} WHERE a.seller + 1 > b.bidder AND a.at < '{EARLY}'",
-    ),
-    (
-        f"SELECT b.at, a.category {VERSIONS} AND a.at < TIMESTAMP '{EARLY}' AND b.bidder > 1",
-        f"SELECT b.at, a.category {VALID} WHERE a.at < '{EARLY}' AND b.bidder > 1",
-    ),
-    (
-        f"SELECT * FROM (SELECT b.at, a.category, a.at AS since {VERSIONS}) WHERE since < TIMESTAMP '{EARLY}'",
-        f"SELECT b.at, a.category, a.at {VALID} WHERE a.at < '{EARLY}'",
     ),
     (
         f"SELECT b.at, b.bidder, a.category, a.seller {VERSIONS.replace('JOIN', 'LEFT JOIN')} "
@@ -226,14 +204,12 @@ LAST = "(SELECT *, ROW_NUMBER() OVER (PARTITION BY auction ORDER BY at DESC) AS 
     ("query", "expected"),
     [
         (f"SELECT auction, channel FROM {LAST} WHERE n = 1", (1, "last")),
-        (f"SELECT auction, channel, n FROM {LAST} WHERE n <= 1", (1, "last", 1)),
         (f"SELECT auction, channel FROM {LAST} WHERE n = 1 AND bidder = 1", (1, "last")),
-        (f"SELECT n + bidder AS m, auction FROM {LAST} WHERE n < 2", (2, 1)),
         (f"SELECT channel, COUNT(*) AS c FROM {LAST} WHERE n = 1 GROUP BY channel", ("last", 1)),
         (f"SELECT auction, channel FROM {LAST.replace(' DESC', '')} WHERE n = 1 AND bidder = 0", (1, "first")),
     ],
 )
-@pytest.mark.parametrize("size", [1, 3, 9])
+@pytest.mark.parametrize("size", [1, 9])
 def test_of_rows_with_equal_times_the_last_one_that_arrives_is_the_last(
     tmp_path: Path, query: str, expected: tuple[Any, ...], size: int
 ) -> None:
@@ -355,18 +331,6 @@ def test_rows_that_do_not_pass_extend_no_session(tmp_path: Path) -> None:
     assert found == [(str(START), 1), (str(times[2]), 1)]
 
 
-def test_a_condition_of_keys_is_combined_with_one_of_sessions(tmp_path: Path) -> None:
-    """It removes all sessions of a key, whenever it is applied."""
-    times = [START + timedelta(seconds=each) for each in (0, 4, 60)]
-    tables = {"bid": [Bid(auction, 1, 9, "a", at) for auction in (1, 2) for at in times]}
-    query = (
-        "SELECT auction, window_start AS w, COUNT(*) AS n FROM TABLE(SESSION(TABLE bid PARTITION BY auction, "
-        "DESCRIPTOR(at), INTERVAL '6' SECOND)) WHERE auction = 2 AND window_start > TIMESTAMP '2026-01-01 00:00:30' "
-        "GROUP BY auction, window_start, window_end"
-    )
-    assert Rows(tmp_path, query, tables=tables).final == [(2, str(times[2]), 1)]
-
-
 @pytest.mark.parametrize(("columns", "names"), [("auction", ["auction"]), ("at, auction", ["at", "auction"])])
 def test_distinct_rows_have_the_columns_of_the_query(tmp_path: Path, columns: str, names: list[str]) -> None:
     """Over a stream with a function in Python, which passes the event time on."""
@@ -384,58 +348,6 @@ def test_distinct_rows_have_the_columns_of_the_query(tmp_path: Path, columns: st
     assert sorted(tuple(row.values()) for row in rows) == sorted(same)
 
 
-VALUES = [
-    ("auction BETWEEN SYMMETRIC 10 AND 5", True),
-    ("auction NOT BETWEEN SYMMETRIC 7 AND 6", False),
-    ("auction BETWEEN SYMMETRIC 8 AND 10", False),
-    ("auction BETWEEN ASYMMETRIC 10 AND 5", False),
-    ("ROUND(price, -2)", 1200),
-    ("ROUND(price + 4, -2)", 1300),
-    ("ROUND(0 - price - 4, -2)", -1300),
-    ("ROUND(price, 2)", 1246),
-    ("ROUND(price, -20)", 0),
-    ("ROUND(CAST(price AS DOUBLE), -2)", 1200.0),
-    ("ROUND(POWER(10, 16) + 60, -2)", 1e16 + 100),
-    ("ROUND(1.005, 2)", "1.01"),
-    ("ROUND(-0.5)", "-1"),
-    ("ROUND(CAST(12345678901234567890.125 AS DECIMAL(23, 3)), 2)", "12345678901234567890.13"),
-    ("ROUND(CAST(999.95 AS DECIMAL(5, 2)), 1)", "1000.0"),
-    ("ROUND(CAST(999.95 AS DECIMAL(5, 2)), 5)", "999.95"),
-    ("ROUND(CAST(950.05 AS DECIMAL(5, 2)), -2)", "1000"),
-    ("ROUND(CAST(950.05 AS DECIMAL(5, 2)), -4)", "0"),
-    ("-CAST(-1234567890123456789012345678901234567.5 AS DECIMAL(38, 1))", "1234567890123456789012345678901234567.5"),
-    ("ABS(-1234567890123456789012345678901234567.5)", "1234567890123456789012345678901234567.5"),
-    ("FLOOR(-1234567890123456789012345678901234567.5)", "-1234567890123456789012345678901234568"),
-    ("CEIL(1234567890123456789012345678901234567.5)", "1234567890123456789012345678901234568"),
-    ("CEIL(CAST(price AS DECIMAL(9, 0)))", "1246"),
-    ("CAST(CEIL(-0.5) AS STRING)", "0"),
-    ("REGEXP_EXTRACT(channel, 'a(b)(x)?', 1)", "b"),
-    ("REGEXP_EXTRACT(channel, 'a(b)(x)?', 2)", None),
-    ("REGEXP_EXTRACT(channel, '(x*)b', 1)", ""),
-    ("REGEXP_EXTRACT(channel, 'x')", None),
-    ("REGEXP_EXTRACT(NULLIF(channel, 'abcdef'), 'a')", None),
-    ("CAST(channel AS VARCHAR(3))", "abc"),
-    ("CAST(channel AS VARCHAR(9))", "abcdef"),
-    ("CAST(price AS VARCHAR(2))", "12"),
-    ("CAST(channel AS VARCHAR)", "abcdef"),
-    ("CAST(auction > 6 AS STRING)", "TRUE"),
-    ("CAST(auction > 7 AS VARCHAR(9))", "FALSE"),
-    ("CAST(channel AS VARCHAR(2147483647))", "abcdef"),
-    ("CAST(at AS TIMESTAMP(6))", str(START)),
-    ("CAST(auction + 120 AS TINYINT)", 127),
-    ("CAST(auction - 135 AS TINYINT)", -128),
-    ("CAST('-32768' AS SMALLINT)", -32768),
-    ("CAST(POWER(2, 31) - 1 AS INT)", 2**31 - 1),
-]
-
-
-def test_values_are_those_of_flink(tmp_path: Path) -> None:
-    items = ", ".join(f"{text} AS v{n}" for n, (text, _) in enumerate(VALUES))
-    tables = {"bid": [Bid(7, 1, 1246, "abcdef", START)]}
-    (found,) = Rows(tmp_path, f"SELECT {items} FROM bid", tables=tables).final
-    assert list(zip((text for text, _ in VALUES), found, strict=True)) == VALUES
-
-
 @pytest.mark.parametrize(
     ("digits", "made"), [((32, 8, 5), (30, 5)), ((32, 8, 10), (32, 8)), ((10, 10, 2), (3, 2)), ((9, 3, -2), (7, 0))]
 )
@@ -451,17 +363,7 @@ def test_a_rounded_decimal_has_the_digits_of_flink(digits: tuple[int, int, int],
     assert found == [f"decimal({made[0]},{made[1]})"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "CAST(auction + 121 AS TINYINT)",
-        "CAST('32768' AS SMALLINT)",
-        "CAST(-3E9 AS INT)",
-        "TIMESTAMPADD(YEAR, 7974, at)",
-        "CEIL((at + INTERVAL '2912439' DAY) TO YEAR)",
-        "at + INTERVAL '3000000' DAY",
-    ],
-)
+@pytest.mark.parametrize("text", ["CAST('32768' AS SMALLINT)", "TIMESTAMPADD(YEAR, 7974, at)"])
 def test_a_value_that_its_type_does_not_have_is_an_error_that_is_not_retried(tmp_path: Path, text: str) -> None:
     tables = {"bid": [Bid(7, 1, 1246, "abcdef", START)]}
     with pytest.raises(StateflowError) as caught:
@@ -483,26 +385,7 @@ bids = st.lists(
 )
 
 
-@given(rows=bids, size=st.integers(1, 30))
-@settings(max_examples=8, deadline=None)
-def test_results_of_any_rows_are_those_of_sqlite(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Bid], size: int
-) -> None:
-    query = (
-        "SELECT s, COUNT(*) AS n FROM (SELECT x.auction AS k, SUM(y.price) AS s FROM bid AS x JOIN bid AS y ON "
-        "x.bidder = y.auction AND x.price > y.price GROUP BY x.auction) GROUP BY s"
-    )
-    query = query.replace("SELECT s, COUNT(*)", "SELECT COALESCE(s, 99) AS s, COUNT(*)").replace(
-        "GROUP BY s", "GROUP BY COALESCE(s, 99)"
-    )
-    tables = {"bid": rows}
-    found = Rows(tmp_path_factory.mktemp("job"), query, tables=tables, source__max_rows_per_batch=size)
-    assert found.final == sorted(expected(query, tables), key=repr)
-
-
 class Left(msgspec.Struct, frozen=True):
-    """A row with keys that may be null."""
-
     k: str | None
     i: int | None
     v: int
@@ -529,18 +412,15 @@ NULL_KEYS = [
         f"SELECT l.k, l.i, l.v, r.name, r.number, r.w FROM l {how} JOIN r ON {condition}"
         for how in ("", "LEFT", "RIGHT", "FULL")
         for condition in (
-            "l.k = r.name",
-            "l.k = r.name AND l.i = r.number",
-            "l.k = r.name AND l.v < r.w",
-            "l.k = r.name AND l.v > 1 AND r.w > 1",
-            "l.k IS NOT DISTINCT FROM r.name",
+            "l.k = r.name", "l.k = r.name AND l.i = r.number", "l.k = r.name AND l.v < r.w",
+            "l.k = r.name AND l.v > 1 AND r.w > 1", "l.k IS NOT DISTINCT FROM r.name",
             "l.k IS NOT DISTINCT FROM r.name AND l.i = r.number",
         )
     ),
     "SELECT l.k, l.v, s.n FROM l LEFT JOIN (SELECT name, COUNT(*) AS n FROM r GROUP BY name) AS s ON l.k = s.name",
     "SELECT s.k, s.n, r.w FROM (SELECT k, COUNT(*) AS n FROM l GROUP BY k) AS s FULL JOIN r ON s.k = r.name",
     "SELECT k, i IS DISTINCT FROM v AS a, i IS NOT DISTINCT FROM v AS b FROM l",
-]
+]  # fmt: skip
 """Queries whose keys may be null, which SQLite runs as they are."""
 NULL_KEYS_TRANSLATED = [
     (

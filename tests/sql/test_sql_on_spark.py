@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Sequence
+from datetime import timedelta
 from decimal import Decimal
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import deltalake
 import msgspec
 import pyarrow as pa
 import pytest
 
-from stateflow import RowKind, StreamExecutionEnvironment
-from tests.sql import event_time_job
+from stateflow import StreamExecutionEnvironment
 from tests.sql.delta_job import DeltaJob
-from tests.sql.event_time_job import EventTimeJob
-from tests.sql.test_functions import NAN, ROWS, Values
+from tests.sql.test_functions import ROWS, Values
 from tests.support.spark_harness import stateless_rows
 
 if TYPE_CHECKING:
@@ -163,109 +159,3 @@ def test_statements_on_spark_continue_from_a_checkpoint_with_more_rows(tmp_path:
     second = job.run()
     assert (second["started_from"], second["rows_in"]) == (first["checkpoint_id"], len(BIDS) - 24)
     job.check(BIDS)
-
-
-@pytest.mark.slow
-def test_windows_and_joins_of_event_time_on_spark_are_those_of_plain_python(tmp_path: Path) -> None:
-    job = EventTimeJob(tmp_path)
-    bids, rates = event_time_job.inputs(files=4)
-    wanted = event_time_job.expected([*chain(*bids)], [*chain(*rates)])
-
-    def run(first: int, **settings: object) -> dict[str, Any]:
-        for number in range(first, first + 2):
-            job.deliver("bid", bids[number])
-            job.deliver("rate", rates[number])
-        return job.run(source__max_files_per_batch=1, **settings)
-
-    before = run(0, parallelism=2)
-    assert all(emitted and emitted < wanted[name] for name, emitted in job.tables().items())
-    after = run(2, parallelism=3, run__drain="yes")
-    assert job.tables() == wanted
-    assert (after["started_from"], after["stopped_because"]) == (before["checkpoint_id"], "drained")
-    assert all(each["batches"] >= 2 and each["late_rows_dropped"] == 0 for each in (before, after))
-
-
-NULL_KEYS_JOB = """
-from datetime import datetime
-
-import msgspec
-
-from stateflow import DeltaSink, FileSource, WatermarkStrategy
-
-
-class Left(msgspec.Struct):
-    k: str | None
-    x: float | None
-    v: int
-    t: datetime
-
-
-class Right(msgspec.Struct):
-    name: str | None
-    w: int
-
-
-def build(env):
-    rows = env.from_source(FileSource(env.parameter("l"), schema=Left), uid="l")
-    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("t")
-    env.register_table("l", rows.assign_timestamps_and_watermarks(strategy))
-    env.register_table("r", env.from_source(FileSource(env.parameter("r"), schema=Right), uid="r"))
-    for number, query in enumerate(env.parameter("queries").split(";")):
-        changes = env.sql_query(query, uid=f"q{number}").as_append_only()
-        changes.sink_to(DeltaSink(f"{env.parameter('tables')}/q{number}"), uid=f"out{number}")
-"""
-NULL_KEYS = [
-    "SELECT k, x, COUNT(*) AS n, SUM(v) AS s FROM l GROUP BY k, x",
-    "SELECT x, MIN(v) AS m FROM l GROUP BY x",
-    "SELECT DISTINCT k FROM l",
-    "SELECT k, v, SUM(v) OVER (PARTITION BY k ORDER BY t ROWS BETWEEN 2 PRECEDING AND CURRENT ROW) AS s FROM l",
-    "SELECT k, v FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY k ORDER BY v) AS n FROM l) WHERE n = 1",
-    *(
-        f"SELECT l.k, l.v, r.name, r.w FROM l {how} JOIN r ON {on}"
-        for how in ("", "LEFT", "FULL")
-        for on in ("l.k = r.name", "l.k IS NOT DISTINCT FROM r.name AND l.v < r.w")
-    ),
-]
-IN_WINDOWS = {
-    f"SELECT k, window_start, SUM(v) AS s FROM TABLE({window}) GROUP BY k, window_start, window_end": (
-        f"SELECT k, {of_spark}.start, SUM(v) AS s FROM l GROUP BY k, {of_spark}(t, '60 minutes')"
-    )
-    for window, of_spark in {
-        "TUMBLE(TABLE l, DESCRIPTOR(t), INTERVAL '60' MINUTE)": "window",
-        "SESSION(TABLE l PARTITION BY k, DESCRIPTOR(t), INTERVAL '60' MINUTE)": "session_window",
-    }.items()
-}
-"""The queries, and the same ones as Spark has them."""
-
-
-@pytest.mark.slow
-def test_groups_windows_and_joins_of_null_keys_are_those_of_spark_sql(
-    tmp_path: Path, spark_session: SparkSession
-) -> None:
-    keys, floats = (None, "", "a", "b"), (None, 0.0, -0.0, NAN, 1.5)
-    start = datetime(2026, 1, 1)  # noqa: DTZ001 - a column without time zone
-    # Between two rows of a key are 44 minutes, or 74.
-    times = [start + timedelta(minutes=11 * n + 30 * (n // 10)) for n in range(40)]
-    lefts = [(keys[n * 7 % 4], floats[n * 3 % 5], n, times[n]) for n in range(40)]
-    rights = [(keys[n * 5 % 4], n * 6) for n in range(9)]
-    left = pa.schema([("k", pa.string()), ("x", pa.float64()), ("v", pa.int64()), ("t", pa.timestamp("us"))])
-    right = pa.schema([("name", pa.string()), ("w", pa.int64())])
-    job = DeltaJob(tmp_path, NULL_KEYS_JOB, {"l": left, "r": right})
-    job.deliver("l", lefts)
-    job.deliver("r", rights)
-    queries = {**{query: query for query in NULL_KEYS}, **IN_WINDOWS}
-    job.run(job__queries=";".join(queries), run__drain="yes")
-    spark_session.createDataFrame(lefts, "k string, x double, v bigint, t timestamp_ntz").createOrReplaceTempView("l")
-    spark_session.createDataFrame(rights, "name string, w bigint").createOrReplaceTempView("r")
-    for number, (query, of_spark) in enumerate(queries.items()):
-        found: Counter[str] = Counter()
-        table = deltalake.DeltaTable(str(tmp_path / "tables" / f"q{number}"))
-        for row in pa.table(table.to_pyarrow_table()).to_pylist():
-            kind = RowKind(row.pop("row_kind", RowKind.INSERT))
-            found[_with_one_zero(row.values())] += -1 if kind.is_retraction else 1
-        assert +found == Counter(_with_one_zero(row) for row in spark_session.sql(of_spark).collect()), query
-
-
-def _with_one_zero(row: Iterable[Any]) -> str:
-    """Returns a row as text. Both zeros are one key: Spark emits 0.0, and an operator the one of its first row."""
-    return repr(tuple(value + 0.0 if isinstance(value, float) else value for value in row))

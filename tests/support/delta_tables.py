@@ -7,13 +7,10 @@ import decimal
 import enum
 import json
 import os
-import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
@@ -41,7 +38,6 @@ from stateflow.storage import open_storage
 from stateflow.types.columns.precision import precision
 
 JOB = "0123456789abcdef0123456789abcdef"
-ROOT = Path(__file__).resolve().parents[2]
 
 Instant = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 
@@ -113,7 +109,7 @@ def put(sink: Sink, about: SinkContext, token: int, rows: Iterable[msgspec.Struc
     return files
 
 
-def create_mapped(table: Path, mode: str, columns: Sequence[str], partition_by: Sequence[str] = ()) -> None:
+def create_mapped(table: Path, mode: str, columns: Sequence[str]) -> None:
     """An empty table of texts whose data files have other names for its columns: ``col-1`` and so on."""
     prefix = "delta.columnMapping"
     fields = [
@@ -129,7 +125,7 @@ def create_mapped(table: Path, mode: str, columns: Sequence[str], partition_by: 
         "id": "mapped",
         "format": {"provider": "parquet", "options": {}},
         "schemaString": json.dumps({"type": "struct", "fields": fields}),
-        "partitionColumns": list(partition_by),
+        "partitionColumns": [],
         "configuration": {f"{prefix}.mode": mode},
     }
     actions = {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}, {"metaData": metadata}
@@ -197,58 +193,6 @@ class Job:
             known = publish(BoundSink(self.sink, self.about), output, self.root.log, head)
             done.append(known)
         return done
-
-
-class Process:
-    """A Python process running ``tests.connectors.racing_process``; it begins when `go` is called."""
-
-    def __init__(self, *args: object, failpoint: str = "") -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "STATEFLOW_FAILPOINT": failpoint}
-        command = [sys.executable, "-m", "tests.connectors.racing_process", *map(str, args)]
-        self._process = subprocess.Popen(
-            command,
-            env=environment,
-            cwd=ROOT,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        self._read(self._process.stdout)
-
-    @staticmethod
-    def race(*processes: Process) -> list[tuple[int, str, str]]:
-        for process in processes:
-            process.go()
-        return [process.end() for process in processes]
-
-    def go(self) -> None:
-        self._input.write("go\n")
-        self._input.flush()
-
-    def stopped(self) -> None:
-        _, status = os.waitpid(self._process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def resume(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-
-    def end(self) -> tuple[int, str, str]:
-        """Exit code, output and errors."""
-        output, errors = self._process.communicate()
-        return self._process.returncode, output, errors
-
-    @property
-    def _input(self) -> IO[str]:
-        assert self._process.stdin is not None
-        return self._process.stdin
-
-    def _read(self, stream: IO[str] | None) -> None:
-        assert stream is not None
-        assert stream.readline() == "ready\n"
 
 
 _OPTIONS: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
