@@ -84,6 +84,7 @@ def test_a_canonical_savepoint_has_the_entries_of_the_backend(job: AccountsJob, 
     job.command("savepoint", "verify", "mine").check()
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 @pytest.mark.parametrize(("backend", "groups"), [("rocksdb", 128), ("memory", 5)])
 def test_a_canonical_savepoint_is_restored_into_another_type(tmp_path: Path, backend: str, groups: int) -> None:
     """A sum of integers becomes one of floats, with another field, in a new root."""
@@ -127,6 +128,7 @@ def _make(job: AccountsJob, settings: SavepointSettings, workers: SavepointWorke
     return job.root / made.folder
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_workers_in_other_processes_write_all_entries_into_few_files(job: AccountsJob) -> None:
     job.run_to(60)
     before = _entries(job.root, job.manifest)
@@ -155,6 +157,7 @@ def test_files_of_a_native_savepoint_are_merged(job: AccountsJob) -> None:
     check_after(job)
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 @pytest.mark.spark
 def test_workers_run_in_spark_tasks(job: AccountsJob, spark_session: SparkSession) -> None:
     job.run_to(60)
@@ -206,6 +209,7 @@ def test_a_copy_of_a_savepoint_has_another_max_parallelism(roots: NewRoot) -> No
     assert root_files.unsealed((roots.new.root / "FORMAT").read_bytes())[0]["max_parallelism"] == groups
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_a_root_is_restored_to_a_copy_with_another_max_parallelism(roots: NewRoot) -> None:
     groups = 5
     copy = _copy(roots, groups)

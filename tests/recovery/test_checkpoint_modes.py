@@ -130,6 +130,7 @@ def test_at_least_once_output_repeats_only_rows_since_the_last_checkpoint_after_
     _check_state(job)
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_a_new_root_is_refused_where_another_one_has_published_before_its_first_checkpoint(
     job: AccountsJob, tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_a_new_root_is_refused_where_another_one_has_published_before_its_first_
     _check_state(job)
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 @pytest.mark.parametrize(("mode", "other"), [(EXACTLY_ONCE, AT_LEAST_ONCE), (AT_LEAST_ONCE, EXACTLY_ONCE)])
 def test_a_run_may_have_another_mode_than_the_one_before(job: AccountsJob, mode: str, other: str) -> None:
     job.settings = _THIRD

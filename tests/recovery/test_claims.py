@@ -104,6 +104,7 @@ def test_a_claimed_savepoint_is_deleted_once_no_retained_checkpoint_has_its_stat
     early.command("verify", "--deep").check()
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_a_pin_of_its_checkpoint_keeps_a_claimed_savepoint(early: AccountsJob, savepoint: Path) -> None:
     _claim(early, "early")
     early.deliver(120)
@@ -117,6 +118,7 @@ def test_a_pin_of_its_checkpoint_keeps_a_claimed_savepoint(early: AccountsJob, s
     assert (savepoint.exists(), _owned(early)) == (False, [])
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_a_restore_that_undoes_the_claiming_one_releases_its_savepoint(early: AccountsJob, savepoint: Path) -> None:
     older = early.commit_at(40).seq
     _claim(early, "early")
@@ -126,6 +128,7 @@ def test_a_restore_that_undoes_the_claiming_one_releases_its_savepoint(early: Ac
     check_after(early, since=40)
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_a_job_can_claim_a_savepoint_of_another_job(early: AccountsJob, other: AccountsJob, elsewhere: Path) -> None:
     savepoint = _path(early.create_savepoint("theirs", "--into", str(elsewhere / "kept")))
     assert _claim(other, savepoint, "--from-other-job")["savepoint"] == savepoint.as_uri()
@@ -184,6 +187,7 @@ def test_an_old_run_resumed_after_a_claim_neither_releases_nor_deletes_the_savep
     check_after(early, since=50)
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 @pytest.mark.parametrize(("point", "error"), [("savepoint.claimed", "missing-file"), ("restore.imported", "")])
 def test_a_forced_deletion_during_a_claim_loses_nothing_but_the_savepoint(
     early: AccountsJob, savepoint: Path, point: str, error: str
@@ -200,6 +204,7 @@ def test_a_forced_deletion_during_a_claim_loses_nothing_but_the_savepoint(
     assert not savepoint.exists()
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_a_run_continues_when_the_deletion_of_a_claimed_savepoint_fails(early: AccountsJob, tmp_path: Path) -> None:
     """The deletion is tried again by each start and collection."""
     savepoint = _path(early.create_savepoint("mine", "--into", str(tmp_path / "kept")))
@@ -265,6 +270,7 @@ def test_retention_neither_deletes_nor_counts_claimed_savepoints(idle_job: Accou
     assert [folder.exists() for folder in folders] == [False, True, True]
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_the_savepoint_of_a_deleted_job_root_can_be_used_and_deleted(roots: NewRoot) -> None:
     """The job that claimed it no longer exists to delete it."""
     roots.run_to(50, *CLAIM)

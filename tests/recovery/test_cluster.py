@@ -18,7 +18,7 @@ from tests.recovery.killed_clusters import ClusteredFlights, await_batches, chec
 from tests.servers.running import s3_server
 from tests.support.processes import ROOT
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts a Spark cluster")]
 
 
 def _lose_an_executor(flights: ClusteredFlights, files: int) -> None:

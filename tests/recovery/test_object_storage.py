@@ -41,6 +41,7 @@ def test_a_driver_resumed_after_another_run_on_object_storage_is_fenced(job: Acc
     job.check()
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_two_jobs_of_a_host_share_the_limit_of_the_host_cache(
     bucket: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from stateflow.storage import open_storage
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.key_groups import key_hash, subtask_of
 from stateflow.types.serializers import decode_untyped
-from tests.support.job_fixture import SLICE, AccountsJob
+from tests.support.job_fixture import SLICE, AccountsJob, mostly_slow
 from tests.support.jobs.checkpointed import KEY_GROUPS
 
 
@@ -85,7 +85,10 @@ def check_rated(job: AccountsJob, since: int = 0) -> None:
         assert rated[event["number"]] == _rates(events[:batch_end])[event["shop"]]
 
 
-@pytest.mark.parametrize(("failpoint", "pad"), [("task.processed:2", 1500), ("batch.reported", 0), ("commit.after", 0)])
+_KILLS = [("task.processed:2", 1500), ("batch.reported", 0), ("commit.after", 0)]
+
+
+@pytest.mark.parametrize(("failpoint", "pad"), mostly_slow(_KILLS, _KILLS[:1]))
 def test_operator_state_survives_kills_and_rescaling(job: AccountsJob, failpoint: str, pad: int) -> None:
     job.settings = {"job__pad": pad}
     for parallelism, rows in ((2, 30), (2, 50), (5, 90), (1, 100), (3, 101)):
