@@ -20,6 +20,12 @@ def epoch_milliseconds(timestamp: datetime) -> int:
     return (zoned - _EPOCH) // timedelta(milliseconds=1)
 
 
+def parse_timestamp(text: str) -> datetime:
+    """Returns the time in a text in ISO 8601, in UTC if it has no zone. Raises ValueError."""
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
 def is_timestamp(text: str) -> bool:
     """Returns whether a stored text is a time with a zone, as `Clock.now` returns it; others cannot be compared."""
     try:

@@ -15,13 +15,13 @@ from stateflow.cli.common import (
     JOB,
     JSON,
     NO_SPARK,
-    SETTINGS_OPTIONS,
     graph_options,
     print_json,
     print_text,
-    settings_layers,
     with_options,
+    with_settings,
 )
+from stateflow.config.sources import SettingsLayer
 from stateflow.launch import prepare
 from stateflow.operations.compatibility import CheckReport, Problem, StateCheck, check_job, code_difference, problem_of
 from stateflow.runtime.planning.explain import to_lines
@@ -43,7 +43,7 @@ MIGRATES, INCOMPATIBLE = 10, 20
 @with_options(graph_options())
 @DROP
 @click.option("--from-other-job", is_flag=True, help="Accept another job's savepoint.")
-@with_options(SETTINGS_OPTIONS)
+@with_settings
 @click.option("--exact", is_flag=True, help="End with exit code 10 when a state fits only after migration.")
 @NO_SPARK
 @JSON
@@ -54,8 +54,7 @@ def check(
     sources: tuple[str, ...],
     drop: tuple[str, ...],
     from_other_job: bool,
-    config: Path | None,
-    assignments: tuple[str, ...],
+    layers: tuple[SettingsLayer, ...],
     exact: bool,
     no_spark: bool,
     as_json: bool,
@@ -75,7 +74,7 @@ def check(
     if against is None:
         raise click.UsageError("Missing option '--against'. To check a job that has not run, use stateflow plan.")
     options = RestoreOptions(drop=frozenset(drop), from_other_job=from_other_job, changes=GraphChanges(maps, sources))
-    report = check_job(job, against, settings_layers(config, assignments), options, with_spark=not no_spark)
+    report = check_job(job, against, layers, options, with_spark=not no_spark)
     if as_json:
         print_json(report)
     else:
@@ -89,12 +88,10 @@ def check(
 @click.command()
 @JOB
 @click.option("--job-root", metavar="URI", help="Also check whether a run in this job root would be refused.")
-@with_options(SETTINGS_OPTIONS)
+@with_settings
 @NO_SPARK
 @JSON
-def plan(
-    job: Path, job_root: str | None, config: Path | None, assignments: tuple[str, ...], no_spark: bool, as_json: bool
-) -> None:
+def plan(job: Path, job_root: str | None, layers: tuple[SettingsLayer, ...], no_spark: bool, as_json: bool) -> None:
     """Show the physical plan of a job: sources, shuffles, operators with keys and states, and sinks.
 
     Also reports what a run would be refused for. Processes no row and changes nothing. For a job on Spark, the command
@@ -102,7 +99,7 @@ def plan(
 
     Exit codes: 0 a run would start; 20 it would be refused; any other is an error.
     """
-    prepared = prepare(job, job_root, settings_layers(config, assignments))
+    prepared = prepare(job, job_root, layers)
     explanation = prepared.explanation()
     other_code = code_difference(job_root, prepared.code) if job_root is not None else ""
     needs = [Needs.NOTHING, Needs.ROOT, Needs.FILES] if job_root is not None else [Needs.NOTHING]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from datetime import timedelta
 
 import click
 import msgspec
@@ -16,8 +15,6 @@ from stateflow.cli.common import (
     JSON,
     REQUESTER_OPTIONS,
     ROOT,
-    SECONDS,
-    TIMEOUT,
     align_columns,
     count_of,
     human_bytes,
@@ -25,11 +22,12 @@ from stateflow.cli.common import (
     offset_text,
     print_json,
     print_text,
+    timeout_options,
     to_seconds,
     with_options,
+    with_request,
 )
 from stateflow.operations import CheckpointRequest
-from stateflow.requesters import os_user
 
 _NEWEST = 20
 _TITLES = (
@@ -149,29 +147,13 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
 
 @checkpoints.command()
 @ROOT
-@TIMEOUT
-@click.option(
-    "--acknowledge-timeout",
-    type=SECONDS,
-    default=5,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait until a run acknowledges the request.",
-)
+@with_options(timeout_options())
 @click.option("--full", is_flag=True, help="Store all state again; the checkpoint shares no file with an earlier one.")
 @with_options(REQUESTER_OPTIONS)
 @JSON
-def trigger(
-    job_root: str, timeout: float, acknowledge_timeout: float, full: bool, by: str, reason: str, as_json: bool
-) -> None:
+@with_request(CheckpointRequest)
+def trigger(request: CheckpointRequest, job_root: str, as_json: bool) -> None:
     """Make the next barrier of the job's run a checkpoint, regardless of the interval."""
-    request = CheckpointRequest(
-        by=os_user(by),
-        reason=reason,
-        timeout=timedelta(seconds=timeout),
-        acknowledge_timeout=timedelta(seconds=acknowledge_timeout),
-        full=full,
-    )
     checkpoint = operations.trigger_checkpoint(job_root, request)
     if as_json:
         print_json({"checkpoint_id": checkpoint})

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import inspect
 import io
 import json
 import logging
@@ -17,7 +19,9 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeVar
 
@@ -25,7 +29,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from stateflow.checkpoint.job_requests import RequestTimeouts
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from stateflow.config.settings import parse_duration
 from stateflow.config.sources import SettingsLayer, parse_assignments, read_toml
 from stateflow.errors import (
     ConfigError,
@@ -35,6 +41,7 @@ from stateflow.errors import (
     StateflowError,
     StorageError,
 )
+from stateflow.requesters import os_user
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -45,6 +52,7 @@ log = logging.getLogger("stateflow")
 
 F = TypeVar("F", bound=Callable[..., object])
 R = TypeVar("R")
+E = TypeVar("E", bound=StrEnum)
 
 
 _LONGEST_WAIT = 10 * 365 * 24 * 3600
@@ -120,11 +128,32 @@ class Seconds(click.FloatRange):
         return self.fail("not a number", param, ctx) if math.isnan(seconds) else seconds
 
 
+class Members(click.Choice[E]):
+    """The values of an enumeration, as its members."""
+
+    def __init__(self, members: Iterable[E]) -> None:
+        super().__init__(list(members))
+
+    def normalize_choice(self, choice: object, ctx: click.Context | None) -> str:
+        return str(choice)
+
+
+def to_duration(ctx: click.Context, option: click.Parameter, text: str | None) -> timedelta | None:
+    """Returns the value of an option such as ``36h``: a callback for it. Raises ConfigError for another text."""
+    try:
+        return None if text is None else parse_duration(text)
+    except (ValueError, OverflowError) as e:
+        raise ConfigError(
+            f"the value of {option.opts[0]} is not a duration", hint="pass one such as 36h or 30d", given=text
+        ) from e
+
+
 SECONDS = Seconds(min=0, max=_LONGEST_WAIT)
 JOB_FILE = click.Path(path_type=Path)
 
 
 JOB = click.argument("job", type=JOB_FILE, metavar="JOB.py")
+JOB_OF_REQUEST = click.argument("job_file", type=JOB_FILE, metavar="JOB.py")
 ROOT = click.option(
     "--job-root",
     required=True,
@@ -154,14 +183,29 @@ SETTINGS_OPTIONS = [
     click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings, as for run."),
     click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="A setting, as for run; repeatable."),
 ]
-TIMEOUT = click.option(
-    "--timeout",
-    type=SECONDS,
-    default=600,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for the run's next barrier.",
-)
+
+
+def timeout_options(then: str = "") -> list[Callable[[F], F]]:
+    """Returns the options for the time limits of a request to a run; `then` ends the help of the second one."""
+    limits = {
+        "--timeout": (RequestTimeouts.answer, "How long to wait for the run's next barrier."),
+        "--acknowledge-timeout": (
+            RequestTimeouts.acknowledge,
+            f"How long to wait until a run acknowledges the request{then}.",
+        ),
+    }
+    return [
+        click.option(
+            name,
+            type=SECONDS,
+            callback=lambda ctx, option, seconds: timedelta(seconds=seconds),
+            default=int(limit.total_seconds()),
+            show_default=True,
+            metavar="SECONDS",
+            help=text,
+        )
+        for name, (limit, text) in limits.items()
+    ]
 
 
 def graph_options(condition: str = "") -> list[Callable[[F], F]]:
@@ -196,6 +240,43 @@ def with_options(options: Sequence[Callable[[F], F]]) -> Callable[[F], F]:
         return command
 
     return add
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options for settings to a command, which gets them as `layers`."""
+
+    @functools.wraps(command)
+    def call(*, config: Path | None, assignments: tuple[str, ...], **others: object) -> None:
+        command(layers=settings_layers(config, assignments), **others)
+
+    return with_options(SETTINGS_OPTIONS)(call)
+
+
+def with_request(make: Callable[..., object]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Returns a decorator that passes those parameters of a command that are fields of a request to it as `request`.
+
+    An option that is not given leaves the default of the field. `by` becomes the user of the operating system with that
+    name as a claim, and `on_step` prints to stderr.
+
+    Args:
+        make: the class of the request.
+    """
+    fields = inspect.signature(make).parameters
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def call(**given: object) -> None:
+            own = {name: value for name, value in given.items() if name in fields and value is not None}
+            if "by" in own:
+                own["by"] = os_user(str(own["by"]))
+            if "on_step" in fields:
+                own["on_step"] = lambda step: print_text(step, err=True)
+            others = {name: value for name, value in given.items() if name not in fields}
+            command(request=make(**own), **others)
+
+        return call
+
+    return decorate
 
 
 def settings_layers(config: Path | None, assignments: tuple[str, ...]) -> tuple[SettingsLayer, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,23 +17,25 @@ from stateflow.cli.common import (
     JSON,
     REQUESTER_OPTIONS,
     ROOT,
-    SETTINGS_OPTIONS,
+    Members,
     count_of,
     human_bytes,
     one_line,
     print_json,
     print_text,
     refuse,
-    settings_layers,
+    to_duration,
     to_seconds,
     with_options,
+    with_request,
+    with_settings,
 )
 from stateflow.clock import SystemClock
-from stateflow.config.settings import Settings, parse_duration
-from stateflow.errors import ConfigError
+from stateflow.config.settings import Settings
+from stateflow.config.sources import SettingsLayer
 from stateflow.operations import GarbageReport, JobCode, VacuumRequest, Verified
 from stateflow.operations.doctor import Finding, Health, examine
-from stateflow.requesters import describe_requester, os_user
+from stateflow.requesters import describe_requester
 
 if TYPE_CHECKING:
     from stateflow.connectors.delta.maintenance import CompactionReport, VacuumReport
@@ -191,7 +192,7 @@ def pins(job_root: str, drop: str | None) -> None:
 
 
 _TABLE = click.option(
-    "--table", "uids", multiple=True, metavar="UID", help="Only the table of this sink; repeatable. Default: all."
+    "--table", "tables", multiple=True, metavar="UID", help="Only the table of this sink; repeatable. Default: all."
 )
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Report what would be done, without doing it.")
 
@@ -206,23 +207,16 @@ def tables() -> None:
 @ROOT
 @_TABLE
 @_DRY_RUN
-@with_options(SETTINGS_OPTIONS)
+@with_settings
 @JSON
 def optimize(
-    job: Path,
-    job_root: str,
-    uids: tuple[str, ...],
-    dry_run: bool,
-    config: Path | None,
-    assignments: tuple[str, ...],
-    as_json: bool,
+    job: Path, job_root: str, tables: tuple[str, ...], dry_run: bool, layers: tuple[SettingsLayer, ...], as_json: bool
 ) -> None:
     """Combine small data files of each partition, without a change of rows.
 
     Runs of the job may continue meanwhile. A restore does not count the commit as one that changed rows.
     """
-    code = JobCode(job, settings_layers(config, assignments))
-    reports = operations.optimize_tables(job_root, code, uids, dry_run=dry_run)
+    reports = operations.optimize_tables(job_root, JobCode(job, layers), tables, dry_run=dry_run)
     if as_json:
         print_json([dataclasses.asdict(report) for report in reports])
         return
@@ -245,6 +239,7 @@ def _optimized(report: CompactionReport) -> str:
 @_TABLE
 @click.option(
     "--older-than",
+    callback=to_duration,
     default="7d",
     show_default=True,
     metavar="DURATION",
@@ -252,44 +247,26 @@ def _optimized(report: CompactionReport) -> str:
 )
 @click.option(
     "--ignore-other-jobs",
+    "ignores_other_jobs",
     is_flag=True,
     help="Also vacuum tables that other jobs write to, whose checkpoints are unknown.",
 )
 @_DRY_RUN
-@with_options(SETTINGS_OPTIONS)
+@with_settings
 @JSON
-def vacuum(
-    job: Path,
-    job_root: str,
-    uids: tuple[str, ...],
-    older_than: str,
-    ignore_other_jobs: bool,
-    dry_run: bool,
-    config: Path | None,
-    assignments: tuple[str, ...],
-    as_json: bool,
-) -> None:
+@with_request(VacuumRequest)
+def vacuum(request: VacuumRequest, job: Path, job_root: str, layers: tuple[SettingsLayer, ...], as_json: bool) -> None:
     """Delete data files that were removed from the tables, and that no checkpoint or savepoint needs.
 
     Reports which checkpoint or savepoint holds which version. Runs of the job may continue meanwhile.
     """
-    request = VacuumRequest(_duration(older_than), uids, dry_run, ignore_other_jobs)
-    reports = operations.vacuum_tables(job_root, JobCode(job, settings_layers(config, assignments)), request)
+    reports = operations.vacuum_tables(job_root, JobCode(job, layers), request)
     if as_json:
         print_json([dataclasses.asdict(report) for report in reports])
         return
     for report in reports:
-        _print_vacuum(report, "would delete" if dry_run else "deleted")
+        _print_vacuum(report, "would delete" if request.dry_run else "deleted")
     _print_none(reports)
-
-
-def _duration(text: str) -> timedelta:
-    try:
-        return parse_duration(text)
-    except (ValueError, OverflowError) as e:
-        raise ConfigError(
-            "the value of --older-than is not a duration", hint="pass one such as 12h or 7d", given=text
-        ) from e
 
 
 def _print_vacuum(report: VacuumReport, verb: str) -> None:
@@ -318,14 +295,14 @@ def source() -> None:
 
 @source.command()
 @ROOT
-@click.option("--source", "uid", required=True, metavar="UID", help="Uid of the source.")
+@click.option("--source", required=True, metavar="UID", help="Uid of the source.")
 @click.option(
     "--from", "old", required=True, metavar="FOLDER", help="Folder as in the present job file, or a parent of it."
 )
 @click.option("--to", "new", required=True, metavar="FOLDER", help="New folder, as in the next job file.")
 @click.option(
     "--check",
-    type=click.Choice([c.value for c in operations.FileCheck]),
+    type=Members(operations.FileCheck),
     default=operations.FileCheck.NAMES.value,
     show_default=True,
     help="How to compare the files that were read: content also compares bytes, or modification times where the old "
@@ -334,16 +311,14 @@ def source() -> None:
 @click.option("--dry-run", is_flag=True, help="Only compare the files and report what a run would read.")
 @with_options(REQUESTER_OPTIONS)
 @JSON
-def relocate(
-    job_root: str, uid: str, old: str, new: str, check: str, dry_run: bool, by: str, reason: str, as_json: bool
-) -> None:
+@with_request(operations.Relocation)
+def relocate(request: operations.Relocation, job_root: str, as_json: bool) -> None:
     """Record that the folder of a file source was moved or copied, together with the files that it has read.
 
     State, positions and tables do not change, and the next run reads the files that are new in the new folder. Change
     the path in the job file afterwards. Savepoints and older checkpoints keep the old paths: relocate again after
     restoring one of them.
     """
-    request = operations.Relocation(uid, old, new, operations.FileCheck(check), os_user(by), reason, dry_run)
     done = operations.relocate_source(job_root, request)
     if as_json:
         print_json(done)

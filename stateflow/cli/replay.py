@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time
-from pathlib import Path
 
 import click
 
 from stateflow.cli.common import (
-    JOB,
+    JOB_OF_REQUEST,
     JSON,
     ROOT,
-    SETTINGS_OPTIONS,
     count_of,
     one_line,
     print_json,
     print_text,
     refuse,
-    settings_layers,
     short_offset,
-    with_options,
+    with_request,
+    with_settings,
 )
 from stateflow.replay.key_trace import KeyDebugger, KeyRequest, TracedCall
 from stateflow.replay.report import EmittedRows, KeyReport, ReplayReport
@@ -31,7 +30,7 @@ from stateflow.replay.state_diff import EntryChange, StateChanges
 
 
 @click.command()
-@JOB
+@JOB_OF_REQUEST
 @ROOT
 @click.option(
     "--batch",
@@ -42,6 +41,7 @@ from stateflow.replay.state_diff import EntryChange, StateChanges
 )
 @click.option(
     "--rows",
+    "max_rows",
     type=click.IntRange(min=0),
     default=DEFAULT_ROWS,
     show_default=True,
@@ -50,7 +50,7 @@ from stateflow.replay.state_diff import EntryChange, StateChanges
 )
 @click.option(
     "--key",
-    "key",
+    "values",
     multiple=True,
     metavar="VALUE",
     help="Show one key only: its rows, timers, emitted rows and state. Once for each key column, in their order, or as "
@@ -63,43 +63,24 @@ from stateflow.replay.state_diff import EntryChange, StateChanges
     is_flag=True,
     help="With --key: run the batch in this process, and stop in Python's debugger in the first call for the key.",
 )
-@with_options(SETTINGS_OPTIONS)
+@with_settings
 @JSON
-def replay(
-    job: Path,
-    job_root: str,
-    batch: int,
-    rows: int,
-    key: tuple[str, ...],
-    operator: str,
-    debug: bool,
-    config: Path | None,
-    assignments: tuple[str, ...],
-    as_json: bool,
-) -> None:
+@with_request(ReplayRequest)
+def replay(request: ReplayRequest, values: tuple[str, ...], operator: str, debug: bool, as_json: bool) -> None:
     """Run a batch again, from the checkpoint before it, and print what it emits and how it changes the state.
 
     Nothing is published, and the job root does not change: state and rows go to a scratch folder that is removed at the
     end. Runs of the job may continue meanwhile. The source must still have the rows. The resulting state is compared
     with that of checkpoint N.
     """
-    if (operator or debug) and not key:
+    if (operator or debug) and not values:
         refuse("--operator and --pdb need a key", "pass --key VALUE")
-    request = ReplayRequest(
-        job,
-        job_root,
-        batch,
-        settings_layers(config, assignments),
-        rows,
-        KeyRequest(key, operator) if key else None,
-        KeyDebugger() if debug else None,
-        lambda step: print_text(step, err=True),
-    )
-    report = run_replay(request)
+    key, debugger = KeyRequest(values, operator) if values else None, KeyDebugger() if debug else None
+    report = run_replay(dataclasses.replace(request, key=key, debugger=debugger))
     if as_json:
         print_report_json(report)
     else:
-        print_report(report, job.stem)
+        print_report(report, request.job_file.stem)
 
 
 _INDENT = "  "

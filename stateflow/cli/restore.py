@@ -41,6 +41,7 @@ from stateflow.cli.common import (
     settings_layers,
     short_offset,
     with_options,
+    with_request,
 )
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode
@@ -227,11 +228,9 @@ def _execute(invocation: _Invocation, plan_file: Path, request_id: str, as_json:
 @click.option("--from-other-job", is_flag=True, help="Accept another job's savepoint, and fork that job.")
 @with_options(REQUESTER_OPTIONS)
 @JSON
-def fork(
-    job_root: str, target: str, into: str, shadow: bool, from_other_job: bool, by: str, reason: str, as_json: bool
-) -> None:
+@with_request(operations.ForkRequest)
+def fork(request: operations.ForkRequest, job_root: str, as_json: bool) -> None:
     """Create a new job from the state and source positions of a checkpoint or savepoint of this job."""
-    request = operations.ForkRequest(target, into, shadow, os_user(by), reason, from_other_job)
     made = operations.fork(job_root, request)
     if as_json:
         print_json(made)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import click
@@ -16,16 +16,14 @@ from stateflow.checkpoint.log.documents import Origin, SavepointFormat
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.cli.common import (
-    JOB,
     JOB_FILE,
+    JOB_OF_REQUEST,
     JSON,
     OPTIONAL_ROOT,
     REQUESTER_OPTIONS,
     ROOT,
-    SECONDS,
-    SETTINGS_OPTIONS,
-    TIMEOUT,
     F,
+    Members,
     align_columns,
     count_of,
     human_bytes,
@@ -34,12 +32,15 @@ from stateflow.cli.common import (
     print_json,
     print_text,
     refuse,
-    settings_layers,
+    timeout_options,
+    to_duration,
     to_seconds,
     with_options,
+    with_request,
+    with_settings,
 )
-from stateflow.config.settings import parse_duration
-from stateflow.config.sources import resolve
+from stateflow.clock import parse_timestamp
+from stateflow.config.sources import SettingsLayer, resolve
 from stateflow.errors import ConfigError
 from stateflow.operations import JobCode, RekeyRequest, SavepointReport, SavepointRequest
 from stateflow.operations.changed_savepoints import ChangeRequest, change_savepoint
@@ -57,30 +58,23 @@ _REQUEST_OPTIONS = [
     click.option(
         "--request-id", default="", metavar="ID", help="Id of the request; the same id returns the same savepoint."
     ),
-    TIMEOUT,
-    click.option(
-        "--acknowledge-timeout",
-        type=SECONDS,
-        default=5,
-        show_default=True,
-        metavar="SECONDS",
-        help="How long to wait until a run acknowledges the request; after that, no run is assumed.",
-    ),
+    *timeout_options("; after that, no run is assumed"),
 ]
 
 
 def _format_option(default: str) -> Callable[[F], F]:
     return click.option(
         "--format",
-        "stored_as",
-        type=click.Choice([f.value for f in SavepointFormat]),
+        type=Members(SavepointFormat),
         help="native: as the state backend stored it; canonical: independent of the state backend.  [default: "
         f"{default}]",
     )
 
 
-def _job_code(job: Path | None, config: Path | None, assignments: tuple[str, ...]) -> JobCode | None:
-    return JobCode(job, settings_layers(config, assignments)) if job else None
+def _with_job(request: SavepointRequest, job: Path | None, layers: tuple[SettingsLayer, ...]) -> SavepointRequest:
+    """Returns the request with the job file and its settings."""
+    code = JobCode(job, layers) if job else None
+    return dataclasses.replace(request, settings=resolve(*layers).savepoint, code=code)
 
 
 @click.group()
@@ -102,50 +96,30 @@ def savepoint() -> None:
 )
 @click.option(
     "--origin",
-    type=click.Choice([o.value for o in Origin if o is not Origin.STOP]),
+    type=Members(o for o in Origin if o is not Origin.STOP),
     default=Origin.MANUAL.value,
     show_default=True,
     help="Purpose of the savepoint.",
 )
 @_format_option("native")
 @with_options(_REQUEST_OPTIONS)
-@with_options(SETTINGS_OPTIONS)
+@with_settings
 @with_options(REQUESTER_OPTIONS)
 @JSON
+@with_request(SavepointRequest)
 def create(
+    request: SavepointRequest,
     job_root: str,
-    name: str,
     into: str,
-    from_head: bool,
-    origin: str,
-    stored_as: str | None,
     job: Path | None,
-    request_id: str,
-    timeout: float,
-    acknowledge_timeout: float,
-    config: Path | None,
-    assignments: tuple[str, ...],
-    by: str,
-    reason: str,
+    layers: tuple[SettingsLayer, ...],
     as_json: bool,
 ) -> None:
     """Create a savepoint at the run's next barrier, or from the newest checkpoint when there is no run.
 
     A savepoint does not depend on its job root: stateflow run --from-savepoint starts a job from it in a new root.
     """
-    request = SavepointRequest(
-        name=name,
-        origin=Origin(origin),
-        format=SavepointFormat(stored_as) if stored_as else None,
-        settings=resolve(*settings_layers(config, assignments)).savepoint,
-        by=os_user(by),
-        reason=reason,
-        request_id=request_id,
-        from_head=from_head,
-        code=_job_code(job, config, assignments),
-        timeout=timedelta(seconds=timeout),
-        acknowledge_timeout=timedelta(seconds=acknowledge_timeout),
-    )
+    request = _with_job(request, job, layers)
     if into:
         made = operations.create_savepoint_into(job_root, request, into)
     else:
@@ -268,7 +242,7 @@ def dispose(job_root: str, name: str, claimed: bool, by: str, reason: str) -> No
 
 @savepoint.command()
 @OPTIONAL_ROOT
-@click.argument("name")
+@click.argument("savepoint", metavar="NAME")
 @click.option(
     "--max-parallelism",
     required=True,
@@ -277,25 +251,23 @@ def dispose(job_root: str, name: str, claimed: bool, by: str, reason: str) -> No
     help="Number of key groups of the copy.",
 )
 @click.option("--into", required=True, metavar="URI", help="Folder, on any storage, for the folder of the copy.")
-@click.option("--name", "new_name", default="", help="Name of the copy; by default, that of the savepoint.")
+@click.option("--name", default="", help="Name of the copy; by default, that of the savepoint.")
 @with_options(REQUESTER_OPTIONS)
 @JSON
-def rekey(
-    job_root: str, name: str, max_parallelism: int, into: str, new_name: str, by: str, reason: str, as_json: bool
-) -> None:
+@with_request(RekeyRequest)
+def rekey(request: RekeyRequest, job_root: str, as_json: bool) -> None:
     """Copy a savepoint, given by name or path, with another max parallelism.
 
     A job root keeps its max parallelism: start a new one from the copy with stateflow run --from-savepoint, or restore
     the copy. Both also rekey while they import a savepoint with another max parallelism.
     """
-    _require_root_for_name(job_root, name)
-    request = RekeyRequest(name, max_parallelism, into, new_name, os_user(by), reason)
+    _require_root_for_name(job_root, request.savepoint)
     made = operations.rekey_savepoint(request, job_root)
     if as_json:
         print_json(made)
     else:
         size = human_bytes(made.bytes)
-        print_text(f"savepoint {made.name} of {made.job}: {max_parallelism} key groups, {size}\n  {made.path}")
+        print_text(f"savepoint {made.name} of {made.job}: {request.max_parallelism} key groups, {size}\n  {made.path}")
 
 
 def _require_root_for_name(job_root: str, name: str) -> None:
@@ -306,16 +278,20 @@ def _require_root_for_name(job_root: str, name: str) -> None:
 @savepoint.command()
 @ROOT
 @click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the N newest periodic savepoints.")
-@click.option("--max-age", default="", metavar="DURATION", help="Delete older ones; a duration such as 36h or 30d.")
+@click.option(
+    "--max-age",
+    callback=lambda ctx, option, text: to_duration(ctx, option, text or None),
+    metavar="DURATION",
+    help="Delete older ones; a duration such as 36h or 30d.",
+)
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, without deleting it.")
 @JSON
-def prune(job_root: str, keep: int | None, max_age: str, dry_run: bool, as_json: bool) -> None:
+def prune(job_root: str, keep: int | None, max_age: timedelta | None, dry_run: bool, as_json: bool) -> None:
     """Delete periodic savepoints beyond --keep or older than --max-age.
 
     The newest periodic savepoint, and all savepoints of other origins, are kept.
     """
-    rule = SavepointRule(keep, _parse_age(max_age))
-    done = operations.prune_savepoints(job_root, rule, dry_run=dry_run, by=os_user())
+    done = operations.prune_savepoints(job_root, SavepointRule(keep, max_age), dry_run=dry_run, by=os_user())
     if as_json:
         print_json(done)
         return
@@ -325,22 +301,13 @@ def prune(job_root: str, keep: int | None, max_age: str, dry_run: bool, as_json:
         print_text(f"  neither deleted nor counted: {path}")
 
 
-def _parse_age(text: str) -> timedelta | None:
-    try:
-        return parse_duration(text) if text else None
-    except (ValueError, OverflowError) as e:
-        raise ConfigError(
-            "the value of --max-age is not a duration", hint="pass one such as 36h or 30d", given=text
-        ) from e
-
-
 @click.command()
 @ROOT
 @click.option("--savepoint", "with_savepoint", is_flag=True, help="Create a savepoint of the last checkpoint.")
 @click.option("--name", default="", help="Name of the savepoint.")
 @click.option(
     "--origin",
-    type=click.Choice([Origin.STOP.value, Origin.UPGRADE.value]),
+    type=Members([Origin.STOP, Origin.UPGRADE]),
     default=Origin.STOP.value,
     show_default=True,
     help="Purpose of the savepoint.",
@@ -353,42 +320,22 @@ def _parse_age(text: str) -> timedelta | None:
     "needed, and a run that reads no input fires them.",
 )
 @with_options(_REQUEST_OPTIONS)
-@with_options(SETTINGS_OPTIONS)
+@with_settings
 @with_options(REQUESTER_OPTIONS)
 @JSON
+@with_request(SavepointRequest)
 def stop(
+    request: SavepointRequest,
     job_root: str,
     with_savepoint: bool,
-    name: str,
-    origin: str,
-    stored_as: str | None,
-    drain: bool,
     job: Path | None,
-    request_id: str,
-    timeout: float,
-    acknowledge_timeout: float,
-    config: Path | None,
-    assignments: tuple[str, ...],
-    by: str,
-    reason: str,
+    layers: tuple[SettingsLayer, ...],
     as_json: bool,
 ) -> None:
     """Stop the job's run after its next checkpoint has been committed and published."""
-    if not with_savepoint and (name or drain):
+    if not with_savepoint and (request.name or request.drain):
         refuse("the options --name and --drain need --savepoint", "pass --savepoint with them")
-    request = SavepointRequest(
-        name=name,
-        origin=Origin(origin),
-        format=SavepointFormat(stored_as) if stored_as else None,
-        settings=resolve(*settings_layers(config, assignments)).savepoint,
-        by=os_user(by),
-        reason=reason,
-        request_id=request_id,
-        code=_job_code(job, config, assignments),
-        drain=drain,
-        timeout=timedelta(seconds=timeout),
-        acknowledge_timeout=timedelta(seconds=acknowledge_timeout),
-    )
+    request = _with_job(request, job, layers)
     made = operations.stop(job_root, request, savepoint=with_savepoint, may_run=True)
     if as_json:
         print_json(dataclasses.asdict(made) if made else {})
@@ -398,6 +345,15 @@ def stop(
         outcome = "the run is stopping" if made.taken_by == "run" else operations.why_no_run(job_root, request)
         size = human_bytes(made.bytes)
         print_text(f"{outcome}; savepoint {made.name}: checkpoint {made.checkpoint_id}, {size}\n  {made.path}")
+
+
+def _to_time(ctx: click.Context, option: click.Parameter, text: str | None) -> datetime | None:
+    try:
+        return None if text is None else parse_timestamp(text)
+    except ValueError as e:
+        raise ConfigError(
+            "the value of --at is not in ISO 8601 format", hint="for example 2026-01-31T03:00", given=text
+        ) from e
 
 
 _OUTPUT = click.option(
@@ -411,7 +367,7 @@ _REASON = click.option("--reason", default="", help="Why it is written, for disp
 
 
 @click.command()
-@JOB
+@JOB_OF_REQUEST
 @_OUTPUT
 @click.option(
     "--state",
@@ -456,51 +412,25 @@ _REASON = click.option("--reason", default="", help="Why it is written, for disp
 )
 @click.option(
     "--at",
+    callback=_to_time,
     metavar="TIME",
     help="Time of the savepoint in ISO 8601, in UTC if it has no zone. A time to live begins then for rows "
     "without a column written_at. Default: that of a savepoint which is in the folder already, or now.",
 )
 @_NAME
 @_REASON
-@with_options(SETTINGS_OPTIONS)
+@with_settings
 @JSON
-def write(
-    job: Path,
-    output: str,
-    states: tuple[str, ...],
-    columns: tuple[str, ...],
-    sources: tuple[str, ...],
-    max_parallelism: int | None,
-    parallelism: int | None,
-    at: str | None,
-    name: str,
-    reason: str,
-    config: Path | None,
-    assignments: tuple[str, ...],
-    as_json: bool,
-) -> None:
+@with_request(WriteRequest)
+def write(request: WriteRequest, as_json: bool) -> None:
     """Write a savepoint from files, from which stateflow run --from-savepoint starts the job.
 
     The job file declares the operators with their keys, the states and the sources. Starts Spark only for state of a
     query of Spark, with the settings of the job, and processes no row. A row that cannot be stored is an error that
     names its key. States whose rows have fields of their values as columns need no column value.
     """
-    if not states and not sources:
+    if not request.states and not request.sources:
         refuse("a savepoint needs state or a position", "pass --state OPERATOR.STATE=FILES, or --source UID=POSITION")
-    request = WriteRequest(
-        job,
-        output,
-        states,
-        sources,
-        columns,
-        settings_layers(config, assignments),
-        max_parallelism,
-        parallelism,
-        name,
-        None if at is None else _time(at),
-        reason,
-        lambda step: print_text(step, err=True),
-    )
     _print(write_savepoint(request), as_json)
 
 
@@ -530,50 +460,17 @@ def write(
 @_OUTPUT
 @_NAME
 @_REASON
-@with_options(SETTINGS_OPTIONS)
+@with_settings
 @JSON
-def change(
-    job_root: str,
-    savepoint: str,
-    remove: tuple[str, ...],
-    transforms: tuple[str, ...],
-    job_file: Path | None,
-    output: str,
-    name: str,
-    reason: str,
-    config: Path | None,
-    assignments: tuple[str, ...],
-    as_json: bool,
-) -> None:
+@with_request(ChangeRequest)
+def change(request: ChangeRequest, as_json: bool) -> None:
     """Write a copy of a savepoint, given by name or path, without some operators or with other rows.
 
     The savepoint stays as it is, and so does everything that no option names.
     """
-    if not remove and not transforms:
+    if not request.remove and not request.transforms:
         refuse("a copy needs a change", "pass --remove UID, or --transform OPERATOR.STATE=FUNCTION")
-    request = ChangeRequest(
-        savepoint,
-        output,
-        remove,
-        transforms,
-        job_file,
-        settings_layers(config, assignments),
-        job_root,
-        name,
-        reason,
-        lambda step: print_text(step, err=True),
-    )
     _print(change_savepoint(request), as_json)
-
-
-def _time(text: str) -> datetime:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError as e:
-        raise ConfigError(
-            "the value of --at is not in ISO 8601 format", hint="for example 2026-01-31T03:00", given=text
-        ) from e
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _print(made: WrittenSavepoint, as_json: bool) -> None:

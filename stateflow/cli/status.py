@@ -35,18 +35,17 @@ from stateflow.cli.common import (
     JOB_FILE,
     JSON,
     ROOT,
-    SETTINGS_OPTIONS,
     add_row,
     human_bytes,
     in_utc,
     one_line,
     print_json,
     print_text,
-    settings_layers,
     short_offset,
     to_seconds,
-    with_options,
+    with_settings,
 )
+from stateflow.config.sources import SettingsLayer
 from stateflow.operations import JobCode
 from stateflow.requesters import describe_requester, requester_facts
 from stateflow.runtime.watermarks import waiting_texts
@@ -65,16 +64,16 @@ _FIRST_GENERATION = 1
     metavar="JOB.py",
     help="Job file; used to check which tables an incomplete restore has restored.",
 )
-@with_options(SETTINGS_OPTIONS)
+@with_settings
 @JSON
-def status(job_root: str, job: Path | None, config: Path | None, assignments: tuple[str, ...], as_json: bool) -> None:
+def status(job_root: str, job: Path | None, layers: tuple[SettingsLayer, ...], as_json: bool) -> None:
     """Show the position of a job and its sources, its newest checkpoints and its failures."""
     found = operations.describe(job_root)
     records = operations.history(job_root, _NEWEST)
     undone = operations.undone(job_root, records)
     restored: dict[str, bool] = {}
     if job is not None and found.restoring is not None:
-        restored = operations.restored_tables(job_root, JobCode(job, settings_layers(config, assignments)))
+        restored = operations.restored_tables(job_root, JobCode(job, layers))
     if as_json:
         checkpoints = [{**msgspec.to_builtins(r), "undone": r.checkpoint_id in undone} for r in records]
         restoring = found.restoring and {**dataclasses.asdict(found.restoring), **requester_facts(found.restoring.by)}

@@ -41,8 +41,8 @@ class CheckpointRequest:
     reason: str = ""
     request_id: str = ""
     full: bool = False
-    acknowledge_timeout: timedelta = timedelta(seconds=5)
-    timeout: timedelta = timedelta(minutes=10)
+    acknowledge_timeout: timedelta = RequestTimeouts.acknowledge
+    timeout: timedelta = RequestTimeouts.answer
 
 
 def trigger_checkpoint(job_root: str, request: CheckpointRequest) -> int:

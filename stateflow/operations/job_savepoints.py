@@ -69,8 +69,8 @@ class SavepointRequest:
     format: SavepointFormat | None = None
     settings: SavepointSettings = field(default_factory=SavepointSettings)
     generation: int = 0
-    acknowledge_timeout: timedelta = timedelta(seconds=5)
-    timeout: timedelta = timedelta(minutes=10)
+    acknowledge_timeout: timedelta = RequestTimeouts.acknowledge
+    timeout: timedelta = RequestTimeouts.answer
 
 
 @dataclass(frozen=True)

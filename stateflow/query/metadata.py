@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import datetime
 
 import pyarrow as pa
 
@@ -13,6 +13,7 @@ from stateflow.checkpoint.log.documents import EntryRef, OperatorState, Pin
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints
+from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, MissingFile
 from stateflow.helpers import did_you_mean
 from stateflow.query.snapshot import Snapshot, describe_snapshot, open_job_or_savepoint
@@ -172,10 +173,9 @@ def _pin_row(pin: Pin) -> Row:
 
 def _time(text: str) -> datetime | None:
     try:
-        time = datetime.fromisoformat(text)
+        return parse_timestamp(text)
     except ValueError:
         return None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def _operators(snapshot: Snapshot) -> Iterator[Row]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import PurePath
 
 from stateflow.api.input_files import unreadable_in
@@ -12,6 +12,7 @@ from stateflow.api.source import LocalSource, Slice, limits_of, texts_of
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import NOT_BEGUN, BatchRecord, EntryRef, Manifest
 from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.clock import parse_timestamp
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import BatchFailed, ConfigError, CorruptFile, InputLost, StateflowError
 from stateflow.runtime.job import Job
@@ -191,12 +192,11 @@ def _recorded(records: Sequence[BatchRecord], start: Mapping[str, str], end: Map
 
 def _time(text: str) -> datetime:
     try:
-        found = datetime.fromisoformat(text)
+        return parse_timestamp(text)
     except ValueError as e:
         raise CorruptFile(
             "the recorded time of a batch is not a time", hint="replay another batch", found=text[:100]
         ) from e
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 _POSITION = 500

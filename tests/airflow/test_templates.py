@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,6 +12,11 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, task
 
+from stateflow.operations import ForkRequest, RekeyRequest, SavepointRequest, VacuumRequest
+from stateflow.operations.changed_savepoints import ChangeRequest
+from stateflow.operations.state_export import ExportRequest
+from stateflow.operations.written_savepoints import WriteRequest
+from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow_airflow.dags import StateflowJob
 from stateflow_airflow.dags.factory import approval
 from stateflow_airflow.failures import PermanentFailure, RetryByErrorCode
@@ -45,6 +51,32 @@ from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.fakes import fails
 
 TEXT = "{{ value }}"
+_SET_BY_THE_TASK = {"by", "request_id", "layers", "on_step"}
+REQUESTS: dict[Any, tuple[Any, dict[str, str], set[str]]] = {
+    StateflowSavepointOperator: (
+        SavepointRequest,
+        {"code": "job", "format": "stored_as"},
+        {"earlier_request_ids", "from_head", "drain", "generation", "acknowledge_timeout"},
+    ),
+    StateflowRekeyOperator: (RekeyRequest, {}, set()),
+    StateflowForkOperator: (ForkRequest, {}, set()),
+    StateflowRestorePlanOperator: (RestoreOptions, {"changes": "maps"}, set()),
+    StateflowTablesOperator: (VacuumRequest, {"dry_run": "preview"}, {"ignores_other_jobs"}),
+    StateflowWriteSavepointOperator: (WriteRequest, {"job_file": "job", "output": "into"}, set()),
+    StateflowChangeSavepointOperator: (ChangeRequest, {"job_file": "job", "output": "into"}, set()),
+    StateflowExportOperator: (
+        ExportRequest,
+        {
+            "location": "job_root",
+            "operator": "operator_uid",
+            "state": "state_name",
+            "output": "into",
+            "format": "stored_as",
+        },
+        set(),
+    ),
+}
+"""The request of each operator, the arguments with other names than its fields, and fields that no argument sets."""
 REQUIRED: dict[str, Any] = {
     "job": "/j.py",
     "job_root": "/r",
@@ -84,6 +116,27 @@ OPERATORS: dict[Any, set[str]] = {
     StateflowWatermarkSensor: {"job_root", "max_lag"},
 }
 """All operators and sensors with the arguments that each requires."""
+
+
+@pytest.mark.parametrize("operator", REQUESTS)
+def test_an_operator_has_an_argument_with_the_same_default_for_each_field_of_its_request(operator: Any) -> None:
+    request_class, names, without = REQUESTS[operator]
+    arguments = {
+        name: argument.default
+        for kind in reversed(operator.__mro__)
+        if "__init__" in vars(kind)
+        for name, argument in inspect.signature(vars(kind)["__init__"]).parameters.items()
+    }
+    for field in dataclasses.fields(request_class):
+        if field.name in _SET_BY_THE_TASK | without:
+            continue
+        found = arguments[names.get(field.name, field.name)]
+        if field.default is dataclasses.MISSING:
+            assert found is inspect.Parameter.empty or field.default_factory is not dataclasses.MISSING, field.name
+        elif isinstance(field.default, timedelta):
+            assert to_duration(field.name, found) == field.default
+        else:
+            assert found == field.default or not (found or field.default), field.name
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -25,6 +26,17 @@ from stateflow.cli.main import main
 from stateflow.clock import SystemClock
 from stateflow.connectors.kafka import client
 from stateflow.errors import StorageError
+from stateflow.operations import (
+    CheckpointRequest,
+    ForkRequest,
+    RekeyRequest,
+    Relocation,
+    SavepointRequest,
+    VacuumRequest,
+)
+from stateflow.operations.changed_savepoints import ChangeRequest
+from stateflow.operations.written_savepoints import WriteRequest
+from stateflow.replay.run import ReplayRequest
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
@@ -116,6 +128,32 @@ def test_the_help_of_each_command_matches_the_golden_file(words: str, golden: Sn
     assert normalized(shown.output, exact=True) == golden
     assert invoke(*path, "-h").output == shown.output
     assert all(getattr(option, "help", None) for option in command.params if isinstance(option, click.Option))
+
+
+REQUESTS: dict[str, tuple[str, Any]] = {
+    "checkpoints trigger": ("--job-root r", CheckpointRequest),
+    "fork": ("--job-root r latest --into x", ForkRequest),
+    "replay": ("--job-root r job.py --batch 1", ReplayRequest),
+    "savepoint change": ("s --output x", ChangeRequest),
+    "savepoint create": ("--job-root r", SavepointRequest),
+    "savepoint rekey": ("s --into x --max-parallelism 4", RekeyRequest),
+    "savepoint write": ("job.py --output x", WriteRequest),
+    "source relocate": ("--job-root r --source s --from x --to y", Relocation),
+    "tables vacuum": ("--job-root r job.py", VacuumRequest),
+}
+
+
+@pytest.mark.parametrize("words", REQUESTS)
+def test_an_option_that_is_not_given_leaves_the_default_of_the_request(words: str) -> None:
+    needed, request_class = REQUESTS[words]
+    given = COMMANDS[f"stateflow {words}"].make_context(words, needed.split()).params
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(request_class)
+        if field.name in given and field.default is not dataclasses.MISSING
+    }
+    assert defaults
+    assert {name: given[name] for name in defaults if given[name] is not None}.items() <= defaults.items()
 
 
 def test_the_help_of_run_names_settings_that_exist() -> None:

@@ -13,13 +13,14 @@ from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
-from airflow.sdk import BaseOperator, RetryPolicy, conf
+from airflow.sdk import Asset, BaseOperator, RetryPolicy, conf
 
 from stateflow_airflow.failures import BY_ERROR_CODE, PermanentFailure, hide_tracebacks, misconfigured, translate_errors
 from stateflow_airflow.operators.template_values import as_list, check_texts
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from pydantic import JsonValue
 
 
 TaskArgument: TypeAlias = Any
@@ -49,6 +50,12 @@ class LibraryOperator(BaseOperator):
         """Hides the tracebacks of failures whose messages explain them, and checks rendered texts."""
         hide_tracebacks()
         check_texts(self)
+
+    def add_to_assets(self, context: Context, facts: Mapping[str, JsonValue]) -> None:
+        """Adds facts to the event of each asset in `outlets`."""
+        for asset in self.outlets:
+            if isinstance(asset, Asset):
+                context["outlet_events"][asset].extra.update(facts)
 
     def library(self) -> AbstractContextManager[None]:
         """Restricts the library to the allowed locations, and translates its errors into failures of the task."""

@@ -6,17 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import Asset
-
-from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.operators.base import JobRootOperator
-from stateflow_airflow.operators.template_values import checked_location, checked_root
+from stateflow_airflow.operators.template_values import checked_location, checked_root, to_member
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-    from stateflow.operations.state_export import ExportFormat
 
 require_supported()
 
@@ -65,32 +60,19 @@ class StateflowExportOperator(JobRootOperator):
 
     def execute(self, context: Context) -> dict[str, object]:
         """Writes the file."""
-        from stateflow.operations.state_export import ExportRequest, export_state
+        from stateflow.operations.state_export import ExportFormat, ExportRequest, export_state
 
         request = ExportRequest(
             checked_root(self.job_root),
             self.operator_uid,
             self.state_name,
             checked_location("into", self.into),
-            self._format(),
+            to_member("stored_as", self.stored_as, ExportFormat) if self.stored_as else None,
             None if self.snapshot in (None, "") else self.snapshot,
         )
         with self.library():
             report = export_state(request)
         self.log.info("%d rows of %s in %s, %d bytes", report.rows, report.snapshot, report.output, report.bytes)
         found = asdict(report)
-        for asset in self.outlets:
-            if isinstance(asset, Asset):
-                context["outlet_events"][asset].extra.update(found)
+        self.add_to_assets(context, found)
         return found
-
-    def _format(self) -> ExportFormat | None:
-        from stateflow.operations.state_export import ExportFormat
-
-        if not self.stored_as:
-            return None
-        if self.stored_as not in [kind.value for kind in ExportFormat]:
-            raise misconfigured(
-                f"stored_as={self.stored_as!r} is not a format", "pass jsonl or parquet", stored_as=self.stored_as
-            )
-        return ExportFormat(self.stored_as)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.operators.approvals.approval import ApprovalCheck
 from stateflow_airflow.operators.base import DagStatus, JobOperator, JobRootOperator, dag_status, request_id, requester
 from stateflow_airflow.operators.restore_plan import as_markdown, parse_plan
@@ -17,6 +16,7 @@ from stateflow_airflow.operators.template_values import (
     to_bool,
     to_claim_mode,
     to_lines,
+    to_member,
     to_names,
     to_words,
 )
@@ -113,22 +113,16 @@ class StateflowRestorePlanOperator(JobOperator):
 
         from stateflow.checkpoint.log.documents import SinkMode
         from stateflow.checkpoint.restore.plan_document import GraphChanges
-        from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
         from stateflow.operations import plan_restore
         from stateflow.runtime.restore.planner import RestoreOptions
 
-        if self.sinks not in list(SinkMode):
-            raise misconfigured(
-                f"sinks={self.sinks!r} is neither restore nor keep", "pass restore or keep", sinks=self.sinks
-            )
-        from_other_job = to_bool("from_other_job", self.from_other_job)
         options = RestoreOptions(
-            SinkMode(self.sinks),
+            to_member("sinks", self.sinks, SinkMode),
             to_names(self.drop),
-            from_other_job,
+            to_bool("from_other_job", self.from_other_job),
             to_names(self.keep_tables),
             GraphChanges(to_words(self.maps), to_lines(self.sources)),
-            ClaimMode(to_claim_mode(self.claim_mode)),
+            to_claim_mode(self.claim_mode),
         )
         with self.library():
             code = job_code(self.job, self.settings)

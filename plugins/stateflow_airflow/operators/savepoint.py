@@ -10,8 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import Asset
-
 from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.operators.approvals.approval import Answer, ApprovalCheck
 from stateflow_airflow.operators.approvals.command_approval import stop_question
@@ -32,6 +30,7 @@ from stateflow_airflow.operators.template_values import (
     to_bool,
     to_count,
     to_duration,
+    to_member,
 )
 from stateflow_airflow.run_result import with_offsets
 from stateflow_airflow.spark import SparkSubmit, passed_environment
@@ -39,6 +38,7 @@ from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from pydantic import JsonValue
 
     from stateflow.operations import SavepointReport, SavepointRequest
 
@@ -47,7 +47,6 @@ require_supported()
 _BEGUN = "stateflow_stop"
 """Key of Airflow's store of the task for the stop that a try has begun: the task's number of tries, the digest of the
 approval, and the run that was approved."""
-_ORIGINS = ("manual", "periodic", "upgrade", "stop")
 
 
 class StateflowSavepointOperator(JobOperator):
@@ -112,11 +111,8 @@ class StateflowSavepointOperator(JobOperator):
             how,
             made.path,
         )
-        for asset in self.outlets:
-            if isinstance(asset, Asset):
-                context["outlet_events"][asset].extra.update(
-                    savepoint_id=made.id, name=made.name, path=made.path, checkpoint_id=made.checkpoint_id
-                )
+        facts: dict[str, JsonValue] = {"name": made.name, "path": made.path, "checkpoint_id": made.checkpoint_id}
+        self.add_to_assets(context, {"savepoint_id": made.id, **facts})
         return with_offsets(asdict(made))
 
     def _taken_by(self, made: SavepointReport, request: SavepointRequest) -> str:
@@ -146,27 +142,16 @@ class StateflowSavepointOperator(JobOperator):
         from stateflow.checkpoint.log.documents import Origin, SavepointFormat
         from stateflow.operations import SavepointRequest
 
-        formats = [f.value for f in SavepointFormat]
-        if self.stored_as and self.stored_as not in formats:
-            raise misconfigured(
-                f"stored_as={self.stored_as!r} is not a savepoint format",
-                f"pass one of {', '.join(formats)}, or nothing for the default",
-                stored_as=self.stored_as,
-            )
-        if self.origin not in _ORIGINS:
-            raise misconfigured(
-                f"origin={self.origin!r} is not a savepoint origin",
-                f"pass one of {', '.join(_ORIGINS)}",
-                origin=self.origin,
-            )
+        stored_as = to_member("stored_as", self.stored_as, SavepointFormat) if self.stored_as else None
+        origin = to_member("origin", self.origin, Origin)
         return SavepointRequest(
             name=self.name or default_name(self.origin, context, self._request),
-            origin=Origin(self.origin),
+            origin=origin,
             by=requester(context),
             reason=self.reason,
             request_id=self._request,
             code=job_code(self.job, self.settings) if self.job else None,
-            format=SavepointFormat(self.stored_as) if self.stored_as else None,
+            format=stored_as,
             settings=savepoint_settings(self.settings),
             timeout=to_duration("timeout", self.timeout) or timedelta(0),
         )

@@ -10,18 +10,23 @@ import reprlib
 from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from stateflow_airflow.failures import misconfigured
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
 
+    from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
     from stateflow.config.settings import SavepointSettings
     from stateflow.config.sources import SettingsLayer
     from stateflow.operations import JobCode
+
+
+E = TypeVar("E", bound=StrEnum)
 
 
 def to_text(value: object) -> str:
@@ -70,13 +75,27 @@ def to_bool(name: str, value: bool | str) -> bool:
     return str(value).lower() == "true"
 
 
-def to_claim_mode(value: str) -> str:
-    """Returns the claim mode. Raises PermanentFailure for any other value."""
-    if value not in ("no-claim", "claim"):
+def to_member(name: str, value: str, members: type[E]) -> E:
+    """Returns the member of an enumeration that has a value. Raises PermanentFailure if none has it.
+
+    Args:
+        name: name of the argument, for the error.
+        value: the value.
+        members: the enumeration.
+    """
+    known = [member.value for member in members]
+    if value not in known:
         raise misconfigured(
-            f"claim_mode={value!r} is neither no-claim nor claim", "pass no-claim or claim", claim_mode=value
+            f"{name} must be {' or '.join(known)}, not {value!r}", f"pass one of {', '.join(known)}", **{name: value}
         )
-    return value
+    return members(value)
+
+
+def to_claim_mode(value: str) -> ClaimMode:
+    """Returns the claim mode; raises as `to_member`."""
+    from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+
+    return to_member("claim_mode", value, ClaimMode)
 
 
 def to_count(name: str, value: int | str | None, things: str) -> int | None:

@@ -14,6 +14,7 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
+from stateflow.clock import parse_timestamp
 from stateflow.state.handles import (
     Committable,
     Document,
@@ -766,7 +767,6 @@ def _time_of(record: Record) -> datetime:
 
 def _time(text: str) -> datetime:
     try:
-        at = datetime.fromisoformat(text)
+        return parse_timestamp(text)
     except ValueError:
         return datetime.min.replace(tzinfo=UTC)
-    return at if at.tzinfo else at.replace(tzinfo=UTC)

@@ -7,13 +7,14 @@ import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from stateflow.checkpoint.log.checkpoint_log import Head, is_ancestor
 from stateflow.checkpoint.log.documents import NOT_BEGUN, EntryRef, Manifest, SourcePosition
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, find_savepoint, list_savepoints, savepoint_at
 from stateflow.checkpoint.savepoints.names import LATEST
+from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, CorruptFile, MissingFile
 
 log = logging.getLogger(__name__)
@@ -201,14 +202,13 @@ def _parsed(text: str) -> object:
 
 def _timestamp(text: str) -> datetime:
     try:
-        timestamp = datetime.fromisoformat(text)
+        return parse_timestamp(text)
     except ValueError as e:
         raise ConfigError(
             "a timestamp must be in ISO 8601 format",
             hint="for example before:2026-01-31T03:00 (UTC), or before:SOURCE=OFFSET",
             time=text,
         ) from e
-    return timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
 
 
 def _names(root: JobRoot, head: Head) -> str:

@@ -22,7 +22,7 @@ from stateflow.checkpoint.savepoints.catalog import (
     record_savepoint,
 )
 from stateflow.checkpoint.savepoints.claim_slots import Disposal, reserve_deletion
-from stateflow.checkpoint.savepoints.names import savepoint_time
+from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.helpers import check_name
 from stateflow.storage import Storage
@@ -370,4 +370,4 @@ def uncounted_savepoints(complete: Sequence[StoredSavepoint], now: datetime) -> 
 
 
 def _made_at(stored: StoredSavepoint) -> datetime:
-    return savepoint_time(stored.document.made_at)
+    return parse_timestamp(stored.document.made_at)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from stateflow.checkpoint.log.documents import Savepoint
+from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError
 from stateflow.helpers import check_name
 
@@ -23,12 +22,6 @@ def check_savepoint_name(name: str) -> str:
     return name
 
 
-def savepoint_time(text: str) -> datetime:
-    """Returns a time of a savepoint's document, in UTC if it names no zone. Raises ValueError."""
-    timestamp = datetime.fromisoformat(text)
-    return timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
-
-
 def invalid_field(document: Savepoint) -> str:
     """Returns the field of a savepoint's document that no creation could have written; empty if there is none.
 
@@ -41,7 +34,7 @@ def invalid_field(document: Savepoint) -> str:
         return "name"
     for field, text in (("made_at", document.made_at), ("committed_at", document.committed_at)):
         try:
-            savepoint_time(text)
+            parse_timestamp(text)
         except ValueError:
             return field
     return ""

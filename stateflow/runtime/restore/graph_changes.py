@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 
 from msgspec.structs import replace
 
@@ -38,6 +38,7 @@ from stateflow.checkpoint.restore.source_positions import (
     rename_waiting,
     with_sources,
 )
+from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, StateflowError
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.restore.state_import import StateLocation, check_key_groups, has_raw_state
@@ -155,8 +156,7 @@ def _checked_position(option: str, position: str) -> StartPosition:
 
 def _timestamp(option: str, text: str) -> datetime:
     try:
-        timestamp = datetime.fromisoformat(text)
-        return timestamp if timestamp.tzinfo else timestamp.replace(tzinfo=UTC)
+        return parse_timestamp(text)
     except ValueError as e:
         raise ConfigError(
             "the time of a source's position is not in ISO 8601 format",

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
 
-from airflow.sdk import Asset
-
 from stateflow_airflow.failures import misconfigured
 from stateflow_airflow.operators.base import LibraryOperator, TaskArgument, requester
 from stateflow_airflow.operators.template_values import (
@@ -41,9 +39,7 @@ class _WritingOperator(LibraryOperator):
         for uid in written.without_position:
             self.log.warning("source %s has no position, and begins at its start", uid)
         found = asdict(written)
-        for asset in self.outlets:
-            if isinstance(asset, Asset):
-                context["outlet_events"][asset].extra.update(found)
+        self.add_to_assets(context, found)
         return found
 
 
@@ -148,17 +144,16 @@ class StateflowWriteSavepointOperator(_WritingOperator):
         return self._reported(written, context)
 
     def _time(self) -> datetime | None:
-        from datetime import UTC, datetime
+        from stateflow.clock import parse_timestamp
 
         if self.at in ("", "None"):
             return None
         try:
-            time = datetime.fromisoformat(self.at)
+            return parse_timestamp(self.at)
         except ValueError as error:
             raise misconfigured(
                 f"at={self.at!r} is not in ISO 8601 format", "for example 2026-01-31T03:00", at=self.at
             ) from error
-        return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 class StateflowChangeSavepointOperator(_WritingOperator):
