@@ -124,7 +124,7 @@ def test_a_block_that_is_larger_than_any_entry_may_be_is_not_read() -> None:
     stream = io.BytesIO(HEAD + struct.pack(">I", 1 << 30) + b"\x92\xc4\x02ab\xc6\x3f\xff\xff\xf0")
     with pytest.raises(CorruptFile) as refused:
         list(hash_maps.decode_snapshot(stream, 2 << 30, "file"))
-    assert "larger" in str(refused.value.facts["reason"])
+    assert "largest size" in str(refused.value.facts["reason"])
 
 
 def test_the_smallest_entries_and_the_largest_one_are_read_again() -> None:
