@@ -102,16 +102,16 @@ def test_publishing_fails_after_many_conflicts() -> None:
     assert table.committed == []
 
 
-_AT = {"sink": "out", "table": MemoryTable.location}
+_WHERE = {"sink": "out", "table": MemoryTable.location}
 
 
 @pytest.mark.parametrize(
     ("table", "newest", "error", "facts"),
     [
-        (MemoryTable(P - 1), HEAD, SinkDiverged, {**_AT, "token": P - 1}),
-        (MemoryTable(P, "another"), HEAD, SinkDiverged, {**_AT, "known": "t", "found": "another"}),
+        (MemoryTable(P - 1), HEAD, SinkDiverged, {**_WHERE, "token": P - 1}),
+        (MemoryTable(P, "another"), HEAD, SinkDiverged, {**_WHERE, "known": "t", "found": "another"}),
         (MemoryTable(HEAD + 1), HEAD + 1, Fenced, {"sink": "out", "token": HEAD + 1}),
-        (MemoryTable(HEAD + 2), HEAD + 1, SinkDiverged, {**_AT, "token": HEAD + 2, "newest": HEAD + 1}),
+        (MemoryTable(HEAD + 2), HEAD + 1, SinkDiverged, {**_WHERE, "token": HEAD + 2, "newest": HEAD + 1}),
         (MemoryTable(P, gone=True), HEAD, MissingFile, {"sink": "out", "checkpoint": C, "files": ["f"]}),
     ],
 )

@@ -7,7 +7,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.history import explore
 from tests.scoreboard.row import Round, Row
-from tests.state.kinds.test_state_kinds_model import Life
+from tests.state.kinds.test_keyed_state import Life
 from tests.support.stores import RocksStoreFixture
 
 _HISTORIES, _EXAMPLES = 100, 25

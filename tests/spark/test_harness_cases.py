@@ -24,9 +24,6 @@ from tests.joins import test_temporal_join as temporal_joins
 from tests.joins import test_window_join_flink_cases as window_joins
 from tests.patterns import test_flink_cases as patterns
 from tests.windows import test_flink_cases as windows
-from tests.windows import test_late_rows_flink_cases as late_rows
-from tests.windows import test_triggers as triggers
-from tests.windows import test_window_all as window_all
 from tests.windows import test_window_functions as window_functions
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.usefixtures("harnesses_on_spark")]
@@ -48,9 +45,6 @@ def _tests_of(module: ModuleType, *without: object) -> type:
 
 
 TestWindows = _tests_of(windows)
-TestLateRows = _tests_of(late_rows)
-TestTriggers = _tests_of(triggers)
-TestWindowAll = _tests_of(window_all)
 TestWindowFunctions = _tests_of(window_functions)
 TestWindowJoins = _tests_of(window_joins)
 TestIntervalJoins = _tests_of(interval_joins)

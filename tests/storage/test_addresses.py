@@ -1,17 +1,23 @@
-"""Addresses of storages, and the storage in memory."""
+"""Addresses of storages, which of them a user may name, and names below a job root."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from stateflow.errors import ConfigError
-from stateflow.storage import MemoryStorage, PosixStorage, Storage, open_storage
+from stateflow.errors import ConfigError, DataError
+from stateflow.helpers import check_name
+from stateflow.storage import MemoryStorage, PosixStorage, Storage, check_location, open_location, open_storage, paths
+from stateflow.storage.locations import VARIABLE
+from stateflow.storage.paths import DataKey
 from stateflow.testing.conformance.storage import StorageConformance
-from tests.storage.savepoint_claims import SavepointClaims
-from tests.storage.savepoint_copies import SavepointCopies
+from tests.storage.savepoints_over_storages import SavepointClaims, SavepointCopies
+from tests.support.cli_fixture import contents
 from tests.support.errors import raises
 
 _S3 = ["s3://", "s3:///a", "s3://key:canary@bucket/a", "s3://bucket/../a", "s3://bucket/a?x=canary"]
@@ -59,8 +65,8 @@ def test_a_uri_and_a_path_lead_to_the_same_folder(tmp_path: Path, name: str) -> 
 def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for given, wanted in (("root", tmp_path / "root"), ("~/root", tmp_path / "home/root")):
-        storage = open_storage(given)
+    for path, wanted in (("root", tmp_path / "root"), ("~/root", tmp_path / "home/root")):
+        storage = open_storage(path)
         assert isinstance(storage, PosixStorage) and storage.root == wanted
 
 
@@ -77,3 +83,189 @@ def test_a_name_in_memory_is_one_storage_in_a_process_which_copies_stored_bytes(
     data[0] = 0
     assert again.get("x") == b"1" and other.list("") == []
     assert first.local_path("x") is None
+
+
+ALLOWED = ["/data/jobs/flights", "file:///mnt/save%20points", "s3://backup/savepoints", "webhdfs://NN:9870/flights"]
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "/data/jobs/flights",
+        "/data/jobs/flights/savepoints/x",
+        "file:///data/jobs/flights/savepoints/x/",
+        "file://localhost/data/jobs/flights/x",
+        "/data/jobs/other/../flights/x",
+        "/mnt/save points/x",
+        "s3://backup/savepoints/x",
+        "webhdfs://nn:9870/flights/x",
+    ],
+)
+def test_a_location_below_an_allowed_one_is_allowed(uri: str) -> None:
+    check_location(uri, ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "/data/jobs",
+        "/data/jobs/flights2",
+        "/data/jobs/flights/../other",
+        "file:///data/jobs/flights/%2e%2e/other",
+        "file://elsewhere/data/jobs/flights",
+        "s3://backup/savepoints2",
+        "s3://backup/savepoints/../secrets",
+        "s3://other/savepoints/x",
+        "gs://backup/savepoints/x",
+        "s3://user:password@backup/savepoints",
+        "webhdfs://nn:80/flights/x",
+        "swebhdfs://nn:9870/flights/x",
+        "webhdfs://evil,nn:9870/flights",
+        "memory://backup/savepoints",
+        "//server/share",
+        *("s3://[", "http://[::1", "a\0b", "/" + "a" * 5000, "file://[x", "file:///a%00b"),
+    ],
+)
+def test_any_other_location_is_not_allowed(uri: str) -> None:
+    with raises(ConfigError) as refused:
+        check_location(uri, ALLOWED)
+    assert refused.value.facts.get("allowed", ALLOWED) == ALLOWED and "password" not in str(refused.value)
+
+
+def test_a_link_does_not_lead_out_of_an_allowed_location(tmp_path: Path) -> None:
+    (tmp_path / "allowed").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "allowed" / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "way").symlink_to(tmp_path / "allowed")
+    allowed = [str(tmp_path / "allowed")]
+    check_location(str(tmp_path / "way" / "savepoint"), allowed)
+    with raises(ConfigError):
+        check_location(str(tmp_path / "allowed" / "link" / "savepoint"), allowed)
+
+
+@pytest.fixture
+def allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that the environment allows, with ``inner/folder/object``, and its neighbour ``other`` with the same."""
+    for name in ("allowed", "other"):
+        PosixStorage(tmp_path / name).put_new("inner/folder/object", name.encode())
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "allowed"))
+    return tmp_path / "allowed"
+
+
+def _replace_by_link(folder: Path, target: Path) -> None:
+    folder.rename(folder.with_name("moved"))
+    folder.symlink_to(target)
+
+
+USES: dict[str, Callable[[Storage], object]] = {
+    "get": lambda storage: storage.get("object"),
+    "size": lambda storage: storage.size("object"),
+    "list": lambda storage: storage.list(""),
+    "put": lambda storage: storage.put_new("new", b"x"),
+    "put into a folder": lambda storage: storage.put_new("a/b", b"x"),
+    "delete": lambda storage: storage.delete(["object"]),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", ["inner", "inner/folder"])
+def test_a_link_that_replaces_a_folder_after_the_check_is_not_followed(
+    allowed: Path, tmp_path: Path, name: str, use: str
+) -> None:
+    storage, before = open_location(str(allowed / "inner/folder")), contents(tmp_path / "other")
+    _replace_by_link(allowed / name, tmp_path / "other" / name)
+    with raises(ConfigError, path=str(allowed / name)):
+        USES[use](storage)
+    assert contents(tmp_path / "other") == before
+
+
+def test_the_outermost_allowed_location_is_the_one_that_is_trusted(
+    allowed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"{allowed}/inner/folder {allowed} {allowed}/inner")
+    storage = open_location(f"{allowed}/inner/folder")
+    _replace_by_link(allowed / "inner", tmp_path / "other/inner")
+    with raises(ConfigError):
+        storage.get("object")
+
+
+def test_a_new_folder_in_an_allowed_location_is_private(
+    allowed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = open_location(str(allowed / "a/b"))
+    storage.put_new("c/object", b"x")
+    assert {path.stat().st_mode & 0o777 for path in (allowed / "a", allowed / "a/b", allowed / "a/b/c")} == {0o700}
+    storage.delete(["c/object"])
+    assert list((allowed / "a").iterdir()) == [allowed / "a/b"]
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "missing"))
+    open_location(str(tmp_path / "missing/a")).put_new("object", b"x")
+    assert (tmp_path / "missing/a/object").read_bytes() == b"x"
+
+
+def test_without_the_variable_everything_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert open_location(str(tmp_path)).uri == tmp_path.as_uri()
+    monkeypatch.setenv(VARIABLE, "")
+    assert open_location(str(tmp_path / "x"), tmp_path.as_uri())
+    with raises(ConfigError, allowed=[]):
+        open_location(str(tmp_path))
+
+
+seqs = st.integers(0, 10**20 - 1)
+ordinals = st.integers(0, 10**10 - 1)
+attempts = st.from_regex(r"[A-Za-z0-9]{1,64}", fullmatch=True)
+names = st.from_regex(r"[A-Za-z0-9._-]{1,200}", fullmatch=True).filter(lambda name: name not in (".", ".."))
+anything = st.text(max_size=60) | st.from_regex(r"(log|data|spark|probe)/[0-9]{19,21}(/.{0,9})?", fullmatch=True)
+
+
+@given(seqs, seqs)
+def test_log_entries_sort_as_their_numbers(a: int, b: int) -> None:
+    assert paths.entry_seq(paths.log_entry(a)) == a
+    assert (paths.log_entry(a) < paths.log_entry(b)) == (a < b)
+
+
+@given(seqs, ordinals, attempts, names)
+def test_a_file_s_name_has_its_writer(generation: int, ordinal: int, attempt: str, name: str) -> None:
+    key = f"{paths.data_folder(generation, ordinal, attempt)}{name}"
+    assert paths.parse_data(key) == DataKey(generation, ordinal, attempt, name)
+    assert paths.check_key(key) == key
+    assert paths.owned_generation(f"{paths.spark_location(generation)}/{name}") == generation
+    assert paths.owned_generation(paths.probe_key(generation, name)) == generation
+
+
+@given(anything)
+@example("log/" + "٣" * 20)
+@example("data/11111111111111111111/1-a/x")
+@example("data/11111111111111111111/0000000001-a/b/c")
+@example("log/11111111111111111111\n")
+def test_a_name_has_at_most_one_meaning_which_builds_the_same_name(key: str) -> None:
+    seq, data, generation = paths.entry_seq(key), paths.parse_data(key), paths.owned_generation(key)
+    assert [seq, data, generation].count(None) >= 2
+    if seq is not None:
+        assert paths.log_entry(seq) == key
+    if data is not None:
+        assert f"{paths.data_folder(data.generation, data.ordinal, data.attempt)}{data.name}" == key
+    if generation is not None:
+        assert key.startswith((f"{paths.spark_location(generation)}/", paths.probe_key(generation, "")))
+
+
+DOTS, CHARACTERS = ".. ../x a/../b a/.. ./a a/./b", ["a\0b", "a b", "a\n", "ü", "~/x", "a\\b", "%2e%2e/x"]
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/", "/etc/passwd", "a//b", "a/", *DOTS.split(), *CHARACTERS, "a/" * 8 + "a", "x" * 201]
+)
+def test_a_stored_name_that_could_lead_elsewhere_is_refused(key: str) -> None:
+    with raises(DataError, key=key):
+        paths.check_key(key)
+
+
+@given(st.text(max_size=8) | st.sampled_from(["a", "0", "orders-v1.2_x", "A" * 100]))
+def test_an_accepted_name_is_one_segment_of_a_path(name: str) -> None:
+    try:
+        assert check_name("a uid", name) == name
+    except ConfigError as e:
+        assert e.facts == {"name": name} and "a uid" in e.message
+        assert name not in ("a", "0", "orders-v1.2_x", "A" * 100)
+    else:
+        assert name.isascii() and "/" not in name and name not in (".", "..") and name.strip() == name != ""

@@ -26,8 +26,7 @@ from stateflow.testing.conformance.storage import StorageConformance, at_once
 from tests.servers.faults import ANSWERS, LATE_REQUEST, LOST_ANSWER, LOST_REQUEST, NOT_READY, Faults, fault_proxy
 from tests.servers.hdfs import hdfs_server
 from tests.servers.running import CANARY, free_port
-from tests.storage.savepoint_claims import SavepointClaims
-from tests.storage.savepoint_copies import SavepointCopies
+from tests.storage.savepoints_over_storages import SavepointClaims, SavepointCopies
 from tests.support.errors import raises
 from tests.support.processes import wait_for
 
@@ -59,6 +58,7 @@ def client(address: str) -> InsecureClient:
     return InsecureClient(address.replace("webhdfs", "http"), "root")
 
 
+@pytest.mark.slow(reason="the whole suite over a real NameNode, which syncs each file: a minute")
 class TestHdfs(SavepointClaims, SavepointCopies, StorageConformance):
     rounds = 5
 
@@ -247,6 +247,7 @@ def _put(storage: Storage, key: str, data: bytes) -> PutResult:
         return PutResult.UNKNOWN
 
 
+@pytest.mark.slow(reason="many requests that are lost, and tried again")
 def test_one_writer_creates_a_key_whatever_requests_and_answers_are_lost(
     shaken: Callable[[], Storage], storage: Storage, faults: Faults
 ) -> None:
@@ -267,6 +268,7 @@ def test_one_writer_creates_a_key_whatever_requests_and_answers_are_lost(
     assert results[PutResult.CREATED] and results[PutResult.UNKNOWN] and sum(faults.injected.values()) > 20
 
 
+@pytest.mark.slow(reason="many requests that are lost, and tried again")
 def test_a_file_is_stored_and_read_whole_or_not_at_all(
     shaken: Callable[[], Storage], storage: Storage, faults: Faults, tmp_path: Path
 ) -> None:

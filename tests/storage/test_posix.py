@@ -27,8 +27,7 @@ from stateflow.storage import PosixStorage, PutResult, Storage, posix
 from stateflow.storage.posix import FolderTree
 from stateflow.testing.conformance.storage import StorageConformance
 from tests.recovery.failing_disks import DiskPlan, FaultyDisk
-from tests.storage.savepoint_claims import SavepointClaims
-from tests.storage.savepoint_copies import SavepointCopies
+from tests.storage.savepoints_over_storages import SavepointClaims, SavepointCopies
 from tests.support.errors import raises
 from tests.support.memory import file_size_limit
 
@@ -122,7 +121,7 @@ def test_a_put_that_fails_leaves_nothing(storage: PosixStorage) -> None:
 # -- modes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@pytest.mark.parametrize("umask", [0o000, 0o077])
 def test_only_the_owner_has_access_whatever_the_umask(storage: PosixStorage, tmp_path: Path, umask: int) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"x")
@@ -158,14 +157,6 @@ def test_a_folder_of_another_user_is_a_configuration_error(tmp_path: Path) -> No
 
 
 # -- files and folders --------------------------------------------------------------------------------------------
-
-
-def test_a_file_of_the_same_file_system_is_linked(storage: PosixStorage, tmp_path: Path) -> None:
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.write_bytes(b"x")
-    storage.put_file("a/file", source)
-    storage.fetch("a/file", target)
-    assert os.stat(source).st_ino == os.stat(storage.root / "a/file").st_ino == os.stat(target).st_ino
 
 
 def test_a_file_of_another_file_system_is_copied(storage: PosixStorage, elsewhere: Path) -> None:
@@ -269,34 +260,27 @@ def test_a_sparse_file_in_place_of_a_small_one_is_not_copied(storage: PosixStora
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
-@pytest.mark.parametrize("act", ["copy_from", "fetch", "put_file"])
+@pytest.mark.parametrize("act", ["copy_from", "fetch", "put_file", "of a group that may write"])
 def test_a_file_of_another_user_is_copied_not_linked(storage: PosixStorage, tmp_path: Path, act: str) -> None:
     """Its owner could change the linked file after it was verified."""
     theirs = PosixStorage(tmp_path / "theirs")
     theirs.put_new("a/object", b"x")
     original = theirs.root / "a/object"
     target = tmp_path / "target"
-    acts: dict[str, Callable[[], object]] = {
-        "copy_from": lambda: storage.copy_from(theirs, "a/object", "copy"),
-        "fetch": lambda: theirs.fetch("a/object", target),
-        "put_file": lambda: storage.put_file("copy", original),
-    }
-    os.chown(original, 65534, 65534)
-    acts[act]()
+    if act == "of a group that may write":
+        original.chmod(0o620)
+    else:
+        os.chown(original, 65534, 65534)
+    if act == "fetch":
+        theirs.fetch("a/object", target)
+    elif act == "put_file":
+        storage.put_file("copy", original)
+    else:
+        storage.copy_from(theirs, "a/object", "copy")
     copy = target if act == "fetch" else storage.root / "copy"
     assert not copy.samefile(original) and copy.stat().st_uid == os.geteuid()
     original.write_bytes(b"y")
     assert copy.read_bytes() == b"x"
-
-
-def test_a_file_that_others_may_write_is_copied_not_linked(storage: PosixStorage, tmp_path: Path) -> None:
-    theirs = PosixStorage(tmp_path / "theirs")
-    theirs.put_new("a/object", b"x")
-    original = theirs.root / "a/object"
-    original.chmod(0o620)
-    storage.copy_from(theirs, "a/object", "copy")
-    assert not original.samefile(storage.root / "copy")
-    assert stat.S_IMODE(original.stat().st_mode) == 0o620
 
 
 def test_links_that_are_swapped_in_while_a_folder_is_used_lead_nowhere(storage: PosixStorage, tmp_path: Path) -> None:
@@ -316,7 +300,7 @@ def test_links_that_are_swapped_in_while_a_folder_is_used_lead_nowhere(storage: 
     found: set[bytes] = set()
     refused = 0
     try:
-        while found <= {b"x"} and (refused < 100 or not found):
+        while found <= {b"x"} and (refused < 30 or not found):
             try:
                 found.add(storage.get("a/object"))
                 storage.list("a/")
@@ -331,7 +315,7 @@ def test_links_that_are_swapped_in_while_a_folder_is_used_lead_nowhere(storage: 
     assert _everything(outside) == ["object"] and (outside / "object").read_bytes() == b"secret"
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("there", ["log", "data", "data/1"])
 def test_a_folder_that_another_process_has_just_made_survives_a_power_cut(
     tmp_path: Path, there: str, seed: int
@@ -346,24 +330,6 @@ def test_a_folder_that_another_process_has_just_made_survives_a_power_cut(
         assert PosixStorage(root).put_new(key, b"x") is PutResult.CREATED
     disk.write_image()
     assert (tmp_path / "image" / "0" / key).read_bytes() == b"x"
-
-
-def test_folders_are_synced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "root/data/1").mkdir(parents=True)
-    synced: list[Path] = []
-    fsync = os.fsync
-
-    def noted(fd: int) -> None:
-        synced.append(Path(os.readlink(f"/proc/self/fd/{fd}")))
-        fsync(fd)
-
-    monkeypatch.setattr(os, "fsync", noted)
-    storage = PosixStorage(tmp_path / "root")
-    for number in range(3):
-        storage.put_new(f"data/1/{number}", b"x")
-    folder = tmp_path / "root/data/1"
-    assert synced.count(folder) == 3
-    assert [synced.count(path) for path in (folder.parent, folder.parent.parent)] == [1, 1]
 
 
 def test_a_name_that_may_not_be_durable_is_not_confirmed(

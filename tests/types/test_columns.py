@@ -21,6 +21,7 @@ from stateflow.types.columns.conversion import (
     NULL,
     misfit_of,
     path_of_null,
+    row_bytes,
     to_column,
     to_objects,
     with_nullable_parts,
@@ -190,12 +191,6 @@ def test_a_value_that_is_not_of_the_declared_type_is_found(kind: Any, good: list
         assert misfit_of(shape, column.slice(0, len(good))) is None
 
 
-def test_a_text_that_is_not_utf_8_is_found() -> None:
-    column = pa.array([b"caf\xc3\xa9", b"caf\xe9"]).view(pa.string())
-    assert misfit_of(shape_of(str), column) is not None and misfit_of(shape_of(str), column.slice(0, 1)) is None
-    assert misfit_of(shape_of(list[str]), pa.ListArray.from_arrays(pa.array([0, 2]), column)) is not None
-
-
 @pytest.mark.parametrize(("digits", "scale"), [(5, 2), (30, 4), (37, 0), (37, 37)])
 @pytest.mark.parametrize("sign", ["", "-"])
 def test_a_decimal_of_more_digits_than_its_type_is_found(digits: int, scale: int, sign: str) -> None:
@@ -211,3 +206,26 @@ def test_a_decimal_of_more_digits_than_its_type_is_found(digits: int, scale: int
 def test_the_digits_of_a_decimal_are_within_those_of_spark(digits: Any, scale: Any) -> None:
     with raises(JobDefinitionError, digits=digits, scale=scale):
         precision(digits, scale=scale)
+
+
+TEXTS = pa.array(["", "abc", None, "x" * 1000])
+WORDS = pa.array([["x" * 500], [], None, ["ab", "c"]])
+MAPS = pa.array([[("k" * 300, 1)], None, [], [("a", 2), ("b", 3)]], pa.map_(pa.string(), pa.int64()))
+
+
+@pytest.mark.parametrize(
+    ("column", "sizes"),
+    [
+        (TEXTS, [4, 7, 4, 1004]),
+        (pa.array([b"", b"ab"], pa.large_binary()), [4, 6]),
+        (WORDS, [508, 4, 4, 15]),
+        (MAPS, [316, 4, 4, 30]),
+        (pa.array([1, 2, 3]), [8, 8, 8]),
+        (pa.StructArray.from_arrays([TEXTS, WORDS, MAPS], names=["a", "b", "c"]), [828, 15, 12, 1049]),
+        (pa.array([], pa.struct([])), []),
+    ],
+)
+def test_a_row_has_the_size_of_its_values_also_in_a_slice(column: pa.Array, sizes: list[int]) -> None:
+    for start in range(len(column) + 1):
+        found = row_bytes(column.slice(start))
+        assert found.tolist() == pytest.approx(sizes[start:], abs=3)

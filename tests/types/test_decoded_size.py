@@ -18,14 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.types.declared_types import from_builtin
-from stateflow.types.decoders import COPIES, MEMORY_LIMIT, PLAIN, TooMuchMemory, type_memory
+from stateflow.types.decoders import COPIES, MEMORY_LIMIT, PLAIN, type_memory
 
 NO_LIMIT = 1 << 60
-_UNITS = 20_000
-
-
-class Empty(msgspec.Struct):
-    pass
+_UNITS = 8_000
 
 
 class Defaults(msgspec.Struct):
@@ -81,53 +77,30 @@ class Size(enum.Enum):
 
 NUMBERS = list(range(300, 10_000))
 UNITS: list[tuple[Any, Any]] = [
-    (Any, None),
-    (Any, 1),
-    (Any, 300),
-    (Any, -30_000),
-    (Any, 1 << 63),
     (float, 1),
-    (float, 0.5),
-    (np.int8, 1),
     (np.float32, 1.5),
-    (decimal.Decimal, 1),
     (decimal.Decimal, "1.5"),
-    (uuid.UUID, uuid.UUID(int=1 << 100)),
     (uuid.UUID, (1 << 100).to_bytes(16)),
-    (datetime.datetime, datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)),
     (datetime.datetime, "2026-01-01T00:00:00"),
-    (datetime.date, datetime.date(2026, 1, 1)),
     (datetime.time, datetime.time(1)),
     (datetime.timedelta, "P0D"),
     (Color, 1),
-    (str, ""),
-    (str, "ab"),
     (str, "éé€"),
     (str, "a\U0001f600"),
-    (bytes, b""),
-    (bytes, b"abc"),
     (Any, []),
-    (Any, [1]),
     (Any, [300] * 17),
-    (Any, [[]]),
-    (str, "Ā"),
-    (set[decimal.Decimal], NUMBERS[:5]),
     (frozenset[decimal.Decimal], NUMBERS[:77]),
     (Outer, {}),
     (tuple[int, ...], [300] * 4),
-    (tuple[int, int], [300, 300]),
     (Any, {}),
-    (Any, {1: None}),
     *((Any, dict.fromkeys(NUMBERS[:size])) for size in (3, 5, 6, 10, 11, 21, 22, 43)),
     *((dict[str, int], dict.fromkeys(map(str, NUMBERS[:size]), 1)) for size in (5, 6, 22)),
     *((set[int], NUMBERS[:size]) for size in (0, 1, 4, 5, 19, 20, 77)),
     *((frozenset[int], NUMBERS[:size]) for size in (0, 5, 19)),
     (set[tuple[int, ...]], [[n] for n in NUMBERS[:5]]),
-    (Empty, {}),
     (Defaults, {}),
     (Array, []),
     (Pair, []),
-    (Named, {}),
     (Point, {}),
     (Named, {"number": 300}),
 ]
@@ -161,7 +134,7 @@ def test_the_bound_is_above_the_memory_of_many_items(kind: Any, unit: Any) -> No
 
 
 # Tables of sets and dicts grow at these sizes; copies of the old and the new one are in memory meanwhile.
-@pytest.mark.parametrize("size", [5000, 5462, 10_923, 20_000, 43_691, 52_429, 87_382, 100_000])
+@pytest.mark.parametrize("size", [5000, 5462, 20_000, 52_429])
 @pytest.mark.parametrize("kind", [set[int], frozenset[int], dict[int, None], dict[str, None]], ids=str)
 def test_the_bound_is_above_the_memory_of_one_table(kind: Any, size: int) -> None:
     items: Any = range(300, 300 + size)
@@ -171,19 +144,15 @@ def test_the_bound_is_above_the_memory_of_one_table(kind: Any, size: int) -> Non
     assert _measured(kind, data) <= _counted(kind, data)
 
 
-@pytest.mark.parametrize("end", ["", "é", "€", "\U0001f600", "Ā\U0001f600"])
-@pytest.mark.parametrize("text", ["a" * 9_000_000, "é" * 4_500_000, "€" * 3_000_000], ids=["ascii", "latin", "wide"])
-def test_the_bound_is_above_the_memory_of_a_long_text(text: str, end: str) -> None:
-    data = _encoded(text + end)
-    assert _measured(str, data) <= _counted(str, data)
-
-
-@pytest.mark.parametrize("kind", [Size, Literal["small"], list[Size | None]], ids=str)
-@pytest.mark.parametrize("end", ["", "\U0001f600"], ids=["ascii", "wide"])
-@pytest.mark.parametrize("character", ["\x01", "a"], ids=["escaped", "plain"])
-def test_the_bound_is_above_the_memory_of_an_error_with_a_text(kind: Any, character: str, end: str) -> None:
-    text = character * 2_000_000 + end
-    data = _encoded([text] if kind == list[Size | None] else text)
+@pytest.mark.parametrize("kind", [str, Size, Literal["small"], list[Size | None]], ids=str)
+@pytest.mark.parametrize(
+    "text", ["a" * 3_000_000, "\x01" * 2_000_000, "€" * 1_000_000], ids=["ascii", "escaped", "wide"]
+)
+@pytest.mark.parametrize("end", ["", "é", "\U0001f600"])
+def test_the_bound_is_above_the_memory_of_a_long_text_and_of_an_error_with_the_text(
+    kind: Any, text: str, end: str
+) -> None:
+    data = _encoded([text + end] if kind == list[Size | None] else text + end)
     assert _measured(kind, data) <= _counted(kind, data)
 
 
@@ -214,24 +183,3 @@ def test_the_rough_bound_is_above_the_bound(value: Any, times: int, kind: Any) -
     data = _encoded([value] * times)
     assert PLAIN.size(data, NO_LIMIT) <= memory.size(data, NO_LIMIT) <= memory.rough_size(data)
     assert PLAIN.unchecked >= memory.unchecked and memory.rough_size(b"\x80" * memory.unchecked) <= MEMORY_LIMIT
-
-
-@pytest.mark.parametrize("unit", [[], {}, 1 << 63, "ab", [0.5, 0.5]], ids=repr)
-def test_a_value_is_accepted_if_its_bound_is_below_the_limit(unit: Any) -> None:
-    one = PLAIN.size(_encoded([unit] * 100_000), NO_LIMIT) / 100_000
-    number = int(MEMORY_LIMIT / one)
-    PLAIN.check(_encoded([unit] * (number - number // 100)))
-    with pytest.raises(TooMuchMemory):
-        PLAIN.check(_encoded([unit] * (number + number // 100)))
-
-
-@given(st.binary(max_size=400), st.integers(1, 5000))
-def test_bytes_that_are_no_value_are_counted(data: bytes, times: int) -> None:
-    assert PLAIN.size(data * times, NO_LIMIT) >= len(data) * times
-
-
-@pytest.mark.parametrize(
-    "head", [b"\xdf\xff\xff\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xda\xff"]
-)
-def test_a_truncated_value_takes_the_memory_of_its_bytes(head: bytes) -> None:
-    assert PLAIN.size(head, NO_LIMIT) < 5000

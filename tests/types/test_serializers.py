@@ -9,7 +9,6 @@ import decimal
 import enum
 import math
 import re
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,13 +171,9 @@ ENDLESS.append(ENDLESS)
 STORED: dict[Any, tuple[list[Any], list[Any]]] = {
     int: ([0, -(1 << 63), (1 << 64) - 1], ["a", 1.5, True, 1 << 64, None]),
     float: ([1.5, -math.inf, 3, np.float64(1.5)], [np.datetime64("2026-01-01")]),
-    bool: ([True], []),
     str: (["a\0é"], ["\ud800"]),
-    bytes: ([b"\0\xff"], []),
     list[int]: ([[1, 2]], []),
     dict[str, int]: ([{"a": 1}], [{"a": None}]),
-    dict[int, str]: ([{1: "a"}], []),
-    tuple[int, str]: ([(1, "a")], []),
     tuple[int, ...]: ([(1, 2, 3)], []),
     set[str]: ([{"a"}], []),
     frozenset[int]: ([frozenset({1})], []),
@@ -192,7 +187,6 @@ STORED: dict[Any, tuple[list[Any], list[Any]]] = {
     Stats: ([Stats(1, 2.5, {"a": [1]})], [Point(1), Stats(TEXT), Stats(1, TEXT)]),
     Point: ([Point(1, 2.5)], [Point(HALF)]),
     Tree: ([Tree(1, [Tree(2), Tree(3, [Tree(4)])])], []),
-    list[Point]: ([[Point(1), Point(2)]], []),
     Colour: ([Colour.RED], []),
     Literal["a", "b"]: (["b"], []),
     Any: ([{"a": [1, None, b"x"]}], [object(), Path("x"), ENDLESS]),
@@ -200,13 +194,10 @@ STORED: dict[Any, tuple[list[Any], list[Any]]] = {
     np.bool_: ([np.bool_(True), False], [1, "a"]),
     np.int8: ([np.int8(-128), 127], [128, 1.5, True, np.int16(300)]),
     np.uint8: ([np.uint8(255), 0], [-1]),
-    np.int64: ([np.int64(-(1 << 63))], [1 << 63]),
     np.uint64: ([np.uint64((1 << 64) - 1)], [-1]),
     np.float32: ([np.float32(0.5), 2], [1e300, "a"]),
-    np.float64: ([np.float64(0.1), 1.5], ["a"]),
     list[np.int16 | None]: ([[np.int16(1), None]], [[1 << 15]]),
     pa.int32(): ([5, pa.scalar(5, pa.int32()), np.int32(5)], [1 << 31, 1.5]),
-    pa.uint64(): ([(1 << 64) - 1], [-1]),
     pa.string(): (["x", pa.scalar("x")], [1]),
     pa.timestamp("us"): ([AT], [AT.replace(tzinfo=UTC)]),
     pa.timestamp("us", "UTC"): ([AT.replace(tzinfo=UTC)], [AT]),
@@ -246,36 +237,33 @@ def test_a_stored_value_of_another_type_is_refused_with_the_declared_one(kind: A
         ValueSerializer[Any](kind).decode(data)
 
 
-@pytest.mark.parametrize("kind", [list[list[int]], list[set[int]], list[dict[str, int]], Any], ids=str)
-def test_a_value_that_would_take_too_much_memory_is_neither_written_nor_read(kind: Any) -> None:
-    unit: Any = {} if kind == list[dict[str, int]] else []
-    few, many = [unit] * 100_000, [unit] * 2_000_000
+@pytest.mark.parametrize(
+    ("kind", "number"), [(list[list[int]], 2_000_000), (list[set[int]], 600_000), (Any, 2_000_000)]
+)
+def test_a_value_that_would_take_too_much_memory_is_neither_written_nor_read(kind: Any, number: int) -> None:
+    unit: Any = []
+    few, many = [unit] * 10_000, [unit] * number
     serializer = ValueSerializer[Any](kind, "totals")
-    assert len(serializer.decode(serializer.encode(few))) == len(decode_untyped(serializer.encode(few))) == 100_000
-    with raises(EntryTooLarge, state="totals", memory_limit=MEMORY_LIMIT, size=2_000_005):
+    assert len(serializer.decode(serializer.encode(few))) == len(decode_untyped(serializer.encode(few))) == 10_000
+    with raises(EntryTooLarge, state="totals", memory_limit=MEMORY_LIMIT, size=number + 5):
         serializer.encode(many)
     stored = b"\x01" + msgspec.msgpack.encode(many)
     with raises(CorruptFile, state="totals", declared=describe_type(kind)):
         serializer.decode(stored)
-    for decode in (decode_untyped, check_untyped):
-        with raises(CorruptFile):
-            decode(stored)
+    if kind is Any:
+        for decode in (decode_untyped, check_untyped):
+            with raises(CorruptFile):
+                decode(stored)
 
 
-LARGE: list[tuple[Any, Any]] = [
-    (dict[int, float], dict.fromkeys(range(400_000), 0.5)),
-    (Any, dict.fromkeys(range(400_000))),
-    (set[int], set(range(300_000))),
-    (dict[tuple[str, int], int], {("name", n): n for n in range(100_000)}),
-    (dict[uuid.UUID, int], {uuid.UUID(int=n): n for n in range(50_000)}),
-]
-
-
-@pytest.mark.parametrize(("kind", "value"), LARGE, ids=[str(kind) for kind, _ in LARGE])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(dict[int, float], dict.fromkeys(range(400_000), 0.5)), (set[int], set(range(300_000)))],
+    ids=["dict", "set"],
+)
 def test_a_dict_or_set_may_have_hundreds_of_thousands_of_keys(kind: Any, value: Any) -> None:
-    serializer = ValueSerializer[Any](kind)
-    data = serializer.encode(value)
-    assert serializer.decode(data) == value
+    data = ValueSerializer[Any](kind).encode(value)
+    assert ValueSerializer[Any](kind).decode(data) == value
     assert len(decode_untyped(data)) == len(value)
 
 
@@ -339,7 +327,10 @@ FORBIDDEN = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "j
 def test_no_module_can_load_objects_that_run_code() -> None:
     found = set()
     for path in Path(stateflow.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        if not any(word in text for word in (*FORBIDDEN, "eval", "exec")):
+            continue
+        for node in ast.walk(ast.parse(text)):
             names = (getattr(node, field, None) for field in ("id", "attr", "module", "name"))
             words = {word for name in names if isinstance(name, str) for word in name.split(".")}
             called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""

@@ -5,21 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pyspark import cloudpickle
 
-from stateflow import MapStateDescriptor, precision
-from stateflow.api.aggregates.builtin import Count, Sum
-from stateflow.api.schema import RowSchema
-from stateflow.api.windows.column_windows import AccumulatorColumns
+from stateflow import precision
 from stateflow.types.columns.struct_classes import prepare_struct_classes
 
 WORKER = """
@@ -62,28 +57,27 @@ CLASSES = {
 }
 
 
-@pytest.mark.parametrize("case", CLASSES)
-def test_a_class_made_at_run_time_arrives_with_its_declaration(tmp_path: Path, case: str) -> None:
-    made = CLASSES[case]
-    found, same = _in_worker(tmp_path, _facts, made)
-    assert found == _facts(made)
-    assert same is made
+def test_classes_made_at_run_time_arrive_with_their_declarations_and_no_module_is_searched_for_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Airflow's deprecated modules warn when they are asked for a name.
+    asked: list[str] = []
+    module = types.ModuleType("lazy")
+    module.__getattr__ = asked.append  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "lazy", module)
+    for name in [each for each in sys.modules if each.split(".")[0] == "msgspec"]:
+        # Modules are searched in the order of their import.
+        sys.modules[name] = sys.modules.pop(name)
+    found, same = _in_worker(tmp_path, lambda classes: [_facts(each) for each in classes], list(CLASSES.values()))
+    assert found == [_facts(each) for each in CLASSES.values()]
+    assert all(a is b for a, b in zip(same, CLASSES.values(), strict=True))
+    assert [name for name in asked if not name.startswith("__")] == []
 
 
-def test_objects_of_a_nested_class_are_made_and_encoded_in_the_worker(tmp_path: Path) -> None:
+def test_objects_of_a_nested_class_and_of_a_class_with_methods_are_made_in_the_worker(tmp_path: Path) -> None:
     item = msgspec.defstruct("Item", [("price", Amount)])
     order = msgspec.defstruct("Order", [("items", list[item]), ("by_name", dict[str, item | None], {})])  # type: ignore[valid-type]
 
-    def converted(text: bytes) -> Any:
-        read: Any = msgspec.json.decode(text, type=order)
-        return msgspec.json.encode(order(read.items, {"first": read.items[0], "none": None})), read
-
-    text, read = _in_worker(tmp_path, converted, b'{"items": [{"price": "1.25"}]}')[0]
-    assert text == b'{"items":[{"price":"1.25"}],"by_name":{"first":{"price":"1.25"},"none":null}}'
-    assert read == order([item(Decimal("1.25"))])
-
-
-def test_methods_and_checks_of_a_class_in_a_function_are_called_in_the_worker(tmp_path: Path) -> None:
     class Counted(msgspec.Struct):
         count: int
         twice: int = 0
@@ -94,33 +88,15 @@ def test_methods_and_checks_of_a_class_in_a_function_are_called_in_the_worker(tm
         def times(self, factor: int) -> int:
             return self.count * factor
 
-    def doubled(row: Any) -> tuple[Any, int]:
-        return Counted(row.count + 1), row.times(5)
+    def converted(given: tuple[bytes, Any]) -> Any:
+        read: Any = msgspec.json.decode(given[0], type=order)
+        text = msgspec.json.encode(order(read.items, {"first": read.items[0], "none": None}))
+        return text, read, Counted(given[1].count + 1), given[1].times(5)
 
-    assert _in_worker(tmp_path, doubled, Counted(3)) == ((Counted(4), 15), Counted(3))
-    assert Counted(4).twice == 8
-
-
-def test_a_class_of_the_package_arrives_in_a_descriptor(tmp_path: Path) -> None:
-    number = RowSchema.of(CLASSES["defaults"]).column("a")
-    columns = AccumulatorColumns({"rows": Count(number), "total": Sum(number)}, frozenset({"total"}))
-    made: Any = columns.stored_class()
-    assert [each.required for each in msgspec.structs.fields(made)] == [False, True]
-    found, _ = _in_worker(tmp_path, lambda given: _facts(given.value_type), MapStateDescriptor("s", str, made))
-    assert found == _facts(made)
-
-
-def test_no_module_is_searched_for_a_name_to_send_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Airflow's deprecated modules warn when they are asked for a name.
-    asked: list[str] = []
-    module = types.ModuleType("lazy")
-    module.__getattr__ = asked.append  # type: ignore[method-assign]
-    monkeypatch.setitem(sys.modules, "lazy", module)
-    for name in [each for each in sys.modules if each.split(".")[0] == "msgspec"]:
-        # Modules are searched in the order of their import.
-        sys.modules[name] = sys.modules.pop(name)
-    _in_worker(tmp_path, len, list(CLASSES.values()))
-    assert [name for name in asked if not name.startswith("__")] == []
+    text, read, counted, product = _in_worker(tmp_path, converted, (b'{"items": [{"price": "1.25"}]}', Counted(3)))[0]
+    assert text == b'{"items":[{"price":"1.25"}],"by_name":{"first":{"price":"1.25"},"none":null}}'
+    assert read == order([item(Decimal("1.25"))])
+    assert (counted, product, counted.twice) == (Counted(4), 15, 8)
 
 
 def test_only_classes_that_no_worker_can_import_are_prepared() -> None:
@@ -133,30 +109,3 @@ def test_only_classes_that_no_worker_can_import_are_prepared() -> None:
 
 class Importable(msgspec.Struct):
     number: int
-
-
-_TYPES: Mapping[Any, Sequence[Any]] = {int: (0, 7), str | None: (None, "x"), list[float]: ([],), Amount: ()}
-
-
-@given(
-    kinds=st.lists(st.sampled_from(list(_TYPES)), min_size=1, max_size=5),
-    optional=st.booleans(),
-    kw_only=st.booleans(),
-    frozen=st.booleans(),
-    data=st.data(),
-)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
-def test_bases_with_fields_make_equal_classes(
-    kinds: list[Any], optional: bool, kw_only: bool, frozen: bool, data: st.DataObject
-) -> None:
-    fields: list[Any] = [(f"f{n}", kind) for n, kind in enumerate(kinds)]
-    if optional:
-        fields = [
-            (name, kind, data.draw(st.sampled_from(_TYPES[kind]))) if _TYPES[kind] and kw_only else (name, kind)
-            for name, kind in fields
-        ]
-    made = msgspec.defstruct("Row", fields, kw_only=kw_only, frozen=frozen)
-    prepare_struct_classes()
-    (bases,) = vars(made)["__orig_bases__"]
-    (again,) = bases.__mro_entries__(())
-    assert _facts(again) == _facts(made)

@@ -1,28 +1,33 @@
-"""Windows that are aggregated by columns: every aggregate, bounds, processing time, late rows, stored content."""
+"""Windows that a job may not declare, and windows by columns: aggregates, bounds, filters, shared slices, sizes."""
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
-from itertools import pairwise
+from itertools import accumulate
 from typing import Annotated, Any
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from stateflow import (
     CountEvictor,
     CountTrigger,
+    DeltaEvictor,
+    DeltaTrigger,
     EventTimeSessionWindows,
     GlobalWindows,
     OutputTag,
     ProcessingTimeSessionWindows,
+    PurgingTrigger,
+    RocksDBStateBackend,
     SlidingEventTimeWindows,
+    TimeEvictor,
+    Trigger,
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
     WatermarkStrategy,
@@ -33,117 +38,83 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.api.streams.windowed_stream import WindowedStream
+from stateflow.api.windows.column_time_windows import TimeWindowAggregates
 from stateflow.api.windows.column_windows import BoundColumns
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError
-from stateflow.runtime.task.row_conversion import to_batch
+from stateflow.state.kinds.window_timers import DueTimers
 from stateflow.testing import KeyedHarness, KeyedInput
 from stateflow.types.time_window import TimeWindow
 from tests.support.errors import raises
-from tests.windows.timed_rows import Timed, ms
+from tests.windows.timed_rows import LATE, Assigner, Sum, Timed, Total, ms
 
-Money = Annotated[Decimal, precision(10, 2)]
-Zoned = Annotated[datetime, msgspec.Meta(tz=True)]
-
-
-class Bid(msgspec.Struct, frozen=True):
-    auction: int
-    bidder: str
-    price: int | None
-    score: float
-    fee: Money
-    at: int | None
+WRONG: Any = "of another type"
+TENS = TumblingEventTimeWindows.of(ms(10))
+SESSIONS: Assigner = EventTimeSessionWindows.with_gap(ms(10))
 
 
-class Figures(msgspec.Struct, frozen=True):
-    auction: int
-    bidder: str
-    bids: int
-    total: int | None
-    low: int | None
-    high: str | None
-    mean: float
-    spread: float | None
-    fees: Annotated[Decimal, precision(20, 2)] | None
-    first: int | None
-    last: int | None
-    bidders: int
-    start: datetime
-    end: int
-    time: Zoned
+class Other(msgspec.Struct, frozen=True):
+    key: str
 
 
-FIGURES: dict[str, Sequence[str]] = {
-    "bids": ("count", "at"),
-    "total": ("sum", "price"),
-    "low": ("min", "price"),
-    "high": ("max", "bidder"),
-    "mean": ("mean", "score"),
-    "spread": ("variance", "score"),
-    "fees": ("sum", "fee"),
-    "first": ("first", "price"),
-    "last": ("last", "price"),
-    "bidders": ("approx_distinct", "price"),
-    "start": ("window_start",),
-    "end": ("window_end",),
-    "time": ("window_time",),
-}
+def _delta() -> Trigger[Timed]:
+    return DeltaTrigger.of(1, lambda first, second: second.value - first.value, Timed)
 
 
-def _bids(count: int) -> list[Bid]:
-    return [
-        Bid(n % 3, "xy"[n % 2], None if n % 5 == 0 else n * 7 % 11, n / 3, Decimal(n * 37) / 100, n * 3)
-        for n in range(count)
-    ]
+def _stream(has_time: bool = True) -> DataStream:
+    rows = StreamExecutionEnvironment().from_collection([Timed("a", 1)], row_class=Timed, uid="rows")
+    if has_time:
+        strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
+        rows = rows.assign_timestamps_and_watermarks(strategy)
+    return rows
 
 
-def _expected(bids: Sequence[Bid], size: int, slide: int) -> set[tuple[object, ...]]:
-    windows: dict[tuple[int, str, int], list[Bid]] = defaultdict(list)
-    for bid in bids:
-        assert bid.at is not None
-        for start in range(bid.at - size + 1, bid.at + 1):
-            if start % slide == 0:
-                windows[bid.auction, bid.bidder, start].append(bid)
-    found: set[tuple[object, ...]] = set()
-    for (auction, bidder, start), rows in windows.items():
-        prices = [row.price for row in rows if row.price is not None]
-        scores = [row.score for row in rows]
-        summed = (sum(prices), min(prices), prices[0], prices[-1]) if prices else (None,) * 4
-        mean, spread = statistics.mean(scores), statistics.variance(scores) if len(scores) > 1 else None
-        fees = sum(row.fee for row in rows)
-        of = (auction, bidder, start, start + size, len(rows))
-        found.add((*of, summed, len(set(prices)), fees, _rounded(mean), _rounded(spread)))
-    return found
+def _keyed(has_time: bool = True) -> KeyedStream[DataStream]:
+    return _stream(has_time).key_by("key")
 
 
-def _rounded(number: float | None) -> float | None:
-    return None if number is None else round(number, 9)
-
-
-def _made(row: Figures) -> tuple[object, ...]:
-    start = int(row.start.replace(tzinfo=UTC).timestamp() * 1000)
-    assert row.high == row.bidder and row.time.timestamp() * 1000 == row.end - 1
-    summed = (row.total, row.low, row.first, row.last)
-    of = (row.auction, row.bidder, start, row.end, row.bids)
-    return (*of, summed, row.bidders, row.fees, _rounded(row.mean), _rounded(row.spread))
-
-
-@pytest.mark.parametrize("rows_of_batch", [1, 7, 100])
-@pytest.mark.parametrize(("size", "slide"), [(30, 30), (40, 15), (10, 25)])
-def test_every_aggregate_of_a_window_is_that_of_its_rows(size: int, slide: int, rows_of_batch: int) -> None:
-    def stream(rows: KeyedStream[DataStream]) -> DataStream:
-        windows = rows.window(SlidingEventTimeWindows.of(ms(size), ms(slide)))
-        return windows.aggregate_columns(FIGURES, output=Figures, uid="w")
-
-    given = KeyedInput(Bid, ("auction", "bidder"), event_time="at", out_of_orderness=ms(6))
-    bids = _bids(100)
-    with KeyedHarness(stream, given, parallelism=2) as h:
-        for at in range(0, len(bids), rows_of_batch):
-            h.push(*bids[at : at + rows_of_batch][::-1])
-        h.drain()
-        assert len(h.output) == len(_expected(bids, size, slide))
-        assert {_made(row) for row in h.output} == _expected(bids, size, slide)
-        assert h.state_entries() == [] and h.timers() == []
+@pytest.mark.parametrize(
+    ("declare", "fact"),
+    [
+        (lambda: TumblingEventTimeWindows.of(WRONG), "given"),
+        (lambda: TumblingEventTimeWindows.of(timedelta()), "given"),
+        (lambda: TumblingEventTimeWindows.of(timedelta(microseconds=1)), "given"),
+        (lambda: TumblingEventTimeWindows.of(ms(10), ms(10)), "offset_ms"),
+        (lambda: SlidingEventTimeWindows.of(ms(10), ms(0)), "given"),
+        (lambda: SlidingEventTimeWindows.of(ms(10), ms(3), ms(-3)), "offset_ms"),
+        (lambda: EventTimeSessionWindows.with_gap(ms(-1)), "given"),
+        (lambda: EventTimeSessionWindows.with_dynamic_gap(WRONG), "given"),
+        (lambda: CountTrigger.of(0), "given"),
+        (lambda: PurgingTrigger.of(WRONG), "given"),
+        (lambda: DeltaTrigger.of(1, WRONG, Timed), "given"),
+        (lambda: CountEvictor.of(-1), "given"),
+        (lambda: TimeEvictor.of(ms(0)), "given"),
+        (lambda: DeltaEvictor.of(1, WRONG), "given"),
+        (lambda: _keyed().window(WRONG), "given"),
+        (lambda: _keyed(has_time=False).window(TENS), "assigner"),
+        (lambda: _keyed().window(TENS).trigger(WRONG), "given"),
+        (lambda: _keyed().window(SESSIONS).trigger(_delta()), "trigger"),
+        (lambda: _keyed().window(SESSIONS).trigger(PurgingTrigger.of(_delta())), "trigger"),
+        (lambda: _keyed().window(TENS).evictor(WRONG), "given"),
+        (lambda: _keyed().window(TENS).allowed_lateness(ms(-1)), "given"),
+        (lambda: _keyed().window(TumblingProcessingTimeWindows.of(ms(1))).allowed_lateness(ms(1)), "assigner"),
+        (lambda: _keyed().window(TENS).side_output_late_data(OutputTag("late", Other)), "given"),
+        (lambda: _keyed().window(TENS).reduce(WRONG, uid="w"), "uid"),
+        (lambda: _keyed().window(TENS).aggregate(WRONG, accumulator=int, output=Total, uid="w"), "uid"),
+        (lambda: _keyed().window(TENS).process(WRONG, output=Total, uid="w"), "uid"),
+        (lambda: _keyed().window(TENS).apply(WRONG, output=Total, uid="w"), "uid"),
+        (lambda: _stream().window_all(WRONG), "given"),
+        (lambda: _stream(has_time=False).window_all(TENS), "assigner"),
+        (lambda: _stream().window_all(TENS).process(Sum(), output=Total, uid="w"), "wanted"),  # type: ignore[arg-type]
+        (lambda: _stream().window_all(TENS).reduce(max, Sum(), uid="w"), "wanted"),  # type: ignore[arg-type]
+        (lambda: _stream().window_all(TENS).apply(WRONG, output=Total, uid="w"), "uid"),
+        (lambda: _stream().window_all(TENS).aggregate_columns({"a": ("sum", "no")}, output=Total, uid="w"), "operator"),
+    ],
+)
+def test_a_wrong_declaration_is_refused_with_a_hint(declare: Callable[[], Any], fact: str) -> None:
+    with pytest.raises(JobDefinitionError) as e:
+        declare()
+    assert fact in e.value.facts and e.value.hint
 
 
 class Counted(msgspec.Struct, frozen=True, order=True):
@@ -154,7 +125,6 @@ class Counted(msgspec.Struct, frozen=True, order=True):
 
 
 COUNTED: dict[str, Sequence[str]] = {"start": ("window_start",), "end": ("window_end",), "total": ("sum", "value")}
-LATE = OutputTag("late", Timed)
 
 
 def _harness(assigner: Any, **more: Any) -> KeyedHarness:
@@ -208,96 +178,11 @@ def test_a_session_stores_its_content_in_the_namespace_of_its_first_window() -> 
         assert h.output == [Counted("a", 3, 40, 31)]
 
 
-def test_each_late_row_that_is_allowed_fires_its_window_again() -> None:
-    with _harness(TumblingEventTimeWindows.of(ms(10)), lateness=5) as h:
-        h.push(Timed("a", 1, 3))
-        h.advance_watermark(12)
-        assert h.output == [Counted("a", 0, 10, 1)]
-        assert h.push(Timed("a", 2, 4), Timed("b", 8, 7), Timed("a", 4, 5)) in (
-            [Counted("a", 0, 10, 3), Counted("a", 0, 10, 7), Counted("b", 0, 10, 8)],
-            [Counted("b", 0, 10, 8), Counted("a", 0, 10, 3), Counted("a", 0, 10, 7)],
-        )
-        h.advance_watermark(14)
-        assert h.state_entries() == [] and h.push(Timed("a", 16, 9)) == []
-        assert h.side_output(LATE) == [Timed("a", 16, 9)]
-
-
-def test_a_window_is_stored_with_its_accumulators_and_a_timer() -> None:
-    with _harness(TumblingEventTimeWindows.of(ms(10))) as h:
-        h.push(Timed("a", 3, 12), Timed("b", 1, 3))
-        entry = next(each for each in h.state_entries() if each.key == ("a",))
-        assert (entry.state, entry.namespace) == ("window-contents", TimeWindow(10, 20))
-        stored = h.state("window-contents", "a", namespace=TimeWindow(10, 20))
-        assert stored.total__sum == 3
-        assert {(each.time, each.namespace) for each in h.timers()} == {
-            (19, TimeWindow(10, 20)),
-            (9, TimeWindow(0, 10)),
-        }
-
-
-def test_windows_after_windows_use_the_time_of_the_window() -> None:
-    class PerKey(msgspec.Struct, frozen=True):
-        key: str
-        at: int
-        total: int
-
-    class Biggest(msgspec.Struct, frozen=True):
-        at: int
-        total: int
-        keys: int
-
-    def stream(rows: KeyedStream[DataStream]) -> DataStream:
-        tens = TumblingEventTimeWindows.of(ms(10))
-        made = {"at": ("window_time",), "total": ("sum", "value")}
-        sums = rows.window(tens).aggregate_columns(made, output=PerKey, uid="sums")
-        largest = {"total": ("max", "total"), "keys": ("count", "key")}
-        by_time = sums.key_by("at").window(tens)
-        return by_time.aggregate_columns(largest, output=Biggest, uid="largest")
-
-    with KeyedHarness(stream, KeyedInput(Timed, "key", event_time="at"), parallelism=2) as h:
-        for at in range(0, 40, 4):
-            h.push(Timed("a", at, at), Timed("b", 2, at + 1), Timed("c", 50, at))
-        h.drain()
-        assert sorted((row.at, row.total, row.keys) for row in h.output) == [
-            (9, 150, 3),
-            (19, 100, 3),
-            (29, 150, 3),
-            (39, 100, 3),
-        ]
-
-
-def test_a_sum_of_more_digits_than_its_column_names_its_key() -> None:
-    """Another key has the largest sum there is, which Python's context of decimals rounds up."""
-    kind = Annotated[Decimal, precision(38, scale=4)]
-    row = msgspec.defstruct("Fee", [("key", str), ("fee", kind)])
-    total = msgspec.defstruct("Fees", [("key", str), ("total", kind)])
-    largest = Decimal(f"{10**38 - 1}E-4")
-    fees = [("a", largest), ("b", largest), ("b", Decimal("0.0001"))]
-
-    def sums(rows: KeyedStream[DataStream]) -> DataStream:
-        return rows.aggregate_columns({"total": ("sum", "fee")}, output=total, uid="sums")
-
-    with KeyedHarness(sums, KeyedInput(row, "key"), parallelism=1) as h:
-        assert [(each.key, each.total) for each in h.push(row("a", largest))] == [("a", largest)]
-    with KeyedHarness(sums, KeyedInput(row, "key"), parallelism=1) as h, pytest.raises(StateError) as e:
-        h.push(*(row(*fee) for fee in fees))
-    assert e.value.facts["key"] == repr([{"key": "b"}]) and Decimal(str(e.value.facts["sum"])) == Decimal(10**34)
-
-
 @pytest.mark.parametrize("at", [None, 1 << 62])
 def test_a_row_without_a_usable_event_time_is_an_error(at: int | None) -> None:
     with _harness(TumblingEventTimeWindows.of(ms(10))) as h, pytest.raises(StateError) as e:
         h.push(Timed("a", 1, 1), Timed("a", 1, at))
     assert e.value.facts["operator"] == "w" and e.value.hint
-
-
-def _keyed() -> KeyedStream[DataStream]:
-    rows = StreamExecutionEnvironment().from_collection([Timed("a", 1)], row_class=Timed, uid="rows")
-    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
-    return rows.assign_timestamps_and_watermarks(strategy).key_by("key")
-
-
-TENS = TumblingEventTimeWindows.of(ms(10))
 
 
 class Tens(TumblingEventTimeWindows):
@@ -372,44 +257,6 @@ def test_rows_are_aggregated_before_the_shuffle_where_that_changes_no_result(
     assert isinstance(edge.node, ReducedNode) == is_divided
 
 
-def test_windows_of_processing_time_are_aggregated_before_the_shuffle_without_event_time() -> None:
-    def stream(rows: KeyedStream[DataStream]) -> DataStream:
-        made = rows.window(TumblingProcessingTimeWindows.of(ms(1000))).aggregate_columns(
-            COUNTED, output=Counted, uid="w"
-        )
-        assert isinstance(made._node, ProcessNode) and isinstance(made._node.inputs[0].node, ReducedNode)
-        return made
-
-    with KeyedHarness(stream, KeyedInput(Timed, "key")) as h:
-        h.push(Timed("a", 1), Timed("a", 2), Timed("b", 4))
-        h.push(Timed("a", 8))
-        h.advance_processing_time(1000)
-        assert sorted((row.key, row.total) for row in h.output) == [("a", 11), ("b", 4)]
-
-
-def test_partial_results_have_the_latest_event_time_and_the_number_of_their_rows() -> None:
-    rows = _keyed().window(SlidingEventTimeWindows.of(ms(9), ms(6), ms(2)))
-    made = rows.aggregate_columns(COUNTED, output=Counted, uid="w")
-    assert isinstance(made._node, ProcessNode)
-    node = made._node.inputs[0].node
-    assert isinstance(node, ReducedNode)
-    given = [Timed("a", 1, 2), Timed("a", 2, 4), Timed("a", 4, 5), Timed("b", 8, 4), Timed("a", 16, -1), Timed("a", 32)]
-    table = pa.Table.from_batches(node.reduction.apply([to_batch(given, RowSchema.of(Timed))]))
-    found = table.select(["key", "at", "_sf_rows", "total__low"]).to_pylist()
-    assert sorted(tuple(row.values()) for row in found) == [
-        ("a", 0, 2, 48),
-        ("a", 4, 2, 3),
-        ("a", 5, 1, 4),
-        ("b", 4, 1, 8),
-    ]
-
-
-def _ordered(*order: str) -> KeyedStream[DataStream]:
-    rows = StreamExecutionEnvironment().from_collection([Timed("a", 1)], row_class=Timed, uid="rows")
-    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
-    return rows.assign_timestamps_and_watermarks(strategy).key_by("key", order_by=order)
-
-
 @pytest.mark.parametrize(
     "assigner", [SlidingEventTimeWindows.of(ms(20), ms(10)), EventTimeSessionWindows.with_gap(ms(9))]
 )
@@ -417,10 +264,12 @@ def _ordered(*order: str) -> KeyedStream[DataStream]:
 def test_first_and_last_by_another_order_than_that_of_the_windows_are_refused(assigner: Any, aggregate: str) -> None:
     columns = COUNTED | {"total": (aggregate, "value")}
     for order in ((), ("at", "value")):
-        _ordered(*order).window(assigner).aggregate_columns(columns, output=Counted, uid="w")
-    _ordered("value").window(assigner).aggregate_columns(COUNTED, output=Counted, uid="w")
+        _stream().key_by("key", order_by=order).window(assigner).aggregate_columns(columns, output=Counted, uid="w")
+    _stream().key_by("key", order_by=("value",)).window(assigner).aggregate_columns(COUNTED, output=Counted, uid="w")
     with pytest.raises(JobDefinitionError) as e:
-        _ordered("value").window(assigner).aggregate_columns(columns, output=Counted, uid="w")
+        _stream().key_by("key", order_by=("value",)).window(assigner).aggregate_columns(
+            columns, output=Counted, uid="w"
+        )
     assert e.value.facts["aggregates"] == ["total"] and e.value.hint
 
 
@@ -434,87 +283,165 @@ def test_first_and_last_of_tumbling_windows_are_in_the_declared_order() -> None:
         assert h.output == [Counted("a", 0, 10, 1), Counted("a", 10, 20, 3)]
 
 
-class FirstAndLast(msgspec.Struct, frozen=True, order=True):
+class Row(msgspec.Struct, frozen=True):
+    key: str
+    at: int
+    value: int
+    is_high: bool | None
+
+
+class Filtered(msgspec.Struct, frozen=True):
     key: str
     start: int
-    first: int
-    last: int
+    rows: int
+    high: int
+    total: int | None
 
 
-FIRST_AND_LAST: dict[str, Sequence[str]] = {
+FILTERED = {
     "start": ("window_start",),
-    "first": ("first", "value"),
-    "last": ("last", "value"),
+    "rows": ("count", "value"),
+    "high": ("count", "value", "is_high"),
+    "total": ("sum", "value", "is_high"),
 }
-ARRIVALS = [Timed("a", number, at) for number, at in enumerate([9000, 5000, 5000, 9000, 7000])]
+FILTERED_INPUT = KeyedInput(Row, "key", event_time="at", out_of_orderness=timedelta(0))
 
 
-def _aggregating(assigner: Any) -> Callable[[KeyedStream[DataStream]], DataStream]:
-    return lambda rows: rows.window(assigner).aggregate_columns(FIRST_AND_LAST, output=FirstAndLast, uid="w")
+@pytest.mark.parametrize(("kind", "rows", "high"), [("count", 5, 3), ("count_distinct", 3, 2)])
+def test_rows_in_which_the_filter_is_false_or_null_are_ignored(kind: str, rows: int, high: int) -> None:
+    figures = FILTERED | {"rows": (kind, "value"), "high": (kind, "value", "is_high")}
+
+    def declare(given_rows: Any) -> Any:
+        return given_rows.window(TENS).aggregate_columns(figures, output=Filtered, uid="w")
+
+    with KeyedHarness(declare, FILTERED_INPUT) as h:
+        h.push(Row("a", 1, 5, is_high=True), Row("a", 2, 5, is_high=True), Row("a", 3, 7, is_high=None))
+        h.push(Row("a", 4, 7, is_high=True), Row("a", 5, 8, is_high=False), Row("a", 11, 5, is_high=False))
+        h.drain()
+        assert h.output == [Filtered("a", 0, rows, high, 17), Filtered("a", 10, 1, 0, None)]
 
 
-def _first_and_last(assigner: Any, order_by: tuple[str, ...] = ()) -> KeyedHarness:
-    given = KeyedInput(Timed, "key", order_by=order_by, event_time="at", out_of_orderness=ms(10_000))
-    return KeyedHarness(_aggregating(assigner), given)
+class Amount(msgspec.Struct, frozen=True):
+    key: str
+    at: int
+    value: int
+    price: Annotated[Decimal, precision(38, 0)]
 
 
-def _in_batches(h: KeyedHarness, rows: Sequence[Timed], cuts: Sequence[int]) -> list[FirstAndLast]:
-    for start, until in pairwise((0, *cuts, len(rows))):
-        with h:
-            h.push(*rows[start:until])
-            h = KeyedHarness.restore(h.snapshot(), parallelism=1 + start % 2)
-    with h:
-        return sorted(h.drain())
+class Amounts(msgspec.Struct, frozen=True, order=True):
+    key: str
+    start: int
+    total: int | None
+    price: Annotated[Decimal, precision(38, 0)] | None
+
+
+LARGE = 5 * 10**18
 
 
 @pytest.mark.parametrize(
-    "assigner",
+    "rows",
     [
-        TumblingEventTimeWindows.of(ms(10_000)),
-        SlidingEventTimeWindows.of(ms(10_000), ms(10_000)),
-        SlidingEventTimeWindows.of(ms(10_000), ms(5_000)),
-        SlidingEventTimeWindows.of(ms(10_000), ms(200)),
-        EventTimeSessionWindows.with_gap(ms(5_000)),
+        [("a", 0, LARGE), ("a", 1_000_000, LARGE), ("a", 1_001_000, 1)],
+        [("a", 0, 1), ("a", 1_000, 1), ("b", 0, LARGE), ("c", 0, LARGE)],
     ],
+    ids=["of distant times", "of other keys"],
 )
-@pytest.mark.parametrize("cuts", [(1,), (2, 3), (3,), (1, 2, 3, 4)])
-def test_first_and_last_of_event_time_windows_do_not_depend_on_batches(assigner: Any, cuts: Sequence[int]) -> None:
-    found = _in_batches(_first_and_last(assigner), ARRIVALS, cuts)
-    assert (1, 3) in {(row.first, row.last) for row in found}
-    assert found == _in_batches(_first_and_last(assigner), ARRIVALS, ())
+def test_sums_of_slices_that_no_window_contains_are_not_limited(rows: list[tuple[str, int, int]]) -> None:
+    columns = {"start": ("window_start",), "total": ("sum", "value"), "price": ("sum", "price")}
+
+    def declare(given_rows: KeyedStream[DataStream]) -> DataStream:
+        windows = given_rows.window(SlidingEventTimeWindows.of(ms(20_000), ms(1_000)))
+        return windows.aggregate_columns(columns, output=Amounts, uid="w")
+
+    wanted: dict[tuple[str, int], int] = defaultdict(int)
+    for key, at, value in rows:
+        for start in range(at - 19_000, at + 1_000, 1_000):
+            wanted[key, start] += value
+    with KeyedHarness(declare, KeyedInput(Amount, "key", event_time="at")) as h:
+        h.push(*(Amount(key, at, value, Decimal(value * 10**19)) for key, at, value in rows))
+        h.drain()
+        assert sorted(h.output) == [
+            Amounts(*window, value, Decimal(value * 10**19)) for window, value in sorted(wanted.items())
+        ]
 
 
-def test_first_and_last_have_event_times_of_microseconds() -> None:
-    class At(msgspec.Struct, frozen=True):
-        key: str
-        value: int
-        at: Zoned
-
-    with KeyedHarness(_aggregating(TENS), KeyedInput(At, "key", event_time="at", out_of_orderness=ms(10))) as h:
-        for microsecond in (2, 1, 3, 2):
-            h.push(At("a", microsecond, datetime(1970, 1, 1, microsecond=microsecond, tzinfo=UTC)))
-        assert h.drain() == [FirstAndLast("a", 0, 1, 3)]
+LATE_COLUMNS = {"total": ("sum", "value"), "start": ("window_start",), "end": ("window_end",)}
 
 
-@pytest.mark.parametrize("assigner", [TumblingEventTimeWindows.of(ms(10_000)), EventTimeSessionWindows.with_gap(ms(9))])
-def test_first_and_last_stored_without_event_times_are_before_later_rows(
-    assigner: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr("stateflow.api.streams.windowed_stream.BY_TIME", {})
-        with _first_and_last(assigner) as h:
-            h.push(Timed("a", 1, 9000), Timed("b", 2, 9000))
-            snapshot = h.snapshot()
-    with KeyedHarness.restore(snapshot, _aggregating(assigner)) as h:
-        h.push(Timed("a", 3, 8995), Timed("a", 4, 9001))
-        h.push(Timed("a", 5, 9000), Timed("c", 6, 9000))
-        found = {(row.key, row.first, row.last) for row in h.drain()}
-        assert found == {("a", 1, 4), ("b", 2, 2), ("c", 6, 6)}
-        assert h.state_entries() == [] and h.timers() == []
+def _late_sums(assigner: Assigner, lateness: int) -> KeyedHarness:
+    def declare(rows: KeyedStream[DataStream]) -> DataStream:
+        windows = rows.window(assigner).allowed_lateness(ms(lateness)).side_output_late_data(LATE)
+        return windows.aggregate_columns(LATE_COLUMNS, output=Total, uid="w")
+
+    return KeyedHarness(declare, KeyedInput(Timed, "key", event_time="at"), side_outputs=(LATE,))
 
 
-@pytest.mark.parametrize("order", ["value", "at"])
-def test_first_and_last_of_tumbling_windows_in_another_order_depend_on_batches(order: str) -> None:
-    rows = [Timed("a", 4, 1), Timed("a", 3, 2), Timed("a", 2, 3), Timed("a", 1, 4)]
-    found = _in_batches(_first_and_last(TENS, (order,)), rows, (2,))
-    assert found == [FirstAndLast("a", 0, 3, 2) if order == "value" else FirstAndLast("a", 0, 4, 1)]
+@pytest.mark.parametrize("assigner", [TumblingEventTimeWindows.of(ms(20)), EventTimeSessionWindows.with_gap(ms(20))])
+def test_only_the_sums_that_late_rows_fire_are_limited(assigner: Assigner) -> None:
+    changes = [-1, 0, 1, 1, -1, -1, -1, 1, 1, 1, -1]
+    values = [change << 62 for change in changes]
+    with _late_sums(assigner, 1000) as h:
+        h.push(Timed("a", values[0], 0))
+        h.advance_watermark(60)
+        h.push(*(Timed("a", value, 0) for value in values[1:]), Timed("b", 1 << 62, 0), Timed("b", -1 << 62, 0))
+        fired = {key: [row.total for row in h.output if row.key == key] for key in "ab"}
+        assert fired == {"a": list(accumulate(values)), "b": [1 << 62, 0]}
+        with pytest.raises(StateError, match="exceeds 64 bits") as raised:
+            h.push(*(Timed("a", value << 62, 0) for value in (1, 1, -1)))
+        assert raised.value.facts["sum"] == str(1 << 63)
+
+
+@pytest.mark.parametrize("lateness", [0, 1])
+def test_sums_of_rows_that_are_too_late_are_not_limited(lateness: int) -> None:
+    with _late_sums(TumblingEventTimeWindows.of(ms(10)), lateness) as h:
+        h.advance_watermark(50)
+        late = [Timed("a", 1 << 62, at) for at in (3, 3, 4)]
+        h.push(*late, Timed("a", 7, 52))
+        h.drain()
+        assert h.output == [Total("a", 7, 50, 60)] and h.side_output(LATE) == late
+
+
+class Note(msgspec.Struct, frozen=True):
+    key: str
+    text: str
+    at: int
+
+
+class Noted(msgspec.Struct, frozen=True, order=True):
+    key: str
+    start: int
+    last: str
+
+
+NOTES = {"start": ("window_start",), "last": ("last", "text")}
+MIB = 1 << 20
+
+
+def test_due_windows_are_read_in_calls_of_limited_size() -> None:
+    """The state of windows may be large although the rows of a batch are small: it follows from all earlier ones."""
+    text, keys = "x" * (8 << 10), 6_000
+
+    def declare(rows: KeyedStream[DataStream]) -> DataStream:
+        windows = rows.window(TumblingEventTimeWindows.of(ms(10)))
+        return windows.aggregate_columns(NOTES, output=Noted, uid="w")
+
+    due_of_calls: list[int] = []
+    on_timers = TimeWindowAggregates.on_timers
+
+    def counted(self: TimeWindowAggregates, domain: object, due: DueTimers, state: object) -> object:
+        due_of_calls.append(len(due.of))
+        return on_timers(self, domain, due, state)  # type: ignore[arg-type]
+
+    with (
+        patch.object(TimeWindowAggregates, "on_timers", counted),
+        KeyedHarness(declare, KeyedInput(Note, "key", event_time="at"), backend=RocksDBStateBackend()) as h,
+    ):
+        for first in range(0, keys, 1500):
+            h.push(*(Note(str(key), text, 0) for key in range(first, first + 1500)))
+        h.drain()
+        assert {row.key for row in h.output} == {str(key) for key in range(keys)} and len(h.output) == keys
+    assert sum(due_of_calls) == keys
+    # The first call does not know the size yet.
+    # A text is in what is read, and in what is emitted.
+    assert max(due_of_calls[1:]) * 2 * len(text) <= 16 * MIB
+    assert min(due_of_calls[1:-1]) * 2 * len(text) > 15 * MIB

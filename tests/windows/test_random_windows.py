@@ -5,9 +5,11 @@ For more histories: ``HYPOTHESIS_PROFILE=nightly python -m pytest tests/windows/
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
@@ -34,7 +36,114 @@ from stateflow.runtime.task.vector_operator import WindowVectorOperator
 from stateflow.state.kinds import timers as sizes
 from stateflow.testing import KeyedHarness, KeyedInput
 from stateflow.types.time_window import TimeWindow
-from tests.windows.window_model import KEPT, Fired, Kind, Model, Row
+
+LOWEST = -(1 << 63)
+KEPT = 2
+"""How many rows of a window are left after an eviction."""
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row: its number is unique."""
+
+    key: str
+    at: int
+    number: int
+    bit: int
+    is_even: bool
+    third: int
+
+
+class Fired(msgspec.Struct, frozen=True):
+    """An evaluation of a window."""
+
+    key: str
+    start: int
+    end: int
+    numbers: list[int]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Windows of a size that begin every `slide`; sessions with a gap of `size` if `slide` is 0."""
+
+    size: int
+    slide: int
+    offset: int = 0
+
+    def windows(self, at: int) -> list[tuple[int, int]]:
+        if not self.slide:
+            return [(at, at + self.size)]
+        starts = range(at, at - self.size, -1)
+        return [(start, start + self.size) for start in starts if (start - self.offset) % self.slide == 0]
+
+
+@dataclass
+class Key:
+    """The open windows of a key, with the rows of each, and which are due to fire."""
+
+    open: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    due: set[tuple[int, int]] = field(default_factory=set)
+    fired: list[Fired] = field(default_factory=list)
+
+
+@dataclass
+class Model:
+    """Flink, with a watermark before each row of a key: the row's time less the out-of-orderness, less one."""
+
+    kind: Kind
+    bound: int
+    lateness: int
+    evicts: bool = False
+    latest: int | None = None
+    keys: dict[str, Key] = field(default_factory=lambda: defaultdict(Key))
+    late: list[int] = field(default_factory=list)
+
+    def batch(self, rows: Iterable[Row]) -> None:
+        before = LOWEST if self.latest is None else self.latest - self.bound - 1
+        for name in list(self.keys):
+            self.advance(name, before)
+        for row in sorted(rows, key=lambda row: row.at):
+            watermark = max(before, row.at - self.bound - 1)
+            self.advance(row.key, watermark)
+            self.add(row, watermark)
+            self.latest = row.at if self.latest is None else max(self.latest, row.at)
+
+    def advance(self, name: str, watermark: int) -> None:
+        key = self.keys[name]
+        for window in sorted(key.due, key=lambda window: (window[1], window[0])):
+            if window[1] - 1 <= watermark:
+                self.fire(name, window)
+        for window in [each for each in key.open if each[1] - 1 + self.lateness <= watermark]:
+            del key.open[window]
+
+    def fire(self, name: str, window: tuple[int, int]) -> None:
+        key = self.keys[name]
+        key.due.discard(window)
+        if self.evicts:
+            key.open[window] = sorted(key.open[window])[-KEPT:]
+        key.fired.append(Fired(name, *window, sorted(key.open[window])))
+
+    def add(self, row: Row, watermark: int) -> None:
+        key, is_late = self.keys[row.key], True
+        for window in self.kind.windows(row.at):
+            rows = [row.number]
+            if not self.kind.slide:
+                for other in [each for each in key.open if each[0] <= window[1] and window[0] <= each[1]]:
+                    rows += key.open.pop(other)
+                    key.due.discard(other)
+                    window = min(window[0], other[0]), max(window[1], other[1])
+            if window[1] - 1 + self.lateness <= watermark:
+                continue
+            is_late = False
+            key.open[window] = key.open.get(window, []) + rows
+            if window[1] - 1 <= watermark:
+                self.fire(row.key, window)
+            else:
+                key.due.add(window)
+        # Between windows that leave gaps, a row without a window is late by its own time.
+        if is_late and row.at + self.lateness <= watermark:
+            self.late.append(row.number)
+
 
 HIGHEST = (1 << 63) - 1
 KEYS = "abc"
@@ -59,11 +168,17 @@ class Sums(msgspec.Struct, frozen=True):
     thirds: int
     of_even: int
     last_even: int | None
+    mean: float
+    spread: float | None
+    time: int
 
     @property
     def fired(self) -> Fired:
         numbers = _numbers(self.bits)
-        assert (self.count, self.rough) == (len(numbers), len(numbers))
+        assert (self.count, self.rough, self.time) == (len(numbers), len(numbers), self.end - 1)
+        assert math.isclose(self.mean, statistics.fmean(numbers))
+        assert (self.spread is None) == (len(numbers) == 1)
+        assert self.spread is None or math.isclose(self.spread, statistics.variance(map(float, numbers)), abs_tol=1e-9)
         assert self.thirds == len({number % 3 for number in numbers})
         assert self.of_even == len({number % 3 for number in numbers if number % 2 == 0})
         return Fired(getattr(self, "key", ""), self.start, self.end, numbers)
@@ -109,6 +224,9 @@ COLUMNS = WINDOW | {
     "thirds": ("count_distinct", "third"),
     "of_even": ("count_distinct", "third", "is_even"),
     "last_even": ("last", "number", "is_even"),
+    "mean": ("mean", "number"),
+    "spread": ("variance", "number"),
+    "time": ("window_time",),
 }
 PARTIALS = WINDOW | {"low": ("min", "number"), "high": ("max", "number"), "even": ("count", "at", "is_even")}
 LATE = OutputTag("late", Row)

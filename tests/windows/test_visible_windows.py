@@ -1,4 +1,4 @@
-"""The state of open windows, as users read it: with its window, in checkpoints, comparisons and savepoints."""
+"""The state of open windows, as users read it and write it again: in checkpoints, comparisons, savepoints and files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 
 import stateflow
 from stateflow import TimeWindow
+from tests.bootstrap.test_state_files import stored_content
+from tests.support.cli_fixture import invoke
 from tests.windows.windows_job import WindowsJob
 
 Content = dict[tuple[str, TimeWindow], Any]
@@ -41,11 +43,9 @@ def _open_hours(job: WindowsJob) -> Content:
     return {(sensor, TimeWindow(start, end)): [value] for sensor, start, end, value in waiting}
 
 
-def test_open_windows_are_rows_with_their_window(job: WindowsJob) -> None:
-    hours = _windows(job.root, "hours")
-    assert hours == _open_hours(job) and len(hours) > 1
-    by_columns = _windows(job.root, "column-hours", field="value__sum")
-    assert by_columns == _open_hours(job)
+def test_open_windows_are_rows_with_their_window_and_a_comparison_has_those_that_differ(job: WindowsJob) -> None:
+    first, hours = job.head.checkpoint, _windows(job.root, "hours")
+    assert hours == _open_hours(job) == _windows(job.root, "column-hours", field="value__sum") and len(hours) > 1
     sessions = stateflow.read_state(str(job.root), "sessions", "merging-window-set").read_all().to_pylist()
     contents = _windows(job.root, "sessions")
     found = {
@@ -54,35 +54,28 @@ def test_open_windows_are_rows_with_their_window(job: WindowsJob) -> None:
         for each in row["value"]
     }
     assert found == set(job.sessions() - job.windows("sessions"))
-
-
-def _state_window(session: dict[str, int]) -> tuple[int, int]:
-    return session["state_start"], session["state_end"]
-
-
-def test_windows_over_all_rows_have_a_key_that_all_rows_share(job: WindowsJob) -> None:
-    waiting = job.all_hours() - job.windows("all-hours")
     rows = stateflow.read_state(str(job.root), "all-hours", "window-contents").read_all().to_pylist()
     assert {row["all_rows"] for row in rows} == {0}
-    found = {(TimeWindow.parse(row["namespace"]["value"]), row["value"]["value"]) for row in rows}
-    assert found == {(TimeWindow(start, end), value) for _, start, end, value in waiting} and found
-
-
-def test_a_comparison_has_the_windows_that_differ(job: WindowsJob) -> None:
-    first, before = job.head.checkpoint, _windows(job.root, "hours")
+    of_all = {(TimeWindow.parse(row["namespace"]["value"]), row["value"]["value"]) for row in rows}
+    waiting = job.all_hours() - job.windows("all-hours")
+    assert of_all == {(TimeWindow(start, end), value) for _, start, end, value in waiting} and of_all
     job.deliver(60)
     job.finish()
-    after = _windows(job.root, "hours")
-    found = stateflow.diff(f"{job.root}@{first}", str(job.root))
-    assert found.changes is not None
-    rows = [row for row in found.changes.read_all().to_pylist() if row["state"] == "window-contents"]
-    hours = {
+    changes = stateflow.diff(f"{job.root}@{first}", str(job.root)).changes
+    assert changes is not None
+    rows = [row for row in changes.read_all().to_pylist() if row["state"] == "window-contents"]
+    differing = {
         (json.loads(row["key"])[0], TimeWindow.parse(json.loads(row["namespace"])))
         for row in rows
         if row["operator"] == "hours"
     }
-    assert before.keys() ^ after.keys() and before.keys() ^ after.keys() <= hours
+    changed = hours.keys() ^ _windows(job.root, "hours").keys()
+    assert changed and changed <= differing
     assert {row["key"] for row in rows if row["operator"] == "all-hours"} == {"[0]"}
+
+
+def _state_window(session: dict[str, int]) -> tuple[int, int]:
+    return session["state_start"], session["state_end"]
 
 
 def test_a_job_continues_its_windows_from_a_canonical_savepoint_with_other_key_groups(
@@ -103,3 +96,21 @@ def test_a_job_continues_its_windows_from_a_canonical_savepoint_with_other_key_g
     assert new.windows("hours") == new.hours() and new.windows("sessions") == new.sessions()
     assert new.windows("all-hours") == new.by_columns("all-hours") == new.all_hours()
     new.end_all()
+
+
+@pytest.mark.slow(reason="a job on Spark and commands that read and write its savepoint")
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_exported_windows_are_written_again_with_their_timers(job: WindowsJob, tmp_path: Path, kind: str) -> None:
+    saved = job.create_savepoint("before", "--format", "canonical")["path"]
+    states = []
+    for number, state in enumerate(stateflow.read_metadata(saved, "states").to_pylist()):
+        file = str(tmp_path / f"{number}.{kind}")
+        which = ["--operator", state["operator"], "--state", state["state"]]
+        assert invoke("state", "export", saved, *which, "--output", file).exit_code == 0
+        states += ["--state", f"{state['operator']}.{state['state']}={file}"]
+    settings = ["--set", f"job.folder={job.folder}"]
+    written = str(tmp_path / "written")
+    ended = invoke("savepoint", "write", job.job_file, "--output", written, *states, *settings)
+    assert ended.exit_code == 0, ended.output
+    assert stored_content(written) == stored_content(saved)
+    assert stateflow.diff(saved, written).keys == 0

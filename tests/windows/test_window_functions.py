@@ -1,33 +1,40 @@
-"""What functions of windows see and keep: window, key, times, state of a window and of its key, and what is evicted."""
+"""What functions of windows see and keep, with a key and without, when triggers fire, and what is evicted."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import msgspec
 import pytest
 
-from stateflow import AggregateFunction, DeadLetters, ListStateDescriptor, ReducingStateDescriptor, ValueStateDescriptor
+from stateflow import (
+    AggregateFunction,
+    DeadLetters,
+    ProcessAllWindowFunction,
+    ReducingStateDescriptor,
+    RuntimeContext,
+    ValueStateDescriptor,
+)
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.api.windows.assigners import EventTimeSessionWindows, GlobalWindows, TumblingEventTimeWindows
 from stateflow.api.windows.evictors import CountEvictor, DeltaEvictor, Evictor, TimeEvictor
 from stateflow.api.windows.functions import ProcessWindowFunction, WindowContext, WindowOpenContext
-from stateflow.api.windows.triggers import CountTrigger
-from stateflow.errors import StateError, UserCodeError
+from stateflow.api.windows.trigger import OnMergeContext, Trigger, TriggerContext, TriggerResult
+from stateflow.api.windows.triggers import (
+    ContinuousEventTimeTrigger,
+    ContinuousProcessingTimeTrigger,
+    CountTrigger,
+    DeltaTrigger,
+    PurgingTrigger,
+)
+from stateflow.errors import StateError
 from stateflow.testing import KeyedHarness, KeyedInput
 from stateflow.types.time_window import TimeWindow
-from tests.windows.timed_rows import LATE, Sum, Timed, Total, Windowed, added, ms, processing
+from tests.windows.timed_rows import LATE, Sum, Timed, Total, Windowed, added, ms, processing, reducing
 
 TENS = TumblingEventTimeWindows.of(ms(10))
-
-
-class Many(msgspec.Struct, frozen=True):
-    """Values of several rows."""
-
-    values: list[int]
 
 
 class Counting(ProcessWindowFunction[Timed, Total]):
@@ -74,24 +81,6 @@ def test_a_name_is_of_a_window_or_of_a_key() -> None:
     assert e.value.facts["name"] == "same"
 
 
-def test_a_state_of_a_function_may_be_a_list() -> None:
-    class Remember(Counting):
-        def open(self, ctx: WindowOpenContext) -> None:
-            self.seen = ctx.global_state.get_list_state(ListStateDescriptor("seen", int))
-
-        def process(self, key: str, ctx: WindowContext, elements: Iterable[Timed]) -> Iterator[Total]:
-            self.seen.add(sum(row.value for row in elements))
-            yield Total(key, sum(self.seen.get()), ctx.window.start)
-
-        def clear(self, ctx: WindowContext) -> None:
-            """Keeps the list, which is of the key."""
-
-    with processing(TENS, function=Remember()) as h:
-        h.push(Timed("a", 1, 3), Timed("a", 2, 13), Timed("a", 4, 23))
-        assert [row.total for row in h.drain()] == [1, 3, 7]
-        assert h.state("seen", "a") == [1, 2, 4]
-
-
 class Span(AggregateFunction[Timed, list[int], int]):
     def create_accumulator(self) -> list[int]:
         return []
@@ -133,45 +122,10 @@ def test_reduce_emits_rows_without_a_window_function() -> None:
         assert h.drain() == [Timed("a", 3, 4)]
 
 
-@pytest.mark.parametrize("after", [False, True])
-def test_an_evictor_of_a_session_removes_rows_of_its_content(after: bool) -> None:
-    def declare(windows: Windowed) -> Windowed:
-        return windows.trigger(CountTrigger.of(1)).evictor(CountEvictor.of(1, do_evict_after=after))
-
-    with processing(EventTimeSessionWindows.with_gap(ms(10)), declare) as h:
-        found = [row.total for row in h.push(Timed("a", 1, 0), Timed("a", 2, 5), Timed("a", 4, 7))]
-        assert found == ([1, 3, 6] if after else [1, 2, 4])
-        assert h.drain() == [] and h.state_entries() == [] and h.timers() == []
-
-
 def test_windows_that_merge_have_no_state_of_their_own() -> None:
     with processing(EventTimeSessionWindows.with_gap(ms(10)), function=Counting()) as h, pytest.raises(StateError) as e:
         h.push(Timed("a", 1, 0))
     assert e.value.hint and "global_state" in e.value.hint
-
-
-class Collect(AggregateFunction[Timed, list[int], Many]):
-    def create_accumulator(self) -> list[int]:
-        return []
-
-    def add(self, value: Timed, accumulator: list[int]) -> list[int]:
-        accumulator.append(value.value)
-        return accumulator
-
-    def get_result(self, accumulator: list[int]) -> Many:
-        return Many(accumulator)
-
-    def merge(self, acc_a: list[int], acc_b: list[int]) -> list[int]:
-        return acc_a + acc_b
-
-
-def test_later_rows_do_not_change_an_emitted_result() -> None:
-    def declare(rows: KeyedStream[DataStream]) -> DataStream:
-        windows = rows.window(GlobalWindows.create()).trigger(CountTrigger.of(1))
-        return windows.aggregate(Collect(), accumulator=list[int], output=Many, uid="w")
-
-    with KeyedHarness(declare, KeyedInput(Timed, "key", event_time="at")) as h:
-        assert [row.values for row in h.push(Timed("a", 1), Timed("a", 2))] == [[1], [1, 2]]
 
 
 def test_apply_calls_a_plain_function() -> None:
@@ -232,39 +186,158 @@ def test_a_row_that_fails_becomes_a_dead_letter_and_changes_no_window() -> None:
         assert h.drain() == [Total("a", 1, 0, 10), Total("a", 2, 12, 22)]
 
 
-def test_an_error_of_a_window_function_names_operator_and_key() -> None:
-    class Failing(Sum):
-        def process(self, key: str, ctx: WindowContext, elements: Iterable[Timed]) -> Iterator[Total]:
-            raise ValueError(key)
-
-    with processing(TENS, function=Failing()) as h:
-        h.push(Timed("a", 1, 3))
-        with pytest.raises(UserCodeError) as e:
-            h.drain()
-    assert e.value.facts["operator"] == "w" and e.value.facts["key"] == "{'key': 'a'}"
-
-
-def test_a_window_function_that_returns_no_rows_is_named() -> None:
-    def one(key: str, window: TimeWindow, rows: Iterable[Timed]) -> Any:
-        return Total(key, 1)
-
-    class One(Sum):
-        def process(self, key: str, ctx: WindowContext, elements: Iterable[Timed]) -> Any:
-            return Total(key, 1)
-
-    def declare(rows: KeyedStream[DataStream]) -> DataStream:
-        return rows.window(TENS).apply(one, output=Total, uid="w")
-
-    plain = KeyedHarness(declare, KeyedInput(Timed, "key", event_time="at"))
-    for harness in (plain, processing(TENS, function=One())):
-        with harness as h:
-            h.push(Timed("a", 1, 3))
-            with pytest.raises(UserCodeError) as e:
-                h.drain()
-        assert str(e.value.facts["where"]).startswith(f"{__file__}:") and "list" in e.value.hint
-
-
 def test_a_row_without_event_time_is_refused() -> None:
     with processing(TENS) as h, pytest.raises(StateError) as e:
         h.push(Timed("a", 1, None))
     assert e.value.facts["operator"] == "w" and "at=None" in str(e.value.facts["row"])
+
+
+ROWS = KeyedInput(Timed, event_time="at", out_of_orderness=ms(0))
+
+
+def _row(key: str, at: int) -> Timed:
+    return Timed(key, 0, at)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """A window, how many came before it, and the keys of its rows."""
+
+    start: int
+    number: int
+    keys: list[str]
+
+
+class Number(ProcessAllWindowFunction[Timed, Found]):
+    """Numbers the windows."""
+
+    def open(self, ctx: WindowOpenContext) -> None:
+        self.windows = ctx.global_state.get_state(ValueStateDescriptor("windows", int))
+
+    def process(self, ctx: WindowContext, elements: Iterable[Timed]) -> Iterator[Found]:
+        assert ctx.get_current_key() == 0
+        number = self.windows.value() or 0
+        self.windows.update(number + 1)
+        yield Found(ctx.window.start, number, sorted(row.key for row in elements))
+
+
+def test_all_keys_are_in_one_window_whose_function_has_state_and_no_key() -> None:
+    with KeyedHarness(lambda rows: rows.window_all(TENS).process(Number(), output=Found, uid="w"), ROWS) as h:
+        assert h.push() == []
+        assert h.push(_row("a", 1), _row("b", 2), _row("c", 12)) == [Found(0, 0, ["a", "b"])]
+        with KeyedHarness.restore(h.snapshot(), parallelism=3) as more:
+            assert more.push(_row("a", 13), _row("d", 25)) == [Found(10, 1, ["a", "c"])]
+            assert more.drain() == [Found(20, 2, ["d"])]
+
+
+def _newest(window: TimeWindow, rows: Iterable[Timed]) -> list[Found]:
+    return [Found(0, 0, [row.key for row in rows])]
+
+
+def test_triggers_and_evictors_see_the_rows_of_all_keys() -> None:
+    windows = GlobalWindows.create()
+    with KeyedHarness(
+        lambda rows: (
+            rows.window_all(windows)
+            .trigger(CountTrigger.of(2))
+            .evictor(CountEvictor.of(3))
+            .apply(_newest, output=Found, uid="w")
+        ),
+        ROWS,
+    ) as h:
+        assert h.push(_row("a", 1), _row("b", 2), _row("c", 3)) == [Found(0, 0, ["a", "b"])]
+        assert h.push(_row("d", 4)) == [Found(0, 0, ["b", "c", "d"])]
+
+
+def _totals(rows: list[Total]) -> list[int]:
+    return [row.total for row in rows]
+
+
+def test_a_continuous_event_time_trigger_fires_at_multiples_of_its_interval_and_at_the_end() -> None:
+    windows = TumblingEventTimeWindows.of(ms(100))
+    with reducing(windows, lambda w: w.trigger(ContinuousEventTimeTrigger.of(ms(40)))) as h:
+        h.push(Timed("a", 1, 10))
+        assert h.advance_watermark(39) == []
+        assert _totals(h.advance_watermark(40)) == [1]
+        h.push(Timed("a", 2, 50))
+        assert _totals(h.advance_watermark(80)) == [3]
+        assert _totals(h.advance_watermark(98)) == []
+        assert _totals(h.advance_watermark(99)) == [3]
+        assert h.state_entries() == [] and h.timers() == []
+
+
+def test_a_continuous_event_time_trigger_fires_at_each_multiple_at_the_end_of_the_input() -> None:
+    windows = TumblingEventTimeWindows.of(ms(100))
+    with reducing(windows, lambda w: w.trigger(ContinuousEventTimeTrigger.of(ms(40)))) as h:
+        h.push(Timed("a", 1, 10), Timed("a", 2, 50))
+        assert _totals(h.drain()) == [3, 3, 3]
+        assert h.state_entries() == [] and h.timers() == []
+
+
+def test_a_continuous_processing_time_trigger_fires_in_the_first_batch_after_each_interval() -> None:
+    with reducing(GlobalWindows.create(), lambda w: w.trigger(ContinuousProcessingTimeTrigger.of(ms(100)))) as h:
+        h.advance_processing_time(130)
+        h.push(Timed("a", 1))
+        assert h.advance_processing_time(199) == []
+        assert _totals(h.advance_processing_time(250)) == [1]
+        h.push(Timed("a", 2))
+        assert _totals(h.advance_processing_time(300)) == [3]
+
+
+def test_continuous_triggers_end_with_the_window_or_the_input() -> None:
+    day = TumblingEventTimeWindows.of(ms(100))
+    with reducing(day, lambda w: w.trigger(ContinuousProcessingTimeTrigger.of(ms(40)))) as h:
+        h.advance_processing_time(10_000)
+        h.push(Timed("a", 1, 10))
+        assert _totals(h.advance_processing_time(20_000)) == []
+    with reducing(GlobalWindows.create(), lambda w: w.trigger(ContinuousEventTimeTrigger.of(ms(40)))) as h:
+        h.advance_processing_time(10_000)
+        h.push(Timed("a", 1, 10))
+        assert _totals(h.advance_watermark(85)) == [1, 1]
+        # At 120, and at the end of the window, which is that of the input.
+        assert _totals(h.drain()) == [1, 1]
+
+
+def test_a_delta_trigger_compares_with_the_row_that_fired_last() -> None:
+    trigger = PurgingTrigger.of(DeltaTrigger.of(9, lambda first, second: second.value - first.value, Timed))
+    with reducing(GlobalWindows.create(), lambda w: w.trigger(trigger)) as h:
+        assert h.push(Timed("a", 0), Timed("a", 9)) == []
+        assert _totals(h.push(Timed("a", 10), Timed("a", 11))) == [19]
+        with KeyedHarness.restore(h.snapshot()) as restored:
+            assert _totals(restored.push(Timed("a", 19), Timed("a", 20))) == [50]
+
+
+def test_a_delta_trigger_does_not_fire_for_nan() -> None:
+    trigger = DeltaTrigger.of(9, lambda first, second: math.nan if second.value < 0 else second.value, Timed)
+    with reducing(GlobalWindows.create(), lambda w: w.trigger(trigger)) as h:
+        assert _totals(h.push(Timed("a", 0), Timed("a", -1), Timed("a", 10))) == [9]
+
+
+class EveryThird(Trigger[Timed]):
+    """Fires for the third row of a window, also if its rows were in several windows before; then never again."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.count = ctx.get_reducing_state(ReducingStateDescriptor("rows-seen", lambda a, b: a + b, int))
+
+    def on_element(self, row: Timed, timestamp: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        self.count.add(1)
+        return TriggerResult.FIRE_AND_PURGE if self.count.get() == 3 else TriggerResult.CONTINUE
+
+    def on_event_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_merge(self, window: TimeWindow, ctx: OnMergeContext) -> None:
+        ctx.merge_partitioned_state(self.count)
+
+    def clear(self, window: TimeWindow, ctx: TriggerContext) -> None:
+        self.count.clear()
+
+
+def test_the_state_of_a_users_trigger_is_merged_with_its_windows_and_removed_with_them() -> None:
+    with reducing(EventTimeSessionWindows.with_gap(ms(10)), lambda w: w.trigger(EveryThird())) as h:
+        assert h.push(Timed("a", 1, 0), Timed("a", 2, 18)) == []
+        assert h.push(Timed("a", 4, 9)) == [Total("a", 7, 0, 28)]
+        assert h.push(Timed("a", 8, 20)) == []
+        assert h.drain() == [] and h.state_entries() == [] and h.timers() == []

@@ -117,9 +117,3 @@ def test_spark_locations_and_probes_of_older_and_ended_runs_are_garbage(
 )
 def test_a_name_that_stateflow_does_not_write_is_left_alone_and_reported(key: str) -> None:
     assert _verdict(key) == "unknown"
-
-
-def test_findings_keep_the_sizes_and_the_order() -> None:
-    blobs = [BlobInfo(_data(1, n), n) for n in range(3)] + [BlobInfo("data/x", 1), BlobInfo(_data(10, 9), 1)]
-    found = find_garbage(HEAD, frozenset({_data(1, 1)}), blobs)
-    assert (found.garbage, found.unknown) == ((blobs[0], blobs[2]), ("data/x",))

@@ -1,12 +1,25 @@
-"""Mappings of a restore: how their texts are read, where each state goes, and what is refused."""
+"""Mappings of a restore: where each state goes, the positions of sources of another version, and what is refused."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stateflow.checkpoint.log.documents import Manifest, OperatorState
+from stateflow.checkpoint.log.documents import (
+    HoldingSource,
+    Manifest,
+    OperatorState,
+    SourceFile,
+    SourcePosition,
+    SourceWatermark,
+    SparkPosition,
+    WaitingRows,
+)
 from stateflow.checkpoint.restore.graph_map import (
     RAW,
     TIMERS,
@@ -20,7 +33,8 @@ from stateflow.checkpoint.restore.graph_map import (
     parse_maps,
     stored_graph,
 )
-from stateflow.errors import ConfigError
+from stateflow.checkpoint.restore.source_positions import SourceStart, match_sources, with_added_sources, with_sources
+from stateflow.errors import ConfigError, CorruptFile
 from stateflow.state.handles import StateSchema, SubtaskState, TypeNode, TypeSchema
 from tests.support.errors import raises
 
@@ -58,12 +72,6 @@ def _places(assignment: GraphAssignment) -> dict[str, str]:
     return {f"{m.old}.{m.old_state}": f"{m.new}.{m.new_state}" for m in assignment.moves}
 
 
-def test_operators_keep_their_state_without_mappings() -> None:
-    job = _job(*STORED.operators)
-    assert all(not move.is_changed for move in _assign(job).moves)
-    assert len(_assign(job).moves) == 6
-
-
 def test_a_renamed_operator_gets_all_states_timers_and_raw_state() -> None:
     job = _job("seen", "prices")
     found = _assign(job, "visits=seen", "rules=prices", stored=_only("visits", "rules"))
@@ -74,12 +82,6 @@ def test_a_renamed_operator_gets_all_states_timers_and_raw_state() -> None:
         "rules.rates": "prices.rates",
         "rules.@raw": "prices.@raw",
     }
-
-
-def test_operators_can_swap_uids() -> None:
-    found = _assign(_job("visits", "rules"), "visits=rules", "rules=visits", stored=_only("visits", "rules"))
-    assert _places(found)["visits.count"] == "rules.count"
-    assert _places(found)["rules.@raw"] == "visits.@raw"
 
 
 def test_a_split_gives_each_operator_its_declared_states() -> None:
@@ -103,6 +105,12 @@ def test_a_state_can_be_renamed_and_moved() -> None:
     assert _places(moved)["visits.daily.sum"] == "visits.sum"
 
 
+def test_a_dropped_operator_makes_room_for_another_one() -> None:
+    found = _assign(_job("visits"), "rules=visits", drop=("visits",), stored=_only("visits", "rules"))
+    assert set(_places(found)) == {"rules.rates", "rules.@raw"}
+    assert {state.uid for state in found.dropped} == {"visits"}
+
+
 def test_states_that_no_operator_gets_can_be_dropped_one_by_one_or_together() -> None:
     job = _job("visits", "late", declared={"visits": _keyed("count"), "late": _keyed()})
     maps = ("visits=visits", "visits=late")
@@ -110,12 +118,6 @@ def test_states_that_no_operator_gets_can_be_dropped_one_by_one_or_together() ->
         found = _assign(job, *maps, drop=drop, stored=_only("visits"))
         assert [state.state for state in found.dropped] == ["last", "@timers"]
         assert _places(found) == {"visits.count": "visits.count"}
-
-
-def test_a_dropped_operator_makes_room_for_another_one() -> None:
-    found = _assign(_job("visits"), "rules=visits", drop=("visits",), stored=_only("visits", "rules"))
-    assert set(_places(found)) == {"rules.rates", "rules.@raw"}
-    assert {state.uid for state in found.dropped} == {"visits"}
 
 
 BOTH = {"visits": _keyed("count"), "late": _keyed("count", "last")}
@@ -205,3 +207,108 @@ def test_joined_states_have_the_lowest_watermark_of_their_operators(
     assignment = _assign(_job("both"), "a.a=both", "b.b=both", stored=stored)
     (rewrite,) = map_operators(manifest, stored, assignment).rewrites
     assert (rewrite.result.watermark, [schema.name for schema in rewrite.result.states]) == (expected, ["a", "b"])
+
+
+HEADER = 'v1\n{"batchWatermarkMs":0}\n'
+UIDS = ["a", "b", "c", "d", "e"]
+
+
+def _manifest(*uids: str) -> Manifest:
+    """Each source is at a position with its uid, and has a log and a watermark with the uid."""
+    spark = SparkPosition(
+        batch_id=4,
+        offsets=(HEADER + "\n".join(f"at {uid}" for uid in uids)).encode(),
+        previous_offsets=(HEADER + "\n".join(f"before {uid}" for uid in uids)).encode(),
+        commit=b"",
+        source_files=[SourceFile(path=f"{n}/7", content=uid.encode()) for n, uid in enumerate(uids)],
+    )
+    return Manifest(
+        job_uuid="j",
+        generation=1,
+        ordinal=1,
+        operators=[],
+        sources=[SourcePosition(uid=uid, description="reads", offset=f"at {uid}") for uid in uids],
+        spark=spark,
+        watermarks=[SourceWatermark(uid=uid, watermark=n, active_at=0) for n, uid in enumerate(uids)],
+        columns={uid: {uid: "string"} for uid in uids},
+        waiting=[WaitingRows(operator="op", inputs=list(uids), rows=1, waits_for=_holding(uids))],
+    )
+
+
+def _holding(uids: Iterable[str]) -> list[HoldingSource]:
+    return [HoldingSource(uid=uid, split=split) for uid in uids for split in ("", "t-0")]
+
+
+def _wanted(*uids: str) -> list[tuple[str, str]]:
+    return [(uid, "reads") for uid in sorted(uids)]
+
+
+def _lines(offsets: bytes | None) -> list[str]:
+    assert offsets is not None
+    text = offsets.decode()
+    assert text.startswith(HEADER)
+    return text.removeprefix(HEADER).split("\n")
+
+
+@given(seed=st.integers(0, 1 << 32))
+def test_each_source_has_the_position_and_the_files_of_its_origin(seed: int) -> None:
+    dice = random.Random(seed)
+    old = sorted(dice.sample(UIDS, dice.randrange(1, 5)))
+    new = dice.sample(UIDS, dice.randrange(1, 5))
+    # The oracle: which old source each new one continues; None for a position of its own.
+    free = dice.sample(old, len(old))
+    origins = {uid: free.pop() if free and dice.random() < 0.6 else None for uid in new}
+    starts = {
+        uid: SourceStart(origin) if origin else SourceStart(offset=f"set {uid}", logs={"0": f"set {uid}".encode()})
+        for uid, origin in origins.items()
+    }
+    found = with_sources(_manifest(*old), _wanted(*new), starts)
+    assert found.spark is not None
+    uids = sorted(new)
+    at = [f"at {origins[uid]}" if origins[uid] else f"set {uid}" for uid in uids]
+    before = [f"before {origins[uid]}" if origins[uid] else f"set {uid}" for uid in uids]
+    assert [(p.uid, p.offset) for p in found.sources] == list(zip(uids, at, strict=True))
+    assert (_lines(found.spark.offsets), _lines(found.spark.previous_offsets)) == (at, before)
+    logs = {file.path: file.content for file in found.spark.source_files}
+    assert logs == {
+        f"{n}/{'7' if origins[uid] else '0'}": (origins[uid] or f"set {uid}").encode() for n, uid in enumerate(uids)
+    }
+    kept = {uid: origin for uid, origin in sorted(origins.items()) if origin}
+    assert [(w.uid, w.watermark) for w in found.watermarks] == [(uid, old.index(o)) for uid, o in kept.items()]
+    new_of = {origin: uid for uid, origin in kept.items()}
+    (waiting,) = found.waiting
+    assert waiting.inputs == sorted({new_of.get(uid, uid) for uid in old})
+    assert waiting.waits_for == _holding(new_of.get(uid, uid) for uid in old)
+    assert found.columns == {uid: {origin: "string"} for uid, origin in kept.items()}
+
+
+def test_a_manifest_with_the_job_s_sources_is_unchanged() -> None:
+    manifest = _manifest("a", "b")
+    assert with_added_sources(manifest, _wanted("a", "b")) is manifest
+
+
+def test_a_source_without_a_place_in_the_job_is_removed_and_one_that_reads_other_data_needs_a_decision() -> None:
+    stored = _manifest("a", "b", "c").sources
+    found = match_sources(stored, _wanted("b", "d", "e"), {"a": "d"}, {"e": SourceStart()})
+    assert (found.removed, found.before) == (("c",), {"b": "b", "d": "a"})
+    assert found.starts == {"b": SourceStart("b"), "d": SourceStart("a"), "e": SourceStart()}
+    changed = [("a", "another description")]
+    with raises(ConfigError, uid="a"):
+        match_sources(stored, changed, {}, {})
+    assert match_sources(stored, changed, {}, {"a": None}).starts == {"a": SourceStart("a")}
+
+
+@pytest.mark.parametrize("offsets", [b"v1\n{}\nat a", b"v1\n{}\nat a\nat b\nat c", b"v1\n{}\nat a\r\nat b", b"\xff"])
+def test_offsets_that_are_not_those_of_the_sources_are_corrupt(offsets: bytes) -> None:
+    manifest = _manifest("a", "b")
+    assert manifest.spark is not None
+    damaged = Manifest(
+        job_uuid="j",
+        generation=1,
+        ordinal=1,
+        operators=[],
+        sources=manifest.sources,
+        spark=SparkPosition(batch_id=4, offsets=offsets, previous_offsets=None, commit=b"", source_files=[]),
+    )
+    with raises(CorruptFile):
+        with_added_sources(damaged, _wanted("a", "b", "c"))

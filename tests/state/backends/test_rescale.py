@@ -1,31 +1,40 @@
-"""Restoring at another parallelism: every key is where it belongs, with its newest value, and nowhere else."""
+"""Restoring at another parallelism or from files that RocksDB did not write: every key once, with its newest value."""
 
 from __future__ import annotations
 
+import hashlib
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 from rocksdict import Rdict
 
 from stateflow.clock import ManualClock
-from stateflow.config.settings import RocksDBSettings
-from stateflow.errors import CorruptFile, MissingFile, StateflowError
+from stateflow.config.settings import COMPACTIONS, LARGEST_KEY, LARGEST_VALUE, RocksDBSettings, StateSettings
+from stateflow.errors import CorruptFile, MissingFile, StateflowError, StorageError
+from stateflow.state.backends import canonical_file, hash_maps
+from stateflow.state.backends.base import KeyedStateBackend
+from stateflow.state.backends.canonical_file import CanonicalHeader
+from stateflow.state.backends.entry_stream import blocks_of
+from stateflow.state.backends.factory import StoreLocation, open_backend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.backends.rocksdb.check import LONGEST_BOUND
 from stateflow.state.backends.rocksdb.manifest import parse
-from stateflow.state.handles import Base, StateFile, SubtaskState
+from stateflow.state.handles import CANONICAL, Base, FileHandle, StateFile, SubtaskState
 from stateflow.state.host_cache import HostCache
 from stateflow.storage import MemoryStorage, PosixStorage, Storage
-from stateflow.testing.conformance.state_backend import GROUPS, OperatorSubtasks, key_of
+from stateflow.testing.conformance.state_backend import GROUPS, Opener, OperatorSubtasks, key_of
+from stateflow.types.key_groups import KeyGroupRange
+from tests.support.errors import raises
+from tests.support.memory import file_size_limit
 
 SETTINGS = RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, compact_at_files=6)
 Changes = Mapping[bytes, bytes | None]
@@ -116,7 +125,7 @@ def subtasks(tmp_path: Path, storage: PosixStorage) -> Iterator[Subtasks]:
 
 GROUP = st.integers(0, 11).map(lambda n: n * 5)
 # Values of some weight, so that levels consist of many files.
-VALUES = st.none() | st.binary(max_size=3).map(lambda b: b * 200)
+WEIGHTS = st.none() | st.binary(max_size=3).map(lambda b: b * 200)
 
 
 class Life(RuleBasedStateMachine):
@@ -139,11 +148,11 @@ class Life(RuleBasedStateMachine):
         self.subtasks.close()
         self._scratch.cleanup()
 
-    @rule(changes=st.dictionaries(st.builds(key_of, GROUP, st.binary(max_size=1)), VALUES, max_size=12))
+    @rule(changes=st.dictionaries(st.builds(key_of, GROUP, st.binary(max_size=1)), WEIGHTS, max_size=12))
     def write(self, changes: Changes) -> None:
         self.subtasks.write({key[:2] + self.head + key[2:]: value for key, value in changes.items()})
 
-    @rule(groups=st.sets(GROUP), value=VALUES)
+    @rule(groups=st.sets(GROUP), value=WEIGHTS)
     def write_groups(self, groups: set[int], value: bytes | None) -> None:
         self.subtasks.write({key_of(g, self.head + bytes([n])): value for g in groups for n in range(4)})
 
@@ -174,9 +183,9 @@ class LongLife(Life):
         super().teardown()
 
 
-@pytest.mark.parametrize("life", [Life, LongLife])
-def test_after_any_history_every_key_has_its_newest_value_in_one_place(life: type[Life]) -> None:
-    few = settings(max_examples=max(1, settings().max_examples // 2), stateful_step_count=12)
+@pytest.mark.parametrize(("life", "part"), [(Life, 4), (LongLife, 10)])
+def test_after_any_history_every_key_has_its_newest_value_in_one_place(life: type[Life], part: int) -> None:
+    few = settings(max_examples=max(1, settings().max_examples // part), stateful_step_count=12)
     run_state_machine_as_test(life, settings=few)
 
 
@@ -196,107 +205,15 @@ def test_what_a_sibling_hid_or_still_holds_does_not_reach_the_other(tmp_path: Pa
     subtasks.close()
 
 
-def test_a_store_that_has_used_many_file_numbers_is_merged(subtasks: Subtasks) -> None:
-    """RocksDB keeps its number of the oldest log in the entry of some data file; the new store counts again."""
-    for seed in range(20):
-        subtasks.fill(seed, 20)
-        subtasks.snapshot()
-        subtasks.rescale(2, moves=False)
-    for parallelism in (1, 3, 2):
-        subtasks.rescale(parallelism)
-
-
-def _sizes(states: Sequence[SubtaskState]) -> dict[str, int]:
-    return {f.handle.key: f.handle.size for s in states for f in s.files}
-
-
-def _written(states: Sequence[SubtaskState], before: dict[str, int]) -> int:
-    return sum(size for key, size in _sizes(states).items() if key not in before)
-
-
-def _large(subtasks: Subtasks) -> list[SubtaskState]:
-    """A snapshot of a store of many files, all of them compacted."""
-    rng = random.Random(1)
-    for _ in range(2):
-        subtasks.write({key_of(g, bytes([n])): rng.randbytes(1000) for g in range(GROUPS) for n in range(10)})
-        subtasks.snapshot()
-    for store in subtasks.native:
-        store.compact_range(key_of(0), key_of(GROUPS))
-    subtasks.write({key_of(g): b"" for g in range(GROUPS)})
-    return subtasks.snapshot()
-
-
-@pytest.mark.parametrize("parallelism", [1, 2, 3, 4, 12])
-def test_a_rescaled_snapshot_writes_little_and_so_does_the_next(subtasks: Subtasks, parallelism: int) -> None:
-    before = _sizes(_large(subtasks))
-    for number in range(2):
-        subtasks.rescale(parallelism)
-        subtasks.write({key_of(g, b"%d" % number): b"y" for g in range(0, GROUPS, 5)})
-        subtasks.check()
-        states = subtasks.snapshot()
-        assert _written(states, before) < sum(before.values()) / 5
-        before = _sizes(states)
-
-
-def test_rescaling_back_before_a_compaction_writes_no_more_than_one(subtasks: Subtasks) -> None:
-    before = _sizes(_large(subtasks))
-    subtasks.rescale(4, moves=False)
-    middle = _sizes(subtasks.rescale(2, moves=False))
-    assert _written(subtasks.snapshot(), middle) < sum(before.values())
-
-
-def test_subtasks_share_files_and_fetch_only_what_they_need(tmp_path: Path) -> None:
-    subtasks = Subtasks(tmp_path, 1, storage := _Counting())
-    _large(subtasks)
-    before = {_place(f) for s in subtasks.rescale(4) for f in s.files}
-    assert sorted(storage.fetched) == sorted(before)
-    states = subtasks.snapshot()
-    shared = [{_place(f) for f in s.files} & before for s in states]
-    assert set.union(*shared) == before
-    assert sum(map(len, shared)) <= len(before) + 2 * len(states), "each takes its own, and what straddles"
-    subtasks.close()
-
-
-def _place(file: StateFile) -> tuple[str, int]:
-    """The object that it is in, and where."""
-    return file.handle.key, file.part.offset if file.part else 0
-
-
-class _Counting(MemoryStorage):
-    """Records what was fetched."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fetched: list[tuple[str, int]] = []
-
-    def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
-        self.fetched.append((key, 0))
-        super().fetch(key, target, limit)
-
-    def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
-        self.fetched.append((key, offset))
-        super().fetch_part(key, offset, size, target)
-
-
-def test_without_a_change_of_parallelism_nothing_is_written(subtasks: Subtasks) -> None:
-    subtasks.fill(1)
-    subtasks.rescale(3)
-    before = subtasks.rescale(3)
-    assert [s.files for s in subtasks.snapshot()] == [s.files for s in before]
-
-
-def test_rescaling_leaves_the_previous_checkpoint_unchanged(subtasks: Subtasks, storage: PosixStorage) -> None:
-    subtasks.fill(1)
-    entries = dict(subtasks.entries)
-    old = subtasks.rescale(3)
-    blobs = {key: (storage.root / key).read_bytes() for key in _sizes(old)}
-    subtasks.fill(2)
-    subtasks.rescale(5)
-    subtasks.close()
-    assert {key: (storage.root / key).read_bytes() for key in blobs} == blobs
-    subtasks.move()
-    subtasks.open(old, 2)
-    assert subtasks.content() == entries
+def test_a_key_group_next_to_those_of_a_subtask_is_hidden(tmp_path: Path) -> None:
+    half = GROUPS // 2
+    for groups in (range(half + 1), range(half - 1, GROUPS)):
+        subtasks = Subtasks(tmp_path / f"from-{groups[0]}", 1, MemoryStorage())
+        subtasks.write({key_of(g): b"x" for g in groups})
+        subtasks.rescale(2)
+        lower, upper = subtasks.stores
+        assert (lower.get(key_of(half)), upper.get(key_of(half - 1))) == (None, None)
+        subtasks.close()
 
 
 def _flip(path: Path) -> None:
@@ -310,7 +227,7 @@ def _leftovers(subtasks: Subtasks) -> list[Path]:
 
 
 @pytest.mark.parametrize(("damage", "error"), [(_flip, CorruptFile), (Path.unlink, MissingFile)])
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize("parallelism", [1, 3])
 def test_a_damaged_file_is_named_and_no_file_is_left(
     subtasks: Subtasks,
     storage: PosixStorage,
@@ -332,16 +249,161 @@ def test_a_damaged_file_is_named_and_no_file_is_left(
     assert _leftovers(subtasks) == []
 
 
-@pytest.mark.parametrize(
-    "damaged", [{"files": []}, {"store_manifest": b""}, {}], ids=["no files", "no manifest", "cut"]
+Entries = dict[bytes, bytes]
+ALL = range(GROUPS)
+ROCKSDB = {
+    "universal": RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, compact_at_files=3),
+    # Files of a kilobyte: almost every key group begins one.
+    "leveled": RocksDBSettings(
+        write_buffer_bytes=1 << 20,
+        block_cache_bytes=1 << 20,
+        compact_at_files=3,
+        compaction="leveled",
+        level_base_bytes=4096,
+    ),
+}
+
+
+def _opener(compaction: str) -> Opener:
+    def open_store(folder: Path, cache: HostCache, base: Base) -> KeyedStateBackend:
+        return open_backend(StoreLocation(folder, cache, ROCKSDB[compaction]), base, StateSettings())
+
+    return open_store
+
+
+class Parts:
+    """Stored states of subtasks, made from entries."""
+
+    def __init__(self, folder: Path, storage: Storage | None = None) -> None:
+        self.folder = folder
+        self.storage = storage or MemoryStorage()
+        self._numbers = count(1)
+
+    def state(self, entries: Entries, groups: range = ALL, backend: str = CANONICAL) -> SubtaskState:
+        """The state of a subtask that owned some key groups, with those of the entries that are in them."""
+        entries = _of_groups(entries, groups)
+        make = {CANONICAL: self._canonical, "memory": self._inline, "rocksdb": self._native}[backend]
+        state = SubtaskState(
+            subtask=groups[0], first_group=groups[0], last_group=groups[-1], snapshot="s", backend=backend
+        )
+        return msgspec.structs.replace(state, **make(entries, groups))
+
+    def store(self, data: bytes) -> StateFile:
+        """Stores a file with these bytes; its recorded hash fits."""
+        handle = FileHandle(
+            key=f"data/x/{next(self._numbers)}", size=len(data), sha256=hashlib.sha256(data).hexdigest()
+        )
+        self.storage.put_new(handle.key, data)
+        return StateFile(handle=handle, local_name="entries")
+
+    def _canonical(self, entries: Entries, groups: range) -> dict[str, Any]:
+        """Two files, each with half of the key groups."""
+        middle = (groups[0] + groups[-1] + 1) // 2
+        halves = [range(groups[0], middle), range(middle, groups[-1] + 1)]
+        return {"files": [self.store(canonical(_of_groups(entries, half), groups)) for half in halves]}
+
+    def _inline(self, entries: Entries, groups: range) -> dict[str, Any]:
+        return {"inline": b"".join(hash_maps.encode_snapshot(sorted(entries.items())))}
+
+    def _native(self, entries: Entries, groups: range) -> dict[str, Any]:
+        number = next(self._numbers)
+        cache = HostCache.direct(self.folder / f"maker-{number}", self.storage, ManualClock(number))
+        base = Base(groups[0], KeyGroupRange(groups[0], groups[-1]))
+        store = _opener("universal")(self.folder / f"store-{number}", cache, base)
+        store.write(dict(entries))
+        taken = store.snapshot(f"data/x/{number}-")
+        store.close()
+        return {"files": list(taken.files), "store_manifest": taken.store_manifest}
+
+
+def _of_groups(entries: Entries, groups: range) -> Entries:
+    return {key: value for key, value in entries.items() if int.from_bytes(key[:2]) in groups}
+
+
+def canonical(entries: Entries, groups: range = ALL) -> bytes:
+    """The bytes of a canonical file."""
+    header = CanonicalHeader(
+        uid="op", key_types=[], max_parallelism=GROUPS, first_group=groups[0], last_group=groups[-1], states=[]
+    )
+    return b"".join(canonical_file.encode_file(header, blocks_of(sorted(entries.items()))))
+
+
+def _subtasks(parts: Parts, compaction: str = "universal") -> OperatorSubtasks:
+    subtasks = OperatorSubtasks(_opener(compaction), parts.folder, "rocksdb")
+    subtasks.storage = parts.storage
+    return subtasks
+
+
+KEYS = st.builds(key_of, st.integers(0, GROUPS - 1), st.binary(max_size=2))
+VALUES = st.binary(max_size=3).map(lambda b: b * 200)
+
+
+@settings(max_examples=max(1, settings().max_examples // 6))
+@given(
+    entries=st.dictionaries(KEYS, VALUES, max_size=100),
+    changes=st.dictionaries(KEYS, st.none() | VALUES, max_size=30),
+    cuts=st.sets(st.integers(1, GROUPS - 1), max_size=4),
+    backends=st.lists(st.sampled_from([CANONICAL, CANONICAL, "memory", "rocksdb"]), min_size=5, max_size=5),
+    order=st.randoms(use_true_random=False),
+    parallelism=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    compaction=st.sampled_from(COMPACTIONS),
 )
-@pytest.mark.parametrize("parallelism", [1, 2])
-def test_a_snapshot_that_is_not_whole_is_refused(subtasks: Subtasks, damaged: dict[str, Any], parallelism: int) -> None:
-    subtasks.write({key_of(g): b"x" for g in range(GROUPS)})
-    subtasks.rescale(1)
-    (state,) = subtasks.snapshot()
+def test_any_parts_are_loaded_and_later_snapshots_and_rescaling_are_right(
+    entries: Entries,
+    changes: dict[bytes, bytes | None],
+    cuts: set[int],
+    backends: Sequence[str],
+    order: Any,
+    parallelism: tuple[int, int],
+    compaction: str,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        parts = Parts(Path(folder))
+        ranges = [range(first, end) for first, end in pairwise([0, *sorted(cuts), GROUPS])]
+        states = [parts.state(entries, groups, backend) for groups, backend in zip(ranges, backends, strict=False)]
+        order.shuffle(states)
+        subtasks = _subtasks(parts, compaction)
+        subtasks.open(states, parallelism[0])
+        assert subtasks.content() == entries
+        subtasks.restored(parallelism[0])
+        assert subtasks.content() == entries
+        subtasks.write(changes)
+        expected = {key: value for key, value in (entries | changes).items() if value is not None}
+        subtasks.restored(parallelism[1])
+        assert subtasks.content() == expected
+        touched = sorted(entries | changes)
+        for store in subtasks.stores:
+            here = dict(store.scan(b""))
+            assert store.multi_get(touched) == [here.get(key) for key in touched]
+        subtasks.close()
+
+
+def test_the_largest_entries_are_loaded_and_no_manifest_has_their_keys(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    entries = {key_of(g, b"k" * 2 * LARGEST_KEY + bytes([g])): bytes(LARGEST_VALUE) for g in (1, 2, 3)}
+    subtasks = _subtasks(parts)
+    subtasks.open([parts.state(entries)])
+    (state,) = subtasks.restored()
+    assert subtasks.content() == entries
     subtasks.close()
-    damaged = damaged or {"store_manifest": state.store_manifest[:-1]}
-    with pytest.raises(CorruptFile):
-        subtasks.open([msgspec.structs.replace(state, **damaged)], parallelism)
-    assert _leftovers(subtasks) == []
+    (file,) = parse(state.store_manifest, "m").files
+    assert max(len(file.smallest), len(file.largest)) <= LONGEST_BOUND + 8
+
+
+def test_a_file_that_is_corrupt_half_way_leaves_nothing(tmp_path: Path) -> None:
+    parts = Parts(tmp_path)
+    data = bytearray(canonical({key_of(group, bytes([n])): bytes(9000) for group in ALL for n in range(200)}))
+    data[-100] ^= 1
+    state = msgspec.structs.replace(parts.state({}), files=[stored := parts.store(bytes(data))])
+    with raises(CorruptFile, file=stored.handle.key):
+        _subtasks(parts).open([state])
+    assert [path.name for path in tmp_path.glob("host-*/*")] == ["cache-0"]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    # The file of the savepoint is a link.
+    parts = Parts(tmp_path, PosixStorage(tmp_path / "root"))
+    state = parts.state({key_of(group): random.Random(group).randbytes(100_000) for group in ALL})
+    with file_size_limit(4 << 20), pytest.raises(StorageError):
+        _subtasks(parts).open([state])
+    assert [path.name for path in tmp_path.glob("host-*/*")] == ["cache-0"]

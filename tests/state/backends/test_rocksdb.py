@@ -1,4 +1,4 @@
-"""RocksDB stores: what a snapshot writes, what a restore accepts, what stays on the host."""
+"""RocksDB stores: what a snapshot writes, what a restore accepts, what stays on the host, and stores of other hosts."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import hashlib
 import os
 import random
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from stateflow.config.settings import COMPACTIONS, RocksDBSettings
-from stateflow.errors import ConfigError, CorruptFile, DataError, MissingFile, StateflowError, StorageError
+from stateflow.config.settings import RocksDBSettings
+from stateflow.errors import CorruptFile, DataError, MissingFile, StateflowError, StorageError
 from stateflow.state.backends.base import Snapshot
-from stateflow.state.backends.rocksdb.backend import RocksDBBackend
+from stateflow.state.backends.rocksdb import check
+from stateflow.state.backends.rocksdb.backend import RocksDBBackend, RocksDBReader
+from stateflow.state.backends.rocksdb.manifest import compose, parse
 from stateflow.state.handles import FileHandle, StateFile
-from stateflow.state.host_cache import check_file
+from stateflow.state.host_cache import HostCache, check_file
 from stateflow.state.uploads import own_label
 from stateflow.storage import MemoryStorage, PosixStorage
 from tests.support.errors import raises
 from tests.support.stores import RocksStoreFixture, base_of
+from tests.support.table_files import ForgedTable, endless_groups, restart_outside, write_apart
 
 
 @pytest.fixture
@@ -39,10 +43,6 @@ def _stored(stores: RocksStoreFixture) -> dict[str, int]:
     return {blob.key: blob.size for blob in stores.storage.list("")}
 
 
-def _data_files(taken: Snapshot) -> list[StateFile]:
-    return [f for f in taken.files if f.local_name.endswith(".sst")]
-
-
 def _snapshot(stores: RocksStoreFixture, *values: bytes) -> Snapshot:
     """A snapshot of a new store, which is closed; one file per value."""
     store = stores.new()
@@ -51,16 +51,6 @@ def _snapshot(stores: RocksStoreFixture, *values: bytes) -> Snapshot:
         taken = store.snapshot(stores.prefix())
     store.close()
     return taken
-
-
-@pytest.mark.parametrize("keys", [[], [b""], [b"", b"\0", b"a", b"a\0", b"\xff" * 3]], ids=["none", "empty", "several"])
-def test_all_entries_are_read_in_order_of_keys(stores: RocksStoreFixture, keys: list[bytes]) -> None:
-    store = stores.new()
-    store.write({key: b"value of " + key for key in keys})
-    store.write({b"b": b"deleted"})
-    store.write({b"b": None})
-    assert list(store.read_all()) == [(key, b"value of " + key) for key in keys]
-    store.close()
 
 
 def test_a_snapshot_uploads_only_what_is_new(stores: RocksStoreFixture) -> None:
@@ -121,45 +111,16 @@ def test_several_new_files_are_one_object(
     assert set(_stored(stores)) == {"data/x/first-files", *(f.handle.key for f in again.files)}
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: data[:-1],
-        lambda data: data[:1000],
-        lambda data: data[:-1] + bytes([data[-1] ^ 1]),
-        lambda data: data[:50_000] + bytes([data[50_000] ^ 1]) + data[50_001:],
-    ],
-    ids=["one byte less", "cut off", "last byte", "a byte inside"],
-)
+@pytest.mark.parametrize("at", [-1, 50_000], ids=["last byte", "a byte inside"])
 def test_a_damaged_object_of_several_files_is_refused(
-    stores: RocksStoreFixture,
-    several: tuple[Snapshot, dict[bytes, bytes]],
-    damage: Callable[[bytes], bytes],
-    tmp_path: Path,
+    stores: RocksStoreFixture, several: tuple[Snapshot, dict[bytes, bytes]], at: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "root" / "data/x/first-files"
-    path.write_bytes(damage(path.read_bytes()))
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
     with raises(CorruptFile, file="data/x/first-files"):
         stores.open(several[0], host="another host")
-
-
-def test_what_a_compaction_uploads_is_counted_apart(stores: RocksStoreFixture) -> None:
-    stores.settings = RocksDBSettings(compact_at_files=4)
-    store = stores.new()
-    known: set[str] = set()
-    counted = []
-    for n in range(4):
-        store.write({f"{i}-{n}".encode(): os.urandom(1000) for i in range(50)})
-        taken = store.snapshot(stores.prefix())
-        new = sum(f.handle.size for f in _data_files(taken) if f.handle.key not in known)
-        counted.append((new, taken.compaction_bytes))
-        known |= {f.handle.key for f in taken.files}
-    store.close()
-    one = counted[0][0]
-    assert [compacted for _, compacted in counted[:3]] == [0, 0, 0]
-    # The fourth rewrites everything: a quarter of it is its own change.
-    uploaded, compacted = counted[3]
-    assert uploaded > 3.9 * one and uploaded - compacted == pytest.approx(one, rel=0.05)
 
 
 def test_a_failed_upload_leaves_the_store_unchanged(tmp_path: Path) -> None:
@@ -231,69 +192,6 @@ def test_a_handle_that_names_no_stored_file_is_refused(
         stores.open(dataclasses.replace(taken, files=files), host="another host")
 
 
-@pytest.mark.parametrize("compaction", COMPACTIONS)
-@pytest.mark.parametrize("turn", [0, 1, 2, 3])
-def test_a_store_with_enough_files_is_compacted_and_subtasks_take_turns(
-    stores: RocksStoreFixture, turn: int, compaction: str
-) -> None:
-    settings = RocksDBSettings(compact_at_files=6, compaction=compaction)
-    store = RocksDBBackend(stores.folder / "store", stores.cache(), base_of(Snapshot(), turn), settings)
-    counts = []
-    for number in range(6):
-        store.write({b"a": b"%d" % number, b"m%d" % number: b"", b"z": b""})
-        counts.append(len(_data_files(store.snapshot(stores.prefix()))))
-    first = 6 - turn % 3
-    assert counts == [*range(1, first), 1, *range(2, 8 - first)]
-    assert _content(store) == {b"a": b"5", b"z": b"", **{b"m%d" % number: b"" for number in range(6)}}
-    store.close()
-
-
-@pytest.mark.parametrize("compaction", COMPACTIONS)
-def test_many_snapshots_upload_changes_a_few_times_and_keep_few_files(
-    stores: RocksStoreFixture, compaction: str
-) -> None:
-    stores.settings = RocksDBSettings(compaction=compaction, level_base_bytes=1 << 20)
-    keys = [b"\0%c%08d" % (n % 128, n) for n in range(4000)]
-    store, rng = stores.new(), random.Random(1)
-    expected = {key: rng.randbytes(200) for key in keys}
-    store.write(expected)
-    store.snapshot(stores.prefix())
-    changed, before, runs = 0, sum(_stored(stores).values()), []
-    for _ in range(100):
-        change = {key: rng.randbytes(200) for key in rng.sample(keys, 40)}
-        changed += sum(len(key) + len(value) for key, value in change.items())
-        expected |= change
-        store.write(change)
-        runs.append(len(_data_files(store.snapshot(stores.prefix()))))
-    # Blocks and filters are some of it here, where an increment is but 40 entries.
-    assert (sum(_stored(stores).values()) - before) / changed < (6 if compaction == "universal" else 14)
-    # Of a level below the first, a look-up asks one file.
-    assert max(runs) <= (12 if compaction == "universal" else 24)
-    assert _content(store) == expected
-    store.close()
-
-
-def test_a_store_may_have_another_kind_of_compaction_at_each_opening(stores: RocksStoreFixture) -> None:
-    expected: dict[bytes, bytes] = {}
-    taken = Snapshot()
-    for turn in range(8):
-        stores.settings = RocksDBSettings(compaction=COMPACTIONS[turn % 2], compact_at_files=3, level_base_bytes=4096)
-        store = stores.open(taken)
-        for number in range(5):
-            change = {b"\0\1key%d" % (7 * turn + n): b"%d-%d" % (turn, number) * 50 for n in range(20)}
-            expected |= change
-            store.write(change)
-            taken = store.snapshot(stores.prefix())
-        assert _content(store) == expected
-        store.close()
-
-
-def test_an_unknown_kind_of_compaction_is_refused() -> None:
-    with raises(ConfigError, name="rocksdb.compaction", value="fifo") as refused:
-        RocksDBSettings(compaction="fifo")
-    assert all(kind in refused.value.hint for kind in COMPACTIONS)
-
-
 def test_a_host_that_has_the_files_fetches_nothing(stores: RocksStoreFixture) -> None:
     taken = _snapshot(stores, b"1")
     stores.open(taken, host="another host").close()
@@ -323,18 +221,123 @@ def test_a_host_keeps_files_of_the_newest_snapshot_and_what_a_running_process_is
     store.close()
 
 
-def test_the_rocksdb_log_of_a_store_that_stays_open_is_bounded(stores: RocksStoreFixture) -> None:
-    store = stores.new()
-    for number in range(200):
-        store.write({b"%d" % (number % 7): b"%d" % number})
-        store.snapshot(f"data/x/{number}-")
-    sizes = [path.stat().st_size for path in stores.folder.rglob("LOG*")]
+_numbers = count(1)
+
+
+def _opened(stores: RocksStoreFixture, taken: Snapshot, cache: HostCache | None = None) -> RocksDBReader:
+    folder = stores.folder / f"reader-{next(_numbers)}"
+    return RocksDBReader(folder, cache or stores.cache("reader"), base_of(taken).parts[0], stores.settings)
+
+
+def _files(stores: RocksStoreFixture) -> dict[str, set[str]]:
+    return {path.name: set(os.listdir(path)) for path in stores.folder.glob("reader-*")}
+
+
+@pytest.mark.parametrize("batches", [1, 12])
+def test_a_reader_has_the_entries_of_the_snapshot(stores: RocksStoreFixture, batches: int) -> None:
+    store, taken = stores.new(), Snapshot()
+    content: dict[bytes, bytes] = {}
+    for batch in range(batches):
+        changes = {f"{key:04d}".encode(): f"{batch}-{key}".encode() for key in range(batch, 900, batch + 1)}
+        store.write(changes | {b"0003": None})
+        content |= changes
+        taken = store.snapshot(stores.prefix())
+    content.pop(b"0003", None)
     store.close()
-    # 4 kB for each snapshot.
-    assert 0 < sum(sizes) < 600_000
+    reader = _opened(stores, taken)
+    assert dict(reader.scan(b"")) == content
+    keys = [f"{key:04d}".encode() for key in range(0, 950, 7)]
+    assert reader.multi_get(keys) == [content.get(key) for key in keys] == [reader.get(key) for key in keys]
+    reader.close()
+    assert not _files(stores)
 
 
-def test_checking_an_absent_file_raises_missing_file(tmp_path: Path) -> None:
-    handle = FileHandle(key="data/x", size=1, sha256="0" * 64)
-    with raises(MissingFile, key="data/x"):
-        check_file(handle, tmp_path / "gone")
+# Values that LZ4 cannot compress, so that RocksDB stores the blocks as they are.
+VALUES = {b"\0%c%05d" % (n, n): random.Random(n).randbytes(100) for n in range(100)}
+FORGED = "data/forged"
+
+
+@pytest.fixture
+def taken(stores: RocksStoreFixture) -> Snapshot:
+    """A snapshot of one data file."""
+    return stores.snapshot_of(VALUES)
+
+
+@pytest.fixture
+def no_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each data file that is checked is refused."""
+
+    def refuse(path: Path) -> None:
+        raise ValueError(path)
+
+    monkeypatch.setattr(check, "check_table_file", refuse)
+
+
+def _forged(stores: RocksStoreFixture, taken: Snapshot, attack: Callable[[ForgedTable], None]) -> Snapshot:
+    """The snapshot with a changed data file, recorded with the hash that it has now."""
+    (file,) = taken.files
+    table = ForgedTable(stores.storage.get(file.handle.key))
+    attack(table)
+    return Snapshot((_stored_file(stores, table.sealed(), file.local_name),), None, taken.store_manifest)
+
+
+def _stored_file(stores: RocksStoreFixture, data: bytes, name: str) -> StateFile:
+    stores.storage.put_new(FORGED, data)
+    handle = FileHandle(key=FORGED, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return StateFile(handle=handle, local_name=name)
+
+
+@pytest.mark.usefixtures("no_check")
+def test_a_host_opens_its_own_snapshot_without_a_check(stores: RocksStoreFixture, taken: Snapshot) -> None:
+    store = stores.open(taken)
+    assert dict(store.scan(b"")) == VALUES
+    store.close()
+
+
+def test_another_host_checks_a_snapshot_once(
+    stores: RocksStoreFixture, taken: Snapshot, request: pytest.FixtureRequest
+) -> None:
+    stores.open(taken, host="other").close()
+    request.getfixturevalue("no_check")
+    store = stores.open(taken, host="other")
+    assert dict(store.scan(b"")) == VALUES
+    store.close()
+
+
+def test_a_forged_snapshot_is_a_corrupt_file_and_no_retry_helps(stores: RocksStoreFixture, taken: Snapshot) -> None:
+    forged = _forged(stores, taken, restart_outside)
+    for host in ("other", "other", "host"):
+        with raises(CorruptFile, file=FORGED) as caught:
+            stores.open(forged, host=host)
+        assert not caught.value.retryable
+    store = stores.open(taken, host="other")
+    assert dict(store.scan(b"")) == VALUES
+    store.close()
+
+
+def test_a_file_of_another_size_than_the_manifest_says_is_a_corrupt_file(
+    stores: RocksStoreFixture, taken: Snapshot
+) -> None:
+    (file,) = taken.files
+    longer = replace(file, handle=replace(file.handle, size=file.size + 1))
+    with raises(CorruptFile, missing=[file.local_name]):
+        stores.open(Snapshot((longer,), None, taken.store_manifest))
+
+
+# -- keys that are not in order --------------------------------------------------------------------------------------
+
+
+def test_a_forged_store_whose_keys_are_not_in_order_ends_the_read(stores: RocksStoreFixture, tmp_path: Path) -> None:
+    """Its structure is right, so no check refuses it; reading on from its last key would never end."""
+    folder = tmp_path / "apart"
+    write_apart(folder, [b"\0\1", b"\0\3"])
+    (path,) = folder.glob("*.sst")
+    table = ForgedTable(path.read_bytes())
+    endless_groups(table)
+    manifest = parse((folder / (folder / "CURRENT").read_text().strip()).read_bytes(), "m")
+    file = _stored_file(stores, table.sealed(), path.name)
+    store = stores.open(Snapshot((file,), None, compose(manifest)))
+    with raises(CorruptFile) as caught:
+        list(store.read_all())
+    assert not caught.value.retryable
+    store.close()

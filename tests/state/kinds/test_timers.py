@@ -1,11 +1,12 @@
-"""Timers of one subtask over stores of bytes: order, slices, what is scanned, and a plain set as the oracle."""
+"""Timers of one subtask, of rows and of windows: order, slices, what is scanned; with plain sets as oracles."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,10 +16,11 @@ from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import EarliestTimers
 from stateflow.state.kinds import timers as module
-from stateflow.state.kinds.keyed_state import KeyedState, state_names
+from stateflow.state.kinds import window_timers
+from stateflow.state.kinds.keyed_state import KeyedState
 from stateflow.state.kinds.timers import MOST, EarliestTimes, SliceSize, Timer, TimerIndex
+from stateflow.state.kinds.window_timers import DueTimers
 from stateflow.state.stored_key import TIMER_IDS, TimeDomain
-from stateflow.types.descriptors import ValueStateDescriptor
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support.errors import raises
@@ -72,7 +74,7 @@ class Subtask:
         return fired
 
 
-@pytest.fixture(params=[1, 3, MOST], ids=lambda size: f"slices of {size}")
+@pytest.fixture(params=[1, MOST], ids=lambda size: f"slices of {size}")
 def subtask(store: CountingStore, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Subtask:
     monkeypatch.setattr(module, "MOST", request.param)
     monkeypatch.setattr(module, "_SCANNED", request.param)
@@ -98,46 +100,6 @@ def test_timers_fire_once_in_order_of_time_over_all_keys_and_namespaces(subtask:
     assert subtask.fire(30) == []
     assert subtask.fire(40) == [(40, "b", None)]
     assert subtask.index.earliest == EarliestTimers()
-
-
-class _Bounds(DictBackend):
-    """Notes where scans begin."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lowers: list[bytes] = []
-
-    def scan_range(self, lower: bytes, upper: bytes | None) -> Iterator[tuple[bytes, bytes]]:
-        self.lowers.append(lower)
-        return super().scan_range(lower, upper)
-
-
-def test_a_scan_begins_at_the_earliest_known_timer_and_not_at_earlier_deleted_ones() -> None:
-    store = _Bounds()
-    subtask = Subtask(store)
-    for time in (10, 20, 30):
-        subtask.set(time, "a")
-    for time in (10, 20, 30):
-        store.lowers.clear()
-        assert subtask.fire(time) == [(time, "a", None)]
-        assert {lower[6:] for lower in store.lowers} == {struct.pack(">Q", time + (1 << 63))}
-
-
-def test_what_is_set_while_firing_fires_in_the_same_pass_in_order(subtask: Subtask) -> None:
-    subtask.set(10, "a")
-    subtask.set(30, "b")
-
-    def call(timer: Timer) -> None:
-        if timer.time == 10:
-            subtask.timers.register(EVENT, 20)
-            subtask.timers.register(EVENT, 30)
-            subtask.timers.register(EVENT, 31)
-            subtask.timers.register(EVENT, 5)
-
-    fired = subtask.fire(30, call)
-    assert fired[:3] == [(10, "a", None), (5, "a", None), (20, "a", None)]
-    assert set(fired[3:]) == {(30, "a", None), (30, "b", None)}
-    assert subtask.index.earliest.event == 31
 
 
 def test_a_timer_may_delete_and_set_others_that_are_due(subtask: Subtask) -> None:
@@ -209,18 +171,6 @@ def test_a_stored_timer_without_time_or_key_is_a_corrupt_file(domain: TimeDomain
         Subtask(store, TimerIndex(EarliestTimers(-(1 << 63), -(1 << 63)))).fire((1 << 63) - 1, domain=domain)
 
 
-def test_a_timer_reads_the_state_of_its_key_and_is_no_named_state(subtask: Subtask) -> None:
-    seen = subtask.state.value_state(ValueStateDescriptor("seen", int))
-    subtask.enter("a")
-    seen.update(7)
-    subtask.timers.register(EVENT, 10)
-    found: list[object] = []
-    subtask.fire(10, lambda timer: found.append(seen.value()))
-    assert found == [7]
-    names = state_names(subtask.state.registry.schemas)
-    assert all(names[TIMER_IDS[domain]] is None for domain in TimeDomain)
-
-
 _KEYS = st.sampled_from(["a", "b", "c", "d\0e", ""])
 _STEPS = st.lists(
     st.tuples(st.sampled_from(["set", "delete", "fire", "key batch"]), st.integers(0, 30), _KEYS), max_size=40
@@ -279,3 +229,99 @@ def test_the_index_has_the_earliest_timer_of_each_key_group() -> None:
     assert times.take_due(2, KeyGroupRange(0, 1)) == {}
     assert times.take_due(3, KeyGroupRange(0, 1)) == {one: 3}
     assert times.groups == {other: 4}
+
+
+LENGTH = 10
+WindowTimer = tuple[int, int, int]
+"""Time, key and start of the window."""
+
+_keys = st.integers(0, 5)
+_timers = st.sets(st.tuples(st.integers(-3, 20), _keys, st.integers(-30, 20)), max_size=8)
+_steps = st.lists(st.tuples(_timers, _timers, st.dictionaries(_keys, st.integers(-3, 21)), st.integers(-3, 21)))
+
+
+class _WindowSubtask:
+    """The timers of windows of six keys in four key groups."""
+
+    def __init__(self) -> None:
+        self._state = KeyedState(DictBackend())
+        self._timers = self._state.window_timers(KeyGroupRange(10, 13), TimerIndex())
+
+    def register(self, timers: set[WindowTimer]) -> None:
+        self._change(self._timers.register_all, timers)
+
+    def delete(self, timers: set[WindowTimer]) -> None:
+        self._change(self._timers.delete_all, timers)
+
+    def fire(self, until: int, at_once: int) -> list[WindowTimer]:
+        fired: list[WindowTimer] = []
+        number = {address: key for key, address in enumerate(zip(*_addresses(range(6)), strict=True))}
+        for due in self._timers.fire(EVENT, until, SliceSize(at_once)):
+            keys = [number[address] for address in zip(due.groups, due.keys, strict=True)]
+            fired += _as_tuples(due.timers, keys)
+            self._state.end_key_batch()
+        return fired
+
+    def fire_of_keys(self, until: dict[int, int]) -> list[WindowTimer]:
+        due = self._timers.fire_of_keys(*_addresses(list(until)), np.array([*until.values()], np.int64))
+        self._state.end_key_batch()
+        return _as_tuples(due, list(until))
+
+    def _change(self, change: Any, timers: set[WindowTimer]) -> None:
+        rows = np.array(sorted(timers), np.int64).reshape(-1, 3)
+        keys, of = np.unique(rows[:, 1], return_inverse=True)
+        states = self._state.batch_of(*_addresses(keys.tolist()))
+        change(EVENT, states.windows(of, rows[:, 2], rows[:, 2] + LENGTH), rows[:, 0])
+        self._state.end_key_batch()
+
+
+def _addresses(keys: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
+    return [struct.pack(">H", 10 + key % 4) for key in keys], [encode_key((key,)) for key in keys]
+
+
+def _as_tuples(due: DueTimers, keys: Sequence[int]) -> list[WindowTimer]:
+    assert (due.ends - due.starts == LENGTH).all()
+    of = [keys[number] for number in due.of.tolist()]
+    return list(zip(due.times.tolist(), of, due.starts.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(("most", "at_once"), [(1, 1), (200_000, 2)])
+@given(steps=_steps)
+def test_due_timers_fire_once_in_order_of_time(
+    most: int, at_once: int, steps: list[tuple[set[WindowTimer], set[WindowTimer], dict[int, int], int]]
+) -> None:
+    """All timers of some keys fire, each key's up to a time of its own; then those of all keys."""
+    subtask, expected = _WindowSubtask(), set[WindowTimer]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(window_timers, "MOST_BY_COLUMNS", most)
+        for registered, deleted, of_keys, until in steps:
+            subtask.register(registered)
+            subtask.delete(deleted)
+            expected = (expected | registered) - deleted
+
+            fired = subtask.fire_of_keys(of_keys)
+            due = {timer for timer in expected if timer[0] <= of_keys.get(timer[1], -100)}
+            assert len(fired) == len(due) and set(fired) == due
+            for key in of_keys:
+                times = [timer[0] for timer in fired if timer[1] == key]
+                assert times == sorted(times)
+            expected -= due
+
+            fired = subtask.fire(until, at_once)
+            due = {timer for timer in expected if timer[0] <= until}
+            assert len(fired) == len(due) and set(fired) == due
+            assert [timer[0] for timer in fired] == sorted(timer[0] for timer in fired)
+            expected -= due
+
+
+MIB = 1 << 20
+SLICES = 12
+
+
+@given(value=st.integers(0, 16 * MIB), emitted=st.integers(0, 50))
+def test_the_size_becomes_constant_and_its_slices_have_at_most_two_mebibytes(value: int, emitted: int) -> None:
+    size = SliceSize()
+    for _ in range(SLICES):
+        size.adapt(size.keys, size.keys * value, size.keys * emitted)
+    assert size.keys == MOST or size.keys * (value + 400 * emitted) > MIB
+    assert size.keys == 1 or size.keys * (value + 400 * emitted) <= 2 * MIB

@@ -1,0 +1,174 @@
+"""A restore's plan: which checkpoint a target means, what is read again, and what the plan warns of."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stateflow.checkpoint.log.documents import ABORTED, Ancestry, CheckpointRecord, RestoreStep, SinkMode
+from stateflow.checkpoint.log.entry_lists import RetentionLimits
+from stateflow.checkpoint.restore import plan_document
+from stateflow.checkpoint.restore.graph_map import DroppedState, StateKind
+from stateflow.checkpoint.restore.plan_document import (
+    GraphPlan,
+    Replay,
+    RestorePlan,
+    SavedCheckpoint,
+    SinkChange,
+    SinkLeft,
+    SourceAction,
+    SourceChange,
+    StateAction,
+    StateChange,
+    cautions,
+    is_outdated,
+)
+from stateflow.checkpoint.restore.targets import is_at_or_before, resolve_target
+from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from tests.checkpoint.log.memory_job import MemoryJob
+from tests.checkpoint.records import record
+
+
+def _plan(**more: Any) -> RestorePlan:
+    current = {"job": "j", "job_uuid": "u", "head": 9, "generation": 1, "ordinal": 3, "checkpoint_id": 9}
+    target = {"target": "3", "label": "checkpoint 3", "target_checkpoint": 3, "target_sha256": "s"}
+    changes: dict[str, Any] = {"operators": ["a"], "states": [], "sources": [], "sinks": [], "parallelism": 2}
+    times = {"target_at": "2026-01-31T03:00:00+00:00", "made_at": "now"}
+    return RestorePlan(
+        **{"mode": SinkMode.RESTORE, "graph": GraphPlan(), **current, **target, **changes, **times, **more}
+    )
+
+
+def _source(held: bool | None, files: int | None = None) -> SourceChange:
+    return SourceChange(uid="s", now="9", then="3", held=held, files=files)
+
+
+def _changed(action: SourceAction, uid: str = "s") -> SourceChange:
+    return SourceChange(uid=uid, now="9", then="-", action=action)
+
+
+def _sink(mode: SinkMode = SinkMode.RESTORE, others: tuple[str, ...] = (), uid: str = "out") -> SinkChange:
+    return SinkChange(uid=uid, mode=mode, table_id="t", table="", now=9, then=3, others=others)
+
+
+SAVED = [SavedCheckpoint(checkpoint_id=9, savepoint="late")]
+RENAMED = [_changed(SourceAction.REMOVED), _changed(SourceAction.NEW, "n")]
+LEFT = [SinkLeft(uid="gone", table_id=table, checkpoint_id=9) for table in ("t", "u")]
+STATES = [StateChange(uid="old", action=StateAction.DROPPED, bytes=3)]
+
+
+@pytest.mark.parametrize(
+    ("plan", "about"),
+    [
+        (_plan(sources=[_source(True), _source(None)], sinks=[_sink()]), []),
+        (_plan(sources=[_source(False)]), ["source s"]),
+        (_plan(sinks=[_sink(SinkMode.KEEP)]), [""]),
+        (_plan(sinks=[_sink(), _sink(SinkMode.KEEP, uid="topic")], checkpoints_after=1), ["table of topic"]),
+        (_plan(sinks=[_sink(others=("MERGE by ada",))]), ["table of out"]),
+        (_plan(states=STATES), ["state of old"]),
+        (_plan(foreign=True, of_job="other 77"), [""]),
+        (_plan(savepoint="s3://bucket/kept/mine", claim_mode=ClaimMode.CLAIM), [""]),
+        (_plan(sinks=[_sink()], left=LEFT), ["table of gone"] * 2),
+        (_plan(dropped_checkpoints=[5, 9], saved=SAVED), ["", ""]),
+        (_plan(run_open=True, generation=12), [""]),
+        (_plan(graph=GraphPlan(dropped=[DroppedState(kind=StateKind.KEYED, uid="a", state="s")])), ["state a.s"]),
+        (_plan(graph=GraphPlan(old_max_parallelism=128, max_parallelism=1000)), ["keyed state"]),
+        (_plan(sources=[_changed(SourceAction.RESET)]), ["source s"]),
+        (_plan(sources=[_changed(SourceAction.REPLACED)]), ["source s"]),
+        (_plan(sources=RENAMED), ["source s", "source n", ""]),
+    ],
+)
+def test_each_risk_is_a_caution(plan: RestorePlan, about: list[str]) -> None:
+    assert [caution.about for caution in cautions(plan)] == about
+
+
+def test_a_commit_or_a_claim_outdates_a_plan_and_a_pin_does_not() -> None:
+    job = MemoryJob()
+    job.commit(RetentionLimits(2))
+    entry = job.head.entry
+    plan = _plan(generation=entry.generation, ordinal=entry.ordinal, checkpoint_id=job.head.checkpoint_id)
+    assert job.head.checkpoint is not None
+    job.root.admin.pin(job.head.checkpoint, "anna", "reads")
+    assert not is_outdated(plan, job.root.head())
+    job.commit(RetentionLimits(2))
+    assert is_outdated(plan, job.head)
+    later = _plan(generation=entry.generation, ordinal=2, checkpoint_id=job.head.checkpoint_id)
+    assert not is_outdated(later, job.head)
+    assert is_outdated(later, job.root.claim())
+
+
+def _head(kept: list[int], restores: dict[int, int] | None = None, **entry: Any) -> Any:
+    """Returns the head of a job that keeps these checkpoints and went back from one entry to another."""
+    steps = [RestoreStep(seq=seq, base=base) for seq, base in (restores or {}).items()]
+    facts = {"generation": 1, "ordinal": 3, "ended": True, "seq": max([*kept, *(restores or {})]), **entry}
+    return SimpleNamespace(entry=SimpleNamespace(ancestry=Ancestry(restores=steps), **facts))
+
+
+def _rows(number: int, rows: int = 10, status: str = "completed") -> CheckpointRecord:
+    return record(number, rows_in=rows, status=status)
+
+
+RECORDS = [_rows(2, 100), _rows(3, 7), _rows(5, 8), _rows(5, 900, ABORTED)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "after", "records", "restores", "wanted"),
+    [
+        ([2, 3, 5], 2, RECORDS, {}, Replay(15, 2)),
+        ([2, 3, 5], 5, RECORDS, {}, Replay(0, 0)),
+        ([5], 2, RECORDS, {}, Replay(15, 2)),
+        ([2, 6], 2, [_rows(2), _rows(3, 1000), _rows(6, 5)], {5: 2}, Replay(5, 1)),
+        ([2, 6], 3, [_rows(2), _rows(3, 1000), _rows(6, 5)], {5: 2}, None),
+        ([2, 3, 5], 2, [_rows(2), _rows(5)], {}, None),
+        ([2, 3, 5], 2, [_rows(3), _rows(5)], {}, None),
+        ([3, 5], 2, [], {}, None),
+    ],
+    ids=["later-ones", "none-later", "not-kept", "undone", "target-undone", "gap", "trimmed", "no-record"],
+)
+def test_what_follows_the_checkpoint_counts_unless_undone_and_a_missing_record_makes_the_count_unknown(
+    kept: list[int], after: int, records: list[CheckpointRecord], restores: dict[int, int], wanted: Replay | None
+) -> None:
+    assert plan_document.count_replay(_head(kept, restores), frozenset(kept), after, records) == wanted
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_open"),
+    [
+        ({"ended": True}, False),
+        ({"ended": False}, True),
+        ({"ended": False, "generation": 5, "ordinal": 0}, False),
+        ({"ended": False, "generation": 5, "ordinal": 1}, True),
+    ],
+    ids=["ended", "works-or-killed", "a-restore", "a-run-that-went-back-by-itself"],
+)
+def test_a_run_is_open_until_its_end_is_recorded(entry: dict[str, Any], is_open: bool) -> None:
+    assert plan_document.is_run_open(_head([2, 6], {5: 2}, **entry)) is is_open
+
+
+@pytest.mark.parametrize(
+    ("offset", "limit", "expected"),
+    [
+        (7, 7, True),
+        (8, 7, False),
+        ({"0": 7, "1": 3}, {"0": 7, "1": 3}, True),
+        ({"0": 7, "1": 4}, {"0": 7, "1": 3}, False),
+        ({"0": 7, "1": 3}, {"0": 7}, False),
+        ([7, 8], 8, True),
+        ({"log": "a", "done": True, "at": 1}, 1, True),
+    ],
+)
+def test_an_offset_is_before_a_limit_that_none_of_its_numbers_exceeds(offset: Any, limit: Any, expected: bool) -> None:
+    assert is_at_or_before(offset, limit) is expected
+
+
+def test_before_a_time_is_the_newest_checkpoint_that_was_committed_earlier() -> None:
+    job = MemoryJob()
+    for _ in range(3):
+        job.commit(RetentionLimits(5))
+        job.root.clock.sleep(timedelta(seconds=1))
+    first, second, third = job.root.checkpoints.restorable(job.head)
+    assert resolve_target(job.root, job.head, f"before:{third.at}").ref == second
+    assert resolve_target(job.root, job.head, f"before:{second.at}").ref == first
