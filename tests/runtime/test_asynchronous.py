@@ -12,10 +12,11 @@ import pytest
 
 from stateflow import Context, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment, ValueStateDescriptor
 from stateflow.checkpoint.history import read_records
-from stateflow.checkpoint.log.documents import SourcePosition
+from stateflow.checkpoint.log.documents import BatchRecord, Manifest, SourcePosition
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.errors import BatchFailed, Fenced, StorageError
 from stateflow.observability import MemoryRecorder
+from stateflow.runtime.driver.checkpointing import BatchRecords, PendingCheckpoint
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.job import BatchResult, Positions
 from stateflow.runtime.task import store_cache
@@ -234,11 +235,38 @@ def test_a_fenced_run_detects_the_newer_run_while_waiting_for_files(job: GatedJo
         run.finish()
 
 
-def test_storing_a_file_is_retried_until_the_timeout(job: GatedJob) -> None:
-    job.gate.fails = True
-    run = job.start()
-    job.batch(run)
-    wait_for(lambda: job.gate.tries >= 2, lambda: "a second try")
-    job.gate.opened.set()
-    run.finish()
-    job.check(SLICE)
+# -- records of batches between two checkpoints -----------------------------------------------------------------------
+
+
+def _record(ordinal: int, position: str = "7") -> BatchRecord:
+    return BatchRecord(ordinal=ordinal, processing_time="", checkpoint_id=0, offsets=[position], spark_time=ordinal)
+
+
+def _after(count: int, position: str = "7") -> BatchRecords:
+    records = BatchRecords()
+    for ordinal in range(count):
+        records.add([_record(ordinal, position)])
+    return records
+
+
+def test_the_last_batch_has_its_position_in_the_manifest() -> None:
+    first, last = _after(2).stored
+    assert (first.offsets, first.spark_time) == (["7"], 0)
+    assert (last.offsets, last.spark_time) == ([], None)
+    assert _after(1, "x" * (2 << 20)).stored[0].ordinal == 0
+
+
+def test_more_batches_than_a_manifest_records_take_no_memory() -> None:
+    assert len(_after(1000).stored) == 1000
+    for many in (_after(1002), _after(3, "x" * (1 << 20))):
+        assert many.stored == many.records == []
+
+
+def test_an_aborted_checkpoint_passes_its_batches_on() -> None:
+    def pending(records: BatchRecords) -> PendingCheckpoint:
+        manifest = Manifest(job_uuid="", generation=1, ordinal=1, operators=[], sources=[])
+        return PendingCheckpoint(manifest, batches=records)
+
+    both = pending(_after(2)).merged_after(pending(_after(3)))
+    assert [record.ordinal for record in both.document.batches] == [0, 1, 2, 0, 1]
+    assert pending(_after(2)).merged_after(pending(_after(1002))).document.batches == []

@@ -88,19 +88,6 @@ def test_a_file_that_also_fails_alone_is_skipped_with_all_other_corrupt_files() 
     assert source.read == [FILES[:1], FILES[1:2]], "the other file is read, and no truncated one"
 
 
-def test_all_corrupt_files_of_a_batch_are_found_at_its_first_failure() -> None:
-    files = [f"file:///in/{at}.orc" for at in range(64)]
-    corrupt = [files[0], files[9], files[63]]
-    source = FakeSource("quarantine", dict.fromkeys(corrupt, GARBLED))
-    given = _input(source, files)
-    assert given.skip_corrupt(_failure(files[0], GARBLED))
-    assert [s.file.file for s in given.skipped] == corrupt
-    times = Counter(file for group in source.read for file in group)
-    # All together, in a group of eight, and alone; a corrupt one twice.
-    assert max(times[file] for file in files if file not in corrupt) <= 3
-    assert all(times[file] <= 4 for file in corrupt)
-
-
 @pytest.mark.parametrize("cause", [TIMEOUT, "java.io.FileNotFoundException: x"])
 def test_a_failure_of_the_storage_while_other_corrupt_files_are_looked_for_is_retryable(cause: str) -> None:
     given = _input(FakeSource("quarantine", {FILES[0]: GARBLED, FILES[1]: cause}))
@@ -158,13 +145,6 @@ def test_a_corrupt_file_ends_the_run_unless_the_source_can_skip_files() -> None:
     with raises(CorruptInput, file="/in/a 1.parquet"):
         given.skip_corrupt(_failure(FILES[0], GARBLED))
     assert not given.skipped
-
-
-def test_a_corrupt_file_that_no_source_reads_ends_the_run_and_other_errors_are_not_handled() -> None:
-    given = _input(FakeSource("quarantine", {}))
-    with raises(CorruptInput):
-        given.skip_corrupt(_failure("file:/lookup/table.parquet", GARBLED))
-    assert not given.skip_corrupt(ValueError("reading file x"))
 
 
 class Numbered(msgspec.Struct):

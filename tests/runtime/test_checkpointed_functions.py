@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
 from stateflow import (
     CheckpointedFunction,
     CheckpointListener,
@@ -16,18 +14,13 @@ from stateflow import (
     FunctionSnapshotContext,
     ListStateDescriptor,
     MapStateDescriptor,
-    RichMapFunction,
     RuntimeContext,
     ValueStateDescriptor,
 )
 from stateflow.api.functions.connected import KeyedBroadcastProcessFunction
 from stateflow.api.functions.process import Context, KeyedProcessFunction
-from stateflow.config.settings import Settings
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.errors import JobDefinitionError, StateError, UserCodeError
-from stateflow.runtime.planning.explain import explain_job
-from tests.support.errors import raises
-from tests.support.graphs import Nowhere, Row
+from tests.support.graphs import Row
 from tests.support.local_jobs import LocalJobs
 
 ROWS = [Row("a", n) for n in range(6)]
@@ -71,65 +64,6 @@ def test_each_batch_initializes_opens_notifies_and_snapshots(jobs: LocalJobs) ->
     later = ["initialize, restored", "open", "complete", "snapshot"]
     calls = [(json.loads(log), count) for log, count, _ in jobs.rows()]
     assert calls == [([], 1), ([], 2), (first, 3), (first, 4), (later, 5), (later, 6)]
-
-
-def test_the_plan_shows_operator_state() -> None:
-    env = StreamExecutionEnvironment({})
-    stream = env.from_collection(ROWS, Row, uid="rows").key_by("key")
-    stream.process(Calls(), output=Row, uid="calls").sink_to(Nowhere(), uid="out")
-    levels = explain_job(env.graph, Settings(), on_spark=False).levels
-    [states] = [chain.states for level in levels for chain in level.chains if chain.uid == "calls"]
-    kinds = [(state.name, state.kind, state.value_type) for state in states or ()]
-    assert kinds == [("count", "value", "int"), ("log", "split-list", "str")]
-
-
-class Sum(RichMapFunction[Row, Row], CheckpointedFunction):
-    """Adds up the rows of its subtask."""
-
-    def initialize_state(self, ctx: FunctionInitializationContext) -> None:
-        self.ints = ctx.get_operator_state_store().get_list_state(INTS)
-
-    def map(self, row: Row) -> Row:
-        self.ints.add(row.number)
-        return Row(row.key, sum(self.ints.get()))
-
-
-def test_a_rich_function_has_operator_state_on_a_keyed_stream_only(jobs: LocalJobs) -> None:
-    jobs.apply(ROWS, lambda rows: rows.key_by("key", order_by=("number",)).map(Sum(), uid="op"))
-    assert [number for _, number, _ in jobs.rows()] == [0, 1, 3, 6, 10, 15]
-    function = Sum()
-    with raises(JobDefinitionError, given=repr(function)):
-        StreamExecutionEnvironment({}).from_collection(ROWS, Row, uid="rows").map(function)
-
-
-class Fails(KeyedProcessFunction[Row, Row], CheckpointedFunction, CheckpointListener):
-    """Raises in one of its methods."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def _pass(self, where: str) -> None:
-        if where == self.where:
-            raise ValueError("Broken")
-
-    def initialize_state(self, ctx: FunctionInitializationContext) -> None:
-        self._pass("initialize_state")
-
-    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        self._pass("notify_checkpoint_complete")
-
-    def process_element(self, row: Row, ctx: Context) -> None: ...
-
-    def snapshot_state(self, ctx: FunctionSnapshotContext) -> None:
-        self._pass("snapshot_state")
-
-
-@pytest.mark.parametrize("where", ["initialize_state", "snapshot_state", "notify_checkpoint_complete"])
-def test_an_error_names_operator_and_method(jobs: LocalJobs, where: str) -> None:
-    with raises(UserCodeError, operator="op") as raised:
-        _process(jobs, Fails(where))
-    assert all(word in raised.value.message for word in (where, "ValueError", "Broken"))
-    assert len(jobs.results) == (1 if where.startswith("notify") else 0)
 
 
 class Adds(KeyedProcessFunction[Row, Row], CheckpointedFunction):
@@ -196,15 +130,3 @@ def test_the_keyed_side_cannot_change_broadcast_state(jobs: LocalJobs) -> None:
     [error] = {letter.error for letter in jobs.letters() if letter.key}
     assert error.startswith("StateError: ") and "state='rules'" in error
     assert jobs.rows() == []
-
-
-class Asks(KeyedProcessFunction[Row, Row]):
-    """Requests broadcast state."""
-
-    def process_element(self, row: Row, ctx: Context) -> None:
-        ctx.get_broadcast_state(RULES)
-
-
-def test_broadcast_state_needs_a_broadcast_stream(jobs: LocalJobs) -> None:
-    with raises(StateError, operator="op", name="rules"):
-        _process(jobs, Asks())

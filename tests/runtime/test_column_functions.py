@@ -1,7 +1,8 @@
-"""Functions over Arrow columns of a stream: what they get, what they may return, and how their errors are reported."""
+"""Functions over columns or rows of a stream: what they get, what they may return, and how errors are reported."""
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from stateflow import RichMapFunction, RuntimeContext
+from stateflow.api.functions.process import TaskInfo
+from stateflow.api.functions.rich import RowStep, StepKind
 from stateflow.api.graph import is_emitted
 from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.barriers import error_in_text
-from stateflow.errors import JobDefinitionError, SchemaMismatch, UserCodeError
-from stateflow.runtime.task.stateless_functions import ColumnStep
+from stateflow.errors import SchemaMismatch, UserCodeError
+from stateflow.runtime.task.row_conversion import to_batch
+from stateflow.runtime.task.stateless_functions import ColumnStep, apply_to_partition
 from tests.support.errors import raises
 from tests.support.local_jobs import LocalJobs
 
@@ -100,12 +105,6 @@ def test_errors_of_the_function_are_those_of_the_user_also_through_spark(functio
     assert isinstance(error_in_text(str(raised.value)), UserCodeError)
 
 
-def test_what_is_no_function_is_refused(tmp_path: Path) -> None:
-    jobs = LocalJobs(tmp_path)
-    with raises(JobDefinitionError):
-        jobs.apply([Row(1)], lambda rows: rows.transform_columns("number"))
-
-
 @pytest.mark.parametrize("is_of_rows", [False, True])
 def test_functions_after_an_operator_are_applied_in_order_by_its_task(tmp_path: Path, is_of_rows: bool) -> None:
     def plus_one(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -126,8 +125,45 @@ def test_functions_after_an_operator_are_applied_in_order_by_its_task(tmp_path: 
     assert sorted(jobs.rows()) == [(30, 15), (40, 20), (50, 25)]
 
 
-def test_errors_of_functions_after_an_operator_name_the_operator(tmp_path: Path) -> None:
-    with raises(UserCodeError, operator="first"):
-        LocalJobs(tmp_path).apply(
-            [Row(1)], lambda rows: rows.key_by("number").deduplicate(uid="first").transform_columns(failing)
-        )
+# -- row functions ----------------------------------------------------------------------------------------------------
+
+INFO = TaskInfo("", 3, 0, 128, datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC))
+SCHEMA = RowSchema.of(Row)
+
+
+class Noted(RichMapFunction[Row, Row]):
+    """Notes what is called."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.calls.append(f"open in {ctx.info.subtask}")
+
+    def map(self, row: Row) -> Row:
+        self.calls.append(f"map {row.number}")
+        return Row(10 // row.number)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def _mapped(function: Any, *numbers: int) -> list[int]:
+    batches = [to_batch([Row(n)], SCHEMA) for n in numbers]
+    made = list(apply_to_partition([RowStep(StepKind.MAP, function, SCHEMA)], SCHEMA, INFO, batches))
+    found: list[int] = pa.Table.from_batches(made, SCHEMA.arrow).column("number").to_pylist()
+    return found
+
+
+def test_a_rich_function_is_opened_once_and_closed_and_its_error_survives_as_text() -> None:
+    calls: list[str] = []
+    assert _mapped(Noted(calls), 5, 2) == [2, 5]
+    assert calls == ["open in 3", "map 5", "map 2", "close"]
+    calls.clear()
+    with pytest.raises(RuntimeError) as raised:
+        _mapped(Noted(calls), 5, 0)
+    assert calls == ["open in 3", "map 5", "map 0", "close"]
+    error = error_in_text(f"PythonException: Traceback …\nRuntimeError: {raised.value}\n\tat org.apache.spark")
+    assert isinstance(error, UserCodeError) and "ZeroDivisionError" in error.message
+    assert error.facts["row"] == "Row(number=0)" and str(error.facts["function"]).endswith("Noted")
+    assert [error_in_text(text) for text in ("", "[stateflow-failure:]", "[stateflow-failure:AAAA]")] == [None] * 3

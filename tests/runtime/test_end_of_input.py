@@ -21,7 +21,6 @@ from stateflow.operations import describe
 from stateflow.runtime.driver import batch_runner
 from stateflow.runtime.job import Positions
 from stateflow.runtime.planning.physical_plan import plan_job
-from stateflow.state.kinds.timers import MAX_WATERMARK
 from stateflow.testing.sinks import FolderSink
 from tests.runtime.timer_jobs import STRATEGY, Alarm, Event, Note, Streams, TimerJobs, timed
 from tests.support import root_files
@@ -121,14 +120,6 @@ def test_a_source_that_has_ended_does_not_hold_the_watermark_back(jobs: TimerJob
     assert fired == {(key, HOUR + at, 5 * HOUR - 1) for key, at in (("a", 1), ("b", 2))}
 
 
-@pytest.mark.parametrize(("kind", "fires"), [(CollectionSource, True), (Growing, False)])
-def test_without_a_watermark_strategy_the_end_gives_the_only_watermark(
-    jobs: TimerJobs, kind: type[CollectionSource], fires: bool
-) -> None:
-    jobs.process(lambda env: env.from_source(kind([Event("a", 1)], Event), uid="rows"), Alarm(HOUR))
-    assert [note.watermark for note in jobs.notes("timer")] == [MAX_WATERMARK] * fires
-
-
 def test_collections_and_sources_that_are_declared_bounded_are_bounded() -> None:
     env = StreamExecutionEnvironment()
     sources = {
@@ -155,17 +146,14 @@ class UnreliableSink(FolderSink):
         return super().open_table(context)
 
 
-@pytest.mark.parametrize("asynchronous", [True, False])
-def test_at_least_once_timers_fire_again_when_their_output_could_not_be_published(
-    jobs: TimerJobs, asynchronous: bool
-) -> None:
+def test_at_least_once_timers_fire_again_when_their_output_could_not_be_published(jobs: TimerJobs) -> None:
     rows, sink = [Event("a", 1), Event("b", 2)], UnreliableSink(jobs.folder / "out")
 
     def build(env: StreamExecutionEnvironment) -> None:
         made = timed(env, "rows", rows).key_by("key").process(Alarm(HOUR), output=Note, uid="op")
         made.sink_to(sink, uid="out")
 
-    run = jobs.prepare(build, checkpoints__mode="at-least-once", checkpoints__asynchronous=asynchronous)
+    run = jobs.prepare(build, checkpoints__mode="at-least-once")
     run.start()
     ((uid, description),) = run.job.sources
     at_end = SourcePosition(uid=uid, description=description, offset='{"row": 2}')

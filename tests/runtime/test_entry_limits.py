@@ -13,20 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stateflow import (
-    AggregatingStateDescriptor,
-    DeadLetter,
-    DeadLetters,
-    ListStateDescriptor,
-    ReducingStateDescriptor,
-    RuntimeContext,
-)
+from stateflow import DeadLetters, ListStateDescriptor, ReducingStateDescriptor, RuntimeContext
 from stateflow.api.dead_letters import LONGEST_KEY, LONGEST_ROW
 from stateflow.api.functions.checkpointed import CheckpointedFunction, FunctionInitializationContext
 from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
-from stateflow.config.settings import LARGEST_KEY, EntryLimits, StateSettings
-from stateflow.errors import ConfigError, EntryTooLarge
+from stateflow.config.settings import LARGEST_KEY, EntryLimits
+from stateflow.errors import EntryTooLarge
 from stateflow.operations import ForkRequest, SavepointRequest, create_savepoint, fork
 from stateflow.operations.verification import verify
 from stateflow.runtime.task.keyed_operator import KeyedOperator
@@ -34,10 +27,7 @@ from stateflow.runtime.task.operator_runtime import InitialState
 from stateflow.runtime.task.vector_operator import VectorOperator
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.kinds.timers import TimerIndex
-from stateflow.testing.sinks import FolderSink
-from stateflow.types.descriptors import AggregateFunction, MapStateDescriptor, ValueStateDescriptor
-from tests.runtime.jobs import large_keys
-from tests.spark.processes import ModuleJob
+from stateflow.types.descriptors import MapStateDescriptor, ValueStateDescriptor
 from tests.support import root_files
 from tests.support.errors import raises
 from tests.support.graphs import Row
@@ -45,12 +35,6 @@ from tests.support.local_jobs import Growing, LocalJobs
 from tests.support.operators import Row as OpRow
 from tests.support.operators import chain_of, pieces_of, task_info
 
-RUNNERS = [
-    pytest.param(("local", "rocksdb"), id="local-rocksdb"),
-    pytest.param(("local", "filesystem"), id="local-filesystem"),
-    pytest.param(("local", "memory"), id="local-memory"),
-    pytest.param(("spark", "rocksdb"), id="spark-rocksdb", marks=pytest.mark.spark),
-]
 SMALL_DOCUMENT = 20_000
 LIMIT = EntryLimits().key_bytes
 
@@ -61,40 +45,10 @@ def _documents(root: Path) -> list[Path]:
     return [path for path in found if path.name == "manifest.json" or "data" not in path.relative_to(root).parts]
 
 
-# -- a key of 30 MB ---------------------------------------------------------------------------------------------------
+# -- keys that are too large ------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_a_job_with_dead_letters_survives_keys_of_30_mb(runner: tuple[str, str], tmp_path: Path) -> None:
-    kind, backend = runner
-    job = ModuleJob(tmp_path, large_keys, spark=kind == "spark", parallelism=2, state__backend=backend)
-    job.finish()
-    job.finish()
-    assert job.rows("out") == Counter(large_keys.SUMS)
-    letters = [DeadLetter(**row) for row in FolderSink(tmp_path / "letters").rows()]
-    assert len(letters) == 2
-    for letter in letters:
-        assert letter.operator == "tally" and len(letter.key) <= LONGEST_KEY and len(letter.row) <= LONGEST_ROW
-        assert letter.key.startswith('{"key":"kkk') and letter.key.endswith(" characters)")
-        assert all(fact in letter.error for fact in (f"size={len(large_keys.HUGE) + 2}", f"limit={LIMIT}"))
-    assert max(path.stat().st_size for path in _documents(job.root)) < SMALL_DOCUMENT
-
-
-@pytest.mark.parametrize("runner", [RUNNERS[0], RUNNERS[3]])
-def test_without_dead_letters_the_run_fails_and_leaves_nothing(runner: tuple[str, str], tmp_path: Path) -> None:
-    job = ModuleJob(tmp_path, large_keys, spark=runner[0] == "spark", parallelism=2, job__letters="no")
-    ended = job.run()
-    expected = {"operator": "tally", "size": "31457282", "limit": str(LIMIT), "setting": "state.max_key_bytes"}
-    ended.check_error(4, "entry-too-large", **expected)
-    assert len(ended.out) + len(ended.err) < SMALL_DOCUMENT
-    assert job.rows("out") == Counter()
-    assert max(path.stat().st_size for path in _documents(job.root)) < SMALL_DOCUMENT
-
-
-# -- keys of 1 MB, which a setting permits ----------------------------------------------------------------------------
-
-LONG = [f"{'k' * 1_000_000}{n}" for n in range(8)]
-MB_KEYS: dict[str, Any] = {"state__max_key_bytes": LARGEST_KEY, "source__max_rows_per_batch": 100}
+HUGE = "k" * (30 << 20)
+WITH_HUGE_KEYS = [Row(key, n) for n, key in enumerate(["a", "b", HUGE, "a", HUGE, "b", "a"])]
 
 
 class Count(KeyedProcessFunction[Row, Row]):
@@ -107,6 +61,58 @@ class Count(KeyedProcessFunction[Row, Row]):
         count = (self.count.value() or 0) + 1
         self.count.update(count)
         yield Row(row.key[-1], count)
+
+
+def _counted(on_error: Any) -> Any:
+    return lambda rows: rows.key_by("key", order_by=("number",)).process(
+        Count(), output=Row, uid="count", on_error=on_error
+    )
+
+
+def _check_counted(jobs: LocalJobs, rows: list[Row]) -> None:
+    """The table has the number of each of these rows among those of its key."""
+    counts: Counter[str] = Counter()
+    expected: Counter[tuple[Any, ...]] = Counter()
+    for row in rows:
+        counts[row.key] += 1
+        expected[row.key[-1], counts[row.key], None] += 1
+    assert Counter(jobs.rows()) == expected
+
+
+def test_keys_of_30_mb_become_short_dead_letters_and_leave_small_documents(jobs: LocalJobs) -> None:
+    jobs.apply(WITH_HUGE_KEYS, _counted(DeadLetters(9)), source__max_rows_per_batch=4, parallelism=2)
+    _check_counted(jobs, [row for row in WITH_HUGE_KEYS if row.key != HUGE])
+    letters = jobs.letters()
+    assert len(letters) == 2
+    for letter in letters:
+        assert letter.operator == "count" and len(letter.key) <= LONGEST_KEY and len(letter.row) <= LONGEST_ROW
+        assert letter.key.startswith('{"key":"kkk') and letter.key.endswith(" characters)")
+        assert all(fact in letter.error for fact in (f"size={len(HUGE) + 2}", f"limit={LIMIT}"))
+    assert max(path.stat().st_size for path in _documents(jobs.folder / "root")) < SMALL_DOCUMENT
+
+
+def test_without_dead_letters_a_key_of_30_mb_fails_the_run_and_leaves_nothing(jobs: LocalJobs) -> None:
+    with raises(EntryTooLarge, operator="count", setting="state.max_key_bytes") as caught:
+        jobs.apply(WITH_HUGE_KEYS, _counted("fail"))
+    assert (str(caught.value.facts["size"]), str(caught.value.facts["limit"])) == (str(len(HUGE) + 2), str(LIMIT))
+    assert len(str(caught.value)) < SMALL_DOCUMENT and jobs.rows() == []
+    assert max(path.stat().st_size for path in _documents(jobs.folder / "root")) < SMALL_DOCUMENT
+
+
+def test_a_row_with_a_key_that_is_too_large_changes_nothing_for_the_others(jobs: LocalJobs) -> None:
+    """Its neighbours in the order of rows are processed, whatever Arrow batch they are in."""
+    large = "k" * 200
+    rows = [Row(("a", large, "b", large + "2", "c")[n % 5], n) for n in range(30)]
+    jobs.apply(rows, _counted(DeadLetters(99)), state__max_key_bytes=20, source__max_rows_per_batch=7)
+    _check_counted(jobs, [row for row in rows if len(row.key) < 20])
+    letters = [json.loads(letter.row)["number"] for letter in jobs.letters()]
+    assert sorted(letters) == [row.number for row in rows if len(row.key) >= 20]
+
+
+# -- keys of 1 MB, which a setting permits ----------------------------------------------------------------------------
+
+LONG = [f"{'k' * 1_000_000}{n}" for n in range(8)]
+MB_KEYS: dict[str, Any] = {"state__max_key_bytes": LARGEST_KEY, "source__max_rows_per_batch": 100}
 
 
 def test_keys_of_1_mb_with_a_common_start_leave_small_checkpoints_and_are_found(jobs: LocalJobs) -> None:
@@ -146,10 +152,8 @@ KINDS = {
     "map": "state.max_value_bytes",
     "map-key": "state.max_map_key_bytes",
     "reducing": "state.max_value_bytes",
-    "aggregating": "state.max_value_bytes",
     "split-list": "state.max_value_bytes",
 }
-BACKENDS = ("rocksdb", "filesystem", "memory")
 
 
 class Write(msgspec.Struct):
@@ -168,22 +172,6 @@ class Seen(msgspec.Struct):
     found: str
 
 
-class Join(AggregateFunction[str, str, str]):
-    """The accumulator grows."""
-
-    def create_accumulator(self) -> str:
-        return ""
-
-    def add(self, value: str, accumulator: str) -> str:
-        return accumulator + value
-
-    def get_result(self, accumulator: str) -> str:
-        return accumulator
-
-    def merge(self, acc_a: str, acc_b: str) -> str:
-        return acc_a + acc_b
-
-
 class Everything(KeyedProcessFunction[Write, Seen], CheckpointedFunction):
     """Writes a short text to each kind of state, and a text of the row's size to one."""
 
@@ -195,7 +183,6 @@ class Everything(KeyedProcessFunction[Write, Seen], CheckpointedFunction):
         self.list = ctx.get_list_state(ListStateDescriptor("list", str))
         self.map = ctx.get_map_state(MapStateDescriptor("map", str, str))
         self.reducing = ctx.get_reducing_state(ReducingStateDescriptor("reducing", lambda a, b: a + b, str))
-        self.aggregating = ctx.get_aggregating_state(AggregatingStateDescriptor("aggregating", Join(), str))
 
     def process_element(self, row: Write, ctx: Context) -> Iterator[Seen]:
         self._write("s")
@@ -212,11 +199,9 @@ class Everything(KeyedProcessFunction[Write, Seen], CheckpointedFunction):
             self.map.put(text, "s")
         elif row.kind == "reducing":
             self.reducing.add(text)
-        elif row.kind == "aggregating":
-            self.aggregating.add(text)
         else:
             self.split.add(text)
-        lengths = [len(self.value.value() or ""), len(self.reducing.get() or ""), len(self.aggregating.get() or "")]
+        lengths = [len(self.value.value() or ""), len(self.reducing.get() or "")]
         lists = [len(list(found)) for found in (self.list.get(), self.map.items(), self.split.get())]
         yield Seen(row.number, json.dumps(lengths + lists))
 
@@ -225,7 +210,6 @@ class Everything(KeyedProcessFunction[Write, Seen], CheckpointedFunction):
         self.list.add(text)
         self.map.put(text, text)
         self.reducing.add(text)
-        self.aggregating.add(text)
         self.split.add(text)
 
 
@@ -233,7 +217,7 @@ def _writes(kind: str) -> list[Write]:
     limit = MAP_KEY_LIMIT if kind == "map-key" else VALUE_LIMIT
     # A value has two or four more bytes when it is encoded, and reduced ones have those of the rows before.
     sizes = [5, 2 * limit, limit - 50, limit + 1, 5]
-    if kind in ("reducing", "aggregating"):
+    if kind == "reducing":
         sizes[2] = 100
     return [Write("a", number, kind, size) for number, size in enumerate(sizes)]
 
@@ -243,13 +227,12 @@ def _everything(rows: Any, on_error: Any) -> Any:
     return keyed.process(Everything(), output=Seen, uid="all", on_error=on_error)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_entry_that_is_too_large_is_the_dead_letter_of_its_row_and_leaves_nothing(
-    jobs: LocalJobs, kind: str, backend: str
+    jobs: LocalJobs, kind: str
 ) -> None:
     """State afterwards is that of a job without these rows."""
-    settings: dict[str, Any] = {**LIMITS, "state__backend": backend, "source__max_rows_per_batch": 2}
+    settings: dict[str, Any] = {**LIMITS, "source__max_rows_per_batch": 2}
     writes = _writes(kind)
     jobs.apply(writes, lambda rows: _everything(rows, DeadLetters(9)), **settings)
     letters = {json.loads(letter.row)["number"]: letter.error for letter in jobs.letters()}
@@ -259,18 +242,6 @@ def test_an_entry_that_is_too_large_is_the_dead_letter_of_its_row_and_leaves_not
     left = [write for write in writes if write.number not in letters]
     good.apply(left, lambda rows: _everything(rows, "fail"), **settings)
     assert sorted(jobs.rows()) == sorted(good.rows())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_entry_that_is_too_large_fails_a_job_without_dead_letters(jobs: LocalJobs, kind: str) -> None:
-    state = {"lists": "list", "map-key": "map", "split-list": "split"}.get(kind, kind)
-    # Synchronous: an asynchronous checkpoint of the first batch may be cancelled by the failure of the second.
-    settings: dict[str, Any] = {**LIMITS, "source__max_rows_per_batch": 1, "checkpoints__asynchronous": "no"}
-    with raises(EntryTooLarge, operator="all", state=state, setting=KINDS[kind]) as caught:
-        jobs.apply(_writes(kind), lambda rows: _everything(rows, "fail"), **settings)
-    assert not caught.value.retryable and "key='a'" not in caught.value.message
-    assert int(str(caught.value.facts["size"])) > int(str(caught.value.facts["limit"]))
-    assert len(jobs.rows()) == 1
 
 
 class Nested(KeyedProcessFunction[Write, Seen]):
@@ -398,47 +369,3 @@ def test_entries_stored_with_higher_limits_are_read_and_their_timers_fire() -> N
     (piece,) = pieces_of(chain, [OpRow(key, 2)])
     with raises(EntryTooLarge, operator="op", size=202, limit=100):
         second.process(*piece)
-
-
-@pytest.mark.parametrize("name", ["max_key_bytes", "max_map_key_bytes", "max_value_bytes"])
-def test_a_limit_has_a_limit(name: str) -> None:
-    largest = {"max_value_bytes": 16 << 20}.get(name, 1 << 20)
-    allowed: dict[str, Any] = {name: largest}
-    assert getattr(StateSettings(**allowed), name) == largest
-    refused: dict[str, Any] = {name: largest + 1}
-    with raises(ConfigError, name=f"state.{name}", limit=largest):
-        StateSettings(**refused)
-
-
-def test_a_row_with_a_key_that_is_too_large_changes_nothing_for_the_others(jobs: LocalJobs) -> None:
-    """Its neighbours in the order of rows are processed, with their timers, whatever Arrow batch they are in."""
-    large = "k" * 200
-    rows = [Row(key, n) for n in range(30) for key in (("a", large, "b", large + "2", "c")[n % 5],)]
-    for keyed in (20, LIMIT):
-        home = LocalJobs(jobs.folder / str(keyed))
-        home.apply(rows, _counted(DeadLetters(99)), state__max_key_bytes=keyed, source__max_rows_per_batch=7)
-        expected = Counter((r.key, n, None) for r, n in _numbered([r for r in rows if len(r.key) < keyed]))
-        assert Counter(home.rows()) == expected
-        letters = [json.loads(letter.row)["number"] for letter in home.letters()]
-        assert sorted(letters) == [r.number for r in rows if len(r.key) >= keyed]
-
-
-def _counted(on_error: Any) -> Any:
-    return lambda rows: rows.key_by("key", order_by=("number",)).process(
-        CountWhole(), output=Row, uid="count", on_error=on_error
-    )
-
-
-class CountWhole(Count):
-    """The same with the whole key."""
-
-    def process_element(self, row: Row, ctx: Context) -> Iterator[Row]:
-        for made in super().process_element(row, ctx):
-            yield Row(row.key, made.number)
-
-
-def _numbered(rows: list[Row]) -> Iterator[tuple[Row, int]]:
-    counts: Counter[str] = Counter()
-    for row in rows:
-        counts[row.key] += 1
-        yield row, counts[row.key]
