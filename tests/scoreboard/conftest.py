@@ -40,8 +40,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     seeds = range(row.plays[tier]) if seed is None else [seed]
     params = [pytest.param(n, id=f"seed-{n}") for n in seeds]
     if seed is None:
-        reason = f"plays up to {row.within} rounds until one finds the bug"
-        slow = [pytest.mark.slow(reason=reason)] if row.is_slow or row.on_spark else []
+        slow = pytest.mark.slow(reason=f"plays up to {row.within} rounds until one finds the bug")
         params += [pytest.param(mutant, id=mutant, marks=slow) for mutant in row.mutants]
     metafunc.parametrize("rounds", params, indirect=True)
 

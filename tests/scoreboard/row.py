@@ -42,25 +42,17 @@ class Row:
     Attributes:
         number: of the row in ``docs/scoreboard.md``; rows of one number are variants of a fault.
         plays: how many rounds each of the `TIERS` plays.
-        mutant: the planted bug that must be found.
-        within: the number of rounds in which it must be found, as each of the others.
-        more_mutants: further planted bugs that must be found.
-        is_slow: whether that takes more than a few seconds.
+        mutants: the planted bugs that must be found.
+        within: the number of rounds in which each of them must be found.
         on_spark: whether the rounds run jobs on Spark.
     """
 
     number: int
     name: str
     plays: tuple[int, int, int]
-    mutant: str
+    mutants: tuple[str, ...]
     within: int = 10
-    is_slow: bool = False
     on_spark: bool = False
-    more_mutants: tuple[str, ...] = ()
-
-    @property
-    def mutants(self) -> tuple[str, ...]:
-        return (self.mutant, *self.more_mutants)
 
     def __call__(self, play: Play) -> Callable[[Rounds], None]:
         """The test; ``conftest.py`` gives it its rounds."""

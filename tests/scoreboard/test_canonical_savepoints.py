@@ -68,10 +68,15 @@ def _path(made: root_files.Document) -> Path:
     26,
     "canonical-create",
     plays=(2, 12, 200),
-    mutant="lost-last-group",
-    more_mutants=("unsorted-groups", "early-savepoint", "empty-shards", "kept-leftovers", "no-savepoint-pin"),
+    mutants=(
+        "lost-last-group",
+        "unsorted-groups",
+        "early-savepoint",
+        "empty-shards",
+        "kept-leftovers",
+        "no-savepoint-pin",
+    ),
     within=12,
-    is_slow=True,
 )
 def test_a_killed_canonical_savepoint_is_complete_or_not_there(round_: Round) -> int:
     """A command or a run that creates a canonical savepoint, or one of its worker processes, is killed at a named step
@@ -162,10 +167,8 @@ _BEGINNING = ["begin.created", *_COPYING[:2], "begin.imported", "begin.adopted"]
     27,
     "canonical-rekey",
     plays=(1, 12, 200),
-    mutant="lost-last-bucket",
-    more_mutants=("old-groups", "new-copy-each-time", "lost-divisions", "unsorted-groups"),
+    mutants=("lost-last-bucket", "old-groups", "new-copy-each-time", "lost-divisions", "unsorted-groups"),
     within=12,
-    is_slow=True,
 )
 def test_a_killed_copy_with_another_max_parallelism_is_completed(round_: Round) -> int:
     """The copy of a savepoint with another max parallelism, and the start of a job root with another one, or one of
@@ -221,10 +224,8 @@ _LOADING = ["task.restored", "task.restored:2", "task.snapshot", "commit.manifes
     28,
     "canonical-restore",
     plays=(2, 12, 200),
-    mutant="first-file-alone",
-    more_mutants=("lost-last-owned", "lost-last-block", "unchecked-end"),
+    mutants=("first-file-alone", "lost-last-owned", "lost-last-block", "unchecked-end"),
     within=12,
-    is_slow=True,
 )
 def test_a_killed_restore_from_a_canonical_savepoint_is_completed(round_: Round) -> int:
     """A restore to a canonical savepoint, a fork or a job root that begins with one is killed at a named step or at a

@@ -103,8 +103,8 @@ def _savepoint_of(job: AccountsJob, round_: Round, jobs: Sequence[AccountsJob] =
     29,
     "canonical-claim",
     plays=(2, 15, 250),
-    mutant="impatient-owner",
-    more_mutants=(
+    mutants=(
+        "impatient-owner",
         "shared-claim",
         "kept-claim",
         "unannounced-claim",
@@ -113,7 +113,6 @@ def _savepoint_of(job: AccountsJob, round_: Round, jobs: Sequence[AccountsJob] =
         "unreserved-deletion",
     ),
     within=15,
-    is_slow=True,
 )
 def test_a_killed_claim_of_a_savepoint_is_completed_or_undone(round_: Round) -> int:
     """A restore, or the start of a job root, that claims a savepoint is killed at a named step or at a random time, or

@@ -26,7 +26,7 @@ _BACKENDS: list[dict[str, object]] = [
 """Those with files; the memory backend stores its state in the manifest."""
 
 
-@Row(11, "torn-files", plays=(1, 10, 150), mutant="no-hashes")
+@Row(11, "torn-files", plays=(1, 10, 150), mutants=("no-hashes",))
 def test_a_file_that_ends_too_early_is_named(round_: Round) -> int:
     """A file of a checkpoint is truncated: FORMAT, a log entry, a manifest or an SST file.
 
@@ -35,7 +35,7 @@ def test_a_file_that_ends_too_early_is_named(round_: Round) -> int:
     return _damage_victim(round_, _cut_one)
 
 
-@Row(12, "flipped-bits", plays=(1, 25, 1250), mutant="no-hashes")
+@Row(12, "flipped-bits", plays=(1, 25, 1250), mutants=("no-hashes",))
 def test_a_file_with_a_wrong_bit_is_named(round_: Round) -> int:
     """One bit of a file is flipped.
 
@@ -44,7 +44,7 @@ def test_a_file_with_a_wrong_bit_is_named(round_: Round) -> int:
     return _damage_victim(round_, _flip_one)
 
 
-@Row(13, "misplaced-files", plays=(1, 7, 250), mutant="no-hashes")
+@Row(13, "misplaced-files", plays=(1, 7, 250), mutants=("no-hashes",))
 def test_a_file_that_is_not_in_its_place_is_named(round_: Round) -> int:
     """A file is missing, or was replaced by another file of this job or of another job.
 
@@ -97,7 +97,7 @@ def _misplace_one(damaged: DamagedJob, rng: random.Random) -> Path:
     return path
 
 
-@Row(13, "damaged-copies", plays=(3, 30, 300), mutant="trusted-cache")
+@Row(13, "damaged-copies", plays=(3, 30, 300), mutants=("trusted-cache",))
 def test_damaged_copies_change_no_result(round_: Round) -> int:
     """Files of a host's cache are emptied, zeroed, truncated, or get a flipped bit, between and during runs.
 

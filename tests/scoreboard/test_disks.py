@@ -18,7 +18,7 @@ _CLEAN = {0, 5}
 """Exit codes of a run that succeeded, or ended with an error that can be retried."""
 
 
-@Row(16, "full-disk", plays=(1, 5, 100), mutant="check-then-write", within=6)
+@Row(16, "full-disk", plays=(1, 5, 100), mutants=("check-then-write",), within=6)
 def test_a_full_disk_damages_nothing(round_: Round) -> int:
     """The disk of the job root, the tables and the local files is full or nearly full.
 
@@ -46,7 +46,7 @@ def test_a_full_disk_damages_nothing(round_: Round) -> int:
     return full
 
 
-@Row(17, "disk-errors", plays=(1, 8, 200), mutant="fsync-errors", within=30)
+@Row(17, "disk-errors", plays=(1, 8, 200), mutants=("fsync-errors",), within=30)
 def test_disk_errors_lose_nothing_acknowledged(round_: Round) -> int:
     """Write, link or fsync fail with EIO, and power fails after it.
 
@@ -55,7 +55,7 @@ def test_disk_errors_lose_nothing_acknowledged(round_: Round) -> int:
     return _play_faulty(round_, errors=round_.rng.choice([0.01, 0.03, 0.1]))
 
 
-@Row(18, "power-cuts", plays=(2, 25, 1000), mutant="no-fsync")
+@Row(18, "power-cuts", plays=(2, 25, 1000), mutants=("no-fsync",))
 def test_power_cuts_lose_nothing_acknowledged(round_: Round) -> int:
     """Power fails at any call: each write that was not synced is stored wholly, partly, or not at all.
 

@@ -22,7 +22,7 @@ _STOPS = sorted({*STEPS} - ASYNCHRONOUS - {"claim.before", "history.indexed", "r
 _RUNS, _PATIENCE = 4, 40
 
 
-@Row(2, "killed-drivers", plays=(2, 24, 200), mutant="no-token", within=40, is_slow=True)
+@Row(2, "killed-drivers", plays=(2, 24, 200), mutants=("no-token",), within=40)
 def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
     """SIGKILL of a driver at a random time; the job root is on POSIX.
 
@@ -32,7 +32,7 @@ def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
         return _kill_at_random(job, round_.rng, rows=150)
 
 
-@Row(2, "killed-drivers-s3", plays=(1, 6, 40), mutant="no-token", within=40, is_slow=True)
+@Row(2, "killed-drivers-s3", plays=(1, 6, 40), mutants=("no-token",), within=40)
 def test_drivers_killed_on_s3_lose_and_double_nothing(round_: Round) -> int:
     """As killed-drivers, with the job root on an S3 server.
 
@@ -71,7 +71,7 @@ def _kill_at_random(job: AccountsJob, rng: random.Random, rows: int) -> int:
     return killed
 
 
-@Row(5, "named-steps", plays=(8, 3 * len(STEPS), 20 * len(STEPS)), mutant="no-token", within=len(STEPS))
+@Row(5, "named-steps", plays=(8, 3 * len(STEPS), 20 * len(STEPS)), mutants=("no-token",), within=len(STEPS))
 def test_a_kill_at_any_step_loses_and_doubles_nothing(round_: Round) -> int:
     """SIGKILL at each named step of the protocol.
 
@@ -96,7 +96,7 @@ def test_a_kill_at_any_step_loses_and_doubles_nothing(round_: Round) -> int:
     return 1
 
 
-@Row(6, "stopped-drivers", plays=(4, 50, 600), mutant="no-token", within=len(_STOPS))
+@Row(6, "stopped-drivers", plays=(4, 50, 600), mutants=("no-token",), within=len(_STOPS))
 def test_a_driver_resumed_after_another_run_is_fenced(round_: Round) -> int:
     """A driver stopped by SIGSTOP at a named step while one or two others run, then resumed.
 
@@ -122,7 +122,7 @@ def test_a_driver_resumed_after_another_run_is_fenced(round_: Round) -> int:
     return 1
 
 
-@Row(6, "drivers-at-once", plays=(2, 20, 300), mutant="no-fence", within=20)
+@Row(6, "drivers-at-once", plays=(2, 20, 300), mutants=("no-fence",), within=20)
 def test_one_of_several_drivers_wins(round_: Round) -> int:
     """Two or three drivers at once; each driver beyond the first is one fault.
 
@@ -156,7 +156,7 @@ def _check_one_wins(ended: list[Ended]) -> None:
     assert all(e.code == 0 or (e.code == 3 and e.error.code == "fenced") for e in ended), ended
 
 
-@Row(19, "clocks", plays=(1, 10, 200), mutant="newest-by-time", is_slow=True)
+@Row(19, "clocks", plays=(1, 10, 200), mutants=("newest-by-time",))
 def test_wrong_clocks_change_no_result(round_: Round) -> int:
     """Every process has a clock that is wrong by up to two hours and jumps in both directions.
 

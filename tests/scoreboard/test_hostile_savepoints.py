@@ -17,8 +17,8 @@ _BACKENDS: dict[str, dict[str, object]] = {
     25,
     "hostile-savepoints",
     plays=(2, 25, 500),
-    mutant="unchecked-stores",
-    more_mutants=(
+    mutants=(
+        "unchecked-stores",
         "verify-opens-nothing",
         "trusted-numbers",
         "retried-forgery",
@@ -28,7 +28,6 @@ _BACKENDS: dict[str, dict[str, object]] = {
         "keys-to-anywhere",
     ),
     within=15,
-    is_slow=True,
 )
 def test_a_forged_savepoint_does_no_harm(round_: Round) -> int:
     """A savepoint is forged by a user who may write it, with hashes that fit: numbers of RocksDB's manifest, blocks of

@@ -40,10 +40,8 @@ _PARTS = 3
     32,
     "kafka",
     plays=(0, 3, 60),
-    mutant="token-after-records",
-    more_mutants=("own-transactional-id", "early-records"),
+    mutants=("token-after-records", "own-transactional-id", "early-records"),
     within=2 * _PARTS,
-    is_slow=True,
 )
 def test_faults_around_kafka_lose_and_double_nothing(round_: Round) -> int:
     """SIGKILL of drivers with their tasks, and of brokers, at steps of a transaction and at random times; brokers

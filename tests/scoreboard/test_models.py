@@ -13,7 +13,7 @@ from tests.support.stores import RocksStoreFixture
 _HISTORIES, _EXAMPLES = 100, 25
 
 
-@Row(1, "histories", plays=(5, 200, 10000), mutant="no-list", within=30)
+@Row(1, "histories", plays=(1, 200, 10000), mutants=("no-list",), within=30)
 def test_no_history_breaks_a_rule(round_: Round) -> int:
     """Random interleavings of drivers, collectors and users: crashes, pauses, lost answers, late writes, in the
     simulator; each history is one fault.
@@ -25,7 +25,7 @@ def test_no_history_breaks_a_rule(round_: Round) -> int:
     return report.histories
 
 
-@Row(15, "states", plays=(2, 20, 800), mutant="kept-entry")
+@Row(15, "states", plays=(1, 20, 800), mutants=("kept-entry",))
 def test_state_equals_plain_dictionaries(round_: Round) -> int:
     """Programs with value, list, map, reducing and aggregating state, namespaces, time to live, snapshots and restores.
 

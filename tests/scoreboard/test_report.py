@@ -20,7 +20,7 @@ import os
 from tests.scoreboard.row import Round, Row
 
 
-@Row(2, "sound", plays=(1, 9, 9), mutant="no-token")
+@Row(2, "sound", plays=(1, 9, 9), mutants=("no-token",))
 def test_sound(round_: Round) -> int:
     """A kill.
 
@@ -30,7 +30,7 @@ def test_sound(round_: Round) -> int:
     return 2
 
 
-@Row(6, "broken", plays=(1, 4, 9), mutant="no-fence", within=2, on_spark=True, more_mutants=("no-list",))
+@Row(6, "broken", plays=(1, 4, 9), mutants=("no-fence", "no-list"), within=2, on_spark=True)
 def test_broken(round_: Round) -> int:
     """A race.
 

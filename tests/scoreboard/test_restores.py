@@ -60,7 +60,7 @@ class _Writer:
         check_tables(self._box, wanted)
 
 
-@Row(22, "other-writers", plays=(4, 40, 400), mutant="blind-rewind", is_slow=True)
+@Row(22, "other-writers", plays=(4, 40, 400), mutants=("blind-rewind",))
 def test_rows_of_another_writer_go_only_with_a_plan_that_names_them(round_: Round) -> int:
     """Another application appends to a table of a job whose restore, automatic or requested, is killed at any step.
 
@@ -140,7 +140,7 @@ _BEGINNING = (
 )
 
 
-@Row(24, "new-roots", plays=(0, 6, 60), mutant="any-table", within=6, is_slow=True, more_mutants=("no-take-over",))
+@Row(24, "new-roots", plays=(0, 6, 60), mutants=("any-table", "no-take-over"), within=6)
 def test_a_new_root_continues_a_savepoint(round_: Round) -> int:
     """A run that begins a new job root with a savepoint is killed; the tables may have newer versions, or a run of the
     old root is stopped between its COMMIT and its publication, and continues late.
@@ -200,7 +200,7 @@ _KINDS: dict[str, dict[str, object]] = {
 }
 
 
-@Row(21, "formats", plays=(1, 1, 1), mutant="any-format", within=1)
+@Row(21, "formats", plays=(1, 1, 1), mutants=("any-format",), within=1)
 def test_roots_of_released_formats_continue(round_: Round) -> int:
     """Job roots of each released format, and of a future format.
 

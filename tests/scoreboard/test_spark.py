@@ -65,7 +65,7 @@ def _kill_workers(flights: FlightsJob, round_: Round) -> int:
     return 1 + _KILLS
 
 
-@Row(2, "killed-drivers-spark", plays=(0, 2, 40), mutant="no-seed", within=2, on_spark=True)
+@Row(2, "killed-drivers-spark", plays=(0, 2, 40), mutants=("no-seed",), within=2, on_spark=True)
 def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
     """SIGKILL of a driver on Spark at a random time.
 
@@ -76,7 +76,7 @@ def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
     return _KILLS
 
 
-@Row(3, "killed-workers", plays=(0, 2, 80), mutant="all-there-is", within=3, on_spark=True)
+@Row(3, "killed-workers", plays=(0, 2, 80), mutants=("all-there-is",), within=3, on_spark=True)
 def test_killed_python_workers_lose_and_double_nothing(round_: Round) -> int:
     """SIGKILL of a Python worker in a task, at named steps and at random times.
 
@@ -86,7 +86,7 @@ def test_killed_python_workers_lose_and_double_nothing(round_: Round) -> int:
         return _kill_workers(flights, round_)
 
 
-@Row(3, "killed-workers-servers", plays=(0, 2, 40), mutant="all-staged", within=3, on_spark=True)
+@Row(3, "killed-workers-servers", plays=(0, 2, 40), mutants=("all-staged",), within=3, on_spark=True)
 def test_killed_python_workers_lose_and_double_nothing_in_servers(round_: Round) -> int:
     """SIGKILL of a Python worker in a task, at named steps and at random times. The tables are in PostgreSQL and Kafka.
 
@@ -99,7 +99,7 @@ def test_killed_python_workers_lose_and_double_nothing_in_servers(round_: Round)
             return _kill_workers(flights, round_)
 
 
-@Row(4, "killed-spark", plays=(0, 2, 40), mutant="no-seed", within=2, on_spark=True)
+@Row(4, "killed-spark", plays=(0, 2, 40), mutants=("no-seed",), within=2, on_spark=True)
 def test_a_killed_spark_loses_and_doubles_nothing(round_: Round) -> int:
     """SIGKILL of Spark's JVM with all its executors, at a random time.
 
@@ -110,7 +110,7 @@ def test_a_killed_spark_loses_and_doubles_nothing(round_: Round) -> int:
     return _KILLS
 
 
-@Row(4, "killed-executors", plays=(0, 3, 40), mutant="all-there-is", within=3, on_spark=True)
+@Row(4, "killed-executors", plays=(0, 3, 40), mutants=("all-there-is",), within=3, on_spark=True)
 def test_killed_executors_lose_and_double_nothing(round_: Round) -> int:
     """SIGKILL of executors of a standalone cluster, one at a named step of a task and others at random times, and of
     a worker; speculation on.
@@ -137,7 +137,7 @@ def test_killed_executors_lose_and_double_nothing(round_: Round) -> int:
     return killed
 
 
-@Row(5, "named-steps-spark", plays=(0, 2, 40), mutant="no-seed", within=2, on_spark=True)
+@Row(5, "named-steps-spark", plays=(0, 2, 40), mutants=("no-seed",), within=2, on_spark=True)
 def test_a_kill_at_any_step_loses_and_doubles_nothing(round_: Round) -> int:
     """SIGKILL of a driver on Spark at named steps.
 

@@ -28,7 +28,7 @@ _DAMAGED_OR_BUG = {1, 2, 4}
 _FORK_SECONDS = 30
 
 
-@Row(8, "names", plays=(1, 4, 40), mutant="check-then-write", within=3)
+@Row(8, "names", plays=(1, 4, 40), mutants=("check-then-write",), within=3)
 def test_one_writer_gets_a_name(round_: Round) -> int:
     """Eight writers race for a name (POSIX, memory, S3 server).
 
@@ -53,7 +53,7 @@ def _race(storage: Storage, key: str) -> None:
     assert storage.get(key) == winners[0], f"other bytes than the winner's in {storage.uri}"
 
 
-@Row(9, "network", plays=(1, 20, 300), mutant="believed", within=30, is_slow=True)
+@Row(9, "network", plays=(1, 20, 300), mutants=("believed",), within=30)
 def test_a_network_that_fails_damages_nothing(round_: Round) -> int:
     """Requests lost, late or without a response; responses truncated, slow, 408, 409, 429, 500, 503 (S3 server, proxy).
 
@@ -62,7 +62,7 @@ def test_a_network_that_fails_damages_nothing(round_: Round) -> int:
     return _play(round_, random.Random(round_.seed).choice([0.02, 0.05, 0.1]), KINDS)[0]
 
 
-@Row(10, "busy", plays=(0, 4, 40), mutant="impatient", within=3, is_slow=True)
+@Row(10, "busy", plays=(0, 4, 40), mutants=("impatient",), within=3)
 def test_runs_succeed_on_a_busy_server(round_: Round) -> int:
     """503 or 429 as the response to a quarter, in some rounds three quarters, of all requests.
 
@@ -104,7 +104,7 @@ def _runs(job: AccountsJob) -> list[int]:
     return codes
 
 
-@Row(20, "forks", plays=(0, 1, 5), mutant="no-fork-guard", within=1, is_slow=True)
+@Row(20, "forks", plays=(0, 1, 5), mutants=("no-fork-guard",), within=1)
 def test_a_forked_process_uses_a_storage_or_is_refused(round_: Round) -> int:
     """A fork after a storage was used; the child uses it, or opens it again, also in a thread (POSIX, S3 server).
 

@@ -336,7 +336,7 @@ def test_a_late_timer_does_not_shorten_the_life_of_state() -> None:
 
 
 def test_state_equals_the_oracle_over_a_sample_of_histories() -> None:
-    run_state_machine_as_test(EveryHistory, settings=settings(stateful_step_count=10))
+    run_state_machine_as_test(EveryHistory, settings=settings(max_examples=20, stateful_step_count=10))
 
 
 @pytest.mark.slow(reason="2,000 histories")
