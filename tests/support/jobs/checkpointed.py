@@ -24,17 +24,9 @@ from stateflow import (
 from stateflow.testing.sinks import FolderSink
 from stateflow.testing.sources import ScriptedSource
 from stateflow.types.key_groups import key_hash
+from tests.support.jobs.accounts import Event
 
 KEY_GROUPS = 128
-
-
-class Event(msgspec.Struct):
-    """An input row; `number` is its position in the source, from 1."""
-
-    number: int
-    account: str
-    shop: str
-    amount: int
 
 
 class Rated(msgspec.Struct):

@@ -4,22 +4,14 @@
 watermark, and by more than the allowed lateness.
 """
 
-from collections.abc import Iterable, Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 
-from stateflow import (
-    EventTimeSessionWindows,
-    OutputTag,
-    ProcessWindowFunction,
-    StreamExecutionEnvironment,
-    TumblingEventTimeWindows,
-    WindowContext,
-)
+from stateflow import EventTimeSessionWindows, OutputTag, StreamExecutionEnvironment, TumblingEventTimeWindows
 from stateflow.testing.sinks import FolderSink
 from tests.support.jobs.sources import timed
+from tests.support.jobs.triggered_windows import EmitNumbers, Numbers, ms
 
 
 class Reading(msgspec.Struct):
@@ -30,28 +22,12 @@ class Reading(msgspec.Struct):
     number: int
 
 
-class Numbers(msgspec.Struct):
-    key: str
-    start: int
-    end: int
-    numbers: list[int]
-
-
 class Sum(msgspec.Struct):
     sensor: str
     start: int
     end: int
     readings: int
     total: int
-
-
-class Emit(ProcessWindowFunction[Reading, Numbers]):
-    def process(self, key: str, ctx: WindowContext, elements: Iterable[Reading]) -> Iterator[Numbers]:
-        yield Numbers(key, ctx.window.start, ctx.window.end, sorted(row.number for row in elements))
-
-
-def ms(milliseconds: int) -> timedelta:
-    return timedelta(milliseconds=milliseconds)
 
 
 LATE = OutputTag("late", Reading)
@@ -71,7 +47,7 @@ def build(env: StreamExecutionEnvironment) -> None:
     sessions = readings.window(EventTimeSessionWindows.with_gap(ms(20))).allowed_lateness(ms(60))
     for name, windows in (("hours", hours), ("sessions", sessions)):
         with_late = windows.side_output_late_data(LATE)
-        by_rows = with_late.process(Emit(), output=Numbers, uid=name)
+        by_rows = with_late.process(EmitNumbers(), output=Numbers, uid=name)
         by_columns = with_late.aggregate_columns(COLUMNS, output=Sum, uid=f"column-{name}")
         for uid, results in ((name, by_rows), (f"column-{name}", by_columns)):
             results.sink_to(FolderSink(folder / "tables" / uid), uid=f"{uid}-table")
