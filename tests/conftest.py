@@ -100,8 +100,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that use Spark come first, then long tests of fuzzing: both take minutes, and one of them at the end would
     let the other workers wait for it."""
+    _check_reasons(items)
     slow_ones = {item.path for item in items if item.get_closest_marker("spark") or "spark" in item.nodeid}
     items.sort(key=lambda item: (item.path not in slow_ones, not _is_long(item.nodeid)))
+
+
+def _check_reasons(items: list[pytest.Item]) -> None:
+    marks = ((item.nodeid.partition("[")[0], mark) for item in items for mark in item.iter_markers("slow"))
+    if without := sorted({test for test, mark in marks if not mark.kwargs.get("reason")}):
+        raise pytest.UsageError(f"pytest.mark.slow needs a reason: {', '.join(without)}")
 
 
 def _is_long(nodeid: str) -> bool:

@@ -125,7 +125,7 @@ def _check_complete(folder: Path) -> None:
     assert {str(path) for path in (folder / "files").iterdir()} == used
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a task in a process of Airflow")
 def test_a_task_that_is_killed_and_run_again_leaves_one_complete_savepoint(job: CliFixture) -> None:
     """Each step of the writer: tests/bootstrap/test_writer_faults.py; a change: tests/cli/test_savepoint_change.py."""
     context = multiprocessing.get_context("forkserver")

@@ -69,7 +69,7 @@ def test_every_file_is_one_family_that_runs_one_at_a_time_and_never_catches_up(l
     assert all(seconds < 1 for seconds in loaded["seconds"].values()), loaded["seconds"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="processes of Airflow parse the DAGs")
 def test_another_process_makes_no_new_version_of_a_dag(loaded: dict[str, Any], home: str) -> None:
     """Nor does a savepoint in between: a DAG file does not import the library that reads job roots."""
     again = _load(home, PYTHONHASHSEED="4711")

@@ -85,7 +85,7 @@ def test_a_task_that_is_timed_out_ends_its_server(tmp_path: Path, background: Th
     assert not jobs.storage.list("servers/") and not _servers(psutil.Process())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a task in a process of Airflow")
 def test_a_worker_that_is_killed_leaves_neither_a_server_nor_its_lease(tmp_path: Path) -> None:
     jobs = ShopsJob(tmp_path)
     jobs.sell(20)

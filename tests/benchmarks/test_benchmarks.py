@@ -48,7 +48,7 @@ def test_the_harness_benchmark_runs(tmp_path: Path) -> None:
     assert harness.figures(tmp_path, size)["harness_row"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a benchmark")
 @pytest.mark.spark
 def test_the_start_benchmark_runs(tmp_path: Path) -> None:
     path = start.run(tmp_path, start.Size(idle=1, with_spark=1))
@@ -61,7 +61,7 @@ def test_the_state_benchmark_runs(tmp_path: Path) -> None:
     assert figures["keys"] == 300 and figures["dataframe_rows_per_s_core"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a benchmark")
 @pytest.mark.spark
 def test_the_state_benchmark_has_the_figures_of_all_goals(tmp_path: Path, spark_session: SparkSession) -> None:
     figures = json.loads(state.run(tmp_path, keys=2_000).read_text())
@@ -69,7 +69,7 @@ def test_the_state_benchmark_has_the_figures_of_all_goals(tmp_path: Path, spark_
     assert all(figures[name] >= 0 for name in goals)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a benchmark")
 def test_the_savepoint_benchmark_runs(tmp_path: Path) -> None:
     path = savepoints.run(tmp_path, Size(keys=400, slice=200, rows=5), flink=False)
     assert json.loads(path.read_text())["keys"] == 400
@@ -80,7 +80,7 @@ def test_the_garbage_benchmark_runs(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["files_40_s"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a benchmark")
 def test_the_asynchronous_benchmark_runs(tmp_path: Path) -> None:
     size = asynchronous.Size(keys=400, changed=20, slice=100, warm_up=2, blocks=2, batches=10)
     assert json.loads(asynchronous.run(tmp_path, size).read_text())["keys"] == 400
@@ -100,14 +100,14 @@ def test_the_restore_benchmark_runs(tmp_path: Path, elsewhere: Path, monkeypatch
 _SHORT = soak.Size(batches=60, spark_batches=0, keys=300, value_bytes=100, runs=2, idle_runs=1)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a benchmark")
 def test_the_soak_benchmark_runs(tmp_path: Path) -> None:
     figures = json.loads(soak.run(tmp_path, _SHORT).read_text())["without_spark"]
     assert (figures["batches"], figures["restarts"], figures["restores"]) == (61, 3, 1)
     assert figures["rss_mib"]["driver"] > 20 and figures["log_entries"]["max_second_half"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a benchmark")
 @pytest.mark.spark
 def test_the_soak_benchmark_runs_on_spark(tmp_path: Path) -> None:
     size = replace(_SHORT, batches=0, spark_batches=60)
@@ -125,20 +125,20 @@ def test_memory_that_grows_is_distinguished_from_peaks() -> None:
     assert soak.growth([run(*start, *saw * 9), run(*[115.0] * 5)], "driver") == 15
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a benchmark")
 @pytest.mark.spark
 def test_a_killed_driver_recovers_after_a_measured_time(tmp_path: Path) -> None:
     figures = killed_driver.measure(tmp_path, kills=1, events=Events(files=300, rows_per_file=10, keys=5))
     assert figures["recovery_s"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a benchmark")
 def test_the_rescaling_benchmark_runs(tmp_path: Path) -> None:
     figures = rescale.measure(tmp_path, rescale.Size(keys=2_000), repeats=1)
     assert figures["keys"] == 2_000
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a benchmark")
 def test_the_benchmark_of_bulk_loading_runs(tmp_path: Path) -> None:
     figures = bulk_load.measure(tmp_path, bulk_load.Size(keys=2_000), repeats=1)
     assert figures["keys"] == 2_000 and figures["canonical_bytes"] > 2_000 * 200
@@ -154,7 +154,7 @@ _NOT_HERE = {"flink_sql", "flink_sql_example", "vectorized_rows"}
 _TINY = Cell(rows_per_batch=200, keys=20, distribution=ZIPF, events=800)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a benchmark")
 @pytest.mark.spark
 @pytest.mark.parametrize("name", sorted(COMPETITORS.keys() - _NOT_HERE))
 def test_a_competitor_ends_with_what_numpy_computes(name: str, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_program_that_does_not_end_is_killed_at_the_limit(tmp_path: Path) -> N
     assert raised.value.reason == "did not end within 0 s"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a benchmark")
 def test_the_query_benchmark_runs(tmp_path: Path) -> None:
     path = query.run(tmp_path, query.Size(keys=5_000, slice=2_000, changed=500, blocks=3, batches=40))
     figures = json.loads(path.read_text())

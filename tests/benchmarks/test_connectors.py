@@ -22,7 +22,7 @@ def _own_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @_needs_broker
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a benchmark")
 @pytest.mark.spark
 def test_tables_of_all_competitors_are_as_they_should_be(tmp_path: Path) -> None:
     counts = {"records": 400, "batches": 3, "keys": 50, "slow_batches": 2, "warm_up": 1}
@@ -36,7 +36,7 @@ def test_tables_of_all_competitors_are_as_they_should_be(tmp_path: Path) -> None
 
 
 @_needs_broker
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a benchmark")
 @pytest.mark.spark
 def test_no_record_of_a_continuous_run_is_lost_or_doubled(tmp_path: Path) -> None:
     size = latency.Size(rows_per_s=100, warm_up_seconds=1, seconds=4, keys=7)
@@ -46,7 +46,7 @@ def test_no_record_of_a_continuous_run_is_lost_or_doubled(tmp_path: Path) -> Non
 
 
 @_needs_broker
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a benchmark")
 @pytest.mark.spark
 def test_rows_of_the_kafka_sink_of_a_plain_producer_and_of_a_job_are_in_the_topic_once(tmp_path: Path) -> None:
     size = kafka_sink.Size(rows=1_000, large=1, small_rows=3, small=2, job_batches=2)

@@ -14,7 +14,7 @@ from tests.benchmarks.processes import alone
 _TINY = Size(keys=4000, updates=1000, rows_per_file=1000)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs a benchmark")
 @pytest.mark.spark
 def test_workers_stay_below_the_sum_of_the_settings_and_hold_their_libraries(tmp_path: Path) -> None:
     figures = alone(memory.measure, tmp_path, _TINY)

@@ -10,7 +10,7 @@ from benchmarks import micro_batch
 from benchmarks.micro_batch import Size
 from tests.benchmarks.processes import alone
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = [pytest.mark.slow(reason="runs a benchmark"), pytest.mark.spark]
 
 
 def test_jobs_of_one_to_three_levels_and_spark_alone_are_measured(tmp_path: Path) -> None:

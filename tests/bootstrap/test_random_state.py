@@ -153,7 +153,9 @@ def _check(seed: int, folder: Path) -> None:
     story.check_timers(new)
 
 
-@pytest.mark.parametrize("share", [10, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "share", [10, pytest.param(1, marks=pytest.mark.slow(reason="all histories, of which the fast tier has a share"))]
+)
 def test_a_job_continues_from_state_that_dictionaries_describe(share: int) -> None:
     """The stored entries are those of a run that has led to the same state, byte by byte."""
 

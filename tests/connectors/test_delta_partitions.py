@@ -266,7 +266,7 @@ def test_an_upsert_moves_rows_between_partitions_like_a_dictionary(
 # -- Spark ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="Spark reads and writes tables")
 @pytest.mark.spark
 def test_spark_reads_and_extends_a_partitioned_table(spark: SparkSession, tmp_path: Path) -> None:
     about, folder = context(Reading), tmp_path / "t"

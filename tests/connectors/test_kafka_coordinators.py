@@ -11,7 +11,7 @@ from stateflow.connectors.kafka.client import Connection, Transactions
 from stateflow.connectors.kafka.formats import KafkaRecord
 from tests.servers.kafka import kafka_cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="starts a Kafka broker")
 
 _GROUPS = 6
 """So many that both brokers have some of them."""

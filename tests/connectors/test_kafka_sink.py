@@ -57,7 +57,7 @@ def kafka_sink(address: str) -> Sink:
     return KafkaSink(os.environ[_ADDRESS], topic=address, key="id")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a Kafka broker")
 class TestContract(SinkConformance):
     """The contract of sinks; one without a token yet may also have lost it."""
 

@@ -50,7 +50,7 @@ class InPostgres(SinkConformance):
             return connection.execute(f"SELECT * FROM {settings.name}".encode()).fetchall()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs the suite of sinks against a PostgreSQL server")
 class TestPostgresAppends(InPostgres):
     factory = staticmethod(postgres_append)
     rewinds = False

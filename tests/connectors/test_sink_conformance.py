@@ -90,7 +90,7 @@ class TestDeltaUpserts(TestDeltaAppends):
     factory = staticmethod(delta_upsert)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs the suite of sinks once more")
 class TestDeltaPartitions(InFolder):
     factory = staticmethod(delta_partitions)
 

@@ -109,7 +109,7 @@ def test_the_code_returns_the_state_of_the_flights(folder: Path) -> None:
     assert names["snapshots"]["is_current"].tolist() == [False] * (len(names["snapshots"]) - 1) + [True]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs the programs of a guide on Spark")
 @pytest.mark.spark
 def test_a_dataframe_has_the_state_of_the_flights(folder: Path, spark_session: SparkSession) -> None:
     names: dict[str, Any] = {"spark": spark_session, "stateflow": stateflow, "ROOT": str(folder / "data/jobs/flights")}

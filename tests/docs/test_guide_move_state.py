@@ -246,7 +246,7 @@ def _write_newer_files(savepoint: Path) -> None:
     (savepoint / "_savepoint").write_bytes(root_files.sealed(document))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs the programs of a guide on Spark")
 @pytest.mark.spark
 def test_the_demo_s_job_moves_to_another_max_parallelism_and_to_other_paths_on_spark(tmp_path: Path) -> None:
     first, create, path, _, _, groups, *_ = blocks(GUIDE)

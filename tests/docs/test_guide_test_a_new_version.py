@@ -63,7 +63,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     store_cache.close_all()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs the commands of a guide in processes of their own")
 def test_the_commands_of_the_guide_find_the_keys_that_a_wrong_version_has_changed(shell: Shell) -> None:
     _, fork, runs, compare, keys, since, clean_up = blocks(GUIDE)
     shell.deliver(1)

@@ -91,7 +91,7 @@ def movements(job: AccountsJob) -> object:
     return multiset(folder_tables.rows(job.table("movements")))
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs the commands of a guide in processes of their own")
 def test_the_commands_of_the_guide_upgrade_with_a_savepoint_work(terminal: Terminal) -> None:
     job = terminal.job
     names = {"JOB": terminal.write_job("v1"), "NEW": terminal.write_job("v2", 3)}
@@ -124,7 +124,7 @@ def _check_renamed(terminal: Terminal, run: str, restore: str) -> None:
     terminal.type(restore.replace("old=new", "turnovers=new"), run, NEW=job)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs the commands of a guide in processes of their own")
 def test_the_commands_of_the_guide_recover_at_3_am_work(terminal: Terminal) -> None:
     job = terminal.job
     right, wrong = terminal.write_job("v1"), terminal.write_job("v2", 3)

@@ -97,7 +97,7 @@ def _typed(command: list[str]) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs the commands of a guide in processes of their own")
 @pytest.mark.spark
 def test_the_job_is_planned_and_runs_and_its_state_fits_itself(job: Path, tmp_path: Path) -> None:
     (tmp_path / "payments").mkdir()

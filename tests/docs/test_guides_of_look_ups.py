@@ -57,7 +57,7 @@ def test_flights_get_the_city_that_a_delta_table_has_until_the_next_read(
     assert _rows(stream, rows, spark_session) == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs the programs of a guide on Spark")
 @pytest.mark.skipif(not JDBC_JARS, reason="no JDBC driver for PostgreSQL is installed: make setup downloads it")
 def test_flights_of_known_cities_get_the_city_that_a_table_of_postgresql_has(
     spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -149,7 +149,7 @@ def _read(spark: SparkSession, path: Path, text: str, row_class: type[Any] = Val
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs the programs of a guide on Spark")
 def test_values_are_read_as_the_guide_describes(spark_session: SparkSession, tmp_path: Path) -> None:
     for name, cases in (("values.json", JSON), ("values.csv", CSV)):
         found = _read(spark_session, tmp_path / name, "\n".join(line for line, _ in cases))

@@ -87,7 +87,7 @@ def test_the_first_job_is_short_and_the_same_on_both_pages() -> None:
     assert blocks(FIRST_STEPS, "python") == [job]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs the programs of a guide on Spark")
 @pytest.mark.spark
 def test_the_quickstart_works_and_prints_as_written(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(*blocks(QUICKSTART, "python"))
@@ -103,7 +103,7 @@ def test_the_quickstart_works_and_prints_as_written(tmp_path: Path) -> None:
     assert checkout.totals() == {"ann": 8.0, "bob": 5.0}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs the programs of a guide on Spark")
 @pytest.mark.spark
 def test_the_first_steps_work_and_print_as_written(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(*blocks(FIRST_STEPS, "python"))

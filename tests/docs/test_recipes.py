@@ -201,7 +201,7 @@ def test_a_late_version_counts_for_later_orders_and_a_late_order_goes_to_the_sid
 # -- mistakes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs the commands of a guide in processes of their own")
 @pytest.mark.parametrize(
     ("check", "right", "wrong"),
     [

@@ -76,7 +76,7 @@ def test_the_metadata_names_licence_versions_and_extras(wheel: Path) -> None:
 # -- installations: they need the package index -----------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="installs a wheel into a new environment")
 def test_without_extras_the_commands_work_on_a_job_root(tmp_path: Path) -> None:
     """Pip builds the wheel, and an empty environment gets it with its requirements."""
     job = AccountsJob(tmp_path / "job")
@@ -111,7 +111,7 @@ def test_without_extras_the_commands_work_on_a_job_root(tmp_path: Path) -> None:
     assert (error.code, error.facts["package"]) == ("environment-unsupported", "pyspark")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="installs a wheel into a new environment")
 @pytest.mark.spark
 def test_with_the_extras_spark_and_delta_and_without_airflow_the_quickstart_runs(wheel: Path, tmp_path: Path) -> None:
     programs = _environment_with(wheel, "spark,delta", tmp_path)
@@ -165,7 +165,7 @@ print("submitted", launch.log_file.read_text().strip())
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="installs a wheel into a new environment")
 def test_with_the_extra_airflow_and_without_pyspark_a_run_of_a_dag_is_submitted(wheel: Path, tmp_path: Path) -> None:
     """A `spark-submit` on the PATH, such as that of a Spark distribution, receives the command; a fake prints it."""
     programs = _environment_with(wheel, "airflow", tmp_path)

@@ -47,7 +47,7 @@ def test_a_damaged_cache_changes_no_result(job: AccountsJob, backend: str, damag
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 @pytest.mark.parametrize("damage", ["zeroed", "a bit in the middle"])
 def test_spark_tries_a_task_again_that_met_a_damaged_copy(flights: FlightsJob, damage: str) -> None:
     flights.run_to(3)

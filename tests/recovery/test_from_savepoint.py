@@ -218,7 +218,7 @@ def _job_with(sinks: str, folder: Path) -> Iterator[AccountsJob]:
         yield job
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="jobs with tables in each kind of server")
 @pytest.mark.parametrize("sinks", ["delta", "files", "iceberg", "kafka", "postgres"])
 def test_tables_of_each_kind_of_sink_move_from_root_to_root(tmp_path: Path, sinks: str) -> None:
     """A root that sleeps between COMMIT and publication publishes nothing after it woke, and no fresh root begins.

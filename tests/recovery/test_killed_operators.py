@@ -120,7 +120,7 @@ def test_results_do_not_depend_on_batches_parallelism_kills_and_restores(
         event(f"killed at {point.partition(':')[0]}")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="plays histories until each bug is found")
 @pytest.mark.parametrize("bug", ["lost-timers", "newest-first", "colliding-elements", "no-namespaces", "no-token"])
 def test_planted_bugs_of_state_and_sinks_change_results(tmp_path: Path, bug: str) -> None:
     with planted(bug), pytest.raises(AssertionError):

@@ -98,7 +98,7 @@ def test_open_windows_survive_a_restore_that_is_killed_at_each_step(job: OracleJ
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.slow(reason="a kill at each step")
 def test_open_windows_survive_a_relocation_that_is_killed_at_each_step(tmp_path: Path) -> None:
     job = WindowsJob(tmp_path / "job", {"job__spark": "yes"}, "windows")
     job.deliver_more(30)

@@ -209,7 +209,9 @@ def _check_move(move: Move, folder: Path) -> None:
     story.check_timers(new)
 
 
-@pytest.mark.parametrize("share", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "share", [3, pytest.param(1, marks=pytest.mark.slow(reason="all histories, of which the fast tier has a share"))]
+)
 def test_moved_state_equals_plain_dictionaries(share: int) -> None:
     """A part of the usual examples, because each runs two jobs several times."""
 

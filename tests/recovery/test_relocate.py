@@ -58,7 +58,7 @@ def test_every_step_of_a_relocation_has_a_failpoint() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.slow(reason="a kill at each step")
 def test_a_relocated_source_neither_repeats_nor_omits_a_row(flights: FlightsJob) -> None:
     """Over a compacted source log, kills at each step, and a name that is written in several ways."""
     flights.settings = {**flights.settings, "spark__conf__spark.sql.streaming.fileSource.log.compactInterval": 2}

@@ -125,7 +125,7 @@ def test_a_savepoint_into_a_folder_during_a_run_is_taken_by_the_run(job: Account
     job.check()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts servers of object storage and an HDFS")
 def test_a_savepoint_in_a_bucket_or_hdfs_can_be_forked_and_deleted(idle_job: AccountsJob, tmp_path: Path) -> None:
     with s3_server(tmp_path / "s3", "bucket") as bucket, hdfs_server(tmp_path / "hdfs") as hdfs:
         variables = idle_job.variables = bucket | hdfs.variables

@@ -47,7 +47,7 @@ def test_a_job_on_spark_recovers_from_kills_at_failpoints(flights: FlightsJob) -
     flights.check()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_a_job_with_asynchronous_checkpoints_on_spark_recovers_from_kills(flights: FlightsJob) -> None:
     flights.settings = {**flights.settings, "checkpoints__asynchronous": "yes"}
     flights.deliver(6)
@@ -61,7 +61,7 @@ def test_a_job_with_asynchronous_checkpoints_on_spark_recovers_from_kills(flight
     flights.check()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_a_checkpoint_after_three_batches_is_exact_when_killed_before_and_after_its_commit(flights: FlightsJob) -> None:
     third = {"checkpoints__interval_batches": 3}
     flights.deliver(5)
@@ -72,7 +72,7 @@ def test_a_checkpoint_after_three_batches_is_exact_when_killed_before_and_after_
     flights.check()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_a_failed_run_restarts_in_the_same_spark_session(flights: FlightsJob) -> None:
     flights.deliver(6)
     ended = flights.run("batch.reported:3:error", restart__strategy="fixed-delay", restart__fixed_delay__delay="10ms")
@@ -96,7 +96,7 @@ def test_a_run_whose_spark_is_gone_ends_whatever_its_restart_strategy(flights: F
     assert [e.doc["kind"] for e in root_files.entries(flights.root)].count("claim") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_two_concurrent_drivers_lose_and_repeat_no_row(flights: FlightsJob) -> None:
     """Two are started at once; then one is stopped between COMMIT and publishing, while another goes through."""
     flights.deliver(6)
@@ -151,7 +151,7 @@ def in_a_bucket(flights: FlightsJob, tmp_path: Path) -> Iterator[FlightsJob]:
         yield flights
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_a_job_root_in_a_bucket_survives_a_kill_and_keeps_credentials_to_itself(
     in_a_bucket: FlightsJob, tmp_path: Path
 ) -> None:
@@ -206,7 +206,7 @@ def test_a_savepoint_taken_during_a_run_on_spark_can_be_restored(flights: Flight
     assert flights.savepoints.keys() == {"early"}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_a_savepoint_a_fork_and_a_stop_on_spark_are_completed_after_kills(flights: FlightsJob, tmp_path: Path) -> None:
     """The next run, or the same command, does the rest: each is complete, once, and no row is lost or there twice."""
     flights.deliver(4)

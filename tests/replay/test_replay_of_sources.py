@@ -29,7 +29,7 @@ from tests.support.cli_fixture import contents
 from tests.support.ledger_job import LedgerJob
 from tests.support.ledgers import write
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
 
 
 @pytest.fixture(scope="module")

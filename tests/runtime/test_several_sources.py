@@ -97,7 +97,7 @@ def test_a_job_of_collections_needs_spark_only_for_expressions() -> None:
     assert not needs_spark(env.graph)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="runs of a job that are killed")
 @pytest.mark.parametrize("failpoint", ["task.sink-closed:5", "commit.after:2", "publish.after:3"])
 def test_after_a_kill_every_source_and_output_is_complete(tmp_path: Path, failpoint: str) -> None:
     """The job of tests/spark with all kinds of edges; killed at the failpoint, then run again."""

@@ -182,7 +182,7 @@ def _fail_before_commit(jobs: ShopsJob, monkeypatch: pytest.MonkeyPatch) -> None
         jobs.sell(29)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="processes of servers that are killed")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 def test_answers_of_processes_are_right_while_one_joins_and_one_is_lost(
     tmp_path: Path, end: signal.Signals, monkeypatch: pytest.MonkeyPatch

@@ -149,7 +149,13 @@ def jobs(tmp_path: Path) -> ShopsJob:
 
 
 @pytest.mark.parametrize(
-    "seed", [1, 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+    "seed",
+    [
+        1,
+        2,
+        pytest.param(3, marks=pytest.mark.slow(reason="more seeds of the same history")),
+        pytest.param(4, marks=pytest.mark.slow(reason="more seeds of the same history")),
+    ],
 )
 def test_answers_are_right_while_servers_join_and_die_and_the_job_runs(jobs: ShopsJob, seed: int) -> None:
     rng = random.Random(seed)

@@ -20,7 +20,7 @@ from tests.spark.jobs import regraphed, sources
 from tests.spark.processes import ModuleJob
 from tests.support import restores
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
 BEGAN = 1_700_000_000
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.changelogs.changelogs_job import ChangelogsJob
 from tests.support.processes import spawn
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
 
 
 @pytest.fixture

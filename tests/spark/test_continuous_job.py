@@ -45,7 +45,7 @@ def test_a_run_waits_for_input_fires_timers_serves_requests_and_ends_at_sigterm(
     assert job.finish(run__until="input-ends").result["batches"] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_a_run_continues_after_a_bounded_source_keeps_few_of_sparks_files_and_ends_when_fenced(
     job: ContinuousJob,
 ) -> None:
@@ -65,7 +65,7 @@ def test_a_run_continues_after_a_bounded_source_keeps_few_of_sparks_files_and_en
     run.wait().check_error(3, "fenced", by="theirs")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_a_run_without_input_removes_expired_state(job: ContinuousJob) -> None:
     run = job.start(job__delay=10**9, job__ttl=1000, state__ttl_cleanup_interval="1s", parallelism=3)
     job.add("a", "b", "c")

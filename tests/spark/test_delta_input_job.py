@@ -115,7 +115,7 @@ def test_a_job_that_starts_at_the_end_reads_what_is_added_between_its_runs(job: 
     assert job.copied() == Counter([(2, "a")])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_a_position_is_a_version_or_a_time(job: DeltaJob) -> None:
     for version in range(3):
         job.add(version)
@@ -162,7 +162,7 @@ def test_columns_that_the_table_does_not_have_end_the_run_before_a_batch(job: De
     job.run().check_error(2, "schema-mismatch", column="title")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_a_column_that_gets_another_type_ends_the_next_run_before_a_batch(job: DeltaJob) -> None:
     job.add(1)
     job.finish()

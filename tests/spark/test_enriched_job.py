@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.spark.jobs import enriched
 from tests.spark.processes import ModuleJob
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.spark.processes import ModuleJob
 from tests.sql.delta_job import DeltaJob
 from tests.support.processes import ROOT
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
 
 
 @pytest.fixture

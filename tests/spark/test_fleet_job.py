@@ -111,7 +111,7 @@ def test_a_quarter_is_right_when_killed_resumed_at_another_parallelism_and_drain
     assert fleet.oracle.returned and fleet.oracle.late_flights and fleet.oracle.forgotten
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 @pytest.mark.parametrize("fleet", [((), 2)], indirect=True, ids=["all"])
 def test_the_whole_year_is_right_with_kills_and_at_any_parallelism(fleet: FleetJob) -> None:
     fleet.deliver(6)

@@ -29,7 +29,7 @@ TABLES = flink_windows.TABLES | flink_joins.JOINS
     scope="module",
     params=[
         pytest.param(False, id="local"),
-        pytest.param(True, id="spark", marks=[pytest.mark.spark, pytest.mark.slow]),
+        pytest.param(True, id="spark", marks=[pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]),
     ],
 )
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleJob]:

@@ -26,7 +26,11 @@ from tests.patterns import test_flink_cases as patterns
 from tests.windows import test_flink_cases as windows
 from tests.windows import test_window_functions as window_functions
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.usefixtures("harnesses_on_spark")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow(reason="each batch of a harness is a job of Spark"),
+    pytest.mark.usefixtures("harnesses_on_spark"),
+]
 
 
 def _tests_of(module: ModuleType, *without: object) -> type:

@@ -189,7 +189,7 @@ def test_a_missing_spark_submit_is_an_error(start: Start) -> None:
         assert reported_errors(_submit(start, *words).stderr)[0].code == "config"
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_input_after_idle_starts_is_read_once(finished: ModuleJob, tmp_path: Path) -> None:
     before = finished.rows("out")
     _deliver(finished.folder, "2.json", 4)

@@ -18,7 +18,7 @@ from tests.spark.jobs.imported import GAP
 from tests.spark.kafka_job import JARS
 from tests.support.processes import ROOT
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
 READ, ALL = 2, 4
 """Number of files that the queries read, and of all files."""
 SHOPS = ["a", "b", "c"]

@@ -17,7 +17,7 @@ from stateflow.testing.sinks import FolderSink
 from tests.servers.spark import spark_cluster
 from tests.support.processes import ROOT
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
 
 _JOB = {
     "pay.py": """

@@ -35,7 +35,11 @@ class Ran:
 
 LOCAL = pytest.param((False, "rocksdb", "rocksdb"), id="local")
 SPARK = pytest.param((True, "rocksdb", "rocksdb"), id="spark", marks=pytest.mark.spark)
-OTHER = pytest.param((True, "memory", "filesystem"), id="other-backends", marks=[pytest.mark.spark, pytest.mark.slow])
+OTHER = pytest.param(
+    (True, "memory", "filesystem"),
+    id="other-backends",
+    marks=[pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")],
+)
 
 
 @pytest.fixture(scope="module", params=[LOCAL, SPARK, OTHER])

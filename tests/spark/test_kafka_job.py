@@ -166,7 +166,7 @@ def test_lost_records_end_the_run_with_the_exact_gap_or_are_skipped(job: KafkaJo
     assert sorted(row["id"] for row in job.table_rows("orders")) == [order["id"] for order in job.sent]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a Kafka broker")
 def test_records_that_are_lost_while_a_run_waits_for_input_end_the_run_with_the_exact_gap(job: KafkaJob) -> None:
     job.send(10)
     run = job.start("batch.reported:1:stop", run__until="stopped").wait_stopped()
@@ -188,7 +188,7 @@ def test_a_job_that_starts_at_the_end_reads_what_arrives_between_its_runs(job: K
     job.check_rows()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a Kafka broker")
 def test_a_job_starts_at_a_time(job: KafkaJob) -> None:
     times = [datetime.datetime(2026, 1, 1, hour, tzinfo=datetime.UTC) for hour in (1, 2, 3)]
     for n, time in enumerate(times):
@@ -221,7 +221,7 @@ def test_the_watermark_is_the_lowest_of_the_partitions(job: KafkaJob) -> None:
     job.check_rows()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a Kafka broker")
 def test_a_partition_without_records_holds_back_the_watermark_until_its_idle_timeout(job: KafkaJob) -> None:
     job.send_at(0, 1000)
     job.finish(job__idle_s=DAY)
@@ -233,7 +233,7 @@ def test_a_partition_without_records_holds_back_the_watermark_until_its_idle_tim
     job.check_rows()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a Kafka broker")
 def test_a_partition_without_records_holds_back_nothing_with_an_idle_timeout_of_zero(job: KafkaJob) -> None:
     job.send_at(0, 1000)
     job.finish(job__idle_s=0)
@@ -241,7 +241,7 @@ def test_a_partition_without_records_holds_back_nothing_with_an_idle_timeout_of_
     job.check_rows()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a Kafka broker")
 def test_topics_of_a_pattern_are_read_from_their_start(job: KafkaJob) -> None:
     pattern = {"job__topics": "", "job__pattern": f"{job.topic}.*"}
     job.send(5)
@@ -252,7 +252,7 @@ def test_topics_of_a_pattern_are_read_from_their_start(job: KafkaJob) -> None:
     job.check_rows()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a Kafka broker")
 def test_topics_and_partitions_that_are_added_while_a_run_waits_for_input_are_read(job: KafkaJob) -> None:
     job.send(5)
     job.send(4, partition=1)
@@ -287,7 +287,7 @@ class _KafkaAndDeltaJob(KafkaJob):
         super().__init__(folder, kafka, **{**DELTA, "spark__conf__spark.jars": jars, **settings})
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a Kafka broker")
 def test_a_topic_and_a_delta_table_of_one_job_have_limits_of_their_own(tmp_path: Path, kafka: Kafka) -> None:
     job = _KafkaAndDeltaJob(
         tmp_path, kafka, source__of__topic__max_rows_per_batch=10, source__of__table__max_files_per_batch=1
@@ -306,7 +306,7 @@ def test_a_topic_and_a_delta_table_of_one_job_have_limits_of_their_own(tmp_path:
     job.close()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a Kafka broker")
 def test_a_restore_sets_positions_by_time_and_by_offset(job: KafkaJob) -> None:
     job.send(10)
     job.finish()
@@ -341,7 +341,7 @@ def _wire(number: int, fields: Sequence[dict[str, Any]], order: Mapping[str, Any
     return stream.getvalue()
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a Kafka broker")
 def test_values_in_avro_are_read_with_the_schemas_of_a_registry(job: KafkaJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGISTRY_PASSWORD", CANARY)
     older, newer = [_FIELDS[1], _FIELDS[0]], [*_FIELDS, _PRICE]
@@ -366,7 +366,7 @@ def test_values_in_avro_are_read_with_the_schemas_of_a_registry(job: KafkaJob, m
     assert files_with(CANARY, job.folder) == []
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts a Kafka broker")
 def test_the_login_of_a_broker_with_tls_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Not the secret that no test writes to a file: the broker has it in one.
     password = "password-of-the-broker"

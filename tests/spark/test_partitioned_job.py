@@ -35,7 +35,7 @@ def test_runs_read_each_row_once_also_after_a_kill(job: LedgerJob) -> None:
     assert job.finish().result["idle"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_a_bad_row_or_an_exception_ends_the_run_with_its_place(job: LedgerJob) -> None:
     job.send("a", 4)
     write(job.folder / "in", "a", "{")
@@ -46,7 +46,7 @@ def test_a_bad_row_or_an_exception_ends_the_run_with_its_place(job: LedgerJob) -
     assert "raise LookupError" in Path(file).read_text().splitlines()[int(line) - 1]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_bad_rows_are_dead_letters_and_a_restore_sets_the_position(job: LedgerJob) -> None:
     job.send("slow", 4)
     job.send("fast", 4, at=1000)

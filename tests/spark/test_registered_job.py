@@ -14,7 +14,7 @@ import pytest
 from tests.spark.jobs import registered
 from tests.spark.processes import ModuleJob
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
 
 _QUERY = """
 import json, sys

@@ -23,7 +23,12 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
 }
 
 
-@pytest.fixture(params=["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
+@pytest.fixture(
+    params=[
+        "local",
+        pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]),
+    ]
+)
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> ModuleJob:
     on_spark = request.param == "spark"
     return ModuleJob(tmp_path, short_forms, spark=on_spark, source__max_rows_per_batch=2, parallelism=2)

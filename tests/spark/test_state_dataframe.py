@@ -24,7 +24,7 @@ from tests.support.local_jobs import LocalJobs
 from tests.support.moved_state import Row, build_job
 from tests.support.processes import ROOT
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
 
 
 @pytest.fixture(scope="module")

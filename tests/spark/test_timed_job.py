@@ -13,7 +13,7 @@ from tests.spark.timed_oracle import TimedJob
 from tests.support import root_files
 from tests.support.job_fixture import mostly_slow
 
-ON_SPARK = [pytest.mark.spark, pytest.mark.slow]
+ON_SPARK = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
 KILLS = [
     *("task.fired:9", "task.fired:21", "task.fired:51", "task.processed:30", "task.uploaded:15"),
     *("batch.reported:9", "commit.after:12", "publish.after:9"),
@@ -66,7 +66,7 @@ def test_a_kill_while_timers_fire_changes_nothing(job: TimedJob, failpoint: str)
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_kills_of_drivers_and_workers_while_timers_fire_on_spark_change_nothing(on_spark: TimedJob) -> None:
     on_spark.deliver(0.6)
     for failpoint in ("batch.reported:2", "commit.after:1", "publish.after:4"):

@@ -88,9 +88,11 @@ def _expected_total(colour: typed.Colour) -> tuple[Any, ...]:
     ("runner", "given"),
     [
         ("local", "listed"),
-        pytest.param("spark", "listed", marks=[pytest.mark.spark, pytest.mark.slow]),
+        pytest.param(
+            "spark", "listed", marks=[pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
+        ),
         pytest.param("spark", "parquet", marks=[pytest.mark.spark]),
-        pytest.param("spark", "json", marks=[pytest.mark.spark, pytest.mark.slow]),
+        pytest.param("spark", "json", marks=[pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]),
     ],
 )
 def test_rows_of_every_type_pass_a_job_unchanged(runner: str, given: str, tmp_path: Path) -> None:
@@ -118,7 +120,7 @@ def test_rows_of_every_type_pass_a_job_unchanged(runner: str, given: str, tmp_pa
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_a_file_with_a_value_that_does_not_parse_ends_the_run_with_its_name(tmp_path: Path) -> None:
     _write(tmp_path)
     corrupt = tmp_path / "json" / "1.json"

@@ -37,7 +37,10 @@ def test_rows_that_do_not_fit_into_memory_are_sorted(tmp_path: Path) -> None:
     assert job.rows("sums") == Counter(_running_sums())
 
 
-@pytest.mark.parametrize("runner", ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])])
+@pytest.mark.parametrize(
+    "runner",
+    ["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")])],
+)
 def test_rows_and_columns_continue_with_one_state(runner: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"source__max_rows_per_batch": 5, "parallelism": 2}
     job = ModuleJob(tmp_path, vectorized, spark=runner == "spark", **settings)

@@ -11,7 +11,7 @@ from tests.support.job_fixture import KILLED
 from tests.support.processes import spawn
 from tests.windows.windows_job import WindowsJob
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
 
 
 @pytest.fixture

@@ -416,7 +416,7 @@ def test_windows_fire_with_the_rows_and_in_the_order_of_flink(history: History, 
     _check(history, method, MemoryStateBackend())
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="RocksDB takes ten times as long as dictionaries")
 @given(histories, st.sampled_from(METHODS))
 def test_windows_are_the_same_in_rocksdb(history: History, method: str) -> None:
     _check(history, method, RocksDBStateBackend())

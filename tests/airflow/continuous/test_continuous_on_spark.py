@@ -20,7 +20,7 @@ from tests.airflow.jobs import new_run
 from tests.spark.continuous_job import ContinuousJob
 from tests.support.processes import wait_for
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="runs DAGs in processes of Airflow")]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.airflow.system.live_airflow import PATIENCE, QUICK_ADOPTION, Client, 
 from tests.spark.continuous_job import ContinuousJob
 from tests.support import root_files
 
-pytestmark = [pytest.mark.slow, pytest.mark.airflow, pytest.mark.spark]
+pytestmark = [pytest.mark.slow(reason="runs DAGs in processes of Airflow"), pytest.mark.airflow, pytest.mark.spark]
 
 NAMES = ("a", "b", "c")
 QUIET_SECONDS = 20.0

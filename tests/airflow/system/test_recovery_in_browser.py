@@ -20,7 +20,7 @@ from tests.airflow.system.live_airflow import REJECTED, Client, live_airflow
 from tests.support import root_files
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow(reason="runs DAGs in processes of Airflow"),
     pytest.mark.airflow,
     pytest.mark.spark,
     pytest.mark.skipif(chromium() is None, reason="there is no Chromium: `make setup` installs it"),

@@ -24,7 +24,7 @@ from stateflow_airflow import processes
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.system.live_airflow import PATIENCE, QUICK_HEARTBEAT, Client, live_airflow, stopped_process
 
-pytestmark = [pytest.mark.slow, pytest.mark.airflow, pytest.mark.spark]
+pytestmark = [pytest.mark.slow(reason="runs DAGs in processes of Airflow"), pytest.mark.airflow, pytest.mark.spark]
 
 ROWS = 10
 TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)

@@ -22,7 +22,7 @@ from tests.airflow.system.live_airflow import PATIENCE, QUICK_HEARTBEAT, REJECTE
 from tests.support import root_files
 from tests.support.job_fixture import AccountsJob
 
-pytestmark = [pytest.mark.slow, pytest.mark.airflow]
+pytestmark = [pytest.mark.slow(reason="runs DAGs in processes of Airflow"), pytest.mark.airflow]
 
 JOBS = ("approved", "rejected", "killed")
 

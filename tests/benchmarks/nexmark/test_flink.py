@@ -14,7 +14,7 @@ from benchmarks.nexmark.plain import RESULTS, Events
 from benchmarks.nexmark.rules import Stream
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow(reason="runs a benchmark"),
     pytest.mark.skipif(not is_set_up(), reason="Flink is not set up: the benchmarks do this at their first run"),
 ]
 # Few events of a long time: several windows, and sessions that end.

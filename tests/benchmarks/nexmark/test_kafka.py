@@ -14,7 +14,7 @@ from benchmarks.nexmark.generator import generate
 from benchmarks.nexmark.kafka import records
 from benchmarks.nexmark.rules import Stream
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(reason="runs a benchmark")
 ROOT = Path(__file__).parents[3]
 
 

@@ -31,7 +31,7 @@ from stateflow.api.streams.data_stream import DataStream
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.benchmarks.nexmark.test_reference import at, auction, bid, table
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = [pytest.mark.slow(reason="runs a benchmark"), pytest.mark.spark]
 FEW = Slices(Stream(events_per_second=40), 3_000, 500)
 # Some have more than a thousand persons.
 MANY = Slices(Stream(), 60_000, 20_000)

@@ -462,7 +462,7 @@ def _deliver(home: Path, deliveries: list[list[tuple[int, int]]]) -> None:
             os.utime(path, (1_790_000_000 + HOUR * at,) * 2)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 @pytest.mark.parametrize("splits", ["1k", "128m"])
 def test_operators_and_sinks_see_rows_of_one_batch_in_the_order_of_their_arrival(tmp_path: Path, splits: str) -> None:
     deliveries = _deliveries()

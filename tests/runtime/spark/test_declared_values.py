@@ -149,7 +149,7 @@ MISFITS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 @pytest.mark.parametrize("build", [written, transformed, mapped, by_columns, united, keyed, reduced, looked_up])
 def test_a_value_that_is_not_of_its_declared_type_fails_the_batch(
     spark_session: SparkSession, tmp_path: Path, build: Callable[[DataStream], object]
@@ -177,7 +177,7 @@ WRONG = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 @pytest.mark.parametrize(
     ("build", "expressions"),
     [(written, [*WRONG]), *((build, ["'x' AS id"]) for build in (mapped, by_columns, united, keyed, looked_up))],
@@ -215,7 +215,7 @@ class Orders(PartitionedSource):
             yield Order(**{"id": uuid.UUID(int=7), "colour": Colour.RED, "number": 1, "tags": [], **row})
 
 
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 @pytest.mark.parametrize("changed", [{}, {"id": "x"}, {"number": None}, {"number": -1}], ids=str)
 def test_a_value_of_a_delta_table_or_of_a_source_in_python_is_checked(
     spark_session: SparkSession, tmp_path: Path, changed: dict[str, Any]

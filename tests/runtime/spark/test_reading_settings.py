@@ -57,7 +57,7 @@ session.stop()
 
 
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_settings_of_a_company_do_not_change_what_rows_are(tmp_path: Path) -> None:
     import datetime
 
