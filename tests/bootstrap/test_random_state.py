@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,18 +17,13 @@ from hypothesis import strategies as st
 
 from stateflow.bootstrap.writer import SavepointWriter
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
-from stateflow.clock import ManualClock
-from stateflow.runtime.restore.new_job_root import InitialSavepoint, create_job_root
 from tests.bootstrap.given_state import add_operators, source_of
-from tests.support import stored_state
+from tests.support import moved_state, stored_state
 from tests.support.local_jobs import LocalJobs
-from tests.support.moved_state import Expected, Key, Row, build_job
+from tests.support.moved_state import BACKENDS, NAMES, PLACES
 from tests.support.root_files import head, read_manifest, unsealed
 
 ACTIONS = ["update", "clear", "add", "put", "remove", "tag", "rate", "timer", "no timer", "event timer"]
-PLACES: list[Key] = [("", 0), ("a", -1), ("a\0", 2), ("é", 2**40), ("a", 7), ("b" * 300, 1)]
-NAMES = ["", "x", "x\0", "é"]
-BACKENDS = ["rocksdb", "filesystem", "memory"]
 
 
 def _reader(table: pa.Table) -> pa.RecordBatchReader:
@@ -40,18 +33,12 @@ def _reader(table: pa.Table) -> pa.RecordBatchReader:
 SHAPES = {"table": lambda table: table, "reader": _reader}
 
 
-@dataclass
-class Story:
-    """A job, what its rows lead to, and a job that begins with a savepoint of the same state."""
+class Story(moved_state.Story):
+    """A job, what its random rows lead to, and a job that begins with a savepoint of the same state."""
 
-    seed: int
-    folder: Path
-    clock: ManualClock = field(default_factory=ManualClock)
-    rows: list[Row] = field(default_factory=list)
-    expected: Expected = field(default_factory=Expected)
-
-    def __post_init__(self) -> None:
-        self.dice = random.Random(self.seed)
+    def __init__(self, seed: int, folder: Path) -> None:
+        super().__init__(folder)
+        self.dice = random.Random(seed)
         self.began = self.clock.now()
         self.groups = self.dice.choice([1, 7, 64, 300])
 
@@ -67,13 +54,15 @@ class Story:
 
     def process(self, jobs: LocalJobs) -> None:
         """Runs a batch of random rows, here and in the job."""
-        first = len(self.rows)
-        for number in range(first, first + self.dice.randint(1, 40)):
-            action = self.dice.choice(ACTIONS)
-            row = Row(number, *self.dice.choice(PLACES), action, self.dice.choice(NAMES), self.dice.randint(-3, 300))
-            self.rows.append(row)
-        self.expected.apply(self.rows[first:], timedelta(seconds=self.clock.monotonic()))
-        jobs.run(build_job(jobs, self.rows, 0))
+        dice = self.dice
+        count = dice.randint(1, 40)
+        self.apply(
+            jobs,
+            [
+                (dice.choice(PLACES), dice.choice(ACTIONS), dice.choice(NAMES), dice.randint(-3, 300))
+                for _ in range(count)
+            ],
+        )
 
     def write(self) -> str:
         """Writes the savepoint from the dictionaries."""
@@ -84,30 +73,7 @@ class Story:
         return writer.write(str(self.folder / "written"))
 
     def begin(self, savepoint: str) -> LocalJobs:
-        jobs = self.jobs("new")
-        create_job_root(jobs.new_root(build_job(jobs, self.rows, 0)), InitialSavepoint(savepoint))
-        return jobs
-
-    def check(self, jobs: LocalJobs) -> None:
-        """Reads the state of every key in a batch of the job, and compares it."""
-        known = len(_seen(jobs))
-        for place in PLACES:
-            self.rows.append(Row(len(self.rows), *place, "read"))
-        jobs.run(build_job(jobs, self.rows, 0))
-        now = timedelta(seconds=self.clock.monotonic())
-        found = {(key, shop): json.loads(text) for key, shop, text in _seen(jobs)[known:]}
-        assert found == {place: self.expected.seen(place, now) for place in PLACES}
-
-    def check_timers(self, jobs: LocalJobs) -> None:
-        """Fires all timers: each fires once, at its time."""
-        known = len(_seen(jobs))
-        self.clock.sleep(timedelta(days=5000))
-        jobs.run(build_job(jobs, self.rows, 0), run__drain=True)
-        assert Counter(((key, shop), text) for key, shop, text in _seen(jobs)[known:]) == Counter(self.expected.timers)
-
-
-def _seen(jobs: LocalJobs) -> list[tuple[Any, ...]]:
-    return jobs.rows("seen") if (jobs.folder / "seen").exists() else []
+        return self.start(self.jobs("new"), savepoint)
 
 
 Entries = Counter[tuple[bytes, bytes]]
@@ -153,9 +119,7 @@ def _check(seed: int, folder: Path) -> None:
     story.check_timers(new)
 
 
-@pytest.mark.parametrize(
-    "share", [10, pytest.param(1, marks=pytest.mark.slow(reason="all histories, of which the fast tier has a share"))]
-)
+@pytest.mark.parametrize("share", [15, pytest.param(1, marks=pytest.mark.slow(reason="as many examples as elsewhere"))])
 def test_a_job_continues_from_state_that_dictionaries_describe(share: int) -> None:
     """The stored entries are those of a run that has led to the same state, byte by byte."""
 

@@ -14,6 +14,7 @@ import pytest
 import stateflow
 from stateflow.clock import ManualClock
 from stateflow.compare.snapshots import SnapshotDiff, split_location
+from stateflow.compare.summary import DiffLimits, StateDiff, states_beyond
 from stateflow.errors import ConfigError
 from stateflow.query.snapshot import open_snapshot
 from tests.support.local_jobs import LocalJobs
@@ -208,3 +209,35 @@ def test_an_operator_of_one_snapshot_only_is_added_or_removed(jobs: LocalJobs, t
 )
 def test_a_location_may_name_a_snapshot(text: str, expected: tuple[str, str | None]) -> None:
     assert split_location(text) == expected
+
+
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+
+COUNT = StateDiff("op", "count", "value", added=1, removed=2, changed=3, old_keys=59, new_keys=58)
+EQUAL = StateDiff("op", "seen", "map", old_keys=10, new_keys=10)
+
+
+@pytest.mark.parametrize(
+    ("limits", "fails"),
+    [
+        (DiffLimits(), True),
+        (DiffLimits(keys=5), True),
+        (DiffLimits(keys=6), False),
+        (DiffLimits(keys=None), False),
+        (DiffLimits(keys=None, fraction=0.1), False),
+        (DiffLimits(keys=None, fraction=0.09), True),
+        (DiffLimits(keys=5, fraction=0.5), True),
+    ],
+)
+def test_each_state_has_to_be_within_the_limits(limits: DiffLimits, fails: bool) -> None:
+    assert COUNT.fraction == 6 / 60
+    assert states_beyond([COUNT, EQUAL], limits) == ([COUNT] if fails else [])
+    for ignored in ("op", "op.count"):
+        assert states_beyond([COUNT, EQUAL], limits, [ignored]) == []
+
+
+def test_a_fraction_of_keys_that_were_not_counted_is_exceeded_by_any_difference() -> None:
+    uncounted = StateDiff("op", "_operator/list", "split-list", added=1)
+    assert uncounted.fraction is None
+    assert states_beyond([uncounted], DiffLimits(None, 0.99)) == [uncounted]

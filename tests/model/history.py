@@ -201,10 +201,10 @@ def explore(seeds: Iterable[int], search: Search = Search(), failures: int = 1) 
     return report
 
 
-def first_finding(name: str, bound: int = 5_000) -> Failure | None:
+def first_finding(name: str, start: int = 0) -> Failure | None:
     """Returns the first history that breaks a rule which the mutant is for; others may end with an assertion."""
-    start = 0
-    while failures := explore(range(start, bound), Search(name)).failures:
+    end = start + 5_000
+    while failures := explore(range(start, end), Search(name)).failures:
         if failures[0].rule in MUTANTS[name].rules:
             return failures[0]
         start = failures[0].seed + 1

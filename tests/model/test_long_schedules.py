@@ -47,15 +47,15 @@ def test_idle_runs_add_no_objects_and_no_storage_calls(job: SimJob) -> None:
     calls_of_run(job, 5)
     first = [calls_of_run(job, 0) for _ in range(30)]
     before = keys(job, log=False)
-    assert max(calls_of_run(job, 0) for _ in range(800)) <= max(first)
+    assert max(calls_of_run(job, 0) for _ in range(100)) <= max(first)
     assert keys(job, log=False) == before
     assert len(keys(job, log=True)) == 2
     check_rest_after_run(job, 2)
 
 
 def test_runs_of_a_job_without_rows_add_no_objects_and_no_storage_calls(job: SimJob) -> None:
-    calls = [calls_of_run(job, 0) for _ in range(200)]
-    assert max(calls[100:]) <= max(calls[:100])
+    calls = [calls_of_run(job, 0) for _ in range(60)]
+    assert max(calls[30:]) <= max(calls[:30])
     assert len(keys(job, log=True)) == 1 and len(keys(job, log=False)) == 1
 
 
@@ -74,7 +74,7 @@ def test_pins_and_savepoints_without_a_run_add_only_history_and_requests(job: Si
     calls_of_run(job, 3)
     before = len(job.storage.keys())
     root = job.open("test")
-    for _ in range(300):
+    for _ in range(60):
         root.admin.unpin(root.admin.pin(root.checkpoints.restorable(root.head())[0], "user", "reads").id)
     for number in range(30):
         made = operations.create_savepoint(JOB_URI, SavepointRequest(name=f"s{number}", from_head=True))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 
 import pytest
 
 from tests.model.__main__ import main
-from tests.model.history import Report, Search, explore, first_finding, play
+from tests.model.history import Search, explore, first_finding, play
 from tests.model.invariants.violation import Violation
 
 
@@ -39,11 +39,3 @@ def test_the_command_counts_histories_and_returns_1_after_a_violation(capsys: py
     assert main(["100", "--mutant", "no-read-back"]) == 1
     (failure,) = explore(range(100), Search("no-read-back")).failures
     assert failure.text in capsys.readouterr().out
-
-
-def test_reports_add_up() -> None:
-    whole, parts = explore(range(20)), Report()
-    for start in (0, 10):
-        parts.add(explore(range(start, start + 10)))
-    assert (whole.histories, whole.stats, whole.failures) == (parts.histories, parts.stats, [])
-    assert isinstance(whole.stats, Counter)

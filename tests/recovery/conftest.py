@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,17 +21,47 @@ def job(tmp_path: Path) -> Iterator[AccountsJob]:
     job.end_all()
 
 
-@pytest.fixture
-def idle_job(job: AccountsJob) -> AccountsJob:
-    """A job with a few checkpoints and nothing to do."""
+class Template:
+    """A job in a folder, which gets the same content for each test: its files name the folder."""
+
+    def __init__(self, job: AccountsJob) -> None:
+        self._job = job
+        self._copy = job.folder.with_name("copy")
+        shutil.copytree(job.folder, self._copy, symlinks=True)
+
+    def reset(self) -> AccountsJob:
+        shutil.rmtree(self._job.folder)
+        shutil.copytree(self._copy, self._job.folder, symlinks=True)
+        return AccountsJob(self._job.folder, dict(self._job.settings))
+
+
+@pytest.fixture(scope="session")
+def idle_template(tmp_path_factory: pytest.TempPathFactory) -> Template:
+    job = AccountsJob(tmp_path_factory.mktemp("idle") / "job")
     job.run_to(50)
-    return job
+    return Template(job)
+
+
+@pytest.fixture(scope="session")
+def early_template(tmp_path_factory: pytest.TempPathFactory) -> Template:
+    job = AccountsJob(tmp_path_factory.mktemp("early") / "job")
+    return Template(continue_past_savepoint(job, at=50, until=120))
 
 
 @pytest.fixture
-def early(job: AccountsJob) -> AccountsJob:
+def idle_job(idle_template: Template) -> Iterator[AccountsJob]:
+    """A job with a few checkpoints and nothing to do."""
+    job = idle_template.reset()
+    yield job
+    job.end_all()
+
+
+@pytest.fixture
+def early(early_template: Template) -> Iterator[AccountsJob]:
     """A job with a savepoint at its 50th event that continued to the 120th, and keeps every checkpoint."""
-    return continue_past_savepoint(job, at=50, until=120)
+    job = early_template.reset()
+    yield job
+    job.end_all()
 
 
 @pytest.fixture

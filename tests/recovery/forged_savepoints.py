@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
 import random
@@ -19,12 +18,11 @@ from rocksdict import BlockBasedOptions, DBCompressionType, Rdict
 
 from stateflow.config.settings import RocksDBSettings
 from stateflow.state.backends.rocksdb.backend import rocksdb_options
-from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, compose, fragments_of, parse
+from stateflow.state.backends.rocksdb.manifest import StoreFile, StoreManifest, compose, parse
 from tests.support import root_files, stored_state
 from tests.support.table_files import ATTACKS, ForgedTable, endless_groups
 
 STRANGER = 65534
-_BOMB = b'{"x":' + b"[" * 200_000
 _VALUES: list[Any] = [None, True, -1, 2**31, 2**63, 2**70, "", "x", "../../x", "\x1b[2J", "a" * 300, [], {}, [[]], "²"]
 
 
@@ -203,46 +201,8 @@ def _a_loop_without_an_end(forged: ForgedSavepoint) -> None:
 
 
 @_forgery(Outcome.REFUSED, "rocksdb")
-def _edits_of_a_store_manifest(forged: ForgedSavepoint) -> None:
-    """A record with a checksum that fits: varints without end, lengths beyond the end, unknown fields, random bytes."""
-    rng = forged.rng
-    edits = [
-        b"\x80" * rng.choice([11, 30_000, 1_000_000]),
-        b"\x02" + b"\xff" * 10 + b"\x01",
-        b"\x67\x00\x08\x10" + b"\xff" * 9 + b"\x01",
-        b"\x01\xff\xff\xff\xff\x0f",
-        b"\x7f\x01",
-        b"\x04" + b"\xff" * 9 + b"\x01",
-        b"\x67" + rng.randbytes(40),
-    ]
-    forged.subtask["store_manifest"] = root_files.encoded(b"".join(fragments_of(rng.choice(edits))))
-    forged.seal()
-
-
-@_forgery(Outcome.ANY, "rocksdb")
-def _bytes_of_a_store_manifest(forged: ForgedSavepoint) -> None:
-    subtask, rng = forged.subtask, forged.rng
-    record = bytearray(base64.b64decode(subtask["store_manifest"])[7:])
-    for _ in range(rng.randrange(1, 5)):
-        at = rng.randrange(len(record))
-        record[at : at + 1] = rng.choice([b"", b"\x80\x80", bytes([rng.randrange(256)])])
-    subtask["store_manifest"] = root_files.encoded(b"".join(fragments_of(bytes(record))))
-    forged.seal()
-
-
-@_forgery(Outcome.REFUSED, "rocksdb")
 def _blocks_of_a_table(forged: ForgedSavepoint) -> None:
     attack_table(forged, forged.rng.choice(ATTACKS))
-
-
-@_forgery(Outcome.ANY, "rocksdb")
-def _bytes_of_a_table(forged: ForgedSavepoint) -> None:
-    def attack(table: ForgedTable) -> None:
-        for _ in range(forged.rng.randrange(1, 4)):
-            block = forged.rng.choice(table.blocks)
-            table.change(block, forged.rng.randrange(block.size), forged.rng.randbytes(1))
-
-    attack_table(forged, attack)
 
 
 @_forgery(Outcome.SAME, "rocksdb")
@@ -383,12 +343,6 @@ def _change_value(rng: random.Random, place: Any) -> None:
                 place[key] = rng.choice(_VALUES)
             return
         place = place[key]
-
-
-@_forgery(Outcome.REFUSED)
-def _document_that_is_none(forged: ForgedSavepoint) -> None:
-    line = forged.rng.choice([_BOMB, b"", b"null", b"[]", b"{}", b"\xff\xfe", b'{"version":1}', b"[" * 100_000])
-    forged.marker.write_bytes(line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n")
 
 
 @_forgery(Outcome.REFUSED)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from stateflow.failpoints import NAMES
 from tests.changelogs.changelogs_job import ChangelogsJob
 from tests.joins.corrected_joins_job import CorrectedJoinsJob
 from tests.joins.joins_job import JoinsJob
 from tests.patterns.patterns_job import PatternsJob
-from tests.recovery.test_failpoints import HERE
 from tests.support import root_files
-from tests.support.job_fixture import ASYNCHRONOUS, KILLED, OracleJob
+from tests.support.job_fixture import ASYNCHRONOUS, KILLED, ON_REQUEST, OracleJob
 from tests.support.restores import go_back
 from tests.windows.late_windows_job import LateWindowsJob
 from tests.windows.triggered_windows_job import TriggeredWindowsJob
@@ -31,6 +31,8 @@ JOBS: dict[str, type[OracleJob]] = {
     "windows": WindowsJob,
 }
 """The jobs by the names of their files."""
+HERE = sorted(NAMES.keys() - {"start.seeded"} - ON_REQUEST - ASYNCHRONOUS)
+"""The failpoints that each run without Spark passes."""
 CHECKPOINTS: dict[str, dict[str, object]] = {
     "each": {},
     "third": {"checkpoints__interval_batches": 3},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -21,7 +20,7 @@ from tests.support import folder_tables, root_files
 from tests.support.errors import ReportedError
 from tests.support.job_fixture import JOBS, KILLED, ON_REQUEST, AccountsJob, expected, mostly_slow, multiset
 from tests.support.processes import Ended
-from tests.support.restores import go_back, plan
+from tests.support.restores import go_back
 from tests.support.table_jobs import FoldersJob, IcebergJob, KafkaJob, PostgresJob
 
 STEPS = [*sorted(n for n in ON_REQUEST if n.startswith("begin.")), "claim.after", "start.published", "commit.after"]
@@ -61,15 +60,6 @@ def test_a_new_job_root_continues_from_a_savepoint_of_a_deleted_root(roots: NewR
     root_files.check_no_orphans(roots.new.root)
 
 
-def test_a_run_from_a_savepoint_is_continued_after_the_savepoint_was_deleted(roots: NewRoot) -> None:
-    for rows in (80, 100, 120):
-        roots.run_to(rows)
-    shutil.rmtree(roots.savepoint)
-    roots.run_to(140)
-    roots.savepoint = roots.savepoint.with_name("other")
-    assert roots.run().code == 2
-
-
 @pytest.mark.parametrize("name", mostly_slow(STEPS, ["begin.created", "begin.adopted"]))
 def test_a_killed_start_from_a_savepoint_is_completed_by_the_same_command(roots: NewRoot, name: str) -> None:
     roots.new.deliver(120)
@@ -82,10 +72,10 @@ def test_a_killed_start_from_a_savepoint_is_completed_by_the_same_command(roots:
     root_files.check_no_orphans(roots.new.root)
 
 
-@pytest.mark.parametrize("name", ["begin.created", "begin.imported"])
-def test_two_concurrent_starts_from_a_savepoint_begin_the_same_job(roots: NewRoot, name: str) -> None:
+@pytest.mark.slow(reason="runs jobs many times")
+def test_two_concurrent_starts_from_a_savepoint_begin_the_same_job(roots: NewRoot) -> None:
     roots.new.deliver(120)
-    slow = roots.begin(failpoint=f"{name}:1:stop").wait_stopped()
+    slow = roots.begin(failpoint="begin.imported:1:stop").wait_stopped()
     roots.run_to(120)
     roots.new.collect()
     slow.resume().wait().check()
@@ -130,6 +120,7 @@ def _forget_versions(savepoint: Path) -> None:
     path.write_bytes(root_files.sealed(document))
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 @pytest.mark.parametrize(("tables", "is_version_known"), [("continue", True), ("continue", False), ("refuse", True)])
 def test_rows_that_another_new_root_wrote_after_the_savepoint_are_not_written_again(
     roots: NewRoot, tables: str, is_version_known: bool
@@ -153,20 +144,6 @@ def test_rows_that_another_new_root_wrote_after_the_savepoint_are_not_written_ag
     assert found == multiset(rows[0 if is_old_table else 50 :]) + multiset(rows[50:120])
 
 
-def test_a_run_from_a_savepoint_can_keep_tables_as_they_are(roots: NewRoot) -> None:
-    roots.old.run_to(80)
-    roots.run_to(120, "--tables", "keep", own_tables=False)
-    rows = expected(roots.new.delivered).movements
-    assert multiset(roots.old.rows("movements")) == multiset(rows) + multiset(rows[50:80])
-
-
-TAKE_OVER = ["begin.adopted", "claim.after", "rewind.table:1", "rewind.table:2", "rewind.tables", "rewind.done"]
-
-
-def _rows(job: AccountsJob) -> Counter[str]:
-    return multiset(job.rows("movements")) + multiset(job.rows("totals"))
-
-
 def _check_fenced(ended: Ended, by: AccountsJob) -> None:
     ended.check_error(3, "fenced", by_root=by.root.as_uri(), by_job=by.job_uuid)
 
@@ -185,12 +162,13 @@ def test_a_root_whose_tables_were_taken_over_publishes_nothing(roots: NewRoot) -
     roots.new.check_results()
 
 
-@pytest.mark.parametrize("name", mostly_slow(TAKE_OVER, ["begin.adopted", "rewind.table:2"]))
+@pytest.mark.slow(reason="runs jobs many times")
+@pytest.mark.parametrize("name", ["begin.adopted", "rewind.table:2"])
 def test_of_two_roots_one_publishes_after_the_savepoint(roots: NewRoot, name: str) -> None:
     """The new one is killed as it takes over, and the old one runs before the new one starts again."""
     roots.new.deliver(120)
     assert roots.run(*CONTINUE, own_tables=False, failpoint=name).code == KILLED
-    is_taken_over = name in TAKE_OVER[3:]
+    is_taken_over = name != "begin.adopted"
     old = roots.old.run()
     if is_taken_over:
         _check_fenced(old, roots.new)
@@ -218,7 +196,7 @@ def _job_with(sinks: str, folder: Path) -> Iterator[AccountsJob]:
         yield job
 
 
-@pytest.mark.slow(reason="jobs with tables in each kind of server")
+@pytest.mark.slow(reason="starts servers, and runs nine jobs over each kind of table")
 @pytest.mark.parametrize("sinks", ["delta", "files", "iceberg", "kafka", "postgres"])
 def test_tables_of_each_kind_of_sink_move_from_root_to_root(tmp_path: Path, sinks: str) -> None:
     """A root that sleeps between COMMIT and publication publishes nothing after it woke, and no fresh root begins.
@@ -257,6 +235,7 @@ def _next_root(job: AccountsJob, folder: Path, tables: Path | None = None) -> Ne
     return following
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_a_job_moves_from_root_to_root_with_tables_that_got_no_row_in_between(roots: NewRoot, tmp_path: Path) -> None:
     """No root but the newest one publishes; a savepoint of each knows whose rows the tables hold."""
     tables = roots.old.folder / "tables"
@@ -283,42 +262,7 @@ def test_a_job_moves_from_root_to_root_with_tables_that_got_no_row_in_between(ro
     _check_fenced(line[-1].run(), last.new)
 
 
-def test_a_job_moves_by_a_rekeyed_savepoint_and_a_fork_moves_with_its_own_tables(
-    roots: NewRoot, tmp_path: Path
-) -> None:
-    """Also where a root before it wrote no row; a fork never takes over its parent's tables."""
-    tables, groups = roots.old.folder / "tables", ("--set", "max_parallelism=64", "--set", "parallelism=3")
-    rekey = ("savepoint", "rekey", str(roots.savepoint), "--max-parallelism", "64", "--into", str(tmp_path / "rekeyed"))
-    document = roots.old.command(*rekey, "--json").check().document
-    roots.savepoint = Path(unquote(document["path"].removeprefix("file://")))
-    moves = [roots]
-    moves[-1].run(*CONTINUE, *groups, own_tables=False).check()
-    for number in range(2):
-        roots.new.settings = {**roots.new.settings, "max_parallelism": 64, "parallelism": 3}
-        moves.append(_next_root(moves[-1].new, tmp_path / f"move {number}", tables))
-        moves[-1].run_to(50 + 20 * number, *CONTINUE, own_tables=False)
-    newest = moves[-1].new
-    newest.check_results()
-    forked = _forked(newest, tmp_path / "fork")
-    _fork(newest, "latest", forked.root).check()
-    forked.deliver(90)
-    forked.run().check_error(2, "config", sink="movements")
-    forked.settings = {**forked.settings, "job__tables": tmp_path / "own"}
-    forked.finish()
-    refused = _next_root(forked, tmp_path / "into the parent's", tables)
-    refused.new.settings = newest.settings
-    refused.run(*CONTINUE, own_tables=False).check_error(4, "sink-diverged")
-    for number in range(2):
-        move = _next_root(forked, tmp_path / f"fork {number}", tmp_path / "own")
-        move.run_to(100 + 10 * number, *CONTINUE, own_tables=False)
-        _check_fenced(forked.run(), move.new)
-        forked = move.new
-    rows = expected(forked.delivered).movements
-    assert multiset(folder_tables.rows(tmp_path / "own" / "movements")) == multiset(rows[70:])
-    newest.finish()
-    newest.check_results()
-
-
+@pytest.mark.slow(reason="runs jobs many times")
 def test_a_new_root_without_a_savepoint_writes_to_another_one_s_tables_only_with_an_option(
     job: AccountsJob, tmp_path: Path
 ) -> None:
@@ -361,6 +305,7 @@ def test_a_run_from_a_savepoint_refuses_a_folder_with_other_content(roots: NewRo
     assert roots.run().code == 2
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 @pytest.mark.parametrize(
     ("other", "option", "facts"),
     [
@@ -378,17 +323,7 @@ def test_a_savepoint_that_does_not_fit_the_job_is_restored_only_with_an_option(
     roots.run_to(120, "--set", other, *option)
 
 
-def test_commands_accept_the_path_of_a_savepoint_s_document(roots: NewRoot) -> None:
-    document = f"{roots.savepoint}/_savepoint"
-    assert plan(roots.old, document)["savepoint"] == roots.savepoint.as_uri()
-    settings = f"--set job.folder={roots.old.folder}"
-    roots.old.shell(f"stateflow check {roots.old.job_file} --against {document} {settings}").check()
-    roots.savepoint = roots.savepoint / "_savepoint"
-    roots.run_to(60)
-    roots.savepoint = roots.savepoint.parent
-    roots.run().check()
-
-
+@pytest.mark.slow(reason="runs jobs many times")
 def test_max_parallelism_defaults_to_that_of_the_restored_state(job: AccountsJob, tmp_path: Path) -> None:
     """Where neither the job nor its settings set one, it needs not be said again; keys find their state."""
     job_file = tmp_path / "accounts.py"
@@ -414,6 +349,7 @@ def test_max_parallelism_defaults_to_that_of_the_restored_state(job: AccountsJob
 
 
 FORK_STEPS = sorted(n for n in ON_REQUEST if n.startswith("fork."))
+FORKS = [*zip(FORK_STEPS, ["latest", "mine", "before:2999-01-01", "latest"], strict=True)]
 SHADOW = ("--shadow", "--by", "ada")
 
 
@@ -439,8 +375,7 @@ def _check_shadow(job_at_50: AccountsJob, since: int) -> None:
     assert multiset(job_at_50.rows("movements_shadow")) == multiset(expected(job_at_50.delivered).movements[since:])
 
 
-@pytest.mark.parametrize("target", ["latest", "mine", "before:2999-01-01"])
-@pytest.mark.parametrize("name", FORK_STEPS)
+@pytest.mark.parametrize(("name", "target"), mostly_slow(FORKS, FORKS[1:2]))
 def test_a_fork_that_was_killed_is_completed_by_the_same_command(
     job_at_50: AccountsJob, tmp_path: Path, name: str, target: str
 ) -> None:
@@ -462,10 +397,6 @@ def test_a_fork_that_was_killed_is_completed_by_the_same_command(
     job_at_50.deliver(120)
     forked.finish()
     _check_shadow(job_at_50, since=position)
-
-
-def test_every_step_of_a_fork_has_a_failpoint() -> None:
-    assert FORK_STEPS == ["fork.adopted", "fork.created", "fork.imported", "fork.pinned"]
 
 
 @pytest.mark.parametrize("is_elsewhere", [False, True], ids=["same file system", "other file system"])
@@ -510,6 +441,7 @@ def test_a_fork_into_a_folder_that_holds_something_else_is_refused(
     assert job_at_50.head.doc["pinned"] == []
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_a_fork_of_another_job_s_savepoint_needs_an_option_and_keeps_its_key_groups(
     job_at_50: AccountsJob, tmp_path: Path
 ) -> None:
@@ -528,3 +460,13 @@ def test_a_fork_of_another_job_s_savepoint_needs_an_option_and_keeps_its_key_gro
     _forked(job_at_50, into).run().check_error(2, "wrong-job-root", found="ledger", wanted="accounts")
     status = forked.command("status", "--json").document
     assert status["shadow"] and "ledger" in status["origin"] and "theirs" in status["origin"]
+
+
+def test_a_fork_never_takes_over_the_tables_of_its_parent(roots: NewRoot, tmp_path: Path) -> None:
+    forked = _forked(roots.old, tmp_path / "fork" / "root")
+    _fork(roots.old, "latest", forked.root).check()
+    forked.deliver(90)
+    forked.run().check_error(2, "config", sink="movements")
+    forked.finish(job__tables=tmp_path / "own")
+    following = _next_root(forked, tmp_path / "next")
+    following.run(*CONTINUE, own_tables=False).check_error(4, "sink-diverged")

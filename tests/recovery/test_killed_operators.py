@@ -6,29 +6,25 @@ For more histories: ``HYPOTHESIS_PROFILE=nightly python -m pytest tests/recovery
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from hypothesis import event, example, given, settings
 
-from stateflow.failpoints import NAMES
 from tests.joins.joins_job import JoinsJob
-from tests.recovery.histories import JOBS, History, Step, histories
-from tests.recovery.test_failpoints import HERE
-from tests.support.job_fixture import ASYNCHRONOUS, mostly_slow
+from tests.recovery.histories import HERE, JOBS, History, Step, histories
+from tests.support.job_fixture import ASYNCHRONOUS, KILLED, OracleJob, mostly_slow
 from tests.support.mutants import planted
+from tests.support.processes import Ended
+from tests.support.restores import kill_at_each_step, plan
 from tests.windows.firings import FiringJob
 
-_QUICK = {
-    ("changelogs", "publish.after"),
-    ("joins", "commit.manifest"),
-    ("late_windows", "commit.after"),
-    ("patterns", "batch.reported"),
-    ("windows", "publish.before"),
-    ("windows", "upload.after"),
-}
+_QUICK = {("joins", "commit.manifest"), ("patterns", "batch.reported")}
 """One of each job that has no pinned history."""
 # Without event time, a job has no timers.
 _KILLS = [each for each in product(JOBS, [*HERE, *sorted(ASYNCHRONOUS)]) if each != ("changelogs", "task.fired")]
@@ -51,6 +47,7 @@ _SAME_BATCHES = (Step(30), Step(20), Step(30, parallelism=3))
 _FIRING = [*product(["late_windows", "triggered_windows"], ["task.fired:5", "batch.reported:2", "publish.before:3"])]
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 @pytest.mark.parametrize(("name", "kill"), mostly_slow(_FIRING, [("late_windows", "publish.before:3")]))
 def test_each_early_and_late_result_survives_a_kill_if_the_batches_are_the_same(
     tmp_path: Path, name: str, kill: str
@@ -76,10 +73,6 @@ def test_rows_of_a_join_expire_in_a_job_that_is_killed(tmp_path: Path) -> None:
         assert history.play(job) == ["commit.after:1"] and isinstance(job, JoinsJob)
         assert 0 < job.stored_rows("expiring") < job.stored_rows("regular") == 160
         history.drain(job)
-
-
-def test_the_failpoints_are_those_of_a_run_without_requests() -> None:
-    assert set(HERE) <= NAMES.keys()
 
 
 _PINNED = (
@@ -120,7 +113,7 @@ def test_results_do_not_depend_on_batches_parallelism_kills_and_restores(
         event(f"killed at {point.partition(':')[0]}")
 
 
-@pytest.mark.slow(reason="plays histories until each bug is found")
+@pytest.mark.slow(reason="plays whole histories with each bug")
 @pytest.mark.parametrize("bug", ["lost-timers", "newest-first", "colliding-elements", "no-namespaces", "no-token"])
 def test_planted_bugs_of_state_and_sinks_change_results(tmp_path: Path, bug: str) -> None:
     with planted(bug), pytest.raises(AssertionError):
@@ -128,3 +121,68 @@ def test_planted_bugs_of_state_and_sinks_change_results(tmp_path: Path, bug: str
             with history.begun(tmp_path / history.job) as job:
                 history.play(job)
                 history.drain(job)
+
+
+# -- savepoints, restores and new job roots with open windows and timers ---------------------------------------------
+
+WINDOWED = ["late_windows", "triggered_windows", "windows"]
+BEGINNING = ["begin.imported", "claim.after", "task.restored:3", "task.fired:3"]
+
+
+@pytest.fixture
+def job(name: str, tmp_path: Path) -> Iterator[OracleJob]:
+    """A job with open windows, at its 30th row."""
+    with History(name, ()).begun(tmp_path / "job") as job:
+        job.deliver_more(30)
+        job.finish()
+        assert job.waiting()
+        yield job
+
+
+def _check_end(job: OracleJob) -> None:
+    """More rows arrive, and the input ends."""
+    job.deliver_more(20)
+    job.finish(run__drain="yes")
+    job.check_all()
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), mostly_slow(product(WINDOWED, ["native", "canonical"]), [("late_windows", "canonical")])
+)
+def test_open_windows_survive_a_savepoint_and_a_restore_that_are_killed_at_each_step(job: OracleJob, form: str) -> None:
+    saved = job.found()
+    create = ("savepoint", "create", "--name", "mine", "--request-id", "r1", "--format", form)
+    assert job.command(*create, failpoint="savepoint.copied").code == KILLED
+    job.command(*create).check()
+    job.deliver_more(20)
+    job.finish()
+    assert job.found() != saved
+    job.settings = {**job.settings, "parallelism": 3, "state__backend": "filesystem"}
+    kill_at_each_step(job, plan(job, "mine"))
+    assert job.found() == saved
+    _check_end(job)
+
+
+@pytest.mark.parametrize(("name", "point", "groups"), mostly_slow(product(WINDOWED, BEGINNING, [128, 7]), []))
+def test_open_windows_survive_a_killed_start_from_a_savepoint(
+    job: OracleJob, tmp_path: Path, point: str, groups: int
+) -> None:
+    """Also from a copy with another max parallelism."""
+    into = ("--into", str(tmp_path / "kept"), "--json")
+    savepoint = _path(job.command("savepoint", "create", "--name", "mine", *into).check())
+    if groups != 128:
+        rekey = ("savepoint", "rekey", savepoint, "--max-parallelism", str(groups), "--name", "copy")
+        savepoint = _path(job.command(*rekey, *into).check())
+    new = copy(job)
+    new.root_folder = tmp_path / "new"
+    new.settings = {**job.settings, "local_dir": tmp_path / "local", "parallelism": 3, "max_parallelism": groups}
+    new.deliver_more(20)
+    start = ("run", new.job_file, "--from-savepoint", savepoint, "--tables", "continue")
+    assert new.command(*start, failpoint=point, with_job=True).code == KILLED
+    new.command(*start, with_job=True).check()
+    new.check_all(drained=False)
+    _check_end(new)
+
+
+def _path(ended: Ended) -> str:
+    return unquote(str(ended.document["path"]).removeprefix("file://"))

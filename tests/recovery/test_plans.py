@@ -14,7 +14,7 @@ from tests.recovery.damaged_job import DAMAGES
 from tests.recovery.other_writer import append
 from tests.support import root_files
 from tests.support.errors import ReportedError
-from tests.support.job_fixture import AccountsJob, expected, multiset
+from tests.support.job_fixture import AccountsJob, expected, mostly_slow, multiset
 from tests.support.processes import Ended
 from tests.support.restores import ask, begin, check_after, everything, execute, go_back, plan, plan_file
 
@@ -63,9 +63,10 @@ CHANGES: dict[str, tuple[Callable[[AccountsJob], object], set[str], str]] = {
     "a sink less": (lambda b: _set(b, job__parts="movements"), set(), r" differs=\[.*\bturnovers\b.*\btotals\b.*\]"),
 }
 """What may happen after a plan was made; the facts of the refusal, and what is in its text."""
+_QUICK = ["a table was replaced", "another parallelism", "others wrote rows"]
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", mostly_slow(CHANGES, _QUICK))
 def test_a_restore_is_refused_if_anything_is_not_as_planned(early: AccountsJob, change: str) -> None:
     """With the settings that it was planned with, it is carried out."""
     _set(early, parallelism=4)
@@ -95,6 +96,7 @@ def test_tables_that_a_plan_keeps_may_get_rows_of_others_before_the_restore(earl
     assert early.head.position == 50
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_publishing_pending_output_does_not_outdate_a_plan(job: AccountsJob) -> None:
     """A savepoint without a run publishes it, and the log's head does not change."""
     job.settings = {"checkpoints__retained": 100}
@@ -114,6 +116,7 @@ def test_options_of_a_plan_are_refused_with_execute(early: AccountsJob) -> None:
     for option, *value in (
         ("--sinks", "keep"),
         ("--drop", "turnovers"),
+        ("--map", "balances=turnovers"),
         ("--from-other-job",),
         ("--keep-table", "totals"),
         ("--out", "other.json"),
@@ -158,26 +161,7 @@ def test_the_command_that_a_plan_prints_executes_the_plan(tmp_path: Path) -> Non
 # -- tables of sinks that are gone ------------------------------------------------------------------------------------
 
 
-def test_a_restore_rewinds_tables_of_a_new_version_with_its_file_and_the_old_file_continues(job: AccountsJob) -> None:
-    old, new = {"job__parts": "movements"}, dict(job.settings)
-    job.settings = old
-    job.run_to(50)
-    job.create_savepoint("before-v2")
-    job.settings = new
-    job.run_to(80)
-    assert job.rows("totals")
-    job.settings = old
-    refused = ask(job, "before-v2")
-    assert refused.code == 2 and "sinks=['totals']" in refused.err, str(refused)
-    job.settings = new
-    assert go_back(job, "before-v2")["left"] == []
-    assert job.rows("totals") == []
-    job.settings = old
-    job.finish()
-    assert multiset(job.rows("movements")) == multiset(expected(job.delivered).movements)
-    assert job.rows("totals") == []
-
-
+@pytest.mark.slow(reason="runs jobs many times")
 def test_a_plan_excludes_a_table_without_a_sink_only_when_named(early: AccountsJob) -> None:
     """The job has no sink for it: it keeps its rows, and a later version with the sink would write them again."""
     totals = root_files.digests(early.table("totals"))
@@ -209,6 +193,7 @@ def test_output_that_belongs_to_the_target_needs_its_sink(job: AccountsJob) -> N
 # -- once -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_a_different_plan_to_the_same_target_is_another_request(early: AccountsJob) -> None:
     """Of two plans to one target that differ in what they do with tables, one is carried out, and the other refused."""
     plan(early, "early", "--sinks", "keep")
@@ -235,7 +220,8 @@ def test_executing_a_request_again_does_nothing(early: AccountsJob, request_id: 
     assert everything(early) == before
 
 
-@pytest.mark.parametrize("name", ["restore.begin", "restore.claimed", "restore.imported", "rewind.table"])
+@pytest.mark.slow(reason="runs jobs many times")
+@pytest.mark.parametrize("name", ["restore.begin", "rewind.table"])
 def test_the_slower_of_two_executions_of_one_plan_changes_nothing(early: AccountsJob, name: str) -> None:
     plan(early, "early")
     slow = begin(early, failpoint=f"{name}:1:stop").wait_stopped()
@@ -261,9 +247,9 @@ def test_an_execution_does_not_fence_a_concurrent_execution_of_the_same_plan(ear
 # -- damage -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", ["checkpoint", "savepoint"])
-@pytest.mark.parametrize("damage", ["removed", "the last byte missing", "a bit in the middle"])
-def test_a_damaged_target_is_named_before_the_job_is_claimed(early: AccountsJob, damage: str, target: str) -> None:
+@pytest.mark.slow(reason="runs jobs many times")
+@pytest.mark.parametrize(("target", "damage"), [("checkpoint", "a bit in the middle"), ("savepoint", "removed")])
+def test_a_damaged_target_is_named_before_the_job_is_claimed(early: AccountsJob, target: str, damage: str) -> None:
     # The job's current checkpoint no longer has a file of the target.
     early.settings = {**early.settings, "rocksdb__compact_at_files": 1}
     early.run_to(140)

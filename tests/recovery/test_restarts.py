@@ -10,15 +10,16 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow.failpoints import NAMES
+from tests.support import root_files
 from tests.support.errors import reported_errors
-from tests.support.job_fixture import ASYNCHRONOUS, ON_REQUEST, SLICE, AccountsJob, mostly_slow, second_time
+from tests.support.job_fixture import ASYNCHRONOUS, KILLED, ON_REQUEST, SLICE, AccountsJob, mostly_slow, second_time
 from tests.support.processes import spawn
 from tests.support.screens import normalized
 
 _AGAIN = {"restart__strategy": "fixed-delay", "restart__fixed_delay__delay": "1ms"}
 # Without Spark nothing is seeded, and at the end there is nothing to start again for.
 _POINTS = sorted(NAMES.keys() - ON_REQUEST - ASYNCHRONOUS - {"start.seeded", "run.end"})
-_QUICK = ("claim.after", "task.uploaded", "commit.manifest", "commit.after", "publish.after", "gc.deleting")
+_QUICK = ("task.uploaded", "commit.after", "gc.deleting")
 
 
 @pytest.mark.parametrize("point", mostly_slow(_POINTS, _QUICK))
@@ -62,4 +63,22 @@ def test_a_cancelled_run_keeps_its_committed_checkpoints(job: AccountsJob, numbe
     assert codes == (["interrupted"] if number == signal.SIGINT else []), str(ended)
     assert job.head.position == 4 * SLICE
     job.finish()
+    job.check()
+
+
+def test_a_job_recovers_from_a_source_that_crashes_and_pauses(job: AccountsJob) -> None:
+    """The process dies inside the source; a run is caught up where the script pauses. No run asks the source for what
+    is before the newest checkpoint."""
+    items = [(20, {"crash": "first"}), (50, {"pause": "gate"}), (60, {"crash": "second"})]
+    job.deliver(90, *items)
+    committed = 0
+    for code, position in ((KILLED, 20), (0, 50), (KILLED, 60), (0, 90)):
+        asked = len(job.requested())
+        assert job.run().code == code
+        slices = job.requested()[asked:]
+        assert [start for start, _ in slices] == [committed, *(end for _, end in slices[:-1])]
+        committed = root_files.entries(job.root)[-1].position
+        assert committed == position
+        if code == 0:
+            (job.folder / "gate").touch()
     job.check()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -16,10 +18,13 @@ from stateflow.requesters import os_user
 from stateflow.runtime.driver.request_server import STOPPED
 from stateflow.runtime.driver.termination import CAUGHT_UP
 from stateflow.storage import PosixStorage
+from tests.servers.hdfs import hdfs_server
+from tests.servers.running import s3_server
 from tests.support import folder_tables, root_files
 from tests.support.errors import ReportedError
-from tests.support.job_fixture import KILLED, ON_REQUEST, AccountsJob
+from tests.support.job_fixture import KILLED, AccountsJob, mostly_slow
 from tests.support.processes import Running, wait_for
+from tests.support.restores import plan
 
 MAKING = ["savepoint.pinned", "savepoint.started", "savepoint.copied", "savepoint.complete"]
 SERVING = [*MAKING, "request.made"]
@@ -79,28 +84,19 @@ def test_a_savepoint_without_a_run_copies_the_newest_checkpoint(idle_job: Accoun
     idle_job.check_clean()
 
 
-@pytest.mark.parametrize("name", MAKING)
+@pytest.mark.parametrize("name", ["savepoint.copied", "savepoint.complete"])
 def test_a_killed_savepoint_command_leaves_nothing_that_looks_complete(idle_job: AccountsJob, name: str) -> None:
     """Its pin is listed and dropped by command; then collections, the first of them killed, remove the rest."""
     assert idle_job.command(*CREATE, failpoint=name).code == KILLED
     is_complete = name == "savepoint.complete"
     assert _complete(idle_job) == (["mine"] if is_complete else [])
     _drop_the_pin(idle_job)
-    if name in ("savepoint.started", "savepoint.copied"):
+    if not is_complete:
         assert idle_job.command("gc", failpoint="savepoint.given-up").code == KILLED
     idle_job.check_clean()
     if not is_complete:
         idle_job.create_savepoint("mine")
     assert idle_job.savepoints.keys() == {"mine"}
-
-
-def test_a_savepoint_that_was_given_up_while_its_maker_was_stopped_fails(idle_job: AccountsJob) -> None:
-    slept = idle_job.begin(*CREATE, failpoint="savepoint.copied:1:stop").wait_stopped()
-    _drop_the_pin(idle_job)
-    idle_job.collect()
-    slept.resume().wait().check_error(4, "data", name="mine")
-    assert _complete(idle_job) == []
-    idle_job.check_clean()
 
 
 def test_retention_and_gc_keep_savepoints(idle_job: AccountsJob) -> None:
@@ -134,11 +130,12 @@ def test_a_savepoint_s_name_is_unique_but_its_request_may_be_repeated(idle_job: 
     assert idle_job.savepoints.keys() == {"mine"}
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_the_cost_of_a_savepoint_does_not_depend_on_how_many_are_kept(
     idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each is found by its name, also after a user has renamed its folder."""
-    names = ["mine", *(f"mine-{n}" for n in range(30))]
+    names = ["mine", *(f"mine-{n}" for n in range(10))]
     read, get = Counter[int](), PosixStorage.get
     for number, name in enumerate(names):
 
@@ -171,18 +168,15 @@ def test_a_savepoint_after_a_crash_needs_the_job_to_publish_pending_output(job: 
     job.check()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "option"),
-    [
+def test_impossible_options_are_refused(idle_job: AccountsJob) -> None:
+    for arguments, option in (
         (("savepoint", "create", "--timeout", "inf"), "--timeout"),
         (("savepoint", "create", "--timeout", "nan"), "--timeout"),
         (("stop", "--name", "mine"), "--savepoint"),
         (("stop", "--drain"), "--savepoint"),
-    ],
-)
-def test_impossible_options_are_refused(idle_job: AccountsJob, arguments: tuple[str, ...], option: str) -> None:
-    refused = idle_job.command(*arguments)
-    assert refused.code == 2 and option in refused.err, str(refused)
+    ):
+        refused = idle_job.command(*arguments)
+        assert refused.code == 2 and option in refused.err, str(refused)
 
 
 # -- taken by a run ---------------------------------------------------------------------------------------------------
@@ -197,17 +191,7 @@ def test_a_savepoint_during_a_run_is_taken_at_the_next_barrier(job: AccountsJob)
     job.check()
 
 
-def test_a_savepoint_from_head_does_not_affect_the_run(job: AccountsJob) -> None:
-    job.deliver(100)
-    run = job.start("commit.after:4:stop").wait_stopped()
-    made = job.create_savepoint("head", "--from-head")
-    # The newest checkpoint's output is not published yet: the one before it is.
-    assert made["checkpoint_id"] == job.head.doc["retained"][-1]["id"]
-    run.resume().wait().check()
-    job.check()
-
-
-@pytest.mark.parametrize("name", SERVING)
+@pytest.mark.parametrize("name", mostly_slow(SERVING, ["savepoint.copied", "request.made"]))
 def test_a_run_killed_during_a_savepoint_loses_nothing_and_the_next_run_answers(job: AccountsJob, name: str) -> None:
     job.deliver(100)
     job.settings = QUICK
@@ -253,16 +237,6 @@ def _die_before_the_answer(job: AccountsJob) -> None:
     assert _complete(job) == ["mine"]
 
 
-def test_a_savepoint_s_name_is_free_again_after_a_withdrawn_request(job: AccountsJob) -> None:
-    job.deliver(100)
-    _die_before_the_answer(job)
-    assert operations.withdraw(str(job.root), "r1")
-    job.create_savepoint("mine", "--from-head")
-    job.finish()
-    job.check_clean()
-    assert job.savepoints["mine"]["generation"] == 0
-
-
 def test_a_savepoint_request_that_a_dead_run_has_seen_is_served_from_the_head(job: AccountsJob) -> None:
     """Not after the whole timeout, and not never."""
     job.deliver(50)
@@ -271,6 +245,7 @@ def test_a_savepoint_request_that_a_dead_run_has_seen_is_served_from_the_head(jo
     assert made.check().document["taken_by"] == "head"
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_an_expired_savepoint_request_is_made_again_by_the_same_command(job: AccountsJob) -> None:
     job.deliver(100)
     job.reach("batch.begin:2")
@@ -293,7 +268,7 @@ def _ask_while_stopped(job: AccountsJob, *command: str) -> tuple[Running, Runnin
 # -- stops ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["", *SERVING])
+@pytest.mark.parametrize("name", mostly_slow(["", *SERVING], ["", "savepoint.pinned"]))
 def test_stop_ends_the_run_with_a_savepoint(job: AccountsJob, name: str) -> None:
     """Killed on the way, the next run does the rest before any batch."""
     job.deliver(200)
@@ -347,27 +322,17 @@ def test_a_failed_stop_does_not_end_the_run(idle_job: AccountsJob) -> None:
     idle_job.check()
 
 
-@pytest.mark.parametrize("savepoint", ["last", ""])
-def test_a_withdrawn_stop_does_not_end_the_run(job: AccountsJob, savepoint: str) -> None:
+def test_a_withdrawn_stop_does_not_end_the_run(job: AccountsJob) -> None:
     """Also when the run has done everything but write its answer."""
     job.run_to(30)
     job.deliver(200)
     job.settings = QUICK
-    _post(job, "s1", "stop", savepoint)
+    _post(job, "s1", "stop", "last")
     run = job.start("request.made:1:stop").wait_stopped()
     assert operations.withdraw(str(job.root), "s1")
     assert run.resume().wait().check().result["stopped_because"] == CAUGHT_UP
     assert (job.savepoints, job.records("savepoint"), job.records("stop")) == ({}, [], [])
     job.check()
-
-
-def test_an_expired_stop_request_does_not_end_the_next_run(job: AccountsJob) -> None:
-    job.run_to(30)
-    _post(job, "s1", "stop", "", until=LONG_AGO)
-    ended = job.run_to(60)
-    assert ended.result["stopped_because"] == CAUGHT_UP and job.head.position == 60
-    answer, _ = root_files.unsealed((job.root / "requests" / "s1.done").read_bytes())
-    assert answer["status"] == "withdrawn"
 
 
 # -- folders that are damaged, moved, copied, deleted -----------------------------------------------------------------
@@ -383,7 +348,7 @@ def test_a_killed_deletion_of_a_savepoint_is_completed_by_the_next_collection(id
     assert idle_job.savepoints.keys() == {"other"}
 
 
-@pytest.mark.parametrize("damage", ["flipped", "cut", "removed", "document"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "document"])
 def test_damage_to_a_savepoint_is_reported_with_its_path(idle_job: AccountsJob, damage: str) -> None:
     idle_job.create_savepoint("mine")
     folder = _folder(idle_job, "mine")
@@ -392,8 +357,7 @@ def test_damage_to_a_savepoint_is_reported_with_its_path(idle_job: AccountsJob, 
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.unlink()  # a hard link: the job's own file stays as it is
-    if damage != "removed":
-        path.write_bytes(data[: len(data) // 2] if damage == "cut" else data)
+    path.write_bytes(data[: len(data) // 2] if damage == "cut" else data)
     # Without its document it is not found by its name.
     asked = [("show", str(folder))] if damage == "document" else [("verify", "mine"), ("verify", str(folder))]
     for arguments in asked:
@@ -406,21 +370,7 @@ def test_damage_to_a_savepoint_is_reported_with_its_path(idle_job: AccountsJob, 
     idle_job.check_clean()
 
 
-def test_a_savepoint_can_be_moved_and_copied_and_deleted_by_its_path(idle_job: AccountsJob, tmp_path: Path) -> None:
-    idle_job.create_savepoint("mine")
-    away, copied = tmp_path / "away", tmp_path / "copied"
-    shutil.copytree(_folder(idle_job, "mine"), copied)
-    shutil.move(_folder(idle_job, "mine"), away)
-    for place in (away, copied):
-        root_files.check_savepoint(place)
-        idle_job.command("savepoint", "verify", str(place)).check()
-    assert idle_job.savepoints == {}
-    assert idle_job.command("savepoint", "dispose", str(tmp_path)).code == 2
-    idle_job.command("savepoint", "dispose", f"file://{away}/").check()
-    assert not away.exists()
-    root_files.check_savepoint(copied)
-
-
+@pytest.mark.slow(reason="runs jobs many times")
 def test_a_damaged_savepoint_blocks_no_command_and_can_be_deleted(idle_job: AccountsJob) -> None:
     for name in ("broken", "whole"):
         idle_job.create_savepoint(name, "--origin", "periodic")
@@ -439,6 +389,7 @@ def test_a_damaged_savepoint_blocks_no_command_and_can_be_deleted(idle_job: Acco
     assert idle_job.savepoints.keys() == {"other"}
 
 
+@pytest.mark.slow(reason="runs jobs many times")
 def test_a_copied_savepoint_in_the_job_root_is_not_deleted_with_the_original(idle_job: AccountsJob) -> None:
     for name in ("p1", "p2", "p3"):
         idle_job.create_savepoint(name, "--origin", "periodic")
@@ -453,9 +404,169 @@ def test_a_copied_savepoint_in_the_job_root_is_not_deleted_with_the_original(idl
     assert str(copied) in idle_job.command("savepoint", "show", "p1").out
 
 
-def test_every_failpoint_of_savepoints_is_covered_by_tests_of_kills() -> None:
-    named = {n for n in ON_REQUEST if n.startswith(("savepoint.", "request."))}
-    # Others are passed in test_canonical_savepoints.py, test_rekey.py, test_claim_modes.py and test_take_over.py.
-    steps = ("share", "rekeyed", "claimed", "released", "collected")
-    elsewhere = {"request.posted", *(f"savepoint.{step}" for step in steps)}
-    assert named == {*SERVING, *elsewhere, "savepoint.disposing", "savepoint.disposed", "savepoint.given-up"}
+# -- in other folders -------------------------------------------------------------------------------------------------
+
+
+def _create(job: AccountsJob, into: Path | str, *more: str) -> dict[str, Any]:
+    return job.create_savepoint("mine", "--into", str(into), *more)
+
+
+def _path(made: dict[str, Any]) -> Path:
+    return Path(unquote(made["path"].removeprefix("file://")))
+
+
+def _complete_in(into: Path) -> list[Path]:
+    return [p.parent for p in into.glob("*/_savepoint") if p.read_bytes() != b"given up\n"]
+
+
+def test_a_savepoint_in_another_folder_needs_nothing_of_its_job_root(idle_job: AccountsJob, tmp_path: Path) -> None:
+    into = tmp_path / "kept here"
+    made = _create(idle_job, into)
+    folder = _path(made)
+    assert (made["checkpoint_id"], made["taken_by"]) == (idle_job.head.checkpoint, "head")
+    assert (idle_job.savepoints, idle_job.head.doc["pinned"]) == ({}, [])
+    idle_job.check_clean()
+    shutil.rmtree(idle_job.root)
+    root_files.check_savepoint(folder)
+    (listed,) = idle_job.shell(f"stateflow savepoint list --in '{into}' --json").document
+    assert listed["path"] == made["path"]
+    for path in (made["path"], *(f"'{folder}{end}'" for end in ("", "/", "/_savepoint"))):
+        assert idle_job.shell(f"stateflow savepoint show {path} --json").document["id"] == made["id"]
+        idle_job.shell(f"stateflow savepoint verify {path}").check()
+    (folder / "notes.txt").write_text("mine")
+    idle_job.shell(f"stateflow savepoint dispose '{folder}/_savepoint'").check()
+    # Files of others stay, and a folder with nothing else is refused.
+    assert [p.name for p in folder.iterdir()] == ["notes.txt"]
+    assert idle_job.shell(f"stateflow savepoint dispose '{folder}'").code == 2
+    assert [p.name for p in folder.iterdir()] == ["notes.txt"]
+
+
+def test_a_plan_names_the_savepoint_of_a_dropped_checkpoint_while_the_savepoint_exists(
+    idle_job: AccountsJob, tmp_path: Path
+) -> None:
+    earlier = idle_job.head.checkpoint
+    idle_job.run_to(70)
+    made = _create(idle_job, tmp_path / "kept")
+    for remaining in ([made["path"]], []):
+        assert [saved["savepoint"] for saved in plan(idle_job, str(earlier))["saved"]] == remaining
+        shutil.rmtree(tmp_path / "kept", ignore_errors=True)
+
+
+@pytest.mark.parametrize("name", mostly_slow(MAKING, ["savepoint.copied"]))
+def test_a_killed_savepoint_into_a_folder_is_completed_and_cleaned_up_by_the_same_command(
+    idle_job: AccountsJob, tmp_path: Path, name: str
+) -> None:
+    into = tmp_path / "kept"
+    asked = ("--request-id", "r1", "--by", "ada")
+    command = ("savepoint", "create", "--name", "mine", "--into", str(into), *asked)
+    assert idle_job.command(*command, failpoint=name).code == KILLED
+    assert len(_complete_in(into)) == (1 if name == "savepoint.complete" else 0)
+    # Another job's maker is at work in the same folder.
+    other = into / "theirs-00000000"
+    other.mkdir(parents=True)
+    (other / "_started").write_text("a pin of another job")
+    first, second = _create(idle_job, into, *asked), _create(idle_job, into, *asked)
+    assert first["id"] == second["id"]
+    (folder,) = _complete_in(into)
+    root_files.check_savepoint(folder)
+    half_made = [p for p in into.iterdir() if p not in (folder, other)]
+    assert all([f.name for f in root_files.files_below(p).values()] == ["_savepoint"] for p in half_made)
+    assert idle_job.head.doc["pinned"] == []
+    assert [p.name for p in other.iterdir()] == ["_started"]
+    idle_job.check_clean()
+
+
+@pytest.mark.parametrize("name", ["savepoint.share", "savepoint.copied"])
+def test_a_failed_savepoint_into_a_folder_leaves_no_file(idle_job: AccountsJob, tmp_path: Path, name: str) -> None:
+    """Its pin, by which a later attempt would find them, ends with the command."""
+    create = ("savepoint", "create", "--name", "mine", "--format", "canonical", "--into", str(tmp_path / "kept"))
+    failed = idle_job.command(*create, failpoint=f"{name}:1:error")
+    assert failed.error.code == "internal", str(failed)
+    assert (idle_job.head.doc["pinned"], _complete_in(tmp_path / "kept")) == ([], [])
+    assert {Path(path).name for path in root_files.files_below(tmp_path / "kept")} == {"_savepoint"}
+    idle_job.command(*create).check()
+
+
+@pytest.mark.slow(reason="runs jobs many times")
+def test_a_killed_cleanup_of_a_savepoint_into_a_folder_is_completed_by_the_same_command(
+    idle_job: AccountsJob, tmp_path: Path
+) -> None:
+    into = tmp_path / "kept"
+    create = ("savepoint", "create", "--name", "mine", "--into", str(into), "--request-id", "r1")
+    for failpoint in ("savepoint.copied", "savepoint.given-up", "log.created"):
+        assert idle_job.command(*create, failpoint=failpoint).code == KILLED
+    folder = _path(_create(idle_job, into, "--request-id", "r1"))
+    others = [path for path in into.iterdir() if path != folder]
+    assert {name for path in others for name in root_files.files_below(path)} == {"_savepoint"}
+    assert idle_job.head.doc["pinned"] == []
+
+
+def test_a_savepoint_into_a_folder_during_a_run_is_taken_by_the_run(job: AccountsJob, tmp_path: Path) -> None:
+    job.settings = {"checkpoints__interval_batches": 50}
+    job.deliver(200)
+    create = ("savepoint", "create", "--name", "mine", "--into", str(tmp_path / "kept"), "--json")
+    made, _ = job.asked_at("batch.begin:3", *create)
+    report = made.check().document
+    assert report["taken_by"] == "run" and 0 < json.loads(report["offsets"]["events"])["row"] <= 200
+    root_files.check_savepoint(_path(report))
+    job.check()
+
+
+@pytest.mark.slow(reason="starts servers of S3 and HDFS")
+def test_a_savepoint_in_a_bucket_or_hdfs_can_be_forked_and_deleted(idle_job: AccountsJob, tmp_path: Path) -> None:
+    with s3_server(tmp_path / "s3", "bucket") as bucket, hdfs_server(tmp_path / "hdfs") as hdfs:
+        variables = idle_job.variables = bucket | hdfs.variables
+        made = [_create(idle_job, into) for into in ("s3://bucket/kept", f"{hdfs.address}/kept")]
+        idle_job.run_to(80)
+        for number, each in enumerate(made):
+            again = AccountsJob(tmp_path / f"again-{number}", variables=variables)
+            idle_job.command("fork", f"{each['path']}/_savepoint", "--into", str(again.root)).check()
+            again.run_to(80)
+            assert again.head.position == 80
+            idle_job.shell(f"stateflow savepoint dispose {each['path']}").check()
+            left = idle_job.shell(f"stateflow savepoint list --in {each['path'].rpartition('/')[0]} --json")
+            assert left.document == []
+
+
+def test_a_killed_deletion_of_a_savepoint_is_completed_by_the_same_command(
+    idle_job: AccountsJob, tmp_path: Path
+) -> None:
+    dispose = ("savepoint", "dispose", str(_path(_create(idle_job, tmp_path / "kept"))))
+    for name in ("savepoint.disposing", "savepoint.disposed"):
+        assert idle_job.command(*dispose, failpoint=name).code == KILLED
+    idle_job.command(*dispose).check()
+    assert list((tmp_path / "kept").iterdir()) == []
+
+
+def test_a_savepoint_into_the_job_root_or_with_a_used_name_is_refused(idle_job: AccountsJob, tmp_path: Path) -> None:
+    _create(idle_job, tmp_path / "kept")
+    for into in (idle_job.root, idle_job.root / "data", tmp_path / "kept"):
+        refused = idle_job.command("savepoint", "create", "--name", "mine", "--into", str(into))
+        assert refused.code == 2, str(refused)
+
+
+# -- what it does not do -----------------------------------------------------------------------------------------------
+
+
+def _names(document: Any) -> Iterator[str]:
+    """The names of all fields, at any depth."""
+    if isinstance(document, dict):
+        yield from document
+        document = list(document.values())
+    if isinstance(document, list):
+        for value in document:
+            yield from _names(value)
+
+
+def test_a_savepoint_contains_no_pending_output(job: AccountsJob) -> None:
+    """Also where its checkpoint's output was pending just before."""
+    job.deliver(50)
+    job.reach("commit.after:3")
+    pending = job.head.doc["pending"]
+    assert pending and {"pending", "committables"} <= set(_names(job.head.doc))
+    job.create_savepoint("mine", "--acknowledge-timeout", "0.2", "--job", job.job_file, with_job=True)
+    stored = job.savepoints["mine"]
+    assert stored["checkpoint_id"] == job.head.checkpoint
+    assert not {"pending", "committables"} & set(_names(stored))
+    files = [c["path"] for output in pending for c in output["committables"]]
+    assert files and not [path for path in files if path in str(stored)]

@@ -17,13 +17,13 @@ from urllib.parse import unquote
 import psutil
 import pytest
 
-from stateflow.runtime.driver.request_server import STOPPED
+from tests.recovery.host_copies import cached_files, unshare
 from tests.recovery.random_kills import JVM, candidates
 from tests.servers.running import s3_server
 from tests.support import root_files
 from tests.support.flights_job import FlightsJob, expected
 from tests.support.job_fixture import KILLED, multiset
-from tests.support.processes import Running, spawn, wait_for
+from tests.support.processes import spawn, wait_for
 from tests.support.restores import execute, plan
 
 pytestmark = [pytest.mark.spark]
@@ -38,16 +38,24 @@ def flights(flights: FlightsJob) -> FlightsJob:
 def test_a_job_on_spark_recovers_from_kills_at_failpoints(flights: FlightsJob) -> None:
     flights.deliver(8)
     flights.reach("start.seeded:1")
-    flights.reach("batch.reported:2")
     flights.reach("commit.after:2")
-    # The start publishes what is pending in both tables; the third is the first one's output of the next batch.
-    flights.reach("publish.after:3")
     # A worker dies, and Spark tries its task again: the run continues.
     flights.reach("task.sink-closed:3", 0)
     flights.check()
 
 
-@pytest.mark.slow(reason="starts Spark for its jobs")
+@pytest.mark.slow(reason="each run starts Spark")
+def test_spark_tries_a_task_again_that_met_a_damaged_copy(flights: FlightsJob) -> None:
+    flights.run_to(3)
+    unshare(flights)
+    for path in cached_files(flights):
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    flights.run_to(6)
+    flights.check()
+
+
+@pytest.mark.slow(reason="each run starts Spark")
 def test_a_job_with_asynchronous_checkpoints_on_spark_recovers_from_kills(flights: FlightsJob) -> None:
     flights.settings = {**flights.settings, "checkpoints__asynchronous": "yes"}
     flights.deliver(6)
@@ -61,18 +69,7 @@ def test_a_job_with_asynchronous_checkpoints_on_spark_recovers_from_kills(flight
     flights.check()
 
 
-@pytest.mark.slow(reason="starts Spark for its jobs")
-def test_a_checkpoint_after_three_batches_is_exact_when_killed_before_and_after_its_commit(flights: FlightsJob) -> None:
-    third = {"checkpoints__interval_batches": 3}
-    flights.deliver(5)
-    flights.reach("batch.end:4", **third)
-    assert flights.head.doc["ordinal"] == 3
-    flights.reach("commit.after:1", **third)
-    flights.run_to(8, **third)
-    flights.check()
-
-
-@pytest.mark.slow(reason="starts Spark for its jobs")
+@pytest.mark.slow(reason="each run starts Spark")
 def test_a_failed_run_restarts_in_the_same_spark_session(flights: FlightsJob) -> None:
     flights.deliver(6)
     ended = flights.run("batch.reported:3:error", restart__strategy="fixed-delay", restart__fixed_delay__delay="10ms")
@@ -80,6 +77,7 @@ def test_a_failed_run_restarts_in_the_same_spark_session(flights: FlightsJob) ->
     flights.check()
 
 
+@pytest.mark.slow(reason="each run starts Spark")
 def test_a_run_whose_spark_is_gone_ends_whatever_its_restart_strategy(flights: FlightsJob) -> None:
     """A process has one Spark, so it would start again without end; the caller of the run starts a new one."""
     without_end: dict[str, Any] = {
@@ -96,26 +94,7 @@ def test_a_run_whose_spark_is_gone_ends_whatever_its_restart_strategy(flights: F
     assert [e.doc["kind"] for e in root_files.entries(flights.root)].count("claim") == 1
 
 
-@pytest.mark.slow(reason="starts Spark for its jobs")
-def test_two_concurrent_drivers_lose_and_repeat_no_row(flights: FlightsJob) -> None:
-    """Two are started at once; then one is stopped between COMMIT and publishing, while another goes through."""
-    flights.deliver(6)
-    chain = root_files.Chain(flights.root)
-    first, second = flights.start(), flights.start()
-    codes = sorted(_end(run, chain) for run in (first, second))
-    assert codes in ([0, 0], [0, 3]), "\n".join(map(str, (first, second)))
-    flights.check_results()
-    flights.deliver(12)
-    stopped = flights.start("commit.after:2:stop").wait_stopped(chain.look)
-    other = flights.start()
-    assert _end(other, chain) == 0, str(other)
-    assert _end(stopped.resume(), chain) == 3, str(stopped)
-    chain.check()
-    # Its tasks may have written for one more batch after the other's start; the next start sweeps that.
-    flights.run_to(13)
-    flights.check()
-
-
+@pytest.mark.slow(reason="each run starts Spark")
 def test_a_fenced_run_detects_the_newer_run_during_a_batch_that_does_not_end(flights: FlightsJob) -> None:
     """It is neither at its next batch nor at its next append: the look every five seconds interrupts Spark."""
     flights.deliver(6)
@@ -133,16 +112,6 @@ def _is_stopped(worker: psutil.Process) -> bool:
         return False
 
 
-def _end(run: Running, chain: root_files.Chain) -> int:
-    def look() -> None:
-        chain.look()
-        run.family()
-
-    ended = run.wait(look)
-    assert ended.code != 3 or ended.error.code == "fenced", str(ended)
-    return ended.code
-
-
 @pytest.fixture
 def in_a_bucket(flights: FlightsJob, tmp_path: Path) -> Iterator[FlightsJob]:
     with s3_server(tmp_path / "s3", "bucket") as variables:
@@ -151,7 +120,7 @@ def in_a_bucket(flights: FlightsJob, tmp_path: Path) -> Iterator[FlightsJob]:
         yield flights
 
 
-@pytest.mark.slow(reason="starts Spark for its jobs")
+@pytest.mark.slow(reason="each run starts Spark")
 def test_a_job_root_in_a_bucket_survives_a_kill_and_keeps_credentials_to_itself(
     in_a_bucket: FlightsJob, tmp_path: Path
 ) -> None:
@@ -173,6 +142,7 @@ def _files(offset: str) -> int:
     return int(json.loads(offset)["logOffset"]) + 1
 
 
+@pytest.mark.slow(reason="each run starts Spark")
 def test_a_savepoint_taken_during_a_run_on_spark_can_be_restored(flights: FlightsJob) -> None:
     """Taken while a run is stopped in a batch; then more files, the restore, killed at each table, and more files
     again, at another parallelism."""
@@ -206,50 +176,7 @@ def test_a_savepoint_taken_during_a_run_on_spark_can_be_restored(flights: Flight
     assert flights.savepoints.keys() == {"early"}
 
 
-@pytest.mark.slow(reason="starts Spark for its jobs")
-def test_a_savepoint_a_fork_and_a_stop_on_spark_are_completed_after_kills(flights: FlightsJob, tmp_path: Path) -> None:
-    """The next run, or the same command, does the rest: each is complete, once, and no row is lost or there twice."""
-    flights.deliver(4)
-    requester = _asked_of_a_run_that_dies(flights, "savepoint", "create", "--name", "early")
-    flights.reach("savepoint.copied")
-    flights.finish()
-    requester.wait().check()
-    assert flights.savepoints.keys() == {"early"}
-
-    into = tmp_path / "fork"
-    fork = ("fork", "early", "--into", str(into), "--shadow")
-    assert flights.command(*fork, failpoint="fork.imported").code == KILLED
-    flights.command(*fork).check()
-    # The runs may have processed all four files before the savepoint.
-    flights.deliver(5)
-    settings = {**flights.settings, "local_dir": tmp_path / "local"}
-    forked = FlightsJob(flights.folder, settings, job_name=flights.job_name, launcher=spawn, root_folder=into)
-    forked.finish()
-    files = _files(flights.savepoints["early"]["manifest"]["sources"][0]["offset"])
-    shadow = multiset(expected(5).movements) - multiset(expected(files).movements)
-    assert multiset(flights.rows("legs_shadow")) == shadow
-    forked.end_all()
-
-    flights.deliver(7)
-    requester = _asked_of_a_run_that_dies(flights, "stop", "--savepoint", "--name", "last")
-    flights.reach("savepoint.complete")
-    assert flights.finish().result["stopped_because"] == STOPPED
-    requester.wait().check()
-    assert flights.savepoints.keys() == {"early", "last"}
-    flights.finish()
-    flights.check()
-
-
-def _asked_of_a_run_that_dies(job: FlightsJob, *command: str) -> Running:
-    """A process that waits for an answer; the run that was at work then is gone."""
-    run = job.start("batch.reported:2:stop").wait_stopped()
-    requester = job.begin(*command, "--request-id", command[-1], "--timeout", "300", "--acknowledge-timeout", "300")
-    wait_for((job.root / "requests" / command[-1]).exists, lambda: "the request")
-    run.kill()
-    run.wait()
-    return requester
-
-
+@pytest.mark.slow(reason="each run starts Spark")
 def test_a_forged_savepoint_reads_no_file_of_others(flights: FlightsJob, tmp_path: Path) -> None:
     """An entry of Spark's source log with another file, which the next run would read and publish."""
     flights.run_to(2)

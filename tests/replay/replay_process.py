@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 
 from stateflow.errors import StateflowError
 from stateflow.launch import RunRequest, run_job
-from stateflow.replay.key_trace import KeyDebugger, KeyRequest
+from stateflow.replay.key_trace import KeyRequest
 from stateflow.replay.run import ReplayRequest, replay
 from tests.support.job_fixture import JobFixture
 from tests.support.processes import ROOT
@@ -50,16 +49,13 @@ class SparkReplays:
         answer = self._ask(job, "run", settings)
         assert "error" not in answer, answer
 
-    def replay(
-        self, job: JobFixture, batch: int, key: Sequence[str] = (), typed: Sequence[str] = (), **settings: object
-    ) -> dict[str, Any]:
+    def replay(self, job: JobFixture, batch: int, key: Sequence[str] = (), **settings: object) -> dict[str, Any]:
         """Replays a batch; returns the report, or the code and the facts of the error.
 
         Args:
             key: the only key to show.
-            typed: what the user types into the debugger; the answer then has what it shows.
         """
-        return self._ask(job, "replay", settings, batch=batch, key=list(key), typed=list(typed))
+        return self._ask(job, "replay", settings, batch=batch, key=list(key))
 
     def _ask(self, job: JobFixture, verb: str, settings: dict[str, object], **more: object) -> dict[str, Any]:
         given = {**job.settings, "checkpoints__retained": 50, "checkpoints__asynchronous": "no", **settings}
@@ -109,8 +105,6 @@ def _run(command: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replay(command: dict[str, Any]) -> dict[str, Any]:
-    shown = io.StringIO()
-    typed = io.StringIO("".join(f"{line}\n" for line in command["typed"]))
     report = replay(
         ReplayRequest(
             Path(command["job"]),
@@ -119,21 +113,14 @@ def _replay(command: dict[str, Any]) -> dict[str, Any]:
             (command["settings"],),
             max_rows=None,
             key=KeyRequest(tuple(command["key"])) if command["key"] else None,
-            debugger=KeyDebugger(stdin=typed, stdout=shown) if command["typed"] else None,
         )
     )
     return {
         "same": report.is_same,
         "difference": [str(change) for change in report.difference.changes],
         "rows": {emitted.sink: emitted.rows for emitted in report.emitted},
-        "state": [
-            [c.operator, c.state, list(c.key), c.map_key, c.before, c.after, c.kind] for c in report.state.changes
-        ],
         "rows_in": [batch.rows_in for batch in report.batches],
         "deviation": report.deviation,
-        "calls": {each.operator: [[call.method, call.given] for call in each.calls] for each in report.keys},
-        "key_state": [[c.state, list(c.key), c.before, c.after] for each in report.keys for c in each.state],
-        "shown": shown.getvalue(),
     }
 
 

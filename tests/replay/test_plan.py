@@ -1,8 +1,11 @@
-"""Which batches a checkpoint consists of: as they were recorded, or what is known without a record."""
+"""Which batches a checkpoint consists of, as recorded or as far as known, and whether their files are as they were."""
 
 from __future__ import annotations
 
+import json
+import os
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -10,6 +13,7 @@ from msgspec.structs import replace
 from stateflow.checkpoint.log.documents import BatchRecord, Manifest, SourcePosition
 from stateflow.errors import CorruptFile
 from stateflow.replay.input import plan_replay
+from stateflow.replay.spark import lost_files
 from tests.checkpoint.records import record as checkpoint_record
 from tests.support.errors import raises
 
@@ -59,3 +63,38 @@ def test_a_record_that_cannot_be_true_is_refused(record: BatchRecord) -> None:
     last = BatchRecord(ordinal=2, processing_time=TIME, checkpoint_id=3)
     with raises(CorruptFile):
         plan_replay(_manifest(6, {"a": "3"}, batches=[record, last]), BASE)
+
+
+# -- files of the batches ---------------------------------------------------------------------------------------------
+
+
+def _log(number: int, *files: Path) -> bytes:
+    lines = [
+        json.dumps({"path": file.as_uri(), "timestamp": file.stat().st_mtime_ns // 1_000_000, "batchId": number})
+        for file in files
+    ]
+    return "\n".join(["v1", *lines]).encode()
+
+
+def _offset(number: int) -> str:
+    return json.dumps({"logOffset": number})
+
+
+def test_missing_and_changed_files_of_the_batch_are_reported_and_no_others(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name} 1.json" for name in "abcd"]
+    for file in files:
+        file.write_text("{}")
+    before, missing, changed, after = files
+    logs = [_log(0, before), _log(1, missing, changed), _log(2, after)]
+    assert lost_files(logs, "-", _offset(2)) == []
+    for file in (before, missing, after):
+        file.unlink()
+    os.utime(changed, (1, 1))
+    found = lost_files(logs, _offset(0), _offset(1))
+    assert [each.startswith(f"{file}: ") for each, file in zip(found, (missing, changed), strict=True)] == [True, True]
+    assert len(lost_files(logs, "-", _offset(0))) == 1
+
+
+def test_files_on_other_file_systems_are_left_to_spark() -> None:
+    line = json.dumps({"path": "s3a://bucket/file.json", "timestamp": 1, "batchId": 0})
+    assert lost_files([f"v1\n{line}".encode()], "-", _offset(0)) == []

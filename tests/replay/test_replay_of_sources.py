@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -24,12 +23,12 @@ from tests.servers.kafka import Kafka, kafka_broker
 from tests.spark.jobs import delta_input, folders
 from tests.spark.kafka_job import KafkaJob
 from tests.spark.processes import ModuleJob
-from tests.support import folder_tables, root_files, stored_state
+from tests.support import folder_tables, root_files
 from tests.support.cli_fixture import contents
 from tests.support.ledger_job import LedgerJob
 from tests.support.ledgers import write
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="runs jobs on Spark")]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +63,7 @@ class Original:
         return [ref["id"] for ref in root_files.kept_refs(self.job.root)]
 
     def check(self, batch: int) -> int:
-        """A replay of a batch shows its rows and changes of state, and changes nothing.
+        """A replay of a batch shows its rows, leads to its state, and changes nothing.
 
         Returns the number of batches that led to the checkpoint.
         """
@@ -72,7 +71,6 @@ class Original:
         shown = self.spark.replay(self.job, batch, **self.settings)
         assert shown.get("error") is None, shown
         self._check_result(shown, batch)
-        assert _changes_of(shown["state"]) == self._stored_changes(batch)
         if self.key:
             self._check_result(self.spark.replay(self.job, batch, self.key, **self.settings), batch)
         assert self._kept() == before
@@ -90,52 +88,6 @@ class Original:
         newest = root_files.head(self.job.root)
         lasting = [newest.doc["generation"], newest.checkpoint, newest.doc["sources"]]
         return {name: text for name, text in files.items() if not name.startswith("root/log/")}, lasting
-
-    def _stored_changes(self, batch: int) -> Counter[str]:
-        """The values of the keyed states before and after a batch, and the number of its added and removed timers."""
-        batches = self.batches
-        at = batches.index(batch)
-        after, before = self._entries(batch), self._entries(batches[at - 1]) if at else {}
-        changed = [entry for entry in after.keys() | before.keys() if after.get(entry) != before.get(entry)]
-        return Counter(_change(uid, name, before.get(e), after.get(e)) for e in changed for uid, name, _ in [e])
-
-    def _entries(self, batch: int) -> dict[tuple[str, str, bytes], bytes]:
-        (ref,) = [ref for ref in root_files.kept_refs(self.job.root) if ref["id"] == batch]
-        found = {}
-        for operator in root_files.read_manifest(self.job.root, ref["manifest"])["operators"]:
-            names = {stored_state.state_id(state["name"]): state["name"] for state in operator["states"]}
-            for subtask in operator["subtasks"]:
-                for key, value in stored_state.stored_entries(self.job.root, subtask):
-                    found[operator["uid"], names.get(key[2:6], _TIMERS), key] = value
-        return found
-
-
-_TIMERS = "_timers"
-
-
-def _changes_of(state: Sequence[Sequence[Any]]) -> Counter[str]:
-    return Counter(
-        _text(uid, name, before is not None, after is not None)
-        if name == _TIMERS
-        else _text(uid, name, _stored(before), _stored(after))
-        for uid, name, _, _, before, after, _ in state
-    )
-
-
-def _stored(value: Any) -> Any:
-    """A value with a row as an array, as it may be stored."""
-    return list(value.values()) if isinstance(value, dict) else value
-
-
-def _change(uid: str, name: str, before: bytes | None, after: bytes | None) -> str:
-    if name == _TIMERS:
-        return _text(uid, name, before is not None, after is not None)
-    old, new = (None if data is None else msgspec.msgpack.decode(data[1:]) for data in (before, after))
-    return _text(uid, name, _stored(old), _stored(new))
-
-
-def _text(uid: str, name: str, before: object, after: object) -> str:
-    return json.dumps([uid, name, before, after])
 
 
 def _multiset(rows: Sequence[dict[str, Any]]) -> Counter[str]:
@@ -176,22 +128,6 @@ def test_batches_over_files_and_a_collection_show_their_rows_and_state(
     counts = [original.check(batch) for batch in original.batches]
     assert counts == ([1, 1, 1, 2, 2] if policy == "quarantine" else [1, 1])
     assert len(first) == (3 if policy == "quarantine" else 1)
-
-
-def test_a_key_has_its_calls_and_the_debugger_stops_there(spark: SparkReplays, tmp_path: Path) -> None:
-    job = _folders_job(tmp_path)
-    _write_files(tmp_path, 0, 1)
-    spark.run(job)
-    original = Original(spark, job, {"out": "out", "sums": "sums"})
-    shown = spark.replay(job, original.batches[1], ("n1",), ["p row.number + 1000", "c"])
-    assert shown["same"]
-    assert [(method, given["number"]) for method, given in shown["calls"]["sum"]] == [
-        ("process_element", number) for number in (10, 11, 12, 13)
-    ]
-    ((_, key, before, after),) = shown["key_state"]
-    assert (key, before, after) == (["n1"], None, {"name": "n1", "number": 46})
-    # The reduce function is called for the second row first.
-    assert "1011" in shown["shown"] and "folders.py" in shown["shown"]
 
 
 def test_files_that_were_removed_or_changed_are_an_error(spark: SparkReplays, tmp_path: Path) -> None:
@@ -280,19 +216,6 @@ def test_batches_over_a_delta_table_show_their_rows(spark: SparkReplays, tmp_pat
     assert max([original.check(batch) for batch in original.batches]) == 2
 
 
-def test_batches_over_changes_of_a_delta_table_show_their_rows(spark: SparkReplays, tmp_path: Path) -> None:
-    job = DeltaJob(tmp_path, job__kind="changes", job__start="0")
-    job.add(1, 2)
-    spark.run(job)
-    DeltaTable(str(job.input)).update(updates={"name": "'b'"}, predicate="id = 1")
-    DeltaTable(str(job.input)).delete("id = 2")
-    spark.run(job)
-    original = Original(spark, job, {"copied": "copied"})
-    assert len(original.batches) == 2
-    for batch in original.batches:
-        original.check(batch)
-
-
 def test_a_delta_table_without_the_files_or_the_log_is_an_error(spark: SparkReplays, tmp_path: Path) -> None:
     job = DeltaJob(tmp_path)
     batches = []
@@ -331,26 +254,6 @@ def test_batches_over_a_source_in_python_show_rows_timers_and_dead_letters(spark
     assert max([original.check(batch) for batch in original.batches]) == 2
     assert any(row["count"] < 0 for row in job.table_rows("counts")), "timers have fired"
     assert job.table_rows("letters")
-
-
-def test_rows_that_a_partitioned_source_has_removed_are_an_error(spark: SparkReplays, tmp_path: Path) -> None:
-    job = LedgerJob(tmp_path, source__max_rows_per_batch=6)
-    job.send("a", 18)
-    spark.run(job)
-    first, second, third, *others = Original(spark, job, {}).batches
-    (tmp_path / "in" / "a.first").write_text("8")
-    # Where the first batch began is not recorded.
-    facts = _check_lost(spark.replay(job, second), "entries", second, [first, third, *others])
-    assert "8)" in str(facts["lost"])
-    _check_lost(spark.replay(job, first), "entries", first, [third, *others])
-
-
-def test_batches_over_any_source_of_spark_show_their_rows(spark: SparkReplays, tmp_path: Path) -> None:
-    job = DeltaJob(tmp_path, job__kind="rate", run__max_batches=2)
-    spark.run(job)
-    spark.run(job, run__max_batches=4, checkpoints__interval_batches=2)
-    original = Original(spark, job, {"copied": "copied"})
-    assert [original.check(batch) for batch in original.batches] == [1, 1, 2, 2]
 
 
 def test_rows_that_a_source_in_python_does_not_return_again_are_an_error(spark: SparkReplays, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -30,6 +31,8 @@ from stateflow import (
     WatermarkStrategy,
 )
 from stateflow.checkpoint.log.documents import Manifest
+from stateflow.clock import ManualClock
+from stateflow.runtime.restore.new_job_root import InitialSavepoint, create_job_root
 from stateflow.state.handles import OperatorContent
 from stateflow.state.operator_content import read_parts
 from stateflow.storage import Storage
@@ -316,3 +319,67 @@ def check_operator_state(manifest: Manifest, storage: Storage, expected: Expecte
 
 def _contents(parts: Any, storage: Storage) -> list[tuple[int, OperatorContent]]:
     return [(part.subtask, content) for part, content in read_parts(storage, parts)]
+
+
+# -- stories ----------------------------------------------------------------------------------------------------------
+
+PLACES: list[Key] = [("", 0), ("a", -1), ("a\0", 2), ("é", 2**40), ("a", 7), ("b" * 300, 1)]
+NAMES = ["", "x", "x\0", "é"]
+BACKENDS = ["rocksdb", "filesystem", "memory"]
+
+
+@dataclass
+class Story:
+    """Jobs one after another, the rows so far, and the state that they must lead to.
+
+    Attributes:
+        raw_groups: key groups of raw keyed state; 0 without any.
+    """
+
+    folder: Path
+    raw_groups: int = 0
+    clock: ManualClock = field(default_factory=ManualClock)
+    rows: list[Row] = field(default_factory=list)
+    expected: Expected = field(default_factory=Expected)
+
+    def build(self, jobs: LocalJobs) -> Build:
+        return build_job(jobs, self.rows, self.raw_groups)
+
+    def add(self, commands: Iterable[Sequence[Any]]) -> list[Row]:
+        """Appends rows, each a key and what to do with its state; returns them."""
+        first = len(self.rows)
+        self.rows += [Row(first + n, *place, *command) for n, (place, *command) in enumerate(commands)]
+        return self.rows[first:]
+
+    def apply(self, jobs: LocalJobs, commands: Iterable[Sequence[Any]]) -> None:
+        """Runs a batch of commands, here and in the job."""
+        self.expected.apply(self.add(commands), self._elapsed)
+        jobs.run(self.build(jobs))
+
+    def start(self, jobs: LocalJobs, savepoint: str) -> LocalJobs:
+        """Makes a job root that begins with the savepoint."""
+        create_job_root(jobs.new_root(self.build(jobs)), InitialSavepoint(savepoint))
+        return jobs
+
+    def check(self, jobs: LocalJobs) -> None:
+        """Reads the state of every key in a batch of the job, and compares it."""
+        known = len(_seen(jobs))
+        self.add([(place, "read") for place in PLACES])
+        jobs.run(self.build(jobs))
+        found = {(key, shop): json.loads(text) for key, shop, text in _seen(jobs)[known:]}
+        assert found == {place: self.expected.seen(place, self._elapsed) for place in PLACES}
+
+    def check_timers(self, jobs: LocalJobs) -> None:
+        """Fires all timers: each fires once, at its time."""
+        known = len(_seen(jobs))
+        self.clock.sleep(timedelta(days=5000))
+        jobs.run(self.build(jobs), run__drain=True)
+        assert Counter(((key, shop), text) for key, shop, text in _seen(jobs)[known:]) == Counter(self.expected.timers)
+
+    @property
+    def _elapsed(self) -> timedelta:
+        return timedelta(seconds=self.clock.monotonic())
+
+
+def _seen(jobs: LocalJobs) -> list[tuple[Any, ...]]:
+    return jobs.rows("seen") if (jobs.folder / "seen").exists() else []
