@@ -40,7 +40,6 @@ def spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSpark
 
 @pytest.fixture
 def background() -> Iterator[ThreadPoolExecutor]:
-    """For tries of tasks that continue while the test looks."""
     pool = ThreadPoolExecutor(2)
     yield pool
     # A try that hangs ends with the processes that it waits for.
@@ -57,7 +56,6 @@ def job(tmp_path: Path) -> Iterator[AccountsJob]:
 
 @pytest.fixture
 def idle_job(job: AccountsJob) -> AccountsJob:
-    """The job with five checkpoints and nothing to do."""
     job.deliver(50)
     job.finish()
     return job

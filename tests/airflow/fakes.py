@@ -28,8 +28,6 @@ SPARK_CONNECTION = '{"conn_type": "spark", "host": "local[2,4]"}'
 
 @dataclass
 class FakeTaskInstance:
-    """The part of a task instance that operators look at."""
-
     dag_id: str = "a_dag"
     task_id: str = "run"
     run_id: str = "manual__2026-01-01T00:00:00+00:00"
@@ -41,11 +39,9 @@ class FakeTaskInstance:
     pushed: dict[str, Any] = field(default_factory=dict)
 
     def xcom_push(self, key: str, value: Any) -> None:
-        """Stores what another task can pull."""
         self.pushed[key] = json.loads(json.dumps(value))
 
     def xcom_pull(self, task_ids: str, key: str) -> Any:
-        """What this task has pushed."""
         assert task_ids == self.task_id
         return self.pushed.get(key)
 
@@ -79,7 +75,6 @@ class FakeRun:
         self._tries = 0
 
     def next_try(self) -> Any:
-        """The context of the next try."""
         self._tries += 1
         ti = replace(self.ti, try_number=self._tries)
         # As much of the DAG run as operators look at.
@@ -98,6 +93,20 @@ class FakeRun:
         self.ti.max_tries = self._tries + 2
 
 
+class FakeDag:
+    """A fake of Airflow's answers about another DAG: whether it is paused, and its number of active runs."""
+
+    def __init__(self, paused: bool, active: int) -> None:
+        self.is_paused = paused
+        self._active = active
+
+    def get_dag(self, _: str) -> FakeDag:
+        return self
+
+    def get_dr_count(self, _: str, states: list[str]) -> int:
+        return self._active if set(states) == {"running", "queued"} else 0
+
+
 class FakeSpark:
     """A spark-submit that does what `script` was given; see fake_spark_submit.py."""
 
@@ -113,16 +122,13 @@ class FakeSpark:
         os.mkfifo(folder / "gate")
 
     def script(self, *lines: str) -> None:
-        """What the next launches do, in this order."""
         (self.folder / "script").write_text("\n".join(lines) + "\n")
 
     def launches(self) -> list[dict[str, Any]]:
-        """Arguments, environment and process id of every launch so far."""
         notes = sorted(self.folder.glob("*.json"), key=lambda path: int(path.stem))
         return [json.loads(note.read_text()) for note in notes]
 
     def wait_until_ready(self) -> None:
-        """Returns when a launch has come to the place where it waits."""
         fifo = os.open(self.folder / "ready", os.O_RDONLY | os.O_NONBLOCK)
         try:
             if not select.select([fifo], [], [], DEADLINE)[0]:
@@ -132,7 +138,6 @@ class FakeSpark:
             os.close(fifo)
 
     def open_gate(self) -> None:
-        """Lets a launch that waits at its gate continue."""
         (self.folder / "gate").write_text("go")
 
     def child(self) -> int:
@@ -140,7 +145,6 @@ class FakeSpark:
         return int((self.folder / "child").read_text())
 
     def end_all(self) -> None:
-        """Kills what is still running."""
         pids = [launch["pid"] for launch in self.launches()]
         pids += [self.child()] if (self.folder / "child").exists() else []
         for pid in pids:

@@ -26,7 +26,6 @@ ACCOUNTS = str(JOBS / "accounts.py")
 
 
 def install_submit(folder: Path) -> Path:
-    """Makes that spark-submit; returns the folder to put on the PATH."""
     program = folder / "bin" / "spark-submit"
     program.parent.mkdir()
     program.write_text(SPARK_SUBMIT)
@@ -35,7 +34,6 @@ def install_submit(folder: Path) -> Path:
 
 
 def use_submit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes tasks of this process launch the job with it."""
     monkeypatch.setenv("PATH", f"{install_submit(folder)}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", SPARK_CONNECTION)
@@ -48,27 +46,22 @@ def settings(job: AccountsJob) -> dict[str, Any]:
 
 
 def job_arguments(job: AccountsJob) -> dict[str, Any]:
-    """What operators are given that load the job."""
     return {"job": ACCOUNTS, "job_root": str(job.root), "settings": settings(job)}
 
 
 def run_task(job: AccountsJob, environment: dict[str, str] | None = None, **more: Any) -> StateflowRunOperator:
-    """The task that runs the job."""
     runs, spark = str(job.folder.parent / "runs"), SparkSubmit(env_vars=environment or {})
     return StateflowRunOperator(task_id="run", run_folder=runs, spark=spark, **job_arguments(job), **more)
 
 
 def plan_restore(job: AccountsJob, target: str, **more: Any) -> dict[str, Any]:
-    """What the task returns that plans a restore."""
     operator = StateflowRestorePlanOperator(task_id="plan", target=target, **job_arguments(job), **more)
     return operator.execute(FakeRun(task_id="plan").next_try())
 
 
 def new_run(date: str, **more: Any) -> FakeRun:
-    """A DAG run of this date."""
     return FakeRun(run_id=f"scheduled__{date}T00:00:00+00:00", **more)
 
 
 def wait_for_rows(job: AccountsJob, rows: int) -> None:
-    """Waits until a run of the job has read this many rows."""
     wait_for(lambda: any(end == rows for _, end in job.requested()), lambda: f"{rows} rows")

@@ -26,7 +26,6 @@ class OneTaskDag:
         return run_task(self.job, {"STATEFLOW_FAILPOINT": failpoint}).execute(run.next_try())
 
     def clear(self, date: str) -> dict[str, Any]:
-        """Clears the DAG run of this date, which then runs once more."""
         self._runs[date].clear()
         return self.run(date)
 
@@ -44,6 +43,7 @@ def test_the_failure_of_a_real_run_has_the_facts_of_its_error(dag: OneTaskDag) -
         dag.run("2026-01-01")
 
 
+@pytest.mark.slow(reason="launches seven runs in processes of their own")
 def test_a_run_of_any_date_continues_from_the_head(dag: OneTaskDag) -> None:
     dag.job.deliver(30)
     first = dag.run("2026-03-02")
@@ -69,6 +69,7 @@ def test_a_run_of_any_date_continues_from_the_head(dag: OneTaskDag) -> None:
     dag.job.check_results()
 
 
+@pytest.mark.slow(reason="launches three runs in processes of their own")
 def test_a_date_whose_run_was_killed_continues_after_a_retry_and_after_another_date(dag: OneTaskDag) -> None:
     dag.job.deliver(40)
     with pytest.raises(TransientFailure):

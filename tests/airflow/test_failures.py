@@ -30,7 +30,6 @@ def action(exception: BaseException) -> RetryAction:
 
 
 def fail(error: errors.StateflowError) -> None:
-    """Raises an error of the library inside a task."""
     with translate_errors():
         raise error
 
@@ -64,11 +63,6 @@ def test_the_reason_of_a_retry_has_code_message_and_hint(retryable: bool) -> Non
     failed = failures.failure("fenced", "lost", "look", retryable=retryable)
     reason = RetryByErrorCode().evaluate(failed, 1, 3).reason
     assert reason == str(failed) and all(part in reason for part in ("fenced", "lost", "look"))
-
-
-def test_a_failure_without_a_hint_is_one_line() -> None:
-    (line,) = str(StateflowTaskFailed("storage", "no answer")).splitlines()
-    assert "storage" in line and "no answer" in line
 
 
 def test_a_failure_survives_pickling() -> None:

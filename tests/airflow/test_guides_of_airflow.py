@@ -7,12 +7,9 @@ import os
 import re
 import shlex
 import subprocess
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any, Self
+from urllib.parse import unquote
 
-import pytest
 from airflow.cli import cli_parser
 from airflow.sdk import DAG
 from flights_demo.client import AirflowClient
@@ -21,6 +18,7 @@ from stateflow_airflow.dags import StateflowJob, stateflow_dags
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.sensors import StateflowCheckpointSensor, StateflowWatermarkSensor
 from tests.airflow.conftest import REPOSITORY
+from tests.servers.hostile import answer, hostile_server
 
 RUN = "manual__2026-01-31T03:00:00+00:00"
 
@@ -36,7 +34,6 @@ def blocks(name: str, language: str) -> list[str]:
 
 
 def load(word: str, name: str = "run-from-airflow") -> list[DAG]:
-    """The DAGs that the guide's only Python block with this word makes."""
     (text,) = [block for block in blocks(name, "python") if word in block]
     made: list[DAG] = []
 
@@ -110,67 +107,23 @@ def test_the_connection_is_the_one_that_the_operator_asks_for() -> None:
     assert (arguments.conn_type, arguments.conn_host) == ("spark", "local[2,4]")
 
 
-@pytest.mark.parametrize("name", ["recover-at-3-am", "upgrade-with-a-savepoint"])
-def test_commands_of_airflow_in_the_guides_are_some_for_the_demo_s_dags(name: str) -> None:
-    lines = re.findall(r"(?:^|`)(airflow [^`\n]+)", guide(name), re.MULTILINE)
-    assert lines
-    dags = {dag.dag_id: dag for dag in stateflow_dags(StateflowJob(name="flights", root="/r"), "/a.py")}
-    for line in lines:
-        arguments = cli_parser.get_parser().parse_args(shlex.split(line)[1:])
-        params, conf = dags[arguments.dag_id].params, getattr(arguments, "conf", None)
-        if conf:
-            for param, value in json.loads(conf).items():
-                params[param] = value
-            params.validate()
+def test_the_guide_s_commands_send_what_the_client_sends() -> None:
+    document = json.dumps({"access_token": "secret", "body": "the plan"}).encode()
+    with hostile_server(lambda _: answer(200, document)) as server:
 
+        def sent() -> list[tuple[str, str, bytes]]:
+            lines = [(asked.line.split()[:2], asked) for asked in server.asked if "Bearer secret" in asked.head]
+            return [(method, unquote(path), asked.body) for (method, path), asked in lines]
 
-class Recorder(HTTPServer):
-    """An Airflow that takes every request, and remembers those that have a token."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.requests: list[tuple[str, str, Any]] = []
-        self.url = f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Recorder
-
-    def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.headers.get("Authorization") == "Bearer secret":
-            path = self.path.replace("%3A", ":").replace("%2B", "+")
-            self.server.requests.append((self.command, path, json.loads(body or b"null")))
-        data = json.dumps({"access_token": "secret", "body": "the plan"}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    do_GET = do_POST = do_PATCH = _answer
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the requests are remembered."""
-
-
-@pytest.fixture
-def airflow() -> Iterator[Recorder]:
-    with Recorder() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-def test_the_guide_s_commands_send_what_the_client_sends(airflow: Recorder) -> None:
-    client = AirflowClient(airflow.url, "admin", "admin")
-    client.answer("flights_recovery", RUN, "approve", "Approve", {"note": "seen"})
-    (wanted,) = airflow.requests
-    airflow.requests.clear()
-    (block,) = blocks("recover-at-3-am", "bash")
-    environment = {**os.environ, "AIRFLOW": airflow.url, "TOKEN": "secret", "RUN": RUN, "no_proxy": "*"}
-    command = ["bash", "-eu", "-c", block]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "the plan" in done.stdout, done.stderr
-    assert airflow.requests == [("GET", wanted[1], None), wanted]
+        url = f"http://{server.host}"
+        AirflowClient(url, "admin", "admin").answer("flights_recovery", RUN, "approve", "Approve", {"note": "seen"})
+        (wanted,) = sent()
+        server.asked.clear()
+        (block,) = blocks("recover-at-3-am", "bash")
+        environment = {**os.environ, "AIRFLOW": url, "TOKEN": "secret", "RUN": RUN, "no_proxy": "*"}
+        command = ["bash", "-eu", "-c", block]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and "the plan" in done.stdout, done.stderr
+        got, posted = sent()
+    assert got[:2] == ("GET", wanted[1]) and posted[:2] == wanted[:2]
+    assert json.loads(posted[2]) == json.loads(wanted[2])

@@ -56,6 +56,7 @@ def test_a_file_of_the_author_comes_first(tmp_path: Path) -> None:
         hide_conf(["--properties-file", "/nothing", "--conf", "spark.b=2"], tmp_path)
 
 
+@pytest.mark.slow(reason="starts Spark with spark-submit")
 @pytest.mark.spark
 def test_spark_reads_what_was_given(tmp_path: Path) -> None:
     """Special characters of Java's properties, and settings of spark-defaults.conf."""

@@ -20,8 +20,7 @@ from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.base import require_paused
 from stateflow_airflow.operators.retention import StateflowTablesOperator
 from stateflow_airflow.operators.run import StateflowRunOperator
-from tests.airflow.fakes import fails
-from tests.support.job_fixture import AccountsJob
+from tests.airflow.fakes import FakeDag, fails
 from tests.support.screens import normalized
 
 JOB = StateflowJob(
@@ -253,15 +252,6 @@ def test_a_continuous_job_is_run_again_whenever_a_run_has_ended(continuous: dict
         DagSerialization.to_dict(each)
 
 
-def test_airflow_gives_each_run_of_a_continuous_job_another_date(continuous: dict[str, DAG]) -> None:
-    """By its own rules: it creates no second DAG run with the logical date of another one."""
-    dag: Any = DagSerialization.from_dict(DagSerialization.to_dict(continuous["orders"]))
-    first = dag.next_dagrun_info(last_automated_run_info=None)
-    second = dag.next_dagrun_info(last_automated_run_info=first)
-    third = dag.next_dagrun_info(last_automated_run_info=second)
-    assert first.logical_date < second.logical_date < third.logical_date
-
-
 def test_a_run_of_a_continuous_job_stays_up_but_not_the_one_after_a_restore(continuous: dict[str, DAG]) -> None:
     assert task(continuous, "orders.run").settings == {
         "job.table": "/t",
@@ -294,39 +284,13 @@ def test_a_continuous_job_has_no_schedule() -> None:
         stateflow_dags(job=job, application="/a.py", schedule="@hourly")
 
 
-class PausedDag:
-    """A fake of Airflow's answers about another DAG."""
-
-    def __init__(self, paused: bool) -> None:
-        self.is_paused = paused
-
-    def get_dag(self, dag_id: str) -> PausedDag:
-        assert dag_id == "orders"
-        return self
-
-    def get_dr_count(self, dag_id: str, states: list[str]) -> int:
-        return 1
-
-
 @pytest.mark.parametrize("path", ["orders_savepoint.approve", "orders_savepoint.stop"])
 def test_a_stop_that_airflow_would_undo_at_once_is_refused(continuous: dict[str, DAG], path: str) -> None:
     with fails(PermanentFailure, "dag-not-paused", dag="orders"):
-        task(continuous, path).execute({"ti": PausedDag(False)})
+        task(continuous, path).execute({"ti": FakeDag(False, 1)})
 
 
 def test_only_a_continuous_job_must_be_paused_for_a_stop(dags: dict[str, DAG], continuous: dict[str, DAG]) -> None:
     assert [task(made, "orders_savepoint.stop").run_dag for made in (dags, continuous)] == ["", "orders"]
-    require_paused({"ti": PausedDag(True)}, "orders")  # type: ignore[typeddict-item]
+    require_paused({"ti": FakeDag(True, 1)}, "orders")  # type: ignore[typeddict-item]
     require_paused({}, "")
-
-
-def test_a_savepoint_does_not_change_the_serialized_dags(idle_job: AccountsJob) -> None:
-    job = replace(JOB, root=str(idle_job.root))
-
-    def serialized() -> list[dict[str, Any]]:
-        made = stateflow_dags(job=job, application="/opt/jobs/orders.py", schedule="@hourly", savepoints="0 3 * * *")
-        return [DagSerialization.to_dict(dag) for dag in made]
-
-    before = serialized()
-    idle_job.create_savepoint("mine")
-    assert serialized() == before

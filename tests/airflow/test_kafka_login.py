@@ -85,7 +85,7 @@ def job(tmp_path: Path, broker: Kafka, tls: Certificate, monkeypatch: pytest.Mon
     job.close()
 
 
-@pytest.mark.slow(reason="runs a task in a process of Airflow")
+@pytest.mark.slow(reason="starts a broker, and Spark twice")
 @pytest.mark.spark
 @pytest.mark.usefixtures("connection")
 @pytest.mark.parametrize("given", ["setting", "variable"])

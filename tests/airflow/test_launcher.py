@@ -46,8 +46,6 @@ signal.pause()
 
 
 class LauncherFixture:
-    """Launches Python programs, and ends them all after the test."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.launches: list[Launch] = []
@@ -65,7 +63,6 @@ class LauncherFixture:
         return launch
 
     def run(self, code: str, run: str = "") -> Launch:
-        """Launches a program, and waits for its end."""
         launch = self.start(code, run)
         assert self.launcher(run).wait(launch, DEADLINE)
         return launch
@@ -77,7 +74,7 @@ import os, sys
 sys.path[:0] = {sys.path!r}
 from pathlib import Path
 from stateflow_airflow import processes
-from stateflow_airflow.launch import Command, Launcher
+from stateflow_airflow.launch import LAUNCH_VARIABLE, Command, Launcher
 {patch}
 launcher = Launcher(Path({str(self.folder)!r}))
 with launcher.locked():
@@ -98,7 +95,6 @@ def fixture(tmp_path: Path) -> Iterator[LauncherFixture]:
 
 
 def first_line(launch: Launch) -> str:
-    """The first line of the launch's log, once it is written."""
     wait_for(lambda: b"\n" in Path(launch.log_file).read_bytes(), lambda: "a line of the log")
     return last_lines(launch.log_file, 1)[0]
 
@@ -109,6 +105,7 @@ def test_a_program_runs_in_its_own_session_and_its_end_is_recorded(fixture: Laun
     assert (int(session), colour, folder) == (launch.pid, "blue", launch.folder)
     assert launch.exit_code() == 3
     assert launch.process() is None
+    assert fixture.run("import os; os.kill(os.getpid(), 9)").exit_code() == -signal.SIGKILL
 
 
 def test_the_files_of_a_launch_are_private_whatever_the_umask(fixture: LauncherFixture) -> None:
@@ -124,31 +121,16 @@ def test_the_files_of_a_launch_are_private_whatever_the_umask(fixture: LauncherF
     assert set(modes.values()) == {"0o700", "0o600"} and {"driver.log", "launch.json", "exit", "lock"} < set(modes)
 
 
-def test_the_tenth_launch_is_newer_than_the_ninth(fixture: LauncherFixture) -> None:
-    (fixture.folder / "launch-8").mkdir(parents=True, mode=0o700)
-    fixture.folder.chmod(0o700)
-    ninth, tenth = fixture.run("pass"), fixture.run("pass")
-    assert fixture.launcher().launches() == [tenth, ninth] and tenth.folder.endswith("-10")
-
-
-def test_a_signal_is_a_negative_exit_code(fixture: LauncherFixture) -> None:
-    assert fixture.run("import os; os.kill(os.getpid(), 9)").exit_code() == -signal.SIGKILL
-
-
-def test_another_worker_finds_the_live_launch_and_sees_its_end(fixture: LauncherFixture) -> None:
-    launch, other = fixture.start(PAUSE), fixture.launcher()
-    assert not other.wait(launch, 0.01)
-    assert other.active() == launch
-    other.stop(launch)
-    assert other.active() is None
-    assert other.wait(launch, 0.0)
-
-
-def test_a_program_outlives_its_launcher(fixture: LauncherFixture) -> None:
+def test_another_worker_finds_a_program_that_outlives_its_launcher_and_ends_it(fixture: LauncherFixture) -> None:
     fixture.launch_and_die(PAUSE)
-    launch = fixture.launcher().active()
-    assert launch is not None
-    fixture.launches.append(launch)
+    other = fixture.launcher()
+    launch = other.active()
+    assert launch is not None and not other.wait(launch, 0.01)
+    record = json.loads((Path(launch.folder) / "launch.json").read_text())
+    assert record == dataclasses.asdict(launch)
+    assert processes.has_environment(launch.pid, f"{LAUNCH_VARIABLE}={launch.folder}")
+    other.stop(launch)
+    assert other.active() is None and other.wait(launch, 0.0)
 
 
 def test_a_program_never_begins_when_its_launcher_dies_before_the_record(fixture: LauncherFixture) -> None:
@@ -175,11 +157,6 @@ def test_a_child_that_a_program_starts_during_its_stop_is_ended_too(fixture: Lau
     launch = fixture.start(HEIR)
     assert first_line(launch) == "ready"
     fixture.launcher().stop(launch)
-    assert processes.session_members(launch.pid) == []
-
-
-def test_children_left_by_a_program_are_ended_with_the_launch(fixture: LauncherFixture) -> None:
-    launch = fixture.run(STUBBORN.replace("signal.pause()\n", "", 1) + "os.kill(os.getpid(), 9)")
     assert processes.session_members(launch.pid) == []
 
 
@@ -214,15 +191,6 @@ def test_processes_of_another_host_or_boot_are_neither_found_nor_stopped(
     assert foreign.process() is None
     fixture.launcher().stop(foreign)
     assert launch.process() is not None
-
-
-def test_the_record_describes_the_launch_and_the_environment_of_its_process_names_the_folder(
-    fixture: LauncherFixture,
-) -> None:
-    launch = fixture.start(PAUSE)
-    record = json.loads((Path(launch.folder) / "launch.json").read_text())
-    assert record == dataclasses.asdict(launch)
-    assert processes.has_environment(launch.pid, f"{LAUNCH_VARIABLE}={launch.folder}")
 
 
 def test_old_launch_folders_are_removed_and_live_ones_kept(fixture: LauncherFixture) -> None:
@@ -297,16 +265,6 @@ def test_follower_emits_a_very_long_line_in_parts_between_characters(tmp_path: P
     at = seen.index("next")
     assert "".join(seen[:at]) == "".join(seen[at + 1 :]) == text
     assert max(len(part.encode()) for part in seen) <= 1 << 16 and len(last_lines(path, 1)[0].encode()) <= 1 << 16
-
-
-def test_follower_can_begin_at_the_last_lines(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("".join(f"line {number}\n" for number in range(10)))
-    seen: list[str] = []
-    with LogFollower(path, seen.append, skip_to_last=10):
-        pass
-    assert seen == ["line 9"]
-    assert last_lines(path, 2) == ["line 8", "line 9"]
 
 
 # -- processes that are ending, or just beginning ---------------------------------------------------------------------

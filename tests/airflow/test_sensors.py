@@ -49,7 +49,6 @@ class Unreliable(MemoryStorage):
 
 @pytest.fixture
 def storage() -> Iterator[Unreliable]:
-    """An empty storage that sensors find by its URI."""
     made = Unreliable(URI)
     register_memory(made)
     yield made
@@ -93,7 +92,6 @@ def test_a_checkpoint_is_fresh_up_to_the_greatest_age(age: int, status: str) -> 
 
 
 def source(uid: str, minutes: float | None, idle: bool = False) -> SourceWatermark:
-    """A source whose watermark is that long ago."""
     watermark = None if minutes is None else NOW_MS - int(minutes * MINUTE_MS)
     return SourceWatermark(uid=uid, watermark=watermark, active_at=NOW_MS, idle=idle)
 
@@ -162,22 +160,6 @@ def test_a_job_without_a_checkpoint_is_waited_for_and_a_missing_or_damaged_one_f
         execute(by_age("1h"))
 
 
-@pytest.mark.parametrize("value", ["soon", ""])
-def test_an_invalid_duration_and_a_relative_path_are_not_retried(value: str) -> None:
-    with fails(PermanentFailure, "config", max_age=value):
-        execute(by_age(value))
-    with fails(PermanentFailure, "config", job_root="jobs/flights"):
-        execute(by_lag("1h", job_root="jobs/flights"))
-
-
-def test_a_storage_that_fails_is_read_again(job: Unreliable) -> None:
-    job.failures = 2
-    assert execute(by_age("1h", timeout=60, poke_interval=0, deferrable=False))["checkpoint_id"]
-    job.failures = 1
-    with pytest.raises(AirflowSensorTimeout, match=r"\[storage\]"):
-        execute(by_lag("1h"))
-
-
 # -- deferred ---------------------------------------------------------------------------------------------------------
 
 
@@ -195,8 +177,6 @@ def deferred(sensor: StateflowCheckpointSensor) -> tuple[FreshnessTrigger, TaskD
 
 
 def event_of(trigger: FreshnessTrigger) -> Any:
-    """The payload of the trigger's only event."""
-
     async def collect() -> list[Any]:
         return [event.payload async for event in trigger.run()]
 

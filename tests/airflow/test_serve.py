@@ -38,7 +38,6 @@ def test_a_task_serves_until_on_kill_and_leaves_no_lease(tmp_path: Path, backgro
 
 
 def _queried(jobs: ShopsJob) -> None:
-    """Waits until a server has answered."""
     with QueryableStateClient(jobs.root, timeout=timedelta(minutes=4)) as client:
         assert len(client.states()) == 3
 
@@ -47,6 +46,7 @@ def _servers(process: psutil.Process) -> list[psutil.Process]:
     return [child for child in process.children() if "serve" in child.cmdline()]
 
 
+@pytest.mark.slow(reason="waits for a server in a process of its own")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_server_that_ends_before_its_time_is_a_failure_that_is_retried(
     tmp_path: Path, background: ThreadPoolExecutor, number: signal.Signals
@@ -63,6 +63,7 @@ def test_a_server_that_ends_before_its_time_is_a_failure_that_is_retried(
     assert failed.value.code == ("signal" if number == signal.SIGKILL else "server-ended")
 
 
+@pytest.mark.slow(reason="waits for a server in a process of its own")
 def test_a_task_that_is_timed_out_ends_its_server(tmp_path: Path, background: ThreadPoolExecutor) -> None:
     jobs = ShopsJob(tmp_path)
     jobs.sell(20)
@@ -85,7 +86,7 @@ def test_a_task_that_is_timed_out_ends_its_server(tmp_path: Path, background: Th
     assert not jobs.storage.list("servers/") and not _servers(psutil.Process())
 
 
-@pytest.mark.slow(reason="runs a task in a process of Airflow")
+@pytest.mark.slow(reason="waits for a server in a process of its own")
 def test_a_worker_that_is_killed_leaves_neither_a_server_nor_its_lease(tmp_path: Path) -> None:
     jobs = ShopsJob(tmp_path)
     jobs.sell(20)

@@ -139,55 +139,26 @@ def test_an_operator_has_an_argument_with_the_same_default_for_each_field_of_its
             assert found == field.default or not (found or field.default), field.name
 
 
-@pytest.mark.parametrize(
-    ("operator", "given", "rendered"),
-    [
-        (
-            StateflowRunOperator,
-            {"job", "job_root", "from_savepoint", "claim_mode", "approval"},
-            {"settings": {"job.day": "5"}, "conf": {"spark.x": "5"}, "env_vars": {"DAY": "5"}},
-        ),
-        (StateflowSavepointOperator, {"job_root", "name", "reason", "origin"}, {}),
-        (
-            StateflowRestorePlanOperator,
-            {"job", "job_root", "target", "drop", "from_other_job", "maps", "sources", "claim_mode"},
-            {},
-        ),
-        (StateflowRekeyOperator, {"job_root", "savepoint", "max_parallelism", "into", "name", "reason"}, {}),
-        (
-            StateflowWriteSavepointOperator,
-            {"job", "into", "states", "sources", "max_parallelism", "parallelism", "at", "name", "reason"},
-            {"settings": {"job.day": "5"}},
-        ),
-        (
-            StateflowChangeSavepointOperator,
-            {"savepoint", "into", "job_root", "remove", "job", "name", "reason"},
-            {"settings": {"job.day": "5"}},
-        ),
-        (StateflowExportOperator, {"job_root", "operator_uid", "state_name", "into", "stored_as", "snapshot"}, {}),
-        (StateflowRetentionOperator, {"job_root", "retain", "preview"}, {}),
-        (StateflowTablesOperator, {"job", "job_root", "preview"}, {}),
-        (StateflowTablesOperator, {"job", "job_root"}, {"settings": {"job.day": "5"}}),
-        (StateflowCheckpointSensor, {"job_root", "max_age"}, {}),
-        (StateflowWatermarkSensor, {"job_root", "max_lag", "sources"}, {}),
-    ],
-    ids=lambda value: value.__name__ if isinstance(value, type) else None,
-)
-def test_arguments_may_be_templates(operator: Any, given: set[str], rendered: dict[str, Any]) -> None:
-    more: dict[str, Any] = {}
-    if rendered:
-        spark = SparkSubmit(conf={"spark.x": TEXT}, env_vars={"DAY": TEXT})
-        more = {"settings": {"job.day": TEXT}} | ({"spark": spark} if "conf" in rendered else {})
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda kind: kind.__name__)
+def test_arguments_may_be_templates(operator: Any) -> None:
+    made = _made(operator)
+    assert set(made.template_fields) >= OPERATORS[operator] - _NO_TEXTS
+    for name in made.template_fields:
+        setattr(made, name, TEXT)
+    made.render_template_fields({"value": 5})
+    assert {name: getattr(made, name) for name in made.template_fields} == dict.fromkeys(made.template_fields, "5")
+
+
+def test_settings_and_variables_may_have_templates_as_values() -> None:
+    spark = SparkSubmit(conf={"spark.x": TEXT}, env_vars={"DAY": TEXT})
     with DAG("a_dag"):
-        rendering = operator(task_id="task", **dict.fromkeys(given, TEXT), **more)
-    rendering.render_template_fields({"value": 5})
-    wanted = dict.fromkeys(given, "5") | rendered
-    assert {name: getattr(rendering, name) for name in wanted} == wanted
+        given: dict[str, Any] = {"job": "/j.py", "job_root": "/r", "settings": {"job.day": TEXT}, "spark": spark}
+        run: Any = StateflowRunOperator(task_id="task", **given)
+    run.render_template_fields({"value": 5})
+    assert (run.settings, run.conf, run.env_vars) == ({"job.day": "5"}, {"spark.x": "5"}, {"DAY": "5"})
 
 
 def prepared() -> Any:
-    """The output of a task that returns settings."""
-
     @task
     def prepare() -> dict[str, str]:
         return {"job.day": "5"}
@@ -209,10 +180,7 @@ def prepared() -> Any:
     ],
 )
 def test_settings_may_be_the_output_of_a_task_or_a_template(operator: Any) -> None:
-    required = {"job": "/j.py", "job_root": "/r", "target": "latest", "plan": "p", "into": "/i", "savepoint": "s"}
-    names = inspect.signature(operator).parameters
-    given = {name: value for name, value in required.items() if name in names or name in ("job_root", "job")}
-    given.pop("job_root" if operator is StateflowWriteSavepointOperator else "", None)
+    given = {name: REQUIRED[name] for name in OPERATORS[operator] | {"job"}}
     with DAG("a_dag"):
         after = operator(task_id="after", settings=prepared(), **given)
         templated = operator(task_id="templated", settings="{{ value | tojson }}", **given)
@@ -241,7 +209,7 @@ def test_a_text_that_another_task_or_a_template_gives_is_checked(operator: Any) 
         assert _checked(operator, name, " /a b\n") == _checked(operator, name, Path("/a b")) == "/a b"
 
 
-_NO_TEXTS = ("plan", "subject", "body", "max_age", "max_lag", "snapshot", "other")
+_NO_TEXTS = {"plan", "subject", "body", "max_age", "max_lag", "snapshot", "other"}
 """Templated arguments that may have other types, too, or that Airflow declares."""
 
 

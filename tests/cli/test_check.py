@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +10,9 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from msgspec.structs import replace
 from syrupy.assertion import SnapshotAssertion
 
-from stateflow.checkpoint.restore.plan_document import GraphChanges, SinkLeft, cautions
+from stateflow.checkpoint.restore.plan_document import GraphChanges
 from stateflow.errors import ConfigError, IncompatibleState, UserCodeError
 from stateflow.operations.compatibility import Change
 from stateflow.operations.job_root import JobCode
@@ -23,7 +21,6 @@ from stateflow.operations.restores import plan_restore
 from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.runtime.task import store_cache
 from stateflow.state.schema_compatibility import Fit
-from stateflow.testing.sinks import FolderSink
 from tests.support.cli_fixture import BUILD, JOB, CliFixture, contents, invoke
 from tests.support.errors import ReportedError, raises, reported_error
 from tests.support.screens import normalized
@@ -138,7 +135,6 @@ EXIT_CODES = {Fit.AS_IS: (0, 0), Fit.MIGRATION: (0, 10), Fit.INCOMPATIBLE: (20, 
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CliFixture, str]]:
-    """A job that has run, with the path of its savepoint; tests change its job file only."""
     cli = CliFixture(tmp_path_factory.mktemp("stored"))
     cli.settings["checkpoints.asynchronous"] = "no"
     cli.job.write_text(BOTH_KINDS)
@@ -213,14 +209,13 @@ MAPPED = {
 """An edited job, and the options with which it is checked."""
 
 
-@pytest.mark.parametrize("against", ["root", "savepoint"])
 @pytest.mark.parametrize("name", MAPPED)
 def test_a_check_maps_a_graph_as_a_restore_does(
-    stored: tuple[CliFixture, str], name: str, against: str, golden: SnapshotAssertion
+    stored: tuple[CliFixture, str], name: str, golden: SnapshotAssertion
 ) -> None:
-    (cli, savepoint), (case, options) = stored, MAPPED[name]
+    (cli, _), (case, options) = stored, MAPPED[name]
     _edit(cli, CASES[case])
-    shown = _check(cli, *options, against=savepoint if against == "savepoint" else "")
+    shown = _check(cli, *options)
     assert normalized(shown.output, folder=cli.folder) == golden
     changes = GraphChanges(maps=tuple(value for option, value in _pairs(options) if option == "--map"))
     dropped = frozenset(value for option, value in _pairs(options) if option == "--drop")
@@ -267,22 +262,6 @@ def test_raw_keyed_state_with_another_max_parallelism_is_refused_before_anything
     assert not new.exists()
 
 
-def test_a_plan_refuses_raw_keyed_state_with_another_max_parallelism(cli: CliFixture, tmp_path: Path) -> None:
-    cli.settings["parallelism"] = "1"
-    cli.job.write_text(BOTH_KINDS.replace("\n\n    def process_element", RAW))
-    cli.run()
-    savepoint = create_savepoint(cli.root, SavepointRequest(name="raw", from_head=True)).path
-    cli.root, cli.settings["max_parallelism"] = str(tmp_path / "other"), "64"
-    (cli.folder / "ledger.json").unlink()
-    # The table of the first root, which another one must not write to.
-    shutil.rmtree(cli.folder / "table")
-    cli.run()
-    code, before = JobCode(cli.job, (dict(cli.settings),)), contents(Path(cli.root))
-    with raises(IncompatibleState, operator="sum"):
-        plan_restore(cli.root, code, savepoint, RestoreOptions(from_other_job=True))
-    assert contents(Path(cli.root)) == before
-
-
 # -- what cannot be compared ------------------------------------------------------------------------------------------
 
 
@@ -299,28 +278,6 @@ def test_what_cannot_be_compared_is_an_error_with_its_own_code(stored: tuple[Cli
 
 
 # -- a job that continues ---------------------------------------------------------------------------------------------
-
-
-def test_a_state_goes_through_versions_and_back_with_its_values(cli: CliFixture) -> None:
-    """int -> float -> int | float; and a run with the first version, which is refused and changes nothing."""
-
-    def edit(rows: int, value_type: str) -> None:
-        text = JOB.replace("Row, ROWS,", f"Row, ROWS[:{rows}],").replace("int)", f"{value_type})")
-        cli.write(BUILD, text.replace("self.total.value())\n\n", "int(self.total.value()))\n\n"))
-
-    for rows, value_type in ((4, "int"), (8, "float")):
-        edit(rows, value_type)
-        cli.run()
-    edit(12, "int")
-    before = contents(Path(cli.root))
-    with raises(IncompatibleState, operator="sum", name="total", stored="float", declared="int"):
-        cli.run()
-    assert contents(Path(cli.root)) == before
-    edit(12, "int | float")
-    assert _report(cli)["fit"] == Fit.MIGRATION
-    cli.run()
-    written = FolderSink(cli.folder / "table").rows()
-    assert max(row["total"] for row in written if row["key"] == "a") == 0 + 3 + 6 + 9
 
 
 def test_a_root_without_a_checkpoint_takes_any_job(cli: CliFixture, golden: SnapshotAssertion) -> None:
@@ -341,13 +298,3 @@ def test_a_new_sink_with_a_table_of_its_own_and_a_removed_sink_are_no_changed_ui
     # Both have published now: either may go.
     cli.write(BUILD)
     assert _report(cli)["problems"] == []
-
-
-def test_a_plan_names_the_sink_that_has_the_table_of_a_removed_sink(cli: CliFixture) -> None:
-    cli.run()
-    plan = plan_restore(cli.root, JobCode(cli.job, (dict(cli.settings),)), "latest", RestoreOptions())
-    (sink,) = plan.sinks
-    for table_id, is_shared in (("another", False), (sink.table_id, True)):
-        left = SinkLeft(uid="sums", table_id=table_id, checkpoint_id=9)
-        (caution,) = [c for c in cautions(replace(plan, left=[left])) if "sums" in c.about]
-        assert ("totals" in caution.text) is is_shared

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,33 +38,27 @@ def test_the_short_position_of_a_delta_table_begins_with_its_version() -> None:
     assert short_offset('{"orders":{"0":1797,"1":2203}}') == "orders:0:1797,1:2203"
 
 
-@pytest.fixture
-def signed(cli: CliFixture) -> CliFixture:
-    """A job whose history has hostile names and reasons."""
+def test_no_command_prints_a_control_character(cli: CliFixture) -> None:
+    """Of a job whose history has hostile names and reasons."""
     cli.run()
-    who = ("--by", HOSTILE, "--reason", HOSTILE)
-    root = ("--job-root", cli.root)
+    who, root, plan = ("--by", HOSTILE, "--reason", HOSTILE), ("--job-root", cli.root), str(cli.folder / "plan.json")
     for words in (("savepoint", "create", "--name", "s", "--from-head"), ("fork", "s", "--into", f"{cli.root}-fork")):
         assert invoke(*words, *root, *who).exit_code == 0
-    plan = str(cli.folder / "plan.json")
     restore = ("restore", str(cli.job), *cli.command()[2:])
     assert invoke(*restore, "--plan", "2", "--out", plan).exit_code == 0
     assert invoke(*restore, "--execute", plan, *who).exit_code == 0
-    return cli
+    for line in ("history", "status", "savepoint list", "savepoint show s"):
+        for more in ((), ("--json",)):
+            _check(*line.split(), *more, *root)
+    _check("pins", *root)
+    _check("checkpoints", "list", *root)
+    _check("savepoint", "show", HOSTILE, *root)
+    _check("savepoint", "dispose", f"x/{HOSTILE}", *root)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        *(("history",), ("history", "--json"), ("status",), ("status", "--json"), ("savepoint", "list")),
-        *(("savepoint", "list", "--json"), ("savepoint", "show", "s"), ("savepoint", "show", "s", "--json"), ("pins",)),
-        *(("savepoint", "show", HOSTILE), ("savepoint", "dispose", "x/" + HOSTILE), ("checkpoints", "list")),
-    ],
-    ids=" ".join,
-)
-def test_no_command_prints_a_control_character(signed: CliFixture, words: tuple[str, ...]) -> None:
-    shown = invoke(*words, "--job-root", signed.root)
-    assert shown.output and not _controls(shown.output)
+def _check(*words: str) -> None:
+    shown = invoke(*words)
+    assert shown.output and not _controls(shown.output), words
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
@@ -83,21 +78,24 @@ def test_no_log_line_has_a_control_character(
     assert not _controls(shown.output + capfd.readouterr().err)
 
 
-@pytest.mark.parametrize("text", [HOSTILE, "[/x]", "[red]x[/red]", "[link=file:///x]x"])
-def test_the_tables_of_a_plan_and_of_the_status_show_texts_as_they_are(cli: CliFixture, text: str) -> None:
+def test_the_tables_of_a_plan_and_of_the_status_show_texts_as_they_are(cli: CliFixture) -> None:
     cli.run()
     made = invoke("savepoint", "create", "--name", "s", "--from-head", "--job-root", cli.root)
     assert made.exit_code == 0
-    root = Path(cli.root)
-    (savepoint,) = root.glob("savepoints/*/_savepoint")
-    _forge(savepoint, lambda document: document["manifest"]["sources"][0].update(offset=text))
-    for path in root.glob("history/*-checkpoints-*"):
-        path.write_text(json.dumps([{**record, "committed_at": text} for record in json.loads(path.read_text())]))
-    plan = invoke("restore", str(cli.job), *cli.command()[2:], "--plan", "s")
-    status = invoke("status", "--job-root", cli.root)
-    for shown in (plan, status):
-        assert shown.exit_code == 0 and not _controls(shown.output)
-        assert one_line(text)[:7] in shown.output
+    (savepoint,) = Path(cli.root).glob("savepoints/*/_savepoint")
+    for text in (HOSTILE, "[/x]", "[red]x[/red]", "[link=file:///x]x"):
+        _forge(savepoint, partial(_forge_position, text))
+        for path in Path(cli.root).glob("history/*-checkpoints-*"):
+            path.write_text(json.dumps([{**record, "committed_at": text} for record in json.loads(path.read_text())]))
+        plan = invoke("restore", str(cli.job), *cli.command()[2:], "--plan", "s")
+        status = invoke("status", "--job-root", cli.root)
+        for shown in (plan, status):
+            assert shown.exit_code == 0 and not _controls(shown.output)
+            assert one_line(text)[:7] in shown.output
+
+
+def _forge_position(text: str, document: dict[str, Any]) -> None:
+    document["manifest"]["sources"][0]["offset"] = text
 
 
 FORGED = "mine\nNEXT LINE\tx"
@@ -116,18 +114,19 @@ def _forge_operators(document: dict[str, Any]) -> None:
             each["uid"] = FORGED
 
 
-@pytest.mark.parametrize("words", [("savepoint", "list"), ("savepoint", "show", "s"), ("status",)], ids=" ".join)
-def test_a_text_with_a_line_feed_forges_no_line(cli: CliFixture, words: tuple[str, ...]) -> None:
+def test_a_text_with_a_line_feed_forges_no_line(cli: CliFixture) -> None:
     cli.run()
     root = Path(cli.root)
     assert invoke("savepoint", "create", "--name", "s", "--from-head", "--job-root", cli.root).exit_code == 0
-    genuine = invoke(*words, "--job-root", cli.root).output
+    commands = [("savepoint", "list"), ("savepoint", "show", "s"), ("status",)]
+    genuine = [invoke(*words, "--job-root", cli.root).output for words in commands]
     (savepoint,) = root.glob("savepoints/*/_savepoint")
     _forge(savepoint, _forge_operators)
     _forge(root_files.entry_path(root, root_files.newest_seq(root)), _forge_offsets)
-    shown = invoke(*words, "--job-root", cli.root).output
-    assert shown.count("\n") == genuine.count("\n")
-    assert not [line for line in shown.splitlines() if line.lstrip().startswith("NEXT")]
+    for words, before in zip(commands, genuine, strict=True):
+        shown = invoke(*words, "--job-root", cli.root).output
+        assert shown.count("\n") == before.count("\n")
+        assert not [line for line in shown.splitlines() if line.lstrip().startswith("NEXT")]
 
 
 def _forge_offsets(document: dict[str, Any]) -> None:

@@ -86,7 +86,6 @@ def build(env):
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> CliFixture:
-    """A job with every kind of state, three checkpoints, and a savepoint."""
     job = CliFixture(tmp_path_factory.mktemp("state"))
     job.settings["checkpoints.asynchronous"] = "no"
     job.write("", _HEAD)
@@ -138,7 +137,6 @@ def test_tables_of_metadata_are_printed(job: CliFixture, golden: SnapshotAsserti
 
 
 def _get(job: CliFixture, state: str, key: str, *more: str, operator: str = "sum") -> list[Any]:
-    """The rows of a key, as they are printed."""
     words = ("state", "get", job.root, "--operator", operator, "--state", state, "--key", key, *more)
     ended = invoke(*words)
     assert ended.exit_code == 0, ended.output
@@ -235,9 +233,7 @@ def test_errors_of_wrong_names_name_the_existing_ones(job: CliFixture) -> None:
     assert "nowhere" in _error(*export, "--output", str(job.folder / "nowhere" / "rows.jsonl"))
 
 
-@pytest.mark.parametrize(
-    "key", ['"a"', '["a"]', '["a", "x"]', '["a", 1.5]', '["a", true]', '{"key": "a"}', "a", "[" * 9999]
-)
+@pytest.mark.parametrize("key", ['"a"', '["a", 1.5]', '["a", true]', '{"key": "a"}', "a", "[" * 9999])
 def test_keys_that_do_not_have_the_types_of_their_columns_are_errors(job: CliFixture, key: str) -> None:
     words = ("get", job.root, "--operator", "by-both", "--state", "total", "--key", key)
     shown = _error(*words, exit_code=WrongKeyType.exit_code)

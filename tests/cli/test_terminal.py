@@ -73,12 +73,10 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """All that was printed, without what moves the cursor."""
         return _CONTROL.sub("", self.bytes.decode())
 
     @property
     def live(self) -> list[str]:
-        """What the live line showed, each text once."""
         return list(dict.fromkeys(re.findall(rf"[{_SPINNER}] ([^\r\n]*[^\r\n ])", self.text)))
 
     @property
@@ -101,7 +99,6 @@ class Terminal:
         return lines
 
     def wait_for(self, pattern: str) -> None:
-        """Reads until this is on the terminal."""
         # The live line never stops printing.
         deadline = time.monotonic() + DEADLINE
         while not re.search(pattern, self.text):
@@ -109,15 +106,12 @@ class Terminal:
             assert self._read(), f"ended without {pattern!r}: {self.bytes!r}"
 
     def type(self, line: str) -> None:
-        """Answers a question."""
         os.write(self._master, f"{line}\n".encode())
 
     def go_on(self) -> None:
-        """Lets the next slice through."""
         os.write(self._gate, b"x")
 
     def end(self) -> int:
-        """Reads to the end; returns the exit code."""
         while self._read():
             pass
         return self.process.wait(DEADLINE)
@@ -170,6 +164,7 @@ def test_a_run_shows_one_live_line_and_only_its_result_remains(gated: CliFixture
     assert _restores_the_cursor(terminal)
 
 
+@pytest.mark.slow(reason="starts a process on a terminal; so does the test above")
 def test_the_error_of_a_run_remains_and_the_live_line_is_removed(gated: CliFixture, golden: SnapshotAssertion) -> None:
     gated.write(BUILD, GATED.replace("yield Total(", "1 // (7 - row.number)\n        yield Total("))
     with Terminal(gated.command(), gated.folder) as terminal:
@@ -183,6 +178,7 @@ def test_the_error_of_a_run_remains_and_the_live_line_is_removed(gated: CliFixtu
     assert _restores_the_cursor(terminal)
 
 
+@pytest.mark.slow(reason="starts a process on a terminal")
 def test_a_restore_without_a_reason_prompts_for_the_reason(gated: CliFixture, golden: SnapshotAssertion) -> None:
     gated.write(BUILD)
     gated.run()

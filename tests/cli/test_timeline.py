@@ -41,7 +41,6 @@ def history(script: str) -> list[Record]:
 
 
 def _graph(records: list[Record]) -> list[str]:
-    """Returns the graph alone, without words and legend."""
     drawn = draw_timeline(records)[: len(records)]
     return [line.partition("  2026-")[0].rstrip() for line in drawn]
 
@@ -95,7 +94,7 @@ def _random_history(rng: random.Random) -> tuple[list[Record], dict[int, int], i
     return records, parents, current
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(60))
 def test_each_record_of_a_random_history_can_be_followed_up_to_its_parent(seed: int) -> None:
     records, parents, current = _random_history(random.Random(seed))
     rows = _graph(records)

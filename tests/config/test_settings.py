@@ -25,7 +25,6 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 
 
 def _setting(name: str, value: Any) -> Any:
-    """Returns what a setting is when this value is given."""
     settings: Any = resolve({name: value})
     return reduce(getattr, name.split("."), settings)
 

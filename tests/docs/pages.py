@@ -19,7 +19,6 @@ def read(page: str) -> str:
 
 
 def section(text: str, heading: str) -> str:
-    """The text below a heading of the second level, up to the next one."""
     found = re.search(rf"^## {heading}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     assert found, heading
     return found[1]
@@ -38,7 +37,6 @@ def code(text: str) -> list[str]:
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of the rows of all tables, without rules."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [row for row in found if not set("".join(row)) <= set("-: ")]

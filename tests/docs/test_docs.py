@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
 
-from stateflow import errors
+import stateflow
+from stateflow import errors, testing
 from stateflow.checkpoint.history import HistoryIndex, LostIndex
 from stateflow.checkpoint.log import documents
 from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Spread
 from stateflow.checkpoint.log.manifest_files import seal
+from stateflow.cli.main import main
 from stateflow.errors import StateflowError
 from stateflow.failpoints import NAMES
 from stateflow.observability import METRICS
@@ -153,3 +162,62 @@ def test_design_notes_have_their_number_and_the_parts_of_the_template(note: Path
     text = note.read_text(encoding="utf-8")
     assert text.startswith(f"# {note.name[:4]}: ")
     assert [heading for heading in re.findall(r"^## \w+", text, re.MULTILINE) if heading in parts] == parts
+
+
+# --- Commands and code of all pages ----------------------------------------------------------------------------------
+
+_PROSE = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(DOCS / "guides").glob("*.md")])
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """The commands of stateflow that a page has; those in a pipe without what follows."""
+    for block in (block for language in ("", "bash", "console") for block in blocks(text, language)):
+        for line in block.replace("\\\n", " ").splitlines():
+            if found := re.match(r"(?:! )?stateflow (.*)", line):
+                words = shlex.split(found[1].replace("$(", "("), comments=True)
+                yield list(itertools.takewhile(lambda word: word not in ("|", ">", "&&", "&", "||", ";"), words))
+
+
+@pytest.mark.parametrize("page", _PROSE, ids=lambda page: page.stem)
+def test_each_command_can_be_parsed_and_each_python_block_compiled(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for words in _commands(text):
+        command: click.Command = main
+        # With the parent: a command keeps the help option that it is first asked for, also in later tests.
+        context = click.Context(main, **main.context_settings)
+        while isinstance(command, click.Group):
+            name, *words = words
+            context, command = click.Context(command, parent=context), command.commands[name]
+        try:
+            command.make_context(command.name, words, parent=context)
+        except click.BadParameter as refused:
+            # A file that the user has.
+            assert refused.param is not None and isinstance(refused.param.type, click.Path), (words, refused)
+    for block in blocks(text, "python"):
+        compile(block, page.name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+# --- Site and walks --------------------------------------------------------------------------------------------------
+
+
+def _run(*command: str) -> str:
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.slow(reason="builds the whole site, with the reference of the API")
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """MkDocs is strict: a broken link, a missing page or an unknown parameter in a docstring fails."""
+    _run(sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path))
+    assert "stateflow run" in (tmp_path / "reference" / "cli.html").read_text()
+    pages = "".join(page.read_text() for page in (tmp_path / "reference" / "api").glob("*.html"))
+    public = [getattr(package, name) for package in (stateflow, testing) for name in package.__all__]
+    assert [p.__name__ for p in public if f'id="{p.__module__}.{p.__name__}"' not in pages] == []
+
+
+@pytest.mark.slow(reason="records each call of four walks through the code")
+def test_each_walk_enters_files() -> None:
+    walks = json.loads(_run(sys.executable, "scripts/walks.py"))
+    assert len(walks) == 4 and all(walk["files"] > 10 for walk in walks.values())

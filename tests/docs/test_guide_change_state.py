@@ -64,7 +64,6 @@ def build(env):
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Iterator[CliFixture]:
-    """The job with the first version of the state, after a run."""
     cli = CliFixture(tmp_path)
     cli.settings["job.rows"] = "12"
     cli.write(BUILD, HEAD + FIRST)
@@ -74,7 +73,6 @@ def cli(tmp_path: Path) -> Iterator[CliFixture]:
 
 
 def _check(cli: CliFixture) -> tuple[int, str]:
-    """Types the guide's command."""
     settings = cli.folder / "job.toml"
     settings.write_text(f'local_dir = "{cli.folder}/scratch"\nmax_parallelism = 128\n[job]\nrows = "12"\n')
     (command,) = [line for block in blocks(GUIDE) for line in block.splitlines() if "stateflow check" in line]
@@ -87,6 +85,7 @@ def _check(cli: CliFixture) -> tuple[int, str]:
     return shown.exit_code, re.sub(rf"\b{checkpoint}\b", "4", output, count=1)
 
 
+@pytest.mark.slow(reason="runs the job of the guide twice")
 def test_the_example_migrates_as_the_guide_shows(cli: CliFixture) -> None:
     cli.write(BUILD, HEAD + SECOND)
     assert _check(cli) == (0, ACCEPTED)
@@ -96,6 +95,7 @@ def test_the_example_migrates_as_the_guide_shows(cli: CliFixture) -> None:
     assert counts == list(range(1, 9))
 
 
+@pytest.mark.slow(reason="runs the job of the guide")
 def test_a_change_that_is_refused_is_printed_as_the_guide_shows(cli: CliFixture) -> None:
     third = SECOND.replace('rows: int = msgspec.field(name="count")', 'rows: str = msgspec.field(name="count")')
     assert third != SECOND

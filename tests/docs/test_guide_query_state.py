@@ -11,14 +11,12 @@ import ssl
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import httpx
 import pytest
 
 from stateflow import QueryableStateClient
-from stateflow.private_files import write_private
 from tests.docs.pages import blocks, load_module, read
 from tests.servers.certificates import certificate
 from tests.serving.running_server import serving
@@ -30,13 +28,10 @@ GUIDE = read("query-state")
 NAMED, STREAM, TLS, CLIENT = blocks(GUIDE, "python")
 _, _, REQUEST = blocks(GUIDE, "console")
 (ANSWER,) = blocks(GUIDE, "text")
-(COMMANDS,) = blocks(GUIDE)
 _OPEN = '        self.stats = ctx.get_state(ValueStateDescriptor("stats", Stats))\n'
 
 
 class Flights:
-    """The flights job with the guide's changes, after a run."""
-
     def __init__(self, folder: Path) -> None:
         self.root = str(folder / "root")
         text = local_flights.job_text()
@@ -55,7 +50,6 @@ class Flights:
         assert done.exit_code == 0, done.output
 
     def stats(self, carrier: str, origin: str) -> dict[str, Any]:
-        """What the job keeps for a carrier and an origin, by plain Python."""
         flights = [row for row in self.rows if (row["carrier"], row["origin"]) == (carrier, origin)]
         delays = [row["arr_delay"] for row in flights if row["arr_delay"] is not None]
         return {"flights": len(flights), "measured": len(delays), "maximum": max(delays)}
@@ -71,6 +65,7 @@ def flights(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flights]:
     yield Flights(tmp_path_factory.mktemp("flights"))
 
 
+@pytest.mark.slow(reason="runs the job of the guide and a state server")
 def test_the_client_and_the_request_of_the_guide_get_what_the_job_has_computed(flights: Flights) -> None:
     token = "of-the-guide"
     with serving(flights.root, token) as server:
@@ -113,17 +108,3 @@ def test_the_client_for_a_proxy_of_the_guide_loads_its_certificates(tmp_path: Pa
     found: dict[str, Any] = {"ssl": ssl, "QueryableStateClient": QueryableStateClient}
     exec(code, found)
     found["client"].close()
-
-
-def test_the_commands_of_the_guide_print_the_state(flights: Flights, tmp_path: Path) -> None:
-    write_private(tmp_path / "token", b"of-the-guide")
-    names = {"ROOT": flights.root, "TOKEN_FILE": str(tmp_path / "token")}
-    with serving(flights.root, "of-the-guide"):
-        printed = [invoke(*shlex.split(Template(line).substitute(names))[1:]) for line in COMMANDS.splitlines()]
-    assert [done.exit_code for done in printed] == [0, 0, 0], [done.output for done in printed]
-    states, (value,), keys = ([json.loads(line) for line in done.stdout.splitlines()] for done in printed)
-    assert {state["name"] for state in states} == {"delay-stats", "newest-flight"}
-    wanted = flights.stats("UA", "EWR")
-    assert {name: value["value"][name] for name in wanted} == wanted
-    groups = {(row["carrier"], row["origin"]) for row in flights.rows}
-    assert len(keys) == min(10, len(groups)) and {tuple(line["key"]) for line in keys} <= groups

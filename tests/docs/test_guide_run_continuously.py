@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import signal
 import tomllib
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
@@ -18,7 +16,7 @@ from stateflow.config.sources import resolve
 from stateflow.testing.sinks import FolderSink
 from tests.docs.pages import blocks, code, read, rows
 from tests.support.job_fixture import SLICE, AccountsJob
-from tests.support.processes import Running, wait_for
+from tests.support.processes import wait_for
 
 GUIDE = read("run-continuously")
 START, STOP = (shlex.split(block) for block in blocks(GUIDE))
@@ -32,16 +30,6 @@ def job(tmp_path: Path) -> Iterator[AccountsJob]:
     job = AccountsJob(tmp_path)
     yield job
     job.end_all()
-
-
-def _started(job: AccountsJob) -> Running:
-    """A run as the guide starts it, once it has processed what there was; more arrives with the file ``gate``."""
-    job.deliver(2 * SLICE, (SLICE, {"pause": "gate"}))
-    name, _, value = START[-1].partition("=")
-    settings: dict[str, Any] = {name.replace(".", "__"): value}
-    run = job.start(**settings)
-    wait_for(lambda: _published(job) == SLICE, lambda: str(run))
-    return run
 
 
 def _published(job: AccountsJob) -> int:
@@ -68,19 +56,15 @@ def test_the_strategy_of_the_guide_has_an_idleness() -> None:
     assert names["strategy"].idleness == 60_000
 
 
-def test_the_command_of_the_guide_stops_a_run_that_has_processed_what_arrived_later(job: AccountsJob) -> None:
-    run = _started(job)
+@pytest.mark.slow(reason="waits for a run in a process of its own")
+def test_the_commands_of_the_guide_start_a_run_and_stop_it_after_what_arrived_later(job: AccountsJob) -> None:
+    job.deliver(2 * SLICE, (SLICE, {"pause": "gate"}))
+    name, _, value = START[-1].partition("=")
+    settings: dict[str, Any] = {name.replace(".", "__"): value}
+    run = job.start(**settings)
+    wait_for(lambda: _published(job) == SLICE, lambda: str(run))
     (job.folder / "gate").touch()
     wait_for(lambda: _published(job) == 2 * SLICE, lambda: str(run))
     job.command(STOP[1]).check()
     assert run.wait().check().result["stopped_because"] == "stopped"
-    job.check()
-
-
-def test_a_signal_ends_a_run_with_code_0_and_its_input_processed_once(job: AccountsJob) -> None:
-    run = _started(job)
-    os.kill(run.pid, signal.SIGTERM)
-    assert run.wait().check().result["stopped_because"] == "signal"
-    (job.folder / "gate").touch()
-    job.finish()
     job.check()

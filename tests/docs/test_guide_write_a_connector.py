@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from stateflow.connectors.foreach_batch import ForeachBatchSink, OutputBatch
 from stateflow.launch import RunRequest, run_job
@@ -16,6 +17,7 @@ from tests.docs.pages import ROOT, blocks, read, section
 from tests.support import folder_tables
 
 
+@pytest.mark.slow(reason="runs pytest with the conformance suite in a process")
 def test_the_sink_of_the_guide_passes_the_suite(tmp_path: Path) -> None:
     page = read("write-a-connector")
     [sink] = blocks(section(page, "A sink for SQLite"), "python")
@@ -47,6 +49,7 @@ def test_the_function_of_the_guide_is_called() -> None:
     names["send"](pa.table({"id": [1]}), OutputBatch("j", "out", 3, "a"))  # type: ignore[operator]
 
 
+@pytest.mark.slow(reason="runs the job of the guide three times")
 def test_the_source_of_the_guide_reads_each_row_once(tmp_path: Path) -> None:
     [module] = blocks(section(read("write-a-connector"), "A source with partitions"), "python")
     job = f"""{module}

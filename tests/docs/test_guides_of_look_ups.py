@@ -23,7 +23,7 @@ from tests.support.spark_harness import stateless_rows
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark")]
 
 START = datetime.fromisoformat("2013-01-01")
 CODES = ("EWR", "JFK", "LGA")
@@ -57,7 +57,6 @@ def test_flights_get_the_city_that_a_delta_table_has_until_the_next_read(
     assert _rows(stream, rows, spark_session) == wanted
 
 
-@pytest.mark.slow(reason="runs the programs of a guide on Spark")
 @pytest.mark.skipif(not JDBC_JARS, reason="no JDBC driver for PostgreSQL is installed: make setup downloads it")
 def test_flights_of_known_cities_get_the_city_that_a_table_of_postgresql_has(
     spark_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -75,15 +74,3 @@ def test_flights_of_known_cities_get_the_city_that_a_table_of_postgresql_has(
         found = _rows(guide.with_known_cities(flights, server.jdbc_url), rows, spark_session)
     known = [row for row in rows["flights"] if row.origin in CITIES]
     assert found == Counter((row.time, row.tailnum, row.origin, CITIES[row.origin]) for row in known)
-
-
-def test_bids_get_the_city_of_their_bidder_by_sql(spark_session: SparkSession, tmp_path: Path) -> None:
-    guide, table, cities = _guide("sql", tmp_path), tmp_path / "bidders", {0: "Oslo", 2: "Rome"}
-    write_deltalake(table, pa.table({"id": list(cities), "city": list(cities.values()), "auction": [7, 8]}))
-    env = StreamExecutionEnvironment()
-    guide.register(env, *(env.from_collection([], of, uid=of.__name__) for of in (guide.Bid, guide.Auction)))
-    stream = guide.with_cities(env, str(table))
-    assert stream.schema.names == ("auction", "price", "city")
-    bids = [guide.Bid(n % 4, n % 3, n * 37 % 200, START + timedelta(seconds=n)) for n in range(12)]
-    wanted = Counter((bid.auction, bid.price, cities.get(bid.bidder)) for bid in bids)
-    assert _rows(stream, {"Bid": bids}, spark_session) == wanted

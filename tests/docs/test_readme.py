@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -10,16 +9,13 @@ import sys
 import tomllib
 from pathlib import Path
 
-import click
 import pytest
 from deltalake import DeltaTable
 
-from stateflow.cli.main import main
 from tests.docs.pages import ROOT, blocks, read, section
 
 README, FIRST_STEPS = read("README.md"), read("docs/getting-started.md")
 QUICKSTART = section(README, "Quickstart")
-PRINT_ARGUMENTS = "-c 'import json, sys; print(json.dumps(sys.argv[1:]))'"
 
 
 class Checkout:
@@ -33,7 +29,6 @@ class Checkout:
         command.chmod(0o755)
 
     def type(self, text: str) -> list[str]:
-        """The lines that a shell prints."""
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
         command = ["bash", "-euc", text]
@@ -51,22 +46,6 @@ def facts(lines: list[str]) -> list[str]:
     """Printed lines without ids, times and figures; the rows of `print` come in any order."""
     shown = [" ".join(re.sub(r"[0-9a-f]{32}|[\d.]+", "0", line).split()) for line in lines]
     return sorted(line for line in lines if line.startswith("(")) + [line for line in shown if line[0] != "("]
-
-
-@pytest.mark.parametrize("page", [QUICKSTART, FIRST_STEPS], ids=["README", "getting-started"])
-def test_each_command_of_the_examples_can_be_parsed(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "plan.json").touch()
-    monkeypatch.chdir(tmp_path)
-    typed = [block for block in [*blocks(page, "bash"), *blocks(page)] if "stateflow run" in block]
-    for line in Checkout(tmp_path, PRINT_ARGUMENTS).type("\n".join(typed)):
-        name, *arguments = json.loads(line)
-        # With the parent: a command keeps the help option that it is first asked for, also in later tests.
-        context = click.Context(main, **main.context_settings)
-        command = main.commands[name]
-        if isinstance(command, click.Group):
-            sub, *arguments = arguments
-            context, command = click.Context(command, parent=context), command.commands[sub]
-        command.make_context(command.name, arguments, parent=context)
 
 
 def test_each_make_target_file_and_extra_exists_and_is_described() -> None:
@@ -87,7 +66,7 @@ def test_the_first_job_is_short_and_the_same_on_both_pages() -> None:
     assert blocks(FIRST_STEPS, "python") == [job]
 
 
-@pytest.mark.slow(reason="runs the programs of a guide on Spark")
+@pytest.mark.slow(reason="types each command of a page; those that run start Spark")
 @pytest.mark.spark
 def test_the_quickstart_works_and_prints_as_written(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(*blocks(QUICKSTART, "python"))
@@ -103,7 +82,7 @@ def test_the_quickstart_works_and_prints_as_written(tmp_path: Path) -> None:
     assert checkout.totals() == {"ann": 8.0, "bob": 5.0}
 
 
-@pytest.mark.slow(reason="runs the programs of a guide on Spark")
+@pytest.mark.slow(reason="types each command of a page; those that run start Spark")
 @pytest.mark.spark
 def test_the_first_steps_work_and_print_as_written(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(*blocks(FIRST_STEPS, "python"))

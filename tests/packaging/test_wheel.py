@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import blocks, read, section
 from tests.support.errors import reported_error
 from tests.support.job_fixture import AccountsJob
 
@@ -111,20 +110,6 @@ def test_without_extras_the_commands_work_on_a_job_root(tmp_path: Path) -> None:
     assert (error.code, error.facts["package"]) == ("environment-unsupported", "pyspark")
 
 
-@pytest.mark.slow(reason="installs a wheel into a new environment")
-@pytest.mark.spark
-def test_with_the_extras_spark_and_delta_and_without_airflow_the_quickstart_runs(wheel: Path, tmp_path: Path) -> None:
-    programs = _environment_with(wheel, "spark,delta", tmp_path)
-    assert not any(name.startswith("apache-airflow") for name in _installed(programs))
-    quickstart = section(read("README.md"), "Quickstart")
-    (tmp_path / "job.py").write_text(*blocks(quickstart, "python"))
-    example = "\n".join(blocks(quickstart, "bash"))
-    clean = {"PYTHONPATH": "", "PATH": f"{programs}:{os.environ['PATH']}"}
-    run(["bash", "-euc", f"cd {tmp_path}\n{example}"], **clean)
-    status = run([str(programs / "stateflow"), "status", f"--job-root={tmp_path / 'root'}", "--json"], **clean)
-    assert json.loads(status)["checkpoint_id"] > 0
-
-
 def _environment_with(wheel: Path, extras: str, folder: Path) -> Path:
     """A new environment with the wheel and extras, in the pinned versions; the folder of its programs."""
     programs = folder / "venv" / "bin"
@@ -135,7 +120,6 @@ def _environment_with(wheel: Path, extras: str, folder: Path) -> Path:
 
 
 def _installed(programs: Path) -> set[str]:
-    """The names of an environment's packages."""
     listed = run(["uv", "pip", "--quiet", "list", "--python", str(programs / "python"), "--format=json"])
     return {each["name"] for each in json.loads(listed)}
 

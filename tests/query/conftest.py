@@ -12,7 +12,6 @@ from tests.query.summed_job import SummedJob
 
 @pytest.fixture
 def job(tmp_path: Path) -> SummedJob:
-    """A job of which no run has started."""
     return SummedJob(tmp_path)
 
 

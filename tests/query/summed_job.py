@@ -34,8 +34,6 @@ class Row(msgspec.Struct):
 
 
 class Sum(KeyedProcessFunction[Row, Row]):
-    """Emits the sum of each key."""
-
     def open(self, ctx: RuntimeContext) -> None:
         self.total = ctx.get_state(ValueStateDescriptor("total", int))
 
@@ -49,7 +47,6 @@ def rows(count: int) -> list[Row]:
 
 
 def totals(count: int) -> dict[str, int]:
-    """The state after so many rows."""
     found: Counter[str] = Counter()
     for row in rows(count):
         found[row.key] += row.number
@@ -57,8 +54,6 @@ def totals(count: int) -> dict[str, int]:
 
 
 class SummedJob(LocalJobs):
-    """Runs of the job on one root, and its savepoints."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, max_parallelism=16, checkpoints__retained=2, checkpoints__asynchronous="no")
 
@@ -80,15 +75,12 @@ class SummedJob(LocalJobs):
         stream.process(Sum(), output=Row, uid="sum").sink_to(self.sink("out"), uid="out")
 
     def run(self, count: int, **settings: object) -> str:  # type: ignore[override]
-        """Runs the job until it has processed so many rows in total."""
         return super().run(lambda env: self.declare(env, count), **settings)
 
     def create_savepoint(self, name: str) -> SavepointReport:
-        """Creates a savepoint of the newest checkpoint in the format of this name."""
         request = SavepointRequest(name=name, format=SavepointFormat(name), from_head=True)
         return operations.create_savepoint(self.uri, request)
 
 
 def totals_in(operator: OperatorState, storage: Storage) -> dict[str, int]:
-    """The state that is stored for an operator."""
     return {str(e.key[0]): e.value for e in entries_of(operator, storage, SystemClock())}

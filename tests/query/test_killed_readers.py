@@ -47,7 +47,6 @@ def _temporary(job: SummedJob) -> Path:
 
 
 def _left(job: SummedJob) -> list[str]:
-    """The temporary files of commands."""
     return [path.name for path in _temporary(job).iterdir()]
 
 

@@ -69,14 +69,6 @@ def test_the_first_entry_after_the_end_of_a_lease_drops_the_pin(memory: MemoryJo
     assert _pins(memory) == ([] if "removal" in entry else [endless.id])
 
 
-def test_commits_drop_ended_pins_without_entries_of_their_own(memory: MemoryJob) -> None:
-    _pin(memory)
-    memory.root.clock.sleep(LEASE)
-    before = memory.root.head().entry.seq
-    _commit(memory)
-    assert (memory.root.head().entry.seq, _pins(memory)) == (before + 1, [])
-
-
 def test_a_renewed_pin_ends_later_and_a_dropped_one_cannot_be_renewed(memory: MemoryJob) -> None:
     pin, admin = _pin(memory), memory.root.admin
     memory.root.clock.sleep(LEASE * 0.9)
@@ -106,7 +98,6 @@ def test_a_pin_is_renewed_while_the_reader_reads(memory: MemoryJob) -> None:
 
 
 def _verify(job: SummedJob, checkpoint: int, failpoint: str) -> Running:
-    """A command that reads a checkpoint in another process."""
     arguments = ["verify", "--job-root", job.uri, "--checkpoint", str(checkpoint)]
     return fork(Launch(arguments, job.folder / "output", {"STATEFLOW_FAILPOINT": failpoint}))
 
@@ -131,29 +122,6 @@ def test_a_killed_reader_leaves_no_pin_after_its_lease(job: SummedJob, point: st
     assert root.head().entry.pinned == []
     assert Collector(root).collect().files == preview.files
     assert Collector(root).preview().files == 0
-
-
-def test_no_file_is_deleted_while_a_reader_is_suspended_within_its_lease(job: SummedJob) -> None:
-    job.run(4)
-    (read,) = job.kept
-    reader = _verify(job, read, "read.pinned:1:stop").wait_stopped()
-    job.run(24)
-    operations.collect_garbage(job.uri)
-    reader.resume().wait().check()
-    assert job.root.head().entry.pinned == []
-
-
-def test_a_reader_that_lost_its_pin_fails_with_an_error_that_says_so(job: SummedJob) -> None:
-    job.run(4)
-    (read,) = job.kept
-    reader = _verify(job, read, "read.pinned:1:stop").wait_stopped()
-    job.run(24)
-    root = _later(job)
-    root.admin.end_leases()
-    Collector(root).collect()
-    ended = reader.resume().wait()
-    ended.check_error(MissingFile.exit_code, MissingFile.code, checkpoint=read)
-    assert "clocks" in ended.err
 
 
 def test_a_reader_whose_clock_is_wrong_gets_an_error_or_the_right_data(job: SummedJob) -> None:

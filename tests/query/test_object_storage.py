@@ -32,6 +32,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShopsJob]:
         yield jobs
 
 
+@pytest.mark.slow(reason="starts a server of S3, and runs a job and a state server on it")
 def test_state_in_a_bucket_is_read_compared_written_and_served(jobs: ShopsJob) -> None:
     first, newest = jobs.sell(20), jobs.sell(5)
     totals = jobs.expected[newest].totals

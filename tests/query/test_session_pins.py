@@ -27,14 +27,12 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def pins(clock: ManualClock) -> Iterator[SessionPins]:
-    """The driver's side; without its thread."""
     pins = SessionPins(clock)
     yield pins
     pins.end()
 
 
 def _plan(job: SummedJob, pins: SessionPins, clock: Clock, needed: timedelta = HOUR) -> None:
-    """What the process does that plans a query."""
     root = open_root(job.uri, clock)
     checkpoint = root.head().checkpoint
     assert checkpoint is not None

@@ -71,20 +71,6 @@ def test_an_unknown_snapshot_is_an_error_that_lists_the_existing_ones(
         assert all(str(kept) in str(caught.value) for kept in ran.kept)
 
 
-def test_a_location_without_a_snapshot_is_an_error(ran: SummedJob, tmp_path: Path) -> None:
-    (folder,) = (ran.folder / "root" / "savepoints").glob("native-*")
-    for location, wanted in ((str(tmp_path), None), (str(tmp_path / "nothing"), 3), (str(folder), "canonical")):
-        with raises(ConfigError) as caught, open_snapshot(location, wanted):
-            pass
-        assert str(caught.value.facts["location"]).endswith(location) and caught.value.hint
-
-
-def test_an_unknown_operator_is_an_error_with_the_similar_uid(ran: SummedJob) -> None:
-    with open_snapshot(ran.uri) as snapshot, raises(ConfigError) as caught:
-        snapshot.operator("summ")
-    assert caught.value.facts["found"] == ["sum"] and "'sum'" in caught.value.hint
-
-
 def test_a_job_without_a_checkpoint_has_no_snapshot(job: SummedJob) -> None:
     job.prepare(lambda env: job.declare(env, 0))
     with raises(DataError), open_snapshot(job.uri):

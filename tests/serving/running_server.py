@@ -22,7 +22,6 @@ POLL = timedelta(milliseconds=20)
 
 @contextmanager
 def serving(job_root: str, token: str = TOKEN, **settings: Any) -> Iterator[StateServer]:
-    """A running server, which has ended after the block, without its lease."""
     app = AppSettings(token=token, **settings.pop("app", {}))
     with StateServer(job_root, ServerSettings(app=app, poll=POLL, **settings)) as server:
         thread = threading.Thread(target=server.run)

@@ -26,8 +26,6 @@ ITEMS = ("tea", "teapot", "cup", "tray", "")
 
 
 class Sale(msgspec.Struct, frozen=True):
-    """A row of the job."""
-
     shop: str
     day: int
     item: str
@@ -35,8 +33,6 @@ class Sale(msgspec.Struct, frozen=True):
 
 
 class Total(msgspec.Struct):
-    """What the job keeps for each shop and day."""
-
     count: int
     amount: int
 
@@ -64,8 +60,6 @@ class Totals(KeyedProcessFunction[Sale, Sale]):
 
 @dataclass
 class Expected:
-    """What queries return at one checkpoint, by key."""
-
     totals: dict[tuple[str, int], Total] = field(default_factory=dict)
     items: dict[tuple[str, int], dict[str, int]] = field(default_factory=dict)
     largest: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -79,7 +73,6 @@ def sales(number: int, seed: int = 7) -> list[Sale]:
 
 
 def expected(rows: list[Sale]) -> Expected:
-    """The oracle: the rows one after another."""
     found = Expected()
     for row in rows:
         key = (row.shop, row.day)
@@ -110,7 +103,6 @@ class ShopsJob(LocalJobs):
         return str(self.folder / "root")
 
     def sell(self, number: int = 4, **settings: Any) -> int:
-        """Processes more rows in one batch; returns the id of the checkpoint."""
         rows = sales(len(self.sold) + number)
 
         def build(env: StreamExecutionEnvironment) -> None:

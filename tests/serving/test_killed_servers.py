@@ -14,12 +14,13 @@ from stateflow.failpoints import NAMES
 from stateflow.serving.client import QueryableStateClient
 from tests.serving.running_server import TOKEN, serve_process, serving
 from tests.serving.shops_job import ShopsJob, Total
-from tests.support.job_fixture import KILLED, mostly_slow
+from tests.support.job_fixture import KILLED
 
 POINTS = sorted(name for name in NAMES if name.startswith("serve."))
 
 
-@pytest.mark.parametrize("point", mostly_slow(POINTS, ["serve.opened"]))
+@pytest.mark.slow(reason="waits for the lease of a server that was killed in a process of its own")
+@pytest.mark.parametrize("point", POINTS)
 def test_a_killed_server_leaves_no_pin_and_another_one_takes_over(tmp_path: Path, point: str) -> None:
     jobs = ShopsJob(tmp_path, state__backend="rocksdb")
     jobs.sell(20)

@@ -31,7 +31,6 @@ def trusted(tmp_path: Path) -> Certificate:
 
 @pytest.fixture
 def jobs(tmp_path: Path, trusted: Certificate) -> Iterator[ShopsJob]:
-    """The job, and a server with TLS at the URL of its lease."""
     jobs = ShopsJob(tmp_path)
     jobs.sell(20)
     follower = Follower(jobs.storage, tmp_path / "server", SystemClock(), FollowSettings())

@@ -20,8 +20,6 @@ from tests.support.local_jobs import LocalJobs
 
 
 class Sale(msgspec.Struct, frozen=True):
-    """A sale, of a shop that may not be known."""
-
     shop: str | None
     day: int
     amount: int

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,6 +23,7 @@ from stateflow.errors import (
     CheckpointNotServed,
     ConfigError,
     NotYetAvailable,
+    QueryError,
     QueryTooLarge,
     Unauthorized,
     UnknownJob,
@@ -26,7 +31,8 @@ from stateflow.errors import (
     UnknownState,
     WrongKeyType,
 )
-from stateflow.serving import app, lookups
+from stateflow.serving import client as client_module
+from stateflow.serving import lookups
 from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
 from stateflow.serving.server import (
     LARGEST_HEAD,
@@ -37,7 +43,6 @@ from stateflow.serving.server import (
     StateServer,
     uvicorn_config,
 )
-from stateflow.state.backends.hash_maps import DictBackend
 from tests.serving.running_server import TOKEN, serving
 from tests.serving.shops_job import ShopsJob, Total
 from tests.support.errors import raises
@@ -286,36 +291,6 @@ def test_an_answer_that_is_not_read_ends_the_connection(
     asyncio.run(serve())
 
 
-def test_copies_of_a_key_are_read_once_and_count_each_time(
-    jobs: ShopsJob, server: StateServer, client: QueryableStateClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ((_, wanted),) = jobs.expected.items()
-    key, total = next(iter(wanted.totals.items()))
-    read: list[int] = []
-    multi_get = DictBackend.multi_get
-
-    def counted(store: DictBackend, keys: list[bytes]) -> list[bytes | None]:
-        read.append(len(keys))
-        return multi_get(store, keys)
-
-    monkeypatch.setattr(DictBackend, "multi_get", counted)
-    with monkeypatch.context() as patch:
-        patch.setattr(app, "_INLINE_BYTES", 1)
-        few = list(wanted.totals.items())[:16]
-        found = client.get_many("totals", [each for each, _ in few], value_type=Total)
-    assert [result.value for result in found] == [each for _, each in few]
-    # Where other requests wait, no second value is read after one that is too large.
-    assert read[0] == 1 < max(read)
-    read.clear()
-    found = client.get_many("totals", [key, ("none", 0), key] * 300, value_type=Total)
-    assert [result.value for result in found] == [total, None, total] * 300
-    assert sum(read) <= 4
-    monkeypatch.setattr(lookups, "LARGEST_ANSWER", 50)
-    body = {"state": "totals", "keys": [list(key)] * 400}
-    headers = {"authorization": f"Bearer {TOKEN}"}
-    assert httpx.post(f"{server.url}/v1/get", json=body, headers=headers).status_code == 413
-
-
 def test_a_server_without_a_token_listens_at_loopback_only(tmp_path: Path) -> None:
     for host in ("0.0.0.0", "::", "10.0.0.1", "example.com"):
         with raises(ConfigError, host=host):
@@ -341,3 +316,119 @@ def test_a_server_may_start_before_the_job_and_leaves_no_lease(tmp_path: Path) -
             assert client.get("totals", key, exactly=first).checkpoint_id == first
         assert jobs.storage.list("servers/")
     assert not jobs.storage.list("servers/")
+
+
+# -- bounds of answers, and connections -------------------------------------------------------------------------------
+
+
+def test_a_client_asks_for_fewer_keys_if_an_answer_would_be_too_large(
+    jobs: ShopsJob, server: StateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((_, wanted),) = jobs.expected.items()
+    monkeypatch.setattr(lookups, "LARGEST_ANSWER", 50)
+    with QueryableStateClient(jobs.root, token=TOKEN) as client:
+        found = client.get_many("totals", list(wanted.totals), value_type=Total)
+        assert [result.value for result in found] == list(wanted.totals.values())
+        assert {entry.key for entry in client.keys("totals")} == set(wanted.totals)
+        for key, items in wanted.items.items():
+            assert {entry.key: entry.value for entry in client.scan("sold-items", key)} == items
+
+
+def test_one_value_that_is_too_large_is_an_error(
+    jobs: ShopsJob, server: StateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((_, wanted),) = jobs.expected.items()
+    monkeypatch.setattr(lookups, "LARGEST_ANSWER", 1)
+    key = max(wanted.items, key=lambda each: len(wanted.items[each]))
+    with QueryableStateClient(jobs.root, token=TOKEN) as client:
+        with raises(QueryTooLarge, limit="1"):
+            client.get_many("totals", list(wanted.totals))
+        with raises(QueryTooLarge, limit="1"):
+            list(client.scan("sold-items", key))
+
+
+def test_copies_of_a_key_count_each_time(jobs: ShopsJob, server: StateServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    ((_, wanted),) = jobs.expected.items()
+    key, total = next(iter(wanted.totals.items()))
+    with QueryableStateClient(jobs.root, token=TOKEN) as client:
+        found = client.get_many("totals", [key, ("none", 0), key] * 300, value_type=Total)
+        assert [result.value for result in found] == [total, None, total] * 300
+        monkeypatch.setattr(lookups, "LARGEST_ANSWER", 50)
+        assert [result.value for result in client.get_many("totals", [key] * 9, value_type=Total)] == [total] * 9
+
+
+def test_queries_of_a_client_use_one_connection(
+    jobs: ShopsJob, server: StateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((_, wanted),) = jobs.expected.items()
+    made: list[asyncio.Transport] = []
+    connect = BoundedProtocol.connection_made
+
+    def connection_made(protocol: BoundedProtocol, transport: asyncio.Transport) -> None:
+        made.append(transport)
+        connect(protocol, transport)
+
+    monkeypatch.setattr(BoundedProtocol, "connection_made", connection_made)
+    with QueryableStateClient(jobs.root, token=TOKEN) as client:
+        for key, total in wanted.totals.items():
+            assert client.get("totals", key, value_type=Total).value == total
+    assert len(made) == 1
+
+
+_FORKED = """
+import os, signal, sys
+from stateflow.serving import client as client_module
+from stateflow.serving import lookups
+from stateflow.serving.client import QueryableStateClient
+
+def found():
+    return sorted(entry.key for entry in client.keys("totals"))
+
+with QueryableStateClient(sys.argv[1], token=sys.argv[2]) as client:
+    before = found()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(found() != before)
+    assert os.waitpid(child, 0)[1] == 0
+    assert before and found() == before
+"""
+
+
+def test_a_process_that_was_forked_makes_connections_of_its_own(jobs: ShopsJob, server: StateServer) -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORKED, jobs.root, TOKEN]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_queries_of_a_closed_client_are_errors_and_none_hangs(
+    jobs: ShopsJob, server: StateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = QueryableStateClient(jobs.root, token=TOKEN)
+    began = threading.Event()
+
+    async def hang(*_: object) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        patch.setattr(AsyncQueryableStateClient, "run", hang)
+        query = pool.submit(client.states)
+        assert began.wait(60)
+        client.close()
+        with raises(QueryError):
+            query.result(60)
+        patch.setattr(client_module, "_GRACE", timedelta(milliseconds=50))
+        with QueryableStateClient(jobs.root, timeout=timedelta(0)) as other, raises(NotYetAvailable):
+            other.states()
+    client.close()
+    with raises(QueryError):
+        client.states()
+
+    async def closed() -> None:
+        async with AsyncQueryableStateClient(jobs.root, token=TOKEN) as other:
+            assert await other.states()
+        with raises(QueryError):
+            await other.states()
+
+    asyncio.run(closed())

@@ -65,8 +65,6 @@ class Server:
 
 
 class Servers:
-    """The servers of a job, and a client of them."""
-
     def __init__(self, jobs: ShopsJob, number: int) -> None:
         self.jobs = jobs
         self.clock = ManualClock()
@@ -85,7 +83,6 @@ class Servers:
         return self.alive[-1]
 
     def kill(self, server: Server) -> None:
-        """Nothing of it is left but its lease."""
         self.alive.remove(server)
         server.follower.close()
 
@@ -148,15 +145,10 @@ def jobs(tmp_path: Path) -> ShopsJob:
     return jobs
 
 
-@pytest.mark.parametrize(
-    "seed",
-    [
-        1,
-        2,
-        pytest.param(3, marks=pytest.mark.slow(reason="more seeds of the same history")),
-        pytest.param(4, marks=pytest.mark.slow(reason="more seeds of the same history")),
-    ],
-)
+_MORE = pytest.mark.slow(reason="asks some twenty times for all keys")
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=_MORE) for seed in (2, 3, 4))])
 def test_answers_are_right_while_servers_join_and_die_and_the_job_runs(jobs: ShopsJob, seed: int) -> None:
     rng = random.Random(seed)
     servers = Servers(jobs, 2)

@@ -122,7 +122,6 @@ def test_a_lease_that_no_server_writes_is_skipped(changes: dict[str, object]) ->
 
 
 def _states(job_root: str, is_async: bool) -> None:
-    """Asks a server once."""
     if not is_async:
         with QueryableStateClient(job_root, timeout=timedelta(0)) as client:
             client.states()
@@ -136,7 +135,6 @@ def _states(job_root: str, is_async: bool) -> None:
 
 
 def _registered(url: str) -> str:
-    """Returns a job root in memory in which a server has this URL."""
     storage = open_storage(f"memory://{uuid.uuid4().hex}")
     now = SystemClock().now().isoformat()
     lease = ServerLease(id="a" * 32, url=url, groups=[(0, 3)], since=now, until=now, seconds=9)

@@ -57,7 +57,6 @@ class Machine:
         self.command(name, f"case $2 in *version_info*) {prints};; *) exit 1;; esac")
 
     def java(self, home: str, version: int) -> Path:
-        """A Java below the folder for Javas; returns its home."""
         path = self.jvm / home
         facts = f'echo "    java.home = {path}" >&2; echo "    java.specification.version = {version}" >&2'
         self.command(str(path / "bin" / "java"), facts)
@@ -91,7 +90,6 @@ class Machine:
             return done.returncode, "".join(iter(lambda: _read(screen), ""))
 
     def requested(self) -> list[str]:
-        """What fakes have written to the file `requested`."""
         path = self.folder / "requested"
         return path.read_text().splitlines() if path.exists() else []
 
@@ -112,22 +110,6 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @pytest.mark.parametrize(
-    ("pythons", "wanted"),
-    [({"python3": "3.9"}, ""), ({"python3": "3.14"}, ""), ({}, ""), ({"python3.11": "3.11", "mine": "3.10"}, "mine")],
-)
-def test_without_a_supported_python_the_error_names_all_versions(
-    machine: Machine, pythons: Mapping[str, str], wanted: str
-) -> None:
-    for name, version in pythons.items():
-        machine.python(name, version)
-    done = machine.run("find_python", STATEFLOW_PYTHON=wanted)
-    assert done.returncode == 1
-    refused = [wanted, pythons[wanted]] if wanted else pythons.values()
-    for datum in ("3.11", "3.12", "3.13", "STATEFLOW_PYTHON=", *refused):
-        assert datum in done.stderr
-
-
-@pytest.mark.parametrize(
     ("pythons", "version", "name"),
     [
         ({"python3": "3.9", "python3.12": "3.12", "python3.13": "3.13"}, "3.12", "python3.12"),
@@ -142,17 +124,6 @@ def test_the_first_supported_python_that_runs_is_taken(
     assert machine.run("find_python").stdout == f"{version} {machine.bin}/{name}\n"
 
 
-def test_uv_creates_the_environment_and_without_uv_the_error_names_the_package_to_install(machine: Machine) -> None:
-    machine.python("python3.11", "3.11")
-    done = machine.run("make_venv")
-    assert done.returncode == 1
-    assert "python3.11-venv" in done.stderr
-    machine.command("uv", 'echo "$*" >&2; mkdir -p "${@: -1}"')
-    done = machine.run("make_venv")
-    assert done.returncode == 0
-    assert f"venv --quiet --python {machine.bin}/python3.11 {machine.venv}" in done.stderr
-
-
 # --- Java ------------------------------------------------------------------------------------------------------------
 
 
@@ -165,13 +136,6 @@ def test_the_java_of_java_home_is_taken_or_else_that_of_the_path_through_its_lin
     (machine.bin / "java").symlink_to(on_path / "bin" / "java")
     assert machine.run("find_java", JAVA_HOME=str(named)).stdout == f"{version} {named}\n"
     assert machine.run("find_java").stdout == f"21 {on_path}\n"
-
-
-@pytest.mark.parametrize("version", [8, 11, 25])
-def test_a_java_that_spark_does_not_support_is_passed_over(machine: Machine, version: int) -> None:
-    wrong, right = machine.java("a-first", version), machine.java("later", 17)
-    (machine.bin / "java").symlink_to(wrong / "bin" / "java")
-    assert machine.run("find_java", JAVA_HOME=str(wrong)).stdout == f"17 {right}\n"
 
 
 @pytest.mark.parametrize("user", [0, 1000])
@@ -239,17 +203,6 @@ def test_without_a_terminal_and_outside_ci_the_commands_are_printed_and_not_run(
     assert any("install" in words and "openjdk-17-jre-headless" in words for words in commands)
 
 
-def test_optional_packages_that_were_refused_are_not_offered_again(machine: Machine) -> None:
-    _with_java_in(machine, "openjdk-17-jre-headless")
-    machine.venv.mkdir()
-    questions = [machine.run_on_terminal("install_browser", "n\n")[1].count("[y/N]") for _ in range(2)]
-    assert (questions, machine.requested()) == ([1, 0], [])
-    # Other packages are not affected, and the refusal can be retracted.
-    assert "[y/N]" in machine.run_on_terminal("fetch_node_servers", "n\n")[1]
-    (machine.venv / ".not-installed").unlink()
-    assert "[y/N]" in machine.run_on_terminal("install_browser", "n\n")[1]
-
-
 # --- Repeated set-up -------------------------------------------------------------------------------------------------
 
 
@@ -307,16 +260,6 @@ def test_servers_are_downloaded_once_for_each_lock_file_and_nothing_of_them_is_r
     assert "--ignore-scripts" in machine.requested()[0]
 
 
-def test_moto_is_downloaded_once_into_a_separate_folder(machine: Machine) -> None:
-    install = f'install() {{ echo "$*" >> {machine.folder}/requested; mkdir -p "$4"; }}; find_uv() {{ :; }}; fetch_moto'
-    for _ in range(2):
-        assert machine.run(install).returncode == 0
-    options = "--require-hashes --no-build-isolation"
-    assert machine.requested() == [
-        f"{options} --target {machine.venv}/moto -r {machine.project}/tests/servers/moto.txt"
-    ]
-
-
 def test_every_package_is_installed_with_hashes_and_the_project_without_packages(machine: Machine) -> None:
     (machine.venv / "bin").mkdir(parents=True)
     machine.command(str(machine.venv / "bin" / "python"), "true")
@@ -342,29 +285,6 @@ def test_uv_itself_is_installed_with_its_hash(machine: Machine) -> None:
     assert machine.run("find_uv").stdout == f"{machine.venv}/bin/uv\n"
     (line,) = machine.requested()
     assert "--require-hashes" in line and line.endswith("requirements-build.txt")
-
-
-def test_the_browser_is_installed_once(machine: Machine) -> None:
-    machine.user(0)
-    browser = machine.command("chromium", "true")
-    browser.rename(machine.folder / "chromium")
-    machine.command("apt-get", f'case "$*" in *chromium) mv {machine.folder}/chromium {browser};; esac')
-    assert (machine.run("install_browser").returncode, browser.exists()) == (0, True)
-    assert machine.run("install_browser").stderr == ""
-
-
-@pytest.mark.parametrize(
-    ("script", "part"),
-    [
-        ("fetch_node_servers", "npm"),
-        ("install() { return 1; }; find_uv() { :; }; fetch_moto", "moto"),
-        ("install_browser", "chromium"),
-        ('POSTGRES_FOLDER="$ROOT"; install_postgres', "postgresql"),
-    ],
-)
-def test_a_machine_without_an_optional_part_continues_with_a_warning(machine: Machine, script: str, part: str) -> None:
-    done = machine.run(script)
-    assert done.returncode == 0 and part in done.stderr
 
 
 # --- CI --------------------------------------------------------------------------------------------------------------

@@ -51,10 +51,10 @@ class FlightFiles(LocalSource):
         return True
 
 
-def job_text(*changes: tuple[str, str], on_spark: bool = False) -> str:
+def job_text(*changes: tuple[str, str]) -> str:
     """The text of the demo's job with other texts in it."""
     text = FLIGHTS.read_text(encoding="utf-8")
-    for right, wrong in [*({} if on_spark else _WITHOUT_SPARK).items(), *changes]:
+    for right, wrong in [*_WITHOUT_SPARK.items(), *changes]:
         assert text.count(right) == 1, right
         text = text.replace(right, wrong)
     return text

@@ -29,8 +29,6 @@ class Gone(BaseException):
 
 
 class Renewals:
-    """The tries of a task whose launches are due when the test says so."""
-
     def __init__(self, job: AccountsJob, patch: pytest.MonkeyPatch) -> None:
         self.run = new_run("2026-01-01")
         self.asset = Asset("of-the-job")
@@ -39,31 +37,24 @@ class Renewals:
         patch.setattr(renewal, "_age", self._age)
 
     def task(self) -> StateflowRunOperator:
-        """The task, as the next try makes it."""
         return run_task(self._job, renew_after=timedelta(hours=8), outlets=[self.asset])
 
     def make_old(self, name: str) -> None:
-        """Lets this launch be due."""
         self._old.add(name)
 
     def let_spark_hang(self) -> str:
-        """Replaces spark-submit by a program that starts no driver, and returns it."""
         before = self._submit.read_text()
         self._submit.write_text("#!/bin/sh\nexec sleep 1000\n")
         return before
 
     def repair_spark(self, program: str) -> None:
-        """Undoes that."""
         self._submit.write_text(program)
 
     def launches(self) -> dict[str, bool]:
-        """Whether each launch is active, by name of its folder."""
         folder = next((self._job.folder.parent / "runs").rglob("launch-1")).parent
         return {Path(launch.folder).name: launch.process() is not None for launch in Launcher(folder).launches()}
 
     def wait_until_active(self, *names: str) -> None:
-        """Waits until these launches are active, and no others."""
-
         def active() -> set[str]:
             return {name for name, is_active in self.launches().items() if is_active}
 
@@ -75,7 +66,6 @@ class Renewals:
 
 @pytest.fixture
 def renewals(job: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> Renewals:
-    """Renewals of the job, whose active run is soon asked to end."""
     job.settings = {**job.settings, "run__take_over": "2 min", "requests__interval": "20ms"}
     return Renewals(job, monkeypatch)
 
@@ -122,6 +112,7 @@ def dies(task: StateflowRunOperator, step: str) -> StateflowRunOperator:
     return task
 
 
+@pytest.mark.slow(reason="waits for two runs in processes of their own")
 @pytest.mark.parametrize("step", ["before-the-start", "after-the-folder", "after-the-start", "after-the-end"])
 def test_the_next_try_completes_the_renewal_of_a_dead_worker(
     job: AccountsJob, renewals: Renewals, background: ThreadPoolExecutor, step: str
@@ -140,6 +131,7 @@ def test_the_next_try_completes_the_renewal_of_a_dead_worker(
     job.check_results()
 
 
+@pytest.mark.slow(reason="waits for three launches")
 def test_a_successor_that_fails_leaves_the_run_active_and_another_one_starts_later(
     job: AccountsJob,
     renewals: Renewals,
@@ -171,6 +163,7 @@ def test_a_successor_that_fails_leaves_the_run_active_and_another_one_starts_lat
     assert renewals.launches() == dict.fromkeys(("launch-1", "launch-2", "launch-3"), False)
 
 
+@pytest.mark.slow(reason="waits for two launches")
 @pytest.mark.parametrize("end", ["stop", "kill"])
 def test_a_successor_that_still_starts_ends_with_the_run(
     job: AccountsJob, renewals: Renewals, background: ThreadPoolExecutor, end: str
@@ -191,6 +184,7 @@ def test_a_successor_that_still_starts_ends_with_the_run(
     assert renewals.launches() == {"launch-1": False, "launch-2": False}
 
 
+@pytest.mark.slow(reason="waits for three launches")
 def test_a_cleared_task_ends_the_run_and_its_successor_before_the_next_one_begins(
     job: AccountsJob, renewals: Renewals, background: ThreadPoolExecutor
 ) -> None:

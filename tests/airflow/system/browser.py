@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -43,14 +42,11 @@ def open_page(profile: Path) -> Iterator[Page]:
 
 
 class AirflowPages:
-    """What an operator does in Airflow's web interface."""
-
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
         self._url = url
 
     def log_in(self, user: str, password: str) -> None:
-        """Signs in by the form."""
         self.page.goto(f"{self._url}/auth/login")
         self.page.locator("input[name=username]").fill(user)
         self.page.locator("input[name=password]").fill(password)
@@ -58,7 +54,6 @@ class AirflowPages:
         self.page.wait_for_url(f"{self._url}/")
 
     def open_form(self, dag_id: str) -> TriggerForm:
-        """Opens the trigger form of a DAG, from the list of all DAGs."""
         # By the menu: to load the whole interface again takes seconds.
         self.page.locator("a[href='/dags']").first.click()
         link = self.page.locator(f"a[data-testid=dag-id][href='/dags/{dag_id}']")
@@ -68,22 +63,8 @@ class AirflowPages:
         dialog.get_by_role("button", name="Trigger").wait_for()
         return TriggerForm(dialog)
 
-    def open_question(self, dag_id: str, run_id: str, task_id: str) -> Question:
-        """Opens what a task asks a person."""
-        self.page.goto(f"{self._url}/dags/{dag_id}/runs/{quote(run_id)}/tasks/{task_id}/required_actions")
-        self.page.get_by_role("button", name="Approve").wait_for()
-        return Question(self.page)
-
-    def read(self, path: str, wanted: str) -> str:
-        """The text of a page, as soon as it has what is wanted in it."""
-        self.page.goto(f"{self._url}/{path}")
-        self.page.get_by_text(wanted).first.wait_for()
-        return self.page.inner_text("body")
-
 
 class TriggerForm:
-    """The form that starts a DAG run."""
-
     def __init__(self, dialog: Locator) -> None:
         self.dialog = dialog
 
@@ -101,15 +82,12 @@ class TriggerForm:
         return self.dialog.get_by_role("button", name="Trigger").is_enabled()
 
     def asks_to_unpause(self) -> bool:
-        """Whether it has a box that unpauses the DAG."""
         return self.dialog.get_by_text("Unpause").count() > 0
 
     def leave_paused(self) -> None:
-        """Takes the tick from the box that unpauses the DAG."""
         self.dialog.get_by_text("Unpause").click()
 
     def send(self) -> None:
-        """Starts the DAG run."""
         from playwright.sync_api import expect
 
         button = self.dialog.get_by_role("button", name="Trigger")
@@ -120,18 +98,3 @@ class TriggerForm:
 
     def _field(self, name: str) -> Locator:
         return self.dialog.locator(f"[name=element_{name}]")
-
-
-class Question:
-    """The page on which a person approves or rejects."""
-
-    def __init__(self, page: Page) -> None:
-        self.page = page
-
-    @property
-    def text(self) -> str:
-        return self.page.inner_text("body")
-
-    def answer(self, option: str, note: str) -> None:
-        self.page.locator("[name=element_note]").fill(note)
-        self.page.get_by_role("button", name=option).click()

@@ -30,8 +30,6 @@ REJECTED = {"plan": "success", "approve": "success"} | dict.fromkeys(("restore",
 
 
 class Client(AirflowClient):
-    """The calls that only tests make, of the API of an Airflow that runs."""
-
     def __init__(self, home: AirflowHome) -> None:
         super().__init__(home.url, USER, home.password)
         self.home = home
@@ -53,7 +51,6 @@ class Client(AirflowClient):
         assert poll(lambda: all(map(self.has_dag, dag_ids)), PATIENCE)
 
     def runs(self, dag_id: str) -> dict[str, str]:
-        """The DAG's runs with their states, in the order of their logical dates."""
         answer = self.call("GET", f"dags/{dag_id}/dagRuns?limit=100&order_by=logical_date")
         return {run["dag_run_id"]: run["state"] for run in answer["dag_runs"]}
 
@@ -65,23 +62,19 @@ class Client(AirflowClient):
         return run
 
     def states(self, dag_id: str, run_id: str) -> dict[str, str | None]:
-        """Every task of a DAG run with its state."""
         answer = self.call("GET", f"dags/{dag_id}/dagRuns/{quote(run_id)}/taskInstances")
         return {task["task_id"]: task["state"] for task in answer["task_instances"]}
 
     def wait_for_end(self, dag_id: str, run_id: str) -> str:
-        """The state in which a DAG run ended."""
         ended = ("success", "failed")
         assert poll(lambda: self.run_state(dag_id, run_id) in ended, PATIENCE), self.states(dag_id, run_id)
         return self.run_state(dag_id, run_id)
 
     def wait_for_success(self, dag_id: str, run_id: str) -> dict[str, str | None]:
-        """The states of the tasks of a DAG run that has succeeded."""
         assert self.wait_for_end(dag_id, run_id) == "success", self.states(dag_id, run_id)
         return self.states(dag_id, run_id)
 
     def wait_for_question(self, dag_id: str, run_id: str) -> str:
-        """What a person is asked, in Markdown."""
         planned = ("awaiting_input", "upstream_failed")
         assert poll(lambda: self.states(dag_id, run_id)["approve"] in planned, PATIENCE), self.states(dag_id, run_id)
         assert self.states(dag_id, run_id)["approve"] == "awaiting_input", self.states(dag_id, run_id)
@@ -91,7 +84,6 @@ class Client(AirflowClient):
         return str(self.call("GET", path)["body"])
 
     def clear(self, dag_id: str, run_id: str, task_id: str) -> None:
-        """Clears a task with all that follow."""
         body = {"dry_run": False, "dag_run_id": run_id, "task_ids": [task_id], "only_failed": False}
         follow = {"include_downstream": True, "reset_dag_runs": True}
         self.call("POST", f"dags/{dag_id}/clearTaskInstances", body | follow)
@@ -111,7 +103,6 @@ def stopped_process(folder: Path) -> int:
 def live_airflow(
     folder: Path, dags: Path, environment: Mapping[str, str], components: Sequence[str] = ALL
 ) -> Iterator[Client]:
-    """Runs Airflow below `folder` on the DAG files in `dags`."""
     given = {
         "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'plugins'}",
         "SPARK_LOCAL_IP": "127.0.0.1",

@@ -14,6 +14,7 @@ from tests.airflow.system.browser import AirflowPages, chromium, open_page
 from tests.airflow.system.live_airflow import Client, live_airflow
 
 pytestmark = [
+    pytest.mark.slow(reason="starts Airflow and a browser"),
     pytest.mark.airflow,
     pytest.mark.skipif(chromium() is None, reason="there is no Chromium: `make setup` installs it"),
 ]
@@ -59,7 +60,6 @@ class Web:
     pages: AirflowPages
 
     def newest_conf(self, dag_id: str) -> dict[str, Any]:
-        """What the newest DAG run was started with."""
         runs = self.client.call("GET", f"dags/{dag_id}/dagRuns?order_by=-run_after&limit=1")["dag_runs"]
         return dict(runs[0]["conf"])
 

@@ -22,7 +22,7 @@ from tests.airflow.system.live_airflow import PATIENCE, QUICK_HEARTBEAT, REJECTE
 from tests.support import root_files
 from tests.support.job_fixture import AccountsJob
 
-pytestmark = [pytest.mark.slow(reason="runs DAGs in processes of Airflow"), pytest.mark.airflow]
+pytestmark = [pytest.mark.slow(reason="starts all of Airflow, and kills each task twice"), pytest.mark.airflow]
 
 JOBS = ("approved", "rejected", "killed")
 
@@ -64,8 +64,6 @@ for name in {names!r}:
 
 @dataclass(frozen=True)
 class System:
-    """A running Airflow and the folder its jobs work in."""
-
     folder: Path
     client: Client
 
@@ -73,12 +71,10 @@ class System:
         return AccountsJob(self.folder / name)
 
     def first_run(self, job: str) -> None:
-        """The schedule's run, which begins when the DAG is unpaused."""
         self.client.unpause(job)
         self.client.wait_for_success(job, self.client.only_run(job, "scheduled"))
 
     def answer(self, dag_id: str, option: str, note: str) -> str:
-        """Answers the question of the recovery `night`; returns the question."""
         question = self.client.wait_for_question(dag_id, "night")
         self.client.answer(dag_id, "night", "approve", option, {"note": note})
         return question
@@ -140,7 +136,6 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
 
 
 def _events(client: Client, asset: str) -> list[dict[str, Any]]:
-    """What the events of an asset carry, oldest first."""
     answer = client.call("GET", "assets/events?limit=100&order_by=timestamp")
     return [event["extra"] for event in answer["asset_events"] if event["name"] == asset]
 

@@ -59,8 +59,6 @@ class Rule(msgspec.Struct):
 
 
 class Pair(msgspec.Struct):
-    """A class with fields of fixed and of other size."""
-
     item: int
     text: str | None = None
 
@@ -82,13 +80,10 @@ class Mean(AggregateFunction[int, Pair, float]):
 
 
 def largest(first: int, second: int) -> int:
-    """The reduce function."""
     return max(first, second)
 
 
 class EveryKind(KeyedBroadcastProcessFunction[Row, Rule, Row], CheckpointedFunction):
-    """Adds each row to state of every kind."""
-
     def initialize_state(self, ctx: FunctionInitializationContext) -> None:
         store = ctx.get_operator_state_store()
         self.seen = store.get_list_state(ListStateDescriptor("seen", Pair))
@@ -177,7 +172,6 @@ COLUMNS = {
 
 
 def harness(backend: Any, **settings: Any) -> KeyedHarness:
-    """A harness of the function."""
     inputs = KeyedInput(Row, "key"), BroadcastInput(Rule)
     return KeyedHarness(
         EveryKind(), *inputs, output=Row, backend=backend, max_parallelism=KEY_GROUPS, parallelism=3, **settings
@@ -185,13 +179,10 @@ def harness(backend: Any, **settings: Any) -> KeyedHarness:
 
 
 def snapshot_of(given: KeyedHarness) -> Snapshot:
-    """The state of a harness after its last batch."""
     return snapshot_with(open_storage(given.root), given.snapshot().position.operators[OPERATOR])
 
 
 def snapshot_with(storage: Storage, operator: OperatorState) -> Snapshot:
-    """A snapshot of one operator."""
-
     class _OfOne(Snapshot):
         def operator(self, uid: str) -> OperatorState:
             return operator
@@ -227,7 +218,6 @@ def _canonical(storage: Storage, operator: OperatorState, subtask: SubtaskState)
 
 
 def read_table(given: Snapshot, state: str, columns: Sequence[str] | None = None, **rows: Any) -> pa.Table:
-    """A table of the snapshot, validated."""
     table = state_table(given, OPERATOR, state, Rows(**rows))
     names = columns or table.schema.names
     schema = pa.schema([table.schema.field(name) for name in names])

@@ -23,7 +23,6 @@ RATES = [Row(20 + number, "a", 1, "rate", name="xy"[number % 2], value=number, a
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The root of a job with a savepoint of each format."""
     jobs = LocalJobs(tmp_path_factory.mktemp("job"), ManualClock(), max_parallelism=GROUPS, parallelism=2)
     jobs.run(build_job(jobs, [*COLLECTED, *RATES], GROUPS), source__max_rows_per_batch=1000)
     root = str(jobs.folder / "root")

@@ -76,7 +76,6 @@ class Empty(msgspec.Struct):
 
 
 def schema_of(kind: object, **more: Any) -> StateSchema:
-    """The schema of a state with values of this type."""
     return StateSchema(name="s", kind="value", value_type="", **{"type": type_schema(kind), **more})
 
 
@@ -89,7 +88,6 @@ def read(schema: StateSchema, stored: list[bytes]) -> pa.Array:
 
 
 def column(kind: object, *values: Any) -> list[Any]:
-    """The values as they are read."""
     serializer: ValueSerializer[Any] = ValueSerializer(kind)
     read_values: list[Any] = read(schema_of(kind), [serializer.encode(value) for value in values]).to_pylist()
     return read_values

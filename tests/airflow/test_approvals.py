@@ -1,40 +1,56 @@
-"""Approval of stops, and of retentions that delete what the configuration keeps, against a user with no other right."""
+"""Approval of restores, stops, retentions and claims, against a user who may only trigger DAGs and enter texts."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from airflow.providers.standard.operators import hitl
-from airflow.sdk.exceptions import TaskAwaitingInput
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, Param, TriggerRule
+from airflow.sdk.exceptions import DownstreamTasksSkipped, TaskAwaitingInput
+from syrupy.assertion import SnapshotAssertion
 
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.operations import prune_savepoints
-from stateflow.requesters import airflow_user
+from stateflow.requesters import airflow_user, by_process
+from stateflow_airflow.dags.factory import stateflow_dags
+from stateflow_airflow.dags.job import StateflowJob
 from stateflow_airflow.failures import PermanentFailure
-from stateflow_airflow.operators.approvals.approval import ApprovalCheck, JobApprovalOperator
+from stateflow_airflow.operators.approvals.approval import (
+    ApprovalCheck,
+    JobApprovalOperator,
+    StateflowApprovalOperator,
+    StateflowClaimApprovalOperator,
+)
 from stateflow_airflow.operators.approvals.command_approval import (
     StateflowRetentionApprovalOperator,
     StateflowStopApprovalOperator,
 )
+from stateflow_airflow.operators.recovery import StateflowRestoreOperator
+from stateflow_airflow.operators.restore_plan import parse_plan
 from stateflow_airflow.operators.retention import StateflowRetentionOperator
 from stateflow_airflow.operators.retention_limits import Retention
+from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator, StateflowStopOperator
-from tests.airflow.fakes import FakeRun, fails
-from tests.airflow.jobs import job_arguments, new_run, run_task, use_submit
+from tests.airflow.fakes import FakeRun, FakeSpark, fails
+from tests.airflow.jobs import job_arguments, new_run, plan_restore, use_submit
 from tests.support import root_files
 from tests.support.job_fixture import AccountsJob
+from tests.support.screens import normalized
 
 ADA = {"id": "ada", "name": "ada"}
+AT = datetime(2026, 1, 31, 3, 0, tzinfo=UTC)
 STOP: dict[str, Any] = {"name": "last", "origin": "manual", "reason": "upgrade", "drain": "False"}
 SEVEN = Retention(checkpoints=4, savepoints=3)
 
 
-def task(user: str | None = "bob", task_id: str = "approve", **more: Any) -> FakeRun:
-    """A task of a DAG run that `user` has triggered."""
-    run = new_run("2026-01-01", task_id=task_id, **more)
+def task(user: str | None = "bob", task_id: str = "approve", date: str = "2026-01-01") -> FakeRun:
+    run = new_run(date, task_id=task_id)
     run.user = user
     return run
 
@@ -51,22 +67,95 @@ def asked(operator: JobApprovalOperator, monkeypatch: pytest.MonkeyPatch, run: F
     return ""
 
 
-def answered(operator: JobApprovalOperator, run: FakeRun, option: str = "Approve", user: Any = None) -> Any:
+def answered(
+    operator: JobApprovalOperator, run: FakeRun, option: str = "Approve", user: Any = None, **more: Any
+) -> Any:
     """What the task that asks returns; raises TaskAwaitingInput if it asks again."""
     question = operator.question()
     assert question is not None
-    run.ti.pushed.setdefault("asked", asdict(question))
+    run.ti.pushed["asked"] = asdict(question)
     event = {
         "chosen_options": [option],
         "params_input": {"note": "seen"},
-        "responded_at": datetime(2026, 1, 31, 3, 0, tzinfo=UTC),
+        "responded_at": AT,
         "responded_by_user": user or ADA,
+        **more,
     }
     return operator.execute_complete(run.next_try(), event)
 
 
 def everything(job: AccountsJob) -> dict[str, str]:
     return root_files.digests(job.root, job.folder / "tables")
+
+
+# -- answers to a plan ------------------------------------------------------------------------------------------------
+
+
+def planned(job: AccountsJob) -> dict[str, Any]:
+    return plan_restore(job, str(root_files.kept_entries(job.root)[0].seq))
+
+
+def asks_to_restore(root: Path, plan: Any, **more: Any) -> StateflowApprovalOperator:
+    given: dict[str, Any] = {"subject": "?", "body": "the plan", "params": {"note": None}}
+    return StateflowApprovalOperator(task_id="approve", job_root=str(root), plan=plan, **given, **more)
+
+
+def rejections(job: AccountsJob) -> list[dict[str, Any]]:
+    return [record for record in root_files.history(job.root) if record.get("kind") == "rejection"]
+
+
+def test_a_rejection_is_in_the_history_and_skips_all_downstream_tasks_whatever_their_trigger_rules(
+    idle_job: AccountsJob, golden: SnapshotAssertion
+) -> None:
+    plan, before, run = planned(idle_job), everything(idle_job), task()
+    with DAG("a_dag"):
+        operator = asks_to_restore(idle_job.root, plan)
+        always = EmptyOperator(task_id="always", trigger_rule=TriggerRule.NONE_FAILED)
+        operator >> EmptyOperator(task_id="restore") >> always
+    with pytest.raises(DownstreamTasksSkipped) as skipped:
+        answered(operator, run, "Reject", params_input={"note": "not now"})
+    assert set(skipped.value.tasks) == {"restore", "always"}
+    (record,) = rejections(idle_job)
+    at = AT.isoformat(timespec="milliseconds")
+    assert (record["by"], record["reason"], record["at"]) == (airflow_user("ada"), "not now", at)
+    assert (record["facts"]["plan"], record["facts"]["asked_by"]) == (plan["plan"]["label"], "bob")
+    assert run.ti.pushed["return_value"]["chosen_options"] == ["Reject"]
+    assert everything(idle_job).items() >= before.items()
+    assert normalized(idle_job.command("history").out) == golden
+
+
+def test_a_retry_records_a_rejection_once_also_after_further_runs_of_the_job(idle_job: AccountsJob) -> None:
+    run, plan = task(), planned(idle_job)
+    for delivered in (50, 70):
+        idle_job.deliver(delivered)
+        idle_job.finish()
+        answered(asks_to_restore(idle_job.root, plan), run, "Reject")
+    assert len(rejections(idle_job)) == 1
+    # Another plan, or another DAG run, is another decision.
+    answered(asks_to_restore(idle_job.root, planned(idle_job)), run, "Reject")
+    answered(asks_to_restore(idle_job.root, plan), task(date="2026-01-02"), "Reject")
+    assert len(rejections(idle_job)) == 3
+
+
+def test_no_answer_in_time_is_a_rejection_and_one_counts_although_it_cannot_be_written(
+    idle_job: AccountsJob, tmp_path: Path
+) -> None:
+    plan = planned(idle_job)
+    nobody: dict[str, Any] = {"responded_by_user": None, "timedout": True, "params_input": {}}
+    with fails(PermanentFailure, "rejected", by="", note=""):
+        answered(asks_to_restore(idle_job.root, plan), task(), "Reject", **nobody)
+    (record,) = rejections(idle_job)
+    assert record["by"] == by_process("timeout") and record["reason"]
+    given = answered(asks_to_restore(tmp_path / "gone", plan), task(), "Reject")
+    assert (given["chosen_options"], given["responded_by_user"]) == (["Reject"], ADA)
+
+
+def test_the_question_has_the_deadline_for_an_answer(idle_job: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = asks_to_restore(idle_job.root, planned(idle_job), response_timeout=timedelta(days=1))
+    before = datetime.now(UTC)
+    body = asked(operator, monkeypatch, task())
+    limits = [f"{moment + timedelta(days=1):%Y-%m-%d %H:%M} UTC" for moment in (before, datetime.now(UTC))]
+    assert "the plan" in body and any(limit in body for limit in limits)
 
 
 # -- stops ------------------------------------------------------------------------------------------------------------
@@ -219,20 +308,10 @@ def test_the_question_names_the_requester_and_airflow_lets_only_other_approvers_
     assert detail["assigned_users"] == approvers
 
 
-def test_a_rejected_stop_is_recorded_and_the_job_unchanged(idle_job: AccountsJob) -> None:
-    before = everything(idle_job)
-    assert answered(asks_to_stop(idle_job), task(), "Reject")["chosen_options"] == ["Reject"]
-    (record,) = [r for r in root_files.history(idle_job.root) if r.get("kind") == "rejection"]
-    assert (record["by"], record["facts"]["asked_by"]) == (airflow_user("ada"), "bob")
-    assert record["facts"]["plan"] == f"stop of generation {root_files.head(idle_job.root).doc['generation']}"
-    assert everything(idle_job).items() >= before.items()
-
-
 # -- retention --------------------------------------------------------------------------------------------------------
 
 
 def take(job: AccountsJob, name: str) -> None:
-    """Takes a periodic savepoint."""
     operator = StateflowSavepointOperator(task_id="savepoint", job_root=str(job.root), name=name, origin="periodic")
     operator.execute(new_run(f"savepoint-{name}").next_try())
 
@@ -247,22 +326,12 @@ def collect(job: AccountsJob, approval: object = None, **more: Any) -> dict[str,
     return StateflowRetentionOperator(task_id="collect", **given).execute(task(task_id="collect").next_try())
 
 
-@pytest.mark.parametrize(
-    "limits",
-    [
-        {},
-        {"retain": "4", "savepoints": "3"},
-        {"retain": "100", "savepoints": "None"},
-        {"retain": "1", "savepoints": "1", "preview": "True"},
-    ],
-    ids=["unchanged", "as-configured", "more", "preview"],
-)
-def test_at_least_the_configured_numbers_need_no_approval(
-    saved: AccountsJob, monkeypatch: pytest.MonkeyPatch, limits: dict[str, str]
-) -> None:
-    if "preview" not in limits:
+def test_at_least_the_configured_numbers_need_no_approval(saved: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    enough: list[dict[str, Any]] = [{}, {"retain": "4", "savepoints": "3"}, {"retain": "100", "savepoints": "None"}]
+    for limits in enough:
         assert asked(asks_to_delete(saved, **limits), monkeypatch, task(None)) == ""
-    assert collect(saved, **limits)["savepoints_deleted"] == [] or "preview" in limits
+        assert collect(saved, **limits)["savepoints_deleted"] == []
+    collect(saved, retain="1", savepoints="1", preview="True")
     assert set(root_files.savepoints(saved.root)) == {"p1", "p2", "p3", "mine"}
 
 
@@ -308,13 +377,6 @@ def test_an_approval_does_not_cover_what_was_made_after_the_question(saved: Acco
     assert collect(saved, again, **LESS)["savepoints_deleted"] == ["p1", "p2", "p3"]
 
 
-def test_an_approval_covers_a_new_checkpoint_only_after_another_question(saved: AccountsJob) -> None:
-    yes = answered(asks_to_delete(saved, **LESS), task())
-    saved.run_to(60)
-    with fails(PermanentFailure, "not-approved", approved=yes["plan"]):
-        collect(saved, yes, **LESS)
-
-
 def test_what_is_made_after_an_approval_was_compared_is_kept(
     saved: AccountsJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,19 +390,10 @@ def test_what_is_made_after_an_approval_was_compared_is_kept(
 
 
 def _meanwhile(job: AccountsJob) -> str:
-    """The job makes a checkpoint and a periodic savepoint, once."""
     if "p4" not in root_files.savepoints(job.root):
         job.run_to(60)
         take(job, "p4")
     return "ada"
-
-
-def test_an_approval_counts_if_less_is_left_to_delete(saved: AccountsJob) -> None:
-    """Such as for a retry, after a task that was killed had deleted a part."""
-    yes = answered(asks_to_delete(saved, **LESS), task())
-    assert saved.command("savepoint", "dispose", "p1").code == 0
-    assert collect(saved, yes, **LESS)["savepoints_deleted"] == ["p2"]
-    assert collect(saved, yes, **LESS)["savepoints_deleted"] == []
 
 
 def test_a_number_of_the_dag_file_is_configured_and_one_from_a_template_is_not(saved: AccountsJob) -> None:
@@ -369,10 +422,6 @@ def test_identity_comes_from_airflow_and_not_from_what_a_user_enters(idle_job: A
     assert root_files.savepoints(idle_job.root)["mine"]["by"] == airflow_user("mallory")
 
 
-def test_a_task_that_runs_the_job_cannot_stop_or_delete(idle_job: AccountsJob) -> None:
-    assert not {"retain", "savepoints", "name", "origin"} & set(run_task(idle_job).template_fields)
-
-
 @pytest.mark.parametrize("then", ["run", "savepoint"])
 def test_an_approval_of_a_retention_is_void_after_another_run_or_periodic_savepoint(
     saved: AccountsJob, then: str
@@ -395,3 +444,144 @@ def test_an_approval_of_a_retention_is_void_after_another_run_or_periodic_savepo
     with fails(PermanentFailure, "not-approved", approved=yes["plan"]):
         collect(saved, yes, **limits)
     assert everything(saved) == before
+
+
+# -- claims of another job's savepoint ---------------------------------------------------------------------------------
+
+CLAIM = "{{ params.claim_mode }}"
+"""What a user chooses, before it is rendered."""
+
+
+@pytest.fixture
+def savepoint(idle_job: AccountsJob, tmp_path: Path) -> Path:
+    made = idle_job.create_savepoint("mine", "--into", str(tmp_path / "kept"))
+    return Path(unquote(made["path"].removeprefix("file://")))
+
+
+def new_job(savepoint: Path, **more: Any) -> dict[str, Any]:
+    folder = savepoint.parents[1]
+    return {
+        "job_root": str(folder / "new"),
+        "from_savepoint": str(savepoint),
+        "locations": [str(folder / "kept")],
+        **more,
+    }
+
+
+def asks_to_claim(savepoint: Path, mode: str = "claim", **more: Any) -> StateflowClaimApprovalOperator:
+    given = {"subject": "?", "params": {"note": None}, **new_job(savepoint), **more}
+    return StateflowClaimApprovalOperator(task_id="approve", claim_mode=mode, **given)
+
+
+def run_claiming(job: AccountsJob, savepoint: Path, mode: str, approval: object = None, **more: Any) -> FakeRun:
+    given = {"job": job.job_file, "run_folder": str(savepoint.parents[1] / "runs"), **new_job(savepoint), **more}
+    operator = StateflowRunOperator(task_id="run", **{"claim_mode": CLAIM, **given}, approval=approval)
+    operator.claim_mode = mode
+    ran = new_run("2026-01-01")
+    operator.execute(ran.next_try())
+    return ran
+
+
+def claim_mode_of(spark: FakeSpark) -> str:
+    argv = spark.launches()[-1]["argv"]
+    return str(argv[argv.index("--claim-mode") + 1])
+
+
+def test_a_user_s_claim_by_a_new_job_root_needs_an_approval_of_exactly_this_claim(
+    spark: FakeSpark, idle_job: AccountsJob, savepoint: Path, tmp_path: Path
+) -> None:
+    spark.script(*["finish"] * 3)
+    yes = answered(asks_to_claim(savepoint), task())
+    elsewhere = new_job(savepoint, job_root=str(tmp_path / "elsewhere"))
+    attacks: list[tuple[object, dict[str, Any]]] = [
+        (None, {}),
+        ({**yes, "plan": ""}, {}),
+        ({**yes, "chosen_options": ["Reject"]}, {}),
+        ({**yes, "responded_by_user": None}, {}),
+        (yes, {"job_root": elsewhere["job_root"]}),
+    ]
+    for approval, more in attacks:
+        with fails(PermanentFailure, "not-approved"):
+            run_claiming(idle_job, savepoint, "claim", approval, **more)
+    assert spark.launches() == []
+    run_claiming(idle_job, savepoint, "claim", yes)
+    assert claim_mode_of(spark) == "claim"
+    run_claiming(idle_job, savepoint, "no-claim")
+    assert claim_mode_of(spark) == "no-claim"
+    # The DAG file itself needs none.
+    run_claiming(idle_job, savepoint, "claim", claim_mode="claim")
+    assert claim_mode_of(spark) == "claim"
+    with fails(PermanentFailure, "config", claim_mode="perhaps"):
+        run_claiming(idle_job, savepoint, "perhaps")
+
+
+def test_a_question_names_the_savepoint_and_only_a_claim_that_happens_is_asked_about(
+    monkeypatch: pytest.MonkeyPatch, idle_job: AccountsJob, savepoint: Path
+) -> None:
+    body = asked(asks_to_claim(savepoint), monkeypatch, task())
+    assert savepoint.as_uri() in body and str(new_job(savepoint)["job_root"]) in body
+    assert asked(asks_to_claim(savepoint, "no-claim"), monkeypatch, task()) == ""
+    with fails(PermanentFailure, "config"):
+        asks_to_claim(savepoint, locations=[]).question()
+    # A job root that has begun ignores the savepoint.
+    new = AccountsJob(idle_job.folder, idle_job.settings, root_folder=Path(new_job(savepoint)["job_root"]))
+    tables = ("--set", f"job.tables={savepoint.parents[1] / 'tables'}")
+    new.command("run", new.job_file, "--from-savepoint", str(savepoint), *tables, with_job=True).check()
+    assert asked(asks_to_claim(savepoint), monkeypatch, task()) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "is_offered"),
+    [
+        ({"from_savepoint": "/kept/mine"}, True),
+        ({"from_savepoint": "/kept/mine", "claim_mode": "claim"}, False),
+        ({}, False),
+    ],
+    ids=["savepoint", "mode of the file", "no savepoint"],
+)
+def test_a_run_form_offers_the_claim_mode_of_a_job_that_begins_with_a_savepoint(
+    given: dict[str, Any], is_offered: bool
+) -> None:
+    dag = stateflow_dags(job=StateflowJob(name="orders", root="/data/orders", run=given), application="/a.py")[0]
+    ran = dag.get_task("run")
+    assert isinstance(ran, StateflowRunOperator)
+    assert [t.task_id for t in dag.tasks if t.task_id != "run"] == (["approve_claim"] if is_offered else [])
+    assert ("claim_mode" in dag.params) == is_offered
+    if is_offered:
+        form = dag.params.get_param("claim_mode")
+        assert isinstance(form, Param) and (form.value, form.schema["enum"]) == ("no-claim", ["no-claim", "claim"])
+        assert ran.upstream_task_ids == {"approve_claim"} and ran.needs_approval
+        asks = dag.get_task("approve_claim")
+        assert isinstance(asks, StateflowClaimApprovalOperator)
+        operators: list[Any] = [ran, asks]
+        for operator in operators:
+            for params, mode in (({"claim_mode": "claim"}, "claim"), ({}, "no-claim")):
+                assert operator.render_template(operator.claim_mode, {"params": params}) == mode
+
+
+def test_a_restore_claims_another_job_s_savepoint_only_after_an_approval_of_that(
+    idle_job: AccountsJob, savepoint: Path, tmp_path: Path
+) -> None:
+    other = AccountsJob(tmp_path / "other", settings=idle_job.settings, variables=idle_job.variables)
+    other.run_to(10)
+    more: dict[str, Any] = {"locations": [str(savepoint.parent)]}
+    options = {"from_other_job": "true", **more}
+    unclaimed = plan_restore(other, str(savepoint), **options)
+    planned = plan_restore(other, str(savepoint), claim_mode="claim", **options)
+    assert [each["plan"]["claim_mode"] for each in (unclaimed, planned)] == ["no-claim", "claim"]
+    assert "claims the savepoint" in planned["markdown"] and "claims the savepoint" not in unclaimed["markdown"]
+
+    def restore(approval: object) -> None:
+        operator = StateflowRestoreOperator(
+            task_id="restore", plan=planned, approval=approval, **job_arguments(other), **more
+        )
+        operator.execute(new_run("2026-01-01", task_id="restore").next_try())
+
+    approved = {"chosen_options": ["Approve"], "responded_by_user": ADA}
+    for approval in (None, {**approved, "plan": parse_plan(unclaimed).digest}):
+        with fails(PermanentFailure, "not-approved"):
+            restore(approval)
+    assert root_files.claims(savepoint) == []
+    restore({**approved, "plan": parse_plan(planned).digest})
+    assert root_files.claims(savepoint)[-1][:2] == ("claimed", other.job_uuid)
+    other.end_all()
