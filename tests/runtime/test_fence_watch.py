@@ -6,13 +6,10 @@ import threading
 from datetime import timedelta
 from typing import Any
 
-import pytest
-
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.clock import ManualClock
 from stateflow.errors import Fenced, StorageError
-from stateflow.helpers import call_periodically
 from stateflow.runtime.driver.job_run import FenceWatch
 from stateflow.runtime.job import Positions
 from stateflow.runtime.local_run import LocalExecutor
@@ -108,22 +105,3 @@ def test_a_run_that_detected_a_fence_begins_no_batch(jobs: LocalJobs) -> None:
     run.abandon()
     store_cache.close_all()
     assert executor.batches == 0
-
-
-def test_periodic_calls_last_exactly_as_long_as_their_body() -> None:
-    calls: list[int] = []
-    third = threading.Event()
-
-    def call() -> None:
-        calls.append(len(calls))
-        if len(calls) == 3:
-            third.set()
-
-    with call_periodically(_SOON, call):
-        assert third.wait(60)
-    assert calls[:3] == [0, 1, 2]
-    assert not [t for t in threading.enumerate() if t.name == "stateflow-periodic-call"]
-    calls.clear()
-    with pytest.raises(ZeroDivisionError), call_periodically(timedelta(hours=1), lambda: calls.append(1)):
-        raise ZeroDivisionError
-    assert calls == []

@@ -80,15 +80,6 @@ def test_an_idle_run_removes_expired_state_at_most_once_per_interval(jobs: TtlJo
     assert jobs.entries() == 0
 
 
-def test_an_idle_run_removes_all_that_has_expired_although_a_batch_removes_only_some(jobs: TtlJobs) -> None:
-    jobs.add(0, *(Event(f"key-{n}", n) for n in range(40)))
-    found = _sampled(jobs, (590, 670), jobs.entries)
-    ttl = StateTtlConfig.new_builder(TTL).cleanup_incrementally(10).build()
-    rows = jobs.stay_up_for("20 min", ttl, checkpoints__asynchronous=False)
-    assert found == [80, 0]
-    assert 2 < rows.count(0) <= 20
-
-
 def test_a_subtask_without_rows_removes_expired_state_in_a_batch_with_rows_of_others(jobs: TtlJobs) -> None:
     jobs.add(0, Event("a", 1), Event("b", 2))
     settings: dict[str, Any] = {"checkpoints__asynchronous": False, "parallelism": 8}
@@ -98,29 +89,6 @@ def test_a_subtask_without_rows_removes_expired_state_in_a_batch_with_rows_of_ot
     jobs.arrived.append(Event("a", 3))
     assert jobs.stay_up_for("1s", **settings) == [1]
     assert jobs.entries() == 2
-
-
-def test_a_scheduled_run_does_not_fetch_the_state_of_a_subtask_without_rows(jobs: TtlJobs) -> None:
-    jobs.add(0, Event("a", 1), Event("b", 2))
-    settings: dict[str, Any] = {"checkpoints__asynchronous": False, "parallelism": 8}
-    jobs.stay_up_for("1 min", **settings)
-    jobs.clock.sleep(TTL)
-    jobs.arrived.append(Event("a", 3))
-    assert jobs.stay_up_for("input-ends", **settings) == [1]
-    assert jobs.entries() == 4
-
-
-@pytest.mark.parametrize(
-    "ttl",
-    [
-        StateTtlConfig.new_builder(TTL).use_event_time().build(),
-        StateTtlConfig.new_builder(TTL).disable_cleanup_in_background().build(),
-    ],
-    ids=["event time", "no cleanup"],
-)
-def test_an_idle_run_makes_no_batch_for_other_state(jobs: TtlJobs, ttl: StateTtlConfig) -> None:
-    jobs.add(0, Event("a", 1), Event("b", 2))
-    assert jobs.stay_up_for("1h", ttl) == [2]
 
 
 # -- the schedule of a subtask -----------------------------------------------------------------------------------------
@@ -176,9 +144,3 @@ def test_the_next_clean_up_is_planned(planned: int | None, has_rows: bool, found
     assert schedule.is_due == (planned == NOW)
     assert schedule.clean_up(cast("TtlCleanup", found), has_rows=has_rows) == wanted
     assert found.limits == [10_000 if schedule.is_due and not has_rows else 1_000]
-
-
-def test_a_subtask_without_state_plans_by_the_shortest_ttl() -> None:
-    schedule = TtlSchedule(Base(0, KeyGroupRange(0, 7)), NOW, StateSettings(ttl_cleanup_interval=timedelta(seconds=1)))
-    assert not schedule.is_due
-    assert schedule.clean_up(cast("TtlCleanup", _Found(None)), has_rows=True) == 600_006_000

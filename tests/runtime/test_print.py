@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -62,24 +61,13 @@ def test_rows_above_the_limit_are_counted_and_long_rows_are_cut(capsys: pytest.C
     assert _written(100) == [], "a subtask without rows prints nothing"
 
 
-def test_each_print_sink_is_a_table_of_its_own() -> None:
-    """A restore refuses two sinks with one table."""
-    other = SinkContext(JOB.job_uuid, "other", RowSchema.of(Row))
-    sink = PrintSink()
-    assert sink.check(CONTEXT) == sink.prepare(CONTEXT) == sink.open_table(CONTEXT).table_id
-    assert sink.open_table(other).table_id != sink.open_table(CONTEXT).table_id
-
-
 def test_rows_that_cannot_be_printed_end_the_run_and_the_next_one_prints_them(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(
         "import msgspec\n\n\nclass Row(msgspec.Struct):\n    number: int\n\n\ndef build(env):\n"
         "    env.from_collection([Row(7)], Row, uid='in').print()\n"
     )
     command = [sys.executable, "-m", "stateflow", "run", str(tmp_path / "job.py"), "--job-root", str(tmp_path / "root")]
-    read, closed = os.pipe()
-    os.close(read)
-    for output in (os.open("/dev/full", os.O_WRONLY), closed):
+    with Path("/dev/full").open("w") as output:
         ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True)
-        os.close(output)
-        assert (ended.returncode, reported_error(ended.stderr).code) == (5, "storage"), ended.stderr
+    assert (ended.returncode, reported_error(ended.stderr).code) == (5, "storage"), ended.stderr
     assert subprocess.run(command, capture_output=True, text=True).stdout.startswith("(7)\n")

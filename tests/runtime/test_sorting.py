@@ -128,12 +128,6 @@ def _came(rows: int, size: int) -> list[pa.RecordBatch]:
     return [_batch(sent[at : at + size]) for at in range(0, rows, size)]
 
 
-@pytest.mark.parametrize("memory", [4000, MUCH])
-def test_batches_are_no_larger_than_the_received_ones(tmp_path: Path, memory: int) -> None:
-    made = list(sort_input(_chain(), _space(tmp_path, memory), _came(1000, 70)))
-    assert sum(map(len, made)) == 1000 and max(map(len, made)) <= 70
-
-
 def test_runs_of_several_blocks_are_merged(tmp_path: Path) -> None:
     """Four runs of some 20,000 rows; a block of each has some 300."""
     came = _came(80_000, 1000)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,8 @@ import pytest
 
 from stateflow import Context, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment, ValueStateDescriptor
 from stateflow.checkpoint.log.transitions import pending_of
-from stateflow.errors import ConfigError, IncompatibleState, JobDefinitionError, SinkDiverged, UserCodeError
+from stateflow.errors import ConfigError, IncompatibleState, SinkDiverged, UserCodeError
 from stateflow.runtime.driver.job_run import JobRun
-from stateflow.runtime.job_loader import load_job
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.planning.state_discovery import declared_states, declared_states_if_known
 from tests.support.errors import raises
@@ -106,17 +103,6 @@ def test_a_dropped_table_is_not_created_again(jobs: CountJobs) -> None:
     assert not (jobs.folder / "a").exists()
 
 
-def test_another_table_at_the_location_of_a_sink_is_refused(jobs: CountJobs) -> None:
-    jobs.count("a")
-    run = jobs.count("a", "other")
-    shutil.rmtree(jobs.folder / "a")
-    shutil.copytree(jobs.folder / "other", jobs.folder / "a")
-    known = run.head.entry.published["a"].table_id
-    with raises(SinkDiverged, sink="a", known=known) as refused:
-        jobs.count("a", "other")
-    assert refused.value.facts["found"] not in (None, known)
-
-
 # -- states ---------------------------------------------------------------------------------------------------------
 
 
@@ -167,19 +153,6 @@ def _plan(function: Count) -> JobPlan:
     return plan_job(env.graph, 1)
 
 
-def test_declared_states_are_discovered_on_a_copy_which_is_closed() -> None:
-    class Closed(Count):
-        closed = 0
-
-        def close(self) -> None:
-            type(self).closed += 1
-
-    function = Closed()
-    declared = declared_states(_plan(function), 128)
-    assert [(d.schema.name, d.schema.value_type) for d in declared["count"].keyed] == [("count", "int")]
-    assert not hasattr(function, "count") and Closed.closed == 1
-
-
 def test_an_open_that_fails_in_the_driver_does_not_prevent_a_start(caplog: pytest.LogCaptureFixture) -> None:
     class FailsToOpen(Count):
         def open(self, ctx: RuntimeContext) -> None:
@@ -194,21 +167,3 @@ def test_an_open_that_fails_in_the_driver_does_not_prevent_a_start(caplog: pytes
 
 
 # -- job files ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["json", "msgspec"])
-def test_a_job_file_may_not_have_the_name_of_another_module(tmp_path: Path, name: str) -> None:
-    path = tmp_path / f"{name}.py"
-    path.write_text("def build(env): ...\n")
-    with raises(JobDefinitionError, path=str(path), module=name):
-        load_job(path)
-
-
-def test_a_job_file_is_loaded_again_whatever_its_time_and_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
-    path = tmp_path / "edited.py"
-    for version in (1, 2):
-        path.write_text(f"VERSION = {version}\ndef build(env): ...\n")
-        os.utime(path, (1_700_000_000, 1_700_000_000))
-        assert load_job(path).VERSION == version
-    assert list(tmp_path.iterdir()) == [path], "nothing is written next to it"

@@ -18,9 +18,6 @@ from stateflow.runtime.executor import BatchId, BatchInfo, TaskEnvironment, Task
 from stateflow.runtime.task import store_cache
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.handles import Base, SubtaskState
-from stateflow.storage import Storage, open_storage
-from stateflow.storage.overlay import SCRATCH_GENERATION
-from stateflow.storage.paths import generation_folder
 from stateflow.types.key_groups import KeyGroupRange
 from tests.runtime.timer_jobs import Event, Note, TimerJobs
 
@@ -46,10 +43,6 @@ def _next(batch: BatchInfo) -> BatchInfo:
     return replace(batch, id=replace(batch.id, ordinal=batch.id.ordinal + 1))
 
 
-def _keys(storage: Storage) -> set[str]:
-    return {blob.key for blob in storage.list("data/")}
-
-
 def _acquire(batch: BatchInfo, state: SubtaskState | None) -> KeyedStateBackend:
     base = Base(0, KeyGroupRange(0, 127), (state,) if state else ())
     return store_cache.acquire(KEY, base, batch, ManualClock(1).new_id(), 1)
@@ -68,23 +61,6 @@ def _release(batch: BatchInfo, store: KeyedStateBackend, name: str) -> SubtaskSt
         inline=taken.inline,
         store_manifest=taken.store_manifest,
     )
-
-
-def test_a_batch_in_scratch_storage_does_not_take_the_store_of_a_run(batch: BatchInfo, tmp_path: Path) -> None:
-    store = _acquire(batch, None)
-    store.write(ENTRIES)
-    first = _release(batch, store, "first")
-    scratch, uri = _next(batch), (tmp_path / "scratch").as_uri()
-    scratch = replace(scratch, environment=replace(batch.environment, scratch_uri=uri, local_folder=tmp_path / "mine"))
-    key = store_cache.StoreKey.of(scratch, KEY.uid, KEY.subtask)
-    stored = _keys(batch.environment.storage)
-    other = store_cache.acquire(key, Base(0, KeyGroupRange(0, 127), (first,)), scratch, ManualClock(2).new_id(), 1)
-    assert other is not store and dict(other.scan(b"")) == ENTRIES
-    other.write({b"\0\3c": b"3"})
-    made = other.snapshot(f"{generation_folder(SCRATCH_GENERATION)}second-")
-    other.close()
-    assert {file.handle.key for file in made.files} - stored == _keys(open_storage(uri)) != set()
-    assert _keys(batch.environment.storage) == stored
 
 
 @pytest.mark.parametrize("before", BACKENDS)

@@ -11,13 +11,10 @@ import pytest
 from stateflow import (
     Context,
     KeyedBroadcastProcessFunction,
-    KeyedCoProcessFunction,
     KeyedProcessFunction,
     OnTimerContext,
     RuntimeContext,
-    StateTtlConfig,
     StreamExecutionEnvironment,
-    Time,
     ValueStateDescriptor,
 )
 from stateflow.api.dead_letters import DeadLetters
@@ -230,35 +227,6 @@ def test_an_error_in_on_timer_names_the_key_and_leaves_nothing(jobs: TimerJobs) 
     assert jobs.timers() == [("a", 1), ("b", 2)]
 
 
-class Keeping(Alarm):
-    """Has a value that expires after a second of event time; its timers emit it."""
-
-    def open(self, ctx: RuntimeContext) -> None:
-        ttl = StateTtlConfig.new_builder(Time.milliseconds(1000)).set_ttl_time_characteristic(
-            StateTtlConfig.TtlTimeCharacteristic.EventTime
-        )
-        self.kept = ctx.get_state(ValueStateDescriptor("kept", int, ttl=ttl.build()))
-
-    def process_element(self, row: Event, ctx: Context) -> Iterator[Note]:
-        self.kept.update(row.at)
-        yield from super().process_element(row, ctx)
-
-    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Note]:
-        yield Note("timer", ctx.get_current_key(), timestamp, self.kept.value() or 0, 0)
-
-
-@pytest.mark.parametrize(("after", "is_kept"), [(900, True), (5000, False)])
-def test_a_timer_that_draining_fires_sees_the_state_of_its_own_time(jobs: TimerJobs, after: int, is_kept: bool) -> None:
-    """Draining advances event time to its end; state does not expire earlier for that."""
-    rows = [Event("a", 1), Event("b", 2), Event("c", 3)]
-    jobs.events(Keeping(after), rows)
-    _request_drain(jobs)
-    jobs.events(Keeping(after), rows)
-    assert {(n.key, n.at, n.time) for n in jobs.notes("timer")} == {
-        (row.key, row.at + after, row.at if is_kept else 0) for row in rows
-    }
-
-
 def test_a_failed_drain_is_reported_and_the_job_continues(jobs: TimerJobs) -> None:
     rows = [Event("a", 1), Event("b", 2)]
     jobs.events(Alarm(5), rows)
@@ -299,36 +267,6 @@ def test_a_row_that_becomes_a_dead_letter_sets_no_timer(jobs: TimerJobs) -> None
     assert [letter.error for letter in jobs.letters()] == ["ValueError: odd"] * 2
     assert jobs.timers() == [("a", 2), ("a", 4)]
     assert sorted(note.at for note in jobs.notes("row")) == [2, 4, 6]
-
-
-class Both(KeyedCoProcessFunction[Note, Event, Note]):
-    """Sets a timer for each row of either stream."""
-
-    def process_element1(self, row: Note, ctx: Context) -> None:
-        ctx.timer_service().register_event_time_timer(row.at)
-
-    def process_element2(self, row: Event, ctx: Context) -> None:
-        assert ctx.timestamp() == row.at
-        ctx.timer_service().register_event_time_timer(row.at)
-
-    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Note]:
-        yield Note("timer", ctx.get_current_key(), timestamp, 0, ctx.timer_service().current_watermark())
-
-
-def test_a_source_that_joins_later_counts_only_for_the_watermark_of_the_later_operators(jobs: TimerJobs) -> None:
-    def build(env: StreamExecutionEnvironment) -> None:
-        ahead = timed(env, "s0", [Event("a", 10), Event("a", 50)])
-        joining = timed(env, "s1", [Event("a", 20), Event("a", 30)])
-        first = ahead.key_by("key").process(Alarm(), output=Note, uid="first")
-        both = first.key_by("key").connect(joining.key_by("key")).process(Both(), output=Note, uid="second")
-        both.sink_to(jobs.sink("out"), uid="out")
-
-    run = jobs.prepare(build, parallelism=2)
-    jobs.execute(run)
-    assert run.manifest is not None
-    assert [(s.uid, s.watermark) for s in run.manifest.watermarks] == [("s0", 49), ("s1", 29)]
-    assert {o.uid: o.watermark for o in run.manifest.operators} == {"first": 49, "second": 29}
-    assert [(n.at, n.watermark) for n in jobs.notes()] == [(10, 29), (20, 29)]
 
 
 def test_a_subtask_with_neither_rows_nor_due_timers_does_not_open_its_store(jobs: TimerJobs) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import inspect
 import json
 import re
@@ -13,11 +12,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, SparkSession, functions
+from pyspark.sql import SparkSession
 
 import stateflow
 from stateflow import (
-    DeadLetters,
     ListStateDescriptor,
     MapStateDescriptor,
     OutputTag,
@@ -25,13 +23,11 @@ from stateflow import (
     RuntimeContext,
     ValueStateDescriptor,
 )
-from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
+from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
-from stateflow.api.schema import RowSchema
-from stateflow.errors import SchemaMismatch, StateflowError, UserCodeError
+from stateflow.errors import SchemaMismatch, StateflowError
 from stateflow.runtime.spark.errors import to_stateflow_error
-from stateflow.runtime.task.row_conversion import check_declared
 from stateflow.types.time_window import TimeWindow
 from tests.support.errors import raises
 from tests.support.graphs import Row
@@ -76,16 +72,6 @@ class Failing(KeyedProcessFunction[Row, Row]):
         yield row
 
 
-class DeclaredTwice(KeyedProcessFunction[Row, Row]):
-    """Declares one state with two types."""
-
-    def open(self, ctx: RuntimeContext) -> None:
-        for type_ in (int, str):
-            ctx.get_state(ValueStateDescriptor("value", type_))
-
-    def process_element(self, row: Row, ctx: Context) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("wrong", "facts"),
     [
@@ -105,12 +91,6 @@ def test_an_error_about_a_value_or_a_tag_names_operator_key_and_row(
     error = _error_of(jobs, _process(Failing(wrong)))
     assert error.code in ("state", "job-definition")
     assert {**OF_ROW_3, **facts}.items() <= error.facts.items()
-
-
-def test_an_error_about_a_declaration_names_operator_and_state(jobs: LocalJobs) -> None:
-    error = _error_of(jobs, _process(DeclaredTwice()))
-    assert error.code in ("state", "job-definition")
-    assert {"operator": "op", "name": "value"}.items() <= error.facts.items()
 
 
 def test_a_function_gets_no_row_that_is_not_of_the_class_of_its_source(jobs: LocalJobs) -> None:
@@ -137,32 +117,10 @@ class Forgets(KeyedProcessFunction[Row, Largest]):
         yield Largest(row.key, missing if row.key == "b" else 1.0)
 
 
-class ForgetsLater(Forgets):
-    """Emits the same at the end of the batch."""
-
-    def process_element(self, row: Row, ctx: Context) -> Iterator[Largest]:
-        yield Largest(row.key, 1.0)
-
-    def on_batch_end(self, ctx: Context) -> Iterator[Largest]:
-        yield from super().process_element(Row(ctx.get_current_key(), 0), ctx)
-
-
-@pytest.mark.parametrize("function", [Forgets(), ForgetsLater()], ids=["row", "batch end"])
-def test_an_error_about_an_emitted_row_names_operator_key_class_column_and_row(
-    jobs: LocalJobs, function: Forgets
-) -> None:
+def test_an_error_about_an_emitted_row_names_operator_key_class_column_and_row(jobs: LocalJobs) -> None:
     row = "Largest(key='b', largest=None)"
     with raises(SchemaMismatch, operator="op", key="{'key': 'b'}", row_class="Largest", column="largest", row=row):
-        jobs.apply(ROWS, lambda rows: _keyed(rows).process(function, output=Largest, uid="op"))
-
-
-def test_a_null_in_a_required_column_is_refused_with_its_row_and_the_type_for_time_zones() -> None:
-    schema = RowSchema.of(msgspec.defstruct("Timed", [("key", str), ("time", datetime.datetime)]))
-    columns = [pa.array(["a", "b"]), pa.array([0, None], pa.timestamp("us"))]
-    check_declared([column[:1] for column in columns], schema, operator="count")
-    with raises(SchemaMismatch, operator="count", column="time", row=repr({"key": "b", "time": None})) as refused:
-        check_declared(columns, schema, operator="count")
-    assert "Annotated[datetime, msgspec.Meta(tz=True)]" in refused.value.hint
+        jobs.apply(ROWS, lambda rows: _keyed(rows).process(Forgets(), output=Largest, uid="op"))
 
 
 # -- a row instead of rows ------------------------------------------------------------------------------------------
@@ -202,14 +160,6 @@ class Second(KeyedCoProcessFunction[Row, Row, Row]):
         return row
 
 
-class Broadcast(KeyedBroadcastProcessFunction[Row, Row, Row]):
-    def process_element(self, row: Row, ctx: Context) -> Any:
-        return [row]
-
-    def process_broadcast_element(self, row: Row, ctx: Context) -> Any:
-        return row
-
-
 class Columns(VectorizedKeyedFunction):
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> Any:
         return Row("a", 1)
@@ -217,10 +167,6 @@ class Columns(VectorizedKeyedFunction):
 
 def no_pair(row: Row, value: Any) -> Any:
     return row
-
-
-def row_and_state(row: Row, value: Any) -> Any:
-    return row, value
 
 
 def one_row(row: Row) -> Any:
@@ -245,12 +191,8 @@ def _names(error: StateflowError, written: Any) -> None:
         (_process(AtBatchEnd()), AtBatchEnd.on_batch_end),
         (lambda s: _keyed(s).flat_map(FlatMap(), uid="op"), FlatMap.flat_map),
         (_connected(Second(), _keyed), Second.process_element2),
-        (_connected(Broadcast(), lambda s: s.broadcast()), Broadcast.process_broadcast_element),
         (_process(Columns()), Columns.process_batch),
-        (lambda s: _keyed(s).flat_map_with_state(row_and_state, state=int, output=Row, uid="op"), row_and_state),
-        (lambda s: _keyed(s).flat_map_with_state(no_pair, state=int, output=Row, uid="op"), no_pair),
         (lambda s: _keyed(s).map_with_state(no_pair, state=int, output=Row, uid="op"), no_pair),
-        (lambda s: _keyed(s).filter_with_state(no_pair, state=int, uid="op"), no_pair),
     ],
 )
 def test_an_error_about_a_returned_object_names_its_function(jobs: LocalJobs, operators: Apply, written: Any) -> None:
@@ -268,19 +210,13 @@ def test_an_error_about_an_object_that_a_row_function_returned_names_the_functio
     _names(_error_of(jobs, lambda rows: rows.flat_map(function)), written)
 
 
-def test_a_type_error_in_the_function_itself_is_reported_as_such(jobs: LocalJobs) -> None:
-    class Wrong(KeyedProcessFunction[Row, Row]):
-        def process_element(self, row: Row, ctx: Context) -> Any:
-            number: Any = row.number
-            return [row, *number]
-
-    with raises(UserCodeError, operator="op") as raised:
-        jobs.apply(ROWS, _process(Wrong()))
-    assert "TypeError" in raised.value.message
-
-
 def decoding(row: Row) -> Row:
     json.loads("{")
+    return row
+
+
+def misread(row: Row) -> Row:
+    TimeWindow.parse("no window")
     return row
 
 
@@ -299,8 +235,9 @@ def _two_outputs(function: Failing, ctx: Context) -> None:
         (lambda rows: _keyed(rows).map(decoding, uid="op"), decoding, 1),
         (_process(Missing()), Missing, 0),
         (_process(Failing(_two_outputs)), _two_outputs, 1),
+        (lambda rows: rows.map(misread, output=Row), misread, 1),
     ],
-    ids=["row function", "operator", "class", "tag"],
+    ids=["row function", "operator", "class", "tag", "stateflow"],
 )
 def test_an_error_names_a_line_of_the_job_and_none_of_a_library(
     jobs: LocalJobs, operators: Apply, written: Any, line: int
@@ -330,8 +267,6 @@ def test_an_error_of_a_udf_names_its_line_and_is_not_retried(file: str, where: s
     ("expression", "condition"),
     [
         ("CAST(concat(id, 'x') AS INT)", "CAST_INVALID_INPUT"),
-        ("id / (id - 1)", "DIVIDE_BY_ZERO"),
-        ("id + 9223372036854775807", "ARITHMETIC_OVERFLOW"),
         ("map(id, 1, 1L, 2)", "DUPLICATED_MAP_KEY"),
         ("raise_error(concat('no ', id))", "USER_RAISED_EXCEPTION"),
     ],
@@ -343,48 +278,3 @@ def test_an_error_of_an_expression_because_of_a_value_is_not_retried(
         spark_session.range(1, 2).selectExpr(f"{expression} AS a").collect()
     error = to_stateflow_error(raised.value)
     assert (error.code, error.facts["condition"]) == ("user-code", condition)
-
-
-def divided() -> Column:
-    return functions.col("id") / functions.lit(0)
-
-
-@pytest.mark.spark
-def test_an_error_of_a_column_names_the_line_of_the_job(spark_session: SparkSession) -> None:
-    with pytest.raises(PySparkException) as raised:
-        spark_session.range(1, 2).select(divided()).collect()
-    line = inspect.getsourcelines(divided)[1] + 1
-    assert to_stateflow_error(raised.value).facts["where"] == f"{__file__}:{line}"
-
-
-POLICY = DeadLetters(budget=9)
-
-
-@pytest.mark.parametrize(
-    "operators",
-    [_process(OneRow(), on_error=POLICY), lambda rows: rows.flat_map(one_row, on_error=POLICY)],
-    ids=["operator", "row function"],
-)
-def test_a_dead_letter_names_the_function_and_the_returned_object(jobs: LocalJobs, operators: Apply) -> None:
-    jobs.apply(ROWS, operators)
-    letters = jobs.letters()
-    assert letters
-    assert all(re.search(r"\bRow\b", letter.error) and __file__ in letter.where for letter in letters)
-
-
-def misread(row: Row) -> Row:
-    TimeWindow.parse("no window")
-    return row
-
-
-def undecodable(row: Row) -> Row:
-    msgspec.json.decode(json.dumps({"a": 1}), type=list)
-    return row
-
-
-@pytest.mark.parametrize("function", [misread, undecodable])
-def test_an_error_in_a_library_or_in_stateflow_points_to_the_line_of_the_user(
-    function: Callable[[Row], Row], jobs: LocalJobs
-) -> None:
-    error = _error_of(jobs, lambda rows: rows.map(function, output=Row))
-    assert error.facts["where"] == f"{__file__}:{inspect.getsourcelines(function)[1] + 1}"

@@ -27,7 +27,7 @@ from stateflow.environment import StreamExecutionEnvironment
 from stateflow.observability import MemoryRecorder
 from stateflow.operations.status import describe
 from stateflow.runtime.task.task import _spans
-from stateflow.runtime.watermarks import Waiting, waiting_for_others, waiting_rows, waiting_texts
+from stateflow.runtime.watermarks import Waiting, waiting_for_others, waiting_rows
 from stateflow.testing.sinks import FolderSink
 from tests.support.local_jobs import Build, Growing, LocalJobs, restore
 
@@ -92,14 +92,7 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
-def test_rows_that_wait_in_several_operators_are_named_once_with_the_operators() -> None:
-    alike = [Waiting(operator, "json", 12, ("csv",), None) for operator in ("ten", "hour")]
-    hot = Waiting("hot", "json", 1, ("csv",), None)
-    assert waiting_texts(alike[:1]) == [str(alike[0])]
-    assert waiting_texts([*alike, hot]) == [f"{alike[0]} (in ten, hour)", f"{hot} (in hot)"]
-
-
-@pytest.mark.parametrize("rows", [1, 7, 10_000])
+@pytest.mark.parametrize("rows", [7, 10_000])
 def test_rows_above_the_watermark_wait_for_the_source_with_the_lowest_one(shop: Shop, rows: int) -> None:
     orders = list(range(240))
     shop.read(orders, [0, 11], rows)
@@ -165,14 +158,6 @@ def test_the_number_of_rows_with_very_many_times_is_about_right(shop: Shop) -> N
     assert str(found).startswith("about ") and 3693 <= found.rows <= 3713
 
 
-def test_a_source_without_any_row_holds_everything_back(shop: Shop) -> None:
-    shop.read([1, 2, 3], [])
-    (found,) = shop.waiting
-    assert str(found) == "3 rows of orders wait for products, without a row yet"
-    shop.read([1, 2, 3], [0, 2])
-    assert str(shop.waiting[0]) == "2 rows of orders wait for products, at 2026-01-20T12:02:00"
-
-
 def test_no_row_waits_for_a_source_that_has_ended_or_after_a_drain(shop: Shop) -> None:
     class Ended(Growing):
         bounded = True
@@ -192,11 +177,6 @@ def test_rows_wait_for_an_idle_source_only_while_all_are_idle(both: bool) -> Non
     taken = {("op", "orders"): [TimeSpan(first=7, last=7, rows=2)]}
     found = waiting_rows([chain], (), taken, [orders, products], watermarks={"op": 4}, ended=())
     assert waiting_for_others(found) == ((Waiting("op", "orders", 2, ("products",), 4),) if both else ())
-
-
-def test_no_row_waits_where_both_sources_are_equally_far(shop: Shop) -> None:
-    shop.read([1, 2], [1, 2])
-    assert shop.waiting == ()
 
 
 def test_a_split_that_holds_its_source_back_is_named() -> None:

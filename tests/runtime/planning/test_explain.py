@@ -11,9 +11,7 @@ from syrupy.assertion import SnapshotAssertion
 from stateflow import (
     Context,
     CountTrigger,
-    DeadLetters,
     GlobalWindows,
-    KafkaSource,
     KeyedProcessFunction,
     MapStateDescriptor,
     OutputTag,
@@ -111,20 +109,3 @@ def test_explanations_match_the_golden_file(golden: SnapshotAssertion) -> None:
         explanation = explain_job(job.env.graph, resolve({"name": "job", "parallelism": 2}), on_spark=False)
         texts += [f"--- {name}\n", *(f"{line}\n" for line in to_lines(explanation))]
     assert "".join(texts) == golden
-
-
-def test_dead_letters_of_a_source_are_not_named_after_a_function() -> None:
-    job = DeclaredJob()
-    source = KafkaSource("broker:9092", schema=Row, topics="orders", on_error=DeadLetters(budget=1))
-    job.rows.sink_to(Nowhere(), uid="out")
-    orders = job.env.from_source(source, uid="orders")
-    orders.get_dead_letters().sink_to(Nowhere(), uid="dead")
-    explained = explain_job(job.env.graph, resolve({"name": "job", "parallelism": 2}), on_spark=True)
-    assert any(line.endswith(" of orders > dead letters") for line in to_lines(explained))
-
-
-def test_states_that_only_a_task_can_declare_are_unknown() -> None:
-    job = DeclaredJob()
-    process(job.rows, "op", NeedsTask())
-    explanation = explain_job(job.env.graph, resolve({"name": "job"}), on_spark=False)
-    assert explanation.levels[0].chains[0].states is None

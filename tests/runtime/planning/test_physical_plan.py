@@ -6,9 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from stateflow import OnTimerContext, OutputTag, WatermarkStrategy
+from stateflow import OnTimerContext, WatermarkStrategy
 from stateflow.api.functions.process import KeyedProcessFunction
-from stateflow.api.graph import producer_of
 from stateflow.checkpoint.barriers import Participant
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.spark.shuffle import reads_once
@@ -51,17 +50,6 @@ def test_operators_on_one_stream_share_a_level_and_run_with_their_sinks(job: Dec
     assert plan.key_types == {"first": ["string"], "second": ["string"]}
 
 
-def test_output_of_an_operator_is_the_next_level_s_input(job: DeclaredJob) -> None:
-    first = process(job.rows, "first")
-    first.sink_to(Nowhere(), uid="a")
-    process(first.transform(lambda df: df), "second").sink_to(Nowhere(), uid="b")
-    plan = plan_job(job.env.graph, 2)
-    assert _shape(plan) == [[("first", 0, True, ["a"])], [("second", 0, False, ["b"])]]
-    (output,) = plan.levels[0].forwarded
-    assert output.node is job.env.graph.operators[0]
-    assert [level.number for level in plan.levels] == [1, 2]
-
-
 def test_a_sink_that_does_not_follow_an_operator_is_a_chain_of_its_own(job: DeclaredJob) -> None:
     job.rows.sink_to(Nowhere(), uid="raw")
     keyed = process(job.rows.transform(lambda df: df), "op")
@@ -80,18 +68,6 @@ def test_every_subtask_reports_and_consumes_from_every_task_before(job: Declared
     assert plan_job(job.env.graph, 2).participants() == wanted
 
 
-def test_a_side_output_and_row_functions_after_an_operator_run_in_its_task(job: DeclaredJob) -> None:
-    stream = process(job.rows, "op")
-    side = stream.get_side_output(OutputTag("late", Row))
-    side.sink_to(Nowhere(), uid="late")
-    stream.filter(lambda row: True).map(len).sink_to(Nowhere(), uid="out")
-    process(side, "second")
-    plan = plan_job(job.env.graph, 2)
-    assert _shape(plan) == [[("op", 0, True, ["late", "out"])], [("second", 0, False, [])]]
-    outputs = plan.levels[0].chains[0].outputs
-    assert [(producer_of(o.node).tag, o.is_forwarded) for o in outputs] == [("late", True), ("", False)]
-
-
 def test_rows_are_relayed_once_over_each_level_that_does_not_use_them(job: DeclaredJob) -> None:
     """So the barriers that a task consumes cover everything that it reads."""
     second = process(process(job.rows, "first"), "second")
@@ -104,11 +80,6 @@ def test_rows_are_relayed_once_over_each_level_that_does_not_use_them(job: Decla
         [("third", False), ("out", False)],
     ]
     assert [len(p.upstream) for p in plan.participants()] == [0] * 4 + [4] * 8
-
-
-def test_sources_are_ordered_by_uid(job: DeclaredJob) -> None:
-    job.source("more").union(job.rows).sink_to(Nowhere(), uid="out")
-    assert [s.uid for s in plan_job(job.env.graph, 2).sources] == ["more", "rows"]
 
 
 @pytest.mark.parametrize("has_expressions", [False, True])

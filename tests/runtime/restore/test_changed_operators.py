@@ -27,7 +27,7 @@ from stateflow import (
 )
 from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction
 from stateflow.clock import ManualClock
-from stateflow.errors import ConfigError, IncompatibleState, PlanOutdated, WrongJobRoot
+from stateflow.errors import ConfigError, IncompatibleState, PlanOutdated
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
 from stateflow.state.operator_content import read_parts
 from tests.support.errors import raises
@@ -124,9 +124,9 @@ def _moves(plan: RestorePlan) -> set[tuple[str, str]]:
     return {(f"{m.old}.{m.old_state}", f"{m.new}.{m.new_state}") for m in plan.graph.moves}
 
 
-@pytest.fixture(params=["rocksdb", "filesystem", "memory"])
+@pytest.fixture
 def jobs(tmp_path: Path, request: pytest.FixtureRequest) -> LocalJobs:
-    return LocalJobs(tmp_path, ManualClock(), state__backend=request.param, parallelism=2)
+    return LocalJobs(tmp_path, ManualClock(), state__backend=getattr(request, "param", "rocksdb"), parallelism=2)
 
 
 def test_a_renamed_operator_continues_with_all_its_state_and_its_sink_with_its_table(jobs: LocalJobs) -> None:
@@ -151,27 +151,7 @@ def test_raw_state_comes_along_when_operators_are_joined(jobs: LocalJobs) -> Non
     assert {row[0] for row in jobs.rows("x") if row[1] == 7} == {"s:k", "t:k", "raw:all"}
 
 
-@pytest.mark.parametrize("split", [("a=b", "a=c"), ("a:=b", "a:=c"), ("a:s=b:s", "a=c")])
-def test_raw_state_of_an_operator_that_is_divided_is_mapped_or_refused(jobs: LocalJobs, split: tuple[str, ...]) -> None:
-    jobs.run(_job(jobs, {"x": ("a", Keep("s", "t", raw=True))}, 1, 2))
-    new = _job(jobs, {"x": ("b", Keep("s")), "y": ("c", Keep("t", raw=True))}, 1, 2, 4)
-    if split[-1] == "a=c" and "a=b" not in split:
-        plan = restore(jobs, new, *split)
-    else:
-        with raises(ConfigError):
-            plan_restore(jobs, new, *split)
-        plan = restore(jobs, new, *split, "a:@raw=c")
-    assert ("a.@raw", "c.@raw") in _moves(plan)
-    assert [row[1] for row in jobs.rows("y") if row[0] == "raw:all"][-1] == 7
-
-
-def test_two_operators_swap_their_uids(jobs: LocalJobs) -> None:
-    jobs.run(_job(jobs, {"x": ("a", Keep("s")), "y": ("b", Keep("t", lists=("l",)))}, 1, 2))
-    restore(jobs, _job(jobs, {"x": ("b", Keep("s")), "y": ("a", Keep("t", lists=("l",)))}, 1, 2, 4), "a=b", "b=a")
-    assert Counter(jobs.rows("x")) == Counter(("s:k", n, None) for n in (1, 3, 7))
-    assert Counter(jobs.rows("y")) == Counter((name, n, None) for n in (1, 3, 7) for name in ("t:k", "l:all"))
-
-
+@pytest.mark.parametrize("jobs", ["rocksdb", "filesystem", "memory"], indirect=True)
 def test_a_split_operator_s_states_are_divided_and_no_entry_stays_in_the_wrong_place(jobs: LocalJobs) -> None:
     whole = Keep("s", "t", maps=("m",), lists=("l", "k"), timers=True)
     jobs.run(_job(jobs, {"x": ("old", whole)}, 1, 2))
@@ -201,23 +181,6 @@ def test_renamed_states_swap_their_names_and_may_get_another_type(jobs: LocalJob
     new = _job(jobs, {"out": ("op", Keep("b", "c", maps=("n",), value=float))}, 1, 2, 4)
     restore(jobs, new, "op.a=op.b", "op.b=op.c", "op.m=op.n")
     assert {row[0]: row[1] for row in jobs.rows()} == {"a:k": 3, "b:k": 7, "m:k": 3, "c:k": 7, "n:k": 7}
-
-
-def test_a_renamed_state_with_a_ttl_expires_as_before(jobs: LocalJobs) -> None:
-    jobs.run(_job(jobs, {"out": ("op", Keep(maps=("m",)))}, 1, 2))
-    _wait(jobs, HOUR / 2)
-    restore(jobs, _job(jobs, {"out": ("op", Keep(maps=("n",)))}, 1, 2), "op.m=op.n")
-    _wait(jobs, HOUR / 2)
-    new = _job(jobs, {"out": ("op", Keep(maps=("n",)))}, 1, 2, 4)
-    jobs.run(new)
-    assert jobs.rows()[-1] == ("n:k", 4, None)
-
-
-def test_a_state_moves_to_an_operator_with_state_of_its_own(jobs: LocalJobs) -> None:
-    jobs.run(_job(jobs, {"x": ("a", Keep("s", "t", lists=("l",))), "y": ("b", Keep("u", lists=("k",)))}, 1, 2))
-    operators = {"x": ("a", Keep("s")), "y": ("b", Keep("u", "t", lists=("k", "l")))}
-    restore(jobs, _job(jobs, operators, 1, 2, 4), "a.t=b", "a.l=b")
-    assert {row[0]: row[1] for row in jobs.rows("y")} == {"u:k": 7, "t:k": 7, "k:all": 7, "l:all": 7}
 
 
 def test_a_rename_at_another_parallelism_keeps_each_key_and_element(jobs: LocalJobs) -> None:
@@ -256,34 +219,6 @@ def test_a_map_that_does_not_fit_changes_nothing(
     with raises(error):
         plan_restore(jobs, new, *maps)
     assert prepared_job(jobs, new).root.head() == head
-
-
-def _keys(jobs: LocalJobs, numbered: str, named: str, *states: str, rows: int = 1) -> Build:
-    """Two operators with other key types: uid of the one by number, uid and states of the one by name."""
-
-    def build(env: StreamExecutionEnvironment) -> None:
-        env.configure(max_parallelism=8)
-        source = env.from_source(Growing([Row("k", 1)] * rows, Row), uid="rows")
-        source.key_by("number").process(Keep("s"), output=Row, uid=numbered).sink_to(jobs.sink("x"), uid="x")
-        source.key_by("key").process(Keep(*states), output=Row, uid=named).sink_to(jobs.sink("y"), uid="y")
-
-    return build
-
-
-def test_states_with_other_key_types_are_not_joined(jobs: LocalJobs) -> None:
-    jobs.run(_keys(jobs, "a", "b", "t"))
-    with raises(WrongJobRoot, operator="c"):
-        plan_restore(jobs, _keys(jobs, "a", "c", "t", "s"), "b=c", "a.s=c")
-
-
-def test_operators_with_other_key_types_swap_their_uids(jobs: LocalJobs) -> None:
-    jobs.run(_keys(jobs, "a", "b", "t"))
-    new = _keys(jobs, "b", "a", "t", rows=2)
-    with raises(WrongJobRoot, uid="a", found=["bigint"], wanted=["string"]):
-        jobs.run(new)
-    restore(jobs, new, "a=b", "b=a")
-    assert jobs.rows("x") == [("s:k", 1, None), ("s:k", 2, None)]
-    assert jobs.rows("y") == [("t:k", 1, None), ("t:k", 2, None)]
 
 
 def test_a_plan_for_other_states_than_the_job_now_declares_is_outdated(jobs: LocalJobs) -> None:

@@ -15,7 +15,7 @@ from stateflow.config.settings import SourceSettings
 from stateflow.errors import ConfigError
 from tests.support.errors import raises
 from tests.support.graphs import Row
-from tests.support.local_jobs import Build, Growing, LocalJobs, plan_restore, restore
+from tests.support.local_jobs import Build, LocalJobs, plan_restore, restore
 
 
 class Numbers(LocalSource):
@@ -124,26 +124,6 @@ def test_a_source_continues_where_the_option_says(
     assert _read(jobs) == {"a": read, "b": [1, 2, 3]}
 
 
-def test_a_new_source_can_begin_at_a_position(source_jobs: LocalJobs) -> None:
-    jobs = source_jobs
-    build = _sources(jobs, a=Numbers("a", 2), b=Numbers("b", 2), c=Growing([Row("c", n) for n in (1, 2, 3)], Row))
-    plan = restore(jobs, build, sources=['c={"row": 1}'])
-    assert _actions(plan)["c"] == ("", '{"row": 1}', SourceAction.NEW)
-    assert _read(jobs)["c"] == [2, 3]
-
-
-def test_a_collection_is_skipped_with_latest(source_jobs: LocalJobs) -> None:
-    jobs = source_jobs
-
-    def build(last: int) -> Build:
-        c = Growing([Row("c", n) for n in range(1, last + 1)], Row)
-        return _sources(jobs, a=Numbers("a", 2), b=Numbers("b", 2), c=c)
-
-    restore(jobs, build(3), sources=["c=latest"])
-    jobs.run(build(4))
-    assert _read(jobs)["c"] == [4]
-
-
 @pytest.mark.parametrize(("position", "read"), [("keep", [3]), ("earliest", [1, 2, 3])])
 def test_a_replaced_source_keeps_or_resets_its_position(source_jobs: LocalJobs, position: str, read: list[int]) -> None:
     jobs = source_jobs
@@ -191,10 +171,3 @@ def test_the_position_of_a_source_that_the_job_has_is_not_dropped(source_jobs: L
     build = _sources(source_jobs, a=Numbers("a", 3), b=Numbers("b", 3))
     with raises(ConfigError, uids=["a"]):
         plan_restore(source_jobs, build, drop=["a"])
-
-
-def test_a_new_source_has_no_position_to_keep(source_jobs: LocalJobs) -> None:
-    jobs = source_jobs
-    build = _sources(jobs, a=Numbers("a", 3), b=Numbers("b", 3), c=Numbers("c", 1))
-    with raises(ConfigError, uid="c"):
-        plan_restore(jobs, build, sources=["c=keep"])

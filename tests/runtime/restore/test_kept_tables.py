@@ -44,13 +44,3 @@ def test_a_table_of_several_sinks_is_not_restored_for_one_of_them(restore: Any, 
     with pytest.raises(ConfigError) as caught:
         plan_sink_changes(restore, SinkMode.RESTORE, kept)
     assert caught.value.facts == {"sinks": [["a", "b"]]}
-
-
-@pytest.mark.parametrize(
-    ("mode", "named", "kept"), [(SinkMode.RESTORE, {"a", "b"}, {"a", "b"}), (SinkMode.KEEP, {"c"}, {"a", "b", "c"})]
-)
-def test_tables_of_the_named_sinks_are_kept_with_any_mode(
-    restore: Any, mode: SinkMode, named: Set[str], kept: Set[str]
-) -> None:
-    changes = plan_sink_changes(restore, mode, named)
-    assert {change.uid for change in changes if change.mode is SinkMode.KEEP} == kept

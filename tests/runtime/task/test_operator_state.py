@@ -83,15 +83,6 @@ def test_a_full_snapshot_has_a_file_of_its_own_whether_or_not_the_subtask_has_ro
         assert part.handle.key != before.handle.key and read_part(root.storage, part) == LARGE
 
 
-def test_a_subtask_without_state_has_no_part(root: Root) -> None:
-    for number in (0, 1):
-        assert root.subtask(number, 1).carry_over("t") is None
-        assert root.subtask(number, 1).write(OperatorContent(), "t") is None
-    root.write(SMALL, 1)
-    assert root.subtask(0, 2).carry_over("t") is None
-    assert root.subtask(1, 2).write(OperatorContent(), "t") is None
-
-
 def test_a_subtask_without_rows_gets_its_share_at_another_parallelism(root: Root) -> None:
     root.write(SMALL, 1)
     parts = [root.subtask(number, 2, parallelism=3).carry_over("t") for number in range(3)]

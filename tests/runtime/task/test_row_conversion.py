@@ -8,6 +8,7 @@ import datetime
 import decimal
 import enum
 import uuid
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -16,12 +17,16 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
-from stateflow.errors import SchemaMismatch
+from stateflow.errors import SchemaMismatch, StateError
+from stateflow.runtime.executor import ChainSpec
+from stateflow.runtime.task.input_reader import KeyTypes
 from stateflow.runtime.task.row_conversion import check_declared, group_starts, to_batch, to_rows
-from stateflow.types.columns.conversion import first_time_out_of_range
 from stateflow.types.columns.precision import precision
 from tests.support.errors import raises
+from tests.support.graphs import Pass
+from tests.support.operators import chain_of
 
 Instant = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 AT = datetime.datetime(2026, 1, 2, 3, 4, 5, 6)
@@ -159,14 +164,6 @@ def test_a_row_class_with_keyword_fields_is_supported() -> None:
     assert to_rows(to_batch(rows, schema).columns, schema) == rows
 
 
-def test_slices_and_empty_batches_are_converted() -> None:
-    schema = _schema(int)
-    batch = to_batch([schema.row_class(n) for n in range(5)], schema)
-    rows: list[Any] = to_rows(batch.slice(2, 2).columns, schema)
-    assert [r.value for r in rows] == [2, 3]
-    assert to_rows(batch.slice(5).columns, schema) == []
-
-
 @pytest.mark.parametrize(("rows", "starts"), [(0, []), (1, [0]), (6, [0, 2, 3, 4])])
 def test_a_group_begins_where_order_or_a_key_column_changes(rows: int, starts: list[int]) -> None:
     order = np.array([1, 1, 1, 2, 2, 2])
@@ -195,16 +192,50 @@ def test_a_value_that_python_does_not_have_is_an_error_with_its_row_that_is_not_
         assert "'number': 2" in str(refused.value.facts["row"]) and not refused.value.retryable
 
 
-@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.timestamp("ms"), pa.timestamp("us", "UTC")])
-def test_the_first_time_that_python_does_not_have_is_found(kind: pa.DataType) -> None:
-    days = [None, -719_162, 0, 2_932_896]
-    unit = {"date32[day]": 1, "timestamp[ms]": 86_400_000}.get(str(kind), 86_400_000_000)
-    stored = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+# -- keys -------------------------------------------------------------------------------------------------------------
 
-    def column(*more: int) -> pa.Array:
-        return pa.array([*(None if day is None else day * unit for day in days), *more], stored).view(kind)
 
-    assert first_time_out_of_range(column()) is None
-    assert first_time_out_of_range(column(2_932_897 * unit)) == 4
-    assert first_time_out_of_range(column(-719_162 * unit - 1)) == 4
-    assert first_time_out_of_range(pa.array([1 << 60])) is None
+class AnyColour(enum.Enum):
+    RED = "red"
+
+    @classmethod
+    def _missing_(cls, value: object) -> AnyColour:
+        """Accepts every text."""
+        return cls.RED
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Keyed(msgspec.Struct):
+    key: str
+    id: uuid.UUID
+    colour: AnyColour
+    level: Level
+
+
+KEY_ID = "00000000-0000-0000-0000-00000000000a"
+
+
+def _types(*columns: str) -> KeyTypes:
+    chain: ChainSpec = chain_of(Pass(), Keyed, Keyed)
+    keying = Keying(columns, (), ("string",) * len(columns))
+    return KeyTypes(replace(chain, inputs=(replace(chain.inputs[0], keying=keying),)))
+
+
+def test_a_key_has_the_declared_types() -> None:
+    keys = _types("key", "id", "colour", "level")
+    declared = ("a", uuid.UUID(KEY_ID), AnyColour.RED, Level.LOW)
+    assert keys.to_declared(("a", KEY_ID, "red", 1)) == declared
+    assert keys.all_declared([(b"g", b"k", ("a", KEY_ID, "red", 1))]) == [(b"g", b"k", declared)]
+
+
+OTHER_FORMS = [("id", "x"), ("level", 2), ("id", KEY_ID.upper()), ("id", KEY_ID.replace("-", "")), ("colour", "Red")]
+
+
+@pytest.mark.parametrize(("column", "stored"), OTHER_FORMS)
+def test_a_value_without_a_declared_one_or_in_another_form_is_refused(column: str, stored: Any) -> None:
+    """Two forms of one UUID would be two keys that the function cannot distinguish."""
+    with raises(StateError, key=repr((stored,)), operator="op"):
+        _types(column).to_declared((stored,))
