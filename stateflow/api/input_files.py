@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from stateflow.api.schema import RowSchema
 from stateflow.errors import BatchFailed, CorruptInput, StateflowError
+from stateflow.types.declared_types import literal
 from stateflow.types.decoders import msgpack_decoder
-from stateflow.types.spark_sql import literal
 
 OnCorruptFile = Literal["fail", "quarantine"]
 FAIL, QUARANTINE = "fail", "quarantine"

@@ -48,6 +48,7 @@ from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
 from stateflow.state.stored_key import TIMER_IDS, VOID_NAMESPACE, TimeDomain
 from stateflow.types.columns.conversion import PER_MILLISECOND
+from stateflow.types.declared_types import SCALAR_TYPES, arrow_type_named, python_type_of
 from stateflow.types.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -59,7 +60,6 @@ from stateflow.types.descriptors import (
 )
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import check_key_type
-from stateflow.types.scalar_types import SCALAR_TYPES, arrow_type_named, python_type_of
 from stateflow.types.serializers import TIMESTAMP_FORMATS, VALUE_FORMAT
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from stateflow.errors import ConfigError, SchemaMismatch
 from stateflow.types.columns.conversion import arrow_types_within, with_scalars
+from stateflow.types.declared_types import python_type_of
 from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
-from stateflow.types.scalar_types import python_type_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from stateflow.errors import DataError
 from stateflow.types.columns.conversion import arrow_types_within
-from stateflow.types.scalar_types import NOT_FINITE, python_type_of
+from stateflow.types.declared_types import NOT_FINITE, python_type_of
 
 _ROWS, _BYTES = 16 << 10, 8 << 20
 _LONGEST_LINE = 256 << 20

@@ -11,8 +11,8 @@ from stateflow.bootstrap.spark_checkpoint import SparkCheckpoint
 from stateflow.errors import ConfigError
 from stateflow.runtime.planning.state_discovery import DeclaredOperator
 from stateflow.state.stored_key import TimeDomain
+from stateflow.types.declared_types import quoted
 from stateflow.types.descriptors import MapStateDescriptor
-from stateflow.types.spark_sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

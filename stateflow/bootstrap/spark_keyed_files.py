@@ -27,9 +27,8 @@ from stateflow.state.backends.entry_stream import EntryColumns
 from stateflow.state.handles import Document, SubtaskState
 from stateflow.storage import Credentials, open_storage
 from stateflow.types.columns.struct_classes import prepare_struct_classes
+from stateflow.types.declared_types import NUMBERS, quoted
 from stateflow.types.decoders import msgpack_decoder
-from stateflow.types.scalar_types import NUMBERS
-from stateflow.types.spark_sql import quoted
 
 _INDEX, _FRAME, _SUBTASK = "__index", "frame", "subtask"
 

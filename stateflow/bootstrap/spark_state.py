@@ -31,9 +31,9 @@ from stateflow.bootstrap.frames import (
 from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.stored_key import TimeDomain
+from stateflow.types.declared_types import literal, quoted
 from stateflow.types.decoders import json_decoder
 from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
-from stateflow.types.spark_sql import literal, quoted
 from stateflow.types.ttl_config import StateTtlConfig
 
 KEY, EXPIRES_AT = "key", "expires_at"

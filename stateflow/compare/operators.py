@@ -43,9 +43,9 @@ from stateflow.state.operator_content import read_parts
 from stateflow.state.rehash import Rehash
 from stateflow.state.stored_key import StoredKey
 from stateflow.storage import Storage
+from stateflow.types.declared_types import NUMBERS
 from stateflow.types.key_encoding import decode_key, encode_key
 from stateflow.types.key_groups import KeyGroupRange
-from stateflow.types.scalar_types import NUMBERS
 
 Found = tuple[StatePair, Difference]
 

@@ -18,8 +18,7 @@ import pyarrow as pa
 from stateflow.api.schema import Column, RowSchema
 from stateflow.errors import ConfigError, SchemaMismatch
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape, leaves_of, parts_of
-from stateflow.types.scalar_types import decimal_holds
-from stateflow.types.spark_sql import literal, quoted
+from stateflow.types.declared_types import decimal_holds, literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType

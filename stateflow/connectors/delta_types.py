@@ -17,7 +17,7 @@ from stateflow.connectors.store_assignment import LENGTH, PADDED
 from stateflow.errors import SchemaMismatch
 from stateflow.types.columns.conversion import first_time_out_of_range, with_scalars
 from stateflow.types.columns.shapes import Entries, Items, Record, Shape, leaves_of
-from stateflow.types.scalar_types import SCALAR_TYPES, arrow_type_named, decimal_digits
+from stateflow.types.declared_types import SCALAR_TYPES, arrow_type_named, decimal_digits
 
 TIMESTAMPS_WITHOUT_ZONE = "timestampNtz"
 """The table feature of columns of this type."""

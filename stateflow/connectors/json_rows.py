@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from stateflow.errors import DataError
 from stateflow.types.columns.conversion import arrow_types_within
-from stateflow.types.scalar_types import python_type_of, special_float
+from stateflow.types.declared_types import python_type_of, special_float
 
 JsonObject = dict[str, object]
 

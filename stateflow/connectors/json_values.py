@@ -26,7 +26,7 @@ from stateflow.api.schema import Column
 from stateflow.connectors.text_values import TextForms, WrongText, column_of_texts, convert_each
 from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Shape
-from stateflow.types.scalar_types import NOT_FINITE
+from stateflow.types.declared_types import NOT_FINITE
 
 _MOST_IGNORED = 256
 """Undeclared names of an object that decoding at once remembers."""

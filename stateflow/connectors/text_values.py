@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from stateflow.errors import ConfigError
 from stateflow.types.columns.shapes import Leaf
-from stateflow.types.scalar_types import python_type_of
+from stateflow.types.declared_types import python_type_of
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -44,8 +44,8 @@ from stateflow.state.key_columns import decode_times
 from stateflow.state.schema import from_json_text, json_text
 from stateflow.types.columns.conversion import to_column
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
+from stateflow.types.declared_types import BY_NAME, DECLARED, ScalarType, scalar_of
 from stateflow.types.decoders import PLAIN, value_decoder
-from stateflow.types.scalar_types import BY_NAME, DECLARED, ScalarType, scalar_of
 from stateflow.types.serializers import payload_start, timestamp_of
 
 _MOST_NODES = 10_000

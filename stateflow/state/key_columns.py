@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from stateflow.errors import CorruptFile, DataError, SchemaMismatch
 from stateflow.state.binary_columns import from_list, from_rows, is_valid, join_columns, parts_of, slices
 from stateflow.state.stored_key import KEY_OFFSET
+from stateflow.types.declared_types import DECLARED, arrow_type_named, scalar_of
 from stateflow.types.key_encoding import NULL_PART, decode_key_parts, encode_key
-from stateflow.types.scalar_types import DECLARED, arrow_type_named, scalar_of
 from stateflow.types.time_window import TimeWindow
 
 Unsigned = NDArray[np.uint64]

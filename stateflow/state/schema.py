@@ -31,9 +31,17 @@ from msgspec.structs import replace
 
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
 from stateflow.types.custom_serializer import Serializer
-from stateflow.types.declared_types import NUMPY, describe_type, kind_of, member_types, python_type, to_builtin
+from stateflow.types.declared_types import (
+    NOT_FINITE,
+    NUMPY,
+    describe_type,
+    kind_of,
+    member_types,
+    python_type,
+    special_float,
+    to_builtin,
+)
 from stateflow.types.descriptors import StateDescriptor
-from stateflow.types.scalar_types import NOT_FINITE, special_float
 from stateflow.types.serializers import with_sorted_sets
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=to_builtin)

@@ -18,7 +18,7 @@ from typing import Any
 import xxhash
 
 from stateflow.errors import ConfigError, StateError
-from stateflow.types.scalar_types import decimal_digits
+from stateflow.types.declared_types import decimal_digits
 
 SPARK_SEED = 42
 MAX_PARALLELISM_LIMIT = 1 << 15

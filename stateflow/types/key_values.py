@@ -20,9 +20,9 @@ from typing import TypeVar
 import msgspec
 
 from stateflow.errors import StateError, StateflowError, WrongKeyType
+from stateflow.types.declared_types import BY_NAME, DECLARED, NOT_FINITE, decimal_digits, special_float
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import key_group
-from stateflow.types.scalar_types import BY_NAME, DECLARED, NOT_FINITE, decimal_digits, special_float
 
 T = TypeVar("T")
 Scalar = str | int | float | bool | None

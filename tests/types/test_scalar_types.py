@@ -15,7 +15,7 @@ from stateflow.connectors import delta_types
 from stateflow.connectors.iceberg import table as iceberg
 from stateflow.connectors.postgres.target import postgres_type
 from stateflow.types.columns.shapes import shape_of
-from stateflow.types.scalar_types import (
+from stateflow.types.declared_types import (
     DECLARED,
     SCALAR_TYPES,
     ScalarType,

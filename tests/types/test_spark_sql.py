@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stateflow.types.spark_sql import literal, quoted
+from stateflow.types.declared_types import literal, quoted
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ from stateflow.api.windows.assigners import (
 )
 from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.types.columns.row_kind import RowKind
-from stateflow.types.spark_sql import quoted
+from stateflow.types.declared_types import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -15,8 +15,7 @@ from stateflow.api.schema import Column, RowSchema
 from stateflow.types.columns.precision import MOST_DIGITS, precision
 from stateflow.types.columns.row_kind import RowKind
 from stateflow.types.columns.shapes import Leaf
-from stateflow.types.scalar_types import BY_NAME, DECLARED
-from stateflow.types.spark_sql import literal, quoted
+from stateflow.types.declared_types import BY_NAME, DECLARED, literal, quoted
 
 _DECIMAL = "decimal"
 _OTHER = "other"

@@ -45,7 +45,7 @@ from stateflow.api.sql.plan import (
     time_of,
 )
 from stateflow.api.windows.column_windows import BOUNDS
-from stateflow.types.scalar_types import SCALAR_TYPES
+from stateflow.types.declared_types import SCALAR_TYPES
 
 _KNOWN = {"this", "on", "kind", "side"}
 _SOME: dict[str, Value] = {

@@ -20,7 +20,7 @@ from stateflow.api.sql.calls import NOT_DISTINCT
 from stateflow.api.sql.expressions import Call, Constant, Expression, Ref, SqlType, Value
 from stateflow.api.sql.sql_functions import CONVERSIONS, FUNCTIONS, with_digits
 from stateflow.api.sql.text_patterns import is_simple_like, java_pattern, like_pattern
-from stateflow.types.spark_sql import literal, quoted
+from stateflow.types.declared_types import literal, quoted
 
 _LONGEST = 80
 """Characters of an argument that a function may repeat in its text."""

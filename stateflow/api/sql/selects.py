@@ -57,7 +57,7 @@ from stateflow.api.sql.plan import (
     time_of,
 )
 from stateflow.api.windows.column_windows import BOUNDS
-from stateflow.types.scalar_types import decimal_digits
+from stateflow.types.declared_types import decimal_digits
 
 _EVERY = "all_rows"
 """The key of rows that have none."""

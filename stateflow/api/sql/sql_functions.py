@@ -17,7 +17,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_UP, Context, Decimal,
 from stateflow.api.sql import dates
 from stateflow.api.sql.expressions import BIGINT, BOOLEAN, DATE, DOUBLE, INTERVAL, STRING, SqlType, Value, decimal
 from stateflow.api.sql.text_patterns import END
-from stateflow.types.spark_sql import literal
+from stateflow.types.declared_types import literal
 
 _WHOLE = 1 << 53
 """From here on, all numbers of type DOUBLE are whole."""

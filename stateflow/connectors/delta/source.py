@@ -35,8 +35,8 @@ from stateflow.errors import (
     SchemaMismatch,
     StateflowError,
 )
+from stateflow.types.declared_types import quoted
 from stateflow.types.decoders import json_decoder
-from stateflow.types.spark_sql import quoted
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

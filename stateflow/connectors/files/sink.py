@@ -71,7 +71,7 @@ from stateflow.storage import open_storage
 from stateflow.storage.posix import NotRegular, read_file
 from stateflow.types.columns.conversion import with_scalars
 from stateflow.types.columns.shapes import Entries, Leaf, Shape, parts_of
-from stateflow.types.scalar_types import special_float
+from stateflow.types.declared_types import special_float
 
 Format = Literal["parquet", "json", "csv"]
 _clock = SystemClock()

@@ -63,8 +63,8 @@ from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.helpers import check_choice, closest_first, did_you_mean
 from stateflow.types.columns.shapes import Items, Leaf, Record, Shape
+from stateflow.types.declared_types import literal, quoted
 from stateflow.types.decoders import json_decoder
-from stateflow.types.spark_sql import literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession

@@ -58,7 +58,7 @@ from stateflow.connectors.store_assignment import assign_rows, can_assign
 from stateflow.errors import InternalError, JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused, StorageError
 from stateflow.state.handles import Committable
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
-from stateflow.types.scalar_types import BY_NAME
+from stateflow.types.declared_types import BY_NAME
 
 _clock = SystemClock()
 

@@ -27,8 +27,8 @@ from stateflow.connectors.kafka.formats import ValueFormat, decode_in_tasks
 from stateflow.errors import ConfigError, EnvironmentUnsupported, JobDefinitionError, StorageError
 from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
+from stateflow.types.declared_types import BY_NAME
 from stateflow.types.decoders import decode_json
-from stateflow.types.scalar_types import BY_NAME
 
 if TYPE_CHECKING:
     import requests

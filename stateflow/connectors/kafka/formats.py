@@ -25,7 +25,7 @@ from stateflow.errors import DataError, JobDefinitionError, StateflowError
 from stateflow.types.columns.conversion import NULL, misfit_of
 from stateflow.types.columns.row_kind import RETRACTIONS
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape, without_classes
-from stateflow.types.spark_sql import literal, quoted
+from stateflow.types.declared_types import literal, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

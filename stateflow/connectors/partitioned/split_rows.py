@@ -18,7 +18,7 @@ from stateflow.connectors.column_policy import ColumnPolicy, FoundColumns, check
 from stateflow.connectors.partitioned.positions import Split
 from stateflow.errors import SchemaMismatch, UserCodeError, cut
 from stateflow.types.columns.conversion import path_of_null, to_column, with_type
-from stateflow.types.scalar_types import decimal_holds
+from stateflow.types.declared_types import decimal_holds
 
 _ROWS = 1000
 """Rows that are converted together."""

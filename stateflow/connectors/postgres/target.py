@@ -27,7 +27,7 @@ from stateflow.connectors.upserts import UpsertSettings
 from stateflow.errors import EnvironmentUnsupported, JobDefinitionError
 from stateflow.types.columns.conversion import with_nullable_parts
 from stateflow.types.columns.shapes import Leaf, Shape
-from stateflow.types.scalar_types import special_float
+from stateflow.types.declared_types import special_float
 
 TOKENS, UNDO = "stateflow_tokens", "stateflow_undo"
 """Tables of the sink, in the schema of the table that it writes to."""

@@ -42,7 +42,7 @@ from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.task.row_conversion import check_partition
 from stateflow.runtime.task.stateless_functions import ColumnStep, apply_to_partition
 from stateflow.types.columns.struct_classes import prepare_struct_classes
-from stateflow.types.spark_sql import quoted
+from stateflow.types.declared_types import quoted
 
 Batches = Iterator[pa.RecordBatch]
 ArrowFunction = Callable[[Batches], Batches]

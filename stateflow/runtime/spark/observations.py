@@ -24,7 +24,7 @@ from stateflow.runtime.spark.frames import ArrowFunction, Batches, FrameBuilder,
 from stateflow.runtime.spark.inputs import Inputs
 from stateflow.runtime.task.row_conversion import latest_time
 from stateflow.runtime.watermarks import NO_TIME
-from stateflow.types.spark_sql import literal, quoted
+from stateflow.types.declared_types import literal, quoted
 
 _MILLISECONDS = {
     "timestamp": "unix_millis({})",

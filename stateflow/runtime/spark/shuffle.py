@@ -62,7 +62,7 @@ from stateflow.runtime.spark.frames import (
 )
 from stateflow.runtime.spark.inputs import ROW_BITS, ROW_NUMBER, Inputs, row_position
 from stateflow.runtime.task.outputs import BarrierMessage
-from stateflow.types.spark_sql import quoted
+from stateflow.types.declared_types import quoted
 
 _ROUTES = "_sf_routes"
 _SHARE_SHIFT = 55

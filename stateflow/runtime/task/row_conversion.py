@@ -26,7 +26,7 @@ from stateflow.types.columns.conversion import (
     with_type,
 )
 from stateflow.types.columns.shapes import Leaf, Record, Shape, is_constrained
-from stateflow.types.scalar_types import decimal_holds
+from stateflow.types.declared_types import decimal_holds
 
 _NO_TIME = -(1 << 63)
 

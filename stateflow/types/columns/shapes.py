@@ -14,8 +14,7 @@ import pyarrow as pa
 from msgspec import inspect
 
 from stateflow.types.columns.precision import precision_of
-from stateflow.types.declared_types import kind_of
-from stateflow.types.scalar_types import BY_NAME, DECLARED, ScalarType
+from stateflow.types.declared_types import BY_NAME, DECLARED, ScalarType, kind_of
 
 
 @dataclass(frozen=True)
