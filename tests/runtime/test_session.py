@@ -168,7 +168,7 @@ from stateflow.api.input_files import unreadable_in
 from stateflow.config.sources import resolve
 from stateflow.runtime.spark.session.session import JobTraits, open_session
 from stateflow.runtime.spark.session.requirements import READING
-from stateflow.types.spark_sql import literal
+from stateflow.types.declared_types import literal
 
 class Row(msgspec.Struct):
     note: str
