@@ -34,9 +34,9 @@ from stateflow.runtime.preflight import (
     StartContext,
     check_start,
     not_checked,
-    repeated_output,
     start_errors,
-    unregistered_tables,
+    warn_of_repeated_output,
+    warn_of_unregistered_tables,
     warnings,
     with_session,
 )
@@ -228,7 +228,9 @@ def prepare(job_file: Path, job_root: str | None = None, layers: tuple[SettingsL
     env, settings = _declared(job_file, layers)
     storage = None if job_root is None else open_storage(job_root)
     start = StartContext(env.graph, settings, needs_spark(env.graph), SystemClock(), storage)
-    return PreparedJob(start, (*env.unused_parameters(), *repeated_output(start), *unregistered_tables(start)))
+    return PreparedJob(
+        start, (*env.unused_parameters(), *warn_of_repeated_output(start), *warn_of_unregistered_tables(start))
+    )
 
 
 def open_existing(job_file: Path, job_root: str, layers: tuple[SettingsLayer, ...] = ()) -> Job:

@@ -86,12 +86,12 @@ def failure(
     return (TransientFailure if retryable else PermanentFailure)(code, message, hint, facts)
 
 
-def misconfigured(message: str, hint: str, /, **facts: object) -> PermanentFailure:
+def config_failure(message: str, hint: str, /, **facts: object) -> PermanentFailure:
     """Returns the failure for a configuration error that is found before a program starts."""
     return PermanentFailure("config", message, hint, facts)
 
 
-def ended_without_result(exit_code: int | None) -> StateflowTaskFailed:
+def failure_without_result(exit_code: int | None) -> StateflowTaskFailed:
     """Returns the failure for a run whose program ended before it wrote its result.
 
     Args:

@@ -21,7 +21,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from stateflow_airflow.failures import TransientFailure, misconfigured
+from stateflow_airflow.failures import TransientFailure, config_failure
 from stateflow_airflow.launch import Command
 from stateflow_airflow.spark import SparkSubmit, hide_conf
 
@@ -100,14 +100,14 @@ class StateflowSubmitHook(BaseHook):
         try:
             connection = self.get_connection(self.spark.conn_id)
         except AirflowNotFoundException as error:
-            raise misconfigured(
+            raise config_failure(
                 f"there is no Airflow connection {self.spark.conn_id!r}",
                 f"airflow connections add {self.spark.conn_id} --conn-type spark --conn-host 'local[2,4]'",
                 connection=self.spark.conn_id,
                 missing="connection",
             ) from error
         if not connection.host and connection.conn_type == "spark":
-            raise misconfigured(
+            raise config_failure(
                 f"the Airflow connection {self.spark.conn_id!r} has no host",
                 "set its host to the Spark master, such as local[2,4] or spark://host:7077",
                 connection=self.spark.conn_id,
@@ -117,7 +117,7 @@ class StateflowSubmitHook(BaseHook):
 
     def _check(self, connection: Connection, submit: _Submit) -> None:
         if submit.deploy_mode != "client":
-            raise misconfigured(
+            raise config_failure(
                 f"deploy mode {submit.deploy_mode!r} of connection {self.spark.conn_id!r} is not supported",
                 "use client mode: the driver must run on the worker's host, where the task can end it",
                 connection=self.spark.conn_id,
@@ -131,7 +131,7 @@ class StateflowSubmitHook(BaseHook):
                 facts={"connection": self.spark.conn_id},
             )
         if not os.environ.get("JAVA_HOME") and "JAVA_HOME" not in self.spark.env_vars and not shutil.which("java"):
-            raise misconfigured(
+            raise config_failure(
                 "there is no Java on this worker",
                 f"install Java {' or '.join(map(str, _JAVA_VERSIONS))}, or set JAVA_HOME to one of them",
                 missing="java",
@@ -147,7 +147,7 @@ class StateflowSubmitHook(BaseHook):
         return {**chosen, **{name: str(value) for name, value in self.spark.env_vars.items()}}
 
 
-def checked_first(command: Command) -> Command:
+def prepend_check(command: Command) -> Command:
     """Returns the command that starts spark-submit only if there is something to do.
 
     The check runs in the driver's Python, whose packages the job file needs. If it cannot load the job file, for
@@ -184,7 +184,7 @@ def _program() -> Path:
     for location in (spec and spec.submodule_search_locations) or ():
         if (program := Path(location) / "__main__.py").is_file():
             return program
-    raise misconfigured(
+    raise config_failure(
         "the Python package stateflow is not installed on this worker",
         f"{sys.executable} -m pip install stateflow",
         missing="stateflow",
@@ -196,5 +196,5 @@ def _executable(name: str) -> str:
     found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
     if found is None:
         hint = f"{sys.executable} -m pip install pyspark"
-        raise misconfigured(f"there is no {name} on this worker", hint, missing=name)
+        raise config_failure(f"there is no {name} on this worker", hint, missing=name)
     return found

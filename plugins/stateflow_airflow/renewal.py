@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from stateflow_airflow import graceful_end
-from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.failures import config_failure
 from stateflow_airflow.launch import Launch, Launcher, read_record
 from stateflow_airflow.run_result import read_result
 
@@ -35,9 +35,7 @@ _START_LIMIT = timedelta(minutes=30)
 """How long a successor may take to start Spark and take over, before it is ended."""
 
 
-def checked_renewal(
-    after: timedelta | None, settings: Mapping[str, object] | None, deferrable: bool
-) -> timedelta | None:
+def check_renewal(after: timedelta | None, settings: Mapping[str, object] | None, deferrable: bool) -> timedelta | None:
     """Returns the age at which a launch is renewed. Raises PermanentFailure if the task cannot renew it.
 
     Args:
@@ -48,20 +46,20 @@ def checked_renewal(
     if after is None:
         return None
     if after < _SHORTEST:
-        raise misconfigured(
+        raise config_failure(
             "the run would be renewed before its successor can have started",
             f"set renew_after to {_SHORTEST} or more",
             renew_after=str(after),
         )
     if deferrable:
-        raise misconfigured(
+        raise config_failure(
             "a deferred task cannot renew its run",
             "omit deferrable or renew_after: a trigger has neither Airflow's connection nor the values of the task's "
             "templates, from which a run is started",
             renew_after=str(after),
         )
     if settings is not None and "run.take_over" not in settings:
-        raise misconfigured(
+        raise config_failure(
             "a renewed run would fence the active one",
             "add the setting run.take_over, or use StateflowJob with mode='continuous'",
             renew_after=str(after),

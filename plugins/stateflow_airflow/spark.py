@@ -21,7 +21,7 @@ from typing import Any
 
 from airflow.sdk import conf
 
-from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.failures import config_failure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ PASSED = (
 """Patterns of the variables that a program gets. ``*`` matches any characters."""
 
 
-def passed_environment() -> dict[str, str]:
+def collect_environment() -> dict[str, str]:
     """Returns the variables of this worker that a program gets, with those that Airflow's configuration adds."""
     further = conf.get("stateflow", "passed_environment", fallback=None) or ""
     passed = driver_environment(os.environ, parse_patterns(further))
@@ -119,7 +119,7 @@ def hide_conf(options: Sequence[str], folder: Path) -> tuple[list[str], dict[str
         kept, content = submit_options.hide_conf(options, folder / _NAME)
     except (OSError, UnicodeDecodeError) as error:
         path = submit_options.option(options, submit_options.PROPERTIES_FILE)
-        raise misconfigured(
+        raise config_failure(
             f"the file of Spark settings {path!r} cannot be read on this worker",
             "check the option properties_file",
             properties_file=path,

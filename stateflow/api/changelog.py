@@ -77,7 +77,7 @@ def row_kind_of(schema: RowSchema) -> str:
     return found[0].name if found else ""
 
 
-def declared_changelog(schema: RowSchema) -> Changelog | None:
+def find_changelog(schema: RowSchema) -> Changelog | None:
     """Returns the changelog of rows that a source or a user's function makes; None if they have no row kind."""
     name = row_kind_of(schema)
     return Changelog(row_kind=name, retracts=True) if name else None
@@ -111,7 +111,7 @@ def after_map(before: Changelog | None, given: RowSchema, output: RowSchema) -> 
         JobDefinitionError: the output class lacks the upsert key or the row kind.
     """
     if before is None:
-        return None if row_kind_of(given) else declared_changelog(output)
+        return None if row_kind_of(given) else find_changelog(output)
     # Without a kind in the changelog, that of the rows is a column like others.
     kind = row_kind_of(output) if before.row_kind or not row_kind_of(given) else ""
     lost = [name for name in before.keys if name not in output.names]

@@ -74,7 +74,7 @@ DEAD_LETTERS = OutputTag("dead-letters", DeadLetter)
 """The side output with an operator's dead letters."""
 
 
-def checked_policy(on_error: object) -> OnError:
+def check_policy(on_error: object) -> OnError:
     """Returns the policy of an `on_error`. Raises JobDefinitionError unless it is ``"fail"`` or `DeadLetters`."""
     if on_error == FAIL:
         return None

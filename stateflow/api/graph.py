@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 
-from stateflow.api.changelog import Changelog, declared_changelog
+from stateflow.api.changelog import Changelog, find_changelog
 from stateflow.api.dead_letters import DEAD_LETTERS, DeadLetter, DeadLetters, OnError
 from stateflow.api.functions.process import KeyedFunction, has_timers
 from stateflow.api.functions.rich import RowStep, StepKind
@@ -475,7 +475,7 @@ def changelog_of(node: Node) -> Changelog | None:
     declared = node.changelog if isinstance(node, ProcessNode) else None
     operator = node.parent if isinstance(node, SideOutputNode) else node
     appends = isinstance(operator, ProcessNode) and operator.appends
-    return declared if appends else declared or declared_changelog(node.schema)
+    return declared if appends else declared or find_changelog(node.schema)
 
 
 def watermark_strategies(nodes: Iterable[Node], directly: bool = False) -> dict[str, WatermarkStrategy]:
@@ -551,7 +551,7 @@ def event_time_of(node: Node) -> str:
     return ""
 
 
-def ordered_by_event_time(edge: Edge, function: KeyedFunction[object]) -> Edge:
+def order_by_event_time(edge: Edge, function: KeyedFunction[object]) -> Edge:
     """Returns the input of `function`, ordered by event time if the function has timers and no order is declared.
 
     Only rows of sources are ordered. In this order, timers can fire between two rows of a batch.

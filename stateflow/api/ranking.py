@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from stateflow.api.aggregates.aggregate import declared_type
-from stateflow.api.aggregates.partial import BYTES_AT_ONCE, ROWS_AT_ONCE, held_together, key_numbers, ranks
+from stateflow.api.aggregates.aggregate import type_of_column
+from stateflow.api.aggregates.partial import BYTES_AT_ONCE, ROWS_AT_ONCE, group_batches_in_memory, key_numbers, ranks
 from stateflow.api.changelog import KIND_HINT, NO_KIND, Changelog, row_kind_of, with_kind
 from stateflow.api.functions.process import Context, KeyedProcessFunction, RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction, VectorState
@@ -43,7 +43,7 @@ class SortKey:
 
     def numbers(self, rows: pa.RecordBatch | pa.Table) -> Numbers:
         """Returns an integer for each row: rows with lower integers come first."""
-        found = ordered_numbers(rows.column(self.column))
+        found = rank_values(rows.column(self.column))
         # Not the negative number, which the lowest integer does not have.
         return ~found if self.descending else found
 
@@ -84,7 +84,7 @@ def _name_and_direction(order: Order) -> tuple[str, str]:
     return order[0], order[1]
 
 
-def ordered_numbers(column: pa.Array | pa.ChunkedArray) -> Numbers:
+def rank_values(column: pa.Array | pa.ChunkedArray) -> Numbers:
     """Returns integers in the order of a column's values; null is the lowest value, and NaN the highest."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
@@ -398,7 +398,7 @@ class KeepByOrder(VectorizedKeyedFunction):
 
     def open(self, ctx: RuntimeContext) -> None:
         descriptor: ValueStateDescriptor[object] = ValueStateDescriptor(
-            DEDUPLICATED, declared_type(self._column), ttl=self._ttl, arguments=self._arguments
+            DEDUPLICATED, type_of_column(self._column), ttl=self._ttl, arguments=self._arguments
         )
         self._order: ValueState[object] = ctx.get_state(descriptor)
 
@@ -418,7 +418,7 @@ class KeepByOrder(VectorizedKeyedFunction):
     def _comparable(self, before: pa.Array, given: pa.Array) -> tuple[Array, Array]:
         """Returns integers that are ordered as the values of both columns; arbitrary for null."""
         filled = before.fill_null(given[0]) if before.null_count else before
-        both = ordered_numbers(pa.concat_arrays([filled.cast(given.type), given]))
+        both = rank_values(pa.concat_arrays([filled.cast(given.type), given]))
         return both[: len(before)], both[len(before) :]
 
     def _kept_rows(self, order: Array, state: VectorState) -> Array:
@@ -457,7 +457,7 @@ class PartialRanking:
 
     def apply(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the rows."""
-        for held in held_together(batches, self.rows_at_once, self.bytes_at_once):
+        for held in group_batches_in_memory(batches, self.rows_at_once, self.bytes_at_once):
             kept = self._kept(pa.Table.from_batches(held))
             ends = accumulate(map(len, held))
             for batch, end in zip(held, ends, strict=True):

@@ -412,7 +412,7 @@ def _field(name: str) -> str:
     return f"left({REJECTED}.{name}, {_SHOWN})" if name in ("key", "value") else f"{REJECTED}.{name}"
 
 
-def rejected_in(text: str) -> CorruptInput | None:
+def parse_rejection(text: str) -> CorruptInput | None:
     """Returns the error about the record that `failing_filter` found; None without one.
 
     Args:

@@ -135,7 +135,7 @@ class GivenKey:
 
     def facts_of(self, batch: pa.RecordBatch, row: int) -> dict[str, object]:
         """Returns the key of a row for an error."""
-        return {"key": ", ".join(f"{name}={shown(batch.column(name)[row])}"[:200] for name in self.names)}
+        return {"key": ", ".join(f"{name}={describe_scalar(batch.column(name)[row])}"[:200] for name in self.names)}
 
     def _column(self, batch: pa.RecordBatch, name: str, kind: str) -> pa.Array:
         return cast_column(batch.column(name), _arrow_type(kind), name)
@@ -171,7 +171,7 @@ def naming_row(
         raise
 
 
-def shown(value: pa.Scalar) -> str:
+def describe_scalar(value: pa.Scalar) -> str:
     """Returns a value for an error; bytes for a text that is not UTF-8, and a number for a time out of range."""
     try:
         return repr(value.as_py())

@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 import pyarrow as pa
 
-from stateflow.bootstrap.encoded_entries import LIMITS, naming_row, shown
+from stateflow.bootstrap.encoded_entries import LIMITS, describe_scalar, naming_row
 from stateflow.bootstrap.encoded_values import ValueEncoder, encode_map_keys, field_names, state_named
 from stateflow.bootstrap.frames import (
     KEY_GROUP,
@@ -196,10 +196,10 @@ class OperatorStates:
                 encoded = rows.encoded()
             for subtask, share in enumerate(rows.shares(encoded, parallelism)):
                 contents[subtask] = rows.stored_in(contents[subtask], share)
-        return stored_parts(self.uid, enumerate(contents), target)
+        return store_parts(self.uid, enumerate(contents), target)
 
 
-def stored_parts(
+def store_parts(
     uid: str, contents: Iterable[tuple[int, OperatorContent]], target: SavepointFolder
 ) -> list[OperatorPart]:
     """Stores the operator state of some subtasks of an operator, and returns its parts; a subtask may have none.
@@ -276,7 +276,7 @@ def _entries(descriptor: MapStateDescriptor[K, V], frame: Frame) -> dict[bytes, 
 
 
 def _map_key_of(batch: pa.RecordBatch, row: int) -> dict[str, object]:
-    return {"map_key": shown(batch.column(MAP_KEY)[row])[:200]}
+    return {"map_key": describe_scalar(batch.column(MAP_KEY)[row])[:200]}
 
 
 def _key_columns(descriptor: MapStateDescriptor[K, V]) -> ColumnSerializer | None:

@@ -16,7 +16,7 @@ from stateflow.bootstrap.encoded_values import state_named
 from stateflow.bootstrap.frames import WRITTEN_AT, KeyedStateFrame
 from stateflow.bootstrap.keyed_files import write_local
 from stateflow.bootstrap.layout import GivenOperator, Layout, SavepointFolder, StateRows, check_timers, state_rows
-from stateflow.bootstrap.operator_states import OperatorStateRows, stored_parts
+from stateflow.bootstrap.operator_states import OperatorStateRows, store_parts
 from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.checkpoint.savepoints.canonical.writer import LocalCopies, shards_of
 from stateflow.clock import Clock
@@ -248,7 +248,7 @@ class ChangedOperator:
             changes[schema.name].rows_of(stored, _NO_ROWS).schema if schema.name in changes else schema
             for schema in stored.operator_states
         ]
-        return replace(copied, operator_states=schemas, parts=stored_parts(stored.uid, contents, target))
+        return replace(copied, operator_states=schemas, parts=store_parts(stored.uid, contents, target))
 
     def _changed(self, subtask: int, content: OperatorContent) -> OperatorContent:
         """Returns the operator state of a subtask with the new rows of its own rows; errors have its number."""

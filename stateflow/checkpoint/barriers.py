@@ -428,7 +428,7 @@ class TaskReport(Document, frozen=True, kw_only=True):
     """Reports of upstream tasks, which this report forwards to the driver."""
 
 
-def combined_spans(spans: Iterable[TimeSpan], limit: int) -> list[TimeSpan]:
+def combine_spans(spans: Iterable[TimeSpan], limit: int) -> list[TimeSpan]:
     """Returns spans in order; as many neighbours become one as are needed to have at most `limit`."""
     ordered = sorted(spans, key=lambda span: (span.first, span.last))
     size = -(-len(ordered) // limit) or 1

@@ -42,7 +42,7 @@ from stateflow.storage.paths import (
     SPARK,
     DataKey,
     entry_seq,
-    owned_generation,
+    find_owned_generation,
     parse_data,
 )
 
@@ -110,7 +110,7 @@ def fate_of(head: LogEntry, live: Set[str], key: str) -> Fate:
     """Returns whether one object is garbage, and why. `key` may be any key; other arguments as for `find_garbage`."""
     if key in live:
         return Fate.NEEDED
-    data, seq, generation = parse_data(key), entry_seq(key), owned_generation(key)
+    data, seq, generation = parse_data(key), entry_seq(key), find_owned_generation(key)
     if data is not None:
         return Fate.GARBAGE if is_past(data, head) else Fate.AHEAD
     if seq is not None:

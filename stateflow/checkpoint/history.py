@@ -161,7 +161,7 @@ def record_run_failure(storage: Storage, record: ActionRecord) -> None:
     write_action(storage, record, _RUN)
 
 
-def failed_start(storage: Storage, generation: int) -> ActionRecord | None:
+def find_failed_start(storage: Storage, generation: int) -> ActionRecord | None:
     """Returns the newest record of a run that failed before its claim, while this generation was the newest one."""
     prefix = history_key(generation, f"{FAILED_START}-").removesuffix(".json")
     keys = [blob.key for blob in storage.list(prefix)]
@@ -171,7 +171,7 @@ def failed_start(storage: Storage, generation: int) -> ActionRecord | None:
 
 
 def record_failed_start(root: JobRoot, error: StateflowError) -> None:
-    """Stores the record of a run that failed before its claim, which `failed_start` finds.
+    """Stores the record of a run that failed before its claim, which `find_failed_start` finds.
 
     An error is stored at most once in an hour, so that a schedule that fails for weeks leaves few records.
     """

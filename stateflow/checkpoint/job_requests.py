@@ -80,7 +80,7 @@ def _readable(storage: Storage, ids: Iterable[str]) -> Iterator[Request]:
                 yield found
 
 
-def damaged_requests(storage: Storage) -> list[str]:
+def find_damaged_requests(storage: Storage) -> list[str]:
     """Returns the keys of open requests that cannot be read: runs skip them, and never answer or delete them."""
     keys = {blob.key for blob in storage.list(REQUESTS)}
     damaged = []

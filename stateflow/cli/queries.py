@@ -27,7 +27,7 @@ from stateflow.helpers import did_you_mean
 from stateflow.process_limits import end_with_parent, isolate
 from stateflow.query.snapshot import describe_snapshot
 from stateflow.state.handles import StateSchema
-from stateflow.state.schema import named_value
+from stateflow.state.schema import name_fields
 from stateflow.types.key_values import parse_key, plain_key
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def get(
     if not result.found:
         print_text(f"the key has no value at checkpoint {result.checkpoint_id}", err=True)
         sys.exit(_NO_VALUE)
-    _print(result.checkpoint_id, {"value": named_value(result.value, _schema(job_root, state))})
+    _print(result.checkpoint_id, {"value": name_fields(result.value, _schema(job_root, state))})
 
 
 @query.command()
@@ -175,7 +175,7 @@ def scan(
         schema = _schema(job_root, state)
         entries = client.scan(name, _key(texts, state), prefix, **_options(at_least, exactly))
         for entry in islice(entries, limit):
-            _print(entry.checkpoint_id, {"map_key": entry.key, "value": named_value(entry.value, schema)})
+            _print(entry.checkpoint_id, {"map_key": entry.key, "value": name_fields(entry.value, schema)})
 
 
 @query.command()

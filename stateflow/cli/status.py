@@ -73,7 +73,7 @@ def status(job_root: str, job: Path | None, layers: tuple[SettingsLayer, ...], a
     undone = operations.undone(job_root, records)
     restored: dict[str, bool] = {}
     if job is not None and found.restoring is not None:
-        restored = operations.restored_tables(job_root, JobCode(job, layers))
+        restored = operations.read_restored_tables(job_root, JobCode(job, layers))
     if as_json:
         checkpoints = [{**msgspec.to_builtins(r), "undone": r.checkpoint_id in undone} for r in records]
         restoring = found.restoring and {**dataclasses.asdict(found.restoring), **requester_facts(found.restoring.by)}

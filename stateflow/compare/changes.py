@@ -26,7 +26,7 @@ from stateflow.query.state_table import KeyedTable, OperatorTable, key_fields, t
 from stateflow.query.value_types import ValueReader
 from stateflow.state.handles import StateSchema, TypeNode, TypeSchema
 from stateflow.state.key_columns import KEY_GROUP
-from stateflow.state.schema import named_value
+from stateflow.state.schema import name_fields
 from stateflow.state.stored_key import StoredKey
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.serializers import decode_untyped
@@ -96,8 +96,8 @@ def _value(pair: StatePair, schema: StateSchema | None, data: bytes, key: Stored
     if pair.kind in _RAW_KINDS:
         return data
     if pair.kind == "list":
-        return [named_value(decode_untyped(each), schema) for each in unpack_list(data)]
-    return named_value(decode_untyped(data), schema)
+        return [name_fields(decode_untyped(each), schema) for each in unpack_list(data)]
+    return name_fields(decode_untyped(data), schema)
 
 
 def to_json(value: object) -> str:
@@ -150,7 +150,7 @@ Columns = dict[str, pa.Array]
 KeyColumnReader = Callable[[Sequence[bytes]], Columns]
 
 
-def typed_changes(file: ChangeFile, number: int) -> pa.RecordBatchReader:
+def read_typed_changes(file: ChangeFile, number: int) -> pa.RecordBatchReader:
     """Returns a reader of the differences of the state with this number in a file.
 
     Raises:

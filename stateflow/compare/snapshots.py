@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from stateflow import failpoints
 from stateflow.clock import Clock, SystemClock
-from stateflow.compare.changes import ChangeFile, ComparedState, changes_as_text, typed_changes
+from stateflow.compare.changes import ChangeFile, ComparedState, changes_as_text, read_typed_changes
 from stateflow.compare.merge import Difference
 from stateflow.compare.operators import (
     PREFIX,
@@ -117,7 +117,7 @@ class SnapshotDiff:
         ]
         if len(found) != 1:
             raise _no_single_state(self._file.states, operator, state)
-        return typed_changes(self._file, found[0])
+        return read_typed_changes(self._file, found[0])
 
 
 def diff(

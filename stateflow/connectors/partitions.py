@@ -245,7 +245,7 @@ def parse_partition_folder(folder: str) -> dict[str, str | None]:
     return {unquote(column): None if value == NULL else unquote(value) for column, value in pairs}
 
 
-def logged_path(path: str) -> str:
+def to_logged_path(path: str) -> str:
     """Returns a path of stateflow's data files as in the log."""
     return path.replace("%", "%25")
 

@@ -17,7 +17,7 @@ from stateflow.checkpoint.barriers import message_with
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import BatchFailed, InputLost, StateflowError
 from stateflow.helpers import line_of_user
-from stateflow.types.columns.conversion import stored_scalar, to_column, with_type
+from stateflow.types.columns.conversion import to_column, to_stored_scalar, with_type
 from stateflow.types.columns.shapes import Leaf
 
 _numbers = count(1)
@@ -156,7 +156,7 @@ class _Reader(SimpleDataSourceStreamReader):
         if _is_packed(schema):
             return iter([(_packed(schema, rows),)] if rows else [])
         # The iterator of a list, not a generator: Spark copies it.
-        return iter([tuple(stored_scalar(getattr(row, name)) for name in schema.names) for row in rows])
+        return iter([tuple(to_stored_scalar(getattr(row, name)) for name in schema.names) for row in rows])
 
 
 def _position(offset: dict[str, str]) -> str | None:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from stateflow.api.changelog import Changelog
-from stateflow.api.ranking import ordered_numbers
+from stateflow.api.ranking import rank_values
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
 from stateflow.types.columns.row_kind import RETRACTIONS
@@ -147,7 +147,7 @@ def _last_rows(rows: pa.Table, settings: UpsertSettings) -> pa.Table:
     names = rows.schema.names
     if settings.order_by:
         # Stable: rows that compare equal stay in the order of emission. Arrow's own order has NaN first.
-        order = [ordered_numbers(rows.column(name)) for name in reversed(settings.order_by)]
+        order = [rank_values(rows.column(name)) for name in reversed(settings.order_by)]
         rows = rows.take(pa.array(np.lexsort(order)))
     rows = number_rows(rows)
     last = rows.group_by(list(settings.keys)).aggregate([(POSITION, "max")]).column(f"{POSITION}_max")

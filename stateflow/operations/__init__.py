@@ -46,9 +46,9 @@ from stateflow.operations.restores import (
     Rejection,
     RestoreReport,
     plan_restore,
+    read_restored_tables,
     record_rejection,
     restore,
-    restored_tables,
 )
 from stateflow.operations.savepoint_disposal import dispose, dispose_path
 from stateflow.operations.savepoint_retention import PruneReport, prune_savepoints
@@ -120,12 +120,12 @@ __all__ = [
     "plan_restore",
     "prune_savepoints",
     "read_input",
+    "read_restored_tables",
     "record_rejection",
     "rekey_savepoint",
     "relocate_source",
     "require_job",
     "restore",
-    "restored_tables",
     "stop",
     "timeline",
     "trigger_checkpoint",

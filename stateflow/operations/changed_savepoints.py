@@ -17,10 +17,10 @@ from stateflow.errors import ConfigError
 from stateflow.helpers import did_you_mean
 from stateflow.launch import prepare
 from stateflow.operations.job_savepoints import find
-from stateflow.operations.written_savepoints import WrittenSavepoint, report_of, written_at_one_time
+from stateflow.operations.written_savepoints import WrittenSavepoint, report_of, write_at_one_time
 from stateflow.query.state_table import OPERATOR_PREFIX, TIMERS
 from stateflow.runtime.job_loader import load_function
-from stateflow.runtime.planning.state_discovery import DeclaredOperator, declared_operators
+from stateflow.runtime.planning.state_discovery import DeclaredOperator, discover_operators
 from stateflow.storage.locations import is_below
 
 
@@ -94,7 +94,7 @@ def change_savepoint(request: ChangeRequest) -> WrittenSavepoint:
             hint="pass --job-root, or the path of the savepoint",
             savepoint=request.savepoint,
         )
-    uri = written_at_one_time(request.output, None, lambda: _write(request))
+    uri = write_at_one_time(request.output, None, lambda: _write(request))
     return report_of(uri, savepoint_at(uri).document)
 
 
@@ -120,7 +120,7 @@ def _declared(request: ChangeRequest, max_parallelism: int) -> dict[str, Declare
         return {}
     request.on_step(f"loading {request.job_file}")
     start = prepare(request.job_file, layers=request.layers).start
-    return declared_operators(start.plan, max_parallelism)
+    return discover_operators(start.plan, max_parallelism)
 
 
 def _states_of(operator: OperatorState) -> list[str]:

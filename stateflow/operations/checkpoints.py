@@ -18,7 +18,7 @@ from stateflow.checkpoint.log.checkpoint_log import is_ancestor
 from stateflow.checkpoint.log.documents import CheckpointRecord, Origin, Record, Request, RequestKind, sort_records
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
-from stateflow.checkpoint.restore.targets import kept_checkpoint
+from stateflow.checkpoint.restore.targets import find_kept_checkpoint
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, HistoryChanged
 from stateflow.operations.job_root import now, offsets_of, open_root
@@ -121,7 +121,7 @@ def describe_checkpoint(job_root: str, checkpoint_id: int) -> CheckpointDescript
     """
     root = open_root(job_root)
     hint = "stateflow checkpoints list shows the existing ones"
-    target = root.read_kept(lambda head: kept_checkpoint(root, head, checkpoint_id, hint))
+    target = root.read_kept(lambda head: find_kept_checkpoint(root, head, checkpoint_id, hint))
     manifest = target.manifest
     return CheckpointDescription(
         checkpoint_id,

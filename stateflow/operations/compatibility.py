@@ -15,7 +15,7 @@ from stateflow.config.sources import SettingsLayer
 from stateflow.errors import ConfigError, DataError, IncompatibleState, SinkDiverged, SinkRefused, StateflowError
 from stateflow.launch import prepare
 from stateflow.runtime.job_loader import open_job, source_descriptions
-from stateflow.runtime.planning.state_discovery import declared_states, source_columns
+from stateflow.runtime.planning.state_discovery import discover_state_schemas, source_columns
 from stateflow.runtime.preflight import Needs, StartContext
 from stateflow.runtime.restore.graph_changes import DeclaredGraph, GraphRequest, change_graph
 from stateflow.runtime.restore.new_job_root import InitialSavepoint, NewJobRoot, check_savepoint_fits
@@ -149,7 +149,7 @@ def check_job(
     if stored.root is not None:
         prepared = replace(prepared, start=replace(prepared.start, storage=stored.root.storage))
     start = prepared.start
-    declared = declared_states(start.plan, start.settings.max_parallelism or stored.max_parallelism)
+    declared = discover_state_schemas(start.plan, start.settings.max_parallelism or stored.max_parallelism)
     restored = _restored(stored, start, declared, options)
     states = list(_check_states(restored))
     columns = list(_check_columns(restored.manifest, source_columns(start.plan)))

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from stateflow.checkpoint.history import check_history
-from stateflow.checkpoint.job_requests import damaged_requests
+from stateflow.checkpoint.job_requests import find_damaged_requests
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.job_root import JobRoot, next_generation, probe_job_root
 from stateflow.clock import Clock
@@ -242,7 +242,7 @@ def _history(storage: Storage, clock: Clock) -> list[Finding]:
 
 
 def _requests(storage: Storage) -> Finding:
-    if damaged := damaged_requests(storage):
+    if damaged := find_damaged_requests(storage):
         shown = ", ".join(damaged[:_SHOWN_KEYS]) + (
             f" and {len(damaged) - _SHOWN_KEYS} more" if damaged[_SHOWN_KEYS:] else ""
         )

@@ -34,7 +34,7 @@ from stateflow.operations.job_savepoints import (
     SavepointRequest,
     describe_savepoint,
     find,
-    published_checkpoint,
+    find_published_checkpoint,
     request_client,
     with_defaults,
 )
@@ -80,7 +80,7 @@ def create_savepoint_into(job_root: str, request: SavepointRequest, into: str) -
     if not request.from_head and not root.head().entry.ended and (made := _create_from_run(root, request, order)):
         return describe_savepoint(made, "run")
     while True:
-        checkpoint, sinks = published_checkpoint(root, request)
+        checkpoint, sinks = find_published_checkpoint(root, request)
         try:
             return describe_savepoint(make_savepoint(root, replace(order, checkpoint=checkpoint, sinks=sinks)), "head")
         except DataError as e:

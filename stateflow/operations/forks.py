@@ -12,7 +12,7 @@ from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
 from stateflow.checkpoint.log.documents import ActionRecord, JobFormat, Pin
 from stateflow.checkpoint.log.job_root import JobRoot, check_vacant, probe_storage, read_format
 from stateflow.checkpoint.log.transitions import Adoption
-from stateflow.checkpoint.restore.targets import Target, is_relative_target, kept_checkpoint, resolve_target
+from stateflow.checkpoint.restore.targets import Target, find_kept_checkpoint, is_relative_target, resolve_target
 from stateflow.checkpoint.savepoints.catalog import list_savepoints
 from stateflow.errors import ConfigError
 from stateflow.operations.job_root import now, open_root, pins_of
@@ -213,7 +213,7 @@ def _resolve_target(source: JobRoot, head: Head, storage: Storage, request: Fork
     origin = read_format(storage).forked_from
     job_uuid, _, checkpoint = origin.partition("/")
     if job_uuid == source.job.job_uuid and checkpoint:
-        return kept_checkpoint(source, head, int(checkpoint), "start again with another target folder")
+        return find_kept_checkpoint(source, head, int(checkpoint), "start again with another target folder")
     made = [s.folder_name for s in list_savepoints(source.storage) if s.document.id == origin]
     return resolve_target(source, head, made[0] if made else request.target)
 

@@ -334,7 +334,7 @@ def _from_head(root: JobRoot, request: SavepointRequest) -> StoredSavepoint:
         _check_drained(root)
     _drop_pins(root, by, request.name)
     while True:
-        checkpoint, sinks = published_checkpoint(root, request)
+        checkpoint, sinks = find_published_checkpoint(root, request)
         spec = SavepointSpec(
             name=request.name,
             checkpoint=checkpoint,
@@ -373,7 +373,7 @@ def _check_drained(root: JobRoot) -> None:
         )
 
 
-def published_checkpoint(root: JobRoot, request: SavepointRequest) -> tuple[EntryRef, dict[str, PublishedOutput]]:
+def find_published_checkpoint(root: JobRoot, request: SavepointRequest) -> tuple[EntryRef, dict[str, PublishedOutput]]:
     """Returns a checkpoint whose output is published, and the published output of each sink by uid.
 
     Raises ConfigError when output is not published and the request has no job file.

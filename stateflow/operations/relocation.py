@@ -28,7 +28,7 @@ from stateflow.runtime.restore.state_import import import_state
 from stateflow.runtime.spark.checkpoint_location import (
     FolderMove,
     LoggedFile,
-    logged_files,
+    parse_logged_files,
     relocate_description,
     relocate_log,
     source_log,
@@ -194,7 +194,7 @@ def _relocate_logs(
     for file in manifest.spark.source_files:
         if file.path.split("/")[0] == str(number):
             content = source_log(storage, file)
-            seen.extend(logged_files(content, file.path))
+            seen.extend(parse_logged_files(content, file.path))
             logs[file.path] = relocate_log(content, file.path, move)
     return logs, seen
 

@@ -28,7 +28,7 @@ def plan_restore(job_root: str, code: JobCode, target: str, options: RestoreOpti
     )
 
 
-def restored_tables(job_root: str, code: JobCode) -> dict[str, bool]:
+def read_restored_tables(job_root: str, code: JobCode) -> dict[str, bool]:
     """Returns for a restore that is not completed whether each table is restored, by uid of its sink.
 
     Raises ConfigError when the job does not fit, or lacks a sink of the restore.

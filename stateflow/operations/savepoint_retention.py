@@ -13,8 +13,8 @@ from stateflow.checkpoint.savepoints.claim_slots import Disposal, is_claimed
 from stateflow.checkpoint.savepoints.cleanup import (
     SavepointRule,
     dispose_savepoint,
-    expired_savepoints,
-    uncounted_savepoints,
+    find_expired_savepoints,
+    find_uncounted_savepoints,
 )
 from stateflow.errors import SavepointClaimed
 from stateflow.operations.job_root import open_root
@@ -54,10 +54,10 @@ def prune_savepoints(
     root = open_root(job_root)
     found, now = list_savepoints(root.storage), root.clock.now()
     # Not by id: another user may have planted a document with the id of a manual savepoint.
-    uncounted = {s.folder for s in uncounted_savepoints(found, now)}
+    uncounted = {s.folder for s in find_uncounted_savepoints(found, now)}
     uncounted |= {s.folder for s in found if s.document.origin is Origin.PERIODIC and is_claimed(s.storage, s.folder)}
     stored = [s for s in found if s.folder not in uncounted]
-    expired = expired_savepoints(stored, root.job.job_uuid, rule, now)
+    expired = find_expired_savepoints(stored, root.job.job_uuid, rule, now)
     expired = [s for s in expired if only is None or s.document.name in only]
     folders = {s.folder for s in expired}
     for savepoint in [] if dry_run else expired:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from stateflow.checkpoint.history import background_failures, failed_start, read_origin, run_failure
+from stateflow.checkpoint.history import background_failures, find_failed_start, read_origin, run_failure
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import ActionRecord, Manifest, SourceWatermark
 from stateflow.checkpoint.log.job_root import JobRoot
@@ -210,7 +210,7 @@ def _described(root: JobRoot, head: Head) -> JobDescription:
         origin=_origin(root),
         run_open=is_run_open(head),
         failure=_failure(run_failure(root.storage, head.entry.generation)),
-        failed_start=_failure(failed_start(root.storage, head.entry.generation)),
+        failed_start=_failure(find_failed_start(root.storage, head.entry.generation)),
         claimed=_claimed(root, head),
         code=manifest.code if manifest else "",
         waiting=waiting_for_others(manifest.waiting if manifest else ()),

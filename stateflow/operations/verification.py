@@ -14,7 +14,7 @@ from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
 from stateflow.operations.job_root import offsets_of, open_root
 from stateflow.query.snapshot import open_snapshot, savepoint_snapshot
-from stateflow.query.state import check_entry, stored_entries
+from stateflow.query.state import check_entry, read_stored_entries
 from stateflow.requesters import by_process
 from stateflow.state.handles import SubtaskState
 from stateflow.state.kinds.keyed_state import state_names
@@ -115,7 +115,7 @@ def _entries(root: JobRoot, manifest: Manifest) -> int:
     for operator in manifest.operators:
         check_parts(root.storage, operator.parts)
         names, columns = state_names(operator.states), len(operator.key_types)
-        for subtask, entries in stored_entries(operator, root.storage, root.clock):
+        for subtask, entries in read_stored_entries(operator, root.storage, root.clock):
             with _with_location(operator, subtask):
                 for key, value in entries:
                     _check_group(subtask, key)
@@ -185,7 +185,7 @@ def _open_stores(manifest: Manifest, storage: Storage) -> None:
     """Opens each store, and so checks that it is safe to open; reads one entry. Reads the operator state as well."""
     for operator in manifest.operators:
         check_parts(storage, operator.parts)
-        for _, entries in stored_entries(operator, storage, SystemClock()):
+        for _, entries in read_stored_entries(operator, storage, SystemClock()):
             with closing(entries):
                 next(entries, None)
 

@@ -21,7 +21,7 @@ from stateflow.errors import ConfigError
 from stateflow.helpers import did_you_mean
 from stateflow.launch import prepare
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.planning.state_discovery import declared_operators
+from stateflow.runtime.planning.state_discovery import discover_operators
 from stateflow.storage import open_location
 from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM
 
@@ -130,7 +130,7 @@ def write_savepoint(request: WriteRequest) -> WrittenSavepoint:
     request.on_step(f"loading {request.job_file}")
     start = prepare(request.job_file, layers=request.layers).start
     groups = request.max_parallelism or start.settings.max_parallelism or DEFAULT_MAX_PARALLELISM
-    operators = declared_operators(start.plan, groups)
+    operators = discover_operators(start.plan, groups)
     given: list[StateFiles | ImportedState] = []
 
     def write() -> str:
@@ -147,14 +147,14 @@ def write_savepoint(request: WriteRequest) -> WrittenSavepoint:
         add_states(writer, given, operators, queries, request.on_step)
         return writer.write(request.output, name=request.name, at=request.at, reason=request.reason, by=request.by)
 
-    uri = written_at_one_time(request.output, request.at, write)
+    uri = write_at_one_time(request.output, request.at, write)
     document = savepoint_at(uri).document
     begun = {position.uid for position in document.manifest.sources}
     missing = [node.uid for node in start.plan.sources if node.uid not in begun]
     return report_of(uri, document, given, missing)
 
 
-def written_at_one_time(output: str, at: datetime | None, write: Callable[[], str]) -> str:
+def write_at_one_time(output: str, at: datetime | None, write: Callable[[], str]) -> str:
     """Writes a savepoint, and writes it again if another call has completed one in the folder meanwhile.
 
     Without a time, each of two calls that begin together has its own, and so have the entries from which a time to live

@@ -50,7 +50,7 @@ from pyspark.sql.types import StructType
 
 from stateflow.checkpoint.log.documents import EntryRef, OperatorState
 from stateflow.checkpoint.log.job_root import LEASE, JobRoot
-from stateflow.checkpoint.restore.targets import kept_checkpoint
+from stateflow.checkpoint.restore.targets import find_kept_checkpoint
 from stateflow.clock import Clock, SystemClock
 from stateflow.errors import ConfigError, MissingFile, StateflowError
 from stateflow.helpers import did_you_mean
@@ -255,7 +255,7 @@ class QueryReader(DataSourceReader):
     def _pin(self, checkpoint_id: int) -> None:
         """Pins a checkpoint, which is pinned already, until no query needs it."""
         root = open_root(self._request.path, SystemClock())
-        target = kept_checkpoint(root, root.head(), checkpoint_id, "use one of the ids kept")
+        target = find_kept_checkpoint(root, root.head(), checkpoint_id, "use one of the ids kept")
         if target.ref is not None:
             needed = timedelta(seconds=self._request.lease_seconds)
             pin_for_query(root, target.ref, needed, self._pins_folder)

@@ -13,7 +13,7 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, Pin
 from stateflow.checkpoint.log.job_root import LEASE, JobRoot, hold_lease
 from stateflow.checkpoint.log.manifest_files import files_of
-from stateflow.checkpoint.restore.targets import Target, kept_checkpoint, resolve_target
+from stateflow.checkpoint.restore.targets import Target, find_kept_checkpoint, resolve_target
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, read_savepoint, savepoint_uri
 from stateflow.checkpoint.savepoints.create import replace_keys
 from stateflow.checkpoint.savepoints.names import LATEST
@@ -181,4 +181,4 @@ def _find(root: JobRoot, head: Head, snapshot: int | str | None) -> Target:
     text = LATEST if snapshot is None else str(snapshot)
     if not _CHECKPOINT.fullmatch(text):
         return resolve_target(root, head, text)
-    return kept_checkpoint(root, head, int(text), "use one of the ids kept, or the name of a savepoint")
+    return find_kept_checkpoint(root, head, int(text), "use one of the ids kept, or the name of a savepoint")

@@ -67,14 +67,14 @@ def entries_of(operator: OperatorState, storage: Storage, clock: Clock) -> Itera
         MissingFile, CorruptFile: a file is missing or damaged.
     """
     names, columns = state_names(operator.states), len(operator.key_types)
-    for _, entries in stored_entries(operator, storage, clock):
+    for _, entries in read_stored_entries(operator, storage, clock):
         for key, value in entries:
             entry = check_entry(names, columns, key, value)
             if entry is not None:
                 yield entry
 
 
-def stored_entries(
+def read_stored_entries(
     operator: OperatorState, storage: Storage, clock: Clock
 ) -> Iterator[tuple[SubtaskState, Generator[Entry, None, None]]]:
     """Yields each subtask with an iterator over its stored entries.

@@ -23,7 +23,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.errors import ConfigError, JobDefinitionError, WrongKeyType
 from stateflow.runtime.executor import ChainSpec
 from stateflow.state.handles import SubtaskState
-from stateflow.types.columns.conversion import stored_scalar
+from stateflow.types.columns.conversion import to_stored_scalar
 from stateflow.types.key_values import encode_typed_key, group_of, parse_key
 
 
@@ -48,7 +48,7 @@ class WantedKey:
     def is_key(self, values: Sequence[object]) -> bool:
         """Returns whether the values of key columns, as a function receives them, are this key."""
         # Not the values: NaN is one key, and equal to no value.
-        return encode_typed_key(list(map(stored_scalar, values))) == self.encoded
+        return encode_typed_key(list(map(to_stored_scalar, values))) == self.encoded
 
 
 def _wanted(texts: Sequence[str], columns: Mapping[str, str], max_parallelism: int) -> WantedKey:

@@ -20,7 +20,7 @@ from stateflow.state.handles import Base, OperatorContent, StateSchema
 from stateflow.state.kinds.keyed_state import state_names
 from stateflow.state.kinds.timers import Timer, timers_in
 from stateflow.state.operator_content import read_parts
-from stateflow.state.schema import named_value
+from stateflow.state.schema import name_fields
 from stateflow.state.stored_key import (
     KEY_OFFSET,
     STATE_PART,
@@ -218,7 +218,7 @@ def _kind(before: bytes | None, after: bytes | None) -> str:
 
 
 def _decoded(data: bytes | None, schema: StateSchema | None) -> object:
-    return None if data is None else named_value(decode_untyped(data), schema)
+    return None if data is None else name_fields(decode_untyped(data), schema)
 
 
 @dataclass(frozen=True)

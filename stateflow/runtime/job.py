@@ -24,7 +24,7 @@ from stateflow.config.settings import Settings
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, SinkDiverged
 from stateflow.observability import NullRecorder, Recorder
 from stateflow.runtime.planning.physical_plan import JobPlan
-from stateflow.runtime.planning.state_discovery import declared_states_if_known
+from stateflow.runtime.planning.state_discovery import discover_states_if_possible
 from stateflow.runtime.publisher import BoundSink
 from stateflow.state.schema_compatibility import Declarations
 
@@ -112,7 +112,7 @@ class Job:
 
     @cached_property
     def _declared(self) -> dict[str, Declarations]:
-        return declared_states_if_known(self.plan, self.root.job.max_parallelism)
+        return discover_states_if_possible(self.plan, self.root.job.max_parallelism)
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ from stateflow.runtime.task.stateless_functions import ColumnStep, RowFunctions
 from stateflow.runtime.task.task import run_level
 from stateflow.runtime.user_code import find_user_line
 from stateflow.runtime.watermarks import NO_TIME
-from stateflow.types.columns.conversion import stored_scalar, to_column
+from stateflow.types.columns.conversion import to_column, to_stored_scalar
 from stateflow.types.key_groups import key_hash
 
 
@@ -292,13 +292,13 @@ def _key_hashes(keying: Keying, rows: Sequence[_LocatedRow]) -> Numbers:
 
 
 def _key_hash(keying: Keying, row: object) -> int:
-    key = [stored_scalar(getattr(row, column)) for column in keying.row_columns] or [CONSTANT_KEY]
+    key = [to_stored_scalar(getattr(row, column)) for column in keying.row_columns] or [CONSTANT_KEY]
     return key_hash(key, keying.types)
 
 
 def _ties(keying: Keying, row: object) -> tuple[object, ...]:
     """Returns what rows of equal order are sorted by: null is the lowest value and NaN the highest."""
-    values = (stored_scalar(getattr(row, column)) for column in (*keying.row_columns, *keying.order_by))
+    values = (to_stored_scalar(getattr(row, column)) for column in (*keying.row_columns, *keying.order_by))
     # Only NaN is not equal to itself; Python has no order of it.
     return tuple((v is not None, v != v, v if v == v else 0.0) for v in values)
 

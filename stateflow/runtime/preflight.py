@@ -30,7 +30,7 @@ from stateflow.runtime.spark.session.requirements import (
     check_root,
     check_sinks,
     check_spark,
-    installed_spark,
+    find_spark_version,
 )
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT
@@ -124,7 +124,7 @@ def check_start(start: StartContext, needs: Sequence[Needs], checks: Sequence[St
 def _machine(start: StartContext) -> None:
     check_python()
     if start.on_spark:
-        check_spark(installed_spark())
+        check_spark(find_spark_version())
         check_java()
 
 
@@ -306,7 +306,7 @@ def warnings(start: StartContext) -> tuple[str, ...]:
     return (*found, *warn_of_lost_names(session, _entries(start)))
 
 
-def repeated_output(start: StartContext) -> tuple[str, ...]:
+def warn_of_repeated_output(start: StartContext) -> tuple[str, ...]:
     """Returns a warning for each sink that may pass on rows again, if the mode of checkpoints is exactly-once.
 
     A sink that prints is for debugging, and gets none.
@@ -321,7 +321,7 @@ def repeated_output(start: StartContext) -> tuple[str, ...]:
     )
 
 
-def unregistered_tables(start: StartContext) -> tuple[str, ...]:
+def warn_of_unregistered_tables(start: StartContext) -> tuple[str, ...]:
     """Returns a warning for each table that has a name in Spark's catalog, if the job runs without Spark."""
     if start.on_spark:
         return ()

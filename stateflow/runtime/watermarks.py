@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TypedDict, TypeVar
 
 from stateflow.api.watermarks import WatermarkStrategy
-from stateflow.checkpoint.barriers import combined_spans
+from stateflow.checkpoint.barriers import combine_spans
 from stateflow.checkpoint.log.documents import HoldingSource, SourceWatermark, SplitWatermark, TimeSpan, WaitingRows
 from stateflow.runtime.planning.physical_plan import OperatorChain
 from stateflow.state.kinds.timers import MAX_WATERMARK
@@ -252,7 +252,7 @@ def waiting_rows(
                     exact=reached is None or all(span.first > reached for span in above),
                     waits_for=_holding(deciding, ended) if is_ahead else [],
                     watermark=reached,
-                    spans=combined_spans(above, _MAX_STORED_SPANS),
+                    spans=combine_spans(above, _MAX_STORED_SPANS),
                 )
             )
     return found

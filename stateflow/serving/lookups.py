@@ -23,7 +23,7 @@ from stateflow.state.backends.base import KeyedStateReader, after_prefix
 from stateflow.state.stored_key import KEY_OFFSET, after_key, decode_group, encode_group, state_id
 from stateflow.types.key_encoding import decode_key, decode_key_parts, ends_at
 from stateflow.types.key_groups import MAX_PARALLELISM_LIMIT
-from stateflow.types.key_values import Scalar, encode_typed_key, group_of, plain_key, typed_key, typed_map_key
+from stateflow.types.key_values import Scalar, convert_key, convert_map_key, encode_typed_key, group_of, plain_key
 from stateflow.types.serializers import VALUE_FORMAT, payload_start
 
 MOST_KEYS = 10_000
@@ -331,13 +331,13 @@ class Lookups:
             return keys
         declared = self.state.schema.key_type
         return [
-            key + encode_typed_key((typed_map_key(each, declared),))
+            key + encode_typed_key((convert_map_key(each, declared),))
             for key, each in zip(keys, request.map_keys, strict=True)
         ]
 
     def _stored_key(self, given: Sequence[object]) -> bytes:
         types = self.state.key_types
-        key = typed_key(given, types, self.state.key_names)
+        key = convert_key(given, types, self.state.key_names)
         group = group_of(key, types, self._checkpoint.max_parallelism)
         return encode_group(group) + self._id + encode_typed_key(key) + self._namespace
 

@@ -48,7 +48,7 @@ from stateflow.serving.steps import (
     Step,
     WaitStep,
 )
-from stateflow.types.key_values import Scalar, group_of, plain_key, typed_key, typed_map_key
+from stateflow.types.key_values import Scalar, convert_key, convert_map_key, group_of, plain_key
 from stateflow.types.serializers import decode_untyped, value_serializer
 
 CHUNK = 1_000
@@ -282,7 +282,7 @@ class QueryProtocol:
         yield from self._read_again(attempts)
 
     def _group(self, plain: Sequence[object], state: StateDescription) -> int:
-        return group_of(typed_key(plain, state.key_types), state.key_types, self._known.max_parallelism)
+        return group_of(convert_key(plain, state.key_types), state.key_types, self._known.max_parallelism)
 
 
 class _Common(TypedDict):
@@ -303,7 +303,7 @@ def _common(name: str, options: QueryOptions) -> _Common:
 
 def _plain(key: object, state: StateDescription) -> list[Scalar]:
     values = key if isinstance(key, tuple | list) else (key,)
-    return plain_key(typed_key(values, state.key_types, state.key_names))
+    return plain_key(convert_key(values, state.key_types, state.key_names))
 
 
 def _plain_map_keys(map_keys: Sequence[object] | None, state: StateDescription) -> list[Scalar] | None:
@@ -316,7 +316,7 @@ def _plain_map_keys(map_keys: Sequence[object] | None, state: StateDescription) 
         )
     if map_keys is None:
         return None
-    return plain_key([typed_map_key(key, state.map_key_type) for key in map_keys])
+    return plain_key([convert_map_key(key, state.map_key_type) for key in map_keys])
 
 
 def _part(request: GetRequest, chunk: Sequence[int]) -> GetRequest:
@@ -421,7 +421,7 @@ def entries_of(body: bytes, after: str, state: StateDescription, options: QueryO
         raise QueryError("a page of a state server does not have one value for each key")
     checked = _check_checkpoint_id(answer.checkpoint_id, options)
     decode = _decoder(options)
-    keys = [typed_map_key(key, state.map_key_type) for key in answer.keys]
+    keys = [convert_map_key(key, state.map_key_type) for key in answer.keys]
     return [QueryEntry(checked, k, decode(v)) for k, v in zip(keys, answer.values, strict=True)], answer.next
 
 
@@ -444,7 +444,7 @@ def keys_of(
     if answer.next and not first <= listing_group(answer.next) <= last:
         raise QueryError("the next page of a state server has other key groups", first=first, last=last)
     checked = _check_checkpoint_id(answer.checkpoint_id, options)
-    keys = [typed_key(key, types) for key in answer.keys if isinstance(key, list)]
+    keys = [convert_key(key, types) for key in answer.keys if isinstance(key, list)]
     return [QueryEntry(checked, key) for key in keys], answer.next
 
 

@@ -125,7 +125,7 @@ def _header_rows(tags: Numbers, widths: Numbers, sizes: Numbers) -> tuple[Bytes,
 _WORD_BYTES = 8
 
 
-def sorted_rows(keys: pa.LargeBinaryArray) -> Numbers:
+def sort_rows(keys: pa.LargeBinaryArray) -> Numbers:
     """Returns the rows of a column without nulls in ascending order of their bytes; equal ones stay in their order."""
     data, offsets = parts_of(keys)
     width = int(offsets[1] - offsets[0]) if len(keys) else 0

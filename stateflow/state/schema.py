@@ -1,6 +1,6 @@
 """Schemas of declared types: the fields, types and defaults that stored bytes depend on.
 
-`json_text` writes plain values, such as defaults, as JSON from which they can be restored exactly. `named_value` names
+`json_text` writes plain values, such as defaults, as JSON from which they can be restored exactly. `name_fields` names
 the fields of decoded values for display, since a class may be stored as an array.
 
 In plain JSON, a value of JSON is itself. What JSON does not have is an object with one name:
@@ -293,7 +293,7 @@ _RESTORED: dict[str, Callable[[object], object]] = {
 _LISTS = {"list", "set", "frozenset", "vartuple"}
 
 
-def named_value(value: object, schema: StateSchema | None) -> object:
+def name_fields(value: object, schema: StateSchema | None) -> object:
     """Returns a value, as `decode_untyped` returns it, with the field names of the classes in it.
 
     The schema and the value may be of different versions, or damaged: parts that do not fit stay as they are.

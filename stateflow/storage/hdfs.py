@@ -106,7 +106,7 @@ def final(answer: requests.Response, clock: Clock) -> requests.Response:
     return successful(answer, clock)
 
 
-def decoded(answer: requests.Response, kind: type[T], clock: Clock) -> T:
+def decode_answer(answer: requests.Response, kind: type[T], clock: Clock) -> T:
     """Returns the document in an answer. Raises BadAnswer if it is too long, too slow, or of another form."""
     try:
         return decode_json(kind, read_answer(answer, clock, _ANSWER_LIMIT))
@@ -210,7 +210,7 @@ class WebHdfs:
         """Returns the size of a file in bytes; None when it does not exist or is a folder."""
         try:
             with self._asked("GET", path, op="GETFILESTATUS") as answer:
-                found = decoded(answer, _OneStatus, self._clock).FileStatus
+                found = decode_answer(answer, _OneStatus, self._clock).FileStatus
         except HdfsRefusal as e:
             if e.is_missing:
                 return None
@@ -224,7 +224,7 @@ class WebHdfs:
         """
         try:
             with self._asked("GET", path, op="LISTSTATUS") as answer:
-                statuses = decoded(answer, _Listing, self._clock).FileStatuses.FileStatus
+                statuses = decode_answer(answer, _Listing, self._clock).FileStatuses.FileStatus
                 return Listing(statuses, answer.headers.get("Date", ""))
         except HdfsRefusal as e:
             if e.is_missing:
@@ -266,7 +266,7 @@ class WebHdfs:
         """Removes a file or an empty folder. Returns whether it removed anything."""
         try:
             with self._asked("DELETE", path, op="DELETE", recursive="false") as answer:
-                return decoded(answer, _Boolean, self._clock).boolean
+                return decode_answer(answer, _Boolean, self._clock).boolean
         except HdfsRefusal as e:
             if e.is_missing or e.exception == "PathIsNotEmptyDirectoryException":
                 return False

@@ -80,7 +80,7 @@ def probe_key(generation: int, name: str) -> str:
     return f"{PROBE}{generation:0{_SEQ}d}/{name}"
 
 
-def owned_generation(key: str) -> int | None:
+def find_owned_generation(key: str) -> int | None:
     """Returns the generation that a file of ``spark/``, ``probe/`` or ``history-index/`` belongs to; else None."""
     match = _OWNED.fullmatch(key)
     return int(match[2]) if match else None

@@ -44,7 +44,7 @@ _UNFIT = (_Unfit, msgspec.ValidationError, ValueError, OverflowError, Arithmetic
 """Errors of conversions of a value that does not have the type."""
 
 
-def typed_key(given: Sequence[object], types: Sequence[str], names: Sequence[str] = ()) -> tuple[object, ...]:
+def convert_key(given: Sequence[object], types: Sequence[str], names: Sequence[str] = ()) -> tuple[object, ...]:
     """Returns a key with the types of the key columns.
 
     Args:
@@ -72,9 +72,9 @@ def parse_key(texts: Sequence[str], columns: Mapping[str, str]) -> tuple[object,
     """Returns a key with the types of the key columns, from texts of a command line.
 
     Args:
-        texts: the value of each key column in its order, as `typed_key` takes it, with numbers in decimal, and ``true``
-            or ``false``; for several columns also one text, a JSON array of the values or an object with the names;
-            ``[null]`` for the null of one column.
+        texts: the value of each key column in its order, as `convert_key` takes it, with numbers in decimal, and
+            ``true`` or ``false``; for several columns also one text, a JSON array of the values or an object with the
+            names; ``[null]`` for the null of one column.
         columns: Spark's simple type name of each key column, by its name.
 
     Raises:
@@ -82,20 +82,20 @@ def parse_key(texts: Sequence[str], columns: Mapping[str, str]) -> tuple[object,
     """
     types, names = list(columns.values()), list(columns)
     if len(texts) == 1 and len(columns) > 1:
-        return typed_key(_json_values(texts[0], columns), types, names)
+        return convert_key(_json_values(texts[0], columns), types, names)
     if list(texts) == [NULL_KEY]:
         return (None,)
     if len(texts) != len(columns):
         raise _wrong_number(len(texts), types, names)
     given = [_value_of(text, kind, name) for text, kind, name in zip(texts, types, names, strict=True)]
-    return typed_key(given, types, names)
+    return convert_key(given, types, names)
 
 
-def typed_map_key(given: object, declared: str) -> object:
+def convert_map_key(given: object, declared: str) -> object:
     """Returns the key of a map with its declared type; types other than one scalar are taken as they are.
 
     Args:
-        given: as for `typed_key`.
+        given: as for `convert_key`.
         declared: the recorded key type of the state.
 
     Raises:
@@ -108,7 +108,7 @@ def typed_map_key(given: object, declared: str) -> object:
 
 
 def plain_key(values: Sequence[object]) -> list[Scalar]:
-    """Returns a typed key as values that JSON can represent, from which `typed_key` returns the same key."""
+    """Returns a typed key as values that JSON can represent, from which `convert_key` returns the same key."""
     return [_plain(value) for value in values]
 
 

@@ -44,18 +44,18 @@ def test_every_error_is_retried_if_its_class_is_retryable(kind: type[errors.Stat
     assert action(failures.failure(kind.code, "a message", "a hint", retryable=kind.retryable)) is expected
     # The exit code means the same as the result file; the base class has none of its own.
     if kind is not errors.StateflowError:
-        assert action(failures.ended_without_result(kind.exit_code)) is expected
+        assert action(failures.failure_without_result(kind.exit_code)) is expected
 
 
 def test_configuration_fencing_and_data_are_never_retried_and_errors_of_others_are_left_to_airflow() -> None:
     assert not any(kind.retryable for kind in (errors.ConfigError, errors.Fenced, errors.DataError))
-    assert action(failures.misconfigured("a message", "a hint")) is RetryAction.FAIL
+    assert action(failures.config_failure("a message", "a hint")) is RetryAction.FAIL
     assert action(RuntimeError("no")) is RetryAction.DEFAULT
 
 
 @pytest.mark.parametrize("exit_code", [None, -9, -15, 0, 1, 101, 125])
 def test_crashes_are_retried(exit_code: int | None) -> None:
-    assert action(failures.ended_without_result(exit_code)) is RetryAction.RETRY
+    assert action(failures.failure_without_result(exit_code)) is RetryAction.RETRY
 
 
 @pytest.mark.parametrize("retryable", [True, False])

@@ -32,10 +32,10 @@ from stateflow.connectors.delta.log import (
     Metadata,
     checkpoint,
     entry_path,
+    find_unreferenced_files,
     maintain_log,
     read_head,
     read_transactions,
-    unreferenced_files,
 )
 from stateflow.connectors.delta.maintenance import Compaction, vacuum
 from stateflow.connectors.delta.source import DeltaSource
@@ -62,7 +62,7 @@ def table(tmp_path: Path) -> Path:
 ACTS: dict[str, Callable[[Path], object]] = {
     "the newest version": lambda table: read_head(table, "app"),
     "an entry": lambda table: read_entry(table, 2),
-    "references": lambda table: unreferenced_files(table, "app", {_NAME: 1}),
+    "references": lambda table: find_unreferenced_files(table, "app", {_NAME: 1}),
 }
 
 

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from stateflow import DeadLetters, Json, KafkaHeader, KafkaSecurity, KafkaSource
-from stateflow.api.schema import REJECTED, rejected_in
+from stateflow.api.schema import REJECTED, parse_rejection
 from stateflow.connectors.kafka.client import KafkaClient
 from stateflow.errors import ConfigError, JobDefinitionError, StorageError
 from tests.servers.running import CANARY
@@ -127,7 +127,7 @@ def test_without_dead_letters_the_first_such_value_fails_the_frame(spark_session
     values = [json.dumps(_GOOD).encode(), b'{"id": "' + b"x" * 2000 + b'"}']
     with pytest.raises(Exception) as failed:
         _rows(spark_session, _source(Order), values)
-    error = rejected_in(str(failed.value))
+    error = parse_rejection(str(failed.value))
     assert error is not None
     assert (error.facts["topic"], error.facts["partition"], error.facts["offset"]) == ("t", 3, 1)
     assert len(str(error.facts["value"])) == 500

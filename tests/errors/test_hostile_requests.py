@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.checkpoint.job_requests import KEEP, damaged_requests, open_requests, trim_requests
+from stateflow.checkpoint.job_requests import KEEP, find_damaged_requests, open_requests, trim_requests
 from stateflow.clock import ManualClock
 from stateflow.operations.doctor import Health, examine_storage
 from stateflow.storage import PosixStorage
@@ -47,7 +47,7 @@ def test_a_forged_stop_stops_no_run(ran: CliFixture, changes: dict[str, object])
     _plant(ran.root, "aaa", {**STOP, **changes})
     assert _run_with_more_rows(ran) == 24
     storage = PosixStorage(ran.root)
-    assert (open_requests(storage), damaged_requests(storage)) == ([], ["requests/aaa"])
+    assert (open_requests(storage), find_damaged_requests(storage)) == ([], ["requests/aaa"])
     (found,) = [f for f in examine_storage(storage, ManualClock(1)) if f.what == "requests"]
     assert found.health is Health.WARNING and "requests/aaa" in found.found and found.hint
 

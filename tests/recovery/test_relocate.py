@@ -24,7 +24,7 @@ from stateflow.errors import ConfigError, CorruptFile
 from stateflow.operations.relocation import FileCheck, check_files, files_of_source
 from stateflow.runtime.spark.checkpoint_location import (
     FolderMove,
-    logged_files,
+    parse_logged_files,
     relocate_description,
     relocate_log,
     source_log,
@@ -154,7 +154,7 @@ def test_a_relocation_that_was_killed_is_done_once(job: AccountsJob, tmp_path: P
     head = root.head()
     manifest = root.checkpoints.manifest_at(head)
     assert manifest is not None and manifest.spark is not None
-    logs = {f.path: logged_files(source_log(root.storage, f), f.path) for f in manifest.spark.source_files}
+    logs = {f.path: parse_logged_files(source_log(root.storage, f), f.path) for f in manifest.spark.source_files}
     folders = {path: {file.path.parent for file in log} for path, log in logs.items()}
     wanted = {u: (others if u == uid else files) / u for u in _LOGS}
     assert folders == {log: {PurePosixPath(wanted[u])} for u, log in _LOGS.items()}
@@ -184,7 +184,7 @@ def test_the_relocation_of_a_source_log_can_be_reversed(
 ) -> None:
     log = _log(*(FolderMove(PurePosixPath("/x"), old / name).uri("file:///x") for name in names))
     moved = relocate_log(log, "0/1", FolderMove(old, new))
-    assert [f.path for f in logged_files(moved, "0/1")] == [new / name for name in names]
+    assert [f.path for f in parse_logged_files(moved, "0/1")] == [new / name for name in names]
     assert relocate_log(moved, "0/1", FolderMove(new, old)) == log
 
 
@@ -230,7 +230,7 @@ def test_a_file_is_recognized_by_its_time_where_the_old_one_is_gone(tmp_path: Pa
     file.write_text("x")
     os.utime(file, ns=(17_000_999, 17_000_999))
     move = FolderMove(PurePosixPath(tmp_path / "old"), PurePosixPath(tmp_path / "new"))
-    seen = logged_files(_log((tmp_path / "old" / "a").as_uri()), "0/1")
+    seen = parse_logged_files(_log((tmp_path / "old" / "a").as_uri()), "0/1")
     assert check_files(seen, move, FileCheck.CONTENT) == {file}
     os.utime(file, ns=(18_000_000, 18_000_000))
     with raises(ConfigError, changed=1):

@@ -15,7 +15,7 @@ import stateflow
 from stateflow.errors import ConfigError
 from stateflow.replay.replay_batch import key_texts
 from stateflow.runtime.task import store_cache
-from stateflow.types.key_values import parse_key, typed_key
+from stateflow.types.key_values import convert_key, parse_key
 from tests.support.cli_fixture import BUILD, JOB, CliFixture
 from tests.support.errors import raises
 
@@ -98,4 +98,4 @@ def test_a_value_of_a_key_may_have_the_type_of_its_column(job: CliFixture) -> No
 )
 def test_each_value_of_a_key_is_read_as_itself(value: object, spark_type: str) -> None:
     (found,) = parse_key(key_texts([value]), {"key": spark_type})
-    assert found == typed_key([value], [spark_type])[0]
+    assert found == convert_key([value], [spark_type])[0]

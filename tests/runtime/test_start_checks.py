@@ -13,7 +13,7 @@ from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.errors import ConfigError, IncompatibleState, SinkDiverged, UserCodeError
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
-from stateflow.runtime.planning.state_discovery import declared_states, declared_states_if_known
+from stateflow.runtime.planning.state_discovery import discover_state_schemas, discover_states_if_possible
 from tests.support.errors import raises
 from tests.support.graphs import Row
 from tests.support.local_jobs import Build, Growing, LocalJobs
@@ -159,10 +159,10 @@ def test_an_open_that_fails_in_the_driver_does_not_prevent_a_start(caplog: pytes
             raise OSError("only workers reach this")
 
     plan = _plan(FailsToOpen())
-    assert declared_states_if_known(plan, 128) == {}
+    assert discover_states_if_possible(plan, 128) == {}
     assert "only workers reach this" in caplog.text
     with raises(UserCodeError, operator="count") as refused:
-        declared_states(plan, 128)
+        discover_state_schemas(plan, 128)
     assert "only workers reach this" in refused.value.message
 
 

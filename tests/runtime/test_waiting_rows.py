@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow import Context, KeyedProcessFunction, RuntimeContext, ValueStateDescriptor, WatermarkStrategy
-from stateflow.checkpoint.barriers import combined_spans
+from stateflow.checkpoint.barriers import combine_spans
 from stateflow.checkpoint.log.documents import SourceWatermark, SplitWatermark, TimeSpan
 from stateflow.cli.main import main
 from stateflow.clock import ManualClock, epoch_milliseconds
@@ -212,7 +212,7 @@ def test_the_command_line_says_what_waits(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(-50, 50), max_size=300), st.integers(1, 20), st.integers(-60, 60))
 def test_combined_spans_have_all_rows_in_order(times: list[int], limit: int, at: int) -> None:
-    spans = combined_spans(_spans(np.array(times, np.int64)), limit)
+    spans = combine_spans(_spans(np.array(times, np.int64)), limit)
     assert len(spans) <= limit and sum(span.rows for span in spans) == len(times)
     assert all(a.last < b.first for a, b in pairwise(spans))
     above = sum(span.rows for span in spans if span.last > at)

@@ -21,7 +21,7 @@ import pytest
 from stateflow import precision
 from stateflow.api.schema import RowSchema
 from stateflow.api.sql.analysis import Analysis
-from stateflow.api.sql.calls import _SPECIAL, named_call
+from stateflow.api.sql.calls import _SPECIAL, resolve_call
 from stateflow.api.sql.expressions import BIGINT, BOOLEAN, STRING, Call, Constant, Expression, SqlType, Value, fields_of
 from stateflow.api.sql.parser import SqlText, parse_statements
 from stateflow.api.sql.plan import RelationScope, Source
@@ -473,7 +473,7 @@ def test_each_function_that_takes_texts_is_tested_with_those_of_an_attacker() ->
 
     def by_name(name: str) -> Callable[[Sequence[SqlType]], object]:
         values: dict[SqlType, Value] = {STRING: "x", BIGINT: 1, BOOLEAN: True}
-        return lambda types: isinstance(named_call(name, [Constant(values[each], each) for each in types]), Call)
+        return lambda types: isinstance(resolve_call(name, [Constant(values[each], each) for each in types]), Call)
 
     tested = {name for text in hostile_texts() for name in functions_of(analysed(text))}
     assert {name for name, function in FUNCTIONS.items() if takes_texts(by_types(function))} <= tested

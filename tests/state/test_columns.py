@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from msgspec import defstruct
 
 from stateflow.errors import CorruptFile, JobDefinitionError, SchemaMismatch, StateError
-from stateflow.state.binary_columns import from_list, sorted_rows
+from stateflow.state.binary_columns import from_list, sort_rows
 from stateflow.state.column_serializer import ColumnSerializer
 from stateflow.state.key_columns import encode_key_columns, encode_keys, to_comparable
 from stateflow.state.rehash import PADDING, Rehash, hash_keys
@@ -305,12 +305,12 @@ def test_keys_are_in_order_and_equal_ones_stay_in_their_order(keys: list[bytes],
     first = data.draw(st.integers(0, len(keys)))
     column = from_list(keys).slice(first)
     part = keys[first:]
-    assert sorted_rows(column).tolist() == sorted(range(len(part)), key=part.__getitem__)
+    assert sort_rows(column).tolist() == sorted(range(len(part)), key=part.__getitem__)
 
 
 def test_keys_that_are_equal_in_their_first_eight_distinct_bytes_are_in_order() -> None:
     keys = [b"x" * 8 + b"b", b"x" * 8 + b"a", b"y" * 8 + b"c"]
-    assert sorted_rows(from_list(keys)).tolist() == [1, 0, 2]
+    assert sort_rows(from_list(keys)).tolist() == [1, 0, 2]
 
 
 COLUMNS: dict[str, st.SearchStrategy[Any]] = {

@@ -23,7 +23,7 @@ from stateflow.errors import CorruptFile, IncompatibleState, JobDefinitionError,
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
 from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.state.schema import named_value, state_schema
+from stateflow.state.schema import name_fields, state_schema
 from stateflow.state.schema_compatibility import Declaration, Fit, FitResult, compare_schemas
 from stateflow.types.descriptors import StateDescriptor
 from stateflow.types.serializers import ValueSerializer, decode_untyped
@@ -538,13 +538,13 @@ def _chain(length: int) -> Chain | None:
 )
 def test_a_value_has_the_names_of_its_classes(kind: Any, value: Any, wanted: object) -> None:
     serializer: ValueSerializer[Any] = ValueSerializer(kind)
-    assert named_value(decode_untyped(serializer.encode(value)), _schema_of(kind)) == wanted
+    assert name_fields(decode_untyped(serializer.encode(value)), _schema_of(kind)) == wanted
 
 
 @pytest.mark.parametrize("value", [7, None, [1, 2, 3], {"x": [1]}])
 def test_a_value_that_does_not_fit_its_type_is_not_changed(value: object) -> None:
-    assert named_value(value, _schema_of(Point)) == value
-    assert named_value(value, None) == value
+    assert name_fields(value, _schema_of(Point)) == value
+    assert name_fields(value, None) == value
 
 
 @pytest.mark.parametrize("index", [-1, 1, 1 << 60])
@@ -554,7 +554,7 @@ def test_a_type_that_refers_to_no_class_names_nothing(index: int) -> None:
     fields = [FieldSchema(name="a", type=node)]
     for root in (node, union, TypeNode(kind="union", parts=[union])):
         found = TypeSchema(root=root, classes=[ClassSchema(name="C", fields=fields)])
-        assert named_value([[1]], StateSchema(name="s", kind="value", value_type="", type=found)) == [[1]]
+        assert name_fields([[1]], StateSchema(name="s", kind="value", value_type="", type=found)) == [[1]]
 
 
 def test_a_deeply_nested_value_is_not_changed() -> None:
@@ -562,4 +562,4 @@ def test_a_deeply_nested_value_is_not_changed() -> None:
     # Other tests of the process may have raised the limit.
     for number in range(sys.getrecursionlimit()):
         value = [number, value]
-    assert named_value(value, _schema_of(Chain)) is value
+    assert name_fields(value, _schema_of(Chain)) is value

@@ -229,8 +229,8 @@ def test_a_file_s_name_has_its_writer(generation: int, ordinal: int, attempt: st
     key = f"{paths.data_folder(generation, ordinal, attempt)}{name}"
     assert paths.parse_data(key) == DataKey(generation, ordinal, attempt, name)
     assert paths.check_key(key) == key
-    assert paths.owned_generation(f"{paths.spark_location(generation)}/{name}") == generation
-    assert paths.owned_generation(paths.probe_key(generation, name)) == generation
+    assert paths.find_owned_generation(f"{paths.spark_location(generation)}/{name}") == generation
+    assert paths.find_owned_generation(paths.probe_key(generation, name)) == generation
 
 
 @given(anything)
@@ -239,7 +239,7 @@ def test_a_file_s_name_has_its_writer(generation: int, ordinal: int, attempt: st
 @example("data/11111111111111111111/0000000001-a/b/c")
 @example("log/11111111111111111111\n")
 def test_a_name_has_at_most_one_meaning_which_builds_the_same_name(key: str) -> None:
-    seq, data, generation = paths.entry_seq(key), paths.parse_data(key), paths.owned_generation(key)
+    seq, data, generation = paths.entry_seq(key), paths.parse_data(key), paths.find_owned_generation(key)
     assert [seq, data, generation].count(None) >= 2
     if seq is not None:
         assert paths.log_entry(seq) == key

@@ -40,7 +40,7 @@ from stateflow.connectors.delta.versions import read_entry
 from stateflow.errors import CorruptFile, StateflowError
 from stateflow.operations import RekeyRequest, rekey_savepoint
 from stateflow.operations.job_root import open_root
-from stateflow.query.state import check_entry, stored_entries
+from stateflow.query.state import check_entry, read_stored_entries
 from stateflow.state.backends import hash_maps
 from stateflow.state.backends.rocksdb.manifest import ByteReader, compose, parse
 from stateflow.state.backends.rocksdb.tables import check_table_file
@@ -176,7 +176,7 @@ def write_stored(make: Callable[[], bytes], compression: DBCompressionType | Non
 
 def _read(folder: Path, decode: Callable[[bytes], Any]) -> None:
     operator = msgspec.json.decode((folder / "operator").read_bytes(), type=OperatorState)
-    for _, entries in stored_entries(operator, PosixStorage(folder / "root"), SystemClock()):
+    for _, entries in read_stored_entries(operator, PosixStorage(folder / "root"), SystemClock()):
         for key, value in entries:
             check_entry(state_names(operator.states), 1, key, value, decode)
 

@@ -20,7 +20,7 @@ from stateflow.config.settings import RocksDBSettings
 from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.backends.rocksdb.backend import bulk_load, open_store, rocksdb_options, without_wal
 from stateflow.state.backends.rocksdb.manifest import ByteReader
-from stateflow.state.backends.rocksdb.tables import data_blocks, decompressed, entries_of
+from stateflow.state.backends.rocksdb.tables import data_blocks, decompress_block, entries_of
 
 FOOTER_BYTES = 53
 TRAILER_BYTES = 5
@@ -139,7 +139,7 @@ class ForgedTable:
             offset += size + TRAILER_BYTES
 
     def _content(self, block: Block) -> bytes:
-        return decompressed(bytes(self.data[block.offset : block.offset + block.size + TRAILER_BYTES]))
+        return decompress_block(bytes(self.data[block.offset : block.offset + block.size + TRAILER_BYTES]))
 
     def _checksum(self, start: int, end: int) -> int:
         found = xxhash.xxh3_64_intdigest(bytes(self.data[start : end - 1])) & _LOW

@@ -27,7 +27,7 @@ from stateflow.types.key_groups import (
     range_of,
     subtask_of,
 )
-from stateflow.types.key_values import encode_typed_key, group_of, parse_key, plain_key, typed_key, typed_map_key
+from stateflow.types.key_values import convert_key, convert_map_key, encode_typed_key, group_of, parse_key, plain_key
 from tests.support.errors import raises
 
 AT = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
@@ -139,7 +139,7 @@ def test_a_key_survives_json_and_has_the_group_and_the_bytes_that_the_job_stores
     types, key = case
     stored = encode_key(key)
     for given_key in (key, json.loads(msgspec.json.encode(plain_key(key)))):
-        typed = typed_key(given_key, types)
+        typed = convert_key(given_key, types)
         assert encode_typed_key(typed) == stored
         assert group_of(typed, types, 128) == key_group(key, types, 128)
 
@@ -177,7 +177,7 @@ def test_a_key_of_a_map_survives_json(case: tuple[str, str], data: st.DataObject
     declared, name = case
     key = data.draw(VALUES[name])
     (again,) = json.loads(msgspec.json.encode(plain_key([key])))
-    assert encode_typed_key((typed_map_key(again, declared),)) == encode_key((key,))
+    assert encode_typed_key((convert_map_key(again, declared),)) == encode_key((key,))
 
 
 _NAIVE = datetime.datetime(2026, 1, 1)
@@ -216,7 +216,7 @@ WRONG: dict[str, list[object]] = {
 def test_a_value_of_another_type_is_refused(name: str) -> None:
     for value in WRONG[name]:
         with raises(WrongKeyType):
-            group_of(typed_key([value], [name]), [name], 128)
+            group_of(convert_key([value], [name]), [name], 128)
 
 
 @pytest.mark.parametrize(

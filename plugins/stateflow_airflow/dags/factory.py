@@ -12,7 +12,7 @@ from airflow.sdk import DAG, Context, Param, TriggerRule
 from airflow.sdk.exceptions import AirflowSkipException
 
 from stateflow_airflow.dags.job import StateflowJob
-from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.failures import config_failure
 from stateflow_airflow.operators.approvals.approval import StateflowApprovalOperator, StateflowClaimApprovalOperator
 from stateflow_airflow.operators.approvals.command_approval import (
     StateflowRetentionApprovalOperator,
@@ -92,7 +92,7 @@ def run_dag(job: StateflowJob, application: str, schedule: ScheduleArg) -> DAG:
         PermanentFailure: a continuous job has a schedule, or another job is to be renewed.
     """
     if job.renew_after is not None and not job.is_continuous:
-        raise misconfigured(
+        raise config_failure(
             f"the runs of {job.name!r} end by themselves and cannot be renewed",
             "omit renew_after, or set the mode to continuous",
             renew_after=str(job.renew_after),
@@ -113,7 +113,7 @@ def run_dag(job: StateflowJob, application: str, schedule: ScheduleArg) -> DAG:
 
 def _continuous_timing(job: StateflowJob, schedule: ScheduleArg) -> dict[str, object]:
     if schedule is not None:
-        raise misconfigured(
+        raise config_failure(
             f"the continuous job {job.name!r} has a schedule",
             "omit the schedule: Airflow starts the next run when one has ended",
             schedule=str(schedule),
@@ -227,7 +227,7 @@ def _skip_if_stopping(context: Context) -> None:
     """Skips the savepoint task if the run is to stop. Raises PermanentFailure for a drain without a stop."""
     skip_unless("stop", False)(context)
     if context["params"].get("drain"):
-        raise misconfigured(
+        raise config_failure(
             "Drain requires Stop the run", "trigger the DAG again with both, or with neither", drain=True, stop=False
         )
 

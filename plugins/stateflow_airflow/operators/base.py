@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
 from airflow.sdk import Asset, BaseOperator, RetryPolicy, conf
 
-from stateflow_airflow.failures import BY_ERROR_CODE, PermanentFailure, hide_tracebacks, misconfigured, translate_errors
+from stateflow_airflow.failures import (
+    BY_ERROR_CODE,
+    PermanentFailure,
+    config_failure,
+    hide_tracebacks,
+    translate_errors,
+)
 from stateflow_airflow.operators.template_values import as_list, check_texts
 
 if TYPE_CHECKING:
@@ -59,7 +65,7 @@ class LibraryOperator(BaseOperator):
 
     def library(self) -> AbstractContextManager[None]:
         """Restricts the library to the allowed locations, and translates its errors into failures of the task."""
-        return restricted_library(self.locations)
+        return restrict_library(self.locations)
 
 
 class JobRootOperator(LibraryOperator):
@@ -87,7 +93,7 @@ class JobOperator(JobRootOperator):
 
 
 @contextmanager
-def restricted_library(locations: Sequence[str]) -> Iterator[None]:
+def restrict_library(locations: Sequence[str]) -> Iterator[None]:
     """Restricts the library to the allowed locations, and translates its errors into failures of the task.
 
     Args:
@@ -127,7 +133,7 @@ def allowed_locations(of_the_job: Sequence[str]) -> dict[str, str]:
     """
     for location in of_the_job:
         if len(location.split()) != 1:
-            raise misconfigured(
+            raise config_failure(
                 f"the location {location!r} is empty or contains whitespace",
                 "write a space in a path as %20, in a URI that starts with file://",
                 location=location,
@@ -168,7 +174,7 @@ def requester(context: Context) -> str:
     return airflow_user(user) if user else airflow_dag(context["ti"].dag_id)
 
 
-def requested_by(context: Context) -> str:
+def find_requester(context: Context) -> str:
     """Returns the user who triggered the DAG run, or the DAG, for display."""
     return triggering_user(context) or f"DAG {context['ti'].dag_id}"
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from stateflow_airflow.operators.base import JobRootOperator
-from stateflow_airflow.operators.template_values import checked_location, checked_root, to_member
+from stateflow_airflow.operators.template_values import check_job_root, check_task_location, to_member
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ class StateflowExportOperator(JobRootOperator):
         from stateflow.operations.state_export import ExportFormat, ExportRequest, export_state
 
         request = ExportRequest(
-            checked_root(self.job_root),
+            check_job_root(self.job_root),
             self.operator_uid,
             self.state_name,
-            checked_location("into", self.into),
+            check_task_location("into", self.into),
             to_member("stored_as", self.stored_as, ExportFormat) if self.stored_as else None,
             None if self.snapshot in (None, "") else self.snapshot,
         )

@@ -11,7 +11,7 @@ from stateflow_airflow.operators.approvals.approval import ApprovalCheck
 from stateflow_airflow.operators.base import DagStatus, JobOperator, JobRootOperator, dag_status, request_id, requester
 from stateflow_airflow.operators.restore_plan import as_markdown, parse_plan
 from stateflow_airflow.operators.template_values import (
-    checked_root,
+    check_job_root,
     job_code,
     to_bool,
     to_claim_mode,
@@ -126,7 +126,7 @@ class StateflowRestorePlanOperator(JobOperator):
         )
         with self.library():
             code = job_code(self.job, self.settings)
-            plan = plan_restore(checked_root(self.job_root), code, str(self.target).strip(), options)
+            plan = plan_restore(check_job_root(self.job_root), code, str(self.target).strip(), options)
         dag = dag_status(context, self.run_dag) if self.run_dag else None
         markdown = as_markdown(plan, _dag_notes(self.run_dag, dag) if dag else ())
         self.log.info("The plan:\n%s", markdown)
@@ -193,7 +193,7 @@ class StateflowRestoreOperator(JobOperator):
         with self.library():
             request = RestoreRequest(request_id(context, plan.digest), by, reason)
             code = job_code(self.job, self.settings)
-            done = restore(checked_root(self.job_root), code, plan, request)
+            done = restore(check_job_root(self.job_root), code, plan, request)
         if done.repeated:
             self.log.warning("This plan was executed before, so nothing was done; %s is at %s", done.job, done.position)
         else:
@@ -250,9 +250,9 @@ class StateflowForkOperator(JobRootOperator):
 
         shadow, by = to_bool("shadow", self.shadow), requester(context)
         other = to_bool("from_other_job", self.from_other_job)
-        request = ForkRequest(str(self.target).strip(), checked_root(self.into), shadow, by, self.reason, other)
+        request = ForkRequest(str(self.target).strip(), check_job_root(self.into), shadow, by, self.reason, other)
         with self.library():
-            made = fork(checked_root(self.job_root), request)
+            made = fork(check_job_root(self.job_root), request)
         self.log.info("Created %s, a fork of %s at %s", made.root, made.job, made.label)
         return asdict(made)
 
@@ -281,7 +281,7 @@ class StateflowVerifyOperator(JobRootOperator):
         from stateflow.operations import find, verify_head, verify_savepoint
 
         with self.library():
-            root = checked_root(self.job_root)
+            root = check_job_root(self.job_root)
             read = verify_savepoint(find(root, self.savepoint)) if self.savepoint else verify_head(root)
         self.log.info("Verified %s of %s: %d files, %d bytes", read.what, read.job, read.files, read.bytes)
         return with_offsets(asdict(read))

@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.failures import config_failure
 from stateflow_airflow.operators.base import escape
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def parse_plan(plan: object) -> RestorePlan:
             document = document["plan"]
         return json_decoder(RestorePlan).decode(msgspec.json.encode(document))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise misconfigured(
+        raise config_failure(
             f"not the plan of a restore: {error}",
             "pass the output of StateflowRestorePlanOperator; its task may have been cleared since",
             plan=reprlib.repr(plan),

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.failures import config_failure
 from stateflow_airflow.operators.approvals.approval import ApprovalCheck
 from stateflow_airflow.operators.approvals.command_approval import retention_question
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator, requester
-from stateflow_airflow.operators.retention_limits import Limit, Retention, configured_retention, newest_beyond
-from stateflow_airflow.operators.template_values import as_list, checked_root, job_code, to_bool, to_duration
+from stateflow_airflow.operators.retention_limits import Limit, Retention, newest_beyond, read_retention
+from stateflow_airflow.operators.template_values import as_list, check_job_root, job_code, to_bool, to_duration
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class StateflowRetentionOperator(JobRootOperator):
         preview = to_bool("preview", self.preview)
         with self.library():
             limits = Retention.of_arguments(self.retain, self.savepoints, self.savepoints_max_age)
-            root, rule = checked_root(self.job_root), SavepointRule(limits.savepoints, limits.max_age)
+            root, rule = check_job_root(self.job_root), SavepointRule(limits.savepoints, limits.max_age)
             # Before the approval is compared: what the job makes from here on moves more beyond the limits, which no
             # user has seen.
             planned, upto = self._planned(root, rule), newest_beyond(root, limits.checkpoints)
@@ -111,7 +111,7 @@ class StateflowRetentionOperator(JobRootOperator):
     def _permitted_by(self, context: Context, limits: Retention) -> str:
         """Returns the user to record. Raises PermanentFailure if an approval is missing."""
         check = ApprovalCheck(self.approval, self.self_approval)
-        configured = self.configured or configured_retention(*self._given)
+        configured = self.configured or read_retention(*self._given)
         question = retention_question(self.job_root, limits, configured, check.answer.loss)
         if question is None:
             return requester(context)
@@ -192,9 +192,9 @@ class StateflowTablesOperator(JobOperator):
         preview = to_bool("preview", self.preview)
         older_than = to_duration("older_than", self.older_than)
         if older_than is None:
-            raise misconfigured("older_than is not given", "pass a duration, such as 7d; 0s for all removed files")
+            raise config_failure("older_than is not given", "pass a duration, such as 7d; 0s for all removed files")
         with self.library():
-            root, code = checked_root(self.job_root), job_code(self.job, self.settings)
+            root, code = check_job_root(self.job_root), job_code(self.job, self.settings)
             optimized = optimize_tables(root, code, self.tables, dry_run=preview) if self.optimize else []
             vacuumed = vacuum_tables(root, code, VacuumRequest(older_than, self.tables, preview))
         for report in optimized:

@@ -64,7 +64,7 @@ class TableMaintenance:
     sinks: tuple[str, ...] = ()
 
 
-def configured_retention(retain: Limit, savepoints: Limit, max_age: timedelta | str | None) -> Retention:
+def read_retention(retain: Limit, savepoints: Limit, max_age: timedelta | str | None) -> Retention:
     """Returns the limits that a DAG file itself sets.
 
     What a template renders may come from a user who triggers the DAG: such a limit is configured only where the

@@ -25,15 +25,15 @@ from airflow.sdk.exceptions import TaskDeferred
 from croniter import croniter
 
 from stateflow_airflow import graceful_end
-from stateflow_airflow.failures import StateflowTaskFailed, ended_without_result, log_failure, translate_errors
+from stateflow_airflow.failures import StateflowTaskFailed, failure_without_result, log_failure, translate_errors
 from stateflow_airflow.launch import Command, Launch, Launcher, read_record, result_file
 from stateflow_airflow.launch_trigger import UNREACHABLE, LaunchEvent, LaunchTrigger, to_launch
 from stateflow_airflow.operators.approvals.approval import ApprovalCheck, claim_question
 from stateflow_airflow.operators.base import JobOperator, TaskArgument, allowed_locations
 from stateflow_airflow.operators.template_values import (
     check_job_file,
-    checked_location,
-    checked_root,
+    check_job_root,
+    check_task_location,
     to_bool,
     to_claim_mode,
     to_lines,
@@ -42,9 +42,9 @@ from stateflow_airflow.operators.template_values import (
     to_text,
     to_words,
 )
-from stateflow_airflow.renewal import PREDECESSOR, LogFollower, Renewal, checked_renewal, counting_launch, last_lines
+from stateflow_airflow.renewal import PREDECESSOR, LogFollower, Renewal, check_renewal, counting_launch, last_lines
 from stateflow_airflow.run_result import RunResult, read_result
-from stateflow_airflow.spark import SETTINGS, SparkSubmit, passed_environment, settings_file
+from stateflow_airflow.spark import SETTINGS, SparkSubmit, collect_environment, settings_file
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         self.approval, self.self_approval = approval, self_approval
         self.kept_runs, self.end_timeout, self.deferrable = kept_runs, end_timeout, deferrable
         known = settings if isinstance(settings, Mapping) else None
-        self.renew_after = checked_renewal(renew_after, known, deferrable)
+        self.renew_after = check_renewal(renew_after, known, deferrable)
 
     @classmethod
     def partial(cls, **kwargs: TaskArgument) -> OperatorPartial:
@@ -218,11 +218,11 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
 
     def command(self, folder: Path, context: Context) -> Command:
         """Returns the command of the run, with its settings and Spark's in files of the folder."""
-        from stateflow_airflow.hooks import StateflowSubmitHook, checked_first
+        from stateflow_airflow.hooks import StateflowSubmitHook, prepend_check
 
         _check_paths(self.job, self.job_root, self.from_savepoint)
         settings, env_vars = to_settings("settings", self.settings), to_settings("env_vars", self.env_vars)
-        checked_renewal(self.renew_after, settings, self.deferrable)
+        check_renewal(self.renew_after, settings, self.deferrable)
         _check_failpoint(env_vars)
         arguments = ["run", self.job, "--job-root", self.job_root]
         if self.from_savepoint or self.tables != "refuse":
@@ -240,8 +240,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         spark = self.spark.rendered(self.conf, self.env_vars)
         with_log = settings.get("spark.log") != "full"
         name = f"stateflow {Path(self.job).stem}"
-        command = checked_first(StateflowSubmitHook(spark).command(name, arguments, folder, with_log=with_log))
-        environment = {**passed_environment(), **command.env, **allowed_locations(self.locations)}
+        command = prepend_check(StateflowSubmitHook(spark).command(name, arguments, folder, with_log=with_log))
+        environment = {**collect_environment(), **command.env, **allowed_locations(self.locations)}
         return Command(command.argv, environment, {**files, **command.files})
 
     def open_launches(self, context: Context) -> None:
@@ -376,7 +376,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         if result is None:
             if launch.log_file.exists():
                 self.log.error("The last lines of the run's log:\n%s", "\n".join(last_lines(launch.log_file, 20)))
-            raise log_failure(ended_without_result(exit_code))
+            raise log_failure(failure_without_result(exit_code))
         if not result.finished:
             raise log_failure(result.failure())
         return result.returned()
@@ -415,9 +415,9 @@ def _check_failpoint(env_vars: Mapping[str, object]) -> None:
 
 def _check_paths(job: str, job_root: str, from_savepoint: str) -> None:
     check_job_file(job)
-    checked_root(job_root)
+    check_job_root(job_root)
     if from_savepoint:
-        checked_location("from_savepoint", from_savepoint)
+        check_task_location("from_savepoint", from_savepoint)
 
 
 def root_folder(given: str | None) -> Path:

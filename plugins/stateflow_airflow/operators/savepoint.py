@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.failures import config_failure
 from stateflow_airflow.operators.approvals.approval import Answer, ApprovalCheck
 from stateflow_airflow.operators.approvals.command_approval import stop_question
 from stateflow_airflow.operators.base import (
@@ -23,8 +23,8 @@ from stateflow_airflow.operators.base import (
     require_paused,
 )
 from stateflow_airflow.operators.template_values import (
-    checked_location,
-    checked_root,
+    check_job_root,
+    check_task_location,
     job_code,
     savepoint_settings,
     to_bool,
@@ -33,7 +33,7 @@ from stateflow_airflow.operators.template_values import (
     to_member,
 )
 from stateflow_airflow.run_result import with_offsets
-from stateflow_airflow.spark import SparkSubmit, passed_environment
+from stateflow_airflow.spark import SparkSubmit, collect_environment
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class StateflowSavepointOperator(JobOperator):
     def _make(self, request: SavepointRequest) -> SavepointReport:
         from stateflow.operations import create_savepoint
 
-        return create_savepoint(checked_root(self.job_root), request)
+        return create_savepoint(check_job_root(self.job_root), request)
 
     def _savepoint_request(self, context: Context) -> SavepointRequest:
         from stateflow.checkpoint.log.documents import Origin, SavepointFormat
@@ -263,7 +263,7 @@ class StateflowStopOperator(StateflowSavepointOperator):
         from stateflow.operations import stop
 
         with self._job_environment() if request.drain else nullcontext():
-            made = stop(checked_root(self.job_root), request, savepoint=True, may_run=True)
+            made = stop(check_job_root(self.job_root), request, savepoint=True, may_run=True)
         assert made is not None, "a stop with savepoint=True returns one"
         return made
 
@@ -271,7 +271,7 @@ class StateflowStopOperator(StateflowSavepointOperator):
     def _job_environment(self) -> Iterator[None]:
         """Sets the environment in which this process runs the job: a driver's, with the connection's options."""
         # The job's code is in this process, but what Spark starts inherits only this.
-        passed = passed_environment()
+        passed = collect_environment()
         with TemporaryDirectory(prefix="stateflow-") as folder:
             options = self._spark_session(Path(folder)) if self.spark else {}
             with environment({**passed, **options}):
@@ -336,13 +336,13 @@ class StateflowRekeyOperator(JobRootOperator):
 
         groups = to_count("max_parallelism", self.max_parallelism, "key groups")
         if groups is None:
-            raise misconfigured("max_parallelism is not given", "pass the number of key groups of the copy")
+            raise config_failure("max_parallelism is not given", "pass the number of key groups of the copy")
         if not self.savepoint:
-            raise misconfigured("savepoint is not given", "pass the name of a savepoint, or the path of its folder")
+            raise config_failure("savepoint is not given", "pass the name of a savepoint, or the path of its folder")
         with self.library():
-            into = checked_location("into", self.into)
+            into = check_task_location("into", self.into)
             request = RekeyRequest(self.savepoint, groups, into, self.name, requester(context), self.reason)
-            made = rekey_savepoint(request, checked_root(self.job_root))
+            made = rekey_savepoint(request, check_job_root(self.job_root))
         self.log.info(
             "Savepoint %s with %d key groups, %d bytes, stored in %s", made.name, groups, made.bytes, made.path
         )

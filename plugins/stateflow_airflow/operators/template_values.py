@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.failures import config_failure
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
@@ -50,14 +50,14 @@ def to_settings(name: str, value: object) -> dict[str, object]:
         except ValueError:
             pass  # refused below
     if not isinstance(found, Mapping) or not all(isinstance(key, str) and key for key in found):
-        raise misconfigured(
+        raise config_failure(
             f"{name} is not a mapping of names to values",
             "pass a dict, the output of a task that returns one, or a template that renders a JSON object: "
             "{{ … | tojson }}",
             **{name: reprlib.repr(value)},
         )
     if empty := sorted(key for key, each in found.items() if each is None):
-        raise misconfigured(
+        raise config_failure(
             f"{name} has names without a value", "omit them, or give them values", **{name: ", ".join(empty)}
         )
     return dict(found)
@@ -71,7 +71,7 @@ def to_bool(name: str, value: bool | str) -> bool:
         value: a boolean, or the text ``true`` or ``false`` in any case.
     """
     if str(value).lower() not in ("true", "false"):
-        raise misconfigured(f"{name}={value!r} is neither true nor false", "pass true or false", **{name: value})
+        raise config_failure(f"{name}={value!r} is neither true nor false", "pass true or false", **{name: value})
     return str(value).lower() == "true"
 
 
@@ -85,7 +85,7 @@ def to_member(name: str, value: str, members: type[E]) -> E:
     """
     known = [member.value for member in members]
     if value not in known:
-        raise misconfigured(
+        raise config_failure(
             f"{name} must be {' or '.join(known)}, not {value!r}", f"pass one of {', '.join(known)}", **{name: value}
         )
     return members(value)
@@ -103,7 +103,9 @@ def to_count(name: str, value: int | str | None, things: str) -> int | None:
     if value is None or value in ("", "None"):
         return None
     if not str(value).isdecimal() or int(value) < 1:
-        raise misconfigured(f"{name}={value!r} is not a number of {things}", "pass 1 or more, or None", **{name: value})
+        raise config_failure(
+            f"{name}={value!r} is not a number of {things}", "pass 1 or more, or None", **{name: value}
+        )
     return int(value)
 
 
@@ -119,9 +121,9 @@ def to_duration(name: str, value: timedelta | str | None) -> timedelta | None:
     try:
         found = value if isinstance(value, timedelta) else parse_duration(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise misconfigured(f"{name}={value!r} is not a duration", "such as 36h or 30d", **{name: value}) from error
+        raise config_failure(f"{name}={value!r} is not a duration", "such as 36h or 30d", **{name: value}) from error
     if found < timedelta(0):
-        raise misconfigured(f"{name}={value!r} is negative", "such as 36h or 30d", **{name: str(value)})
+        raise config_failure(f"{name}={value!r} is negative", "such as 36h or 30d", **{name: str(value)})
     return found
 
 
@@ -153,7 +155,7 @@ def _texts(values: Iterable[str] | None) -> tuple[str, ...]:
     is_list = isinstance(found, Iterable) and not isinstance(found, Mapping | bytes)
     texts = tuple(cast("Iterable[str]", found)) if is_list else ()
     if not is_list or not all(isinstance(text, str) for text in texts):
-        raise misconfigured(
+        raise config_failure(
             f"{reprlib.repr(values)} is neither a text nor a list of texts",
             "pass a list, the output of a task that returns one, or a text",
             value=reprlib.repr(values),
@@ -170,12 +172,12 @@ def check_texts(operator: BaseOperator) -> None:
     for name, is_required in _text_arguments(type(operator)).items():
         value = getattr(operator, name)
         if not isinstance(value, str | os.PathLike | None):
-            raise misconfigured(f"{name}={reprlib.repr(value)} is not a text", "pass a text", **{name: repr(value)})
+            raise config_failure(f"{name}={reprlib.repr(value)} is not a text", "pass a text", **{name: repr(value)})
         text = "" if value is None else str(value).strip()
         # As a template renders None.
         text = "" if text == "None" else text
         if is_required and not text:
-            raise misconfigured(f"{name} is empty", "pass a text", **{name: str(value)})
+            raise config_failure(f"{name} is empty", "pass a text", **{name: str(value)})
         setattr(operator, name, text)
 
 
@@ -193,15 +195,15 @@ def _text_arguments(kind: type[BaseOperator]) -> dict[str, bool]:
     }
 
 
-def checked_root(job_root: str) -> str:
+def check_job_root(job_root: str) -> str:
     """Returns the job root. Raises PermanentFailure for a relative path, which differs from worker to worker."""
-    return checked_location("job_root", job_root)
+    return check_task_location("job_root", job_root)
 
 
-def checked_location(argument: str, location: str) -> str:
+def check_task_location(argument: str, location: str) -> str:
     """Returns the path or URI that was passed as `argument`. Raises PermanentFailure for a relative path."""
     if "://" not in location and not Path(location).is_absolute():
-        raise misconfigured(
+        raise config_failure(
             f"{argument}={location!r} is neither a URI nor an absolute path",
             "relative paths differ from worker to worker: pass an absolute path, such as /data/jobs/flights",
             **{argument: location},
@@ -234,4 +236,4 @@ def _layer(settings: object) -> SettingsLayer:
 def check_job_file(file: str) -> None:
     """Raises PermanentFailure unless `file` is the absolute path of a file on this worker."""
     if not Path(file).is_absolute() or not Path(file).is_file():
-        raise misconfigured(f"there is no job file {file!r} on this worker", "pass its absolute path", job=file)
+        raise config_failure(f"there is no job file {file!r} on this worker", "pass its absolute path", job=file)

@@ -18,8 +18,8 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue, RetryPolicy, conf
 from airflow.sdk.exceptions import AirflowSensorTimeout
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from stateflow_airflow.failures import BY_ERROR_CODE, PermanentFailure, hide_tracebacks, log_failure, misconfigured
-from stateflow_airflow.operators.template_values import check_texts, checked_root, to_duration, to_words
+from stateflow_airflow.failures import BY_ERROR_CODE, PermanentFailure, config_failure, hide_tracebacks, log_failure
+from stateflow_airflow.operators.template_values import check_job_root, check_texts, to_duration, to_words
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ class StateflowCheckpointSensor(FreshnessSensor):
 
     def check(self) -> Check:
         """Returns the check. Raises PermanentFailure for an invalid argument."""
-        return Check(Measure.CHECKPOINT, checked_root(self.job_root), _seconds("max_age", self.max_age))
+        return Check(Measure.CHECKPOINT, check_job_root(self.job_root), _seconds("max_age", self.max_age))
 
 
 class StateflowWatermarkSensor(FreshnessSensor):
@@ -391,11 +391,11 @@ class StateflowWatermarkSensor(FreshnessSensor):
     def check(self) -> Check:
         """Returns the check. Raises PermanentFailure for an invalid argument."""
         limit = _seconds("max_lag", self.max_lag)
-        return Check(Measure.WATERMARK, checked_root(self.job_root), limit, to_words(self.sources))
+        return Check(Measure.WATERMARK, check_job_root(self.job_root), limit, to_words(self.sources))
 
 
 def _seconds(name: str, value: timedelta | str) -> float:
     duration = to_duration(name, value)
     if duration is None:
-        raise misconfigured(f"{name} is empty", "pass a duration, such as 15m", **{name: value})
+        raise config_failure(f"{name} is empty", "pass a duration, such as 15m", **{name: value})
     return duration.total_seconds()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stateflow_airflow.failures import log_failure, server_ended
 from stateflow_airflow.operators.base import JobRootOperator, allowed_locations
-from stateflow_airflow.operators.template_values import checked_root, to_duration
+from stateflow_airflow.operators.template_values import check_job_root, to_duration
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class StateflowServeOperator(JobRootOperator):
         Raises:
             StateflowTaskFailed: the settings are refused, or the server has ended before its time.
         """
-        command = [sys.executable, "-m", "stateflow", "serve", "--job-root", checked_root(self.job_root)]
+        command = [sys.executable, "-m", "stateflow", "serve", "--job-root", check_job_root(self.job_root)]
         command += ["--host", self.host, "--port", str(self.port)]
         command += ["--token-file", self.token_file] if self.token_file else []
         command += ["--advertise", self.advertise] if self.advertise else []

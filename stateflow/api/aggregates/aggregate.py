@@ -169,7 +169,7 @@ def values_of(partials: Sequence[Partial], name: str, batch: pa.RecordBatch, sta
     return {part.name.removeprefix(f"{name}__"): Values(batch.column(part.name), state) for part in partials}
 
 
-def declared_type(column: Column) -> Any:
+def type_of_column(column: Column) -> Any:
     """Returns the Python type of a column's values, as msgspec takes it."""
     shape = column.shape
     assert isinstance(shape, Leaf)

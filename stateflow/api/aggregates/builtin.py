@@ -24,10 +24,10 @@ from stateflow.api.aggregates.aggregate import (
     Aggregate,
     FieldTypes,
     Values,
-    declared_type,
     to_numpy,
+    type_of_column,
 )
-from stateflow.api.aggregates.partial import DistinctPartial, Half, Pairs, Partial, join_halves, passed_rows
+from stateflow.api.aggregates.partial import DistinctPartial, Half, Pairs, Partial, join_halves, mask_passing_rows
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import Column
@@ -72,7 +72,7 @@ class Sum(Aggregate):
 
     @property
     def fields(self) -> FieldTypes:
-        return {"sum": declared_type(self.column)}
+        return {"sum": type_of_column(self.column)}
 
     def add(self, before: Accumulators, values: Values) -> Accumulators:
         is_integer = self.column.spark_type == "bigint"
@@ -285,7 +285,7 @@ class _Extreme(Aggregate):
 
     @property
     def fields(self) -> FieldTypes:
-        return {self._field: declared_type(self.column)}
+        return {self._field: type_of_column(self.column)}
 
     def add(self, before: Accumulators, values: Values) -> Accumulators:
         old, count = before[self._field], values.counts
@@ -366,7 +366,7 @@ class First(Aggregate):
 
     @property
     def fields(self) -> FieldTypes:
-        return {"first": declared_type(self.column)}
+        return {"first": type_of_column(self.column)}
 
     def add(self, before: Accumulators, values: Values) -> Accumulators:
         return {"first": pc.coalesce(before["first"], _value_at(values, np.minimum, len(values.column)))}
@@ -383,7 +383,7 @@ class Last(Aggregate):
 
     @property
     def fields(self) -> FieldTypes:
-        return {"last": declared_type(self.column)}
+        return {"last": type_of_column(self.column)}
 
     def add(self, before: Accumulators, values: Values) -> Accumulators:
         return {"last": pc.coalesce(_value_at(values, np.maximum, -1), before["last"])}
@@ -412,7 +412,7 @@ class ValueByTime(Aggregate):
 
     @property
     def fields(self) -> FieldTypes:
-        return {self._field: declared_type(self.column), "time": int}
+        return {self._field: type_of_column(self.column), "time": int}
 
     def values(self, batch: pa.RecordBatch, state: VectorState) -> Values:
         times = batch.column(self._time_column)
@@ -506,7 +506,7 @@ class DistinctValues(Aggregate):
 
     @property
     def fields(self) -> FieldTypes:
-        return {"values": GenericAlias(list, (declared_type(self.column),))}
+        return {"values": GenericAlias(list, (type_of_column(self.column),))}
 
     def add(self, before: Accumulators, values: Values) -> Accumulators:
         rows, state = np.flatnonzero(values.valid), values.state
@@ -575,7 +575,7 @@ class DistinctColumn:
         fields = [(name, bool, False) for name in self._flags.values()]
         flags = msgspec.defstruct("Flags", fields)
         descriptor: MapStateDescriptor[object, object] = MapStateDescriptor(
-            f"distinct-{self._column.name}", declared_type(self._column), flags
+            f"distinct-{self._column.name}", type_of_column(self._column), flags
         )
         self._seen: MapState[object, object] = ctx.get_map_state(descriptor)
 
@@ -590,7 +590,7 @@ class DistinctColumn:
         """
         values = self.values(batch)
         flags = {where: where for where in self._flags} if self._partial is None else self._partial.flags
-        passed = {w: passed_rows(values, batch.column(flags[w]) if w else None) for w in self._flags}
+        passed = {w: mask_passing_rows(values, batch.column(flags[w]) if w else None) for w in self._flags}
         pairs = Pairs.in_rows(values, state.key_of_row, np.logical_or.reduce(list(passed.values())))
         if not len(pairs.of):
             return {where: np.zeros(len(batch), bool) for where in passed}

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values, declared_type, to_numpy
+from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, FieldTypes, Values, to_numpy, type_of_column
 from stateflow.api.aggregates.builtin import Count, CountDistinct, DecimalSum, Max, Mean, Min, Sum, Variance
 from stateflow.api.aggregates.column_aggregates import ColumnAggregates
-from stateflow.api.aggregates.partial import Pairs, mask_values, passed_rows
+from stateflow.api.aggregates.partial import Pairs, mask_passing_rows, mask_values
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import Column, RowSchema
@@ -255,7 +255,7 @@ class CountedColumn:
     def open(self, ctx: RuntimeContext) -> None:
         """Declares the state."""
         counts = msgspec.defstruct("Counts", [(name, int, 0) for name in self._counts.values()])
-        kind = _STORED[name] if (name := self._stored_as) else declared_type(self._column)
+        kind = _STORED[name] if (name := self._stored_as) else type_of_column(self._column)
         descriptor: MapStateDescriptor[object, object] = MapStateDescriptor(
             f"counted-{self._column.name}", kind, counts
         )
@@ -265,7 +265,7 @@ class CountedColumn:
         """Adds the rows of a batch; returns for each filter what has changed."""
         self._clear(state, np.flatnonzero(counted.is_reset))
         values, has_effect = self._stored(batch.column(self._column.name)), counted.effects != 0
-        passed = {w: has_effect & passed_rows(values, batch.column(w) if w else None) for w in self._counts}
+        passed = {w: has_effect & mask_passing_rows(values, batch.column(w) if w else None) for w in self._counts}
         pairs = Pairs.in_rows(values, state.key_of_row, np.logical_or.reduce(list(passed.values())))
         stored = state.read_entries(self._counted, pairs.of, pairs.values)
         before, after = {}, {}

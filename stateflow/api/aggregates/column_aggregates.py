@@ -51,7 +51,7 @@ class ColumnAggregates(VectorizedKeyedFunction):
                 "aggregate_columns needs at least one aggregate",
                 hint='pass {"rows": ("count", "id")} or others; deduplicate keeps one row of each key',
             )
-        self._aggregates = {name: declared_aggregate(name, spec, given) for name, spec in wanted.items()}
+        self._aggregates = {name: parse_aggregate(name, spec, given) for name, spec in wanted.items()}
         self._keys = tuple(keys)
         self._output = output
         self._given = given
@@ -184,7 +184,7 @@ def _other_columns(output: RowSchema, made: Made) -> JobDefinitionError:
     )
 
 
-def declared_aggregate(name: str, spec: Sequence[str], given: RowSchema) -> Aggregate:
+def parse_aggregate(name: str, spec: Sequence[str], given: RowSchema) -> Aggregate:
     """Returns the aggregate that a job declares.
 
     Args:

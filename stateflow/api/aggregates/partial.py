@@ -32,7 +32,7 @@ def mask_values(values: pa.Array | pa.ChunkedArray, kept: pa.Array | pa.ChunkedA
     return pc.if_else(kept, values, pa.scalar(None, values.type))
 
 
-def passed_rows(values: pa.Array, flags: pa.Array | pa.ChunkedArray | None) -> Array:
+def mask_passing_rows(values: pa.Array, flags: pa.Array | pa.ChunkedArray | None) -> Array:
     """Returns for each row whether it has a value and passes a filter, if there is one."""
     valid: Array = values.is_valid().to_numpy(zero_copy_only=False)
     return valid if flags is None else valid & np.asarray(is_true(flags))
@@ -88,7 +88,7 @@ ROWS_AT_ONCE = 1 << 19
 BYTES_AT_ONCE = 64 << 20
 
 
-def held_together(
+def group_batches_in_memory(
     batches: Iterable[pa.RecordBatch], rows_at_once: int = ROWS_AT_ONCE, bytes_at_once: int = BYTES_AT_ONCE
 ) -> Iterator[list[pa.RecordBatch]]:
     """Yields the batches of a partition in groups that are in memory at once; a larger batch is a group of its own."""
@@ -235,7 +235,7 @@ class _Values:
     @classmethod
     def of(cls, rows: pa.Table, distinct: DistinctPartial, numbers: Array, keys: int) -> _Values:
         values = rows.column(distinct.column.name).combine_chunks()
-        passed = {where: passed_rows(values, rows.column(where) if where else None) for where in distinct.filters}
+        passed = {where: mask_passing_rows(values, rows.column(where) if where else None) for where in distinct.filters}
         pairs = Pairs.in_rows(values, numbers, np.logical_or.reduce(list(passed.values())))
         flags = {name: pa.array(pairs.first_rows(passed[where]) >= 0) for where, name in distinct.flags.items()}
         return cls(pairs, {distinct.name: pairs.values, **flags}, np.bincount(pairs.of, minlength=keys))
@@ -379,7 +379,7 @@ class PartialAggregation:
 
         With distinct values, a key has as many rows as it has values in the column with most of them.
         """
-        for held in held_together(batches, self.rows_at_once, self.bytes_at_once):
+        for held in group_batches_in_memory(batches, self.rows_at_once, self.bytes_at_once):
             yield from self._aggregated(held)
 
     def _aggregated(self, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -36,7 +36,7 @@ def invalid_if_not_iterable(error: Exception, returned: object, function: object
     return _not_rows(function, returned) if is_invalid else error
 
 
-def checked_rows(returned: Iterable[Row] | None, function: object) -> Iterable[Row]:
+def check_returned_rows(returned: Iterable[Row] | None, function: object) -> Iterable[Row]:
     """Returns the rows that a user function returned; none for None. Raises InvalidReturnValue."""
     if returned is not None and not _is_iterable(returned):
         raise _not_rows(function, returned)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, OnTimerContext, RuntimeContext
-from stateflow.api.functions.returned import checked_rows
+from stateflow.api.functions.returned import check_returned_rows
 from stateflow.api.functions.vectorized import Array
 from stateflow.api.functions.window_vectors import WindowVectorState
 from stateflow.api.joins.functions import JoinContext, ProcessJoinFunction, Untyped, has_null
@@ -132,7 +132,7 @@ class IntervalJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Ri
 
     def _call(self, left: Left, right: Right, context: JoinContext) -> Iterable[object]:
         process = self.function.process_element
-        return checked_rows(process(left, right, context), process)
+        return check_returned_rows(process(left, right, context), process)
 
 
 def _is_late(time: int, ctx: Context, late_rows: OutputTag[object] | None) -> bool:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, OnTimerContext, RuntimeContext
-from stateflow.api.functions.returned import checked_rows
+from stateflow.api.functions.returned import check_returned_rows
 from stateflow.api.functions.vectorized import Array
 from stateflow.api.functions.window_vectors import WindowVectorState
 from stateflow.api.joins.functions import Untyped, has_null
@@ -90,7 +90,7 @@ class CoGroupRows(ProcessWindowFunction[TaggedRow[Left, Right], Out], Generic[Le
         self.function = function
 
     def process(self, key: object, ctx: WindowContext, elements: Iterable[TaggedRow[Left, Right]]) -> Iterable[Out]:
-        return checked_rows(self.function(key, ctx.window, *_sides(elements)), self.function)
+        return check_returned_rows(self.function(key, ctx.window, *_sides(elements)), self.function)
 
 
 class WindowJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Right]):

@@ -18,7 +18,7 @@ from typing import Generic, Literal, TypeVar, cast
 import msgspec
 
 from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext
-from stateflow.api.functions.returned import checked_rows
+from stateflow.api.functions.returned import check_returned_rows
 from stateflow.api.patterns.conditions import ALWAYS, AllOf, Condition, Evaluation, MatchedRows, Not, StagePath
 from stateflow.api.patterns.functions import PatternProcessFunction, TimedOut
 from stateflow.api.patterns.pattern import Contiguity, Pattern, Stage
@@ -823,7 +823,7 @@ class PatternOperator(KeyedProcessFunction[Row, object], Generic[Row]):
     def _emitted(self, matches: Iterable[Match[Row]], ctx: OnTimerContext) -> Iterator[object]:
         process = self.function.process_match
         for match in matches:
-            yield from checked_rows(process(match, ctx), process)
+            yield from check_returned_rows(process(match, ctx), process)
 
     def _time_out(self, match: Mapping[str, list[Row]], ctx: OnTimerContext) -> None:
         timed_out = self._settings.timed_out

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from sqlglot import exp
 
-from stateflow.api.sql.calls import NOT_DISTINCT, call, cast, is_castable, named_call, try_cast
+from stateflow.api.sql.calls import NOT_DISTINCT, call, cast, is_castable, resolve_call, try_cast
 from stateflow.api.sql.dates import LENGTHS, MONTHS
 from stateflow.api.sql.expressions import (
     BIGINT,
@@ -364,7 +364,7 @@ class Analysis:
 
     def _function(self, node: exp.Expr, name: str, nodes: Sequence[exp.Expr]) -> Expression:
         args = [self.of(each) for each in nodes]
-        made = named_call(name, args)
+        made = resolve_call(name, args)
         if isinstance(made, str):
             self._text.fail(node, made, _WAY_OUT, function=name, types=[arg.type.spark for arg in args])
         return made

@@ -118,7 +118,7 @@ def call(function: str, args: Sequence[Expression]) -> Expression | None:
     return _strict(function, args)
 
 
-def named_call(name: str, args: Sequence[Expression]) -> Expression | str:
+def resolve_call(name: str, args: Sequence[Expression]) -> Expression | str:
     """Returns the call of a function of SQL, or what is wrong with it."""
     name = SYNONYMS.get(name, name)
     if name in _SPECIAL:

@@ -137,7 +137,7 @@ def ceil(unit: str, value: datetime) -> datetime:
     return begin if begin == value else add_units(unit, 1, begin)
 
 
-def added_sql(unit: str, number: str, value: str) -> str:
+def render_addition(unit: str, number: str, value: str) -> str:
     """Returns Spark SQL of a time that is later by a number of units."""
     return f"({value} + INTERVAL {_interval(unit, 1)} * {number})"
 

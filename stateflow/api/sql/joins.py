@@ -40,7 +40,7 @@ from stateflow.api.sql.plan import (
     Source,
     Window,
     WindowTable,
-    computed_name,
+    name_computed_column,
     source_time,
     time_of,
 )
@@ -308,7 +308,7 @@ class JoinPlanner:
         items: dict[str, Expression] = {each.name: Ref(each.name, each.type) for each in plan.fields}
         names = []
         for each in keys:
-            name = computed_name("key", each)
+            name = name_computed_column("key", each)
             items[name] = each if is_kept else not_null(each)
             names.append(name)
         return Computed(plan, tuple(items.items()), at), tuple(names)
@@ -543,7 +543,7 @@ def _with_key(plan: Joined, condition: Expression, at: Filtered) -> Joined | Non
             is_null = Call("is null", (key,), BOOLEAN)
             side = _before(side, Call("not", (is_null,), BOOLEAN), at)
             assert isinstance(side, Computed)
-        keys.append(computed_name("key", key))
+        keys.append(name_computed_column("key", key))
         items = dict(side.items)
         sides[not is_left] = replace(
             side, items=tuple((items | {keys[-1]: not_null(replace_columns(key, items))}).items())

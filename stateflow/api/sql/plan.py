@@ -463,7 +463,7 @@ class Path:
         return f"{self.name}.{kind}"
 
 
-def computed_name(prefix: str, expression: Expression) -> str:
+def name_computed_column(prefix: str, expression: Expression) -> str:
     """Returns the name of a computed column that has none: the same for the same expression."""
     if isinstance(expression, Ref):
         return expression.name

@@ -11,7 +11,7 @@ from stateflow.api.aggregates.builtin import aggregate_for
 from stateflow.api.over.frames import Preceding, Unbounded
 from stateflow.api.schema import RowSchema
 from stateflow.api.sql.analysis import Analysis, Scope
-from stateflow.api.sql.calls import average, call, cast, named_call
+from stateflow.api.sql.calls import average, call, cast, resolve_call
 from stateflow.api.sql.expressions import (
     BIGINT,
     BOOLEAN,
@@ -52,7 +52,7 @@ from stateflow.api.sql.plan import (
     TopN,
     Windowed,
     WindowTable,
-    computed_name,
+    name_computed_column,
     source_time,
     time_of,
 )
@@ -253,7 +253,7 @@ class SelectPlanner:
                 continue
             if isinstance(expression, Constant):
                 self.text.fail(each, "GROUP BY does not support literals", "name a column; its number is not supported")
-            keys[named.get(each.sql()) or computed_name("key", expression)] = expression
+            keys[named.get(each.sql()) or name_computed_column("key", expression)] = expression
         grouped = {each.name for each in keys.values() if isinstance(each, Ref)}
         if window is not None and not set(window.keys) <= grouped:
             self.text.fail(group or node, "GROUP BY needs the keys of the sessions", "add them", keys=list(window.keys))
@@ -478,9 +478,9 @@ class Groups(Scope):
         return self._computed("row", one), one.type
 
     def _computed(self, prefix: str, expression: Expression) -> str:
-        name = computed_name(prefix, expression)
+        name = name_computed_column(prefix, expression)
         if self.before.setdefault(name, expression) != expression:
-            name = computed_name(prefix, Constant(canonical(expression), STRING))
+            name = name_computed_column(prefix, Constant(canonical(expression), STRING))
             self.before[name] = expression
         return name
 
@@ -497,7 +497,7 @@ class Groups(Scope):
             made = _must("case", _must("gt", count, one), several, alone)
         if not name.startswith("STDDEV"):
             return made
-        root = named_call("SQRT", [made])
+        root = resolve_call("SQRT", [made])
         assert not isinstance(root, str)
         return root
 
@@ -527,7 +527,7 @@ class Groups(Scope):
         return Ref(name, result)
 
     def _default_name(self, aggregate: Aggregate) -> str:
-        return computed_name(aggregate.kind, Constant(" ".join(aggregate.declared), STRING))
+        return name_computed_column(aggregate.kind, Constant(" ".join(aggregate.declared), STRING))
 
     def _result_type(self, node: exp.Expr, aggregate: Aggregate, of: SqlType) -> SqlType:
         if of.name not in ("other", "null", "interval"):
@@ -673,7 +673,7 @@ class OverScope(RelationScope):
 
     def _column(self, node: exp.Expr, prefix: str) -> str:
         expression = self._inner.of(node)
-        name = computed_name(prefix, expression)
+        name = name_computed_column(prefix, expression)
         self.before[name] = expression
         return name
 
@@ -686,7 +686,7 @@ class OverScope(RelationScope):
         value: Expression = Constant(1, BIGINT) if isinstance(arg, exp.Star) else self._inner.of(arg)
         if name != "COUNT" and value.type.name not in ("bigint", "double"):
             self._text.fail(node, "an aggregate of OVER needs a number", "cast it to BIGINT or DOUBLE")
-        column = computed_name("value", value)
+        column = name_computed_column("value", value)
         self.before[column] = value
         kind = _OVER_KINDS[name]
         if kind == "mean" and value.type.name == "bigint":

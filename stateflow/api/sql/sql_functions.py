@@ -487,7 +487,7 @@ _DATES: dict[str, Function] = {
     "DATE_FORMAT": Function(_formatted, _named("date_format"), _date_format),
     "FLOOR TO": Function(_unit_of_time, dates.floor_sql, dates.floor),
     "CEIL TO": Function(_unit_of_time, dates.ceil_sql, dates.ceil),
-    "TIMESTAMPADD": Function(_added_time, dates.added_sql, dates.add_units),
+    "TIMESTAMPADD": Function(_added_time, dates.render_addition, dates.add_units),
     "TIMESTAMPDIFF": Function(_between_times, dates.difference_sql, dates.difference),
 }
 FUNCTIONS: Mapping[str, Function] = {**_BINARY, **_MATH, **_TEXTS, **_DATES}

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Never, TypeVar
 
-from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
+from stateflow.api.dead_letters import FAIL, DeadLetters, check_policy
 from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.functions.process import KeyedFunction
-from stateflow.api.graph import Edge, Graph, Node, ProcessNode, ordered_by_event_time
+from stateflow.api.graph import Edge, Graph, Node, ProcessNode, order_by_event_time
 from stateflow.api.schema import Column, RowSchema
 from stateflow.api.streams.operator_input import check_function
 from stateflow.errors import JobDefinitionError
@@ -53,7 +53,7 @@ class _FunctionInputs(Generic[Function, Stream]):
         """
         check_function(f"process of {self._description}", function, self._function_class, uid)
         inputs, name = self._ordered_inputs(function), type(function).__qualname__
-        node = ProcessNode(uid, inputs, function, RowSchema.of(output), name, checked_policy(on_error))
+        node = ProcessNode(uid, inputs, function, RowSchema.of(output), name, check_policy(on_error))
         return self._add_operator(node)
 
     def _ordered_inputs(self, function: Function) -> tuple[Edge, ...]:
@@ -76,10 +76,10 @@ class BroadcastConnectedStream(_FunctionInputs[KeyedBroadcastProcessFunction[Nev
 
     def _ordered_inputs(self, function: KeyedBroadcastProcessFunction[Never, Never, object]) -> tuple[Edge, ...]:
         keyed, broadcast = self._inputs
-        return ordered_by_event_time(keyed, function), broadcast
+        return order_by_event_time(keyed, function), broadcast
 
 
-def checked_pair(first: Edge, second: Edge) -> tuple[Edge, Edge]:
+def check_pair(first: Edge, second: Edge) -> tuple[Edge, Edge]:
     """Returns both edges.
 
     Raises:

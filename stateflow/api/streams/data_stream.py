@@ -16,7 +16,7 @@ from stateflow.api.changelog import (
     of_union,
     with_keys,
 )
-from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
+from stateflow.api.dead_letters import FAIL, DeadLetters, check_policy
 from stateflow.api.functions.checkpointed import CheckpointedFunction, CheckpointListener
 from stateflow.api.functions.rich import (
     RichFilterFunction,
@@ -359,7 +359,7 @@ class DataStream:
                 hint="call key_by before it",
                 given=repr(function),
             )
-        step = RowStep(kind, function, self._output(output), checked_policy(on_error))
+        step = RowStep(kind, function, self._output(output), check_policy(on_error))
         # Dead letters are dropped rows.
         changelog = after_filter(self._changelog) if step.on_error or kind is StepKind.FILTER else self._changelog
         if kind is not StepKind.FILTER:

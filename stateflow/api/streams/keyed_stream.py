@@ -41,7 +41,7 @@ from stateflow.api.graph import (
     RowsNode,
     event_time_of,
     level_of,
-    ordered_by_event_time,
+    order_by_event_time,
 )
 from stateflow.api.over.frames import Frame, Preceding, Unbounded
 from stateflow.api.over.over_aggregates import OverAggregates, OverColumns
@@ -66,9 +66,9 @@ from stateflow.api.streams.connected_streams import (
     BroadcastConnectedStream,
     BroadcastStream,
     ConnectedStreams,
-    checked_pair,
+    check_pair,
 )
-from stateflow.api.streams.joins.inputs import changelog_pair, joined_pair, versioned_pair
+from stateflow.api.streams.joins.inputs import changelog_pair, join_pair, join_versions
 from stateflow.api.streams.joins.interval_joined import IntervalJoinedStreams
 from stateflow.api.streams.joins.regular_joined import RegularJoinedStreams
 from stateflow.api.streams.joins.temporal_joined import TemporalJoinedStreams
@@ -329,7 +329,7 @@ class KeyedStream(OperatorInput[Stream]):
         # Tasks compute watermarks from the rows: with event time, all rows must reach the tasks.
         is_whole = self._changelog is not None or event_time_of(self._node)
         partial = None if is_whole else function.split(divide_floats)
-        edge = ordered_by_event_time(self._edge, function)
+        edge = order_by_event_time(self._edge, function)
         if partial is not None:
             edge = Edge(ReducedNode(self._node, partial), replace(self._keying, order_by=()))
         node = ProcessNode(uid, (edge,), function, schema, name, changelog=made)
@@ -434,7 +434,7 @@ class KeyedStream(OperatorInput[Stream]):
             return BroadcastConnectedStream(self._add_operator, (self._edge, Edge(other.node, None)))
         if isinstance(other, KeyedStream) and other._graph is self._graph:
             check_row_kind(other._changelog, "connect")
-            return ConnectedStreams(self._add_operator, checked_pair(self._edge, other._edge))
+            return ConnectedStreams(self._add_operator, check_pair(self._edge, other._edge))
         raise JobDefinitionError(
             "connect needs a keyed or broadcast stream of the same job",
             hint="call key_by or broadcast on the other stream",
@@ -450,7 +450,7 @@ class KeyedStream(OperatorInput[Stream]):
         Raises:
             JobDefinitionError: `other` is not such a stream, or a stream has no event time or is a changelog.
         """
-        return IntervalJoinedStreams(self._add_operator, joined_pair(self, other, "interval_join"))
+        return IntervalJoinedStreams(self._add_operator, join_pair(self, other, "interval_join"))
 
     def regular_join(
         self, other: OperatorInput[Stream], *, how: str = "inner", ttl: StateTtlConfig | None = None
@@ -486,7 +486,7 @@ class KeyedStream(OperatorInput[Stream]):
             JobDefinitionError: `versions` is not such a stream, `how` is another text, a stream has no event time, or
                 this stream is a changelog.
         """
-        return TemporalJoinedStreams(self._add_operator, versioned_pair(self, versions, "temporal_join"), how)
+        return TemporalJoinedStreams(self._add_operator, join_versions(self, versions, "temporal_join"), how)
 
     # -- deduplication and ranking -------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Generic, Self, TypeVar
 
 from stateflow.api.changelog import Changelog, check_appends, row_kind_of
-from stateflow.api.dead_letters import DeadLetters, checked_policy
+from stateflow.api.dead_letters import DeadLetters, check_policy
 from stateflow.api.functions.process import KeyedFunction
-from stateflow.api.graph import Edge, Graph, Keying, Node, ProcessNode, ReducedNode, Reduction, ordered_by_event_time
+from stateflow.api.graph import Edge, Graph, Keying, Node, ProcessNode, ReducedNode, Reduction, order_by_event_time
 from stateflow.api.schema import RowSchema
 from stateflow.errors import JobDefinitionError
 
@@ -50,8 +50,8 @@ class OperatorInput(Generic[Stream]):
         self, function: KeyedFunction[object], schema: RowSchema, uid: str, name: str, on_error: str | DeadLetters
     ) -> Stream:
         """Adds an operator that may take the rows of a changelog."""
-        edge = ordered_by_event_time(self._edge, function)
-        policy = checked_policy(on_error)
+        edge = order_by_event_time(self._edge, function)
+        policy = check_policy(on_error)
         return self._add_operator(ProcessNode(uid, (edge,), function, schema, name, policy, appends=self._appends))
 
     def _reduced(self, reduction: Reduction) -> Self:

@@ -11,7 +11,7 @@ from typing import Any, Never, Self, TypeVar
 
 from stateflow.api.aggregates.aggregate import Aggregate
 from stateflow.api.aggregates.builtin import DistinctValues, First, FirstByTime, Last, LastByTime, ValueByTime
-from stateflow.api.aggregates.column_aggregates import check_output, declared_aggregate, infer_columns
+from stateflow.api.aggregates.column_aggregates import check_output, infer_columns, parse_aggregate
 from stateflow.api.changelog import check_appends
 from stateflow.api.dead_letters import FAIL, DeadLetters
 from stateflow.api.graph import event_time_of, level_of
@@ -424,7 +424,7 @@ def _aggregate(name: str, spec: Sequence[str], given: RowSchema, time_column: st
         raise JobDefinitionError(
             "a window does not have such a bound", hint=f"bounds are {', '.join(BOUNDS)}", name=name, given=repr(spec)
         )
-    aggregate = declared_aggregate(name, spec, given)
+    aggregate = parse_aggregate(name, spec, given)
     by_time = BY_TIME.get(type(aggregate)) if time_column else None
     if by_time is not None:
         return by_time(aggregate.column, aggregate.where, time_column)

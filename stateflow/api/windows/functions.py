@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from stateflow.api.functions.process import Context, RuntimeContext
-from stateflow.api.functions.returned import checked_rows
+from stateflow.api.functions.returned import check_returned_rows
 from stateflow.api.side_outputs import OutputTag
 from stateflow.errors import StateError
 from stateflow.state.kinds.keyed_state import KeyedState
@@ -183,7 +183,7 @@ class ApplyWindow(ProcessWindowFunction[In, Out]):
         self.function = function
 
     def process(self, key: object, ctx: WindowContext, elements: Iterable[In]) -> Iterable[Out] | None:
-        return checked_rows(self.function(key, ctx.window, elements), self.function)
+        return check_returned_rows(self.function(key, ctx.window, elements), self.function)
 
 
 class WithoutKey(ProcessWindowFunction[In, Out]):
@@ -197,7 +197,7 @@ class WithoutKey(ProcessWindowFunction[In, Out]):
 
     def process(self, key: object, ctx: WindowContext, elements: Iterable[In]) -> Iterable[Out] | None:
         process = self.function.process
-        return checked_rows(process(ctx, elements), process)
+        return check_returned_rows(process(ctx, elements), process)
 
     def clear(self, ctx: WindowContext) -> None:
         self.function.clear(ctx)
@@ -213,7 +213,7 @@ class ApplyAllWindow(ProcessWindowFunction[In, Out]):
         self.function = function
 
     def process(self, key: object, ctx: WindowContext, elements: Iterable[In]) -> Iterable[Out] | None:
-        return checked_rows(self.function(ctx.window, elements), self.function)
+        return check_returned_rows(self.function(ctx.window, elements), self.function)
 
 
 class EmitElements(ProcessWindowFunction[T, T]):

@@ -12,7 +12,7 @@ from functools import reduce
 from typing import Generic, Self, TypeVar
 
 from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext, TimerService
-from stateflow.api.functions.returned import checked_rows
+from stateflow.api.functions.returned import check_returned_rows
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.windows.assigners import WindowAssigner, windows_kind
 from stateflow.api.windows.evictors import Evictor, EvictorContext, TimestampedRow
@@ -447,7 +447,7 @@ class WindowOperator(KeyedProcessFunction[Row, object], Generic[Row, Element]):
         self._enter(window)
         context = WindowContext(self._opened, ctx, window)
         process = self.function.process
-        yield from checked_rows(process(ctx.get_current_key(), context, elements), process)
+        yield from check_returned_rows(process(ctx.get_current_key(), context, elements), process)
         # The caller continues with the content, which a session has in another namespace.
         self._state.set_namespace(content)
 

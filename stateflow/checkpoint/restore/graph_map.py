@@ -534,7 +534,7 @@ class MappedOperators:
         return sorted((*self.shared, *map(_outline, self.rewrites)), key=lambda operator: operator.uid)
 
 
-def stored_graph(manifest: Manifest, raw: Iterable[str] = ()) -> StoredGraph:
+def read_graph(manifest: Manifest, raw: Iterable[str] = ()) -> StoredGraph:
     """Returns the states and sources of a manifest.
 
     Args:

@@ -93,7 +93,7 @@ def is_relative_target(text: str) -> bool:
     return text == LATEST or text.startswith(BEFORE)
 
 
-def kept_checkpoint(root: JobRoot, head: Head, checkpoint_id: int, hint: str) -> Target:
+def find_kept_checkpoint(root: JobRoot, head: Head, checkpoint_id: int, hint: str) -> Target:
     """Returns a checkpoint that `head` retains or pins. Raises ConfigError with `hint` when it is not kept."""
     for ref in root.checkpoints.kept(head):
         if ref.id == checkpoint_id:

@@ -55,7 +55,7 @@ def check_claimable(root: JobRoot, head: Head, stored: StoredSavepoint) -> None:
         )
 
 
-def announced_claim(root: JobRoot, head: Head, stored: StoredSavepoint) -> ClaimedSavepoint:
+def announce_claim(root: JobRoot, head: Head, stored: StoredSavepoint) -> ClaimedSavepoint:
     """Returns the record, in the CLAIM before a restore, of the savepoint that the restore will claim.
 
     All checks are made here, because that CLAIM fences a run: a restore that cannot claim must not end one.

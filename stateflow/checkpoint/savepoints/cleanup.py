@@ -330,7 +330,7 @@ class SavepointRule:
             raise ConfigError("a maximum age must be positive", hint="for example 7d", max_age=str(self.max_age))
 
 
-def expired_savepoints(
+def find_expired_savepoints(
     complete: Sequence[StoredSavepoint], job_uuid: str, rule: SavepointRule, now: datetime
 ) -> list[StoredSavepoint]:
     """Returns the expired savepoints, oldest first: periodic savepoints of this job beyond the number or age limit.
@@ -339,7 +339,7 @@ def expired_savepoints(
     savepoints, those of stops and upgrades, and those of other jobs never expire.
 
     Args:
-        complete: every complete savepoint that can be counted (see `uncounted_savepoints`), in any order.
+        complete: every complete savepoint that can be counted (see `find_uncounted_savepoints`), in any order.
         job_uuid: the job.
         rule: the limits.
         now: timestamp with time zone.
@@ -355,7 +355,7 @@ def expired_savepoints(
     return expired[::-1]
 
 
-def uncounted_savepoints(complete: Sequence[StoredSavepoint], now: datetime) -> list[StoredSavepoint]:
+def find_uncounted_savepoints(complete: Sequence[StoredSavepoint], now: datetime) -> list[StoredSavepoint]:
     """Returns the savepoints that retention neither deletes nor counts, because they can be copies or forgeries.
 
     Such a savepoint could make genuine ones expire: its folder was renamed, its id is that of another one, or it was

@@ -135,7 +135,7 @@ TAKEN_OVER = "#taken-over"
 """Ends the name of an application of the log: the sink with the rest of the name must no longer write."""
 
 
-def taken_over_by(successor: Successor) -> str:
+def name_successor(successor: Successor) -> str:
     """Returns what the name of an application ends with that names the successor."""
     return f"{TAKEN_OVER}-by {successor.text}"
 
@@ -283,7 +283,7 @@ def _checkpoint_values(path: Path, column: str) -> Iterator[object]:
                 yield from batch.column(0).drop_null().to_pylist()
 
 
-def unreferenced_files(table: Path, application: str, files: Mapping[str, int]) -> set[str]:
+def find_unreferenced_files(table: Path, application: str, files: Mapping[str, int]) -> set[str]:
     """Returns the `files` that no readable version of the table and no tombstone refers to.
 
     The newest version and its tombstones are read from Delta's checkpoint. Older log entries are read only for files

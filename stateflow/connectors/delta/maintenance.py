@@ -27,6 +27,7 @@ from stateflow.connectors.delta.log import (
     DeltaHead,
     append_after,
     entry_path,
+    find_unreferenced_files,
     list_log,
     log_lines,
     open_log_file,
@@ -34,7 +35,6 @@ from stateflow.connectors.delta.log import (
     read_parquet,
     remove_file,
     size_of,
-    unreferenced_files,
 )
 from stateflow.connectors.delta.sink import COMPACTED, OwnTable, add_action, check_protocol, now_ms
 from stateflow.connectors.delta.versions import (
@@ -47,7 +47,7 @@ from stateflow.connectors.delta.versions import (
     remove_files,
 )
 from stateflow.connectors.delta_types import target_schema
-from stateflow.connectors.partitions import data_columns, folder_of, logged_path
+from stateflow.connectors.partitions import data_columns, folder_of, to_logged_path
 from stateflow.connectors.store_assignment import can_assign, nullable_schema
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused, StateflowError, StorageError
 from stateflow.state.handles import Committable
@@ -460,8 +460,8 @@ def _incomplete(table: OwnTable, now: int) -> dict[str, int]:
     """Returns the sizes of files that a killed compaction left, by path."""
     depth = len(table.partition_by)
     names = {str(name): name.path for name in list_own_files(table.path, depth) if name.job_uuid == COMPACTED}
-    old = {name: logged_path(path) for name, path in names.items() if _is_old(table.path / path, now)}
-    unused = unreferenced_files(table.path, table.application, dict.fromkeys(old, 0)) if old else set[str]()
+    old = {name: to_logged_path(path) for name, path in names.items() if _is_old(table.path / path, now)}
+    unused = find_unreferenced_files(table.path, table.application, dict.fromkeys(old, 0)) if old else set[str]()
     return {old[name]: size for name in unused if (size := _size(table.path, old[name])) is not None}
 
 

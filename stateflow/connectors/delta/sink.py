@@ -59,14 +59,14 @@ from stateflow.connectors.delta.log import (
     append_entry,
     create_overdue_checkpoint,
     entry_path,
+    find_unreferenced_files,
     is_current,
+    name_successor,
     open_logged_parquet,
     read_head,
     read_parquet,
     read_transactions,
     size_of,
-    taken_over_by,
-    unreferenced_files,
 )
 from stateflow.connectors.delta.versions import (
     ENGINE,
@@ -100,9 +100,9 @@ from stateflow.connectors.partitions import (
     StoredRows,
     check_partition_columns,
     compare_partition_columns,
-    logged_path,
     parse_partition_folder,
     parse_partition_value,
+    to_logged_path,
 )
 from stateflow.connectors.store_assignment import assign_rows, can_assign, nullable_schema
 from stateflow.connectors.upserts import UpsertSettings, names_of
@@ -308,7 +308,7 @@ class DeltaSink(Sink):
         files = (n for n in list_own_files(self._root, len(self._partition_by)) if (n.job_uuid, n.uid) == own)
         possible = {str(n): n for n in files if is_leftover(n.writing.generation, n.writing.ordinal, n.path)}
         generations = {name: file.writing.generation for name, file in possible.items()}
-        found = unreferenced_files(self._root, context.application, generations) if possible else ()
+        found = find_unreferenced_files(self._root, context.application, generations) if possible else ()
         leftovers = sorted(possible[name].path for name in found)
         remove_leftovers(self._root, leftovers)
         return leftovers
@@ -517,7 +517,7 @@ class DeltaSinkTable(SinkTable):
 
     def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
         # The handle's version had the tokens of the former applications that the caller has read, or is not the newest.
-        names = [name + end for name in former for end in (TAKEN_OVER, taken_over_by(by))]
+        names = [name + end for name in former for end in (TAKEN_OVER, name_successor(by))]
         return append_after(self._root, self._head, self._rewind_actions(None, token, FileChange((), ()), names))
 
     def _is_stale(self) -> bool:
@@ -530,7 +530,7 @@ class DeltaSinkTable(SinkTable):
     def _size(self, path: str) -> int | None:
         if FileName.parse(path) is None:
             raise DataError("a file to publish was not written by a sink", path=path, table=str(self._root))
-        return size_of(self._root, logged_path(path))
+        return size_of(self._root, to_logged_path(path))
 
     def _check_distinct(self, token: int, committables: list[Committable]) -> None:
         if len({c.path for c in committables}) < len(committables):
@@ -544,7 +544,7 @@ class DeltaSinkTable(SinkTable):
         if columns.equals(wide, check_metadata=True):
             return  # Wider types than files have are read as well.
         for committable in committables:
-            with open_logged_parquet(self._root, logged_path(committable.path)) as file:
+            with open_logged_parquet(self._root, to_logged_path(committable.path)) as file:
                 found = file.schema_arrow
             if found.types != columns.types:
                 raise SchemaMismatch(
@@ -563,7 +563,7 @@ class DeltaSinkTable(SinkTable):
         name, target = FileName.parse(path), self._stored.target
         assert name is not None
         values = parse_partition_folder(name.folder)
-        for batch in read_parquet(self._root, logged_path(path)):
+        for batch in read_parquet(self._root, to_logged_path(path)):
             whole = [
                 pa.repeat(parse_partition_value(values[f.name], f.type), len(batch))
                 if f.name in values
@@ -712,7 +712,7 @@ def add_action(file: Committable, now: int) -> Action:
     """Returns the action that adds a file to the table at a time in milliseconds since 1970."""
     name = FileName.parse(file.path)
     return {
-        "path": logged_path(file.path),
+        "path": to_logged_path(file.path),
         "partitionValues": parse_partition_folder(name.folder) if name else {},
         "size": file.size,
         "modificationTime": now,

@@ -56,9 +56,9 @@ from stateflow.connectors.partitions import (
     StoredRows,
     data_columns,
     folder_of,
-    logged_path,
     parse_partition_value,
     split_by_partition,
+    to_logged_path,
 )
 from stateflow.connectors.store_assignment import assign_rows, nullable_schema
 from stateflow.connectors.upserts import (
@@ -871,7 +871,7 @@ class Upsert:
 
     def _emitted(self, path: str) -> pa.Table:
         try:
-            found = read_parquet(self._table, logged_path(path))
+            found = read_parquet(self._table, to_logged_path(path))
             batches = [assign_rows(batch, self._rows.target, {"file": path}) for batch in found]
         except FileNotFoundError as e:
             raise disk_error(e, self._table / path) from e
@@ -1034,7 +1034,7 @@ def remove_files(table: Path, names: Iterable[str]) -> None:
     for name in names:
         # Another process has removed it, or a sweep will.
         with suppress(StateflowError):
-            remove_file(table, logged_path(name))
+            remove_file(table, to_logged_path(name))
 
 
 def _order(file: Committable) -> tuple[int, int, int, int]:

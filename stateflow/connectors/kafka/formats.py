@@ -128,7 +128,7 @@ class RecordColumns:
         ]
 
     def checked(self) -> list[str]:
-        """Returns the expressions of all columns, `SPLIT` and `REJECTED`, over the frame of `decoded`."""
+        """Returns the expressions of all columns, `SPLIT` and `REJECTED`, over the frame of `decode_answer`."""
         record = ", ".join(
             f"'{name}', {text}"
             for name, text in {
@@ -144,7 +144,7 @@ class RecordColumns:
         return [*names, SPLIT, GUARD, f"CASE WHEN _sf_reason IS NOT NULL THEN named_struct({record}) END AS {REJECTED}"]
 
     def reason(self) -> str:
-        """Returns the expression of the reason for which a record is rejected; null for a row, over `decoded`."""
+        """Returns the expression of the reason for which a record is rejected; null for a row, over `decode_answer`."""
         problems = [f"WHEN {VALUE_ERROR} IS NOT NULL THEN {VALUE_ERROR}"]
         for column in self.schema.columns:
             problems += self._problems(column)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
+from stateflow.api.dead_letters import FAIL, DeadLetters, check_policy
 from stateflow.api.schema import REJECTED, RejectedRecord, RowSchema, failing_filter
 from stateflow.api.source import FROM_START, InitialPosition, Source, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
@@ -131,7 +131,7 @@ class KafkaSource(Source):
         self.schema = RowSchema.of(schema)
         self.topics = _topics(topics, pattern)
         self.value = _format(value)
-        self.on_error = checked_policy(on_error)
+        self.on_error = check_policy(on_error)
         self._columns = RecordColumns(self.schema, dict(metadata or {}))
         self._columns.check()
         self.value.check(self._columns.of_value)

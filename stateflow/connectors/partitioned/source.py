@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
+from stateflow.api.dead_letters import FAIL, DeadLetters, check_policy
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
@@ -88,7 +88,7 @@ class PartitionedSource(LocalSource):
                 "the size of a split must be positive", hint="pass a number of rows", split_size=split_size
             )
         self.schema = RowSchema.of(schema)
-        self.on_error = checked_policy(on_error)
+        self.on_error = check_policy(on_error)
         self.columns = columns or ColumnPolicy()
         self._start = StartKind(start)
         self._continues = on_data_loss == CONTINUE

@@ -1,6 +1,6 @@
 """Finds the states that a job declares, by calling `open` of its functions without data.
 
-`discover_states` returns their schemas, for a start; `declared_operators` their descriptors, with which state can be
+`discover_states` returns their schemas, for a start; `discover_operators` their descriptors, with which state can be
 written without a run.
 """
 
@@ -60,7 +60,7 @@ class DiscoveredStates:
     function: object
 
 
-def declared_states(plan: JobPlan, max_parallelism: int) -> dict[str, Declarations]:
+def discover_state_schemas(plan: JobPlan, max_parallelism: int) -> dict[str, Declarations]:
     """Returns the states that each keyed operator declares in `initialize_state` and `open`, by uid.
 
     Raises:
@@ -93,13 +93,13 @@ def _check_queryable_names(declared: dict[str, Declarations]) -> None:
                 )
 
 
-def declared_states_if_known(plan: JobPlan, max_parallelism: int) -> dict[str, Declarations]:
+def discover_states_if_possible(plan: JobPlan, max_parallelism: int) -> dict[str, Declarations]:
     """Returns the declared states for the start of a run; none if a function cannot be opened outside of a task.
 
     The run starts nevertheless, because its tasks compare the states again.
     """
     try:
-        return declared_states(plan, max_parallelism)
+        return discover_state_schemas(plan, max_parallelism)
     except UserCodeError as e:
         log.warning("cannot compare declared states with stored states before the start: %s", e)
         return {}
@@ -203,7 +203,7 @@ class DeclaredOperator:
     operator_schemas: tuple[StateSchema, ...]
 
 
-def declared_operators(plan: JobPlan, max_parallelism: int) -> dict[str, DeclaredOperator]:
+def discover_operators(plan: JobPlan, max_parallelism: int) -> dict[str, DeclaredOperator]:
     """Returns what each keyed operator declares in `initialize_state` and `open`, by uid.
 
     Raises:

@@ -28,7 +28,7 @@ from stateflow.checkpoint.restore.graph_map import (
     assign_states,
     map_operators,
     parse_maps,
-    stored_graph,
+    read_graph,
 )
 from stateflow.checkpoint.restore.plan_document import GraphChanges, GraphPlan, SourceAction, SourceChange
 from stateflow.checkpoint.restore.source_positions import (
@@ -330,7 +330,7 @@ def change_graph(
         MissingFile, CorruptFile: a file of the operator state is missing or damaged.
     """
     read = [o for o in target.operators if o.parts and _may_be_rewritten(o.uid, request)]
-    stored = stored_graph(target, (o.uid for o in read if has_raw_state(o, location)))
+    stored = read_graph(target, (o.uid for o in read if has_raw_state(o, location)))
     given = parse_maps(request.changes.maps, stored, graph.names)
     assignment = assign_states(stored, graph.names, given, request.drop)
     operators = map_operators(target, stored, assignment)

@@ -39,7 +39,7 @@ from stateflow.observability import log_event
 from stateflow.runtime.job import check_reader
 from stateflow.runtime.job_loader import source_descriptions, writer_name
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
-from stateflow.runtime.planning.state_discovery import declared_states_if_known
+from stateflow.runtime.planning.state_discovery import discover_states_if_possible
 from stateflow.runtime.restore.graph_changes import ChangedGraph, DeclaredGraph, GraphRequest, change_graph
 from stateflow.runtime.restore.planner import check_content
 from stateflow.runtime.restore.state_import import StateLocation, import_state
@@ -378,7 +378,7 @@ def check_savepoint_fits(new: NewJobRoot, stored: StoredSavepoint, initial: Init
     plan, settings = new.plan(), new.settings
     same = NewJob(settings.name, settings.max_parallelism, plan.key_types)
     key_groups = _key_groups(new, document)
-    states, sources = declared_states_if_known(plan, key_groups), source_descriptions(plan)
+    states, sources = discover_states_if_possible(plan, key_groups), source_descriptions(plan)
     declared = DeclaredGraph(plan, sources, key_groups, states, frozenset(node.uid for node in new.graph.sinks))
     # An attempt after a kill finds the root's FORMAT, and skips the files of its own time.
     request = GraphRequest(initial.changes, initial.drop, new.clock.now())

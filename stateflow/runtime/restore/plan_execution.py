@@ -22,10 +22,10 @@ from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.transitions import Adoption
 from stateflow.checkpoint.restore.plan_document import GraphChanges, GraphPlan, RestorePlan, StateAction, is_outdated
-from stateflow.checkpoint.restore.targets import Target, kept_checkpoint
+from stateflow.checkpoint.restore.targets import Target, find_kept_checkpoint
 from stateflow.checkpoint.savepoints.catalog import open_savepoint, savepoint_uri
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
-from stateflow.checkpoint.savepoints.claimed_savepoints import announced_claim, take_over
+from stateflow.checkpoint.savepoints.claimed_savepoints import announce_claim, take_over
 from stateflow.errors import ConfigError, Fenced, ForeignRows, PlanOutdated, SinkDiverged, SinkRefused, StorageError
 from stateflow.requesters import describe_requester
 from stateflow.runtime.job import Job
@@ -96,7 +96,7 @@ def _execute(job: Job, head: Head, plan: RestorePlan, request: RestoreRequest) -
     root = job.root
     context = _check_plan(job, head, plan, request)
     savepoint = context.target.savepoint if plan.claim_mode is ClaimMode.CLAIM else None
-    announced = announced_claim(root, head, savepoint) if savepoint else None
+    announced = announce_claim(root, head, savepoint) if savepoint else None
     note = _note(plan, request)
     failpoints.hit("restore.begin")
     completed_head = _complete_unfinished(job, head, plan)
@@ -314,7 +314,7 @@ def _planned_checkpoint(root: JobRoot, head: Head, plan: RestorePlan) -> Target:
     number = plan.target_checkpoint
     if (number, plan.target_sha256) not in {(ref.id, ref.sha256) for ref in root.checkpoints.restorable(head)}:
         raise PlanOutdated("the checkpoint of the plan is no longer retained", hint=_OTHER_TARGET, checkpoint=number)
-    return kept_checkpoint(root, head, number, _OTHER_TARGET)
+    return find_kept_checkpoint(root, head, number, _OTHER_TARGET)
 
 
 _MAX_ATTEMPTS = 50

@@ -634,7 +634,7 @@ def local_path(uri: str) -> PurePosixPath:
     return PurePosixPath(unquote(parts.path))
 
 
-def logged_files(log: bytes, name: str) -> list[LoggedFile]:
+def parse_logged_files(log: bytes, name: str) -> list[LoggedFile]:
     """Returns the files of one entry of the source's log. Raises CorruptFile when it cannot be parsed."""
     files = (_decode_file(line, file=name) for line in log.split(b"\n") if line.startswith(b"{"))
     return [LoggedFile(local_path(file.path), file.timestamp) for file in files]

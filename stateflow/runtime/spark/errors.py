@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from stateflow.api.input_files import unreadable_in
-from stateflow.api.schema import rejected_in
+from stateflow.api.schema import parse_rejection
 from stateflow.checkpoint.barriers import error_in_text
 from stateflow.errors import BatchFailed, SparkGone, StateflowError, UserCodeError
 from stateflow.helpers import line_in_traceback
@@ -74,7 +74,7 @@ def to_stateflow_error(error: BaseException) -> StateflowError:
     unreadable = unreadable_in(str(error))
     if unreadable is not None:
         return unreadable.error()
-    rejected = rejected_in(str(error))
+    rejected = parse_rejection(str(error))
     if rejected is not None:
         return rejected
     text = re.split(r"\n\s+at |JVM stacktrace:", str(error), maxsplit=1)[0].strip()

@@ -41,13 +41,13 @@ from stateflow.runtime.spark.observations import Observations, SeenByTasks
 from stateflow.runtime.spark.shuffle import (
     exchange_of,
     files_read_by_tasks,
+    find_unshuffled_input,
+    find_written_rows,
     first_exchange,
     next_exchange,
     reads_by_source,
     reads_once,
-    unshuffled_input,
     with_order,
-    written_rows,
 )
 from stateflow.runtime.spark.sorting import SortSettings, sort_input
 from stateflow.runtime.task import store_cache
@@ -156,8 +156,8 @@ class SparkExecutor(Executor):
             frame, function = read
             return _with_tasks(frame, spec, compose_functions((function, task)))
         # Built once for both ways: it calls the transforms of the user.
-        written = written_rows(work.plan, inputs, info)
-        unshuffled = None if written is None else unshuffled_input(work.plan, written)
+        written = find_written_rows(work.plan, inputs, info)
+        unshuffled = None if written is None else find_unshuffled_input(work.plan, written)
         if unshuffled is not None:
             return _with_tasks(unshuffled, spec, task)
         if written is not None:

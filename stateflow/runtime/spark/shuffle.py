@@ -391,7 +391,7 @@ class _Plan(Protocol):
     def containsPattern(self, pattern: object) -> bool: ...
 
 
-def written_rows(plan: JobPlan, inputs: Inputs, info: TaskInfo) -> DataFrame | None:
+def find_written_rows(plan: JobPlan, inputs: Inputs, info: TaskInfo) -> DataFrame | None:
     """Returns the rows that a job writes if it has one sink, on rows of a source, and nothing else; else None."""
     if not _writes_rows_of_one_source(plan):
         return None
@@ -415,11 +415,11 @@ def files_read_by_tasks(plan: JobPlan, inputs: Inputs, info: TaskInfo) -> tuple[
     return frame, compose_functions((read, *functions, partial(_renamed, node.schema.names)))
 
 
-def unshuffled_input(plan: JobPlan, written: DataFrame) -> DataFrame | None:
+def find_unshuffled_input(plan: JobPlan, written: DataFrame) -> DataFrame | None:
     """Returns the rows of the first level's tasks, one partition for each task; None if they need a shuffle.
 
     Args:
-        written: the frame of `written_rows`.
+        written: the frame of `find_written_rows`.
     """
     level = plan.levels[0]
     # For a shuffle, Spark reads with a task for each partition: faster if there are more cores than tasks here.

@@ -20,7 +20,7 @@ from stateflow.runtime.task.row_conversion import check_declared, describe_cell,
 from stateflow.state.kinds.key_context import EventClock
 from stateflow.state.kinds.timers import NO_WATERMARK, Timer, Timers
 from stateflow.state.stored_key import encode_group
-from stateflow.types.columns.conversion import stored_scalar, to_list
+from stateflow.types.columns.conversion import to_list, to_stored_scalar
 from stateflow.types.columns.shapes import Leaf
 from stateflow.types.key_encoding import encode_key
 
@@ -286,7 +286,7 @@ class KeyTypes:
         except (ValueError, TypeError, AttributeError) as e:
             raise self._error("a key is not of the declared type", key, str(e)) from e
         # The two texts of one UUID would be two keys with separate state, which the function could not distinguish.
-        stored = tuple(map(stored_scalar, found))
+        stored = tuple(map(to_stored_scalar, found))
         if stored != key:
             raise self._error("a key is not in the form in which it is stored", key, f"the form is {stored!r}")
         return found

@@ -23,7 +23,7 @@ from stateflow.api.functions.window_vectors import WindowVectorFunction
 from stateflow.api.joins.regular_join import ColumnJoin
 from stateflow.api.joins.times import TimedColumnJoin
 from stateflow.api.side_outputs import MAIN
-from stateflow.checkpoint.barriers import Failure, TaskReport, combined_spans
+from stateflow.checkpoint.barriers import Failure, TaskReport, combine_spans
 from stateflow.checkpoint.log.documents import TimeSpan
 from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.config.settings import StateSettings
@@ -526,7 +526,7 @@ class TaskInput:
         chain = self._task.chain
         for number, origin, times in rows.times_above(chain.watermark) if chain.waiting else ():
             name = chain.waiting[number] if origin < 0 else self._task.level.sources[origin]
-            self.ahead[name] = combined_spans([*self.ahead.get(name, ()), *_spans(times)], _MAX_SPANS)
+            self.ahead[name] = combine_spans([*self.ahead.get(name, ()), *_spans(times)], _MAX_SPANS)
 
 
 def _spans(times: Numbers) -> list[TimeSpan]:

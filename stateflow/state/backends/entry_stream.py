@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from stateflow.errors import CorruptFile
-from stateflow.state.binary_columns import from_list, parts_of, sorted_rows
+from stateflow.state.binary_columns import from_list, parts_of, sort_rows
 from stateflow.state.stored_key import GROUP_BYTES, KeyRange, decode_group, encode_group
 from stateflow.types.key_groups import KeyGroupRange
 
@@ -178,11 +178,11 @@ class EntryColumns:
 
     def sort(self) -> EntryColumns:
         """Returns the entries in order of keys."""
-        return self.take(sorted_rows(self.keys))
+        return self.take(sort_rows(self.keys))
 
     def sort_in_parts(self, size: int) -> Iterator[EntryColumns]:
         """Yields the entries in order of keys, in parts of about `size` bytes, which a processor's cache may hold."""
-        rows = sorted_rows(self.keys)
+        rows = sort_rows(self.keys)
         each = max(1, len(rows) * size // (self.bytes or 1))
         for first in range(0, len(rows), each):
             yield self.take(rows[first : first + each])

@@ -24,7 +24,7 @@ from stateflow.runtime.driver.batch_runner import operator_states_after, run_to_
 from stateflow.runtime.executor import BatchId, BatchInfo, BatchWork, Executor, TaskEnvironment, TaskSettings
 from stateflow.runtime.local_run import LocalExecutor
 from stateflow.runtime.planning.physical_plan import check_no_transforms, plan_job
-from stateflow.runtime.planning.state_discovery import declared_states
+from stateflow.runtime.planning.state_discovery import discover_state_schemas
 from stateflow.runtime.spark.session.requirements import ARROW_ROWS
 from stateflow.runtime.task import store_cache
 from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, combine_watermarks
@@ -201,7 +201,7 @@ class HarnessBatchRunner:
             )
         self._key_groups = wanted
         self.position, plan = snapshot.position, self._plan
-        job = CurrentJob(plan.parallelism, wanted, plan.key_types, (), declared_states(plan, wanted))
+        job = CurrentJob(plan.parallelism, wanted, plan.key_types, (), discover_state_schemas(plan, wanted))
         epoch = self.position.epoch
         restored = assign_state(epoch, self._manifest() if epoch else None, job)
         for key, data in snapshot.files.items():

@@ -102,7 +102,7 @@ class _RowCollector(SinkWriter):
         return []
 
 
-def typed_rows(rows: Iterable[object], row_class: type[object]) -> list[object]:
+def convert_rows(rows: Iterable[object], row_class: type[object]) -> list[object]:
     """Returns the rows as objects of `row_class`.
 
     Args:

@@ -14,7 +14,7 @@ from stateflow.clock import epoch_milliseconds
 from stateflow.errors import ConfigError
 from stateflow.query.state import StateEntry
 from stateflow.testing.harness.batches import HarnessBatchRunner, HarnessPosition, HarnessSnapshot
-from stateflow.testing.harness.job import Definition, HarnessFunction, Input, Rows, source_uid, typed_rows
+from stateflow.testing.harness.job import Definition, HarnessFunction, Input, Rows, convert_rows, source_uid
 from stateflow.testing.harness.operator_view import PendingTimer
 from stateflow.types.descriptors import MapStateDescriptor
 
@@ -253,7 +253,7 @@ class KeyedHarness:
     def _push(self, rows: Sequence[Iterable[object]]) -> Rows:
         classes = [each.row_class for each in self._definition.inputs]
         given = {
-            source_uid(number): typed_rows(of, row_class)
+            source_uid(number): convert_rows(of, row_class)
             for number, (of, row_class) in enumerate(zip(rows, classes, strict=True), 1)
         }
         return self._run(given, self._position)

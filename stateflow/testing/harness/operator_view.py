@@ -26,7 +26,7 @@ from stateflow.state.kinds.operator_state import SPLIT, OperatorListState, Opera
 from stateflow.state.kinds.single_value import AggregatingState, ReducingState, ValueState
 from stateflow.state.kinds.timers import timers_in
 from stateflow.state.stored_key import TimeDomain, encode_group
-from stateflow.types.columns.conversion import stored_scalar
+from stateflow.types.columns.conversion import to_stored_scalar
 from stateflow.types.descriptors import MapStateDescriptor
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import key_group
@@ -146,7 +146,7 @@ class OperatorView:
                 columns=list(columns),
                 key=repr(key),
             )
-        return tuple(map(stored_scalar, values))
+        return tuple(map(to_stored_scalar, values))
 
 
 def _scalar(values: tuple[object, ...]) -> object:

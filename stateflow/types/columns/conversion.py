@@ -135,7 +135,7 @@ def _check_kinds(wanted: type, kinds: set[type]) -> None:
             raise TypeError(f"a value has the type {kind.__name__}")
 
 
-def stored_scalar(value: object) -> object:
+def to_stored_scalar(value: object) -> object:
     """Returns a scalar as columns and keys contain it: the value of an Enum's member, and the text of a UUID."""
     if isinstance(value, enum.Enum):
         return value.value
@@ -145,7 +145,7 @@ def stored_scalar(value: object) -> object:
 def _scalars(shape: Leaf, values: Sequence[Any]) -> Sequence[object]:
     """Returns the values as Arrow accepts them."""
     if shape.is_converted:
-        return list(map(stored_scalar, values))
+        return list(map(to_stored_scalar, values))
     if shape.kind is datetime.time and any(value is not None and value.tzinfo for value in values):
         raise ValueError("a time has a time zone")
     return values

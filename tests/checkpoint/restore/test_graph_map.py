@@ -31,7 +31,7 @@ from stateflow.checkpoint.restore.graph_map import (
     assign_states,
     map_operators,
     parse_maps,
-    stored_graph,
+    read_graph,
 )
 from stateflow.checkpoint.restore.source_positions import SourceStart, match_sources, with_added_sources, with_sources
 from stateflow.errors import ConfigError, CorruptFile
@@ -203,7 +203,7 @@ def test_joined_states_have_the_lowest_watermark_of_their_operators(
     """A row that was not late for an operator must not become late for its state."""
     operators = [_stored(uid, watermark) for uid, watermark in zip("ab", watermarks, strict=True)]
     manifest = Manifest(job_uuid="j", generation=1, ordinal=1, operators=operators, sources=[])
-    stored = stored_graph(manifest)
+    stored = read_graph(manifest)
     assignment = _assign(_job("both"), "a.a=both", "b.b=both", stored=stored)
     (rewrite,) = map_operators(manifest, stored, assignment).rewrites
     assert (rewrite.result.watermark, [schema.name for schema in rewrite.result.states]) == (expected, ["a", "b"])

@@ -33,8 +33,8 @@ from stateflow.checkpoint.savepoints.claim_slots import (
 from stateflow.checkpoint.savepoints.cleanup import (
     SavepointRule,
     dispose_external,
-    expired_savepoints,
-    uncounted_savepoints,
+    find_expired_savepoints,
+    find_uncounted_savepoints,
 )
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.errors import ConfigError, CorruptFile, Fenced, SavepointClaimed, StateflowError, StorageError
@@ -315,7 +315,7 @@ def _in_folder(folder: str, document: Savepoint) -> StoredSavepoint:
 def _expired(savepoints: list[StoredSavepoint], keep: int | None = None, max_age: timedelta | None = None) -> list[str]:
     return [
         s.document.name
-        for s in expired_savepoints(savepoints, THIS_JOB, SavepointRule(keep=keep, max_age=max_age), NOW)
+        for s in find_expired_savepoints(savepoints, THIS_JOB, SavepointRule(keep=keep, max_age=max_age), NOW)
     ]
 
 
@@ -359,4 +359,4 @@ def test_copies_and_savepoints_from_the_future_are_neither_deleted_nor_counted()
     renamed = _in_folder("elsewhere", WEEK[0].document)
     copy = _in_folder("d1-11111111", WEEK[1].document)
     future = _savepoint("future", -0.001)
-    assert uncounted_savepoints([*WEEK, renamed, copy, future], NOW) == [WEEK[1], renamed, copy, future]
+    assert find_uncounted_savepoints([*WEEK, renamed, copy, future], NOW) == [WEEK[1], renamed, copy, future]

@@ -23,7 +23,7 @@ from stateflow.checkpoint.restore.graph_map import (
     assign_states,
     map_operators,
     parse_maps,
-    stored_graph,
+    read_graph,
 )
 from stateflow.clock import ManualClock
 from stateflow.errors import CorruptFile
@@ -189,7 +189,7 @@ def _restored(case: Case, folder: Path) -> list[OperatorState]:
     location = StateLocation(storage)
     operators = [_stored(uid, operator, case.parallelism) for uid, operator in sorted(case.old.items())]
     manifest = Manifest(job_uuid="j", generation=1, ordinal=1, operators=operators, sources=[])
-    stored = stored_graph(manifest, [o.uid for o in operators if has_raw_state(o, location)])
+    stored = read_graph(manifest, [o.uid for o in operators if has_raw_state(o, location)])
     declared = {
         uid: frozenset(
             [StateItem(StateKind.KEYED, name) for name in o.keyed] + [StateItem(StateKind.OPERATOR, n) for n in o.lists]

@@ -33,7 +33,7 @@ from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.spark.executor import SparkExecutor
 from stateflow.runtime.spark.inputs import Inputs
 from stateflow.runtime.spark.observations import Observations, SeenByTasks
-from stateflow.runtime.spark.shuffle import unshuffled_input, with_order, written_rows
+from stateflow.runtime.spark.shuffle import find_unshuffled_input, find_written_rows, with_order
 from stateflow.runtime.task.outputs import BarrierMessage
 
 INFO = TaskInfo("", 0, 0, 0, datetime.min.replace(tzinfo=UTC))
@@ -63,8 +63,8 @@ def of_spark(spark: SparkSession, partitions: int) -> DataFrame:
 def unshuffled(build: Build, folder: Path, frame: DataFrame, parallelism: int = 2) -> DataFrame | None:
     plan = planned(build, folder, parallelism)
     counter = Observations(plan, *SeenByTasks().next_attempt(frame.sparkSession.sparkContext))
-    found = written_rows(plan, Inputs(plan.sources, frame, counter=counter), INFO)
-    return None if found is None else unshuffled_input(plan, found)
+    found = find_written_rows(plan, Inputs(plan.sources, frame, counter=counter), INFO)
+    return None if found is None else find_unshuffled_input(plan, found)
 
 
 def written(rows: DataStream) -> None:

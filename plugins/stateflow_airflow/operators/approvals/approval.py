@@ -16,25 +16,25 @@ from stateflow_airflow.failures import (
     BY_ERROR_CODE,
     PermanentFailure,
     StateflowTaskFailed,
+    config_failure,
     hide_tracebacks,
     log_failure,
-    misconfigured,
     translate_errors,
 )
 from stateflow_airflow.operators.base import (
     airflow_user,
     escape,
+    find_requester,
     request_id,
-    requested_by,
-    restricted_library,
+    restrict_library,
     triggering_user,
 )
 from stateflow_airflow.operators.restore_plan import parse_plan
 from stateflow_airflow.operators.template_values import (
     as_list,
+    check_job_root,
+    check_task_location,
     check_texts,
-    checked_location,
-    checked_root,
     to_claim_mode,
 )
 from stateflow_airflow.versions import require_supported
@@ -142,7 +142,7 @@ class JobApprovalOperator(ApprovalOperator):
         context["ti"].xcom_push(key=_ASKED, value=asdict(asked))
         self._exclude_requester(triggering_user(context))
         parts = [f"**{escape(refused)}**" if refused else "", asked.markdown, self.body or ""]
-        parts.append(f"**Requested by**: {escape(requested_by(context))}" + self._excluded(context))
+        parts.append(f"**Requested by**: {escape(find_requester(context))}" + self._excluded(context))
         if self.response_timeout:
             until = timezone.utcnow() + self.response_timeout
             parts.append(f"**Answer by** {until:%Y-%m-%d %H:%M} UTC. No answer by then counts as a rejection.")
@@ -155,7 +155,7 @@ class JobApprovalOperator(ApprovalOperator):
             return
         self.assigned_users = [each for each in self.assigned_users if user not in (each["id"], each["name"])]
         if not self.assigned_users:
-            raise misconfigured(
+            raise config_failure(
                 f"{user} has triggered this DAG run, and is the only user who may answer",
                 "let another user trigger it, or add approvers; self_approval=True in StateflowJob permits it",
                 by=user,
@@ -209,7 +209,7 @@ class JobApprovalOperator(ApprovalOperator):
             from stateflow.operations import Rejection, record_rejection
             from stateflow.requesters import by_process
 
-            asked, asked_by = self._asked(context), requested_by(context)
+            asked, asked_by = self._asked(context), find_requester(context)
             rejection = Rejection(
                 request=request_id(context, asked.digest),
                 by=airflow_user(answer.user) if answer.user else by_process("timeout"),
@@ -219,7 +219,7 @@ class JobApprovalOperator(ApprovalOperator):
                 plan=asked.label,
                 asked_by="" if asked_by in answer.names else asked_by,
             )
-            record_rejection(checked_root(self.job_root), rejection)
+            record_rejection(check_job_root(self.job_root), rejection)
 
 
 class StateflowApprovalOperator(JobApprovalOperator):
@@ -353,7 +353,7 @@ class ApprovalCheck:
         """
         answer = self.answer
         answer.check_approves(digest)
-        asked_by = requested_by(context)
+        asked_by = find_requester(context)
         # Not a text, which a template in a DAG file would be.
         if self.self_approval is not True:
             answer.check_other_than(triggering_user(context))
@@ -384,7 +384,7 @@ class StateflowClaimApprovalOperator(JobApprovalOperator):
         """Returns the claim of exactly this savepoint; None if there is nothing to claim."""
         if to_claim_mode(self.claim_mode) == "no-claim" or not self.from_savepoint:
             return None
-        with restricted_library(self.locations):
+        with restrict_library(self.locations):
             return claim_question(self.job_root, self.from_savepoint)
 
 
@@ -392,8 +392,8 @@ def claim_question(job_root: str, savepoint: str) -> Question | None:
     """Returns the question whether a new job root may claim a savepoint; None for a job root that has begun."""
     from stateflow.operations import initial_savepoint
 
-    root = checked_root(job_root)
-    found = initial_savepoint(root, checked_location("from_savepoint", savepoint))
+    root = check_job_root(job_root)
+    found = initial_savepoint(root, check_task_location("from_savepoint", savepoint))
     if found is None:
         return None
     digest = request_digest(action="claim", root=root, savepoint=found.path, id=found.id)

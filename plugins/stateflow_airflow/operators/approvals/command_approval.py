@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from stateflow_airflow.operators.approvals.approval import JobApprovalOperator, Question, request_digest
-from stateflow_airflow.operators.base import escape, require_paused, restricted_library
-from stateflow_airflow.operators.retention_limits import Limit, Retention, configured_retention, retention_loss
-from stateflow_airflow.operators.template_values import checked_root, to_bool
+from stateflow_airflow.operators.base import escape, require_paused, restrict_library
+from stateflow_airflow.operators.retention_limits import Limit, Retention, read_retention, retention_loss
+from stateflow_airflow.operators.template_values import check_job_root, to_bool
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -57,7 +57,7 @@ class StateflowStopApprovalOperator(JobApprovalOperator):
 
     def question(self) -> Question:
         """Returns the stop, with the run that is the newest one now."""
-        with restricted_library(self.locations):
+        with restrict_library(self.locations):
             drain = to_bool("drain", self.drain)
             return stop_question(self.job_root, self.name, self.origin, self.reason, drain)[0]
 
@@ -66,7 +66,7 @@ def stop_question(job_root: str, name: str, origin: str, reason: str, drain: boo
     """Returns the question whether a stop may be executed, and the job's newest run, on which its digest depends."""
     from stateflow.operations import describe
 
-    status = describe(checked_root(job_root))
+    status = describe(check_job_root(job_root))
     origin = "stop" if origin == "manual" else origin
     digest = request_digest(
         action="stop",
@@ -135,8 +135,8 @@ class StateflowRetentionApprovalOperator(JobApprovalOperator):
 
     def question(self) -> Question | None:
         """Returns what is to be deleted below the configured numbers; None if nothing is."""
-        configured = self.configured or configured_retention(*self._given)
-        with restricted_library(self.locations):
+        configured = self.configured or read_retention(*self._given)
+        with restrict_library(self.locations):
             requested = Retention.of_arguments(self.retain, self.savepoints, self.savepoints_max_age)
             return retention_question(self.job_root, requested, configured)
 
@@ -156,7 +156,7 @@ def retention_question(
     """
     from stateflow.operations import describe
 
-    root = checked_root(job_root)
+    root = check_job_root(job_root)
     loss = retention_loss(root, requested, configured)
     if not loss:
         return None

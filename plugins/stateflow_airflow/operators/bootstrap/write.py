@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
 
-from stateflow_airflow.failures import misconfigured
+from stateflow_airflow.failures import config_failure
 from stateflow_airflow.operators.base import LibraryOperator, TaskArgument, requester
 from stateflow_airflow.operators.template_values import (
     as_list,
-    checked_location,
-    checked_root,
+    check_job_root,
+    check_task_location,
     job_code,
     to_count,
     to_lines,
@@ -127,7 +127,7 @@ class StateflowWriteSavepointOperator(_WritingOperator):
             code = job_code(self.job, self.settings)
             request = WriteRequest(
                 code.file,
-                checked_location("into", self.into),
+                check_task_location("into", self.into),
                 to_lines(self.states),
                 to_lines(self.sources),
                 self.columns,
@@ -151,7 +151,7 @@ class StateflowWriteSavepointOperator(_WritingOperator):
         try:
             return parse_timestamp(self.at)
         except ValueError as error:
-            raise misconfigured(
+            raise config_failure(
                 f"at={self.at!r} is not in ISO 8601 format", "for example 2026-01-31T03:00", at=self.at
             ) from error
 
@@ -212,13 +212,13 @@ class StateflowChangeSavepointOperator(_WritingOperator):
         with self.library():
             code = job_code(self.job, self.settings) if self.job else None
             request = ChangeRequest(
-                checked_location("savepoint", self.savepoint) if "/" in self.savepoint else self.savepoint,
-                checked_location("into", self.into),
+                check_task_location("savepoint", self.savepoint) if "/" in self.savepoint else self.savepoint,
+                check_task_location("into", self.into),
                 to_lines(self.remove),
                 self.transforms,
                 code.file if code else None,
                 code.layers if code else (),
-                checked_root(self.job_root) if self.job_root else "",
+                check_job_root(self.job_root) if self.job_root else "",
                 self.name,
                 self.reason,
                 self.log.info,

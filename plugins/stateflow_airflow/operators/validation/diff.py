@@ -7,9 +7,9 @@ from dataclasses import asdict
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.failures import StateflowTaskFailed, failure, log_failure, misconfigured
+from stateflow_airflow.failures import StateflowTaskFailed, config_failure, failure, log_failure
 from stateflow_airflow.operators.base import JobRootOperator
-from stateflow_airflow.operators.template_values import checked_location, checked_root, to_words
+from stateflow_airflow.operators.template_values import check_job_root, check_task_location, to_words
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -102,11 +102,11 @@ class StateflowDiffOperator(JobRootOperator):
 
         if self.other_root:
             # The argument is templated, so it is checked like the location of a savepoint.
-            open_location(checked_location("other_root", self.other_root), self.job_root)
+            open_location(check_task_location("other_root", self.other_root), self.job_root)
         options = DiffOptions(to_words(self.operators), counts_all=limits.fraction is not None)
         # Not 0, the checkpoint of a run that made none: that is an unknown one, and not the newest one.
         old, new = (None if given in (None, "") else given for given in (self.snapshot, self.other))
-        return open_and_compare((checked_root(self.job_root), old), (self.other_root or self.job_root, new), options)
+        return open_and_compare((check_job_root(self.job_root), old), (self.other_root or self.job_root, new), options)
 
     def _limits(self) -> DiffLimits:
         from stateflow.compare.summary import DiffLimits
@@ -119,7 +119,7 @@ class StateflowDiffOperator(JobRootOperator):
         except (TypeError, ValueError):
             limits = DiffLimits(-1)
         if (limits.keys or 0) < 0 or not 0 <= (limits.fraction or 0) <= 1:
-            raise misconfigured(
+            raise config_failure(
                 "a limit is not a number",
                 "pass a number of keys as max_keys, and a number from 0 to 1 as max_fraction",
                 max_keys=self.max_keys,

@@ -10,7 +10,7 @@ from stateflow.api.changelog import Changelog, check_appends
 from stateflow.api.graph import Edge, event_time_of, level_of
 from stateflow.api.schema import Column, RowSchema
 from stateflow.api.side_outputs import OutputTag, check_late_tag
-from stateflow.api.streams.connected_streams import checked_pair
+from stateflow.api.streams.connected_streams import check_pair
 from stateflow.api.streams.operator_input import OperatorInput, Stream
 from stateflow.api.watermarks import event_time_reader
 from stateflow.errors import JobDefinitionError
@@ -34,7 +34,7 @@ TimeReader = Callable[[object], int | None] | None
 """Returns the event time of a row; None for rows without event time."""
 
 
-def joined_pair(left: OperatorInput[Stream], right: object, method: str) -> tuple[Edge, Edge]:
+def join_pair(left: OperatorInput[Stream], right: object, method: str) -> tuple[Edge, Edge]:
     """Returns the edges of two keyed streams, in the order of event time where timers can fire between their rows.
 
     Raises:
@@ -47,7 +47,7 @@ def joined_pair(left: OperatorInput[Stream], right: object, method: str) -> tupl
     return _timed_pair(left, given)
 
 
-def versioned_pair(left: OperatorInput[Stream], versions: object, method: str) -> tuple[Edge, ChangelogEdge]:
+def join_versions(left: OperatorInput[Stream], versions: object, method: str) -> tuple[Edge, ChangelogEdge]:
     """Returns the edges of a keyed stream of rows and one of versions, which may be a changelog by its key.
 
     Raises:
@@ -72,7 +72,7 @@ def versioned_pair(left: OperatorInput[Stream], versions: object, method: str) -
 
 
 def _timed_pair(left: OperatorInput[Stream], right: OperatorInput[Stream]) -> tuple[Edge, Edge]:
-    first, second = checked_pair(left._edge, right._edge)
+    first, second = check_pair(left._edge, right._edge)
     times = event_time_of(first.node), event_time_of(second.node)
     if not _can_be_ordered(first, second, times):
         return first, second
@@ -80,7 +80,7 @@ def _timed_pair(left: OperatorInput[Stream], right: OperatorInput[Stream]) -> tu
 
 
 def changelog_pair(left: OperatorInput[Stream], right: object, method: str) -> tuple[ChangelogEdge, ChangelogEdge]:
-    """Returns the edges of two keyed streams that may be changelogs; as `joined_pair` if both only append rows.
+    """Returns the edges of two keyed streams that may be changelogs; as `join_pair` if both only append rows.
 
     Raises:
         JobDefinitionError: `right` is not a keyed stream of the job, the keys have different types, or the rows of a
@@ -89,7 +89,7 @@ def changelog_pair(left: OperatorInput[Stream], right: object, method: str) -> t
     given = _checked(left, right, method)
     changelogs = left._changelog, given._changelog
     if changelogs == (None, None):
-        first, second = joined_pair(left, right, method)
+        first, second = join_pair(left, right, method)
         return ChangelogEdge(first), ChangelogEdge(second)
     # A row that is retracted must come after the row that it retracts.
     for edge, changelog in zip((left._edge, given._edge), changelogs, strict=True):
@@ -100,7 +100,7 @@ def changelog_pair(left: OperatorInput[Stream], right: object, method: str) -> t
                 called=method,
                 order_by=list(edge.keying.order_by),
             )
-    first, second = checked_pair(left._edge, given._edge)
+    first, second = check_pair(left._edge, given._edge)
     return ChangelogEdge(first, changelogs[0]), ChangelogEdge(second, changelogs[1])
 
 
@@ -134,7 +134,7 @@ def time_readers(pair: tuple[Edge, Edge]) -> tuple[TimeReader, TimeReader]:
     return event_time_reader(event_time_of(left.node)), event_time_reader(event_time_of(right.node))
 
 
-def checked_late_tag(tag: OutputTag[Row], edge: Edge) -> OutputTag[object]:
+def check_tag_of_late_rows(tag: OutputTag[Row], edge: Edge) -> OutputTag[object]:
     """Returns the side output for late rows. Raises JobDefinitionError if it is of another class than the rows."""
     check_late_tag(tag, edge.node.schema.row_class)
     return cast("OutputTag[object]", tag)

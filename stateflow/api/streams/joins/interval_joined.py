@@ -8,14 +8,14 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Generic, Never, Self, TypeVar
 
-from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
+from stateflow.api.dead_letters import FAIL, DeadLetters, check_policy
 from stateflow.api.graph import Edge, ProcessNode
 from stateflow.api.joins.functions import ProcessJoinFunction
 from stateflow.api.joins.interval_join import IntervalColumnJoin, IntervalJoin, IntervalSettings
 from stateflow.api.joins.regular_join import Condition, Selected
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
-from stateflow.api.streams.joins.inputs import check_event_times, checked_late_tag, declared_columns
+from stateflow.api.streams.joins.inputs import check_event_times, check_tag_of_late_rows, declared_columns
 from stateflow.api.streams.operator_input import Stream, check_callable, check_function
 from stateflow.api.windows.window import duration_ms
 from stateflow.errors import JobDefinitionError
@@ -74,11 +74,11 @@ class BoundedIntervalJoin(Generic[Stream]):
         Raises:
             JobDefinitionError: `tag` is not an OutputTag, or is of another class than the rows.
         """
-        return self._with(replace(self._settings, late_left=checked_late_tag(tag, self._inputs[0])))
+        return self._with(replace(self._settings, late_left=check_tag_of_late_rows(tag, self._inputs[0])))
 
     def side_output_right_late_data(self, tag: OutputTag[Row]) -> Self:
         """Sets the side output for late right rows. As `side_output_left_late_data`."""
-        return self._with(replace(self._settings, late_right=checked_late_tag(tag, self._inputs[1])))
+        return self._with(replace(self._settings, late_right=check_tag_of_late_rows(tag, self._inputs[1])))
 
     def process(
         self,
@@ -103,7 +103,7 @@ class BoundedIntervalJoin(Generic[Stream]):
         operator = IntervalJoin(self._settings, function, (left.node.schema.row_class, right.node.schema.row_class))
         name = f"interval join {type(function).__qualname__}"
         return self._add_operator(
-            ProcessNode(uid, self._inputs, operator, RowSchema.of(output), name, checked_policy(on_error))
+            ProcessNode(uid, self._inputs, operator, RowSchema.of(output), name, check_policy(on_error))
         )
 
     def select(

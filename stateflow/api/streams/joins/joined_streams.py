@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Generic, Never, Self, TypeVar
 
-from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
+from stateflow.api.dead_letters import FAIL, DeadLetters, check_policy
 from stateflow.api.graph import ProcessNode
 from stateflow.api.joins.regular_join import Condition, Selected
 from stateflow.api.joins.window_join import (
@@ -21,7 +21,7 @@ from stateflow.api.joins.window_join import (
     bounds_of,
 )
 from stateflow.api.schema import RowSchema
-from stateflow.api.streams.joins.inputs import declared_columns, joined_pair, time_readers
+from stateflow.api.streams.joins.inputs import declared_columns, join_pair, time_readers
 from stateflow.api.streams.operator_input import OperatorInput, Stream, check_callable
 from stateflow.api.streams.windowed_stream import WindowedStream
 from stateflow.api.windows.assigners import (
@@ -57,7 +57,7 @@ class JoinedWindows(Generic[Stream]):
         self, pair: tuple[OperatorInput[Stream], OperatorInput[Stream]], assigner: WindowAssigner[Never], method: str
     ) -> None:
         left, right = pair
-        self._inputs = joined_pair(left, right, method)
+        self._inputs = join_pair(left, right, method)
         self._windows = WindowedStream.of(left, assigner)
         WindowedStream.of(right, assigner)
 
@@ -97,7 +97,7 @@ class JoinedWindows(Generic[Stream]):
             evictor=self._windows._evictor,
         )
         name = f"{name} {type(settings.assigner).__name__}"
-        node = ProcessNode(uid, self._inputs, operator, RowSchema.of(output), name, checked_policy(on_error))
+        node = ProcessNode(uid, self._inputs, operator, RowSchema.of(output), name, check_policy(on_error))
         return self._windows._add_operator(node)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Generic
 
 from stateflow.api.changelog import Changelog, row_kind_of
-from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
+from stateflow.api.dead_letters import FAIL, DeadLetters, check_policy
 from stateflow.api.functions.process import KeyedFunction
 from stateflow.api.graph import ProcessNode
 from stateflow.api.joins.changelog_join import ChangelogInput, ChangelogJoin, JoinedPairs, JoinKind, OuterJoin
@@ -138,7 +138,7 @@ class RegularJoinedStreams(Generic[Stream]):
         check_callable("apply", function, uid)
         if where is not None:
             check_callable("apply", where, uid)
-        schema, policy = RowSchema.of(output), checked_policy(on_error)
+        schema, policy = RowSchema.of(output), check_policy(on_error)
         operator = self._operator(function, None if where is None else RowCondition(where), schema, uid)
         return self._add_operator(ProcessNode(uid, self._inputs, operator, schema, "regular join", policy))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic
 
-from stateflow.api.dead_letters import FAIL, DeadLetters, checked_policy
+from stateflow.api.dead_letters import FAIL, DeadLetters, check_policy
 from stateflow.api.graph import Edge, ProcessNode
 from stateflow.api.joins.temporal_join import Join, TemporalJoin
 from stateflow.api.schema import RowSchema
@@ -54,6 +54,6 @@ class TemporalJoinedStreams(Generic[Stream]):
         operator: TemporalJoin[object, object] = TemporalJoin(
             function, self._how == "left", (left, right), self._row_kind
         )
-        policy = checked_policy(on_error)
+        policy = check_policy(on_error)
         node = ProcessNode(uid, self._inputs, operator, RowSchema.of(output), f"temporal join {self._how}", policy)
         return self._add_operator(node)

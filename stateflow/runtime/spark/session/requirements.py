@@ -142,7 +142,7 @@ def check_python(version: tuple[int, int] | None = None) -> None:
         )
 
 
-def installed_spark() -> str:
+def find_spark_version() -> str:
     """Returns the version of PySpark. Raises EnvironmentUnsupported if it is not installed."""
     try:
         return metadata.version("pyspark")

@@ -489,7 +489,7 @@ class TableFile:
             yield Blocks(buffer, starts, sizes)
             return
         stored = zip(starts.tolist(), ends.tolist(), strict=True)
-        blocks = (decompressed(buffer[start : end + TRAILER].data, LARGEST_BLOCK) for start, end in stored)
+        blocks = (decompress_block(buffer[start : end + TRAILER].data, LARGEST_BLOCK) for start, end in stored)
         # The memory is bounded by their size now: LZ4 makes up to 255 bytes of one.
         yield from map(Blocks.joined, _batches(blocks, len))
 
@@ -519,7 +519,7 @@ class TableFile:
         (recorded,) = _CHECKSUM.unpack_from(stored, handle.size + 1)
         if recorded != checksum(stored, handle.offset, self._checksum_context):
             raise ValueError(f"the block at {handle.offset} of {handle.size} bytes has another checksum than recorded")
-        return decompressed(stored, largest)
+        return decompress_block(stored, largest)
 
 
 def check_properties(properties: dict[bytes, bytes]) -> None:
@@ -593,7 +593,7 @@ def checksum(stored: bytes, offset: int, context: int) -> int:
     return found + modifier & _LOW
 
 
-def decompressed(stored: bytes | memoryview, largest: int = LARGEST_BLOCK) -> bytes:
+def decompress_block(stored: bytes | memoryview, largest: int = LARGEST_BLOCK) -> bytes:
     """Returns the content of a block.
 
     Args:
