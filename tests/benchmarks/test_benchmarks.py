@@ -1,22 +1,32 @@
-"""Every benchmark runs, at a size at which its figures have no meaning."""
+"""Every benchmark runs, at a size at which its figures have no meaning; results that it checks are checked."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
+from kafka_broker import BROKER_JARS
+from pyarrow import parquet
 
 from benchmarks import (
     asynchronous,
     bulk_load,
+    connectors,
     garbage,
     harness,
     increments,
+    kafka_sink,
     killed_driver,
+    latency,
+    memory,
+    micro_batch,
     query,
     rescale,
     restore,
@@ -28,14 +38,17 @@ from benchmarks import (
     state_diff,
     throughput,
 )
-from benchmarks.cells import CELLS, GOAL, Cell, selected
+from benchmarks.cells import Cell
 from benchmarks.competitors import COMPETITORS
-from benchmarks.data import UNIFORM, ZIPF, Events, write_events
+from benchmarks.data import ZIPF, Events, write_events
 from benchmarks.large_state import Size
 from benchmarks.peers.final import Final, check_final
-from benchmarks.processes import ProgramFailed, Usage, run_program
-from benchmarks.soak_leg import Sample
 from benchmarks.stores import LookUps
+
+Figures = Mapping[str, Any]
+_slow = pytest.mark.slow(reason="a benchmark, which starts processes or writes much state")
+_on_spark = [pytest.mark.spark, _slow]
+_needs_broker = pytest.mark.skipif(not BROKER_JARS.exists(), reason="no Kafka is installed: make setup downloads it")
 
 
 @pytest.fixture(autouse=True)
@@ -43,110 +56,79 @@ def _own_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "RESULTS", tmp_path / "results")
 
 
-def test_the_harness_benchmark_runs(tmp_path: Path) -> None:
-    size = harness.Size(batches=2, rows_per_batch=500, keys=50, rows_per_arrow_batch=200)
-    assert harness.figures(tmp_path, size)["harness_row"] > 0
+def _read(path: Path) -> Figures:
+    figures: Figures = json.loads(path.read_text())
+    return figures
 
 
-@pytest.mark.slow(reason="runs a benchmark")
-@pytest.mark.spark
-def test_the_start_benchmark_runs(tmp_path: Path) -> None:
-    path = start.run(tmp_path, start.Size(idle=1, with_spark=1))
-    figures = json.loads(path.read_text())
-    assert 0 < figures["idle_run_s"] < figures["spark_run_s"]
+_FILES = Events(files=300, rows_per_file=10, keys=5)
+_QUERIES = query.Size(keys=5_000, slice=2_000, changed=500, blocks=3, batches=40)
+_INCREMENTS = increments.Size(keys=2_000, batches=3, early=1, look_ups=LookUps(keys=200, rounds=1))
+_CHECKPOINTS = asynchronous.Size(keys=400, changed=20, slice=100, warm_up=2, blocks=2, batches=10)
+_HARNESS = harness.Size(batches=2, rows_per_batch=500, keys=50, rows_per_arrow_batch=200)
+RUNS: dict[str, tuple[Callable[[Path], Figures], str]] = {
+    "asynchronous": (lambda f: _read(asynchronous.run(f, _CHECKPOINTS)), "keys"),
+    "bulk load": (lambda f: bulk_load.measure(f, bulk_load.Size(keys=2_000), repeats=1), "canonical_bytes"),
+    "garbage": (lambda f: _read(garbage.run(f, garbage.Size(files=40, checkpoints=5))), "files_40_s"),
+    "harness": (lambda f: harness.figures(f, _HARNESS), "harness_row"),
+    "increments": (lambda f: _read(increments.run(f, _INCREMENTS)), "keys"),
+    "queries": (lambda f: _read(query.run(f, _QUERIES)), "gets_per_s"),
+    "rescaling": (lambda f: rescale.measure(f, rescale.Size(keys=2_000), repeats=1), "keys"),
+    "savepoints": (lambda f: _read(savepoints.run(f, Size(keys=400, slice=200, rows=5), flink=False)), "keys"),
+    "state": (lambda f: state.measure(f, keys=300), "dataframe_rows_per_s_core"),
+    "state diff": (lambda f: state_diff.measure(f, state_diff.Size(keys=2_000), repeats=1), "changed_keys"),
+    "killed driver": (lambda f: killed_driver.measure(f, kills=1, events=_FILES), "recovery_s"),
+    "start": (lambda f: _read(start.run(f, start.Size(idle=1, with_spark=1))), "idle_run_s"),
+}
+"""The benchmark, and a figure that is above zero."""
 
 
-def test_the_state_benchmark_runs(tmp_path: Path) -> None:
-    figures = state.measure(tmp_path, keys=300)
-    assert figures["keys"] == 300 and figures["dataframe_rows_per_s_core"] > 0
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("garbage", "harness") else _on_spark) for n in RUNS]
+)
+def test_a_benchmark_runs(tmp_path: Path, name: str) -> None:
+    measure, figure = RUNS[name]
+    assert measure(tmp_path)[figure] > 0
 
 
-@pytest.mark.slow(reason="runs a benchmark")
-@pytest.mark.spark
-def test_the_state_benchmark_has_the_figures_of_all_goals(tmp_path: Path, spark_session: SparkSession) -> None:
-    figures = json.loads(state.run(tmp_path, keys=2_000).read_text())
-    goals = ("dataframe_rows_per_s_core", "diff_read_fraction", "diff_s", "write_ratio")
-    assert all(figures[name] >= 0 for name in goals)
-
-
-@pytest.mark.slow(reason="runs a benchmark")
-def test_the_savepoint_benchmark_runs(tmp_path: Path) -> None:
-    path = savepoints.run(tmp_path, Size(keys=400, slice=200, rows=5), flink=False)
-    assert json.loads(path.read_text())["keys"] == 400
-
-
-def test_the_garbage_benchmark_runs(tmp_path: Path) -> None:
-    path = garbage.run(tmp_path, garbage.Size(files=40, checkpoints=5))
-    assert json.loads(path.read_text())["files_40_s"] > 0
-
-
-@pytest.mark.slow(reason="runs a benchmark")
-def test_the_asynchronous_benchmark_runs(tmp_path: Path) -> None:
-    size = asynchronous.Size(keys=400, changed=20, slice=100, warm_up=2, blocks=2, batches=10)
-    assert json.loads(asynchronous.run(tmp_path, size).read_text())["keys"] == 400
-
-
-def test_the_increments_benchmark_runs(tmp_path: Path) -> None:
-    size = increments.Size(keys=2_000, batches=3, early=1, look_ups=LookUps(keys=200, rounds=1))
-    assert json.loads(increments.run(tmp_path, size).read_text())["keys"] == 2_000
-
-
+@_slow
 def test_the_restore_benchmark_runs(tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(killed_driver, "measure", lambda *_: {"recovery_s": 1})
-    path = restore.run(tmp_path, restore.Size(keys=2_000, repeats=1), elsewhere)
-    assert json.loads(path.read_text())["fetch_speed_vs_copy"] > 0
+    assert _read(restore.run(tmp_path, restore.Size(keys=2_000, repeats=1), elsewhere))["fetch_speed_vs_copy"] > 0
 
 
-_SHORT = soak.Size(batches=60, spark_batches=0, keys=300, value_bytes=100, runs=2, idle_runs=1)
-
-
-@pytest.mark.slow(reason="runs a benchmark")
-def test_the_soak_benchmark_runs(tmp_path: Path) -> None:
-    figures = json.loads(soak.run(tmp_path, _SHORT).read_text())["without_spark"]
-    assert (figures["batches"], figures["restarts"], figures["restores"]) == (61, 3, 1)
-    assert figures["rss_mib"]["driver"] > 20 and figures["log_entries"]["max_second_half"] > 0
-
-
-@pytest.mark.slow(reason="runs a benchmark")
+@_slow
 @pytest.mark.spark
-def test_the_soak_benchmark_runs_on_spark(tmp_path: Path) -> None:
-    size = replace(_SHORT, batches=0, spark_batches=60)
-    figures = json.loads(soak.run(tmp_path, size).read_text())["with_spark"]
+def test_the_soak_benchmark_runs_with_spark_and_without(tmp_path: Path) -> None:
+    size = soak.Size(batches=60, spark_batches=0, keys=300, value_bytes=100, runs=2, idle_runs=1)
+    figures = _read(soak.run(tmp_path / "local", size))["without_spark"]
+    assert (figures["batches"], figures["restarts"], figures["restores"]) == (61, 3, 1)
+    figures = _read(soak.run(tmp_path / "spark", replace(size, batches=0, spark_batches=60)))["with_spark"]
     assert figures["rss_mib"].keys() == {"driver", "workers", "jvm", "heap"}
 
 
-def test_memory_that_grows_is_distinguished_from_peaks() -> None:
-    def run(*resident: float) -> list[Sample]:
-        return [Sample(10 * n, 1.0, 1.0, 1.0, {"driver": mib}, {}) for n, mib in enumerate(resident, 1)]
-
-    start, saw = [50.0] * 5, [100.0, 100.0, 130.0, 100.0, 100.0]
-    assert soak.growth([run(*start, *saw * 9)], "driver") == 0
-    assert soak.growth([run(*start, *saw * 8, *[140.0] * 5)], "driver") == 40
-    assert soak.growth([run(*start, *saw * 9), run(*[115.0] * 5)], "driver") == 15
+def _alone(measure: Callable[..., Figures], *arguments: object) -> Figures:
+    """The figures of a benchmark that starts Spark: a process has one Spark, and that of the benchmark lacks the Delta
+    JARs that later tests need."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(measure, *arguments).result()
 
 
-@pytest.mark.slow(reason="runs a benchmark")
+@_slow
 @pytest.mark.spark
-def test_a_killed_driver_recovers_after_a_measured_time(tmp_path: Path) -> None:
-    figures = killed_driver.measure(tmp_path, kills=1, events=Events(files=300, rows_per_file=10, keys=5))
-    assert figures["recovery_s"] > 0
+def test_workers_stay_below_the_sum_of_the_settings_and_hold_their_libraries(tmp_path: Path) -> None:
+    figures = _alone(memory.measure, tmp_path, memory.Size(keys=4000, updates=1000, rows_per_file=1000))
+    assert figures["state_mib"] > 4000 * 4096 / memory.MIB and figures["workers"] >= 2
+    # A worker has at least that much.
+    assert 50 < figures["peak_mib"] < figures["bound_mib"]
 
 
-@pytest.mark.slow(reason="runs a benchmark")
-def test_the_rescaling_benchmark_runs(tmp_path: Path) -> None:
-    figures = rescale.measure(tmp_path, rescale.Size(keys=2_000), repeats=1)
-    assert figures["keys"] == 2_000
-
-
-@pytest.mark.slow(reason="runs a benchmark")
-def test_the_benchmark_of_bulk_loading_runs(tmp_path: Path) -> None:
-    figures = bulk_load.measure(tmp_path, bulk_load.Size(keys=2_000), repeats=1)
-    assert figures["keys"] == 2_000 and figures["canonical_bytes"] > 2_000 * 200
-
-
-def test_the_benchmark_of_comparing_checkpoints_runs(tmp_path: Path) -> None:
-    figures = state_diff.measure(tmp_path, state_diff.Size(keys=2_000), repeats=1)
-    assert figures["changed_keys"] == figures["listed_keys"] == 20
+@_slow
+@pytest.mark.spark
+def test_jobs_of_one_to_three_levels_and_spark_alone_are_measured(tmp_path: Path) -> None:
+    figures = _alone(micro_batch.measure, tmp_path, micro_batch.Size(batches=3, warm_up=1, rows=2))
+    assert list(figures["interval_ms_by_levels"]) == ["1", "2", "3"]
+    assert len(list(tmp_path.glob("*/table/_delta_log"))) == 5
 
 
 _NOT_HERE = {"flink_sql", "flink_sql_example", "vectorized_rows"}
@@ -154,12 +136,11 @@ _NOT_HERE = {"flink_sql", "flink_sql_example", "vectorized_rows"}
 _TINY = Cell(rows_per_batch=200, keys=20, distribution=ZIPF, events=800)
 
 
-@pytest.mark.slow(reason="runs a benchmark")
+@_slow
 @pytest.mark.spark
 @pytest.mark.parametrize("name", sorted(COMPETITORS.keys() - _NOT_HERE))
 def test_a_competitor_ends_with_what_numpy_computes(name: str, tmp_path: Path) -> None:
-    found = throughput.measure(tmp_path / "cell", _TINY, {name: COMPETITORS[name]})
-    figures = found["competitors"][name]
+    figures = throughput.measure(tmp_path / "cell", _TINY, {name: COMPETITORS[name]})["competitors"][name]
     assert "failed" not in figures, figures
     assert figures["keys_checked"] > 10
     assert figures["rows_behind_first"] == figures["events"] - 200
@@ -167,8 +148,10 @@ def test_a_competitor_ends_with_what_numpy_computes(name: str, tmp_path: Path) -
 
 def test_a_wrong_sum_count_or_name_of_one_key_is_found(tmp_path: Path) -> None:
     write_events(tmp_path / "events", Events(files=2, rows_per_file=100, keys=5))
-    keys = np.arange(5)
-    counts, totals = _computed(tmp_path / "events")
+    rows = parquet.read_table(tmp_path / "events").to_pylist()
+    of_key = [[row["value"] for row in rows if row["key"] == key] for key in range(5)]
+    keys, counts = np.arange(5), np.array([len(values) for values in of_key])
+    totals = np.array([sum(values) for values in of_key])
     assert check_final(Final(keys, counts, totals), tmp_path / "events") == 5
     wrong = [
         Final(keys, counts + (keys == 3), totals),
@@ -181,60 +164,35 @@ def test_a_wrong_sum_count_or_name_of_one_key_is_found(tmp_path: Path) -> None:
             check_final(found, tmp_path / "events")
 
 
-def _computed(events: Path) -> tuple[np.ndarray, np.ndarray]:
-    from pyarrow import parquet
-
-    rows = parquet.read_table(events).to_pylist()
-    of_key = [[row["value"] for row in rows if row["key"] == key] for key in range(5)]
-    return np.array([len(values) for values in of_key]), np.array([sum(values) for values in of_key])
+# -- connectors -------------------------------------------------------------------------------------------------------
 
 
-def test_a_zipf_cell_has_its_first_key_n_times_as_often_as_its_nth(tmp_path: Path) -> None:
-    from pyarrow import parquet
-
-    write_events(tmp_path / "events", Events(files=2, rows_per_file=100_000, keys=1000, distribution=ZIPF))
-    counts = np.bincount(parquet.read_table(tmp_path / "events")["key"].to_numpy(), minlength=1000)
-    assert counts[0] / counts[9] == pytest.approx(10, rel=0.1)
-    assert counts[0] / counts.sum() == pytest.approx(1 / sum(1 / n for n in range(1, 1001)), rel=0.05)
-
-
-def test_cells_are_selected_by_name_and_the_goal_is_one_of_them() -> None:
-    assert GOAL in CELLS and len(CELLS) == 8
-    assert selected(["1m-100k-uniform"], 2_000_000) == [Cell(1_000_000, 100_000, UNIFORM, 2_000_000)]
-    assert selected([]) == CELLS
-    with pytest.raises(ValueError):
-        selected(["1m"])
+@_needs_broker
+@_slow
+@pytest.mark.spark
+def test_tables_of_all_competitors_are_as_they_should_be(tmp_path: Path) -> None:
+    counts = {"records": 400, "batches": 3, "keys": 50, "slow_batches": 2, "warm_up": 1}
+    size = connectors.Size(**counts, table_rows=200, changed=20, changes=2, large_rows=300, large_changes=2)
+    figures = _read(connectors.run(tmp_path / "files", size))
+    assert {found["keys_checked"] for found in figures["counts"].values()} == {50}
+    assert {found["keys_checked"] for found in figures["upserts"].values()} == {200}
+    assert {found["commits"] for found in figures["upserts"].values()} == {3}
+    assert {found["keys_checked"] for found in figures["large_upserts"].values()} == {300}
 
 
-def test_a_cell_that_is_not_measured_stays_in_the_results() -> None:
-    results.merge_result("throughput", {"row_vs_spark_agg": 2}, {"cells": {"a": {"x": 1}, "b": {"x": 1}}})
-    path = results.merge_result("throughput", {}, {"cells": {"b": {"x": 2}}})
-    document = json.loads(path.read_text())
-    assert document["cells"] == {"a": {"x": 1}, "b": {"x": 2}}
-    assert document["row_vs_spark_agg"] == 2
+@_needs_broker
+@_slow
+@pytest.mark.spark
+def test_no_record_of_a_continuous_run_is_lost_or_doubled(tmp_path: Path) -> None:
+    figures = _read(latency.run(tmp_path, latency.Size(rows_per_s=100, warm_up_seconds=1, seconds=4, keys=7)))
+    assert (figures["rows"], figures["rows_lost"], figures["rows_doubled"]) == (400, 0, 0)
+    assert 0 < figures["p50_ms"] <= figures["p99_ms"] <= figures["max_ms"]
 
 
-def test_cpu_time_between_two_times_is_that_of_the_samples_between() -> None:
-    usage = Usage(times=[0.0, 1.0, 2.0, 4.0], cpu=[0.0, 1.0, 3.0, 3.0])
-    assert usage.cpu_between(1.0, 2.0) == 2
-    assert usage.cpu_between(0.5, 1.5) == 1.5
-    assert usage.cpu_between(-1.0, 9.0) == 3
-
-
-def test_the_error_of_a_program_that_fails_has_its_output(tmp_path: Path) -> None:
-    with pytest.raises(ProgramFailed, match="no such thing") as raised:
-        run_program(["bash", "-c", "printf '%s such thing' no; exit 3"], {}, tmp_path / "output.txt")
-    assert raised.value.reason == "ended with 3"
-
-
-def test_a_program_that_does_not_end_is_killed_at_the_limit(tmp_path: Path) -> None:
-    with pytest.raises(ProgramFailed) as raised:
-        run_program(["sleep", "600"], {}, tmp_path / "output.txt", limit_seconds=0)
-    assert raised.value.reason == "did not end within 0 s"
-
-
-@pytest.mark.slow(reason="runs a benchmark")
-def test_the_query_benchmark_runs(tmp_path: Path) -> None:
-    path = query.run(tmp_path, query.Size(keys=5_000, slice=2_000, changed=500, blocks=3, batches=40))
-    figures = json.loads(path.read_text())
-    assert figures["gets_per_s"] > 0 and figures["visible_after_ms"]["checkpoints"] > 0
+@_needs_broker
+@_slow
+@pytest.mark.spark
+def test_rows_of_the_kafka_sink_of_a_plain_producer_and_of_a_job_are_in_the_topic_once(tmp_path: Path) -> None:
+    size = kafka_sink.Size(rows=1_000, large=1, small_rows=3, small=2, job_batches=2)
+    figures = _read(kafka_sink.run(tmp_path / "files", size))
+    assert all(figures[f"{name}_rows_per_s"] > 0 for name in ("publish", "peer", "job"))

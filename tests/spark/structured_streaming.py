@@ -103,7 +103,6 @@ def _run_queries(spark: SparkSession, home: Path) -> None:
     run(timed.dropDuplicates(["shop", "product"]), "distinct")
     windows = timed.groupBy("shop", F.window("time", "4 seconds", "2 seconds"))
     run(windows.agg(F.count("*").alias("orders"), F.sum("amount").alias("total")), "windows")
-    run(orders().dropDuplicates(["product"]).groupBy("shop").agg(F.count("*").alias("products")), "two")
     expiring = orders().groupBy("shop").transformWithState(Expiring(), "shop string", "Update", "ProcessingTime")
     run(expiring, "expiring")
 
@@ -116,11 +115,10 @@ def _import(spark: SparkSession, home: Path) -> dict[str, Any]:
     names: dict[str, Any] = {"spark": spark}
     exec(compile(code.replace('"/var/', f'"{home}/'), "guide", "exec"), names)
     del sys.modules["imported"]
-    counted, visited, expiring, two = (
-        SparkCheckpoint(home / "checkpoints" / name) for name in ("counts", "visits", "expiring", "two")
+    counted, visited, expiring = (
+        SparkCheckpoint(home / "checkpoints" / name) for name in ("counts", "visits", "expiring")
     )
     _check_refusals(spark, counted, visited)
-    _check_operators(spark, two)
     (command,) = blocks(guide, "")
     by_command = _write_by_command(command, home)
     by_code = str(home / "savepoints" / "by-code")
@@ -177,13 +175,6 @@ def _check_refusals(spark: SparkSession, counted: SparkCheckpoint, visited: Spar
         counted.state(spark).frame(imported.STATS, value={"orders": "value.count", "total": "key.shop"})
     with raises(SchemaMismatch, state="products", column="map_key"):
         visited.state(spark, "products").frame(imported.PRODUCTS, map_key="value.amount", value="value.amount")
-
-
-def _check_operators(spark: SparkSession, two: SparkCheckpoint) -> None:
-    with raises(ConfigError, known=[(0, "stateStoreSave"), (1, "dedupe")]):
-        two.state(spark)
-    found = [two.state(spark, operator=number).rows.select("key.*").columns for number in (0, 1)]
-    assert found == [["shop"], ["product"]]
 
 
 def new_session(more: Mapping[str, str]) -> SparkSession:

@@ -12,14 +12,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from stateflow import KeyedStateFrame, SavepointWriter, ValueStateDescriptor, read_state
+from stateflow import KeyedStateFrame, SavepointWriter, read_state
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.clock import ManualClock
-from stateflow.errors import ConfigError, DataError, SchemaMismatch
 from stateflow.state.key_columns import KEY_PART, parts_column
 from tests.bootstrap.given_state import ITEMS, add_operators
 from tests.support import root_files, stored_state
-from tests.support.errors import raises
 from tests.support.moved_state import Expected, Row
 
 pytestmark = pytest.mark.spark
@@ -88,26 +86,3 @@ def test_namespaces_of_dataframes_keep_their_types(spark_session: SparkSession, 
         ({"type": "int", "value": "7"}, 3),
         ({"type": "int", "value": "7"}, 4),
     ]
-
-
-def test_errors_of_rows_and_frames_are_those_without_spark(spark_session: SparkSession, tmp_path: Path) -> None:
-    total = ValueStateDescriptor("total", int)
-
-    def write(rows: list[tuple[Any, ...]], schema: str, key: Any = "shop") -> None:
-        frame = spark_session.createDataFrame(rows, schema)
-        writer = SavepointWriter.new("job", parallelism=1)
-        writer.with_operator("sum", key=key, states=[KeyedStateFrame(total, frame)]).write(tmp_path / "w")
-
-    with raises(DataError, key="shop='b'", state="total"):
-        write([("a", 1), ("b", None)], "shop string, value bigint")
-    with raises(DataError, key="('a',)", state="total"):
-        write([("a", 1), ("a", 2)], "shop string, value bigint")
-    with raises(SchemaMismatch, state="total"):
-        write([("a", "1")], "shop string, value string")
-    with raises(SchemaMismatch, column="shop", wanted="string"):
-        write([(1, 1)], "shop bigint, value bigint", {"shop": "string"})
-    items = spark_session.createDataFrame([("a", 1)], "shop string, value bigint")
-    with raises(ConfigError, state="items"):
-        SavepointWriter.new("job").with_operator("sum", key="shop", states=[KeyedStateFrame(ITEMS, items)])
-    with raises(ConfigError):
-        savepoint_at(str(tmp_path / "w"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.spark.jobs import delta_input
 from tests.spark.processes import DELTA, ModuleJob
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="each run is a driver with Spark, which takes seconds")]
 _FEED = {"delta.enableChangeDataFeed": "true"}
 
 
@@ -71,51 +70,6 @@ def test_each_row_that_is_added_to_a_table_is_read_once(job: DeltaJob) -> None:
     assert job.copied() == before + Counter([(6, "a")])
 
 
-def test_the_changes_of_a_table_are_rows(job: DeltaJob) -> None:
-    job.add(1, 2)
-    job.finish(job__kind="changes", job__start="0")
-    table = DeltaTable(str(job.input))
-    table.update(updates={"name": "'b'"}, predicate="id = 1")
-    table.delete("id = 2")
-    job.finish(job__kind="changes", job__start="0")
-    assert job.copied() == Counter(
-        [
-            (1, "a", "insert", 0),
-            (2, "a", "insert", 0),
-            (1, "a", "update_preimage", 1),
-            (1, "b", "update_postimage", 1),
-            (2, "a", "delete", 2),
-        ]
-    )
-
-
-def test_files_of_another_table_are_refused_before_spark_reads_them(job: DeltaJob) -> None:
-    secret = job.folder / "secret"
-    write_deltalake(str(secret), pa.table({"id": [7], "name": ["secret"]}))
-    (file,) = secret.glob("*.parquet")
-    job.add(1)
-    job.finish()
-    action = {"path": str(file), "partitionValues": {}, "size": file.stat().st_size, "modificationTime": 0}
-    entry = {"add": {**action, "dataChange": True}}
-    (job.input / "_delta_log" / f"{1:020d}.json").write_text(json.dumps(entry))
-    job.run().check_error(4, "corrupt-file", file=str(file))
-    assert job.copied() == Counter([(1, "a")])
-
-
-def test_a_table_without_a_change_data_feed_ends_the_run(job: DeltaJob) -> None:
-    write_deltalake(str(job.input), pa.table({"id": [1], "name": ["a"]}))
-    job.run(job__kind="changes", job__start="0").check_error(4, "data", source=f"DeltaSource[changes:{job.input}]")
-
-
-def test_a_job_that_starts_at_the_end_reads_what_is_added_between_its_runs(job: DeltaJob) -> None:
-    job.add(1)
-    job.finish(job__start="latest")
-    job.add(2)
-    job.finish(job__start="latest")
-    assert job.copied() == Counter([(2, "a")])
-
-
-@pytest.mark.slow(reason="starts Spark for its jobs")
 def test_a_position_is_a_version_or_a_time(job: DeltaJob) -> None:
     for version in range(3):
         job.add(version)
@@ -155,21 +109,6 @@ def test_versions_that_no_longer_exist_and_a_new_table_end_the_run(job: DeltaJob
     job.restore("earliest")
     job.finish()
     assert job.copied() == Counter([(1, "a"), (9, "a")])
-
-
-def test_columns_that_the_table_does_not_have_end_the_run_before_a_batch(job: DeltaJob) -> None:
-    write_deltalake(str(job.input), pa.table({"id": [1], "title": ["a"]}))
-    job.run().check_error(2, "schema-mismatch", column="title")
-
-
-@pytest.mark.slow(reason="starts Spark for its jobs")
-def test_a_column_that_gets_another_type_ends_the_next_run_before_a_batch(job: DeltaJob) -> None:
-    job.add(1)
-    job.finish()
-    other = pa.table({"id": [2], "name": pa.array([7], pa.int64())})
-    write_deltalake(str(job.input), other, mode="overwrite", schema_mode="overwrite")
-    job.run().check_error(2, "schema-mismatch", column="name", declared="string", found="bigint")
-    assert job.copied() == Counter([(1, "a")])
 
 
 def test_any_replayable_source_of_spark_can_be_read(job: DeltaJob) -> None:

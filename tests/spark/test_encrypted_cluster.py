@@ -10,7 +10,7 @@ import pytest
 from tests.docs.pages import blocks, read, section
 from tests.recovery.killed_clusters import clustered_flights
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts a cluster of Spark")]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="each run is a driver with Spark, which takes seconds")]
 
 
 def test_the_settings_of_the_guide_encrypt_a_run_and_a_driver_without_the_secret_is_refused(

@@ -18,10 +18,9 @@ from pyarrow import parquet
 from stateflow import operations
 from tests.spark.jobs import folders
 from tests.spark.processes import ModuleJob
-from tests.sql.delta_job import DeltaJob
 from tests.support.processes import ROOT
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="each run is a driver with Spark, which takes seconds")]
 
 
 @pytest.fixture
@@ -146,55 +145,3 @@ def test_corrupt_files_are_skipped_as_a_whole_and_recorded_once(job: ModuleJob, 
     assert job.rows("out") == expected
     assert operations.describe(root).quarantined_count == 4
     _check_sums(job)
-
-
-_IDLE_JOB = """
-from datetime import timedelta
-
-import msgspec
-
-from stateflow import FileSource, WatermarkStrategy
-from stateflow.testing.sinks import FolderSink
-
-
-class Row(msgspec.Struct):
-    at: int
-
-
-class Count(msgspec.Struct):
-    at: int
-    n: int
-
-
-def build(env):
-    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
-    strategy = strategy.with_idleness(timedelta(milliseconds=1))
-    rows = [
-        env.from_source(FileSource(env.parameter(name), schema=Row, on_corrupt_file="quarantine"), uid=name)
-        .assign_timestamps_and_watermarks(strategy)
-        for name in "ab"
-    ]
-    both = rows[0].union(rows[1])
-    counts = both.key_by("at").aggregate_columns({"n": ("count", "at")}, output=Count, uid="counts")
-    counts.as_append_only().sink_to(FolderSink(env.parameter("tables")), uid="out")
-"""
-
-
-def test_a_source_whose_only_file_was_skipped_is_not_idle(tmp_path: Path) -> None:
-    kind = pa.schema([("at", pa.int64())])
-    job = DeltaJob(tmp_path, _IDLE_JOB, {"a": kind, "b": kind})
-
-    def state(*names: str) -> list[tuple[str, int | None, bool]]:
-        for name in names:
-            job.deliver(name, [(1000 * len(os.listdir(tmp_path / name)) + 1,)])
-        job.run()
-        read = operations.read_input(str(tmp_path / "root"))
-        assert read is not None
-        return [(each.uid, each.watermark, each.idle) for each in read.watermarks]
-
-    assert state("a", "b") == [("a", 0, False), ("b", 0, False)]
-    job.deliver("a", [(7,)])
-    _truncate(tmp_path / "a" / "1.parquet")
-    assert state("b") == [("a", 0, False), ("b", 1000, False)]
-    assert operations.describe(str(tmp_path / "root")).quarantined_count == 1
-    assert state("b") == [("a", 0, True), ("b", 2000, False)]

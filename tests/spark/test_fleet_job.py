@@ -22,7 +22,7 @@ from tests.support.flights_job import delta_rows
 from tests.support.job_fixture import JobFixture
 from tests.support.processes import ROOT, spawn, wait_for
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="runs of Spark over real flights of months")]
 
 TABLES = ("aircraft_days", "carrier_days", "late_flights")
 _FIRST_MTIME = 1_700_000_000
@@ -91,17 +91,14 @@ class FleetJob(JobFixture):
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[FleetJob]:
-    carriers, files_per_batch = request.param
-    flights = [f for f in read_flights(csv_file()) if not carriers or f["carrier"] in carriers]
-    job = FleetJob(tmp_path / "job", flights, files_per_batch)
+def fleet(tmp_path: Path) -> Iterator[FleetJob]:
+    job = FleetJob(tmp_path / "job", [f for f in read_flights(csv_file()) if f["carrier"] in ("FL", "WN")], 3)
     yield job
     job.end_all()
     for process in job.processes:
         process.wait_family()
 
 
-@pytest.mark.parametrize("fleet", [(("FL", "WN"), 3)], indirect=True, ids=["FL-WN"])
 def test_a_quarter_is_right_when_killed_resumed_at_another_parallelism_and_drained(fleet: FleetJob) -> None:
     fleet.deliver(4)
     fleet.reach("batch.reported:2", -9)
@@ -109,24 +106,3 @@ def test_a_quarter_is_right_when_killed_resumed_at_another_parallelism_and_drain
     fleet.drain("batch.reported:4", parallelism=3)
     fleet.check()
     assert fleet.oracle.returned and fleet.oracle.late_flights and fleet.oracle.forgotten
-
-
-@pytest.mark.slow(reason="starts Spark for its jobs")
-@pytest.mark.parametrize("fleet", [((), 2)], indirect=True, ids=["all"])
-def test_the_whole_year_is_right_with_kills_and_at_any_parallelism(fleet: FleetJob) -> None:
-    fleet.deliver(6)
-    fleet.reach("commit.after:4", -9)
-    fleet.deliver(6)
-    # A worker: Spark repeats its task.
-    fleet.reach("task.fired:5", 0, parallelism=3)
-    fleet.check()
-    fleet.deliver(6)
-    # There are three tables, and not all get rows in each batch.
-    fleet.reach("publish.after:8", -9, parallelism=3)
-    fleet.deliver(5)
-    fleet.finish()
-    fleet.check()
-    assert fleet.oracle.returned > 3000 and fleet.oracle.forgotten > 500
-    fleet.deliver(1)
-    fleet.drain("batch.reported:2")
-    fleet.check()

@@ -1,7 +1,4 @@
-"""Cases of Flink's tests of windows, joins, changelogs and patterns: the tests of the harness, with batches on Spark.
-
-`test_flink_cases.py` has cases as a job, with sources, tables and checkpoints.
-"""
+"""Cases of Flink's tests of windows, joins, changelogs and patterns, by the harness on Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from tests.windows import test_window_functions as window_functions
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.slow(reason="each batch of a harness is a job of Spark"),
+    pytest.mark.slow(reason="each push is a batch on Spark"),
     pytest.mark.usefixtures("harnesses_on_spark"),
 ]
 

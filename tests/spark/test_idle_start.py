@@ -16,14 +16,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from stateflow.checkpoint.job_requests import post
-from stateflow.checkpoint.log.documents import Origin, PendingOutput, Request, RequestKind
+from stateflow.checkpoint.log.documents import PendingOutput
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import ManualClock, SystemClock
 from stateflow.launch import RunRequest, RunResult, prepare, run_if_idle
 from stateflow.runtime.idle import IdleStart, find_idle, unfinished_work
 from stateflow.storage import open_storage
-from tests.spark.jobs import watched
+from tests.spark.jobs import continuous
 from tests.spark.processes import ModuleJob
 from tests.support.errors import reported_errors
 from tests.support.processes import ROOT
@@ -42,8 +41,8 @@ def _deliver(home: Path, name: str, *numbers: int) -> Path:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleJob]:
     """A job on Spark that has read one file."""
-    home = tmp_path_factory.mktemp("watched")
-    with closing(ModuleJob(home, watched)) as job:
+    home = tmp_path_factory.mktemp("idle")
+    with closing(ModuleJob(home, continuous, job__delay=3_600_000)) as job:
         _deliver(home, "0.json", 1, 2)
         job.finish()
         yield job
@@ -98,44 +97,17 @@ def test_a_file_that_was_not_read_needs_a_run(start: Start) -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"run__skip_idle": "no"},
-        {"run__drain": "yes"},
-        {"run__until": "stopped"},
-        {"parallelism": "3"},
-        {"job__bounded": "yes"},
-        {"job__more": "yes"},
-        {"job__home": "/nowhere"},
-        {"name": "other"},
-    ],
+    [{"parallelism": "3"}, {"job__bounded": "yes"}, {"job__more": "yes"}, {"job__home": "/nowhere"}, {"name": "other"}],
     ids=str,
 )
 def test_other_settings_than_those_of_the_checkpoint_need_a_run(start: Start, settings: dict[str, str]) -> None:
     assert start.result(**settings) is None
 
 
-def test_a_job_without_a_root_needs_a_run(start: Start) -> None:
-    shutil.rmtree(start.root)
-    assert start.result() is None
-    assert not start.root.exists() or not any(start.root.iterdir())
-
-
-def test_a_request_needs_a_run(start: Start) -> None:
-    at = "2026-01-01T00:00:00+00:00"
-    request = Request(id="ask", kind=RequestKind.CHECKPOINT, savepoint="", origin=Origin.MANUAL, by="a", at=at)
-    post(start.open().storage, request)
-    assert start.result() is None
-
-
-def test_an_unfinished_run_needs_a_run(start: Start) -> None:
-    start.open().claim("another run")
-    assert start.result() is None
-
-
 def test_timers_that_are_due_need_a_run(start: Start) -> None:
     prepared = prepare(start.request().job_file, str(start.root), start.request().layers).start
     now = SystemClock().now()
-    for later, is_idle in ((timedelta(), True), (watched.DELAY + timedelta(seconds=1), False)):
+    for later, is_idle in ((timedelta(), True), (timedelta(hours=1) + timedelta(seconds=1), False)):
         clock = ManualClock(start=now + later)
         assert isinstance(find_idle(dataclasses.replace(prepared, clock=clock)), IdleStart) == is_idle
 
@@ -180,16 +152,14 @@ def test_spark_submit_starts_only_if_there_is_something_to_do(start: Start, spar
 
 
 def test_a_job_file_that_cannot_be_checked_is_run(start: Start, spark_submit: Path) -> None:
-    for arguments in (["--set", "parallelism=x"], ["--from-savepoint", "/nowhere"]):
-        assert _submit(start, *arguments, "--", str(spark_submit)).returncode == 7
+    assert _submit(start, "--set", "parallelism=x", "--", str(spark_submit)).returncode == 7
 
 
 def test_a_missing_spark_submit_is_an_error(start: Start) -> None:
-    for words in ([], ["--"], ["--", "/nowhere/spark-submit"]):
-        assert reported_errors(_submit(start, *words).stderr)[0].code == "config"
+    assert reported_errors(_submit(start, "--", "/nowhere/spark-submit").stderr)[0].code == "config"
 
 
-@pytest.mark.slow(reason="starts Spark for its jobs")
+@pytest.mark.slow(reason="starts Spark once more")
 def test_input_after_idle_starts_is_read_once(finished: ModuleJob, tmp_path: Path) -> None:
     before = finished.rows("out")
     _deliver(finished.folder, "2.json", 4)

@@ -13,12 +13,10 @@ from typing import Any
 import pytest
 
 from stateflow.testing.sinks import FolderSink
-from tests.servers.kafka import kafka_broker
 from tests.spark.jobs.imported import GAP
-from tests.spark.kafka_job import JARS
 from tests.support.processes import ROOT
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="each run is a driver with Spark, which takes seconds")]
 READ, ALL = 2, 4
 """Number of files that the queries read, and of all files."""
 SHOPS = ["a", "b", "c"]
@@ -109,33 +107,3 @@ def test_a_job_continues_exactly_from_imported_queries(tmp_path: Path) -> None:
     assert _rows(tmp_path / "seen") == seen
     assert _rows(tmp_path / "distinct") == _first_orders()
     assert _rows(tmp_path / "windows") == _windows()
-
-
-def test_a_job_continues_exactly_from_an_imported_query_of_a_topic(tmp_path: Path) -> None:
-    def sent(file: int) -> list[bytes]:
-        return [json.dumps(order).encode() for order in _orders(file)]
-
-    with kafka_broker(tmp_path / "kafka") as kafka:
-        kafka.create("orders", 2)
-        for file in range(READ):
-            kafka.send("orders", *sent(file), partition=file % 2)
-        program = "tests.spark.imported_kafka"
-        command = [sys.executable, "-m", program, str(tmp_path), kafka.address, "orders", JARS]
-        variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-        with subprocess.Popen(
-            command, cwd=ROOT, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as running:
-            assert running.stdout is not None
-            read = json.loads(running.stdout.readline())
-            for file in range(READ, ALL):
-                kafka.send("orders", *sent(file), partition=file % 2)
-            running.communicate("continue\n", timeout=300)
-    assert running.returncode == 0
-    assert read == {"orders": {str(file % 2): len(_orders(file)) for file in range(READ)}}
-    # Rows of two partitions have no order, so only the last count of each shop is known.
-    found = _rows(tmp_path / "counts")
-    counts, _ = _expected()
-    assert sum(found.values()) == sum(counts.values())
-    for shop in SHOPS:
-        last = max(row for row in counts if row[0] == shop)
-        assert max(row for row in found if row[0] == shop) == last

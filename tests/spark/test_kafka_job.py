@@ -8,28 +8,22 @@ import io
 import json
 import os
 import signal
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import fastavro
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
 
 from tests.servers.certificates import certificate
 from tests.servers.kafka import Kafka, kafka_broker
 from tests.servers.running import CANARY, files_with, free_port
 from tests.servers.schema_registry import schema_registry
-from tests.spark.jobs import kafka_and_delta
-from tests.spark.kafka_job import JARS, KafkaJob
-from tests.spark.processes import DELTA
-from tests.support import folder_tables
+from tests.spark.kafka_job import KafkaJob
 from tests.support.processes import Ended
 
 pytestmark = pytest.mark.spark
+_slow = pytest.mark.slow(reason="each run is a driver with Spark, which takes seconds")
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +40,7 @@ def job(tmp_path: Path, kafka: Kafka) -> Iterator[KafkaJob]:
     job.close()
 
 
+@_slow
 def test_rows_come_by_partition_then_offset_whichever_order_kafka_lists_partitions_in(job: KafkaJob) -> None:
     """So a replay sees them in the order of the run, and so does a run with more tasks than partitions."""
     job.kafka.add_partitions(job.topic, 4)
@@ -62,8 +57,9 @@ def test_rows_come_by_partition_then_offset_whichever_order_kafka_lists_partitio
         assert [row["last"] for row in counted if row["name"] == name] == [n for own, n in ordered if own == name]
 
 
-def test_runs_read_each_record_once_also_after_a_kill(job: KafkaJob) -> None:
+def test_runs_read_each_record_once_also_after_a_kill_and_none_of_an_aborted_transaction(job: KafkaJob) -> None:
     job.send(30)
+    job.kafka.send_aborted(job.topic, b'{"id": 99, "name": "a"}')
     job.send(7, partition=1)
     limited = job.finish(source__max_rows_per_batch=10)
     assert limited.result["batches"] >= 4
@@ -79,22 +75,7 @@ def test_runs_read_each_record_once_also_after_a_kill(job: KafkaJob) -> None:
     job.check_rows()
 
 
-def test_records_of_a_partition_arrive_in_the_order_of_their_offsets(job: KafkaJob) -> None:
-    """Also when Spark divides the partition into several tasks, and however the input is cut into batches."""
-    job.send(40)
-    job.finish(job__splits=7)
-    job.send(40)
-    job.finish(job__splits=5, source__max_rows_per_batch=13)
-    ids: dict[str, list[int]] = {}
-    for order in job.sent:
-        ids.setdefault(order["name"], []).append(order["id"])
-    expected = {(name, n, last) for name, given in ids.items() for n, last in enumerate(given, 1)}
-    assert {(row["name"], row["count"], row["last"]) for row in job.table_rows("counts")} == expected
-    files = DeltaTable(str(job.folder / "newest")).file_uris()
-    newest = {row["name"]: row["last"] for uri in files for row in pq.read_table(uri).to_pylist()}
-    assert newest == {name: given[-1] for name, given in ids.items()}
-
-
+@_slow
 def test_metadata_of_a_record_are_columns(job: KafkaJob) -> None:
     at = datetime.datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=datetime.UTC)
     value = b'{"id": 1, "name": "a", "price": 2.5, "more": [1]}'
@@ -121,18 +102,13 @@ BAD = {
 """Values that are no orders, each with a part of the reason."""
 
 
-def test_a_record_that_cannot_be_decoded_ends_the_run_with_its_position(job: KafkaJob) -> None:
-    job.send(5)
-    job.kafka.send(job.topic, b'{"name": "a"}', partition=1)
-    error = job.run().check_error(4, "corrupt-input", topic=job.topic, partition=1, offset=0)
-    assert "id is null" in error.facts["reason"]
-    assert job.table_rows("orders") == []
-
-
-def test_records_that_cannot_be_decoded_become_dead_letters(job: KafkaJob) -> None:
+@_slow
+def test_records_that_cannot_be_decoded_end_the_run_with_their_position_or_become_dead_letters(job: KafkaJob) -> None:
     job.send(4)
     job.kafka.send(job.topic, *BAD, partition=0)
     job.send(4)
+    job.run().check_error(4, "corrupt-input", topic=job.topic, partition=0, offset=4)
+    assert job.table_rows("orders") == []
     ended = job.finish(job__budget=len(BAD))
     assert ended.result["rows_in"] == 8 + len(BAD)
     job.check_rows()
@@ -147,11 +123,9 @@ def test_records_that_cannot_be_decoded_become_dead_letters(job: KafkaJob) -> No
         assert reason in error
         if value is not None and value.isascii():
             assert record["value"] == value.decode()
-    job.kafka.send(job.topic, *BAD, partition=0)
-    job.run(job__budget=len(BAD) - 1).check_error(4, "user-code", operator="orders", budget=str(len(BAD) - 1))
-    assert len(job.table_rows("letters")) == len(BAD)
 
 
+@_slow
 def test_lost_records_end_the_run_with_the_exact_gap_or_are_skipped(job: KafkaJob) -> None:
     job.send(10)
     job.finish()
@@ -166,45 +140,10 @@ def test_lost_records_end_the_run_with_the_exact_gap_or_are_skipped(job: KafkaJo
     assert sorted(row["id"] for row in job.table_rows("orders")) == [order["id"] for order in job.sent]
 
 
-@pytest.mark.slow(reason="starts a Kafka broker")
-def test_records_that_are_lost_while_a_run_waits_for_input_end_the_run_with_the_exact_gap(job: KafkaJob) -> None:
-    job.send(10)
-    run = job.start("batch.reported:1:stop", run__until="stopped").wait_stopped()
-    job.send(20)
-    job.kafka.delete_records(job.topic, 0, 17)
-    run.resume()
-    ended = run.wait()
-    ended.check_error(4, "input-lost")
-    assert ended.result["error"]["facts"]["lost"] == [f"{job.topic}-0: 7 records [10, 17)"]
-    assert sorted(row["id"] for row in job.table_rows("orders")) == [*range(10)]
-
-
-def test_a_job_that_starts_at_the_end_reads_what_arrives_between_its_runs(job: KafkaJob) -> None:
-    job.send(5)
-    job.sent.clear()
-    job.finish(job__start="latest")
-    job.send(6, partition=1)
-    job.finish(job__start="latest")
-    job.check_rows()
-
-
-@pytest.mark.slow(reason="starts a Kafka broker")
-def test_a_job_starts_at_a_time(job: KafkaJob) -> None:
-    times = [datetime.datetime(2026, 1, 1, hour, tzinfo=datetime.UTC) for hour in (1, 2, 3)]
-    for n, time in enumerate(times):
-        value = json.dumps({"id": n, "name": "a", "price": None}).encode()
-        job.kafka.send(job.topic, {"value": value, "timestamp": int(time.timestamp() * 1000)})
-    job.finish(job__start=times[1].isoformat())
-    assert sorted(row["id"] for row in job.table_rows("orders")) == [1, 2]
-    # The position of the second partition, which had no record, was its end.
-    job.send(1, partition=1)
-    job.finish(job__start=times[1].isoformat())
-    assert sorted(row["id"] for row in job.table_rows("orders")) == [0, 1, 2]
-
-
 DAY = 86_400.0
 
 
+@_slow
 def test_the_watermark_is_the_lowest_of_the_partitions(job: KafkaJob) -> None:
     timed = {"job__idle_s": DAY, "job__budget": 5}
     job.send_at(0, 1000, 900)
@@ -221,38 +160,7 @@ def test_the_watermark_is_the_lowest_of_the_partitions(job: KafkaJob) -> None:
     job.check_rows()
 
 
-@pytest.mark.slow(reason="starts a Kafka broker")
-def test_a_partition_without_records_holds_back_the_watermark_until_its_idle_timeout(job: KafkaJob) -> None:
-    job.send_at(0, 1000)
-    job.finish(job__idle_s=DAY)
-    assert job.watermarks() == (None, {"0": 999_999, "1": None})
-    job.send_at(0, 2000)
-    # More time has passed since the first batch.
-    job.finish(job__idle_s=0.001)
-    assert job.watermarks() == (1_999_999, {"0": 1_999_999, "1": None})
-    job.check_rows()
-
-
-@pytest.mark.slow(reason="starts a Kafka broker")
-def test_a_partition_without_records_holds_back_nothing_with_an_idle_timeout_of_zero(job: KafkaJob) -> None:
-    job.send_at(0, 1000)
-    job.finish(job__idle_s=0)
-    assert job.watermarks() == (999_999, {"0": 999_999, "1": None})
-    job.check_rows()
-
-
-@pytest.mark.slow(reason="starts a Kafka broker")
-def test_topics_of_a_pattern_are_read_from_their_start(job: KafkaJob) -> None:
-    pattern = {"job__topics": "", "job__pattern": f"{job.topic}.*"}
-    job.send(5)
-    job.finish(**pattern)
-    job.create(f"{job.topic}-more")
-    job.send(5, topic=f"{job.topic}-more", partition=1)
-    job.finish(**pattern)
-    job.check_rows()
-
-
-@pytest.mark.slow(reason="starts a Kafka broker")
+@_slow
 def test_topics_and_partitions_that_are_added_while_a_run_waits_for_input_are_read(job: KafkaJob) -> None:
     job.send(5)
     job.send(4, partition=1)
@@ -272,41 +180,7 @@ def test_topics_and_partitions_that_are_added_while_a_run_waits_for_input_are_re
     job.check_rows()
 
 
-def test_records_of_aborted_transactions_are_not_read(job: KafkaJob) -> None:
-    job.kafka.send_aborted(job.topic, b'{"id": 99, "name": "a"}')
-    job.send(3)
-    job.finish()
-    job.check_rows()
-
-
-class _KafkaAndDeltaJob(KafkaJob):
-    module = kafka_and_delta
-
-    def __init__(self, folder: Path, kafka: Kafka, **settings: object) -> None:
-        jars = ",".join([JARS, DELTA["spark__conf__spark.jars"]])
-        super().__init__(folder, kafka, **{**DELTA, "spark__conf__spark.jars": jars, **settings})
-
-
-@pytest.mark.slow(reason="starts a Kafka broker")
-def test_a_topic_and_a_delta_table_of_one_job_have_limits_of_their_own(tmp_path: Path, kafka: Kafka) -> None:
-    job = _KafkaAndDeltaJob(
-        tmp_path, kafka, source__of__topic__max_rows_per_batch=10, source__of__table__max_files_per_batch=1
-    )
-    job.create()
-    job.send(25)
-    for number in range(2):
-        rows = pa.table({"id": pa.array([100 + number] * 3, pa.int64()), "name": pa.array(["t"] * 3)})
-        write_deltalake(str(tmp_path / "table"), rows, mode="append")
-    job.finish()
-    batches = [
-        Counter(row["id"] // 100 for row in rows) for rows in folder_tables.by_token(tmp_path / "copied").values()
-    ]
-    assert sum(batches, Counter()) == {0: 25, 1: 6}
-    assert max(batch[0] for batch in batches) == 10 and max(batch[1] for batch in batches) == 3
-    job.close()
-
-
-@pytest.mark.slow(reason="starts a Kafka broker")
+@_slow
 def test_a_restore_sets_positions_by_time_and_by_offset(job: KafkaJob) -> None:
     job.send(10)
     job.finish()
@@ -341,7 +215,7 @@ def _wire(number: int, fields: Sequence[dict[str, Any]], order: Mapping[str, Any
     return stream.getvalue()
 
 
-@pytest.mark.slow(reason="starts a Kafka broker")
+@_slow
 def test_values_in_avro_are_read_with_the_schemas_of_a_registry(job: KafkaJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGISTRY_PASSWORD", CANARY)
     older, newer = [_FIELDS[1], _FIELDS[0]], [*_FIELDS, _PRICE]
@@ -366,7 +240,7 @@ def test_values_in_avro_are_read_with_the_schemas_of_a_registry(job: KafkaJob, m
     assert files_with(CANARY, job.folder) == []
 
 
-@pytest.mark.slow(reason="starts a Kafka broker")
+@_slow
 def test_the_login_of_a_broker_with_tls_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Not the secret that no test writes to a file: the broker has it in one.
     password = "password-of-the-broker"

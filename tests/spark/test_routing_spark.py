@@ -18,7 +18,6 @@ from stateflow.runtime.planning.routing import (
     KEY_HASH,
     ROW_PHASE,
     ROW_POSITION,
-    Constant,
     Field,
     LevelRouting,
     Route,
@@ -59,14 +58,6 @@ def _fields() -> dict[Field, Numbers]:
     hashes = [*EDGES, *(rng.randrange(-(1 << 63), 1 << 63) for _ in range(500))]
     numbers = {ROW_POSITION: [abs(h) >> 1 for h in hashes], ROW_PHASE: [n % 2 for n in range(len(hashes))]}
     return {field: np.array(values, np.int64) for field, values in {**numbers, KEY_HASH: hashes}.items()}
-
-
-def test_the_job_has_a_route_of_each_kind() -> None:
-    routes = [route for _, route in _routes()]
-    assert {len(route.keying.columns) for route in routes if route.keying} == {1, 2}
-    assert any(route.by_position for route in routes)
-    broadcast = [route for route in routes if route.order == Constant(BROADCAST_ORDER)]
-    assert [route.target for route in broadcast] == [Constant(target) for target in range(PARALLELISM)]
 
 
 def test_a_keyed_row_goes_to_the_owner_of_its_key_group() -> None:

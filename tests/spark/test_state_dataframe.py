@@ -24,7 +24,7 @@ from tests.support.local_jobs import LocalJobs
 from tests.support.moved_state import Row, build_job
 from tests.support.processes import ROOT
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="starts Spark for its jobs")]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="queries of Spark take seconds")]
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +126,3 @@ def test_the_pins_of_queries_end_with_the_driver(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr[-4000:]
     assert job.root.head().entry.pinned == []
-
-
-def test_an_unknown_state_is_an_error_with_the_known_ones(session: SparkSession, ran: SummedJob) -> None:
-    with pytest.raises(Exception, match="total"):
-        _frame(session, ran, state="totals").collect()

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.flink_environment import is_set_up
-from benchmarks.nexmark.flink import UNSUPPORTED, FlinkInputs, measure, result
+from benchmarks.nexmark.flink import UNSUPPORTED, FlinkInputs, result
 from benchmarks.nexmark.generate import Slices, write_slice
 from benchmarks.nexmark.generator import generate
 from benchmarks.nexmark.plain import RESULTS, Events
 from benchmarks.nexmark.rules import Stream
 
 pytestmark = [
-    pytest.mark.slow(reason="runs a benchmark"),
+    pytest.mark.slow(reason="each query is a job of Flink"),
     pytest.mark.skipif(not is_set_up(), reason="Flink is not set up: the benchmarks do this at their first run"),
 ]
 # Few events of a long time: several windows, and sessions that end.
@@ -49,11 +49,3 @@ def test_final_rows_are_equal_for_bids_of_sellers(tmp_path: Path) -> None:
     expected = RESULTS["q23"](events)
     assert expected
     assert result("q23", inputs) == expected
-
-
-def test_a_measured_run_takes_time_of_the_clock_and_of_processors(few: tuple[Events, FlinkInputs]) -> None:
-    _, inputs = few
-    taken = measure("q10", inputs)
-    assert taken.seconds > 0
-    assert taken.cpu_seconds > 0
-    assert list(inputs.folder.glob("tmp*")) == []

@@ -7,7 +7,6 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -23,9 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stateflow import FileSource, StreamExecutionEnvironment
 from stateflow.api.schema import ARRIVED
-from stateflow.api.source import CollectionSource, LocalSource, Source
+from stateflow.api.source import LocalSource, Source
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.batch_table import BatchTable
 from stateflow.connectors.delta.source import DeltaSource
 from stateflow.connectors.partitioned.positions import Split
 from stateflow.connectors.partitioned.source import PartitionedSource
@@ -37,8 +35,7 @@ from stateflow.runtime.spark.checkpoint_location import SparkLocation
 from stateflow.runtime.spark.frames import sort_by_arrival, source_frame
 from stateflow.runtime.spark.inputs import Inputs
 from stateflow.storage.memory import MemoryStorage
-from tests.spark.processes import DELTA
-from tests.sql.delta_job import DeltaJob
+from tests.support.job_fixture import mostly_slow
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 SPLITS = "spark.sql.files.maxPartitionBytes"
@@ -149,7 +146,7 @@ def _numbered_files(folder: Path, format: str, ties: bool) -> int:
     return first
 
 
-@pytest.mark.parametrize("format", ["parquet", "json", "csv", "text", "orc"])
+@pytest.mark.parametrize("format", mostly_slow(["parquet", "json", "csv", "text", "orc"], ["parquet"]))
 def test_rows_of_files_arrive_by_time_then_name_then_position(arrivals: Arrivals, tmp_path: Path, format: str) -> None:
     schema: type[Any] = Text if format == "text" else Numbered
     expected = [str(n) if format == "text" else n for n in range(_numbered_files(tmp_path / "a", format, ties=True))]
@@ -158,13 +155,13 @@ def test_rows_of_files_arrive_by_time_then_name_then_position(arrivals: Arrivals
     cuts: Iterable[dict[str, Any]] = [
         {},
         {"by_tasks": False, "splits": "1k", "transform": lambda rows: rows.where(f"{column} IS NOT NULL")},
-        *_cuts(format, 2),
+        *_cuts(format, 1),
     ]
     for cut in cuts:
         assert [row[0] for row in arrivals.of(source, **cut)[0]] == expected, cut
     # Spark cuts files of one time in any order.
     count = _numbered_files(tmp_path / "b", format, ties=False)
-    for cut in _cuts(f"{format} in batches", 2, max_files_per_batch=6):
+    for cut in _cuts(f"{format} in batches", 1, max_files_per_batch=6):
         limited = arrivals.of(FileSource(tmp_path / "b", schema=schema, format=format), **cut)
         assert [int(row[0]) for row in limited[0]] == list(range(count)), cut
 
@@ -185,18 +182,7 @@ def _logged_numbers(table: Path, *, by_time: bool) -> list[int]:
     return [number for file in files for number in file.column(0).to_pylist()]
 
 
-class _Spread:
-    """A transform that keeps all rows, and notes how many partitions have them in each batch."""
-
-    def __init__(self) -> None:
-        self.partitions: list[int] = []
-
-    def __call__(self, rows: DataFrame) -> DataFrame:
-        self.partitions.append(rows.selectExpr("spark_partition_id()").distinct().count())
-        return rows
-
-
-@pytest.mark.parametrize("start", ["earliest", 0])
+@pytest.mark.parametrize("start", mostly_slow(["earliest", 0], [0]))
 def test_rows_of_a_delta_table_arrive_by_version_then_file(arrivals: Arrivals, tmp_path: Path, start: Any) -> None:
     table, numbers = tmp_path / "a +table", itertools.count()
     for count in [5, 2000, 1, 700, 30]:
@@ -205,13 +191,8 @@ def test_rows_of_a_delta_table_arrive_by_version_then_file(arrivals: Arrivals, t
         write_deltalake(str(table), rows, mode="append", partition_by=["part"])
     expected = _logged_numbers(table, by_time=start == "earliest")
     source = DeltaSource(table, schema=Logged, start=start)
-    for cut in _cuts(f"delta {start}", 2, max_files_per_batch=9):
+    for cut in _cuts(f"delta {start}", 1, max_files_per_batch=9):
         assert [row.number for row in arrivals.of(source, **cut)[0]] == expected, cut
-    for limits in [SourceSettings(), SourceSettings(2)]:
-        spread = _Spread()
-        assert [row.number for row in arrivals.of(source, limits=limits, transform=spread)[0]] == expected
-        # Thirteen files, of which each batch but the last one has two.
-        assert spread.partitions == ([2] if limits == SourceSettings() else [2] * 6 + [1])
 
 
 def test_a_row_of_a_file_that_the_order_lacks_fails(spark_session: SparkSession) -> None:
@@ -252,7 +233,7 @@ def test_a_mirror_of_a_change_data_feed_has_the_newest_rows(arrivals: Arrivals, 
     metadata = {"change": "change", "version": "version"}
     source = DeltaSource(tmp_path / "t", schema=Change, changes=True, start=0, metadata=metadata)
     seen = []
-    for cut in [{}, {"splits": "2k"}, *_cuts("feed", 2, max_files_per_batch=4)]:
+    for cut in [{}, {"splits": "2k"}, *_cuts("feed", 1, max_files_per_batch=4)]:
         rows = arrivals.of(source, **cut)[0]
         mirror: dict[int, int] = {}
         for row in rows:
@@ -264,29 +245,6 @@ def test_a_mirror_of_a_change_data_feed_has_the_newest_rows(arrivals: Arrivals, 
         assert mirror == expected, cut
         seen.append([tuple(row) for row in rows])
     assert seen[0] == seen[1]
-
-
-def test_changes_of_one_version_are_divided(arrivals: Arrivals, tmp_path: Path) -> None:
-    table = str(tmp_path / "t")
-    source = DeltaSource(
-        table, schema=Change, changes=True, start=1, metadata={"change": "change", "version": "version"}
-    )
-    rows = pa.table({"key": range(8), "value": [0] * 8, "part": list("abcdabcd")})
-    feed = {"delta.enableChangeDataFeed": "true"}
-    write_deltalake(table, rows, partition_by=["part"], configuration=feed)
-    DeltaTable(table).update(updates={"value": "1"})
-    spread = _Spread()
-    [found] = arrivals.of(source, transform=spread)
-    # All rows before the change come before all rows after it, also those of other files.
-    assert [row.change for row in found] == ["update_preimage"] * 8 + ["update_postimage"] * 8
-    assert spread.partitions == [2]
-    write_deltalake(table, rows, mode="append", partition_by=["part"])
-    spread = _Spread()
-    source = DeltaSource(
-        table, schema=Change, changes=True, start=2, metadata={"change": "change", "version": "version"}
-    )
-    assert sorted(row.key for row in arrivals.of(source, transform=spread)[0]) == list(range(8))
-    assert spread.partitions == [2]
 
 
 class Shards(PartitionedSource):
@@ -303,38 +261,19 @@ class Shards(PartitionedSource):
         yield from (Numbered(1000 * ord(split.partition) + n) for n in range(split.start, split.end))
 
 
+@pytest.mark.slow(reason="several streaming queries of Spark")
 def test_rows_of_partitions_arrive_by_offset_next_to_files(arrivals: Arrivals, tmp_path: Path) -> None:
     ends = {"a": 5, "b": 40, "c": 1}
     expected = [1000 * ord(name) + n for name, end in ends.items() for n in range(end)]
     count = _numbered_files(tmp_path / "in", "json", ties=True)
     files = FileSource(tmp_path / "in", schema=Numbered, format="json")
-    for size in (None, 3):
-        # Next to another source, Spark does not read the files.
-        of_shards, of_files = arrivals.of(Shards(schema=Numbered, split_size=size), files)
-        assert [row.number for row in of_shards] == expected
-        assert [row.number for row in of_files] == list(range(count))
-    for size, cut in enumerate(_cuts("shards", 3, max_rows_per_batch=17), 1):
+    # Next to another source, Spark does not read the files.
+    of_shards, of_files = arrivals.of(Shards(schema=Numbered, split_size=3), files)
+    assert [row.number for row in of_shards] == expected
+    assert [row.number for row in of_files] == list(range(count))
+    for size, cut in enumerate(_cuts("shards", 2, max_rows_per_batch=17), 1):
         limited = arrivals.of(Shards(schema=Numbered, split_size=size), **cut)[0]
         assert [n for name in ends for n in (r.number for r in limited) if n // 1000 == ord(name)] == expected, cut
-
-
-class Kept(msgspec.Struct):
-    number: int
-    deleted: bool = False
-
-
-def test_rows_of_sources_that_the_driver_reads_arrive_in_their_order(arrivals: Arrivals, tmp_path: Path) -> None:
-    for at, count in enumerate([3, 400, 1, 60]):
-        rows = pa.table({"number": pa.array(range(1000 * at, 1000 * at + count), pa.int64())})
-        write_deltalake(str(tmp_path / "t"), rows, mode="append")
-    in_files = [pq.read_table(path).column(0).to_pylist() for path in sorted((tmp_path / "t").glob("*.parquet"))]
-    for cut in _cuts("local", 3, max_rows_per_batch=90):
-        table = BatchTable(tmp_path / "t", schema=Kept, refresh=timedelta(minutes=1))
-        listed = CollectionSource([Numbered(n) for n in range(300)], Numbered)
-        # A query reads one batch of a collection: a limit would leave the rest to the next one.
-        (of_table,), (of_list,) = arrivals.of(table, **cut), arrivals.of(listed, splits=cut["splits"])
-        assert [row.number for row in of_table] == list(itertools.chain(*in_files)), cut
-        assert [row.number for row in of_list] == list(range(300)), cut
 
 
 class Part(msgspec.Struct):
@@ -342,8 +281,10 @@ class Part(msgspec.Struct):
     p: int | None = None
 
 
-@pytest.mark.parametrize("format", ["parquet", "orc", "json", "csv"])
-@pytest.mark.parametrize("by_tasks", [True, False])
+@pytest.mark.parametrize(
+    ("format", "by_tasks"),
+    mostly_slow([("parquet", True), ("orc", False), ("json", False), ("csv", True)], [("json", False)]),
+)
 def test_files_in_folders_are_read_and_have_the_values_of_their_names(
     arrivals: Arrivals, tmp_path: Path, format: str, by_tasks: bool
 ) -> None:
@@ -374,111 +315,3 @@ def test_files_in_folders_are_read_and_have_the_values_of_their_names(
 
 
 # -- after the shuffle -------------------------------------------------------------------------------------------------
-
-JOB = """
-import msgspec
-
-from stateflow import DeltaSink, DeltaSource, FileSource, RowKind
-
-
-class Item(msgspec.Struct):
-    key: int
-    value: int
-
-
-class Nested(Item):
-    # Tasks do not read lists: Spark reads the files.
-    tags: list[int]
-
-
-class Change(Nested):
-    change: str
-
-
-class Added(msgspec.Struct):
-    kind: RowKind
-    key: int
-    value: int
-
-
-def reduced(total, row):
-    # The remainders of two orders differ.
-    return Item(row.key, (total.value * 31 + row.value) % 1_000_003)
-
-
-def build(env):
-    home = env.parameter("home")
-    sources = {
-        **{name: FileSource(f"{home}/{name}", schema=Item, format=name) for name in ("json", "csv")},
-        **{name: FileSource(f"{home}/{name}", schema=Nested, format=name) for name in ("parquet", "orc")},
-        "delta": DeltaSource(f"{home}/delta", schema=Nested, start=0),
-        "feed": DeltaSource(f"{home}/feed", schema=Change, changes=True, start=0, metadata={"change": "change"}),
-    }
-    for name, source in sources.items():
-        rows = env.from_source(source, uid=name)
-        if name == "feed":
-            rows = rows.transform(lambda frame: frame.where("change IN ('insert', 'update_postimage')"))
-        items = rows.map(lambda row: Item(row.key, row.value), output=Item)
-        added = rows.map(lambda row: Added(RowKind.INSERT, row.key, row.value), output=Added)
-        results = {
-            "upsert": rows,
-            "last": items.key_by("key").deduplicate(keep="last", uid=f"last-{name}"),
-            "newest": added.as_changelog(retracts=True).key_by("key").materialize(uid=f"newest-{name}"),
-        }
-        for kind, stream in results.items():
-            sink = DeltaSink(f"{env.parameter('tables')}/{kind}-{name}", mode="upsert", keys="key")
-            stream.sink_to(sink, uid=f"out-{kind}-{name}")
-        totals = items.key_by("key").reduce(reduced, uid=f"total-{name}")
-        totals.sink_to(DeltaSink(f"{env.parameter('tables')}/total-{name}"), uid=f"out-total-{name}")
-"""
-
-
-def _deliveries() -> list[list[tuple[int, int]]]:
-    """Returns rows in the order of their arrival: the larger file is the newer one for some keys only."""
-    keys = [range(12), [n % 12 for n in range(600)], range(6)]
-    numbers = itertools.count()
-    return [[(key, next(numbers)) for key in each] for each in keys]
-
-
-def _deliver(home: Path, deliveries: list[list[tuple[int, int]]]) -> None:
-    feed = {"delta.enableChangeDataFeed": "true"}
-    for at, rows in enumerate(deliveries):
-        table = pa.table({"key": [key for key, _ in rows], "value": [value for _, value in rows]})
-        nested = table.append_column("tags", pa.array([[value] for _, value in rows]))
-        for name in ("delta", "feed"):
-            write_deltalake(str(home / name), nested, mode="append", configuration=feed if name == "feed" else None)
-        for format in ("json", "csv", "parquet", "orc"):
-            (home / format).mkdir(parents=True, exist_ok=True)
-            # The names are in the other order.
-            path = home / format / f"{9 - at}"
-            if format == "json":
-                path.write_text("".join(f'{{"key": {key}, "value": {value}}}\n' for key, value in rows))
-            elif format == "csv":
-                csv.write_csv(table, path, csv.WriteOptions(include_header=False))
-            elif format == "parquet":
-                pq.write_table(nested, path, row_group_size=50)
-            else:
-                orc.write_table(nested, path, stripe_size=1024)
-            os.utime(path, (1_790_000_000 + HOUR * at,) * 2)
-
-
-@pytest.mark.slow(reason="starts Spark for its jobs")
-@pytest.mark.parametrize("splits", ["1k", "128m"])
-def test_operators_and_sinks_see_rows_of_one_batch_in_the_order_of_their_arrival(tmp_path: Path, splits: str) -> None:
-    deliveries = _deliveries()
-    _deliver(tmp_path / "in", deliveries)
-    job = DeltaJob(tmp_path, JOB, {})
-    result = job.run(job__home=tmp_path / "in", **DELTA, **{f"spark__conf__{SPLITS}": splits})
-    assert result["batches"] == 1
-    newest: dict[int, int] = {}
-    totals: dict[int, int] = {}
-    emitted = []
-    for key, value in itertools.chain(*deliveries):
-        newest[key] = value
-        totals[key] = (totals[key] * 31 + value) % 1_000_003 if key in totals else value
-        emitted.append((key, totals[key]))
-    for name in ("json", "csv", "parquet", "orc", "delta", "feed"):
-        for kind in ("upsert", "last", "newest"):
-            rows = DeltaTable(str(tmp_path / "tables" / f"{kind}-{name}")).to_pyarrow_table().to_pylist()
-            assert {row["key"]: row["value"] for row in rows} == newest, (kind, name)
-        assert sorted(job.rows(f"total-{name}").elements()) == sorted(emitted), name

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from decimal import Decimal
+from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -14,12 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stateflow import precision
-from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, unreadable_in
+from stateflow.api.input_files import CannotRead, CorruptContent, FileShare
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.files.parquet_files import ParquetFormat, can_read
-from stateflow.errors import CorruptInput
-from stateflow.runtime.spark.inputs import BatchFiles, shares_of, useful_partitions
+from stateflow.connectors.files.parquet_files import ParquetFormat
+from stateflow.runtime.spark.inputs import shares_of
 
 PARQUET = ParquetFormat()
 TIME = datetime(2026, 1, 1)  # noqa: DTZ001 - a column without time zone
@@ -32,20 +29,6 @@ class Row(msgspec.Struct):
 
 
 SCHEMA = RowSchema.of(Row)
-
-
-class AnyType(msgspec.Struct):
-    number: int
-    share: float
-    flag: bool
-    text: str
-    data: bytes
-    day: Annotated[datetime, msgspec.Meta(tz=True)]
-    price: Annotated[Decimal, precision(12, scale=2)]
-
-
-class Nested(msgspec.Struct):
-    items: list[int]
 
 
 def rows(first: int, count: int) -> pa.Table:
@@ -183,39 +166,6 @@ def test_wide_rows_are_read_in_small_batches(tmp_path: Path) -> None:
     assert max(sizes) <= 1 << 25
 
 
-def test_columns_of_scalars_can_be_read() -> None:
-    assert can_read(SCHEMA) and can_read(RowSchema.of(AnyType))
-    assert not can_read(RowSchema.of(Nested))
-
-
-def _by_nobody() -> Any:
-    raise AssertionError
-
-
-def test_few_bytes_are_read_in_one_partition(tmp_path: Path) -> None:
-    pq.write_table(rows(0, 10), tmp_path / "small.parquet")
-    (tmp_path / "large.parquet").write_bytes(bytes(9 << 20))
-
-    def partitions(*names: str, cores: int) -> int:
-        uris = [(tmp_path / f"{name}.parquet").as_uri() for name in names]
-        return useful_partitions(BatchFiles(uris, PARQUET, _by_nobody), cores)
-
-    assert partitions("small", "small", "small", cores=8) == 1
-    assert partitions("large", cores=8) == 3
-    assert partitions("large", cores=2) == 2
-    assert partitions(cores=2) == 1
-
-
-def test_a_share_reads_timestamps_in_utc(tmp_path: Path) -> None:
-    class Zoned(msgspec.Struct):
-        time: Annotated[datetime, msgspec.Meta(tz=True)]
-
-    zone = pa.timestamp("ms", "Europe/Berlin")
-    pq.write_table(pa.table({"time": pa.array([0], zone)}), tmp_path / "rows.parquet")
-    (batch,) = PARQUET.read(whole(tmp_path / "rows.parquet"), RowSchema.of(Zoned))
-    assert batch.column("time").to_pylist() == [datetime(1970, 1, 1, tzinfo=UTC)]
-
-
 @given(sizes=st.lists(st.integers(0, 10**7), max_size=8), partitions=st.integers(1, 9))
 @example(sizes=[0, 1], partitions=2)
 def test_a_file_that_cannot_be_divided_is_in_one_partition(sizes: list[int], partitions: int) -> None:
@@ -243,12 +193,3 @@ def test_a_page_with_a_wrong_checksum_and_text_that_is_not_utf_8_are_corrupt(tmp
         with pytest.raises(CorruptContent) as caught:
             list(PARQUET.read(whole(damaged), schema))
         assert caught.value.path == str(damaged)
-
-
-@pytest.mark.parametrize("position", ["", "line 17"])
-def test_a_corrupt_file_is_found_in_the_text_of_an_error(position: str) -> None:
-    path = "/in/a [1]%\n\u00e4.json"
-    found = unreadable_in(f"Traceback …\n{CorruptContent(path, 'not an object', position)}\n\tat x.y(Z.java:1)")
-    assert found is not None and found.is_corrupt and found.path == path
-    assert found.reason == ("line 17: not an object" if position else "not an object")
-    assert isinstance(found.error(), CorruptInput)

@@ -1,4 +1,4 @@
-"""How Spark's Java process gets its settings: by a private file, and those of spark-submit count."""
+"""Spark's Java process: its settings come by a private file, and other users cannot connect to its sockets."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,24 +23,16 @@ pytestmark = pytest.mark.spark
 _SECRET = "swordfish-in-a-setting"
 _JOB = """
 import msgspec
-from stateflow import DeltaSink, FileSource, KeyedProcessFunction, ValueStateDescriptor
+from stateflow import DeltaSink, FileSource
 
 class Order(msgspec.Struct):
     customer: str
     amount: float
 
-class Total(KeyedProcessFunction[Order, Order]):
-    def open(self, ctx):
-        self.total = ctx.get_state(ValueStateDescriptor("total", float))
-
-    def process_element(self, row, ctx):
-        self.total.update((self.total.value() or 0.0) + row.amount)
-        yield Order(row.customer, self.total.value())
-
 def build(env):
     orders = env.from_source(FileSource("orders", schema=Order, format="json"), uid="orders")
-    totals = orders.key_by("customer").process(Total(), output=Order, uid="total")
-    totals.sink_to(DeltaSink("totals"), uid="totals")
+    newest = orders.key_by("customer").reduce(lambda before, row: row, uid="newest")
+    newest.sink_to(DeltaSink("totals"), uid="totals")
 """
 _SETTINGS = f"""
 local_dir = "scratch"
@@ -125,7 +118,8 @@ session.stop()
 """
 
 
-@pytest.mark.parametrize("kind", ["spark-submit", "arguments", "a file"])
+@pytest.mark.slow(reason="starts Spark by spark-submit")
+@pytest.mark.parametrize("kind", ["spark-submit", "a file"])
 def test_master_and_settings_of_spark_submit_are_taken_before_defaults(tmp_path: Path, kind: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(_PRINTS)
@@ -134,7 +128,6 @@ def test_master_and_settings_of_spark_submit_are_taken_before_defaults(tmp_path:
     given.write_text("spark.sql.shuffle.partitions 7\nspark.ui.retainedJobs 9\n")
     options = {
         "spark-submit": ["--master", "local[1,7]", "--conf", "spark.sql.shuffle.partitions=7"],
-        "arguments": ["--master", "local[1,7]", "-c", "spark.sql.shuffle.partitions=7"],
         "a file": ["--master", "local[1,7]", "--properties-file", str(given)],
     }[kind]
     scratch = str(tmp_path / "scratch")
@@ -149,3 +142,61 @@ def test_master_and_settings_of_spark_submit_are_taken_before_defaults(tmp_path:
     assert printed, done.stdout + done.stderr
     # A suspended host does not cost a local run its own executor.
     assert json.loads(printed[1]) == ["local[1,7]", "7", "9", "settings", "365d"]
+
+
+# -- sockets: who can connect to one runs code as the driver's user ---------------------------------------------------
+
+_PROGRAM = """
+import os, sys
+from pathlib import Path
+from stateflow.config.sources import resolve
+from stateflow.runtime.spark.session.session import JobTraits, open_session
+
+os.umask(0)
+settings = resolve({"local_dir": sys.argv[1], "spark.master": sys.argv[2]})
+session = open_session(settings, JobTraits(has_expressions=False, has_fixed_rows=False))
+print("found", session.sparkContext._accumulatorServer.server_address)
+print("rows", session.range(3).mapInArrow(lambda batches: batches, "id long").count())
+session.stop()
+"""
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short path, unlike those of pytest."""
+    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def _output(folder: Path, local_dir: Path) -> str:
+    program = folder / "program.py"
+    program.write_text(_PROGRAM)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+    command = [sys.executable, str(program), str(local_dir), "local[1,2]"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "rows 3" in done.stdout, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow(reason="starts Spark in a process of its own")
+def test_unix_sockets_are_in_a_folder_of_this_user_alone_whatever_the_umask(short: Path) -> None:
+    # The operator's own folder may be open to others.
+    (short / "l").mkdir(mode=0o755)
+    assert f"found {short}/l/sockets/." in _output(short, short / "l")
+    assert (short / "l" / "sockets").stat().st_mode & 0o777 == 0o700
+
+
+_slow = pytest.mark.slow(reason="starts Spark in a process of its own")
+
+
+@_slow
+def test_the_sockets_of_a_folder_with_a_long_path_are_in_the_default_one(short: Path) -> None:
+    default = short / f"stateflow-{os.getuid()}"
+    assert f"found {default}/sockets/." in _output(short, short / ("long" * 25))
+
+
+@_slow
+def test_without_a_folder_of_this_user_sockets_ask_for_a_token(short: Path) -> None:
+    (short / f"stateflow-{os.getuid()}").mkdir()
+    (short / f"stateflow-{os.getuid()}").chmod(0o777)
+    assert "found ('127.0.0.1'," in _output(short, short / ("long" * 25))

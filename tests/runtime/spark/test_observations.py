@@ -37,6 +37,7 @@ from stateflow.runtime.spark.inputs import BatchFiles, Inputs, SourceRows
 from stateflow.runtime.spark.observations import Observations, SeenByTasks
 from stateflow.storage.memory import MemoryStorage
 from tests.connectors.partitioned_lists import Lists
+from tests.support.job_fixture import mostly_slow
 from tests.support.processes import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -146,15 +147,15 @@ def _source(kind: str, folder: Path) -> Source | LocalSource:
     )
 
 
-KINDS = ("json", "json by Spark", "parquet", "parquet by Spark", "delta", "collection", "partitions")
-
-
 @pytest.mark.parametrize(
     ("kind", "build"),
-    [
-        *((kind, build) for kind in KINDS for build in (by_sql, by_two)),
-        *((kind, build) for kind in ("json", "collection") for build in (by_function, by_false, unfiltered)),
-    ],
+    mostly_slow(
+        [
+            *(("json", by_two), ("json by Spark", by_sql), ("parquet", by_function), ("parquet by Spark", by_two)),
+            *(("delta", by_sql), ("collection", by_false), ("collection", unfiltered), ("partitions", by_two)),
+        ],
+        [("json", by_two), ("json by Spark", by_sql), ("partitions", by_two)],
+    ),
 )
 def test_all_rows_of_a_source_count_once(spark_session: SparkSession, tmp_path: Path, kind: str, build: Build) -> None:
     kind, _, by_spark = kind.partition(" by ")
@@ -162,18 +163,6 @@ def test_all_rows_of_a_source_count_once(spark_session: SparkSession, tmp_path: 
     assert rows == ROWS
     assert taken["first"] == (0 if build is by_false else ROWS if build is unfiltered else KEPT)
     assert build is not by_two or taken["last"] == 2 * (ROWS - KEPT)
-
-
-@pytest.mark.parametrize("build", [by_sql, by_two])
-def test_rows_of_several_sources_count_once(spark_session: SparkSession, tmp_path: Path, build: Build) -> None:
-    kinds = ("json", "collection", "partitions")
-    rows, _ = _read(spark_session, tmp_path, build, {kind: _source(kind, tmp_path) for kind in kinds})
-    assert rows == 3 * ROWS
-
-
-def test_a_batch_without_rows_counts_none(spark_session: SparkSession, tmp_path: Path) -> None:
-    plan, executor = _planned({"rows": _source("json", tmp_path)}, by_sql), SparkExecutor()
-    assert executor.execute(executor.empty_rows(plan), _work(plan, tmp_path)).rows == 0
 
 
 def _fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -185,12 +174,12 @@ def _fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         raise LookupError("the first attempt")
 
 
-@pytest.mark.parametrize("kind", ["json", "delta"])
-def test_rows_of_a_task_that_failed_count_once(spark_session: SparkSession, tmp_path: Path, kind: str) -> None:
+@pytest.mark.slow(reason="Spark tries each task again")
+def test_rows_of_a_task_that_failed_count_once(spark_session: SparkSession, tmp_path: Path) -> None:
     def build(env: StreamExecutionEnvironment, rows: DataStream) -> None:
         rows.transform(lambda frame: frame.mapInArrow(_fail_once, frame.schema)).print(limit=0, uid="first")
 
-    assert _read(spark_session, tmp_path, build, {"rows": _source(kind, tmp_path)})[0] == ROWS
+    assert _read(spark_session, tmp_path, build, {"rows": _source("delta", tmp_path)})[0] == ROWS
 
 
 def _lose_output(folders: list[str], lost: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -219,6 +208,7 @@ def _read_again(folder: str) -> None:
     session.stop()
 
 
+@pytest.mark.slow(reason="starts Spark in a process of its own")
 def test_rows_that_spark_reads_again_count_once(tmp_path: Path) -> None:
     """Runs in its own process: Spark then treats its only executor as lost, and exits ten minutes later."""
     program = f"from {__name__} import _read_again; _read_again({str(tmp_path)!r})"

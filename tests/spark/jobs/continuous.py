@@ -1,13 +1,12 @@
 """Copies rows of JSON files, and repeats each of them by a processing-time timer; with Spark.
 
-Parameters: ``job.home``; ``job.delay``, the milliseconds until a row is repeated; ``job.listed``, to read a bounded
-source as well; ``job.ttl``, the milliseconds that the last row of each name is kept.
+Parameters: ``job.home``; ``job.delay``, the milliseconds until a row is repeated; ``job.bounded``, if the files are all
+that there will be; ``job.more``, to add an operator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -18,7 +17,6 @@ from stateflow import (
     KeyedProcessFunction,
     OnTimerContext,
     RuntimeContext,
-    StateTtlConfig,
     StreamExecutionEnvironment,
     ValueStateDescriptor,
 )
@@ -33,19 +31,15 @@ class Row(msgspec.Struct):
 class Repeat(KeyedProcessFunction[Row, Row]):
     """Emits the number of each name's rows with each row, and minus that number after a delay."""
 
-    def __init__(self, delay: int, ttl: int) -> None:
+    def __init__(self, delay: int) -> None:
         self._delay = delay
-        self._ttl = StateTtlConfig.new_builder(timedelta(milliseconds=ttl)).build() if ttl else None
 
     def open(self, ctx: RuntimeContext) -> None:
         self.count = ctx.get_state(ValueStateDescriptor("count", int))
-        self.last = ctx.get_state(ValueStateDescriptor("last", Row, ttl=self._ttl))
 
     def process_element(self, row: Row, ctx: Context) -> Iterator[Row]:
         count = (self.count.value() or 0) + 1
         self.count.update(count)
-        if self._ttl:
-            self.last.update(row)
         timers = ctx.timer_service()
         timers.register_processing_time_timer(timers.current_processing_time() + self._delay)
         yield Row(row.name, count)
@@ -57,10 +51,10 @@ class Repeat(KeyedProcessFunction[Row, Row]):
 def build(env: StreamExecutionEnvironment) -> None:
     """Declares the job."""
     home = Path(env.parameter("home"))
-    rows = env.from_source(FileSource(home / "in", schema=Row, format="json"), uid="rows")
-    if env.parameter("listed", ""):
-        rows = rows.union(env.from_collection([Row("listed", 0)], Row, uid="listed"))
-    repeated = rows.key_by("name").process(
-        Repeat(int(env.parameter("delay")), int(env.parameter("ttl", "0"))), output=Row, uid="repeat"
-    )
+    bounded = env.parameter("bounded", "no") == "yes"
+    rows = env.from_source(FileSource(home / "in", schema=Row, format="json", bounded=bounded), uid="rows")
+    repeated = rows.key_by("name").process(Repeat(int(env.parameter("delay"))), output=Row, uid="repeat")
     repeated.sink_to(FolderSink(home / "out"), uid="out")
+    if env.parameter("more", ""):
+        more = rows.key_by("number").process(Repeat(0), output=Row, uid="more")
+        more.sink_to(FolderSink(home / "more"), uid="more-out")

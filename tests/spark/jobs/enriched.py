@@ -1,12 +1,8 @@
 """Sales with the prices of their items, which a Delta table has."""
 
-from datetime import timedelta
-from pathlib import Path
-
 import msgspec
 
-from stateflow import Context, FileSource, KeyedBroadcastProcessFunction, MapStateDescriptor, StreamExecutionEnvironment
-from stateflow.testing.sinks import FolderSink
+from stateflow import Context, KeyedBroadcastProcessFunction, MapStateDescriptor
 
 
 class Price(msgspec.Struct):
@@ -41,13 +37,3 @@ class WithPrice(KeyedBroadcastProcessFunction[Sale, Price, Priced]):
     def process_element(self, row: Sale, ctx: Context) -> list[Priced]:
         """Returns the sale with its price; None for an item without one."""
         return [Priced(row.number, ctx.get_broadcast_state(self.prices).get(row.item))]
-
-
-def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
-    home = Path(env.parameter("home"))
-    env.parameter("spark")
-    prices = env.from_table(home / "prices", schema=Price, refresh=timedelta(minutes=5), uid="prices")
-    sales = env.from_source(FileSource(home / "sales", schema=Sale, format="json"), uid="sales")
-    priced = sales.key_by("item").connect(prices).process(WithPrice(), output=Priced, uid="priced")
-    priced.sink_to(FolderSink(home / "priced"), uid="priced-out")

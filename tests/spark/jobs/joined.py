@@ -15,7 +15,6 @@ from stateflow import (
     KeyedCoProcessFunction,
     KeyedProcessFunction,
     OutputTag,
-    RichMapFunction,
     RuntimeContext,
     StreamExecutionEnvironment,
     ValueStateDescriptor,
@@ -139,16 +138,6 @@ class Rated(KeyedBroadcastProcessFunction[Order, Rate, Event]):
         yield Event(row.shop, "order", row.number, self.rates)
 
 
-class Shout(RichMapFunction[Event, Event]):
-    """A rich function that follows an operator in the same task."""
-
-    def open(self, ctx: RuntimeContext) -> None:
-        self.mark = "!" * ctx.info.parallelism
-
-    def map(self, row: Event) -> Event:
-        return Event(row.shop + self.mark, row.side, row.number, row.count)
-
-
 def twice(row: Order) -> list[Order]:
     """A flat map."""
     return [row, Order(-row.number, row.shop)]
@@ -199,7 +188,6 @@ def build(env: StreamExecutionEnvironment) -> None:
         .process(Together(), output=Event, uid="together")
     )
     out(together, "events")
-    out(together.filter(is_even).map(Shout()), "shouted")
     thirds = together.get_side_output(THIRDS)
     out(thirds, "thirds")
     out(thirds.key_by("shop", order_by=("count",)).process(Count(), output=Third, uid="count"), "counted")

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 
 from stateflow import FileSource, StreamExecutionEnvironment
-from stateflow.api.streams.data_stream import DataStream
 from stateflow.testing.sinks import FolderSink
 
 
@@ -16,8 +15,8 @@ class Row(msgspec.Struct):
     number: int
 
 
-def streams(env: StreamExecutionEnvironment) -> DataStream:
-    """Returns the rows of all sources."""
+def build(env: StreamExecutionEnvironment) -> None:
+    """Declares the job."""
     home = Path(env.parameter("home"))
     found = []
     for source in env.parameter("sources").split(","):
@@ -26,9 +25,5 @@ def streams(env: StreamExecutionEnvironment) -> DataStream:
             found.append(env.from_collection([Row("listed", 1), Row("listed", 2)], Row, uid=uid))
         else:
             found.append(env.from_source(FileSource(home / folder, schema=Row, format="json"), uid=uid))
-    return found[0].union(*found[1:]) if len(found) > 1 else found[0]
-
-
-def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
-    streams(env).sink_to(FolderSink(Path(env.parameter("home")) / "out"), uid="out")
+    rows = found[0].union(*found[1:]) if len(found) > 1 else found[0]
+    rows.sink_to(FolderSink(home / "out"), uid="out")

@@ -1,0 +1,108 @@
+"""What other folders test without Spark, once on it: windows, changelogs, operator state, dead letters, sources."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from stateflow.testing.sinks import FolderSink
+from tests.changelogs.changelogs_job import ChangelogsJob
+from tests.recovery.test_operator_state import check_collected, check_rated
+from tests.runtime.jobs import letters
+from tests.servers.otlp import otlp_collector
+from tests.spark.processes import ModuleJob, observed_runs
+from tests.support.flights_job import FlightsJob
+from tests.support.job_fixture import KILLED, AccountsJob
+from tests.support.ledger_job import LedgerJob
+from tests.support.processes import spawn
+from tests.windows.windows_job import WindowsJob
+
+pytestmark = pytest.mark.spark
+_ON_SPARK = {"job__spark": "yes", "parallelism": 2}
+_slow = pytest.mark.slow(reason="a driver with Spark takes seconds; without Spark other folders test the same")
+
+
+def test_bad_rows_of_an_operator_and_of_a_row_function_are_committed_as_dead_letters(tmp_path: Path) -> None:
+    with closing(ModuleJob(tmp_path, letters, parallelism=2)) as job:
+        job.finish()
+        found = [(row["operator"], json.loads(row["row"])["number"]) for row in FolderSink(tmp_path / "letters").rows()]
+        assert sorted(number for _, number in found) == letters.BAD
+        assert {operator for operator, number in found if number % 11 == 10} == {"refuse_tens"}
+        assert job.rows("out") == letters.expected()
+
+
+@_slow
+def test_operator_state_is_written_by_workers_and_redistributed(tmp_path: Path) -> None:
+    settings = {"job__folder": tmp_path, "job__spark": "yes", "job__pad": 1500}
+    job = AccountsJob(tmp_path, settings, job_name="checkpointed")
+    job.deliver(40)
+    observed_runs(job, {"parallelism": 2, "run__max_batches": 3}, {"parallelism": 3})
+    check_collected(job)
+    check_rated(job)
+    assert job.requested()
+
+
+@_slow
+def test_windows_are_those_of_plain_python_after_a_kill_at_another_parallelism_and_drained(tmp_path: Path) -> None:
+    job = WindowsJob(tmp_path / "job", _ON_SPARK, job_name="windows", launcher=spawn)
+    try:
+        job.deliver(60)
+        job.finish()
+        assert job.windows("hours") <= job.hours() and job.windows("sessions") <= job.sessions()
+        before = job.windows("sessions")
+        job.deliver(240)
+        job.reach("commit.after:1", KILLED)
+        # A worker; Spark repeats its task.
+        job.reach("task.fired:1", 0)
+        job.finish(run__drain="yes", parallelism=3)
+        assert before and job.windows("hours") == job.hours() and job.windows("sessions") == job.sessions()
+        assert job.windows("all-hours") == job.by_columns("all-hours") == job.all_hours()
+    finally:
+        job.end_all()
+
+
+@_slow
+def test_changelogs_in_tables_by_key_are_those_of_plain_python(tmp_path: Path) -> None:
+    job = ChangelogsJob(tmp_path / "job", _ON_SPARK, job_name="changelogs", launcher=spawn)
+    try:
+        for count in (60, 150):
+            job.deliver(count)
+            job.finish()
+            job.check_all()
+    finally:
+        job.end_all()
+
+
+@_slow
+def test_runs_over_a_source_in_python_read_each_row_once_also_after_a_kill(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    with closing(LedgerJob(tmp_path)) as job:
+        job.send("a", 25)
+        job.send("b", 4)
+        # Of several batches, the killed run has committed the first; its tasks read the others for nothing.
+        job.reach("batch.reported:2", source__max_rows_per_batch=10)
+        job.send("b", 8)
+        job.send("c", 5)
+        job.finish(job__arrow="yes")
+        job.check_rows()
+        assert job.finish().result["idle"]
+
+
+@_slow
+def test_tasks_send_their_spans_themselves(tmp_path: Path) -> None:
+    with otlp_collector() as collector:
+        settings = {"telemetry__otlp_endpoint": collector.address}
+        job = FlightsJob(tmp_path / "job", settings, job_name="small_flights", launcher=spawn)
+        job.deliver(6)
+        assert job.run().code == 0
+        spans = collector.spans()
+    of_tasks = [facts for name, facts in spans if name == "restore" and "stateflow.subtask" in facts]
+    assert {(f["stateflow.operator"], f["stateflow.subtask"]) for f in of_tasks} >= {
+        (operator, subtask) for operator in ("aircraft", "by-route") for subtask in (0, 1)
+    }
+    uploads = [facts for name, facts in spans if name == "upload"]
+    assert uploads and all(facts["stateflow.file"].startswith("data/") for facts in uploads)
+    assert len([name for name, _ in spans if name == "batch"]) == 6
