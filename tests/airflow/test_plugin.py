@@ -80,6 +80,7 @@ ENTRY_POINT = "stateflow==0.1.0"
     [(False, "$PLUGINS_FOLDER/stateflow_plugin.py"), (True, ENTRY_POINT)],
     ids=["folder", "both"],
 )
+@pytest.mark.slow(reason="starts Airflow in a process of its own")
 def test_the_plugin_is_registered_once_and_loads_nothing_heavy(tmp_path: Path, installed: bool, source: str) -> None:
     site = Site(tmp_path / "site-packages")
     if installed:

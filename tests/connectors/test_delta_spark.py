@@ -158,6 +158,7 @@ def test_filters_find_the_rows_that_a_full_scan_finds(spark: SparkSession, every
         ("local > TIMESTAMP_NTZ'2013-01-01 05:00:00.130'", 1), ("price > 9999999999.98", 1), ("lasting < 0", 1),
     ],
 )  # fmt: skip
+@pytest.mark.slow(reason="Spark reads a table for each condition")
 def test_files_that_cannot_match_are_skipped(spark: SparkSession, every: Path, condition: str, files: int) -> None:
     assert len(spark.sql(f"SELECT * FROM delta.`{every}` WHERE {condition}").inputFiles()) <= files
 
@@ -292,6 +293,7 @@ def _all_ids(spark: SparkSession, table: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("feature", mostly_slow(_HONOURED, ["deletionVectors", "v2Checkpoint"]))
+@pytest.mark.slow(reason="Spark writes tables with each feature")
 def test_a_table_with_a_supported_feature_is_published_to(spark: SparkSession, tmp_path: Path, feature: str) -> None:
     table = tmp_path / "out"
     _create(spark, table, _HONOURED[feature])
@@ -385,6 +387,7 @@ def test_rows_that_spark_deletes_do_not_come_back(
     assert list((tmp_path / "real folder").rglob("deletion_vector_*.bin"))
 
 
+@pytest.mark.slow(reason="Spark deletes rows with vectors")
 def test_a_lost_vector_is_an_error_and_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
     sink = DeltaSink(tmp_path / "table", mode="upsert", keys="id")
     table = _with_vectors(spark, sink, [Item(number, "x") for number in range(4)])

@@ -73,6 +73,7 @@ def _ids(sink: FileSink) -> list[int]:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("kind", mostly_slow(["parquet", "json", "csv"], ["json"]))
+@pytest.mark.slow(reason="Spark reads each version of a folder as a stream")
 def test_spark_sees_the_rows_of_committed_checkpoints(spark: SparkSession, tmp_path: Path, kind: Any) -> None:
     sink = _sink(tmp_path / "t", format=kind, partition_by=["place", "day"])
     put(sink, _ABOUT, 1, _ROWS)

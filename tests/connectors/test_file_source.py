@@ -206,6 +206,7 @@ class Pair:
         [("number,label,note", True)],
     ),
 )
+@pytest.mark.slow(reason="Spark reads a folder for each order of columns")
 def test_each_csv_file_must_have_the_declared_columns_in_order(
     spark: SparkSession, tmp_path: Path, header: str, refused: bool
 ) -> None:

@@ -371,6 +371,7 @@ def test_a_source_reads_a_small_file_of_long_texts_in_parts(tmp_path: Path) -> N
     assert count == 2_000 and peak.bytes() <= 2 * LIMIT
 
 
+@pytest.mark.slow(reason="writes a checkpoint of a million rows")
 def test_a_small_checkpoint_of_many_rows_takes_no_memory_when_transactions_are_read(table: Path) -> None:
     kind = pa.struct([("appId", pa.string()), ("version", pa.int64())])
     rows = pa.concat_arrays([pa.nulls(20_000_000, kind), pa.array([{"appId": "a", "version": 7}], kind)])

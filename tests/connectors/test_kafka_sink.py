@@ -109,6 +109,7 @@ def numbers(job: _Job) -> list[int]:
 
 
 @pytest.mark.parametrize("point", mostly_slow(_POINTS, ["transaction.token"]))
+@pytest.mark.slow(reason="waits until Kafka has aborted the transaction")
 def test_rows_are_seen_once_although_a_run_is_killed_during_a_transaction(job: _Job, point: str) -> None:
     job.deliver(30)
     ended = job.run(f"{point}:2")

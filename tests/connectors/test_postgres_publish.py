@@ -179,6 +179,7 @@ def test_a_commit_survives_the_death_of_the_server(table: PostgresTable) -> None
     "point",
     mostly_slow(["publish.before:3", "postgres.before-commit:7", "publish.after:3"], ["postgres.before-commit:7"]),
 )
+@pytest.mark.slow(reason="starts a process for each kill")
 def test_a_run_that_is_killed_during_a_publication_is_continued(postgres: Postgres, tmp_path: Path, point: str) -> None:
     schema = f"killed_{point.partition('.')[2].partition(':')[0].replace('-', '_')}"
     job = PostgresJob.create(postgres, schema, folder=tmp_path / "job")

@@ -73,6 +73,7 @@ def _apply(contents: Contents, parts: list[list[Position]], ordered: bool) -> Co
 
 @given(_STEPS, st.booleans())
 @one_in(10)
+@pytest.mark.slow(reason="restores a table after each of many random commits")
 def test_a_table_has_the_last_row_of_each_key_and_every_version_can_be_restored(
     postgres: Postgres, tmp_path_factory: pytest.TempPathFactory, steps: Any, ordered: bool
 ) -> None:
@@ -239,6 +240,7 @@ def test_a_password_in_the_string_is_a_secret_as_well(postgres: Postgres) -> Non
 
 @given(histories)
 @one_in(12)
+@pytest.mark.slow(reason="random changelogs in a server's tables")
 def test_a_table_has_the_rows_that_are_not_retracted(
     postgres: Postgres, tmp_path_factory: pytest.TempPathFactory, history: list[list[Move]]
 ) -> None:

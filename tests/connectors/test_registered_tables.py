@@ -39,6 +39,7 @@ def _entry(table: Path, name: str = "named.pairs") -> CatalogEntry:
     return entry
 
 
+@pytest.mark.slow(reason="needs a catalog of Spark's own")
 def test_a_registered_table_is_read_by_name_and_not_changed(spark: SparkSession, tmp_path: Path) -> None:
     table = tmp_path / "it's a table; `really`"
     sink = _sink(table)

@@ -67,6 +67,7 @@ def _in_order(rows: list[Any]) -> list[bytes]:
     return sorted(map(msgspec.msgpack.encode, rows))
 
 
+@pytest.mark.slow(reason="Spark starts Python workers for every type")
 def test_spark_passes_rows_to_functions_and_back(spark: SparkSession, rows: list[Any]) -> None:
     def same(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -81,6 +82,7 @@ def test_spark_passes_rows_to_functions_and_back(spark: SparkSession, rows: list
     assert _in_order(to_rows(columns, SCHEMA)) == _in_order(rows)
 
 
+@pytest.mark.slow(reason="Spark reads a table of every type")
 def test_spark_reads_a_table_as_the_declared_rows(spark: SparkSession, rows: list[Any], tmp_path: Path) -> None:
     sink = DeltaSink(tmp_path / "out")
     sink.prepare(ABOUT)

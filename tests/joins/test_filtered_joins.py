@@ -147,6 +147,7 @@ HISTORY: list[Batch] = [
 @pytest.mark.spark
 @pytest.mark.usefixtures("harnesses_on_spark")
 @pytest.mark.parametrize("drop", mostly_slow(sorted(ON_SPARK), ["transform"]))
+@pytest.mark.slow(reason="starts Python workers of Spark for each filter")
 def test_spark_takes_the_watermarks_from_the_rows_before_filters(drop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The harness refuses what only Spark can run, since its own batches are without it.
     monkeypatch.setattr("stateflow.testing.harness.batches.check_no_transforms", lambda plan: None)

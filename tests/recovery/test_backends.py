@@ -39,6 +39,7 @@ def _kill(job: AccountsJob, failpoint: str, parallelism: int) -> None:
 
 
 @pytest.mark.parametrize(("backend", "failpoint"), mostly_slow(product(BACKENDS, _POINTS), _QUICK))
+@pytest.mark.slow(reason="starts a process for each kill")
 def test_a_job_that_is_killed_continues_at_any_parallelism(job: AccountsJob, backend: str, failpoint: str) -> None:
     """State can be read from outside."""
     job.settings = {"checkpoints__retained": 2, **BACKENDS[backend]}

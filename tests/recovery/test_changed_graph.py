@@ -36,6 +36,7 @@ def _check_results(job: AccountsJob) -> None:
     job.check_clean()
 
 
+@pytest.mark.slow(reason="starts a process for each kill")
 def test_a_killed_restore_with_maps_is_completed_by_the_next_start(early: AccountsJob) -> None:
     _rename(early)
     before = everything(early)

@@ -99,6 +99,7 @@ def test_output_is_visible_at_its_checkpoint_or_at_each_barrier(job: AccountsJob
 @pytest.mark.parametrize(
     "settings", [MODES["asynchronous"], {"checkpoints__interval_batches": 1000}], ids=["asynchronous", "seldom"]
 )
+@pytest.mark.slow(reason="runs a continuous job in a process of its own")
 def test_a_savepoint_and_a_stop_have_what_was_processed(job: AccountsJob, settings: dict[str, object]) -> None:
     """The next barrier is a checkpoint for the one; the other commits and publishes."""
     job.settings = settings

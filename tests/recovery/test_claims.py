@@ -70,6 +70,7 @@ def _release_checkpoint(job: AccountsJob, until: int) -> None:
 # -- who deletes what -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(reason="needs as many runs as retained checkpoints")
 def test_a_claimed_savepoint_is_deleted_once_no_retained_checkpoint_has_its_state(
     early: AccountsJob, savepoint: Path, tmp_path: Path
 ) -> None:

@@ -167,6 +167,7 @@ def test_verify_refuses_a_checkpoint_that_is_not_retained_with_those_that_are(ra
     assert "stateflow checkpoints list" in refused.err
 
 
+@pytest.mark.slow(reason="damages each kind of file of a job in turn")
 def test_verify_reports_each_file_that_is_not_as_recorded_with_its_name(ran: AccountsJob, tmp_path: Path) -> None:
     damages = [DAMAGES[name] for name in ("a bit in the middle", "the last byte missing", "removed")]
     live = [key for key in root_files.live_files(ran.root) if key.startswith("data/")]

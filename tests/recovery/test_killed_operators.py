@@ -67,6 +67,7 @@ def _played(folder: Path, name: str, kill: str) -> FiringJob:
     return job
 
 
+@pytest.mark.slow(reason="starts a process for each kill")
 def test_rows_of_a_join_expire_in_a_job_that_is_killed(tmp_path: Path) -> None:
     history = History("joins", (Step(40), Step(20, kill="commit.after:1"), Step(20, parallelism=3)))
     with history.begun(tmp_path / "job") as job:
@@ -102,6 +103,7 @@ _PINNED = (
 @given(histories)
 @example(_PINNED[0])
 @example(_PINNED[1])
+@pytest.mark.slow(reason="runs whole jobs from random histories")
 def test_results_do_not_depend_on_batches_parallelism_kills_and_restores(
     tmp_path_factory: pytest.TempPathFactory, history: History
 ) -> None:
@@ -149,6 +151,7 @@ def _check_end(job: OracleJob) -> None:
 @pytest.mark.parametrize(
     ("name", "form"), mostly_slow(product(WINDOWED, ["native", "canonical"]), [("late_windows", "canonical")])
 )
+@pytest.mark.slow(reason="starts a process for each kill")
 def test_open_windows_survive_a_savepoint_and_a_restore_that_are_killed_at_each_step(job: OracleJob, form: str) -> None:
     saved = job.found()
     create = ("savepoint", "create", "--name", "mine", "--request-id", "r1", "--format", form)

@@ -33,6 +33,7 @@ def _move(job: AccountsJob, bucket: tuple[Path, dict[str, str]], name: str) -> N
     job.root_folder, job.address = folder / name, f"s3://bucket/{name}"
 
 
+@pytest.mark.slow(reason="starts a server and two drivers")
 def test_a_driver_resumed_after_another_run_on_object_storage_is_fenced(job: AccountsJob) -> None:
     job.deliver(60)
     first = job.start("batch.reported:2:stop").wait_stopped()

@@ -89,6 +89,7 @@ _KILLS = [("task.processed:2", 1500), ("batch.reported", 0), ("commit.after", 0)
 
 
 @pytest.mark.parametrize(("failpoint", "pad"), mostly_slow(_KILLS, _KILLS[:1]))
+@pytest.mark.slow(reason="starts a process for each kill")
 def test_operator_state_survives_kills_and_rescaling(job: AccountsJob, failpoint: str, pad: int) -> None:
     job.settings = {"job__pad": pad}
     for parallelism, rows in ((2, 30), (2, 50), (5, 90), (1, 100), (3, 101)):

@@ -28,6 +28,7 @@ def _positions(job: LedgerJob) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow(reason="starts a process for each kill")
 def test_each_row_is_read_once_wherever_runs_are_killed(job: LedgerJob) -> None:
     for number, step in enumerate(STEPS):
         job.send("a", 7)
@@ -38,6 +39,7 @@ def test_each_row_is_read_once_wherever_runs_are_killed(job: LedgerJob) -> None:
     assert _positions(job) == {"a": 35, **{f"p{number}": 3 for number in range(len(STEPS))}}
 
 
+@pytest.mark.slow(reason="runs and restores a job of several processes")
 def test_a_restore_returns_to_the_positions_of_a_savepoint_or_is_refused_without_its_rows(job: LedgerJob) -> None:
     job.send("a", 9)
     job.send("b", 5)

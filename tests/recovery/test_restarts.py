@@ -53,6 +53,7 @@ def _interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+@pytest.mark.slow(reason="waits for a run to be cancelled")
 def test_a_cancelled_run_keeps_its_committed_checkpoints(job: AccountsJob, number: signal.Signals, code: int) -> None:
     job.deliver(10 * SLICE)
     run = job.start("batch.begin:5:stop", launcher=spawn, restart__strategy="exponential-delay").wait_stopped()
@@ -66,6 +67,7 @@ def test_a_cancelled_run_keeps_its_committed_checkpoints(job: AccountsJob, numbe
     job.check()
 
 
+@pytest.mark.slow(reason="waits for delays between restarts")
 def test_a_job_recovers_from_a_source_that_crashes_and_pauses(job: AccountsJob) -> None:
     """The process dies inside the source; a run is caught up where the script pauses. No run asks the source for what
     is before the newest checkpoint."""

@@ -189,6 +189,7 @@ def test_an_old_driver_resumed_during_a_restore_adds_no_row(early: AccountsJob, 
 # -- kills at each step ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(reason="starts a process for each kill")
 def test_a_killed_restore_at_another_parallelism_is_completed_by_the_next_start(early: AccountsJob) -> None:
     before = {o["uid"]: (o["parallelism"], 5) for o in early.manifest["operators"]}
     early.settings = {**early.settings, "parallelism": 5}

@@ -108,6 +108,7 @@ def test_a_run_repeats_its_sign_of_life_to_a_request_during_a_long_batch(claimed
 
 
 @pytest.mark.parametrize("ask", [operations.create_savepoint, partial(operations.stop, savepoint=True)])
+@pytest.mark.slow(reason="waits for a timeout")
 def test_a_savepoint_request_fails_if_the_run_reaches_no_barrier_in_time(
     claimed: AccountsJob, ask: Callable[[str, SavepointRequest], object]
 ) -> None:

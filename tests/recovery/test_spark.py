@@ -35,6 +35,7 @@ def flights(flights: FlightsJob) -> FlightsJob:
     return flights
 
 
+@pytest.mark.slow(reason="starts Spark again after each kill")
 def test_a_job_on_spark_recovers_from_kills_at_failpoints(flights: FlightsJob) -> None:
     flights.deliver(8)
     flights.reach("start.seeded:1")

@@ -57,7 +57,7 @@ class _Site:
 @Row(
     26,
     "bad-servers",
-    plays=(2, 12, 300),
+    plays=(0, 12, 300),
     mutants=("token-to-anybody", "redirected-anywhere", "echoed-answers", "endless-answers", "no-length-check"),
     # Some of the bugs can be found in every fourth round only, and there only if a response of the right kind is hit.
     within=60,

@@ -67,7 +67,7 @@ def _path(made: root_files.Document) -> Path:
 @Row(
     26,
     "canonical-create",
-    plays=(2, 12, 200),
+    plays=(1, 12, 200),
     mutants=(
         "lost-last-group",
         "unsorted-groups",
@@ -223,7 +223,7 @@ _LOADING = ["task.restored", "task.restored:2", "task.snapshot", "commit.manifes
 @Row(
     28,
     "canonical-restore",
-    plays=(2, 12, 200),
+    plays=(1, 12, 200),
     mutants=("first-file-alone", "lost-last-owned", "lost-last-block", "unchecked-end"),
     within=12,
 )

@@ -102,7 +102,7 @@ def _savepoint_of(job: AccountsJob, round_: Round, jobs: Sequence[AccountsJob] =
 @Row(
     29,
     "canonical-claim",
-    plays=(2, 15, 250),
+    plays=(1, 15, 250),
     mutants=(
         "impatient-owner",
         "shared-claim",

@@ -22,7 +22,7 @@ _STOPS = sorted({*STEPS} - ASYNCHRONOUS - {"claim.before", "history.indexed", "r
 _RUNS, _PATIENCE = 4, 40
 
 
-@Row(2, "killed-drivers", plays=(2, 24, 200), mutants=("no-token",), within=40)
+@Row(2, "killed-drivers", plays=(1, 24, 200), mutants=("no-token",), within=40)
 def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
     """SIGKILL of a driver at a random time; the job root is on POSIX.
 
@@ -32,7 +32,7 @@ def test_killed_drivers_lose_and_double_nothing(round_: Round) -> int:
         return _kill_at_random(job, round_.rng, rows=150)
 
 
-@Row(2, "killed-drivers-s3", plays=(1, 6, 40), mutants=("no-token",), within=40)
+@Row(2, "killed-drivers-s3", plays=(0, 6, 40), mutants=("no-token",), within=40)
 def test_drivers_killed_on_s3_lose_and_double_nothing(round_: Round) -> int:
     """As killed-drivers, with the job root on an S3 server.
 

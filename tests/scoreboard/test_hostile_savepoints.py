@@ -16,7 +16,7 @@ _BACKENDS: dict[str, dict[str, object]] = {
 @Row(
     25,
     "hostile-savepoints",
-    plays=(2, 25, 500),
+    plays=(0, 25, 500),
     mutants=(
         "unchecked-stores",
         "verify-opens-nothing",

@@ -85,7 +85,7 @@ def _memory(pid: int) -> float:
     return float(found.rss - found.shared) / (1 << 20) if found else 0.0
 
 
-@Row(23, "long-runs", plays=(1, 4, 40), mutants=("kept-entries",), within=1)
+@Row(23, "long-runs", plays=(0, 4, 40), mutants=("kept-entries",), within=1)
 def test_long_runs_leave_nothing_that_grows(round_: Round) -> int:
     """Thousands of batches of one job with kills, savepoints, restores and idle runs.
 

@@ -19,7 +19,7 @@ _FAULTS = 3
 """Of seven kinds, in each round."""
 
 
-@Row(31, "postgres", plays=(1, 10, 240), mutants=("token-after-rows", "forgotten-commits", "unlocked-token"), within=12)
+@Row(31, "postgres", plays=(0, 10, 240), mutants=("token-after-rows", "forgotten-commits", "unlocked-token"), within=12)
 def test_faults_around_postgres_lose_and_double_nothing(round_: Round) -> int:
     """SIGKILL of drivers with their tasks, and of the database, at steps of a publication and at random times;
     connections that are cut in mid-transaction; drivers that publish late, or while another one does. The tables are

@@ -433,6 +433,7 @@ for name, (_, calls) in FORMS.items():
 
 @pytest.mark.spark
 @pytest.mark.parametrize("seed", mostly_slow(range(3), [0]))
+@pytest.mark.slow(reason="Spark compiles each random expression")
 def test_random_expressions_have_the_same_values_in_spark(spark_session: SparkSession, seed: int) -> None:
     made = Expressions(seed)
     texts = [made.of(kind) for _ in range(12) for kind in FORMS]
@@ -496,6 +497,7 @@ def hostile_texts() -> Iterator[str]:
 
 
 @pytest.mark.spark
+@pytest.mark.slow(reason="Spark compiles each hostile text")
 def test_texts_are_never_read_as_spark_sql(spark_session: SparkSession) -> None:
     InSpark(spark_session, ROWS[:2]).check([*hostile_texts()])
 

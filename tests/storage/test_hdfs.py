@@ -67,6 +67,7 @@ class TestHdfs(SavepointClaims, SavepointCopies, StorageConformance):
         return open_storage(address + folder)
 
 
+@pytest.mark.slow(reason="needs a running NameNode")
 def test_a_write_leaves_one_file_without_access_for_others(
     storage: Storage, client: InsecureClient, folder: str, tmp_path: Path
 ) -> None:

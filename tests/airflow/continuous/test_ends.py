@@ -41,6 +41,7 @@ async def next_event(trigger: LaunchTrigger) -> Any:
         return json.loads(json.dumps(event.payload))
 
 
+@pytest.mark.slow(reason="waits for a run in a process of its own")
 def test_a_deferred_run_outlives_its_triggerer_and_ends_with_a_checkpoint_when_a_user_ends_the_task(
     job: AccountsJob,
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_deferred_run_ends_with_its_task_but_not_with_a_triggerer_that_lost_th
         assert (launch.exit_code(), drivers.signals) == (7, 1)
 
 
+@pytest.mark.slow(reason="waits for a run in a process of its own")
 def test_the_next_try_of_a_deferred_task_follows_the_same_run(job: AccountsJob) -> None:
     """As after a timeout of the deferral; here the run is on another host, to which the triggerer has no access."""
     run = new_run("2026-01-01")

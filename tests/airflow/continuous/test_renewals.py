@@ -70,6 +70,7 @@ def renewals(job: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> Renewals:
     return Renewals(job, monkeypatch)
 
 
+@pytest.mark.slow(reason="waits for two runs in processes of their own")
 def test_an_old_run_is_replaced_within_the_task(
     job: AccountsJob, renewals: Renewals, background: ThreadPoolExecutor
 ) -> None:

@@ -158,6 +158,7 @@ def is_close(found: Any, wanted: Any) -> bool:
 
 @settings(max_examples=max(1, settings().max_examples // 3))
 @given(st.lists(st.tuples(ROWS, st.lists(st.integers(1, 11), max_size=3), st.booleans()), min_size=1, max_size=4))
+@pytest.mark.slow(reason="compares all aggregates over random rows")
 def test_every_aggregate_is_that_of_all_rows_so_far(batches: list[tuple[list[Row], list[int], bool]]) -> None:
     keeper, seen = Keeper(ALL), defaultdict[int, list[Row]](list)
     for rows, cuts, restores in batches:
