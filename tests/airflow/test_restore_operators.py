@@ -126,6 +126,7 @@ def test_a_wrong_restore_request_is_refused_and_changes_nothing(early: AccountsJ
     assert everything(early) == before
 
 
+@pytest.mark.slow(reason="runs a DAG of Airflow in its database")
 def test_the_tables_the_names_and_the_positions_of_a_plan_are_those_of_the_task(early: AccountsJob) -> None:
     before = early.settings
     early.settings = {**before, "job__parts": "movements"}
@@ -259,6 +260,7 @@ def test_an_approval_counts_for_its_plan_only(early: AccountsJob) -> None:
     assert everything(early) == before
 
 
+@pytest.mark.slow(reason="runs a DAG of Airflow in its database")
 def test_the_requester_of_a_restore_cannot_approve_the_plan_unless_permitted(early: AccountsJob) -> None:
     planned, before = plan_restore(early, "early"), everything(early)
     for user in ({"id": "7", "name": "ada"}, {"id": "ada", "name": "Ada L."}):
@@ -286,6 +288,7 @@ def test_a_savepoint_of_another_job_is_not_restored_without_an_approval(early: A
     assert root_files.head(other.root).position == 50
 
 
+@pytest.mark.slow(reason="renders and runs an operator for each value")
 def test_a_restore_refuses_a_value_that_is_no_plan(early: AccountsJob) -> None:
     for bad in (None, "", "{}", {"plan": 1}, "no json"):
         with fails(PermanentFailure, "config", plan=repr(bad)):
@@ -305,6 +308,7 @@ def _die_in_restore(job: AccountsJob, run: FakeRun, planned: dict[str, Any], mon
         restore(job, run, plan=planned)
 
 
+@pytest.mark.slow(reason="runs an operator in each try of a task")
 def test_the_try_that_completes_a_restore_records_the_restore_in_the_history_once(
     early: AccountsJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

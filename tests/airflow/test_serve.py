@@ -105,6 +105,7 @@ def test_a_worker_that_is_killed_leaves_neither_a_server_nor_its_lease(tmp_path:
     assert not jobs.storage.list("servers/")
 
 
+@pytest.mark.slow(reason="waits until a server has started and ended")
 def test_the_task_ends_after_its_duration_and_fails_with_settings_that_the_server_refuses(tmp_path: Path) -> None:
     jobs = ShopsJob(tmp_path)
     task = StateflowServeOperator(task_id="serve", job_root=jobs.root, port=0, duration=timedelta(seconds=0.1))

@@ -143,6 +143,7 @@ def _restores_the_cursor(terminal: Terminal) -> bool:
     return terminal.bytes.rindex(b"\x1b[?25h") > terminal.bytes.rindex(b"\x1b[?25l")
 
 
+@pytest.mark.slow(reason="starts a process with a terminal")
 def test_a_run_shows_one_live_line_and_only_its_result_remains(gated: CliFixture, golden: SnapshotAssertion) -> None:
     gated.write(BUILD, GATED_FILE)
     # Narrower than "loading" and the path of the job's file: a line that is folded stays.

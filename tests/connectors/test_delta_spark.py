@@ -211,6 +211,7 @@ def test_spark_and_the_sink_see_each_others_tokens(spark: SparkSession, sink: De
     assert sink.open_table(_PAIR).token == 5
 
 
+@pytest.mark.slow(reason="Spark reads a table at each checkpoint")
 def test_spark_reads_delta_checkpoints_that_the_sink_made(spark: SparkSession, sink: DeltaSink, table: Path) -> None:
     DeltaTable(str(table)).alter.set_table_properties({"delta.checkpointInterval": "4"})
     for token in range(1, 10):

@@ -68,6 +68,7 @@ def _read(spark: SparkSession, source: FileSource, location: Path, limits: Sourc
 
 
 @pytest.mark.spark
+@pytest.mark.slow(reason="Spark reads a folder batch by batch")
 def test_a_file_that_arrives_late_is_read_whatever_its_timestamp(spark: SparkSession, tmp_path: Path) -> None:
     """As after ``cp -p``, or from a backup. Spark alone would omit it without a warning."""
     folder, location = tmp_path / "files", tmp_path / "location"
@@ -80,6 +81,7 @@ def test_a_file_that_arrives_late_is_read_whatever_its_timestamp(spark: SparkSes
 
 
 @pytest.mark.spark
+@pytest.mark.slow(reason="Spark reads a folder batch by batch")
 def test_batches_are_limited_by_files_or_rows(spark: SparkSession, tmp_path: Path) -> None:
     folder = tmp_path / "files"
     for n in range(6):
@@ -258,6 +260,7 @@ def test_a_position_is_held_while_the_files_that_were_read_since_exist(tmp_path:
 
 
 @pytest.mark.spark
+@pytest.mark.slow(reason="Spark reads a folder in two jobs")
 def test_files_of_a_folder_that_moved_are_recognized_by_their_new_paths(spark: SparkSession, tmp_path: Path) -> None:
     """Spark compares paths as text: each character must be written as Spark writes it."""
     old, new = tmp_path / "old", tmp_path / "moved %41ü (1)+'x~;=, é"

@@ -28,6 +28,7 @@ def _files(job: AccountsJob) -> dict[str, dict[str, Any]]:
     return {file["key"]: file for file in report["each"]}
 
 
+@pytest.mark.slow(reason="runs a job in several processes")
 def test_every_file_of_a_job_root_is_either_needed_or_deletable(job: AccountsJob) -> None:
     job.deliver(8 * SLICE)
     # Killed, so that the run's own collection at its end does not come.
@@ -45,6 +46,7 @@ def test_every_file_of_a_job_root_is_either_needed_or_deletable(job: AccountsJob
     job.check()
 
 
+@pytest.mark.slow(reason="tries each name of each file of a job root")
 def test_a_needed_file_is_not_deletable_under_any_of_its_names(job: AccountsJob) -> None:
     """The file must stay, and a checkpoint that needs it is named. Files elsewhere, and how things would be, are not
     explained."""

@@ -143,6 +143,7 @@ def test_workers_in_other_processes_write_all_entries_into_few_files(job: Accoun
     check_after(job)
 
 
+@pytest.mark.slow(reason="runs a job in several processes")
 def test_files_of_a_native_savepoint_are_merged(job: AccountsJob) -> None:
     job.run_to(60)
     job.create_savepoint("mine", "--set", "savepoint.native_files=3")

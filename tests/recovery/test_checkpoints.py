@@ -40,6 +40,7 @@ def test_a_triggered_checkpoint_has_all_processed_rows_and_is_published(job: Acc
 
 
 @pytest.mark.parametrize("backend", ["rocksdb", "filesystem"])
+@pytest.mark.slow(reason="runs a job in several processes")
 def test_a_full_checkpoint_shares_no_file_with_earlier_checkpoints(job: AccountsJob, backend: str) -> None:
     job.settings = {"state__backend": backend, "state__inline_below_bytes": 1, "checkpoints__retained": 100}
     job.deliver(30 * SLICE)

@@ -175,6 +175,7 @@ def test_a_killed_claim_is_undone_or_completed_by_the_next_start(
 # -- concurrent runs and deletions ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(reason="runs two drivers at once")
 def test_an_old_run_resumed_after_a_claim_neither_releases_nor_deletes_the_savepoint(
     early: AccountsJob, savepoint: Path
 ) -> None:

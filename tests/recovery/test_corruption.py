@@ -145,6 +145,7 @@ def ran(job: AccountsJob) -> AccountsJob:
     return job
 
 
+@pytest.mark.slow(reason="damages each file of a job in turn")
 def test_verify_reads_all_of_each_retained_checkpoint(ran: AccountsJob) -> None:
     """With ``--deep``, the entries that the oracle has are counted; nothing is left over: no pin, no file."""
     found = ran.command("verify", "--json").document

@@ -85,6 +85,7 @@ def test_two_concurrent_starts_from_a_savepoint_begin_the_same_job(roots: NewRoo
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(reason="runs a job in several processes")
 def test_a_run_from_a_savepoint_writes_the_original_job_s_tables_only_with_an_option(roots: NewRoot) -> None:
     """Tables with the savepoint's content get the rows after it, and no row twice."""
     shutil.rmtree(roots.old.root)
@@ -462,6 +463,7 @@ def test_a_fork_of_another_job_s_savepoint_needs_an_option_and_keeps_its_key_gro
     assert status["shadow"] and "ledger" in status["origin"] and "theirs" in status["origin"]
 
 
+@pytest.mark.slow(reason="runs a job in several processes")
 def test_a_fork_never_takes_over_the_tables_of_its_parent(roots: NewRoot, tmp_path: Path) -> None:
     forked = _forked(roots.old, tmp_path / "fork" / "root")
     _fork(roots.old, "latest", forked.root).check()

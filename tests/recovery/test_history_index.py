@@ -131,6 +131,7 @@ def test_a_changed_history_is_reported_and_the_rest_still_shown(told: AccountsJo
     told.check_results()
 
 
+@pytest.mark.slow(reason="runs a job in several processes")
 def test_a_record_is_unverified_until_a_run_has_recorded_its_hash(told: AccountsJob) -> None:
     told.command("savepoint", "create", "--name", "late", "--by", "ana").check()
     (late,) = [r for r in shown(told) if r["integrity"] != "verified"]

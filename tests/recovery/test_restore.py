@@ -142,6 +142,7 @@ def test_a_restore_publishes_the_pending_output_of_its_target_first(job: Account
 
 
 @pytest.mark.parametrize("place", ["job root", "copied", "other file system"])
+@pytest.mark.slow(reason="runs a job in several processes")
 def test_a_restored_savepoint_is_unchanged_and_no_checkpoint_depends_on_that_savepoint(
     early: AccountsJob, tmp_path: Path, request: pytest.FixtureRequest, place: str
 ) -> None:
@@ -254,6 +255,7 @@ def test_a_restore_of_another_job_s_savepoint_needs_an_option_and_survives_kills
 
 
 @pytest.mark.parametrize(("target", "table", "retained"), [("early", "movements", 2), ("checkpoint", "totals", 100)])
+@pytest.mark.slow(reason="runs a job in several processes")
 def test_output_lost_after_a_restore_rewinds_the_job_to_the_restored_checkpoint(
     early: AccountsJob, target: str, table: str, retained: int
 ) -> None:
@@ -340,6 +342,7 @@ def _position(job: AccountsJob, target: str) -> int:
 
 
 @pytest.mark.parametrize(("target", "then"), [("before:2999-01-01", 60), ("before:events=50", 50)])
+@pytest.mark.slow(reason="runs a job in several processes")
 def test_a_target_condition_ignores_an_undone_branch(undone: AccountsJob, target: str, then: int) -> None:
     assert _position(undone, target) == 30
     undone.replace_events(since=30)

@@ -209,6 +209,7 @@ def test_a_run_killed_during_a_savepoint_loses_nothing_and_the_next_run_answers(
 
 
 @pytest.mark.parametrize("withdrawn", [True, False], ids=["withdrawn", "open"])
+@pytest.mark.slow(reason="starts a process for each kill")
 def test_a_reported_savepoint_is_kept_and_an_unreported_one_is_neither_listed_nor_recorded(
     job: AccountsJob, withdrawn: bool
 ) -> None:

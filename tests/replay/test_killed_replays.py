@@ -57,6 +57,7 @@ def _lasting(job: CliFixture) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("point", mostly_slow(POINTS, ["task.uploaded"]))
+@pytest.mark.slow(reason="starts a process for each kill")
 def test_a_killed_replay_changes_nothing_of_the_job_and_the_next_one_removes_its_files(
     job: CliFixture, point: str
 ) -> None:

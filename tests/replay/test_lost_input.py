@@ -50,6 +50,7 @@ def test_the_error_has_the_source_the_batch_the_lost_rows_and_the_batches_left(j
     assert _replay(job, third).is_same
 
 
+@pytest.mark.slow(reason="runs a job and a replay of several batches")
 def test_rows_of_a_later_batch_that_are_lost_do_not_prevent_a_replay(job: LedgerJob) -> None:
     job.send("b", 2)
     job.finish(checkpoints__asynchronous="no")

@@ -67,6 +67,7 @@ def test_a_stop_that_drains_without_a_run_runs_the_job_for_that_alone(job: Windo
     assert job.command("stop", "--savepoint", "--drain").code == 0
 
 
+@pytest.mark.slow(reason="starts a process for each kill")
 def test_a_stop_that_drains_and_is_killed_is_completed_by_the_next_one(job: WindowsJob) -> None:
     before = _rest_with_open_windows(job)
     _stop(job, failpoint="commit.after:1", code=KILLED)

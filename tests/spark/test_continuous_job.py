@@ -23,6 +23,7 @@ def job(tmp_path: Path) -> Iterator[ContinuousJob]:
     job.close()
 
 
+@pytest.mark.slow(reason="starts Spark in a process of its own, and waits for input")
 def test_a_run_waits_for_input_fires_timers_serves_requests_and_ends_at_sigterm(job: ContinuousJob) -> None:
     job.add("a", "b")
     run = job.start()

@@ -77,6 +77,7 @@ def _files(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow(reason="starts Spark in processes of their own")
 def test_a_start_without_input_changes_nothing_and_reports_an_idle_run(finished: ModuleJob) -> None:
     before, head = _files(finished.root), finished.head
     ended = finished.finish()

@@ -32,7 +32,7 @@ class Ran:
         return self.job.rows(table)
 
 
-SPARK = pytest.param(True, id="spark", marks=pytest.mark.spark)
+SPARK = pytest.param(True, id="spark", marks=[pytest.mark.spark, pytest.mark.slow(reason="starts Spark for each run")])
 
 
 @pytest.fixture(scope="module", params=[pytest.param(False, id="local"), SPARK])

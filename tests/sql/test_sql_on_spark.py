@@ -30,6 +30,7 @@ class Named(msgspec.Struct):
 
 
 @pytest.mark.parametrize(("cache", "expected"), [(timedelta(days=1), 1), (None, 6)])
+@pytest.mark.slow(reason="Spark reads a table for each join")
 def test_joins_with_a_table_share_what_is_read_for_a_time(
     spark_session: SparkSession, cache: timedelta | None, expected: int
 ) -> None:

@@ -223,6 +223,7 @@ def test_the_result_of_a_rename_without_an_answer_is_unknown(
     assert len(client.list(f"{folder}/.aside")) == 1, "the file was written before the requests failed"
 
 
+@pytest.mark.slow(reason="waits between tries")
 def test_requests_are_retried_while_the_name_node_is_not_ready(
     shaken: Callable[[Retry], Storage], faults: Faults, tmp_path: Path
 ) -> None:

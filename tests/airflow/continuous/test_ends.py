@@ -125,6 +125,7 @@ def test_a_deferred_run_that_was_killed_fails_its_task(job: AccountsJob) -> None
 # -- how a task ends its run, and how long the driver may take ---------------------------------------------------------
 
 
+@pytest.mark.slow(reason="waits for a run in a process of its own")
 def test_a_killed_task_ends_its_run_with_a_checkpoint(job: AccountsJob, background: ThreadPoolExecutor) -> None:
     task = run_task(job)
     running = background.submit(task.execute, new_run("2026-01-01").next_try())

@@ -147,6 +147,7 @@ def _numbered_files(folder: Path, format: str, ties: bool) -> int:
 
 
 @pytest.mark.parametrize("format", mostly_slow(["parquet", "json", "csv", "text", "orc"], ["parquet"]))
+@pytest.mark.slow(reason="Spark writes and reads folders of each format")
 def test_rows_of_files_arrive_by_time_then_name_then_position(arrivals: Arrivals, tmp_path: Path, format: str) -> None:
     schema: type[Any] = Text if format == "text" else Numbered
     expected = [str(n) if format == "text" else n for n in range(_numbered_files(tmp_path / "a", format, ties=True))]
@@ -228,6 +229,7 @@ def _changed_table(table: Path) -> Mapping[int, int]:
     return {row["key"]: row["value"] for row in DeltaTable(str(table)).to_pyarrow_table().to_pylist()}
 
 
+@pytest.mark.slow(reason="Spark writes versions of a table and reads their changes")
 def test_a_mirror_of_a_change_data_feed_has_the_newest_rows(arrivals: Arrivals, tmp_path: Path) -> None:
     expected = _changed_table(tmp_path / "t")
     metadata = {"change": "change", "version": "version"}

@@ -76,6 +76,7 @@ def _command_lines() -> Iterator[set[bytes]]:
         thread.join()
 
 
+@pytest.mark.slow(reason="starts Spark in a process of its own")
 def test_secrets_in_spark_settings_are_neither_in_arguments_nor_in_any_file_and_the_run_is_encrypted(
     tmp_path: Path,
 ) -> None:
