@@ -9,6 +9,8 @@ import pytest
 
 from tests.bugs.bug import BUGS, ROOT, Bug
 
+_NAMED = ast.FunctionDef | ast.ClassDef
+
 
 def test_each_bug_has_a_name_of_its_own() -> None:
     assert [name for name, number in Counter(bug.name for bug in BUGS).items() if number > 1] == []
@@ -22,5 +24,7 @@ def test_the_mistake_can_be_made_and_its_tests_exist(bug: Bug) -> None:
     assert bug.tests
     for test in bug.tests:
         file, *parts = test.partition("[")[0].split("::")
-        defined = {node.name for node in ast.walk(ast.parse((ROOT / file).read_text())) if hasattr(node, "name")}
-        assert set(parts) <= defined
+        found = [n for n in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(n, _NAMED) and n.name in parts]
+        assert {node.name for node in found} == set(parts)
+        marks = {ast.unparse(mark) for node in found for mark in node.decorator_list}
+        assert not any("mark.slow" in mark for mark in marks)
