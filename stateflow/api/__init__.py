@@ -1,7 +1,7 @@
 """The API of jobs: streams, their functions, and the graph that they make.
 
 - `source`, `sink`: what a connector implements; also the source of a list of rows, and the sink that prints.
-- `schema`, `changelog`, `watermarks`: what is known of a stream's rows.
+- `schema`, `changelog`, `watermarks`: the columns, corrections and event times of a stream.
 - `graph`: the nodes that the streams add, which the planner reads.
 - `streams/`: the classes that a job calls; `sql/`: statements that call them.
 - `functions/`: what users implement.

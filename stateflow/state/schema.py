@@ -333,7 +333,7 @@ def union_member(value: object, node: TypeNode, classes: Sequence[ClassSchema]) 
 
 
 class ValueVisitor:
-    """Follows decoded values along their recorded type; a subclass says what is made of their parts.
+    """Converts decoded values along their recorded type; a subclass converts lists, classes and scalars.
 
     Args:
         classes: the classes of the recorded type.
@@ -343,7 +343,7 @@ class ValueVisitor:
         self._classes = classes
 
     def visit(self, value: object, node: TypeNode) -> object:
-        """Returns what is made of a part of a value, which has this part of the type."""
+        """Returns the converted value, whose recorded type is `node`."""
         kind = node.kind
         if isinstance(value, list):
             if kind in _LISTS and node.parts:
@@ -356,21 +356,21 @@ class ValueVisitor:
             return self.visit_class(value, self._classes[node.class_index])
         if kind == "union" and value is not None:
             member = union_member(value, node, self._classes)
-            # A union within a union is none that a job declares.
+            # A job cannot declare a union within a union: only damaged documents have one.
             if member is not None and member.kind != "union":
                 return self.visit(value, member)
         return self.visit_other(value, node)
 
     def visit_items(self, items: list[object], node: TypeNode) -> object:
-        """Returns what is made of a list or a set, of whose items `items` was made."""
+        """Returns the converted list or set, whose items are converted already."""
         return items
 
     def visit_class(self, value: dict[str, object] | list[object], described: ClassSchema) -> object:
-        """Returns what is made of the value of a class, which is stored by name or by position."""
+        """Returns the converted value of a class, which is stored by name or by position."""
         return value
 
     def visit_other(self, value: object, node: TypeNode) -> object:
-        """Returns what is made of a scalar, or of a value that does not have its type."""
+        """Returns the converted scalar, or the value that does not have its recorded type."""
         return value
 
 

@@ -55,7 +55,7 @@ class ChosenStarts:
 
     Attributes:
         starts: by uid of the source; None for a position that is kept.
-        texts: the positions in words, by uid, of those that their offset does not describe.
+        texts: the position in words, by uid, for each source whose offset does not describe it.
     """
 
     starts: Mapping[str, SourceStart | None]

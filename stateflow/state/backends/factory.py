@@ -131,8 +131,8 @@ def read_blocks(
     """Yields what `read_entries` yields, in blocks: faster unless RocksDB wrote the parts.
 
     Args:
-        ranges: the ranges of keys to read, ascending and without overlaps; None for all. What is between them is not
-            read, except in the files of hash maps.
+        ranges: the ranges of keys to read, ascending and without overlaps; None for all. Keys between them are
+            not read, except in the files of hash maps.
 
     Raises as `open_backend` does.
     """
