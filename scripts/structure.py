@@ -3,8 +3,8 @@
 ``python scripts/structure.py [--worst N]`` prints one line per measure with its limit, and ends with 1 when one is
 exceeded. With ``--worst`` it lists the N worst places of each.
 
-``python scripts/structure.py --record FILE [--repository PATH]`` writes the figures of a checkout, its walks included,
-and ``--compare FILE FILE`` prints two such files as one table.
+``python scripts/structure.py --record FILE [--repository PATH] [--seconds COMMAND N]`` writes the figures of a
+checkout, with its walks and how long commands took there. ``--compare FILE FILE`` prints two such files as one table.
 """
 
 from __future__ import annotations
@@ -271,13 +271,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--worst", type=int, default=0, metavar="N")
     parser.add_argument("--repository", type=Path, default=Path(__file__).parents[1], metavar="PATH")
     parser.add_argument("--record", type=Path, metavar="FILE")
+    parser.add_argument("--seconds", nargs=2, action="append", default=[], metavar=("COMMAND", "N"))
     parser.add_argument("--compare", type=Path, nargs=2, metavar="FILE")
     given = parser.parse_args(arguments)
     if given.compare:
         print(table(*[json.loads(file.read_text()) for file in given.compare]))
         return 0
     if given.record:
-        given.record.write_text(json.dumps(figures(given.repository), indent=2) + "\n")
+        found = figures(given.repository) | {f"{command}, seconds": float(n) for command, n in given.seconds}
+        given.record.write_text(json.dumps(found, indent=2) + "\n")
         return 0
     return _check(given.repository, given.worst)
 

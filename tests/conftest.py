@@ -67,14 +67,30 @@ _SPARK = {
 }
 
 
+_LONG = 2.0
+"""Seconds above which a mark of a test says what takes the time."""
+
+_REASONS = {"slow", "long", "spark", "airflow", "setup"}
+"""Marks that say what takes a test its time."""
+
+
 class _Durations:
     """Adds up set-up, call and clean-up of each test, of all workers, for ``build/durations.json``."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._explained: set[str] = set()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid] += report.duration
+        if _REASONS & report.keywords.keys():
+            self._explained.add(report.nodeid)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Names long tests without a mark: a remark, since how long a test takes depends on the machine as well."""
+        long = {name: seconds for name, seconds in self._seconds.items() if seconds > _LONG}
+        for name in sorted(long.keys() - self._explained, key=lambda name: -long[name]):
+            terminalreporter.write_line(f"{long[name]:.1f} s, and no mark says why: {name}")
 
     def pytest_sessionfinish(self) -> None:
         """Replaces the tests of this run in the file; those that did not run keep their figures."""
@@ -106,9 +122,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _check_reasons(items: list[pytest.Item]) -> None:
-    marks = ((item.nodeid.partition("[")[0], mark) for item in items for mark in item.iter_markers("slow"))
-    if without := sorted({test for test, mark in marks if not mark.kwargs.get("reason")}):
-        raise pytest.UsageError(f"pytest.mark.slow needs a reason: {', '.join(without)}")
+    marks = [(item, mark) for item in items for name in ("slow", "long") for mark in item.iter_markers(name)]
+    if without := sorted({item.nodeid.partition("[")[0] for item, mark in marks if not mark.kwargs.get("reason")}):
+        raise pytest.UsageError(f"pytest.mark.slow and long need a reason: {', '.join(without)}")
 
 
 def _is_long(nodeid: str) -> bool:

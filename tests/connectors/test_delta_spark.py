@@ -24,7 +24,6 @@ from stateflow.connectors.delta.log import checkpoint
 from stateflow.errors import SinkDiverged, SinkRefused
 from tests.support.delta_tables import Colour, Every, Inner, context, ids, pairs, put, snapshot
 from tests.support.errors import raises
-from tests.support.job_fixture import mostly_slow
 
 pytestmark = pytest.mark.spark
 
@@ -293,7 +292,7 @@ def _all_ids(spark: SparkSession, table: Path) -> list[int]:
     return sorted(row.id for row in spark.sql(f"SELECT id FROM delta.`{table}`").collect())
 
 
-@pytest.mark.parametrize("feature", mostly_slow(_HONOURED, ["deletionVectors", "v2Checkpoint"]))
+@pytest.mark.parametrize("feature", _HONOURED)
 @pytest.mark.slow(reason="Spark writes tables with each feature")
 def test_a_table_with_a_supported_feature_is_published_to(spark: SparkSession, tmp_path: Path, feature: str) -> None:
     table = tmp_path / "out"

@@ -17,7 +17,6 @@ from stateflow.errors import ConfigError, CorruptFile, JobDefinitionError, Schem
 from tests.support import file_tables
 from tests.support.delta_tables import Every, Instant, context, put, snapshot, write
 from tests.support.errors import raises
-from tests.support.job_fixture import mostly_slow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +71,7 @@ def _ids(sink: FileSink) -> list[int]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("kind", mostly_slow(["parquet", "json", "csv"], ["json"]))
+@pytest.mark.parametrize("kind", ["parquet", "json", "csv"])
 @pytest.mark.slow(reason="Spark reads each version of a folder as a stream")
 def test_spark_sees_the_rows_of_committed_checkpoints(spark: SparkSession, tmp_path: Path, kind: Any) -> None:
     sink = _sink(tmp_path / "t", format=kind, partition_by=["place", "day"])

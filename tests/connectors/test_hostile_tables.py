@@ -95,7 +95,7 @@ CONTENTS = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(CONTENTS, ["a line", "empty lines"]))
+@pytest.mark.parametrize("name", mostly_slow(CONTENTS, ["a line", "empty lines"], reason="runs a job on Spark"))
 def test_a_log_file_of_400_megabytes_is_refused_soon_and_takes_no_memory(table: Path, name: str) -> None:
     known, path = read_head(table, "app"), entry_path(table, 2)
     path.write_bytes(CONTENTS[name])
@@ -345,7 +345,10 @@ _FILES: dict[str, Callable[[], pa.Table]] = {
 
 
 @pytest.mark.parametrize(
-    ("file", "key"), mostly_slow([("rows", "id"), ("rows", "text"), ("texts", "text")], [("texts", "text")])
+    ("file", "key"),
+    mostly_slow(
+        [("rows", "id"), ("rows", "text"), ("texts", "text")], [("texts", "text")], reason="runs a job on Spark"
+    ),
 )
 def test_a_small_file_of_many_rows_or_long_texts_takes_no_memory(table: Path, file: str, key: str) -> None:
     pq.write_table(_FILES[file](), table / "a.parquet", compression="zstd", store_schema=False)

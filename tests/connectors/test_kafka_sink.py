@@ -26,7 +26,7 @@ from stateflow.storage import MemoryStorage
 from stateflow.testing.conformance.sink import SinkConformance
 from stateflow.testing.conformance.sink_table import TableUnderTest
 from tests.servers.kafka import Kafka, kafka_broker
-from tests.support.job_fixture import KILLED, JobFixture, events, mostly_slow
+from tests.support.job_fixture import KILLED, JobFixture, events
 from tests.support.restores import begin, execute, go_back, plan
 from tests.support.table_jobs import committed
 
@@ -108,7 +108,7 @@ def numbers(job: _Job) -> list[int]:
     return sorted(json.loads(m.value() or b"")["number"] for m in messages)
 
 
-@pytest.mark.parametrize("point", mostly_slow(_POINTS, ["transaction.token"]))
+@pytest.mark.parametrize("point", _POINTS)
 @pytest.mark.slow(reason="waits until Kafka has aborted the transaction")
 def test_rows_are_seen_once_although_a_run_is_killed_during_a_transaction(job: _Job, point: str) -> None:
     job.deliver(30)

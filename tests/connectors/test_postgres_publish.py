@@ -20,7 +20,7 @@ from stateflow.errors import SinkDiverged, SinkRefused, StorageError
 from tests.servers.postgres import Postgres
 from tests.support.delta_tables import Pair, pairs
 from tests.support.errors import raises
-from tests.support.job_fixture import KILLED, mostly_slow
+from tests.support.job_fixture import KILLED
 from tests.support.postgres_tables import PostgresTable
 from tests.support.processes import wait_for
 from tests.support.table_jobs import PostgresJob
@@ -175,10 +175,7 @@ def test_a_commit_survives_the_death_of_the_server(table: PostgresTable) -> None
     assert (table.ids(), table.token) == ([0, 1], 1)
 
 
-@pytest.mark.parametrize(
-    "point",
-    mostly_slow(["publish.before:3", "postgres.before-commit:7", "publish.after:3"], ["postgres.before-commit:7"]),
-)
+@pytest.mark.parametrize("point", ["publish.before:3", "postgres.before-commit:7", "publish.after:3"])
 @pytest.mark.slow(reason="starts a process for each kill")
 def test_a_run_that_is_killed_during_a_publication_is_continued(postgres: Postgres, tmp_path: Path, point: str) -> None:
     schema = f"killed_{point.partition('.')[2].partition(':')[0].replace('-', '_')}"

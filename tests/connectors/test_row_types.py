@@ -111,7 +111,7 @@ def test_fields_of_a_class_are_taken_by_name(spark: SparkSession) -> None:
     assert _declared(read, RowSchema.of(Whole)) == [Whole(Part("a", "b"), {"k": [Part("c", None)]})]
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["parquet", "json", "csv"], ["parquet"]))
+@pytest.mark.parametrize("kind", mostly_slow(["parquet", "json", "csv"], ["parquet"], reason="Spark reads the files"))
 def test_spark_reads_the_files_of_a_sink_as_the_declared_rows(
     spark: SparkSession, rows: list[Any], tmp_path: Path, kind: Any
 ) -> None:

@@ -20,7 +20,6 @@ from stateflow import DeadLetters
 from stateflow.api.streams.data_stream import DataStream
 from tests.joins.joined_rows import LATE_LEFT, LATE_RIGHT, EmitPair, Keyed, Left, Pair, Right, harness, ms, unkeyed
 from tests.support.examples import one_in
-from tests.support.job_fixture import mostly_slow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -146,7 +145,7 @@ HISTORY: list[Batch] = [
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("harnesses_on_spark")
-@pytest.mark.parametrize("drop", mostly_slow(sorted(ON_SPARK), ["transform"]))
+@pytest.mark.parametrize("drop", sorted(ON_SPARK))
 @pytest.mark.slow(reason="starts Python workers of Spark for each filter")
 def test_spark_takes_the_watermarks_from_the_rows_before_filters(drop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # The harness refuses what only Spark can run, since its own batches are without it.

@@ -9,7 +9,7 @@ import pytest
 
 from stateflow.query.state import state_entries
 from tests.support import root_files, stored_state
-from tests.support.job_fixture import AccountsJob, mostly_slow
+from tests.support.job_fixture import AccountsJob
 
 BACKENDS: dict[str, dict[str, Any]] = {
     "memory": {"state__backend": "memory"},
@@ -22,7 +22,6 @@ BACKENDS: dict[str, dict[str, Any]] = {
 CHAIN = ((30, 1), (60, 3), (90, 5), (120, 2), (121, 7))
 OPERATORS = ("balances", "turnovers")
 _POINTS = ["task.restored:3", "task.snapshot:2", "task.uploaded:1", "batch.reported:1", "commit.manifest"]
-_QUICK = [("rocksdb", "task.restored:3"), ("memory", "commit.manifest")]
 
 
 def _backends(job: AccountsJob) -> set[str]:
@@ -38,7 +37,7 @@ def _kill(job: AccountsJob, failpoint: str, parallelism: int) -> None:
     root_files.check_hashes(job.root)
 
 
-@pytest.mark.parametrize(("backend", "failpoint"), mostly_slow(product(BACKENDS, _POINTS), _QUICK))
+@pytest.mark.parametrize(("backend", "failpoint"), product(BACKENDS, _POINTS))
 @pytest.mark.slow(reason="starts a process for each kill")
 def test_a_job_that_is_killed_continues_at_any_parallelism(job: AccountsJob, backend: str, failpoint: str) -> None:
     """State can be read from outside."""

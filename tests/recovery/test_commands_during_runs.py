@@ -100,7 +100,7 @@ def moving_job(job: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> AccountsJob
     return job
 
 
-@pytest.mark.parametrize("name", mostly_slow(NEWEST, ["garbage to come", "rekey"]))
+@pytest.mark.parametrize("name", NEWEST)
 @pytest.mark.slow(reason="runs a job next to each command")
 def test_a_command_reads_the_newest_checkpoint_of_a_job_that_commits_meanwhile(
     moving_job: AccountsJob, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture

@@ -48,7 +48,7 @@ _FIRING = [*product(["late_windows", "triggered_windows"], ["task.fired:5", "bat
 
 
 @pytest.mark.slow(reason="runs jobs many times")
-@pytest.mark.parametrize(("name", "kill"), mostly_slow(_FIRING, [("late_windows", "publish.before:3")]))
+@pytest.mark.parametrize(("name", "kill"), _FIRING)
 def test_each_early_and_late_result_survives_a_kill_if_the_batches_are_the_same(
     tmp_path: Path, name: str, kill: str
 ) -> None:
@@ -148,9 +148,7 @@ def _check_end(job: OracleJob) -> None:
     job.check_all()
 
 
-@pytest.mark.parametrize(
-    ("name", "form"), mostly_slow(product(WINDOWED, ["native", "canonical"]), [("late_windows", "canonical")])
-)
+@pytest.mark.parametrize(("name", "form"), product(WINDOWED, ["native", "canonical"]))
 @pytest.mark.slow(reason="starts a process for each kill")
 def test_open_windows_survive_a_savepoint_and_a_restore_that_are_killed_at_each_step(job: OracleJob, form: str) -> None:
     saved = job.found()

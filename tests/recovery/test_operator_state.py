@@ -18,7 +18,7 @@ from stateflow.storage import open_storage
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.key_groups import key_hash, subtask_of
 from stateflow.types.serializers import decode_untyped
-from tests.support.job_fixture import SLICE, AccountsJob, mostly_slow
+from tests.support.job_fixture import SLICE, AccountsJob
 from tests.support.jobs.checkpointed import KEY_GROUPS
 
 
@@ -88,7 +88,7 @@ def check_rated(job: AccountsJob, since: int = 0) -> None:
 _KILLS = [("task.processed:2", 1500), ("batch.reported", 0), ("commit.after", 0)]
 
 
-@pytest.mark.parametrize(("failpoint", "pad"), mostly_slow(_KILLS, _KILLS[:1]))
+@pytest.mark.parametrize(("failpoint", "pad"), _KILLS)
 @pytest.mark.slow(reason="starts a process for each kill")
 def test_operator_state_survives_kills_and_rescaling(job: AccountsJob, failpoint: str, pad: int) -> None:
     job.settings = {"job__pad": pad}

@@ -13,7 +13,7 @@ from stateflow.private_files import PREFIX
 from stateflow.runtime.task import store_cache
 from stateflow.storage import open_storage
 from tests.support.cli_fixture import CliFixture, contents
-from tests.support.job_fixture import KILLED, mostly_slow
+from tests.support.job_fixture import KILLED
 from tests.support.processes import Ended, Launch, spawn
 
 POINTS = {
@@ -56,7 +56,7 @@ def _lasting(job: CliFixture) -> dict[str, str]:
     return {name: text for name, text in contents(job.folder).items() if not name.startswith(others)}
 
 
-@pytest.mark.parametrize("point", mostly_slow(POINTS, ["task.uploaded"]))
+@pytest.mark.parametrize("point", POINTS)
 @pytest.mark.slow(reason="starts a process for each kill")
 def test_a_killed_replay_changes_nothing_of_the_job_and_the_next_one_removes_its_files(
     job: CliFixture, point: str

@@ -31,7 +31,6 @@ from stateflow.api.sql.text_patterns import java_pattern, like_pattern, normal_l
 from stateflow.errors import JobDefinitionError, SchemaMismatch
 from stateflow.runtime.task.row_conversion import check_declared
 from tests.support.errors import raises
-from tests.support.job_fixture import mostly_slow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -432,7 +431,7 @@ for name, (_, calls) in FORMS.items():
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("seed", mostly_slow(range(3), [0]))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.slow(reason="Spark compiles each random expression")
 def test_random_expressions_have_the_same_values_in_spark(spark_session: SparkSession, seed: int) -> None:
     made = Expressions(seed)

@@ -49,11 +49,13 @@ SLICE = 10
 KILLED = -9
 
 
-def mostly_slow(points: Iterable[Any], quick: Iterable[Any]) -> list[Any]:
+def mostly_slow(
+    points: Iterable[Any], quick: Iterable[Any], reason: str = "kills a run, and lets another complete it"
+) -> list[Any]:
     """Test parameters, or tuples of them, of which only the `quick` ones are part of ``make test``."""
     every, chosen = list(points), set(quick)
     assert chosen <= set(every)
-    slow = pytest.mark.slow(reason="one of many kills, of which the quick ones show the kinds")
+    slow = pytest.mark.slow(reason=reason)
     marked = ((p, () if p in chosen else slow) for p in every)
     return [pytest.param(*(p if isinstance(p, tuple) else (p,)), marks=marks) for p, marks in marked]
 

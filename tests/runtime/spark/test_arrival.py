@@ -146,7 +146,7 @@ def _numbered_files(folder: Path, format: str, ties: bool) -> int:
     return first
 
 
-@pytest.mark.parametrize("format", mostly_slow(["parquet", "json", "csv", "text", "orc"], ["parquet"]))
+@pytest.mark.parametrize("format", ["parquet", "json", "csv", "text", "orc"])
 @pytest.mark.slow(reason="Spark writes and reads folders of each format")
 def test_rows_of_files_arrive_by_time_then_name_then_position(arrivals: Arrivals, tmp_path: Path, format: str) -> None:
     schema: type[Any] = Text if format == "text" else Numbered
@@ -183,7 +183,7 @@ def _logged_numbers(table: Path, *, by_time: bool) -> list[int]:
     return [number for file in files for number in file.column(0).to_pylist()]
 
 
-@pytest.mark.parametrize("start", mostly_slow(["earliest", 0], [0]))
+@pytest.mark.parametrize("start", mostly_slow(["earliest", 0], [0], reason="runs a job on Spark"))
 def test_rows_of_a_delta_table_arrive_by_version_then_file(arrivals: Arrivals, tmp_path: Path, start: Any) -> None:
     table, numbers = tmp_path / "a +table", itertools.count()
     for count in [5, 2000, 1, 700, 30]:
@@ -285,7 +285,11 @@ class Part(msgspec.Struct):
 
 @pytest.mark.parametrize(
     ("format", "by_tasks"),
-    mostly_slow([("parquet", True), ("orc", False), ("json", False), ("csv", True)], [("json", False)]),
+    mostly_slow(
+        [("parquet", True), ("orc", False), ("json", False), ("csv", True)],
+        [("json", False)],
+        reason="runs a job on Spark",
+    ),
 )
 def test_files_in_folders_are_read_and_have_the_values_of_their_names(
     arrivals: Arrivals, tmp_path: Path, format: str, by_tasks: bool

@@ -142,7 +142,10 @@ MISFITS: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(
-    "build", mostly_slow([written, mapped, by_columns, keyed, reduced, looked_up], [written, keyed])
+    "build",
+    mostly_slow(
+        [written, mapped, by_columns, keyed, reduced, looked_up], [written, keyed], reason="runs a job on Spark"
+    ),
 )
 def test_a_value_that_is_not_of_its_declared_type_fails_the_batch(
     spark_session: SparkSession, tmp_path: Path, build: Callable[[DataStream], object]

@@ -155,6 +155,7 @@ def _source(kind: str, folder: Path) -> Source | LocalSource:
             *(("delta", by_sql), ("collection", by_false), ("collection", unfiltered), ("partitions", by_two)),
         ],
         [("json", by_two), ("json by Spark", by_sql), ("partitions", by_two)],
+        reason="runs a job on Spark",
     ),
 )
 def test_all_rows_of_a_source_count_once(spark_session: SparkSession, tmp_path: Path, kind: str, build: Build) -> None:
