@@ -174,7 +174,7 @@ def _create_from_run(root: JobRoot, request: SavepointRequest, order: SavepointS
                     raise
     raise DataError(
         "the run releases its checkpoints before they can be copied",
-        hint="set checkpoints.retained to 2 or more, or take an older checkpoint: --from-head",
+        hint="set checkpoints.retained to 2 or more, or copy an older checkpoint: --from-head",
         tries=_MAX_ATTEMPTS,
     )
 

@@ -405,19 +405,20 @@ def _published_at(root: JobRoot, head: Head, request: SavepointRequest) -> tuple
 
 
 def _unfinished(head: Head, request: SavepointRequest) -> ConfigError:
-    older = "take an older checkpoint with stateflow savepoint create --from-head"
     if (rewind := head.entry.rewind) is not None:
         to = rewind.restore.label if rewind.restore else head.checkpoint_label
         return ConfigError(
             f"a restore to {to} is not completed",
-            hint="start the job, or pass the job file to this command: --job JOB.py; either completes the restore, "
+            hint="start the job, or repeat the command with the job file: --job JOB.py; either completes the restore, "
             "which stateflow status shows",
             tables=sorted(rewind.sinks),
         )
     return ConfigError(
-        f"output of the newest checkpoint may not be published yet, and {_reason_for_no_run(head, request)}",
-        hint="if a run is active, wait longer for it: --acknowledge-timeout; if not, pass the job file, so that the "
-        f"output can be published: --job JOB.py; or {older}",
+        "the log does not record that the output of the newest checkpoint is published, and "
+        f"{_reason_for_no_run(head, request)}",
+        hint="if no run is active, repeat the command with the job file, which publishes the output: --job JOB.py; if "
+        "one is, wait longer for it: --acknowledge-timeout; or copy an older checkpoint: "
+        "stateflow savepoint create --from-head",
         checkpoint=head.checkpoint_id,
         **_open_run(head),
     )

@@ -30,6 +30,7 @@ MAKING = ["savepoint.pinned", "savepoint.started", "savepoint.copied", "savepoin
 SERVING = [*MAKING, "request.made"]
 QUICK = {"requests__interval": "20ms"}
 CREATE = ("savepoint", "create", "--name", "mine")
+STOP = ("stop", "--savepoint")
 RETRIED = (*CREATE, "--request-id", "r1", "--timeout", "60", "--json")
 LONG_AGO = "2026-01-01T00:10:00+00:00"
 
@@ -154,15 +155,19 @@ def test_the_cost_of_a_savepoint_does_not_depend_on_how_many_are_kept(
         folder.with_name(renamed).rename(folder)
 
 
-def test_a_savepoint_after_a_crash_needs_the_job_to_publish_pending_output(job: AccountsJob) -> None:
+def test_a_savepoint_after_a_crash_needs_the_job_to_publish_pending_output(job: AccountsJob, tmp_path: Path) -> None:
+    """Also one after the first, since only runs record what was published."""
     job.deliver(50)
     job.reach("commit.after:3")
-    refused = job.command(*CREATE, "--acknowledge-timeout", "0.2")
     facts = {"checkpoint": job.head.checkpoint, "generation": job.head.doc["generation"]}
-    assert (refused.code, refused.error) == (2, ReportedError("config", facts)), str(refused)
-    assert "--job JOB.py" in refused.err and "--from-head" in refused.err
-    made = job.create_savepoint("mine", "--acknowledge-timeout", "0.2", "--job", job.job_file, with_job=True)
-    assert made["checkpoint_id"] == job.head.checkpoint
+    commands = {"mine": CREATE[:2], "outside": (*CREATE[:2], "--into", str(tmp_path / "kept")), "stopped": STOP}
+    for name, words in commands.items():
+        command = (*words, "--name", name, "--acknowledge-timeout", "0.2", "--json")
+        refused = job.command(*command)
+        assert (refused.code, refused.error) == (2, ReportedError("config", facts)), str(refused)
+        assert "--job JOB.py" in refused.err and "--from-head" in refused.err
+        made = job.command(*command, "--job", job.job_file, with_job=True).check().document
+        assert (made["checkpoint_id"], made["taken_by"]) == (job.head.checkpoint, "head")
     assert job.head.checkpoint in folder_tables.tokens(job.table("movements"))
     job.finish()
     job.check()

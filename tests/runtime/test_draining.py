@@ -73,6 +73,12 @@ def test_a_stop_that_drains_and_is_killed_is_completed_by_the_next_one(job: Wind
     _stop(job, failpoint="commit.after:1", code=KILLED)
     _stop(job)
     _check_drained(job, before)
+    # The killed one has recorded no end and no publication, so that another savepoint needs the job file again.
+    another = ("stop", "--savepoint", "--acknowledge-timeout", "0.2")
+    refused = job.command(*another)
+    refused.check_error(2, "config", checkpoint=root_files.head(job.root).checkpoint)
+    assert "--job JOB.py" in refused.err
+    job.command(*another, "--job", job.job_file, with_job=True).check()
 
 
 def test_the_option_drain_drains_at_the_end_of_the_input_and_an_earlier_end_is_logged(job: WindowsJob) -> None:
