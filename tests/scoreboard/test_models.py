@@ -7,10 +7,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.history import explore
 from tests.scoreboard.row import Round, Row
-from tests.state.kinds.test_keyed_state import Life
-from tests.support.stores import RocksStoreFixture
+from tests.testing.test_every_state import EveryHistory
 
-_HISTORIES, _EXAMPLES = 100, 25
+_HISTORIES, _EXAMPLES = 100, 10
 
 
 @Row(1, "histories", plays=(1, 200, 10000), mutants=("no-list",), within=30)
@@ -31,13 +30,9 @@ def test_state_equals_plain_dictionaries(round_: Round) -> int:
 
     Each answer is that of plain dictionaries; expired entries are removed.
     """
-
-    class Lives(Life):
-        stores = RocksStoreFixture(round_.folder) if round_.seed % 5 == 0 else Life.stores
-
     few = settings(
         max_examples=_EXAMPLES,
-        stateful_step_count=20,
+        stateful_step_count=10,
         deadline=None,
         database=None,
         print_blob=False,
@@ -45,5 +40,5 @@ def test_state_equals_plain_dictionaries(round_: Round) -> int:
         verbosity=Verbosity.quiet,
         phases=[Phase.generate],
     )
-    run_state_machine_as_test(seed(round_.seed)(Lives), settings=few)
+    run_state_machine_as_test(seed(round_.seed)(EveryHistory), settings=few)
     return _EXAMPLES
