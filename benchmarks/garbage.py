@@ -12,8 +12,8 @@ from pathlib import Path
 from benchmarks.results import write_result
 from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log.checkpoint_log import Appended
+from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import Manifest
-from stateflow.checkpoint.log.entry_lists import RetentionLimits
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.manifest_files import write_bytes, write_manifest
 from stateflow.checkpoint.log.transitions import Commit

@@ -1,6 +1,6 @@
 """The command line. It prints what `stateflow.operations` returns.
 
-- `main`: the group of all commands; `common`: options, errors and output that they share
+- `main`: the group of all commands; `common`: options, output, and errors with their exit codes
 - `run`: run and submit; `check`: plan and check
 - `status`: status and history; `checkpoints`: the checkpoints of a job
 - `savepoints`: savepoint and stop; `restore`: restore and fork

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stateflow.connectors.kafka.client import Connection, Transactions
+from stateflow.connectors.kafka.client import Connection
 from stateflow.connectors.kafka.formats import KafkaRecord
+from stateflow.connectors.kafka.sink import Transactions
 from tests.servers.kafka import kafka_cluster
 
 pytestmark = pytest.mark.slow(reason="starts a Kafka broker")

@@ -18,8 +18,7 @@ from deltalake import DeltaTable
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkTable, Writing
-from stateflow.connectors.kafka.client import NotAnswered, within_timeout
-from stateflow.connectors.kafka.sink import KafkaSink
+from stateflow.connectors.kafka.sink import KafkaSink, NotAnswered, within_timeout
 from stateflow.errors import SinkDiverged, SinkRefused
 from stateflow.state.handles import Committable
 from stateflow.storage import MemoryStorage

@@ -9,8 +9,8 @@ import pytest
 
 from stateflow import operations
 from stateflow.checkpoint.garbage_collector import Collector
+from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import Pin
-from stateflow.checkpoint.log.entry_lists import RetentionLimits
 from stateflow.checkpoint.log.job_root import LEASE, JobRoot, hold_lease
 from stateflow.clock import ManualClock, SystemClock
 from stateflow.errors import MissingFile

@@ -12,8 +12,8 @@ from unittest.mock import ANY
 import pytest
 
 from stateflow.checkpoint.log.checkpoint_log import Appended
+from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import Manifest, OperatorState
-from stateflow.checkpoint.log.entry_lists import RetentionLimits
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.manifest_files import write_manifest
 from stateflow.checkpoint.log.transitions import Commit

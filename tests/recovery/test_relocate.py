@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from stateflow import failpoints
 from stateflow.checkpoint.log.checkpoint_log import Appended, is_ancestor
+from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import Manifest, PendingOutput, SourceFile, SourcePosition, SparkPosition
-from stateflow.checkpoint.log.entry_lists import RetentionLimits
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_bytes, write_manifest
 from stateflow.checkpoint.log.transitions import Commit, pending_of

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from stateflow.checkpoint.log.checkpoint_log import Appended
+from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import (
     ClaimState,
     Manifest,
@@ -16,7 +17,6 @@ from stateflow.checkpoint.log.documents import (
     SourceFile,
     SparkPosition,
 )
-from stateflow.checkpoint.log.entry_lists import RetentionLimits
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_bytes, write_manifest
 from stateflow.checkpoint.log.transitions import Commit

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, Writing
 from stateflow.checkpoint.log.checkpoint_log import Appended, Head
+from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import PendingOutput, PublishedOutput
-from stateflow.checkpoint.log.entry_lists import RetentionLimits
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.transitions import Commit, pending_of
 from stateflow.checkpoint.sink_commit import SinkOutput, publish

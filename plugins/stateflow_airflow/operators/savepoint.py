@@ -68,7 +68,7 @@ class StateflowSavepointOperator(JobOperator):
         settings: see `StateflowRunOperator`. Templated.
         stored_as: ``native`` or ``canonical`` format; by default, native for a savepoint, and for a stop as the setting
             ``savepoint.stop_format`` says. Templated.
-        timeout: how long to wait for the run's next barrier.
+        timeout: how long to wait for the next barrier of the run. The task occupies its worker slot meanwhile.
     """
 
     template_fields: Sequence[str] = ("job_root", "name", "origin", "reason", "job", "settings", "stored_as")

@@ -1,17 +1,18 @@
-"""The completed checkpoints that a job keeps, their manifests, and the ADMIN entries that pin and release them."""
+"""The completed checkpoints of a job: which ones retention keeps, their manifests, and ADMIN entries that pin them."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypeVar
 
 from stateflow.checkpoint.log import transitions
 from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, is_old_entry
 from stateflow.checkpoint.log.documents import ClaimedSavepoint, EntryRef, LogEntry, Manifest, Pin
-from stateflow.checkpoint.log.entry_lists import RetainedCheckpoints, RetentionLimits, oldest_kept
+from stateflow.checkpoint.log.entry_lists import RetainedCheckpoints
 from stateflow.checkpoint.log.fencing import FENCED_HINT
 from stateflow.checkpoint.log.manifest_files import read_manifest
 from stateflow.checkpoint.log.transitions import Author, Kept, drop_expired
@@ -24,6 +25,39 @@ log = logging.getLogger(__name__)
 
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RetentionLimits:
+    """The number and age of checkpoints that stay restorable.
+
+    Attributes:
+        number: maximum number of restorable checkpoints, including the newest.
+        max_age: maximum age of those other than the newest, by the clocks of the runs that committed them.
+    """
+
+    number: int
+    max_age: timedelta | None = None
+
+
+def oldest_kept(refs: list[EntryRef], limits: RetentionLimits, now: str, before: str) -> int | None:
+    """Returns the id of the oldest checkpoint that a COMMIT keeps in addition to its own; None when it keeps none.
+
+    A clock that jumps forward would make all of them too old at once. So the earlier of the timestamps of this entry
+    and the one before counts, and one COMMIT releases at most half of them for their age, the oldest ones.
+
+    Args:
+        refs: the restorable checkpoints, oldest first.
+        limits: the configured retention.
+        now: timestamp of the COMMIT, ISO 8601, by the committer's clock.
+        before: timestamp of the entry that the COMMIT follows.
+    """
+    remaining = refs[max(0, len(refs) - limits.number + 1) :]
+    if limits.max_age is not None:
+        earliest = min(datetime.fromisoformat(now), datetime.fromisoformat(before)) - limits.max_age
+        recent = (i for i, ref in enumerate(remaining) if datetime.fromisoformat(ref.at) >= earliest)
+        remaining = remaining[min(next(recent, len(remaining)), (len(remaining) + 1) // 2) :]
+    return remaining[0].id if remaining else None
 
 
 class CompletedCheckpoints:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 from itertools import chain
 from operator import attrgetter
 
@@ -51,42 +50,9 @@ class SegmentSizes:
     segment: int = 256
 
 
-@dataclass(frozen=True)
-class RetentionLimits:
-    """The number and age of checkpoints that stay restorable.
-
-    Attributes:
-        number: maximum number of restorable checkpoints, including the newest.
-        max_age: maximum age of those other than the newest, by the clocks of the runs that committed them.
-    """
-
-    number: int
-    max_age: timedelta | None = None
-
-
 def inline_retained(entry: LogEntry) -> list[EntryRef]:
     """Returns the retained checkpoints that the entry itself lists, oldest first."""
     return [ref for ref in entry.retained if ref.id >= entry.oldest_retained]
-
-
-def oldest_kept(refs: list[EntryRef], limits: RetentionLimits, now: str, before: str) -> int | None:
-    """Returns the id of the oldest checkpoint that a COMMIT keeps in addition to its own; None when it keeps none.
-
-    A clock that jumps forward would make all of them too old at once. So the earlier of the timestamps of this entry
-    and the one before counts, and one COMMIT releases at most half of them for their age, the oldest ones.
-
-    Args:
-        refs: the restorable checkpoints, oldest first.
-        limits: the configured retention.
-        now: timestamp of the COMMIT, ISO 8601, by the committer's clock.
-        before: timestamp of the entry that the COMMIT follows.
-    """
-    remaining = refs[max(0, len(refs) - limits.number + 1) :]
-    if limits.max_age is not None:
-        earliest = min(datetime.fromisoformat(now), datetime.fromisoformat(before)) - limits.max_age
-        recent = (i for i, ref in enumerate(remaining) if datetime.fromisoformat(ref.at) >= earliest)
-        remaining = remaining[min(next(recent, len(remaining)), (len(remaining) + 1) // 2) :]
-    return remaining[0].id if remaining else None
 
 
 class RetainedCheckpoints:

@@ -1,4 +1,7 @@
-"""Detects in the log that a newer run has claimed the job, and builds the error that ends the older run."""
+"""Detects in the log that a newer run has claimed the job, and builds the error that ends the older run.
+
+`FenceWatch` of ``runtime.driver.job_run`` asks during a run, and ends it.
+"""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from typing import TypeVar
 from stateflow import failpoints
 from stateflow.checkpoint.log import transitions
 from stateflow.checkpoint.log.checkpoint_log import Appended, CheckpointLog, Head, Overtaken
-from stateflow.checkpoint.log.completed_checkpoints import AdminEntries, CompletedCheckpoints
+from stateflow.checkpoint.log.completed_checkpoints import AdminEntries, CompletedCheckpoints, RetentionLimits
 from stateflow.checkpoint.log.documents import FORMAT_VERSION, ClaimedSavepoint, EntryRef, JobFormat, LogEntry, Pin
-from stateflow.checkpoint.log.entry_lists import OutputLists, RetentionLimits
+from stateflow.checkpoint.log.entry_lists import OutputLists
 from stateflow.checkpoint.log.fencing import FENCED_HINT, FenceGuard
 from stateflow.checkpoint.log.manifest_files import LIMIT, get_or_none, seal, unseal
 from stateflow.checkpoint.log.transitions import Adoption, Author, Commit, Settlement

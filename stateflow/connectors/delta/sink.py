@@ -489,6 +489,7 @@ class DeltaSinkTable(SinkTable):
         return [c.path for c in committables if self._size(c.path) != c.size]
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
+        # One attempt: `sink_commit` opens the table again and retries after a concurrent commit.
         self._check_distinct(token, committables)
         self._check_types(committables)
         return append_after(self._root, self._head, self._append_actions(token, committables))

@@ -1,20 +1,15 @@
-"""The driver's client of Kafka: how it connects, asks for partitions and offsets, and commits transactions.
-
-Transactions of one application commit rows and a token together, or not at all.
-"""
+"""The driver's client of Kafka: how it connects, asks for partitions and offsets, and describes topics."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-import queue
 import re
-import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,9 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stateflow import failpoints
-from stateflow.clock import SystemClock, epoch_milliseconds
-from stateflow.connectors.kafka.formats import KafkaRecord
+from stateflow.clock import epoch_milliseconds
 from stateflow.errors import (
     ConfigError,
     EnvironmentUnsupported,
@@ -36,7 +29,7 @@ from stateflow.errors import (
 from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+    from confluent_kafka import KafkaError
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
 
@@ -140,9 +133,9 @@ def _escaped(text: str) -> str:
 
 
 log = logging.getLogger(__name__)
+TIMEOUT_SECONDS = 30.0
 
 
-_TIMEOUT_SECONDS = 30.0
 KEEP_BROKERS = {"metadata.recovery.strategy": "none"}
 """Option of librdkafka. By default, version 2.16 replaces its connections when none is left, and may then neither
 answer a call of a transaction nor observe its timeout."""
@@ -165,10 +158,6 @@ def check_brokers(bootstrap_servers: str) -> str:
             bootstrap_servers=bootstrap_servers,
         )
     return bootstrap_servers
-
-
-class NotAnswered(Exception):
-    """A call of the client did not return although its timeout has elapsed."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +249,7 @@ class KafkaClient:
 
     def _listed(self) -> list[Partition]:
         with self._translated_errors():
-            topics = self._admin.list_topics(timeout=_TIMEOUT_SECONDS).topics
+            topics = self._admin.list_topics(timeout=TIMEOUT_SECONDS).topics
         return [(name, number) for name, topic in topics.items() for number in topic.partitions]
 
     def _offsets(
@@ -273,7 +262,7 @@ class KafkaClient:
         with self._translated_errors():
             asked = {TopicPartition(topic, number): wanted for topic, number in partitions}
             isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-            futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=_TIMEOUT_SECONDS)
+            futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=TIMEOUT_SECONDS)
             return {(each.topic, each.partition): future.result().offset for each, future in futures.items()}
 
     @contextmanager
@@ -289,34 +278,6 @@ class KafkaClient:
                 brokers=self._address,
                 reason=str(e)[:500],
             ) from e
-
-
-def within_timeout(call: Callable[[], object], seconds: float) -> None:
-    """Makes a call of the client, which may not return although its timeout has elapsed.
-
-    Raises:
-        KafkaException: the call raised it.
-        NotAnswered: the call did not return within `seconds`. Its thread, and the client, exist until the process ends.
-    """
-    from confluent_kafka import KafkaException
-
-    answer: queue.SimpleQueue[KafkaException | None] = queue.SimpleQueue()
-
-    def answered() -> None:
-        try:
-            call()
-        except KafkaException as e:
-            answer.put(e)
-        else:
-            answer.put(None)
-
-    threading.Thread(target=answered, name="stateflow-kafka-call", daemon=True).start()
-    try:
-        failed = answer.get(timeout=seconds)
-    except queue.Empty:
-        raise NotAnswered from None
-    if failed is not None:
-        raise failed
 
 
 Partition = tuple[str, int]
@@ -351,31 +312,6 @@ def format_offsets(offsets: Offsets) -> str:
     return json.dumps(topics, separators=(",", ":"))
 
 
-TIMEOUT_SECONDS = 30.0
-_clock = SystemClock()
-_POLL = timedelta(milliseconds=20)
-_LATE_SECONDS = 2.0
-_COMMIT_TRIES = 4
-_UNSTABLE_SECONDS = 3.0
-"""How long a token is waited for whose transaction is being committed, before that transaction is fenced."""
-_SHORTEST_SECONDS = 1.0
-"""How long the token of an application is waited for at least."""
-_POLL_ROWS = 1024
-_NO_SUCCESSOR = ""
-_DEFAULTS: Mapping[str, str | int] = {
-    "acks": "all",
-    "linger.ms": 20,
-    "compression.type": "lz4",
-    "queue.buffering.max.kbytes": 1 << 16,
-    "queue.buffering.max.messages": 1 << 20,
-    "batch.num.messages": 100_000,
-    # As the partitions that Kafka's Java client chooses.
-    "partitioner": "murmur2_random",
-    # Consumers of committed records wait that long if the driver's host fails and no run follows.
-    "transaction.timeout.ms": 300_000,
-}
-
-
 @dataclass(frozen=True)
 class Connection:
     """How the driver connects to a cluster.
@@ -400,7 +336,7 @@ class Connection:
 
     def error(self, error: KafkaError) -> StateflowError:
         """Returns the error to raise for one of the client."""
-        if error.name() == _TOO_LARGE:
+        if error.name() == TOO_LARGE:
             return self.too_large(reason=error.str())
         if error.name() in _REFUSED:
             return SinkRefused(
@@ -489,336 +425,4 @@ _REFUSED = {
     "INVALID_RECORD",
 }
 _TOPIC_SETTINGS = ("cleanup.policy", "max.message.bytes")
-_FENCED = {"_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED", "INVALID_PRODUCER_ID_MAPPING"}
-_TRY_AGAIN = {
-    "_TIMED_OUT",
-    "_WAIT_COORD",
-    "_TRANSPORT",
-    "REQUEST_TIMED_OUT",
-    "UNSTABLE_OFFSET_COMMIT",
-    "NOT_COORDINATOR",
-    "COORDINATOR_NOT_AVAILABLE",
-    "COORDINATOR_LOAD_IN_PROGRESS",
-}
-"""Errors of a broker that does not answer, is not responsible for the group, or has an open transaction of it."""
-_TOO_LARGE = "MSG_SIZE_TOO_LARGE"
-
-
-class _Metadata(msgspec.Struct, frozen=True):
-    """Stored with the offset that is the token."""
-
-    stateflow: int = 1
-    successor: str = _NO_SUCCESSOR
-
-
-class _FencedByAnother(Exception):
-    """Another process started a producer of the same transactional id."""
-
-
-class Transactions:
-    """Reads the token of an application and commits transactions with the next one.
-
-    Args:
-        connection: the cluster.
-        name: consumer group and ``transactional.id``.
-        topic: the topic whose partition 0 the token is an offset of.
-        options: further options of the producer.
-
-    Attributes:
-        successor: the application that has taken over, as of the token that was read last; empty for none.
-    """
-
-    def __init__(self, connection: Connection, name: str, topic: str, options: Mapping[str, str | int]) -> None:
-        self._connection = connection
-        self._options = options
-        self._name = name
-        self._topic = topic
-        self._lock = threading.Lock()
-        self._producer: Producer | None = None
-        self._token: int | None = None
-        """The token, as long as the producer is not fenced."""
-        self.successor = _NO_SUCCESSOR
-
-    def read_token(self) -> int | None:
-        """Returns the token; None if the group has none. Raises StorageError or SinkRefused.
-
-        A transaction that stays open for a few seconds belongs to a process that was killed, and is fenced.
-        """
-        is_stable, token, successor = self._read(_UNSTABLE_SECONDS)
-        if is_stable:
-            self.successor = successor
-            return token
-        with self._lock:
-            self._start_producer()
-            return self._token
-
-    def start(self) -> None:
-        """Fences all earlier producers. Raises StorageError or SinkRefused."""
-        with self._lock:
-            if self._producer is None:
-                self._start_producer()
-
-    def commit(
-        self,
-        seen: int | None,
-        token: int,
-        records: Iterable[KafkaRecord] = (),
-        *,
-        successor: str = _NO_SUCCESSOR,
-        before: str = _NO_SUCCESSOR,
-        is_overtaken: Callable[[], bool] = lambda: False,
-    ) -> bool:
-        """Writes records and the token in one transaction.
-
-        Args:
-            seen: the token that the caller has read.
-            token: the new token.
-            records: the records.
-            successor: the application that takes over; this one can commit nothing after that.
-            before: the successor that the caller has read.
-            is_overtaken: asked when others can see that this application commits; if it returns True, it does not.
-
-        Returns:
-            False if the token has changed since it was read, if the application was overtaken, or if it is not known
-            whether the transaction was committed: read it again and decide again.
-
-        Raises:
-            SinkRefused: Kafka refuses a record for good; nothing is visible then.
-            StorageError: Kafka cannot be reached; nothing is visible then.
-        """
-        with self._lock:
-            if self._producer is None:
-                self._start_producer()
-            assert self._producer is not None
-            if (self._token, self.successor) != (seen, before):
-                return False
-            written = self._written(records, token, successor)
-            try:
-                is_committed = self._transaction(self._producer, written, is_overtaken)
-            except _FencedByAnother:
-                is_committed = False
-            except NotAnswered:
-                log.warning("Kafka's client did not return from a call; its producer is replaced: sink=%s", self._name)
-                is_committed = False
-            if is_committed:
-                self._token, self.successor = token, successor
-            else:
-                self._producer = None
-            return is_committed
-
-    def _written(self, records: Iterable[KafkaRecord], token: int, successor: str) -> Callable[[Producer], None]:
-        """Returns what writes the records and the token within a transaction."""
-
-        def write(producer: Producer) -> None:
-            self._write(producer, records)
-            failpoints.hit("transaction.written")
-            self._send_token(producer, token, successor)
-            failpoints.hit("transaction.token")
-
-        return write
-
-    def _transaction(
-        self, producer: Producer, write: Callable[[Producer], None], is_overtaken: Callable[[], bool]
-    ) -> bool:
-        from confluent_kafka import KafkaException
-
-        try:
-            producer.begin_transaction()
-            failpoints.hit("transaction.begun")
-            write(producer)
-            if is_overtaken():
-                self._abort(producer)
-                return False
-            is_committed = self._commit(producer)
-        except KafkaException as e:
-            cause = self._cause(producer, e.args[0])
-            self._abort(producer)
-            if _is_fenced(cause):
-                raise _FencedByAnother from e
-            raise self._connection.error(cause) from e
-        except BaseException:
-            self._abort(producer)
-            raise
-        failpoints.hit("transaction.committed")
-        return is_committed
-
-    def _write(self, producer: Producer, records: Iterable[KafkaRecord]) -> None:
-        # Without callbacks: the client could call one while the exception of a fatal error is raised. A record that
-        # cannot be delivered fails the transaction.
-        for number, record in enumerate(records):
-            self._produce(producer, record)
-            if number % _POLL_ROWS == 0:
-                producer.poll(0)
-        while len(producer):
-            producer.flush(1)
-
-    def _produce(self, producer: Producer, record: KafkaRecord) -> None:
-        from confluent_kafka import KafkaException
-
-        while True:
-            try:
-                producer.produce(
-                    record.topic, record.value, record.key, headers=record.headers, timestamp=record.timestamp
-                )
-            except BufferError:
-                producer.poll(0.1)
-            except KafkaException as e:
-                if e.args[0].name() == _TOO_LARGE:
-                    raise self._connection.too_large(topic=record.topic, row_bytes=record.size) from e
-                raise
-            else:
-                return
-
-    def _cause(self, producer: Producer, error: KafkaError) -> KafkaError:
-        """Returns the error that failed the transaction; `error` may only say that it has failed."""
-        from confluent_kafka import KafkaException
-
-        if error.name() != "_STATE":
-            return error
-        try:
-            self._send_token(producer, 0)
-        except KafkaException as e:
-            return e.args[0]  # type: ignore[no-any-return]
-        return error
-
-    def _send_token(self, producer: Producer, token: int, successor: str = _NO_SUCCESSOR) -> None:
-        from confluent_kafka import TopicPartition
-
-        metadata = msgspec.json.encode(_Metadata(successor=successor)).decode()
-        offset = TopicPartition(self._topic, 0, token, metadata=metadata)
-        group = self._group.consumer_group_metadata()
-        within_timeout(
-            lambda: producer.send_offsets_to_transaction([offset], group, TIMEOUT_SECONDS),
-            TIMEOUT_SECONDS + _LATE_SECONDS,
-        )
-
-    def _commit(self, producer: Producer) -> bool:
-        """Returns whether the transaction is committed; False if that is not known, because a response was lost."""
-        from confluent_kafka import KafkaException
-
-        for _ in range(_COMMIT_TRIES):
-            try:
-                producer.commit_transaction(TIMEOUT_SECONDS)
-                return True
-            except KafkaException as e:
-                error: KafkaError = e.args[0]
-                if error.txn_requires_abort() or _is_fenced(error):
-                    raise
-                if not error.retriable():
-                    break
-        log.warning("the response of a transaction's commit was lost: sink=%s", self._name)
-        return False
-
-    def _abort(self, producer: Producer) -> None:
-        """Aborts the transaction; if that fails, the next producer does it when it starts."""
-        from confluent_kafka import KafkaException
-
-        self._producer = None
-        with suppress(KafkaException):
-            producer.purge()
-            producer.abort_transaction(TIMEOUT_SECONDS)
-
-    def _start_producer(self) -> None:
-        from confluent_kafka import Producer
-
-        options = {**_DEFAULTS, **self._options, **self._connection.options(), "transactional.id": self._name}
-        with self._connection.translated_errors():
-            # Without a logger, which the client could call while the exception of a fatal error is raised.
-            producer = Producer({**options, "log_level": 0})
-            producer.init_transactions(TIMEOUT_SECONDS)
-        is_stable, token, successor = self._read(TIMEOUT_SECONDS)
-        if not is_stable:
-            raise StorageError(
-                "the transaction of an earlier run does not end, or its token cannot be read",
-                hint="check that all replicas of __transaction_state and __consumer_offsets are available",
-                sink=self._name,
-            )
-        self._producer, self._token, self.successor = producer, token, successor
-
-    def _read(self, seconds: float) -> tuple[bool, int | None, str]:
-        return _read(self._connection, self._group, self._topic, seconds)
-
-    @cached_property
-    def _group(self) -> Consumer:
-        return _group(self._connection, self._name)
-
-
-def find_writers(
-    connection: Connection, topic: str, names: Iterable[str], *, own: str = "", only_published: bool = False
-) -> frozenset[str]:
-    """Returns those that have published, or are publishing, and have no successor; fences none of them.
-
-    Args:
-        connection: the cluster.
-        topic: as for `Transactions`.
-        names: names of `Transactions`.
-        own: of the application that asks. It waits for others with a greater name, whose transaction is open, and
-            those do not wait for it: so of two that ask at once, one can commit.
-        only_published: whether open transactions do not count.
-
-    Raises StorageError or SinkRefused.
-    """
-    began, found = _clock.monotonic(), set()
-    # With one client at a time, which is closed: there may be many jobs, and clients have threads. All together wait as
-    # long as one, because a token is read in milliseconds unless a transaction is open.
-    for name in sorted(names):
-        left = began + _UNSTABLE_SECONDS - _clock.monotonic() if name > own else 0.0
-        with closing(_group(connection, name, "read_uncommitted")) as group:
-            is_read, token, successor = _read(connection, group, topic, TIMEOUT_SECONDS)
-        if not is_read:
-            raise StorageError(
-                "the token of another job's sink could not be read",
-                hint="check that all replicas of __consumer_offsets are available",
-                sink=name,
-            )
-        if not token and not successor and not only_published:
-            with closing(_group(connection, name)) as group:
-                is_stable, token, successor = _read(connection, group, topic, max(left, _SHORTEST_SECONDS))
-            token = token if is_stable else 1
-        if token and not successor:
-            found.add(name)
-    return frozenset(found)
-
-
-def _group(connection: Connection, name: str, isolation: str = "read_committed") -> Consumer:
-    """Returns a client for the group with a token, which it never joins."""
-    from confluent_kafka import Consumer
-
-    options = {"group.id": name, "isolation.level": isolation, "enable.auto.commit": False}
-    return Consumer({**connection.options(), **options}, logger=log)
-
-
-def _read(connection: Connection, group: Consumer, topic: str, seconds: float) -> tuple[bool, int | None, str]:
-    """Returns whether the token was read within some seconds; the token, None without one; and the successor.
-
-    It is not read while a transaction with a token is open, unless the client also reads uncommitted records: then
-    it is the token before.
-    """
-    from confluent_kafka import KafkaException, TopicPartition
-
-    deadline = _clock.monotonic() + seconds
-    while (left := deadline - _clock.monotonic()) > 0:
-        try:
-            # Not by the admin client, which crashes the process when the group has moved to another broker.
-            (found,) = group.committed([TopicPartition(topic, 0)], left)
-        except KafkaException as e:
-            if e.args[0].name() not in _TRY_AGAIN:
-                raise connection.error(e.args[0]) from e
-            _clock.sleep(_POLL)
-            continue
-        if found.error is not None:
-            raise connection.error(found.error)
-        return True, found.offset if found.offset >= 0 else None, _successor_in(found.metadata)
-    return False, None, _NO_SUCCESSOR
-
-
-def _successor_in(metadata: str | None) -> str:
-    """Returns the successor in the metadata of an offset, which other tools can set to any text."""
-    try:
-        return msgspec.json.decode(metadata or "", type=_Metadata).successor
-    except msgspec.DecodeError:
-        return _NO_SUCCESSOR
-
-
-def _is_fenced(error: KafkaError) -> bool:
-    return error.name() in _FENCED or error.fatal()
+TOO_LARGE = "MSG_SIZETOO_LARGE"

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from stateflow import failpoints
 from stateflow.checkpoint.barriers import CheckpointCoordinator, Due
 from stateflow.checkpoint.log.checkpoint_log import Head, Overtaken
+from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import ABORTED, BatchRecord, CheckpointRecord, Manifest, PendingOutput
-from stateflow.checkpoint.log.entry_lists import RetentionLimits
 from stateflow.checkpoint.log.fencing import FENCED_HINT
 from stateflow.checkpoint.log.manifest_files import files_of, write_manifest
 from stateflow.checkpoint.log.transitions import Commit, Settlement

@@ -16,8 +16,8 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, Writing
 from stateflow.checkpoint.garbage_collector import is_past
 from stateflow.checkpoint.log.checkpoint_log import Appended, Head, Overtaken
+from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import PendingOutput
-from stateflow.checkpoint.log.entry_lists import RetentionLimits
 from stateflow.checkpoint.log.fencing import FENCED_HINT
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.transitions import Commit, Settlement

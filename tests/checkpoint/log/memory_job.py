@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stateflow.checkpoint.log.checkpoint_log import Appended
+from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import Manifest, PendingOutput, SourcePosition
-from stateflow.checkpoint.log.entry_lists import OutputSizes, RetentionLimits, SegmentSizes
+from stateflow.checkpoint.log.entry_lists import OutputSizes, SegmentSizes
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.manifest_files import write_manifest
 from stateflow.checkpoint.log.transitions import Commit

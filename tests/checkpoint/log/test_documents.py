@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.log import documents, manifest_files
 from stateflow.checkpoint.log.checkpoint_log import Appended, Head
+from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import (
     Answer,
     EntryKind,
@@ -35,7 +36,7 @@ from stateflow.checkpoint.log.documents import (
     RetainedSegment,
     SourcePosition,
 )
-from stateflow.checkpoint.log.entry_lists import OutputLists, OutputSizes, RetentionLimits, SegmentSizes
+from stateflow.checkpoint.log.entry_lists import OutputLists, OutputSizes, SegmentSizes
 from stateflow.checkpoint.log.manifest_files import LIMIT, read_manifest, seal, unseal, write_manifest
 from stateflow.checkpoint.log.transitions import Settlement, pending_of
 from stateflow.checkpoint.savepoints.create import newest_published_checkpoint

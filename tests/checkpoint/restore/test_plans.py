@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import ABORTED, Ancestry, CheckpointRecord, RestoreStep, SinkMode
-from stateflow.checkpoint.log.entry_lists import RetentionLimits
 from stateflow.checkpoint.restore import plan_document
 from stateflow.checkpoint.restore.graph_map import DroppedState, StateKind
 from stateflow.checkpoint.restore.plan_document import (

@@ -13,8 +13,8 @@ from typing import Any
 
 from stateflow.checkpoint.barriers import Participant, TaskReport
 from stateflow.checkpoint.log.checkpoint_log import Appended, Head
+from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import EntryRef, Manifest, OperatorState, PendingOutput, SourcePosition
-from stateflow.checkpoint.log.entry_lists import RetentionLimits
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, write_manifest
