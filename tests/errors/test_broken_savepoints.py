@@ -49,15 +49,6 @@ def test_the_verification_of_a_savepoint_opens_its_stores(saved: tuple[PosixStor
         verify_savepoint(stored)
 
 
-@pytest.mark.parametrize("change", [{"first_group": -1}, {"last_group": 1 << 15}])
-def test_key_groups_that_do_not_exist_are_damage(saved: tuple[PosixStorage, Path], change: dict[str, int]) -> None:
-    document, _ = root_files.unsealed(saved[1].read_bytes())
-    document["manifest"]["operators"][0]["subtasks"][0].update(change)
-    saved[1].write_bytes(root_files.sealed(document))
-    with raises(CorruptFile):
-        savepoint_at(str(saved[1]))
-
-
 def _too_large(path: Path) -> None:
     os.truncate(path, 200 << 20)
 

@@ -1,4 +1,4 @@
-"""``stateflow.replay_batch``: what a batch did is returned as data, for all keys or for one."""
+"""``stateflow.replay_batch``: what a batch did is returned as data, for all keys or for one; and killed replays."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from pathlib import Path
 import pytest
 
 import stateflow
+from stateflow.checkpoint.log.job_root import LEASE, JobRoot
+from stateflow.clock import ManualClock, SystemClock
 from stateflow.errors import ConfigError
+from stateflow.private_files import PREFIX
 from stateflow.replay.replay_batch import key_texts
 from stateflow.runtime.task import store_cache
+from stateflow.storage import open_storage
 from stateflow.types.key_values import convert_key, parse_key
-from tests.support.cli_fixture import BUILD, JOB, CliFixture
+from tests.support.cli_fixture import BUILD, JOB, CliFixture, contents
 from tests.support.errors import raises
+from tests.support.job_fixture import KILLED
+from tests.support.processes import Ended, Launch, spawn
 
 FIRST, SECOND, THIRD = 2, 3, 4
 
@@ -99,3 +105,51 @@ def test_a_value_of_a_key_may_have_the_type_of_its_column(job: CliFixture) -> No
 def test_each_value_of_a_key_is_read_as_itself(value: object, spark_type: str) -> None:
     (found,) = parse_key(key_texts([value]), {"key": spark_type})
     assert found == convert_key([value], [spark_type])[0]
+
+
+# -- replays that are killed ------------------------------------------------------------------------------------------
+
+POINTS = {
+    "read.pinned:1": 2, "read.pinned:2": 2, "task.processed": 2, "task.uploaded": 2, "task.sink-closed": 2,
+    "batch.reported": 2, "read.finished:1": 2, "read.unpinned:1": 1, "read.unpinned:2": 0,
+}  # fmt: skip
+"""Failpoints of a replay, and the pins that exist then."""
+
+
+def _replay(job: CliFixture, failpoint: str = "") -> Ended:
+    arguments = ["replay", str(job.job), "--job-root", job.root, "--batch", "3", *job.command()[4:]]
+    environment = {"STATEFLOW_FAILPOINT": failpoint, "TMPDIR": str(job.folder / "tmp")}
+    return spawn(Launch(arguments, job.folder / "output", environment)).wait()
+
+
+def _scratch(job: CliFixture) -> list[Path]:
+    return list((job.folder / "tmp").glob(f"{PREFIX}*"))
+
+
+def _lasting(job: CliFixture) -> dict[str, str]:
+    """The files of the job, its tables and its working folder, apart from the log."""
+    others = ("root/log/", "tmp/", "output", "code/")
+    return {name: text for name, text in contents(job.folder).items() if not name.startswith(others)}
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.slow(reason="starts a process for each kill")
+def test_a_killed_replay_changes_nothing_of_the_job_and_the_next_one_removes_its_files(
+    job: CliFixture, point: str
+) -> None:
+    job.run()
+    (job.folder / "tmp").mkdir()
+    before = _lasting(job)
+    assert _replay(job, point).code == KILLED
+    pins = POINTS[point]
+    left = set(_scratch(job))
+    assert len(left) == (1 if 1 < pins else 0) or point.startswith("read.")
+    assert _lasting(job) == before
+    _replay(job).check()
+    assert not _scratch(job) and left.isdisjoint(_scratch(job))
+    assert _lasting(job) == before
+    later = ManualClock(start=SystemClock().now() + LEASE)
+    root = JobRoot.open(open_storage(job.root), later, "later")
+    assert len(root.head().entry.pinned) == pins
+    root.admin.end_leases()
+    assert root.head().entry.pinned == []

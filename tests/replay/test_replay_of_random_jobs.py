@@ -14,13 +14,30 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from stateflow import DeadLetters, StateTtlConfig, StreamExecutionEnvironment, WatermarkStrategy
-from stateflow.clock import ManualClock
-from stateflow.replay.run import replay_prepared
-from tests.replay.replays import prepared, request
+from stateflow.clock import ManualClock, SystemClock
+from stateflow.environment import declare
+from stateflow.launch import PreparedJob
+from stateflow.replay.run import ReplayRequest, replay_prepared
+from stateflow.runtime.preflight import StartContext
 from tests.support import folder_tables
-from tests.support.local_jobs import Growing, LocalJobs
+from tests.support.local_jobs import Build, Growing, LocalJobs
 from tests.testing.every_state import EveryState, Rule, Seen, pack
 from tests.testing.test_every_state import declarations, steps
+
+
+def prepared(jobs: LocalJobs, build: Build) -> PreparedJob:
+    """A job that is a function, as if it had been loaded from a file."""
+    given = {name.replace("__", "."): str(value) for name, value in jobs.settings.items()}
+    env, resolved = declare(build, "job", (given,))
+    env.graph.check()
+    start = StartContext(env.graph, resolved, on_spark=False, clock=SystemClock(), storage=jobs.storage)
+    return PreparedJob(start)
+
+
+def request(jobs: LocalJobs, batch: int, max_rows: int | None = None) -> ReplayRequest:
+    """A request for a replay of such a job, with all rows."""
+    return ReplayRequest(Path("job.py"), jobs.storage.uri, batch, max_rows=max_rows)
+
 
 SLICE = 4
 

@@ -1,4 +1,4 @@
-"""The table of scalar types agrees with Spark and Arrow, and every format has a place for each type of it."""
+"""The table of scalar types agrees with Spark and Arrow, each format has a place for each of them, and texts in SQL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pyspark.sql.pandas.types import from_arrow_type
 
 from stateflow.connectors import delta_types
 from stateflow.connectors.iceberg import table as iceberg
-from stateflow.connectors.postgres.target import postgres_type
 from stateflow.types.columns.shapes import shape_of
 from stateflow.types.declared_types import (
     DECLARED,
@@ -22,7 +21,9 @@ from stateflow.types.declared_types import (
     arrow_type_named,
     decimal_digits,
     decimal_holds,
+    literal,
     python_type_of,
+    quoted,
     scalar_of,
 )
 
@@ -83,20 +84,6 @@ def test_a_declared_type_is_one_type_in_every_format(each: ScalarType) -> None:
     assert iceberg.arrow_field(found).type == stored
 
 
-def test_postgres_has_its_own_names() -> None:
-    assert {each.kind: postgres_type(shape_of(each.python)) for each in DECLARED.values()} == {
-        "bool": "boolean",
-        "int": "bigint",
-        "float": "double precision",
-        "str": "text",
-        "bytes": "bytea",
-        "date": "date",
-        "datetime": "timestamp without time zone",
-        "time": "time without time zone",
-        "timedelta": "interval",
-    }
-
-
 def test_numbers_of_numpy_have_the_columns_of_pythons() -> None:
     kinds = ("numpy.bool", "numpy.int8", "numpy.uint64", "numpy.float32", "numpy.complex64", "uuid", "union")
     found = [scalar_of(kind) for kind in kinds]
@@ -120,3 +107,24 @@ def test_another_name_has_no_column(name: str) -> None:
 )
 def test_a_decimal_type_holds_another_with_as_many_digits_on_both_sides(given: tuple[int, int], holds: bool) -> None:
     assert decimal_holds(pa.decimal128(5, 2), pa.decimal128(*given)) is holds
+
+
+# -- names and texts in Spark SQL -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a", "'a'"),
+        ("a'b", "'a\\'b'"),
+        ("a\\", "'a\\\\'"),
+        ("${env:HOME}", "'\\u0024{env:HOME}'"),
+        ("a\nb\0\x7f", "'a\\u000ab\\u0000\\u007f'"),
+    ],
+)
+def test_a_text_is_one_literal_without_variables(text: str, expected: str) -> None:
+    assert literal(text) == expected
+
+
+def test_a_name_is_one_quoted_name() -> None:
+    assert (quoted("a b"), quoted("a`b")) == ("`a b`", "`a``b`")
