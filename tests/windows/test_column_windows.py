@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import accumulate
@@ -42,6 +43,7 @@ from stateflow.api.windows.column_time_windows import TimeWindowAggregates
 from stateflow.api.windows.column_windows import BoundColumns
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import JobDefinitionError, SchemaMismatch, StateError
+from stateflow.runtime.task.vector_operator import WindowVectorOperator
 from stateflow.state.kinds.window_timers import DueTimers
 from stateflow.testing import KeyedHarness, KeyedInput
 from stateflow.types.time_window import TimeWindow
@@ -401,6 +403,79 @@ def test_sums_of_rows_that_are_too_late_are_not_limited(lateness: int) -> None:
         assert h.output == [Total("a", 7, 50, 60)] and h.side_output(LATE) == late
 
 
+class Summed(msgspec.Struct, frozen=True):
+    key: str
+    start: int
+    total: int
+    first: int
+    last: int
+
+
+SUMMED = {"start": ("window_start",), "total": ("sum", "value"), "first": ("first", "value"), "last": ("last", "value")}
+
+
+@contextmanager
+def _additions_of_calls(method: str) -> Iterator[list[int]]:
+    """The accumulators of the windows of each call."""
+    found: list[int] = []
+    assigned = getattr(TimeWindowAggregates, method)
+
+    def counted(*given: object) -> object:
+        made = assigned(*given)
+        found.append(len(made.of))
+        return made
+
+    with patch.object(TimeWindowAggregates, method, counted):
+        yield found
+
+
+def test_a_key_with_hundreds_of_overlapping_windows_is_processed_in_calls_of_limited_size() -> None:
+    size, limit = 400, 1 << 12
+
+    def declare(rows: KeyedStream[DataStream]) -> DataStream:
+        windows = rows.window(SlidingEventTimeWindows.of(ms(size), ms(1)))
+        return windows.aggregate_columns(SUMMED, output=Summed, uid="w")
+
+    rows = [Timed("a", number, number * 2 + number % 2) for number in range(1, 400)] + [Timed("b", 1, 3)]
+    wanted: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for row in rows:
+        assert row.at is not None
+        for start in range(row.at - size + 1, row.at + 1):
+            wanted[row.key, start].append(row.value)
+    with (
+        patch.object(WindowVectorOperator, "additions_at_once", limit),
+        _additions_of_calls("_assigned_by_tree") as additions,
+        KeyedHarness(declare, KeyedInput(Timed, "key", event_time="at", out_of_orderness=ms(5))) as h,
+    ):
+        h.push(*rows)
+        h.drain()
+        found = {(row.key, row.start): (row.total, row.first, row.last) for row in h.output}
+        assert len(h.output) == len(found) and h.state_entries() == [] and h.timers() == []
+    assert found == {window: (sum(values), values[0], values[-1]) for window, values in wanted.items()}
+    assert len(additions) >= 4 and max(additions) < 2 * limit
+
+
+def test_late_rows_are_processed_in_calls_of_limited_size() -> None:
+    windows_of_row, limit, count = 16, 1 << 12, 600
+
+    def declare(rows: KeyedStream[DataStream]) -> DataStream:
+        windows = rows.window(SlidingEventTimeWindows.of(ms(10 * windows_of_row), ms(10))).allowed_lateness(ms(200))
+        return windows.aggregate_columns(SUMMED, output=Summed, uid="w")
+
+    with KeyedHarness(declare, KeyedInput(Timed, "key", event_time="at")) as h:
+        h.push(Timed("a", 1, 5))
+        h.advance_watermark(10 * windows_of_row - 1)
+        first = len(h.output)
+        with (
+            patch.object(WindowVectorOperator, "additions_at_once", limit),
+            _additions_of_calls("_assigned") as additions,
+        ):
+            h.push(*(Timed("a", 1, 3 if number % 2 else 7) for number in range(count)))
+        fired = [row.total for row in h.output[first:] if row.start == 0]
+        assert fired == list(range(2, count + 2)) and len(h.output) - first == count * windows_of_row
+    assert sum(additions) == count * windows_of_row and max(additions) <= limit
+
+
 class Note(msgspec.Struct, frozen=True):
     key: str
     text: str
@@ -445,3 +520,24 @@ def test_due_windows_are_read_in_calls_of_limited_size() -> None:
     # A text is in what is read, and in what is emitted.
     assert max(due_of_calls[1:]) * 2 * len(text) <= 16 * MIB
     assert min(due_of_calls[1:-1]) * 2 * len(text) > 15 * MIB
+
+
+def test_texts_of_overlapping_windows_are_processed_in_calls_of_limited_size() -> None:
+    """Each key has a short text and a long one: its windows have 256 KiB, those of all keys 25 MiB."""
+    windows_of_row, text, keys = 16, "x" * (16 << 10), 100
+
+    def declare(rows: KeyedStream[DataStream]) -> DataStream:
+        windows = rows.window(SlidingEventTimeWindows.of(ms(windows_of_row), ms(1)))
+        return windows.aggregate_columns(NOTES, output=Noted, uid="w")
+
+    with (
+        patch.object(WindowVectorOperator, "additions_at_once", 5 * MIB // 128),
+        _additions_of_calls("_assigned") as additions,
+        KeyedHarness(declare, KeyedInput(Note, "key", event_time="at"), backend=RocksDBStateBackend()) as h,
+    ):
+        h.push(*(Note(str(number), each, 0) for number in range(keys) for each in ("", text)))
+        h.drain()
+        wanted = [Noted(str(number), -at, text) for number in range(keys) for at in range(windows_of_row)]
+        assert sorted(h.output) == sorted(wanted)
+    assert sum(additions) == keys * windows_of_row
+    assert 2 * MIB < max(additions) * len(text) <= 5 * MIB

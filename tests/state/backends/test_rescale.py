@@ -23,7 +23,7 @@ from stateflow.errors import CorruptFile, MissingFile, StateflowError, StorageEr
 from stateflow.state.backends import canonical_file, hash_maps
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.canonical_file import CanonicalHeader
-from stateflow.state.backends.entry_stream import blocks_of
+from stateflow.state.backends.entry_stream import EntryBlock, blocks_of
 from stateflow.state.backends.factory import StoreLocation, open_backend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.backends.rocksdb.check import LONGEST_BOUND
@@ -34,7 +34,7 @@ from stateflow.storage import MemoryStorage, PosixStorage, Storage
 from stateflow.testing.conformance.state_backend import GROUPS, Opener, OperatorSubtasks, key_of
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support.errors import raises
-from tests.support.memory import file_size_limit
+from tests.support.memory import MemoryPeak, file_size_limit
 
 SETTINGS = RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, compact_at_files=6)
 Changes = Mapping[bytes, bytes | None]
@@ -214,6 +214,50 @@ def test_a_key_group_next_to_those_of_a_subtask_is_hidden(tmp_path: Path) -> Non
         lower, upper = subtasks.stores
         assert (lower.get(key_of(half)), upper.get(key_of(half - 1))) == (None, None)
         subtasks.close()
+
+
+class _Fetches(MemoryStorage):
+    """Records which parts of objects were fetched, by the place where they begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[tuple[str, int]] = []
+
+    def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
+        self.fetched.append((key, 0))
+        super().fetch(key, target, limit)
+
+    def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
+        self.fetched.append((key, offset))
+        super().fetch_part(key, offset, size, target)
+
+
+def _places(states: Sequence[SubtaskState]) -> dict[tuple[str, int], int]:
+    """The size of each file, by its object and where it begins there."""
+    files = (file for state in states for file in state.files)
+    return {(f.handle.key, f.part.offset if f.part else 0): f.part.size if f.part else f.handle.size for f in files}
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 1)])
+def test_a_rescaled_store_fetches_each_file_once_and_writes_almost_none_again(
+    tmp_path: Path, before: int, after: int
+) -> None:
+    subtasks, rng = Subtasks(tmp_path, before, storage := _Fetches()), random.Random(1)
+    for _ in range(2):
+        subtasks.write({key_of(g, bytes([n])): rng.randbytes(500) for g in range(GROUPS) for n in range(4)})
+        subtasks.snapshot()
+    for store in subtasks.native:
+        store.compact_range(key_of(0), key_of(GROUPS))
+    subtasks.write({key_of(g): b"x" for g in range(GROUPS)})
+    stored = _places(subtasks.rescale(after))
+    assert len(stored) > 10 and sorted(storage.fetched) == sorted(stored)
+    subtasks.write({key_of(g): b"y" for g in range(GROUPS)})
+    found = _places(states := subtasks.snapshot())
+    subtasks.check()
+    subtasks.close()
+    reused, whole = sum(stored[place] for place in stored.keys() & found.keys()), sum(stored.values())
+    assert reused > 0.9 * whole and sum(found.values()) - reused < 0.2 * whole
+    assert sum(len(s.files) for s in states) <= len(found) + 2 * after, "only files at the bounds are in two subtasks"
 
 
 def _flip(path: Path) -> None:
@@ -407,3 +451,18 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     with file_size_limit(4 << 20), pytest.raises(StorageError):
         _subtasks(parts).open([state])
     assert [path.name for path in tmp_path.glob("host-*/*")] == ["cache-0"]
+
+
+def test_a_load_takes_bounded_memory_and_writes_only_into_its_folder(tmp_path: Path) -> None:
+    cache = HostCache.direct(tmp_path / "cache", MemoryStorage(), ManualClock(1))
+    store = _opener("universal")(tmp_path / "work", cache, Base(0, KeyGroupRange(0, GROUPS - 1)))
+    assert isinstance(store, RocksDBBackend)
+    values = [random.Random(n).randbytes(50_000) for n in range(10)]
+    blocks = (EntryBlock([key_of(n // 3, bytes([n % 3, m])) for m in range(10)], values) for n in range(3 * GROUPS))
+    peak = MemoryPeak()
+    store.load(blocks)
+    written = sum(path.stat().st_size for path in (tmp_path / "work").iterdir())
+    assert peak.bytes() < 24 << 20 < 50 << 20 < written
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "work"]
+    assert sum(1 for _ in store.scan(b"")) == 30 * GROUPS
+    store.close()
