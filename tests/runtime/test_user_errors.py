@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -91,6 +92,17 @@ def test_an_error_about_a_value_or_a_tag_names_operator_key_and_row(
     error = _error_of(jobs, _process(Failing(wrong)))
     assert error.code in ("state", "job-definition")
     assert {**OF_ROW_3, **facts}.items() <= error.facts.items()
+
+
+def test_a_task_that_fails_leaves_no_store(jobs: LocalJobs) -> None:
+    stores: list[Path] = []
+
+    def fail(function: Failing, ctx: Context) -> None:
+        stores.extend((jobs.folder / "local").glob("*/op/*/work/*"))
+        raise LookupError
+
+    assert _error_of(jobs, _process(Failing(fail))).code == "user-code"
+    assert stores and not [store for store in stores if store.exists()]
 
 
 def test_a_function_gets_no_row_that_is_not_of_the_class_of_its_source(jobs: LocalJobs) -> None:
