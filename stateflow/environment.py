@@ -57,7 +57,7 @@ class StreamExecutionEnvironment:
             raise JobDefinitionError(
                 "from_source needs a Source", hint="such as FileSource(path, schema=Row)", given=repr(source), uid=uid
             )
-        return DataStream.made_by(self.graph, self.graph.add_source(uid, source))
+        return DataStream.from_node(self.graph, self.graph.add_source(uid, source))
 
     def from_collection(self, rows: Iterable[R], row_class: type[R], *, uid: str = "") -> DataStream:
         """Returns a bounded stream of rows from the job file, with or without Spark; for tests and examples.
@@ -200,7 +200,7 @@ class StreamExecutionEnvironment:
         self._read |= dict.fromkeys(self._parameters)
         return dict(self._parameters)
 
-    def unused_parameters(self) -> tuple[str, ...]:
+    def warn_of_unused_parameters(self) -> tuple[str, ...]:
         """Returns a warning for each ``job.NAME`` setting that `build` has not read."""
         known = f"the job reads {', '.join(self._read)}" if self._read else "the job reads no parameter"
         unused = [name for name in self._parameters if name not in self._read]

@@ -229,7 +229,7 @@ def prepare(job_file: Path, job_root: str | None = None, layers: tuple[SettingsL
     storage = None if job_root is None else open_storage(job_root)
     start = StartContext(env.graph, settings, needs_spark(env.graph), SystemClock(), storage)
     return PreparedJob(
-        start, (*env.unused_parameters(), *warn_of_repeated_output(start), *warn_of_unregistered_tables(start))
+        start, (*env.warn_of_unused_parameters(), *warn_of_repeated_output(start), *warn_of_unregistered_tables(start))
     )
 
 

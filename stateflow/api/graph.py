@@ -329,7 +329,7 @@ class Graph:
             "on_error=DeadLetters(budget=…)",
         )
 
-    def shadowed(self) -> Graph:
+    def with_shadow_sinks(self) -> Graph:
         """Returns the same graph with every sink replaced by its shadow, which writes to a separate table."""
         return replace(self, sinks=[replace(s, sink=s.sink.shadow()) for s in self.sinks])
 

@@ -219,7 +219,7 @@ class Source(ABC):
         """
         return None
 
-    def truncated(self, files: Sequence[str]) -> dict[str, str]:
+    def find_truncated(self, files: Sequence[str]) -> dict[str, str]:
         """Returns the files with an invalid header or footer, each with the reason. Other files may be corrupt, too."""
         return {}
 

@@ -171,7 +171,7 @@ class GivenSource:
     position: Position
     watermark: int | None = None
 
-    def stated(self, uid: str) -> str:
+    def format_position(self, uid: str) -> str:
         """Returns the position as the caller has stated it; empty for one that was read from elsewhere."""
         return "" if isinstance(self.position, InitialPosition) else _text(uid, self.position)
 
@@ -241,7 +241,7 @@ def _start(uid: str, given: GivenSource, base: Manifest, at: datetime) -> Source
     position = given.position
     if isinstance(position, InitialPosition):
         return SourceStart(offset=position.offset, logs=position.logs)
-    option = f"{uid}={given.stated(uid)}"
+    option = f"{uid}={given.format_position(uid)}"
     start = choose_starts([option], {uid: given.source}, base, at).starts[uid]
     if start is None:
         raise ConfigError("a new savepoint has no position that a source could keep", uid=uid, position=str(position))

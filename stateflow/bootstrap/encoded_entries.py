@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from stateflow.bootstrap.encoded_values import ValueEncoder, encode_map_keys, state_named
+from stateflow.bootstrap.encoded_values import ValueEncoder, encode_map_keys, name_state_in_errors
 from stateflow.bootstrap.frames import (
     DOMAIN,
     NAMESPACE,
@@ -317,7 +317,7 @@ class StateEncoder:
 
     def encode(self, batch: pa.RecordBatch) -> EntryColumns:
         """See `EntryEncoder.encode`."""
-        with state_named(self.descriptor.name):
+        with name_state_in_errors(self.descriptor.name):
             entries = naming_row(batch, self._encode, self.key.facts_of)
         self.added += batch.num_rows
         return entries
@@ -393,7 +393,7 @@ class TimerEncoder:
 
     def encode(self, batch: pa.RecordBatch) -> EntryColumns:
         """See `EntryEncoder.encode`."""
-        with state_named("_timers"):
+        with name_state_in_errors("_timers"):
             return naming_row(batch, self._encode, self.key.facts_of)
 
     def _encode(self, batch: pa.RecordBatch) -> EntryColumns:

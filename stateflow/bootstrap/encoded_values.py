@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def state_named(name: str) -> Iterator[None]:
+def name_state_in_errors(name: str) -> Iterator[None]:
     """Adds the name of a state to errors."""
     try:
         yield

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from stateflow.bootstrap.encoded_entries import LIMITS, describe_scalar, naming_row
-from stateflow.bootstrap.encoded_values import ValueEncoder, encode_map_keys, field_names, state_named
+from stateflow.bootstrap.encoded_values import ValueEncoder, encode_map_keys, field_names, name_state_in_errors
 from stateflow.bootstrap.frames import (
     KEY_GROUP,
     MAP_KEY,
@@ -80,7 +80,7 @@ class OperatorStateRows:
         descriptor = _as_list(self.descriptor)
         return (store.get_union_list_state if self.is_union else store.get_list_state)(descriptor).schema
 
-    def encoded(self) -> Encoded:
+    def encode(self) -> Encoded:
         """Returns the encoded elements of the list, or entries of the map.
 
         Raises:
@@ -95,7 +95,7 @@ class OperatorStateRows:
         """Returns what the subtasks store, from the first on: lists are split evenly, other states are in subtask 0."""
         return even_split(encoded, parallelism) if isinstance(encoded, list) and not self.is_union else [encoded]
 
-    def stored_in(self, content: OperatorContent, encoded: Encoded) -> OperatorContent:
+    def replace_state(self, content: OperatorContent, encoded: Encoded) -> OperatorContent:
         """Returns content of a subtask with encoded elements or entries in place of those that the state has there."""
         match encoded:
             case dict():
@@ -183,19 +183,19 @@ class OperatorStates:
             DataError: a value or key is null, or a key occurs twice.
         """
         parallelism = layout.parallelism
-        with state_named("_raw"):
+        with name_state_in_errors("_raw"):
             contents = [OperatorContent(raw=pieces) for pieces in even_split(self.raw.pieces(), parallelism)]
         raw_keyed: dict[int, list[tuple[int, bytes]]] = {}
-        with state_named("_raw_keyed"):
+        with name_state_in_errors("_raw_keyed"):
             for group, data in self.raw.by_key_group(layout.max_parallelism):
                 raw_keyed.setdefault(layout.subtask_of(group), []).append((group, data))
         for subtask, pieces in raw_keyed.items():
             contents[subtask] = msgspec.structs.replace(contents[subtask], raw_keyed=pieces)
         for rows in self.states:
-            with state_named(rows.name):
-                encoded = rows.encoded()
+            with name_state_in_errors(rows.name):
+                encoded = rows.encode()
             for subtask, share in enumerate(rows.shares(encoded, parallelism)):
-                contents[subtask] = rows.stored_in(contents[subtask], share)
+                contents[subtask] = rows.replace_state(contents[subtask], share)
         return store_parts(self.uid, enumerate(contents), target)
 
 

@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from stateflow.bootstrap.encoded_entries import LIMITS, declare, new_keyed_state
-from stateflow.bootstrap.encoded_values import ValueEncoder, state_named
+from stateflow.bootstrap.encoded_values import ValueEncoder, name_state_in_errors
 from stateflow.bootstrap.frames import (
     DOMAIN,
     MAP_KEY,
@@ -125,7 +125,7 @@ class SparkState:
         if descriptor.ttl is not None and EXPIRES_AT in self.rows.columns:
             columns[WRITTEN_AT] = _written_at(descriptor.ttl, descriptor.name)
         frame = self._selected({**columns, NAMESPACE: namespace} if namespace else columns)
-        with state_named(descriptor.name):
+        with name_state_in_errors(descriptor.name):
             _check_types(descriptor, frame)
         return KeyedStateFrame(descriptor, frame)
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from stateflow.bootstrap.encoded_entries import GivenKey, declare, new_keyed_state
-from stateflow.bootstrap.encoded_values import state_named
+from stateflow.bootstrap.encoded_values import name_state_in_errors
 from stateflow.bootstrap.frames import WRITTEN_AT, KeyedStateFrame
 from stateflow.bootstrap.keyed_files import write_local
 from stateflow.bootstrap.layout import GivenOperator, Layout, SavepointFolder, StateRows, check_timers, state_rows
@@ -106,7 +106,7 @@ class StateTransformation:
         """
         first: pa.Schema | None = None
         for batch in batches:
-            with state_named(self.name):
+            with name_state_in_errors(self.name):
                 found = self._applied(batch)
                 first = found.schema if first is None else first
                 if not found.schema.equals(first):
@@ -168,7 +168,7 @@ class ChangedOperator:
     def _of_operator(self) -> dict[str, StateTransformation]:
         return {change.name: change for change in self.changes if change.is_of_operator}
 
-    def written(self, copied: OperatorState, target: SavepointFolder, at: int) -> OperatorState:
+    def write_changes(self, copied: OperatorState, target: SavepointFolder, at: int) -> OperatorState:
         """Writes what `kept` does not have; returns the operator of the new savepoint.
 
         Args:
@@ -269,13 +269,13 @@ class ChangedOperator:
         if not batches:
             return content
         rows = change.rows_of(self.operator, pa.Table.from_batches(batches))
-        with state_named(change.name):
-            return rows.stored_in(content, rows.encoded())
+        with name_state_in_errors(change.name):
+            return rows.replace_state(content, rows.encode())
 
 
 def _in_order(given: KeyedStateFrame, key: GivenKey) -> StateRows:
     """Returns rows whose elements of lists are in the order of the rows: functions see them so."""
-    with state_named(given.descriptor.name):
+    with name_state_in_errors(given.descriptor.name):
         rows = state_rows(given, key)
     return dataclasses.replace(rows, columns=dataclasses.replace(rows.columns, order_by=()))
 

@@ -380,7 +380,7 @@ class SavepointWriter:
             # As in the base: the tables have the output up to its checkpoint.
             sinks=base.sinks if base else {},
             stateflow=installed_version(),
-            positions={uid: text for uid, given in self._sources.items() if (text := given.stated(uid))},
+            positions={uid: text for uid, given in self._sources.items() if (text := given.format_position(uid))},
         )
 
     def _added_states(self, uid: str) -> OperatorStates:
@@ -440,7 +440,7 @@ class SavepointWriter:
         else:
             manifest = copy.canonical(SavepointSettings(), LocalWorkers())
         time = epoch_milliseconds(at)
-        written = [changed[o.uid].written(o, target, time) if o.uid in changed else o for o in manifest.operators]
+        written = [changed[o.uid].write_changes(o, target, time) if o.uid in changed else o for o in manifest.operators]
         return structs.replace(manifest, operators=written, record=None, history=[])
 
 

@@ -96,7 +96,7 @@ class CheckpointCoordinator:
         self._barriers += 1
         verdict = self._verdict(now, requested)
         if isinstance(verdict, Due):
-            self.triggered(ordinal, now)
+            self.record_trigger(ordinal, now)
         return verdict
 
     def is_due_when_idle(self, now: float) -> bool:
@@ -115,12 +115,12 @@ class CheckpointCoordinator:
         interval = self._settings.interval
         return self._has_elapsed(interval.total_seconds() if interval else _RETRY_SECONDS, now)
 
-    def triggered(self, ordinal: int, now: float) -> None:
+    def record_trigger(self, ordinal: int, now: float) -> None:
         """Records a pending checkpoint; also called when a checkpoint is triggered after its barrier."""
         self._pending[ordinal] = self._triggered_at = now
         self._barriers = 0
 
-    def completed(self, ordinal: int, now: float) -> Outcome:
+    def record_completion(self, ordinal: int, now: float) -> Outcome:
         """Records that a pending checkpoint was committed."""
         outcome = self._end(ordinal, Status.COMPLETED)
         if outcome is Outcome.ACCEPTED:
@@ -128,7 +128,7 @@ class CheckpointCoordinator:
             self._failures = 0
         return outcome
 
-    def aborted(self, ordinal: int) -> Outcome:
+    def record_failure(self, ordinal: int) -> Outcome:
         """Records that a pending checkpoint failed and will never exist."""
         outcome = self._end(ordinal, Status.ABORTED)
         if outcome is Outcome.ACCEPTED:

@@ -255,7 +255,7 @@ class Collector:
             self._delete(findings.garbage)
         return Collection(
             head.entry.seq,
-            tuple(ref.id for ref in self.root.checkpoints.kept(head)),
+            tuple(ref.id for ref in self.root.checkpoints.list_kept(head)),
             len(findings.garbage),
             sum(blob.size for blob in findings.garbage),
             findings.unknown,
@@ -300,7 +300,7 @@ class Collector:
         found = {}
         if head.entry.manifest:
             found[f"checkpoint {head.checkpoint_id} (the current one)"] = head.entry.manifest
-        for ref in {r.id: r for r in self.root.checkpoints.kept(head)}.values():
+        for ref in {r.id: r for r in self.root.checkpoints.list_kept(head)}.values():
             if head.checkpoint is None or ref.id != head.checkpoint.id:
                 why = "; ".join(pins.get(ref.id, []))
                 found[f"checkpoint {ref.id}" + (f" ({why})" if why else "")] = ref.manifest

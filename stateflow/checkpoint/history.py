@@ -397,7 +397,7 @@ class HistoryIndexWriter:
         if after != before or (self.handle is None and (objects or after.lost)):
             self._write(after, head)
 
-    def listed(self, head: Head) -> frozenset[str]:
+    def list_needed_objects(self, head: Head) -> frozenset[str]:
         """Returns the objects that must not be deleted: those that the index of `head`, or a newer one, contains."""
         self._load(head)
         # A long run has written many indexes: what only those before the index of `head` contain can go.

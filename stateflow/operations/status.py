@@ -199,7 +199,7 @@ def _described(root: JobRoot, head: Head) -> JobDescription:
         head.entry.seq,
         head.checkpoint_id,
         head.checkpoint_label,
-        tuple(dict.fromkeys(ref.id for ref in root.checkpoints.kept(head))),
+        tuple(dict.fromkeys(ref.id for ref in root.checkpoints.list_kept(head))),
         pins,
         offsets_of(head.entry.sources),
         root.job.forked_from,

@@ -118,7 +118,7 @@ def _holders(root: JobRoot, head: Head) -> Iterator[Holder]:
     """
     from stateflow.connectors.delta.maintenance import Holder
 
-    for checkpoint_id in sorted({ref.id for ref in root.checkpoints.kept(head)}):
+    for checkpoint_id in sorted({ref.id for ref in root.checkpoints.list_kept(head)}):
         yield Holder(f"checkpoint {checkpoint_id}", checkpoint_id)
     known = set[str]()
     for stored in list_savepoints(root.storage):

@@ -64,7 +64,7 @@ def verify(
             verified.
     """
     root = JobRoot.open(open_storage(job_root), SystemClock(), _OWNER)
-    refs = sorted(set(root.checkpoints.kept(root.head())), key=lambda ref: ref.id)
+    refs = sorted(set(root.checkpoints.list_kept(root.head())), key=lambda ref: ref.id)
     wanted = [ref for ref in refs if checkpoint in (None, ref.id)]
     if not wanted:
         raise _not_kept(root, checkpoint)
@@ -87,7 +87,7 @@ def _pinned(root: JobRoot, ref: EntryRef) -> Pin | None:
     try:
         return root.admin.pin(ref, by_process(_OWNER), f"verifying checkpoint {ref.id}", lease=LEASE)
     except DataError:
-        if ref in root.checkpoints.kept(root.head()):
+        if ref in root.checkpoints.list_kept(root.head()):
             raise
         return None
 
@@ -97,7 +97,7 @@ def _not_kept(root: JobRoot, wanted: int | None) -> ConfigError:
         "the checkpoint does not exist, or was released meanwhile",
         hint="stateflow checkpoints list shows the existing ones",
         wanted=wanted,
-        kept=sorted({ref.id for ref in root.checkpoints.kept(root.head())}),
+        kept=sorted({ref.id for ref in root.checkpoints.list_kept(root.head())}),
     )
 
 

@@ -130,7 +130,7 @@ def _snapshots(location: str) -> Iterable[Row]:
 
 
 def _checkpoint_rows(root: JobRoot, head: Head) -> list[Row]:
-    refs = sorted(set(root.checkpoints.kept(head)), key=lambda ref: ref.id)
+    refs = sorted(set(root.checkpoints.list_kept(head)), key=lambda ref: ref.id)
     with ThreadPoolExecutor(_READERS) as pool:
         sizes = list(pool.map(lambda ref: _bytes_of(root, ref), refs))
     rows: list[Row] = []
@@ -148,7 +148,7 @@ def _bytes_of(root: JobRoot, ref: EntryRef) -> int | None:
         return root.checkpoints.manifest_of(ref).full_bytes
     except MissingFile:
         newest = JobRoot(root.log, root.clock, root.writer)
-        if ref in newest.checkpoints.kept(newest.head()):
+        if ref in newest.checkpoints.list_kept(newest.head()):
             raise
         return None
 

@@ -93,7 +93,7 @@ def find_target(root: JobRoot, head: Head, batch: int) -> TargetCheckpoints:
     Raises:
         ConfigError: there is no such checkpoint, no batch led to it, or the one before it is not retained.
     """
-    kept = {ref.id: ref for ref in root.checkpoints.kept(head)}
+    kept = {ref.id: ref for ref in root.checkpoints.list_kept(head)}
     if batch not in kept:
         raise ConfigError(
             "the checkpoint of the batch is not retained",

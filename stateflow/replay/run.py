@@ -200,7 +200,7 @@ class _Replay:
     def _batches_left(self, rows: BatchReader) -> list[int]:
         """Returns other batches of which the sources are not known to have lost rows; for an error."""
         root = self._found.root
-        kept = {ref.id: ref for ref in root.checkpoints.kept(root.head())}
+        kept = {ref.id: ref for ref in root.checkpoints.list_kept(root.head())}
         others = [number for number in replayable_batches(root, kept) if number != self._request.batch]
         return [number for number in others if self._has_rows(rows, root, number)]
 

@@ -166,7 +166,7 @@ def open_job(graph: Graph, settings: Settings, storage: Storage, clock: Clock) -
 
 def graph_of_job_root(job: JobFormat, graph: Graph) -> Graph:
     """Returns the graph as it runs in a job root: a shadow writes to its own tables."""
-    return graph.shadowed() if job.shadow else graph
+    return graph.with_shadow_sinks() if job.shadow else graph
 
 
 def _bind(root: JobRoot, graph: Graph, settings: Settings, shares_tables: bool = False) -> Job:

@@ -42,7 +42,7 @@ def _verdicts(coordinator: CheckpointCoordinator, barriers: list[float]) -> list
     for ordinal, now in enumerate(barriers, 1):
         verdict = coordinator.at_barrier(ordinal, now)
         if isinstance(verdict, Due):
-            assert coordinator.completed(ordinal, now) is Outcome.ACCEPTED
+            assert coordinator.record_completion(ordinal, now) is Outcome.ACCEPTED
         found.append(verdict)
     return found
 
@@ -51,7 +51,7 @@ def test_a_pause_begins_when_a_checkpoint_is_completed() -> None:
     coordinator = _coordinator(min_pause=10 * SECOND, max_in_flight=2)
     assert coordinator.at_barrier(1, 1) is Due.INTERVAL
     assert coordinator.at_barrier(2, 100) is NotDue.MINIMUM_PAUSE
-    coordinator.completed(1, 101)
+    coordinator.record_completion(1, 101)
     assert coordinator.at_barrier(3, 110) is NotDue.MINIMUM_PAUSE
     assert coordinator.at_barrier(4, 111) is Due.INTERVAL
 
@@ -59,7 +59,7 @@ def test_a_pause_begins_when_a_checkpoint_is_completed() -> None:
 def test_a_requested_checkpoint_waits_for_neither_interval_nor_pause() -> None:
     coordinator = _coordinator(interval=100 * SECOND, min_pause=100 * SECOND)
     assert coordinator.at_barrier(1, 1, requested=True) is Due.REQUESTED
-    coordinator.completed(1, 1)
+    coordinator.record_completion(1, 1)
     assert coordinator.at_barrier(2, 2) is NotDue.INTERVAL
     assert coordinator.at_barrier(3, 3, requested=True) is Due.REQUESTED
 
@@ -69,22 +69,22 @@ def test_at_most_max_in_flight_checkpoints_are_pending_in_addition_to_requested_
     assert [coordinator.at_barrier(n, n) for n in (1, 2, 3)] == [Due.INTERVAL, Due.INTERVAL, NotDue.TOO_MANY_PENDING]
     assert coordinator.at_barrier(4, 4, requested=True) is Due.REQUESTED
     assert coordinator.pending == [1, 2, 4]
-    coordinator.completed(1, 5)
-    coordinator.completed(2, 5)
+    coordinator.record_completion(1, 5)
+    coordinator.record_completion(2, 5)
     assert coordinator.at_barrier(5, 5) is Due.INTERVAL
 
 
 def test_the_end_of_a_checkpoint_is_accepted_once() -> None:
     coordinator = _coordinator()
     for ordinal in (1, 2):
-        coordinator.triggered(ordinal, 1)
-    assert coordinator.completed(1, 2) is Outcome.ACCEPTED
-    assert coordinator.completed(1, 2) is Outcome.DUPLICATE
-    assert coordinator.aborted(1) is Outcome.LATE
-    assert coordinator.aborted(2) is Outcome.ACCEPTED
-    assert coordinator.aborted(2) is Outcome.DUPLICATE
-    assert coordinator.completed(2, 2) is Outcome.LATE
-    assert coordinator.completed(3, 2) is Outcome.UNKNOWN
+        coordinator.record_trigger(ordinal, 1)
+    assert coordinator.record_completion(1, 2) is Outcome.ACCEPTED
+    assert coordinator.record_completion(1, 2) is Outcome.DUPLICATE
+    assert coordinator.record_failure(1) is Outcome.LATE
+    assert coordinator.record_failure(2) is Outcome.ACCEPTED
+    assert coordinator.record_failure(2) is Outcome.DUPLICATE
+    assert coordinator.record_completion(2, 2) is Outcome.LATE
+    assert coordinator.record_completion(3, 2) is Outcome.UNKNOWN
     assert coordinator.pending == []
 
 
@@ -92,7 +92,7 @@ def test_a_pending_checkpoint_is_overdue_after_its_timeout() -> None:
     coordinator = _coordinator(timeout=60 * SECOND)
     coordinator.at_barrier(1, 10)
     assert [coordinator.is_overdue(1, now) for now in (10, 69.9, 70)] == [False, False, True]
-    coordinator.aborted(1)
+    coordinator.record_failure(1)
     assert not coordinator.is_overdue(1, 100)
 
 
@@ -102,9 +102,9 @@ def test_more_failures_in_a_row_than_are_tolerable_are_too_many(tolerable: int) 
     for ordinal in range(1, 20):
         coordinator.at_barrier(ordinal, ordinal)
         if ordinal == 10:
-            coordinator.completed(ordinal, ordinal)
+            coordinator.record_completion(ordinal, ordinal)
         else:
-            coordinator.aborted(ordinal)
+            coordinator.record_failure(ordinal)
         assert coordinator.has_failed_too_often == ((ordinal if ordinal < 10 else ordinal - 10) > tolerable)
 
 

@@ -96,7 +96,7 @@ def log_entry(folder: Path) -> Iterator[Target]:
         root = _opened(storage)
         head = root.head()
         root.checkpoints.restorable(head)
-        root.checkpoints.kept(head)
+        root.checkpoints.list_kept(head)
         root.checkpoints.oldest_restorable(head)
         read_pending_records(root, head)
 
@@ -197,7 +197,7 @@ class _HistoryIndexes:
         head = root.head()
         writer = HistoryIndexWriter(root, head)
         writer.update(head, 5)
-        writer.listed(head)
+        writer.list_needed_objects(head)
         if writer.handle and writer.handle.key != self.key:
             self._storage.delete([writer.handle.key])
 

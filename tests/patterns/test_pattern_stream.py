@@ -152,11 +152,11 @@ ONE = Pattern.begin("one", A)
         lambda: ONE.one_or_more().greedy().next("two").optional(), lambda: ONE.until(B),
         lambda: ONE.one_or_more().until(B).until(B), lambda: ONE.optional().not_next("two", B),
         lambda: ONE.not_next("two", B).optional(), lambda: ONE.not_followed_by("two", B).one_or_more(),
-        lambda: ONE.within(timedelta(0)), lambda: ONE.not_followed_by("two", B).checked(),
-        lambda: Pattern.begin("one", skip=AfterMatchSkipStrategy.skip_to_last("two")).checked(),
+        lambda: ONE.within(timedelta(0)), lambda: ONE.not_followed_by("two", B).check_whole(),
+        lambda: Pattern.begin("one", skip=AfterMatchSkipStrategy.skip_to_last("two")).check_whole(),
     ],
 )  # fmt: skip
-def test_a_pattern_that_cannot_be_matched_is_refused(declare: Callable[[], Pattern]) -> None:
+def test_a_pattern_that_cannot_be_matched_is_refused(declare: Callable[[], object]) -> None:
     with raises(JobDefinitionError):
         declare()
 

@@ -68,7 +68,7 @@ class SummedJob(LocalJobs):
     @property
     def kept(self) -> list[int]:
         root = self.root
-        return [ref.id for ref in root.checkpoints.kept(root.head())]
+        return [ref.id for ref in root.checkpoints.list_kept(root.head())]
 
     def declare(self, env: StreamExecutionEnvironment, count: int) -> None:
         stream = env.from_source(Growing(rows(count), Row), uid="rows").key_by("key")

@@ -55,14 +55,14 @@ class Values:
             return self.state.counts
         return np.add.reduceat(self.valid.astype(np.int64), self.state.starts)
 
-    def filled(self, default: object) -> Array:
+    def fill_nulls(self, default: object) -> Array:
         """Returns the values of all rows, with nulls replaced by `default`; negative for rows that are retracted."""
         found: Array = self.column.fill_null(default).to_numpy(zero_copy_only=False)
         return found if self.signs is None else found * self.signs
 
     def reduce(self, function: np.ufunc, default: object) -> Array:
         """Returns the reduction of each key's values by `function`, with nulls replaced by `default`."""
-        found: Array = function.reduceat(self.filled(default), self.state.starts)
+        found: Array = function.reduceat(self.fill_nulls(default), self.state.starts)
         return found
 
     @property
@@ -131,7 +131,7 @@ class Aggregate(ABC):
         """Returns the accumulators after partial results, which are given by column name without the prefix."""
         raise NotImplementedError(f"{type(self).__name__} has no partial results")
 
-    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+    def merge_accumulators(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
         """Returns the accumulators of groups of accumulators, such as those of slices of a window.
 
         Args:

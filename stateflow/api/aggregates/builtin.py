@@ -61,7 +61,7 @@ class Count(Aggregate):
     def merge(self, before: Accumulators, partials: Mapping[str, Values]) -> Accumulators:
         return {"count": pa.array(to_numpy(before["count"]) + partials["count"].summed)}
 
-    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+    def merge_accumulators(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
         return {"count": pa.array(Values(accumulators["count"], groups).summed)}
 
 
@@ -102,12 +102,12 @@ class Sum(Aggregate):
         # An intermediate result may wrap around; the final sum fits, so it is exact.
         return {"sum": pa.array(old + join_halves(above, below), mask=empty)}
 
-    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+    def merge_accumulators(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
         return self.add(self.nothing(len(groups)), Values(accumulators["sum"], groups))
 
     def _check_overflow(self, before: Array, values: Values) -> None:
         """Raises StateError for a sum beyond 64 bits. numpy wraps around, so float sums find candidates."""
-        numbers, starts = values.filled(0), values.state.starts
+        numbers, starts = values.fill_nulls(0), values.state.starts
         estimate = np.add.reduceat(np.abs(numbers.astype(np.float64)), starts) + np.abs(before.astype(np.float64))
         for at in np.flatnonzero(estimate >= _SAFE_SUM).tolist():
             start = int(starts[at])
@@ -133,7 +133,7 @@ class Mean(Aggregate):
     result_type = "double"
 
     def add(self, before: Accumulators, values: Values) -> Accumulators:
-        added = np.add.reduceat(values.filled(0).astype(np.float64), values.state.starts)
+        added = np.add.reduceat(values.fill_nulls(0).astype(np.float64), values.state.starts)
         return {
             "count": pa.array(to_numpy(before["count"]) + values.counts),
             "sum": pa.array(to_numpy(before["sum"], 0.0) + added),
@@ -157,7 +157,7 @@ class Mean(Aggregate):
             "sum": pa.array(to_numpy(before["sum"], 0.0) + added),
         }
 
-    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+    def merge_accumulators(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
         return {
             "count": pa.array(Values(accumulators["count"], groups).summed),
             "sum": pa.array(Values(accumulators["sum"], groups).reduce(np.add, 0.0)),
@@ -196,7 +196,7 @@ class Variance(Aggregate):
         count = to_numpy(accumulators["count"])
         return pa.array(to_numpy(accumulators["m2"], 0.0) / np.maximum(count - 1, 1), mask=count < 2)
 
-    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+    def merge_accumulators(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
         counts, means = to_numpy(accumulators["count"]), to_numpy(accumulators["mean"], 0.0)
         count = np.add.reduceat(counts, groups.starts)
         mean = np.add.reduceat(np.where(counts == 0, 0.0, counts * means), groups.starts) / np.maximum(count, 1)
@@ -211,7 +211,7 @@ class Variance(Aggregate):
 
 def _moments(values: Values, count: Array) -> tuple[Array, Array]:
     """Returns each key's mean of a batch's values, and their sum of squared deviations from it."""
-    numbers, starts = values.filled(0).astype(np.float64), values.state.starts
+    numbers, starts = values.fill_nulls(0).astype(np.float64), values.state.starts
     mean = np.add.reduceat(numbers, starts) / np.maximum(count, 1)
     squares = (numbers - mean[values.state.key_of_row]) ** 2
     if values.column.null_count:
@@ -252,7 +252,7 @@ class DecimalSum(Aggregate):
     def result(self, accumulators: Accumulators) -> pa.Array:
         return accumulators["sum"]
 
-    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+    def merge_accumulators(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
         return self.add(self.nothing(len(groups)), Values(accumulators["sum"], groups))
 
     @property
@@ -314,7 +314,7 @@ class _Extreme(Aggregate):
     def merge(self, before: Accumulators, partials: Mapping[str, Values]) -> Accumulators:
         return self.add(before, partials[self._field])
 
-    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+    def merge_accumulators(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
         return self.add(self.nothing(len(groups)), Values(accumulators[self._field], groups))
 
     @property
@@ -374,7 +374,7 @@ class First(Aggregate):
     def result(self, accumulators: Accumulators) -> pa.Array:
         return accumulators["first"]
 
-    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+    def merge_accumulators(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
         return self.add(self.nothing(len(groups)), Values(accumulators["first"], groups))
 
 
@@ -391,7 +391,7 @@ class Last(Aggregate):
     def result(self, accumulators: Accumulators) -> pa.Array:
         return accumulators["last"]
 
-    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+    def merge_accumulators(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
         return self.add(self.nothing(len(groups)), Values(accumulators["last"], groups))
 
 
@@ -431,7 +431,7 @@ class ValueByTime(Aggregate):
     def result(self, accumulators: Accumulators) -> pa.Array:
         return accumulators[self._field]
 
-    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+    def merge_accumulators(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
         return self._selected(_timed(accumulators[self._field], accumulators["time"], groups))
 
     @property
@@ -515,7 +515,7 @@ class DistinctValues(Aggregate):
         added = values.column.take(pa.array(rows))
         return self._sets(of, pa.concat_arrays([lists.flatten(), added.cast(lists.type.value_type)]), len(state))
 
-    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+    def merge_accumulators(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
         lists = accumulators["values"]
         return self._sets(np.repeat(groups.key_of_row, _lengths(lists)), lists.flatten(), len(groups))
 
@@ -628,14 +628,14 @@ class ApproxDistinct(Aggregate):
 
     def add(self, before: Accumulators, values: Values) -> Accumulators:
         new = hyperloglog.sketch(values.column, values.state.key_of_row, len(values.state))
-        merged = hyperloglog.decode(before["registers"].to_pylist()).merged(new)
+        merged = hyperloglog.decode(before["registers"].to_pylist()).merge(new)
         return {"registers": pa.array(merged.encode(), pa.binary())}
 
     def result(self, accumulators: Accumulators) -> pa.Array:
         return pa.array(hyperloglog.decode(accumulators["registers"].to_pylist()).estimates())
 
-    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
-        found = hyperloglog.decode(accumulators["registers"].to_pylist()).grouped(groups.key_of_row, len(groups))
+    def merge_accumulators(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+        found = hyperloglog.decode(accumulators["registers"].to_pylist()).merge_groups(groups.key_of_row, len(groups))
         return {"registers": pa.array(found.encode(), pa.binary())}
 
 

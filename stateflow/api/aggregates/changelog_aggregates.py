@@ -469,7 +469,7 @@ class ChangelogAggregates(ColumnAggregates):
         kept = before
         if counted is not None and counted.is_reset.any():
             kept = pc.if_else(pa.array(~counted.is_reset), before, pa.scalar(None, before.type))
-        stored, results = self._added(batch, state, kept)
+        stored, results = self._add_batch(batch, state, kept)
         state.write(self._state, pc.if_else(pa.array(exists), stored, pa.scalar(None, stored.type)))
         earlier = self._results(state, before) if self._changes.retracts or not exists.all() else results
         parts = [

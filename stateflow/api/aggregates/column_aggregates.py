@@ -89,11 +89,11 @@ class ColumnAggregates(VectorizedKeyedFunction):
         self._state: ValueState[Any] = ctx.get_state(ValueStateDescriptor(_STATE_NAME, accumulators))
 
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch | pa.Table:
-        stored, results = self._added(batch, state, state.read(self._state))
+        stored, results = self._add_batch(batch, state, state.read(self._state))
         state.write(self._state, stored)
         return results
 
-    def _added(
+    def _add_batch(
         self, batch: pa.RecordBatch, state: VectorState, before: pa.StructArray
     ) -> tuple[pa.StructArray, pa.RecordBatch]:
         """Returns the accumulators after a batch, and the results of all keys."""

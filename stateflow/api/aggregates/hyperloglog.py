@@ -43,13 +43,13 @@ class Sketches:
     places: Array
     ranks: Array
 
-    def merged(self, other: Sketches) -> Sketches:
+    def merge(self, other: Sketches) -> Sketches:
         """Returns the union: the larger value of each register."""
         return _highest(
             self.keys, np.concatenate([self.places, other.places]), np.concatenate([self.ranks, other.ranks])
         )
 
-    def grouped(self, group_of_key: Array, groups: int) -> Sketches:
+    def merge_groups(self, group_of_key: Array, groups: int) -> Sketches:
         """Returns the union of the sketches of each group.
 
         Args:

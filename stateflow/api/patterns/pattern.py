@@ -273,8 +273,8 @@ class Pattern:
         """The stages as text. Partial matches can be continued by a pattern with the same text."""
         return ", ".join(str(stage) for stage in self.stages)
 
-    def checked(self) -> Pattern:
-        """Returns the pattern. Raises JobDefinitionError if it cannot be matched as a whole."""
+    def check_whole(self) -> None:
+        """Raises JobDefinitionError if the pattern cannot be matched as a whole."""
         if self._last.contiguity is Contiguity.NOT_FOLLOWED_BY and self.within_ms is None:
             raise self._refused(
                 "a pattern cannot end with not_followed_by without a time limit", "add a stage, or within(…)"
@@ -286,7 +286,6 @@ class Pattern:
                 stage=self.skip.stage,
                 stages=self._positive_names,
             )
-        return self
 
     @property
     def _positive_names(self) -> list[str]:

@@ -666,7 +666,7 @@ class Matcher(Generic[Row]):
             match = waiting.pop(0)
             path = buffer.path(match.node)
             if self._skip.skips:
-                first_kept = self._skip.first_kept(path)
+                first_kept = self._skip.find_first_kept(path)
                 matches.partial = self._pruned(buffer, matches.partial, first_kept)
                 waiting = self._pruned(buffer, waiting, first_kept)
             found.append(buffer.match(path))

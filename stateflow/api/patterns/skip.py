@@ -77,7 +77,7 @@ class AfterMatchSkipStrategy:
         """Whether a match may discard others."""
         return self.to is not SkipTo.ANYWHERE
 
-    def first_kept(self, path: Sequence[tuple[str, int]]) -> int:
+    def find_first_kept(self, path: Sequence[tuple[str, int]]) -> int:
         """Returns the number of the first row with which others may begin.
 
         Args:

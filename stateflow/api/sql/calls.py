@@ -132,7 +132,7 @@ def resolve_call(name: str, args: Sequence[Expression]) -> Expression | str:
         pattern = args[1]
         if not isinstance(pattern, Constant) or FORMATS.unknown(str(pattern.value)):
             return f"a format of a time is not a literal of {', '.join(FORMATS.letters)}"
-        args = [args[0], Constant(FORMATS.quoted(str(pattern.value)), STRING)]
+        args = [args[0], Constant(FORMATS.quote_literals(str(pattern.value)), STRING)]
     if name in _OF_DOUBLES:
         args = [cast(arg, DOUBLE) if arg.type.is_numeric else arg for arg in args]
     return call(name, args) or "a function does not accept its arguments"

@@ -55,7 +55,7 @@ class DateFormats:
                 return part
         return "'" if "'" in rest else ""
 
-    def quoted(self, pattern: str) -> str:
+    def quote_literals(self, pattern: str) -> str:
         """Returns a pattern with all characters in quotes that are not letters of a time."""
         parts = (found[0] for found in _PARTS.finditer(pattern))
         return "".join(part if part[0].isalpha() or part[0] == "'" else f"'{part}'" for part in parts)

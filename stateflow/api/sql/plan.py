@@ -454,10 +454,6 @@ class Path:
         """Returns the path of a query inside this one."""
         return Path(f"{self.name}.{name}")
 
-    def renamed(self, name: str) -> Path:
-        """Returns a path that a hint sets."""
-        return Path(name)
-
     def uid(self, kind: str) -> str:
         """Returns the uid of an operator of this query."""
         return f"{self.name}.{kind}"

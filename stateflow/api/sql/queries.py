@@ -179,7 +179,7 @@ class QueryPlanner:
             args = each.expressions if isinstance(each, exp.Anonymous) else []
             if str(each.name).lower() != "uid" or len(args) != 1 or not args[0].is_string:
                 self.text.fail(node, "a hint is not supported", "write /*+ uid('name') */ after SELECT")
-            path = path.renamed(str(args[0].this))
+            path = Path(str(args[0].this))
         return path
 
     def _check_clauses(self, node: exp.Expr, known: set[str]) -> None:

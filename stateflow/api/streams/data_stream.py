@@ -79,7 +79,7 @@ class DataStream:
         self._changelog = changelog
 
     @classmethod
-    def made_by(cls, graph: Graph, node: Node) -> DataStream:
+    def from_node(cls, graph: Graph, node: Node) -> DataStream:
         """Returns the rows of a source or an operator, which its declaration or a `RowKind` field makes a changelog."""
         return cls(graph, node, changelog_of(node))
 
@@ -220,7 +220,7 @@ class DataStream:
                 hint="call get_side_output on the stream that process returned",
                 tag=tag.name,
             )
-        return DataStream.made_by(self._graph, self._graph.side_output(self._node, tag))
+        return DataStream.from_node(self._graph, self._graph.side_output(self._node, tag))
 
     def get_dead_letters(self) -> DataStream:
         """Returns the rows for which the function of this stream raised, as `DeadLetter` rows.
@@ -348,7 +348,7 @@ class DataStream:
         self.sink_to(PrintSink(limit), uid=uid)
 
     def _add_operator(self, node: ProcessNode) -> DataStream:
-        return DataStream.made_by(self._graph, self._graph.add_operator(node))
+        return DataStream.from_node(self._graph, self._graph.add_operator(node))
 
     def _row_step(
         self, kind: StepKind, function: RowFunction, output: type[object] | None, on_error: str | DeadLetters

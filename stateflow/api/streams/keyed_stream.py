@@ -630,7 +630,7 @@ class KeyedStream(OperatorInput[Stream]):
         is_passed = isinstance(self._node, ColumnsNode | RowsNode) and level_of(self._node) == 0
         if not is_passed or event_time_of(self._node) or self._keying.order_by or not are_grouped_alike(keys):
             return self
-        return self._reduced(PartialRanking(self._keying.columns, selection, self._node.schema))
+        return self._with_reduced_rows(PartialRanking(self._keying.columns, selection, self._node.schema))
 
     def _output(self, output: type[object] | None, rank: str, retract: bool) -> TopNOutput:
         given = self._node.schema

@@ -54,7 +54,7 @@ class OperatorInput(Generic[Stream]):
         policy = check_policy(on_error)
         return self._add_operator(ProcessNode(uid, (edge,), function, schema, name, policy, appends=self._appends))
 
-    def _reduced(self, reduction: Reduction) -> Self:
+    def _with_reduced_rows(self, reduction: Reduction) -> Self:
         """Returns the input with reduced rows, without an order of their own."""
         changed = copy.copy(self)
         changed._edge = Edge(ReducedNode(self._node, reduction), replace(self._keying, order_by=()))

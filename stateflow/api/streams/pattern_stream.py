@@ -49,8 +49,9 @@ class PatternStream(OperatorInput[Stream]):
                 hint="declare it: source.assign_timestamps_and_watermarks(…), and keep the column in the row class",
                 columns=list(keyed._node.schema.names),
             )
+        pattern.check_whole()
         stream = cls(keyed._graph, keyed._node, keyed._keying, keyed._add_operator)
-        stream._settings = PatternSettings(pattern.checked(), keyed._node.schema.row_class)
+        stream._settings = PatternSettings(pattern, keyed._node.schema.row_class)
         return stream
 
     def side_output_late_data(self, tag: OutputTag[Row]) -> Self:

@@ -280,7 +280,7 @@ class WindowedStream(OperatorInput[Stream]):
             raise
         name = f"aggregate {', '.join(aggregates)} {type(self._settings.assigner).__name__}"
         partial = function.split(self._node.schema) if self._is_divisible(time_column) else None
-        given = self if partial is None else self._reduced(partial)
+        given = self if partial is None else self._with_reduced_rows(partial)
         return given._operator(function, schema, uid, name, FAIL)
 
     def _with(self, settings: AnySettings) -> Self:
@@ -363,7 +363,7 @@ def _make_aggregation(
         raise JobDefinitionError(
             "an aggregate cannot have the name of a key column", hint="rename it", names=sorted(clash)
         )
-    made = {**infer_columns(aggregates, keys, given, output), **bounds.made()}
+    made = {**infer_columns(aggregates, keys, given, output), **bounds.list_types()}
     check_output(made, keys, output)
     required = {column.name for column in output.columns if not column.nullable}
     return Aggregation(tuple(keys), AccumulatorColumns(aggregates, required), bounds, output.names)

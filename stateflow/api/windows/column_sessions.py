@@ -354,7 +354,7 @@ class SessionAggregates(WindowAggregates):
             contents, exists = self._read(state.windows(fired.of, fired.state_starts, fired.state_ends))
             chosen = np.flatnonzero(exists)
             windows = Windows(fired.of, fired.starts, fired.ends).at(chosen)
-            emitted = self._aggregation.emitted(state, windows, take_accumulators(contents, chosen))
+            emitted = self._aggregation.build_output(state, windows, take_accumulators(contents, chosen))
             self._register_removal(state, windows, np.full(len(windows), self._watermark(state)))
         # Those that fire may have no timer that removes them.
         is_past = (due.times == due.ends - 1) & (self._removal(due.ends) <= self._watermark(state))
@@ -383,7 +383,7 @@ class SessionAggregates(WindowAggregates):
 
     def _changes(self, state: WindowVectorState, merged: MergedSessions) -> _Changes:
         windows, opened = merged.windows, merged.opened
-        reached = self._reached(state, windows.of)
+        reached = self._reached_watermarks(state, windows.of)
         is_opened = ~merged.items.is_row
         of_opened = np.empty(len(opened), np.int64)
         of_opened[merged.number[is_opened]] = merged.session[is_opened]
@@ -424,7 +424,7 @@ class SessionAggregates(WindowAggregates):
             parts,
             session[first_items],
             cuts[last_items],
-            lambda some, at, number: self._columns.merged(
+            lambda some, at, number: self._columns.merge_accumulators(
                 some, self._groups(state, at, merged.windows.of[number], len(next(iter(some.values()))))
             ),
         )
@@ -536,4 +536,4 @@ class SessionAggregates(WindowAggregates):
             last = np.where(is_late, segments.last, ends)[chosen]
             chosen = chosen[np.lexsort((last, ~is_late[chosen], of[chosen]))]
         windows = Windows(of[chosen], starts[chosen], ends[chosen])
-        return self._aggregation.emitted(state, windows, take_accumulators(segments.accumulators, chosen))
+        return self._aggregation.build_output(state, windows, take_accumulators(segments.accumulators, chosen))

@@ -53,7 +53,7 @@ class SliceRanges:
         """Returns all windows of slices, which are ordered by key and start; windows are ordered likewise."""
         is_first = np.zeros(len(of), bool)
         is_first[starts_of_groups(of)] = True
-        added = slicing.added(slices, is_first)
+        added = slicing.count_new_windows(slices, is_first)
         number = np.repeat(np.arange(len(of)), added)
         before_last = np.repeat(np.cumsum(added), added) - 1 - np.arange(len(number))
         keys, starts = of[number], slicing.latest(slices)[number] - before_last * slicing.slide
@@ -208,7 +208,7 @@ class TimeWindowAggregates(WindowAggregates):
             take_accumulators(contents, shifted[order]),
             window[order],
             is_late[order],
-            lambda some, starts, number: self._columns.merged(
+            lambda some, starts, number: self._columns.merge_accumulators(
                 some, self._groups(state, starts, windows.of[number], len(next(iter(some.values()))))
             ),
         )
@@ -224,7 +224,7 @@ class TimeWindowAggregates(WindowAggregates):
             fired = windows.at(fires)
             contents, exists = self._read(fired.states(state))
             at = np.flatnonzero(exists)
-            emitted = self._aggregation.emitted(state, fired.at(at), take_accumulators(contents, at))
+            emitted = self._aggregation.build_output(state, fired.at(at), take_accumulators(contents, at))
             self._end(state, fired.at(at))
         # A window has a timer by the lateness that the job had when it was stored, which may have been another one.
         self._clear(state, windows.at(np.flatnonzero(due.times >= self._removal(due.ends))))
@@ -295,7 +295,7 @@ class TimeWindowAggregates(WindowAggregates):
             accumulators,
             of,
             tree_nodes,
-            lambda some, starts, keys: self._columns.merged(
+            lambda some, starts, keys: self._columns.merge_accumulators(
                 some, self._groups(state, starts, keys, len(next(iter(some.values()))))
             ),
         )
@@ -314,7 +314,7 @@ class TimeWindowAggregates(WindowAggregates):
         # Late rows share no accumulators with the rows that follow them.
         is_first = is_first | np.append(True, is_alone[1:] != is_alone[:-1])[: len(slices)]
         if self.windows_of_row > _FEW:
-            shared = self._slicing.added(slices, is_first) * _PARTS
+            shared = self._slicing.count_new_windows(slices, is_first) * _PARTS
         else:
             is_new = is_first | np.append(True, slices[1:] != slices[:-1])[: len(slices)]
             shared = np.where(is_new, self._slicing.counts(slices), 0)
@@ -358,7 +358,7 @@ class TimeWindowAggregates(WindowAggregates):
         """Stores contents that are still needed after the batch, and removes others."""
         number = segments.window[segments.finals]
         windows, exists = windows.at(number), exists[number]
-        reached = self._reached(state, windows.of)
+        reached = self._reached_watermarks(state, windows.of)
         keeps = self._removal(windows.ends) > reached
         changes = keeps | exists
         if changes.any():
@@ -383,7 +383,7 @@ class TimeWindowAggregates(WindowAggregates):
         ends = fired.ends - 1
         is_due = np.zeros(len(fired), bool)
         is_due[segments.finals] = True
-        is_due &= (ends > self._watermark(state)) & (ends <= self._reached(state, fired.of))
+        is_due &= (ends > self._watermark(state)) & (ends <= self._reached_watermarks(state, fired.of))
         chosen = np.flatnonzero(is_due | (late_rows >= 0))
         if not len(chosen):
             return None
@@ -392,4 +392,4 @@ class TimeWindowAggregates(WindowAggregates):
             # As row by row: late rows of a key come first, and each fires the latest of its windows first.
             ends = np.where(late >= 0, -fired.ends[chosen], fired.ends[chosen])
             chosen = chosen[np.lexsort((ends, late, late < 0, fired.of[chosen]))]
-        return self._aggregation.emitted(state, fired.at(chosen), take_accumulators(segments.accumulators, chosen))
+        return self._aggregation.build_output(state, fired.at(chosen), take_accumulators(segments.accumulators, chosen))

@@ -87,7 +87,7 @@ class Slicing:
         step = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
         return of, latest[of] - step * self.slide
 
-    def added(self, times: Array, is_first: Array) -> Array:
+    def count_new_windows(self, times: Array, is_first: Array) -> Array:
         """Returns for each time the number of its windows that do not contain the time before.
 
         Args:
@@ -157,7 +157,7 @@ class BoundColumns:
                 )
         return cls(bounds, declared)
 
-    def made(self) -> dict[str, tuple[str, bool]]:
+    def list_types(self) -> dict[str, tuple[str, bool]]:
         """Returns the Spark type of each column, none of which is null."""
         return {
             name: (self.declared[name].spark_type if name in self.declared else "bigint", False) for name in self.bounds
@@ -254,13 +254,13 @@ class AccumulatorColumns:
                 found |= _named(name, made)
         return found
 
-    def merged(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
+    def merge_accumulators(self, accumulators: Accumulators, groups: VectorState) -> Accumulators:
         """Returns the accumulators of groups of adjacent accumulators."""
         found: dict[str, pa.Array] = {}
         # Without numpy's warnings: differences of infinities are NaN, which is intended.
         with np.errstate(all="ignore"):
             for name, aggregate in self._aggregates.items():
-                found |= _named(name, aggregate.merged(_own(name, aggregate, accumulators), groups))
+                found |= _named(name, aggregate.merge_accumulators(_own(name, aggregate, accumulators), groups))
         return found
 
     def results(self, accumulators: Accumulators) -> dict[str, pa.Array]:
@@ -450,7 +450,7 @@ class Aggregation:
     bounds: BoundColumns
     names: tuple[str, ...]
 
-    def emitted(self, state: VectorState, windows: Windows, accumulators: Accumulators) -> pa.RecordBatch:
+    def build_output(self, state: VectorState, windows: Windows, accumulators: Accumulators) -> pa.RecordBatch:
         """Returns the output rows of windows."""
         of = pa.array(windows.of)
         found = {key: state.keys.column(key).take(of) for key in self.keys}
@@ -539,7 +539,7 @@ class WindowAggregates(WindowVectorFunction):
         """Returns the watermark by which rows are late."""
         return state.times.watermark if self._settings.time_column else _NEVER
 
-    def _reached(self, state: WindowVectorState, of: Array) -> Array:
+    def _reached_watermarks(self, state: WindowVectorState, of: Array) -> Array:
         """Returns the watermark that the key of each window reaches in the batch."""
         return state.times.reached[of] if self._settings.time_column else np.full(len(of), _NEVER)
 

@@ -40,7 +40,7 @@ class RetentionLimits:
     max_age: timedelta | None = None
 
 
-def oldest_kept(refs: list[EntryRef], limits: RetentionLimits, now: str, before: str) -> int | None:
+def find_oldest_kept(refs: list[EntryRef], limits: RetentionLimits, now: str, before: str) -> int | None:
     """Returns the id of the oldest checkpoint that a COMMIT keeps in addition to its own; None when it keeps none.
 
     A clock that jumps forward would make all of them too old at once. So the earlier of the timestamps of this entry
@@ -102,7 +102,7 @@ class CompletedCheckpoints:
         _, retained = self._with_list(head, lambda head: self.retained.read(head.entry))
         return [*retained, *([head.checkpoint] if head.checkpoint else [])]
 
-    def kept(self, head: Head) -> list[EntryRef]:
+    def list_kept(self, head: Head) -> list[EntryRef]:
         """Returns every checkpoint that the entry keeps, pinned ones first, the current one last.
 
         Raises MissingFile or CorruptFile.
@@ -139,7 +139,7 @@ class CompletedCheckpoints:
 
     def _kept_after(self, parent: Head, limits: RetentionLimits, folder: str, now: datetime) -> Kept:
         refs = self.restorable(parent)
-        oldest = oldest_kept(refs, limits, now.isoformat(), parent.entry.at) or parent.entry.seq + 1
+        oldest = find_oldest_kept(refs, limits, now.isoformat(), parent.entry.at) or parent.entry.seq + 1
         try:
             segment = self.retained.store_segments(parent.entry, parent.checkpoint, folder, oldest)
         except (StorageError, MissingFile) as e:
@@ -268,7 +268,7 @@ class AdminEntries:
 
     def _pin_entry(self, base: Head, pin: Pin) -> LogEntry:
         # Checked for each entry that the ADMIN may follow: another ADMIN in between can have released the checkpoint.
-        if pin.checkpoint not in self._checkpoints.kept(base):
+        if pin.checkpoint not in self._checkpoints.list_kept(base):
             raise DataError(
                 "the checkpoint is no longer retained",
                 checkpoint=pin.checkpoint.id,
@@ -284,7 +284,7 @@ class AdminEntries:
         return transitions.pin(self._job, base, self._author(pin.reason), pin)
 
     @contextmanager
-    def pinned(self, ref: EntryRef, owner: str, reason: str, generation: int = 0) -> Iterator[Pin]:
+    def hold_pin(self, ref: EntryRef, owner: str, reason: str, generation: int = 0) -> Iterator[Pin]:
         """Keeps a checkpoint within a ``with`` block. Arguments and errors are those of `pin`."""
         pin = self.pin(ref, owner, reason, generation)
         try:

@@ -50,7 +50,7 @@ class SegmentSizes:
     segment: int = 256
 
 
-def inline_retained(entry: LogEntry) -> list[EntryRef]:
+def list_inline_refs(entry: LogEntry) -> list[EntryRef]:
     """Returns the retained checkpoints that the entry itself lists, oldest first."""
     return [ref for ref in entry.retained if ref.id >= entry.oldest_retained]
 
@@ -68,7 +68,7 @@ class RetainedCheckpoints:
     def read(self, entry: LogEntry) -> list[EntryRef]:
         """Returns the checkpoints that the entry retains, oldest first. Raises MissingFile or CorruptFile."""
         visited: dict[FileHandle, RetainedSegment] = {}
-        parts = [inline_retained(entry)]
+        parts = [list_inline_refs(entry)]
         for link, segment in self._segments(entry):
             visited[link.handle] = segment
             parts.append(_within(segment, link.newest, entry.oldest_retained))
@@ -92,7 +92,7 @@ class RetainedCheckpoints:
         Returns a link to the newest segment, or None when the list fits into the entry. Raises StorageError,
         MissingFile or CorruptFile.
         """
-        refs = [ref for ref in [*inline_retained(entry), *([newest] if newest else [])] if ref.id >= oldest]
+        refs = [ref for ref in [*list_inline_refs(entry), *([newest] if newest else [])] if ref.id >= oldest]
         if len(refs) <= self.sizes.inline:
             return None
         moved, before = self._content_to_move(entry, oldest)

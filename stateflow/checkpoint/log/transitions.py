@@ -25,7 +25,7 @@ from stateflow.checkpoint.log.documents import (
     SinkIntent,
     SourcePosition,
 )
-from stateflow.checkpoint.log.entry_lists import cut_after, inline_retained
+from stateflow.checkpoint.log.entry_lists import cut_after, list_inline_refs
 from stateflow.clock import Clock
 from stateflow.state.handles import FileHandle
 
@@ -215,7 +215,7 @@ def _older(base: Head | None) -> list[EntryRef]:
     """Returns what a checkpoint after `base` retains, without what is in segments."""
     if base is None:
         return []
-    return [*inline_retained(base.entry), *([base.checkpoint] if base.checkpoint else [])]
+    return [*list_inline_refs(base.entry), *([base.checkpoint] if base.checkpoint else [])]
 
 
 def commit(job: JobFormat, base: Head, author: Author, new: Commit, kept: Kept) -> LogEntry:
@@ -368,7 +368,7 @@ def _successor(job: JobFormat, base: Head | None, author: Author, kind: EntryKin
             note=author.note,
             checkpoint=base.checkpoint,
             pending=pending_of(base),
-            retained=inline_retained(base.entry),
+            retained=list_inline_refs(base.entry),
             pinned=drop_expired(base.entry.pinned, author.at),
         ),
         base.entry.oldest_retained,

@@ -95,14 +95,14 @@ def is_relative_target(text: str) -> bool:
 
 def find_kept_checkpoint(root: JobRoot, head: Head, checkpoint_id: int, hint: str) -> Target:
     """Returns a checkpoint that `head` retains or pins. Raises ConfigError with `hint` when it is not kept."""
-    for ref in root.checkpoints.kept(head):
+    for ref in root.checkpoints.list_kept(head):
         if ref.id == checkpoint_id:
             return _checkpoint(root, ref)
     raise ConfigError(
         "the job does not retain this checkpoint",
         hint=hint,
         checkpoint=checkpoint_id,
-        kept=sorted({r.id for r in root.checkpoints.kept(head)}),
+        kept=sorted({r.id for r in root.checkpoints.list_kept(head)}),
     )
 
 

@@ -98,7 +98,7 @@ def settle_claims(root: JobRoot, head: Head) -> None:
     """
     if not head.entry.claimed_savepoints:
         return
-    kept = {ref.id for ref in root.checkpoints.kept(head)}
+    kept = {ref.id for ref in root.checkpoints.list_kept(head)}
     for claimed in head.entry.claimed_savepoints:
         if claimed.checkpoint in kept or (not claimed.checkpoint and claimed.generation >= head.entry.generation):
             continue

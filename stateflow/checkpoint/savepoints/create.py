@@ -144,7 +144,7 @@ def make_savepoint(root: JobRoot, spec: SavepointSpec, workers: SavepointWorkers
     began = root.clock.monotonic()
     if found := _created_before(root, spec):
         return found
-    with root.admin.pinned(spec.checkpoint, spec.by or root.requester, spec.purpose, spec.generation) as pin:
+    with root.admin.hold_pin(spec.checkpoint, spec.by or root.requester, spec.purpose, spec.generation) as pin:
         failpoints.hit("savepoint.pinned")
         try:
             made = _make_pinned(root, spec, workers, pin.id)

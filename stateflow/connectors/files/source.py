@@ -309,8 +309,8 @@ class FileSource(Source):
         is_local = all(local_path(file) is not None for file in files)
         return InFolders(ParquetFormat(), self._base) if is_plain and is_local else None
 
-    def truncated(self, files: Sequence[str]) -> dict[str, str]:
-        """See `Source.truncated`: reads the footers of local Parquet files."""
+    def find_truncated(self, files: Sequence[str]) -> dict[str, str]:
+        """See `Source.find_truncated`: reads the footers of local Parquet files."""
         from stateflow.connectors.files.parquet_files import truncation_of
 
         if self.format != "parquet" or self._local is None:
@@ -359,7 +359,7 @@ class FileSource(Source):
             return [self._address]
         if self.format == "orc":
             return []  # the first one may be corrupt
-        readable = (path for path in _files(local) if not self.truncated([path.as_uri()]))
+        readable = (path for path in _files(local) if not self.find_truncated([path.as_uri()]))
         return [str(path) for path in islice(readable, 1)]
 
     def _stored_columns(self, spark: SparkSession, paths: list[str]) -> StructType:
@@ -427,7 +427,7 @@ class FileSource(Source):
         from stateflow.connectors.files.parquet_files import bytes_per_row
 
         # The batch that reads a corrupt file reports it.
-        files = [f for f in _files(folder)[:_SAMPLED_FILES] if not self.truncated([f.as_uri()])]
+        files = [f for f in _files(folder)[:_SAMPLED_FILES] if not self.find_truncated([f.as_uri()])]
         try:
             return bytes_per_row(files)
         except (OSError, lib.ArrowException) as e:

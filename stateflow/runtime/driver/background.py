@@ -315,7 +315,7 @@ class Maintenance:
     def _trim(self, head: Head) -> None:
         """Deletes old objects, except those in an index that a log entry may refer to."""
         assert self._index is not None, "start() was not called"
-        trim_history(self._root.storage, self._settings.history.retained, self._index.listed(head))
+        trim_history(self._root.storage, self._settings.history.retained, self._index.list_needed_objects(head))
 
     def _collect_if_due(self, head: Head, at_once: bool = False) -> None:
         self._background.attempt(Work.COLLECTION, partial(self._collect, head), at_once)

@@ -145,7 +145,7 @@ class CheckpointPipeline:
             # barrier, or that checkpoint would neither end nor be overdue. Nothing is pending at this point.
             pending = self.committer.take_aborted(pending)
         pending.triggered_at = self._run.now
-        self._coordinator.triggered(pending.ordinal, pending.triggered_at)
+        self._coordinator.record_trigger(pending.ordinal, pending.triggered_at)
         if self._pool is None:
             self.committer.complete(pending)
         else:
@@ -164,9 +164,9 @@ class CheckpointPipeline:
 
     def _on_finished(self, finished: _FinishedCheckpoint) -> None:
         if finished.error is None:
-            self._coordinator.completed(finished.ordinal, finished.at)
+            self._coordinator.record_completion(finished.ordinal, finished.at)
             return
-        self._coordinator.aborted(finished.ordinal)
+        self._coordinator.record_failure(finished.ordinal)
         if self._coordinator.has_failed_too_often:
             raise finished.error
 

@@ -265,7 +265,7 @@ class RequestServer:
         head = self._root.head()
         if head.entry.generation != self._generation:
             return True
-        if point.checkpoint is None or point.checkpoint in self._root.checkpoints.kept(head):
+        if point.checkpoint is None or point.checkpoint in self._root.checkpoints.list_kept(head):
             return False
         return self._poller.retry(request)
 

@@ -352,7 +352,7 @@ def recover_pending_output(
         label=f"checkpoint {base.id}",
         base=base.id,
         left=head.checkpoint_id,
-        undone=[ref.id for ref in root.checkpoints.kept(head) if ref.id >= lost],
+        undone=[ref.id for ref in root.checkpoints.list_kept(head) if ref.id >= lost],
         at=root.clock.now().isoformat(timespec="milliseconds"),
     )
     # With an intent, as for a restore: a fenced driver, or a process that takes a savepoint, may still publish output

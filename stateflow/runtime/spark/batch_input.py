@@ -213,7 +213,7 @@ class BatchInput:
         self._record(uid, found)
         skipping = [u for u, s in self._sources.items() if s.has_files and s.on_corrupt_file == QUARANTINE]
         for each in skipping:
-            for file, reason in self._sources[each].truncated(self._left(each)).items():
+            for file, reason in self._sources[each].find_truncated(self._left(each)).items():
                 self._record(each, UnreadableFile(file, reason, is_corrupt=True))
         by_tasks = {u: self._sources[u].file_format(self._left(u)) for u in skipping if u not in self._searched}
         # A failure after this search is not one that tasks can find.

@@ -294,7 +294,7 @@ class SparkWorkers(SavepointWorkers):
             results = work.mapPartitions(partial(_do_partition, Credentials.of_process())).collect()
         except (Py4JError, PySparkException) as e:
             raise to_stateflow_error(e) from e
-        return [result.stored() for result in results]
+        return [result.get_files() for result in results]
 
 
 def _do_partition(credentials: Credentials, tasks: Iterable[WorkerTask]) -> Iterator[WorkerResult]:

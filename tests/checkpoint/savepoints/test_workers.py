@@ -241,12 +241,12 @@ def test_one_process_with_limits_does_several_tasks_and_continues_after_an_error
     results = [worker.run(task) for task in (root.task(2), missing, forged, root.task(3))]
     assert [bool(result.failure) for result in results] == [False, True, True, False]
     with raises(MissingFile):
-        results[1].stored()
+        results[1].get_files()
     # Without a check of the structure, RocksDB skips the rest of a block after some changes, without an error.
     with raises(CorruptFile, file="data/restart_outside"):
-        results[2].stored()
+        results[2].get_files()
     for number, result in ((2, results[0]), (3, results[3])):
-        (file,) = result.stored()
+        (file,) = result.get_files()
         assert {key[2:] for key in root.stored(file)} == {b"%05d" % number}
     process = psutil.Process(worker.pid)
     _, memory = process.rlimit(psutil.RLIMIT_DATA)

@@ -224,7 +224,7 @@ class Restore(Command):
         if names and job.chance(0.9 if job.plan.vacuum or job.plan.claim else 0.5):
             return self.rng.choice(names)
         root = job.open(self.name)
-        ids = sorted({ref.id for ref in root.checkpoints.kept(root.head())})
+        ids = sorted({ref.id for ref in root.checkpoints.list_kept(root.head())})
         return str(self.rng.choice(ids)) if ids else "latest"
 
     def judge(self, error: DataError) -> None:
@@ -245,7 +245,7 @@ class Fork(Command):
         root = job.open(self.name)
         head = root.head()
         names = [s.name for s in operations.list_all(JOB_URI)]
-        ids = [str(ref.id) for ref in root.checkpoints.kept(head)]
+        ids = [str(ref.id) for ref in root.checkpoints.list_kept(head)]
         if not ids + names:
             return
         operations.fork(JOB_URI, ForkRequest(self.rng.choice(ids + names), fork.storage.uri, shadow=True))

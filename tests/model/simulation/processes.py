@@ -43,7 +43,7 @@ def administrate(job: SimJob, name: str) -> None:
             if job.chance(job.plan.shorten):
                 root.admin.retain(job.rng.randint(1, 2))
                 job.count("retentions shortened")
-            elif choice := root.checkpoints.kept(root.head()):
+            elif choice := root.checkpoints.list_kept(root.head()):
                 _read_under_pin(job, root, job.rng.choice(choice))
         except (ConfigError, StorageError):
             job.count("commands that failed")
@@ -87,7 +87,7 @@ def read_leased(job: SimJob, name: str) -> None:
         clock = SkewedClock(job, job.rng.choice((0, 0, 0, 20, -20, -200)))
         try:
             root = job.watch(JobRoot.open(job.storage, clock, name))
-            if choice := root.checkpoints.kept(root.head()):
+            if choice := root.checkpoints.list_kept(root.head()):
                 _read_under_lease(job, root, job.rng.choice(choice))
         except (ConfigError, StorageError):
             job.count("commands that failed")

@@ -322,9 +322,9 @@ def test_sketches_of_parts_merge_to_that_of_the_whole(rows: list[tuple[int, str]
         return hyperloglog.sketch(pa.array([t for _, t in part], pa.string()), np.array([k for k, _ in part], int), 3)
 
     whole = of(rows).encode()
-    assert of(rows[:cut]).merged(of(rows[cut:])).encode() == whole
+    assert of(rows[:cut]).merge(of(rows[cut:])).encode() == whole
     assert hyperloglog.decode(whole).encode() == whole
-    assert hyperloglog.decode([b or None for b in whole]).merged(of(rows)).encode() == whole
+    assert hyperloglog.decode([b or None for b in whole]).merge(of(rows)).encode() == whole
 
 
 def test_hashes_never_change() -> None:

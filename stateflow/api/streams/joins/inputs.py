@@ -158,7 +158,7 @@ Schemas = tuple[RowSchema, RowSchema]
 """The columns of the left and of the right rows."""
 
 
-def declared_columns(
+def resolve_columns(
     schemas: Schemas, output: RowSchema, given: Mapping[str, str], uid: str, others: Collection[str] = ()
 ) -> dict[str, tuple[bool, str]]:
     """Returns for each column of the output whether it is of the left side, and its name there.

@@ -15,7 +15,7 @@ from stateflow.api.joins.interval_join import IntervalColumnJoin, IntervalJoin, 
 from stateflow.api.joins.regular_join import Condition, Selected
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
-from stateflow.api.streams.joins.inputs import check_event_times, check_tag_of_late_rows, declared_columns
+from stateflow.api.streams.joins.inputs import check_event_times, check_tag_of_late_rows, resolve_columns
 from stateflow.api.streams.operator_input import Stream, check_callable, check_function
 from stateflow.api.windows.window import duration_ms
 from stateflow.errors import JobDefinitionError
@@ -131,7 +131,7 @@ class BoundedIntervalJoin(Generic[Stream]):
         if where is not None:
             check_callable("select", where, uid)
         schema, schemas = RowSchema.of(output), (self._inputs[0].node.schema, self._inputs[1].node.schema)
-        selected = Selected(schema, declared_columns(schemas, schema, columns or {}, uid), where)
+        selected = Selected(schema, resolve_columns(schemas, schema, columns or {}, uid), where)
         function = IntervalColumnJoin(self._settings, schemas, selected)
         return self._add_operator(ProcessNode(uid, self._inputs, function, schema, "interval join"))
 

@@ -21,7 +21,7 @@ from stateflow.api.joins.window_join import (
     bounds_of,
 )
 from stateflow.api.schema import RowSchema
-from stateflow.api.streams.joins.inputs import declared_columns, join_pair, time_readers
+from stateflow.api.streams.joins.inputs import join_pair, resolve_columns, time_readers
 from stateflow.api.streams.operator_input import OperatorInput, Stream, check_callable
 from stateflow.api.streams.windowed_stream import WindowedStream
 from stateflow.api.windows.assigners import (
@@ -147,7 +147,7 @@ class WindowedJoin(JoinedWindows[Stream]):
         settings, schema, given = self._windows._settings, RowSchema.of(output), dict(columns or {})
         bounds = bounds_of(given, schema)
         left, right = (edge.node.schema for edge in self._inputs)
-        found = declared_columns((left, right), schema, given, uid, bounds.bounds)
+        found = resolve_columns((left, right), schema, given, uid, bounds.bounds)
         function = WindowColumnJoin(
             (left, right),
             Selected(schema, found, where),

@@ -26,7 +26,7 @@ from stateflow.api.joins.regular_join import (
 )
 from stateflow.api.joins.window_join import Join
 from stateflow.api.schema import Column, RowSchema
-from stateflow.api.streams.joins.inputs import ChangelogEdge, declared_columns
+from stateflow.api.streams.joins.inputs import ChangelogEdge, resolve_columns
 from stateflow.api.streams.operator_input import Stream, check_callable
 from stateflow.errors import JobDefinitionError
 from stateflow.types.columns.row_kind import RowKind
@@ -99,7 +99,7 @@ class RegularJoinedStreams(Generic[Stream]):
             check_callable("select", where, uid)
         schema = RowSchema.of(output)
         kind = "" if self._is_appended else row_kind_of(schema)
-        found = declared_columns(self._emitted, schema, columns or {}, uid, {kind} if kind else ())
+        found = resolve_columns(self._emitted, schema, columns or {}, uid, {kind} if kind else ())
         function: KeyedFunction[object]
         if self._is_appended:
             function = ColumnJoin(self._rows, Selected(schema, found, where))

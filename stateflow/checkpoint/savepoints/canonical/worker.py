@@ -152,7 +152,7 @@ class WorkerResult(Document, frozen=True, kw_only=True):
     files: list[StateFile] = []
     failure: Failure | None = None
 
-    def stored(self) -> list[StateFile]:
+    def get_files(self) -> list[StateFile]:
         """Returns the files; raises the error of a task that failed."""
         if self.failure:
             raise self.failure.to_error()

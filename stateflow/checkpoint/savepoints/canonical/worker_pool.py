@@ -152,7 +152,7 @@ class WaitingTasks:
         """Lets a worker do tasks until none waits; raises the error of a task."""
         while (taken := self.take(number)) is not None:
             index, task = taken
-            self.done[index] = worker.run(task).stored()
+            self.done[index] = worker.run(task).get_files()
 
     def take(self, number: int) -> tuple[int, WorkerTask] | None:
         """Returns the next task of a worker, with the task's number; None if there is none."""
