@@ -157,8 +157,9 @@ def test_a_run_whose_files_are_not_stored_in_time_fails_after_the_tolerable_fail
     job: GatedJob, tolerable: int, facts: dict[str, int]
 ) -> None:
     run = job.start(checkpoints__timeout="50ms", checkpoints__tolerable_failures=tolerable)
-    job.batch(run)
     with raises(BatchFailed, setting="checkpoints.timeout", **facts) as caught:
+        # On a busy host, the batch itself ends after the timeout.
+        job.batch(run)
         run.finish()
     assert caught.value.retryable
     assert job.metrics.counters["number_of_failed_checkpoints"] == tolerable + 1
