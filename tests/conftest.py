@@ -70,6 +70,9 @@ _SPARK = {
 _LONG = 2.0
 """Seconds above which a mark of a test says what takes the time."""
 
+_RUNNING_JOBS = ("tests/recovery/", "tests/scoreboard/", "tests/airflow/")
+"""Folders whose tests run jobs or commands as processes, kill them and run them again."""
+
 _REASONS = {"slow", "long", "spark", "airflow", "setup"}
 """Marks that say what takes a test its time."""
 
@@ -116,6 +119,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that use Spark come first, then long tests of fuzzing: both take minutes, and one of them at the end would
     let the other workers wait for it."""
+    for item in items:
+        if item.nodeid.startswith(_RUNNING_JOBS):
+            item.add_marker(pytest.mark.long(reason="runs jobs as processes"))
     _check_reasons(items)
     slow_ones = {item.path for item in items if item.get_closest_marker("spark") or "spark" in item.nodeid}
     items.sort(key=lambda item: (item.path not in slow_ones, not _is_long(item.nodeid)))

@@ -9,6 +9,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.processes import ROOT
 
 FORBIDDEN = {
@@ -40,11 +42,13 @@ def _verdicts(repository: Path) -> set[str]:
     return {contract["id"] for contract in _contracts() if f"{contract['name']} KEPT" in shown}
 
 
+@pytest.mark.long(reason="reads the imports of all modules")
 def test_the_package_keeps_all_contracts_of_which_there_are_at_most_ten() -> None:
     assert len(_contracts()) <= 10
     assert _verdicts(ROOT) == {contract["id"] for contract in _contracts()} == set(FORBIDDEN)
 
 
+@pytest.mark.long(reason="reads the imports of all modules")
 def test_each_contract_refuses_an_import_that_breaks_its_rule(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "stateflow", tmp_path / "stateflow", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

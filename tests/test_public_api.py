@@ -185,6 +185,7 @@ def test_importing_stateflow_loads_neither_spark_nor_a_sink_nor_the_command_line
     assert loaded & {*sinks, "pyspark", "py4j", "pandas", "airflow", "click", "rich"} == set()
 
 
+@pytest.mark.long(reason="starts processes that import the package")
 def test_what_needs_no_spark_loads_none() -> None:
     """Airflow's workers import these, and the command line for `status` and `gc`."""
     loaded = _modules_after(
@@ -194,6 +195,7 @@ def test_what_needs_no_spark_loads_none() -> None:
     assert loaded & {"pyspark", "py4j", "pandas", "airflow"} == set()
 
 
+@pytest.mark.long(reason="starts processes that import the package")
 def test_a_job_s_module_and_the_test_of_a_statement_load_no_spark_and_take_two_seconds(tmp_path: Path) -> None:
     """Sources and sinks are declared, and a statement runs in the harness, where Python keeps compiled files."""
     statement = (

@@ -119,6 +119,7 @@ def _check(seed: int, folder: Path) -> None:
     story.check_timers(new)
 
 
+@pytest.mark.long(reason="writes and restores savepoints of random jobs")
 @pytest.mark.parametrize("share", [15, pytest.param(1, marks=pytest.mark.slow(reason="as many examples as elsewhere"))])
 def test_a_job_continues_from_state_that_dictionaries_describe(share: int) -> None:
     """The stored entries are those of a run that has led to the same state, byte by byte."""

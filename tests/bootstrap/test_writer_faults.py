@@ -61,6 +61,7 @@ def _kill_at(path: Path, given: dict[str, int] | Path, failpoint: str) -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
+@pytest.mark.long(reason="kills a process at each step")
 @pytest.mark.parametrize("failpoint", STEPS)
 def test_a_killed_writer_leaves_no_savepoint_or_a_complete_one_which_a_repetition_completes(
     tmp_path: Path, failpoint: str

@@ -183,6 +183,7 @@ def as_rows(found: Any) -> list[Row]:
     return [Row(row.key, row.at, row.price, row.number) for row in found]
 
 
+@pytest.mark.long(reason="draws many histories")
 @one_in(3)
 @given(histories, st.integers(1, 4), st.sampled_from(["ranks", "rows", "retractions"]))
 def test_a_top_n_is_the_one_of_plain_python(history: History, n: int, made: str) -> None:

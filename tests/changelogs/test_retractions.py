@@ -107,6 +107,7 @@ def changes_of(given_steps: list[tuple[str, float | None, int, bool]]) -> list[C
     return found
 
 
+@pytest.mark.long(reason="draws many histories")
 @one_in(3)
 @given(st.lists(steps, max_size=20), sizes, st.booleans())
 def test_results_are_those_of_row_by_row_at_any_size_of_batches(

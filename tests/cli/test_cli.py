@@ -95,6 +95,7 @@ def test_a_run_does_not_depend_on_its_standard_streams(tmp_path: Path, redirecte
     assert subprocess.run(["bash", "-c", failing], stdout=subprocess.DEVNULL).returncode == 2
 
 
+@pytest.mark.long(reason="starts a process for each command")
 def test_output_that_cannot_be_written_is_an_error_of_the_storage(tmp_path: Path) -> None:
     job = CliFixture(tmp_path)
     job.run()

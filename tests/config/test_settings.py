@@ -155,6 +155,7 @@ def test_parallelism_is_at_most_max_parallelism(settings: dict[str, int]) -> Non
         resolve(settings)
 
 
+@pytest.mark.long(reason="draws many values of each setting")
 @given(
     st.dictionaries(st.text(max_size=20), st.text(max_size=5) | st.integers() | st.floats() | st.booleans(), max_size=3)
 )

@@ -419,6 +419,7 @@ class _Model:
         return self._last
 
 
+@pytest.mark.long(reason="draws many histories of a table")
 @one_in(5)
 @given(st.lists(_ANY_STEPS, min_size=3, max_size=12))
 def test_a_rewind_restores_the_rows_of_its_target_and_counts_them_correctly(steps: list[tuple[str, int]]) -> None:

@@ -344,6 +344,7 @@ _FILES: dict[str, Callable[[], pa.Table]] = {
 }
 
 
+@pytest.mark.long(reason="reads hundreds of megabytes")
 @pytest.mark.parametrize(
     ("file", "key"),
     mostly_slow(
@@ -364,6 +365,7 @@ def test_a_small_file_of_many_rows_or_long_texts_takes_no_memory(table: Path, fi
     assert peak.bytes() <= 3 * LIMIT
 
 
+@pytest.mark.long(reason="reads hundreds of megabytes")
 def test_a_source_reads_a_small_file_of_long_texts_in_parts(tmp_path: Path) -> None:
     pq.write_table(_FILES["texts"](), tmp_path / "a.parquet", compression="zstd", store_schema=False)
     size = (tmp_path / "a.parquet").stat().st_size

@@ -82,6 +82,7 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> IcebergTable:
     return IcebergTable.create(tmp_path_factory.mktemp("every"), Every).prepare()
 
 
+@pytest.mark.long(reason="draws many rows, each in a table of its own")
 @settings(max_examples=30, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(rows=st.lists(_ROWS, min_size=1, max_size=4, unique_by=lambda row: row.id))
 @example(rows=[Every(id=7)])

@@ -18,6 +18,7 @@ def iceberg_sink(address: str) -> Sink:
     return IcebergSink("db.conforming", catalog="tests", properties=iceberg_tables.properties(Path(address)))
 
 
+@pytest.mark.long(reason="draws many histories of a table")
 class TestIcebergSink(SinkConformance):
     factory = staticmethod(iceberg_sink)
     sweeps = False

@@ -120,6 +120,7 @@ def test_rows_are_seen_once_although_a_run_is_killed_during_a_transaction(job: _
     assert list(job.root.glob("data/*/*/rows-*")) == []
 
 
+@pytest.mark.long(reason="runs a job over Kafka several times")
 def test_a_restore_is_refused_in_the_plan_unless_the_topic_is_kept(job: _Job) -> None:
     job.deliver(20)
     job.finish()
@@ -130,6 +131,7 @@ def test_a_restore_is_refused_in_the_plan_unless_the_topic_is_kept(job: _Job) ->
     job.command(*plan, "--keep-table", "out", "--out", str(job.folder / "plan"), with_job=True).check()
 
 
+@pytest.mark.long(reason="runs a job over Kafka several times")
 def test_a_restore_keeps_the_topic_and_rewinds_the_table_of_the_same_rows(job: _Job) -> None:
     job.settings = {**job.settings, "job__copy": "yes", "checkpoints__retained": 100}
     job.deliver(30)
@@ -184,6 +186,7 @@ def sink(kafka: Kafka, topic: str) -> KafkaSink:
     return KafkaSink(kafka.address, topic=topic)
 
 
+@pytest.mark.long(reason="waits until Kafka has aborted the transaction")
 def test_a_lost_response_of_a_commit_is_resolved_by_the_token(
     kafka: Kafka, topic: str, sink: KafkaSink, context: SinkContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def victim(postgres: Postgres, tmp_path: Path) -> Iterator[_Victim]:
     postgres.execute(f"DROP SCHEMA {schema} CASCADE")
 
 
+@pytest.mark.long(reason="starts a PostgreSQL server")
 @pytest.mark.parametrize("table", ["stateflow_tokens", "stateflow_undo"])
 @pytest.mark.parametrize("kind", _PLANTED)
 def test_a_planted_table_of_the_sink_is_refused_and_none_of_its_code_runs(

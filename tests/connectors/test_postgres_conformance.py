@@ -30,6 +30,7 @@ def postgres_upsert(address: str) -> Sink:
     return PostgresSink(conninfo, table, mode="upsert", keys="id", undo=timedelta(days=1))
 
 
+@pytest.mark.long(reason="draws many histories of a table")
 class InPostgres(SinkConformance):
     has_slow_drivers = True
     sweeps = False

@@ -33,6 +33,7 @@ def table(postgres: Postgres, tmp_path: Path) -> PostgresTable:
     return PostgresTable.create(postgres, tmp_path, Pair).prepare()
 
 
+@pytest.mark.long(reason="starts a PostgreSQL server")
 def test_rows_are_published_once(table: PostgresTable) -> None:
     files = table.stage(1, pairs(0, 3), pairs(3, 2))
     handle, late = table.sink.open_table(table.about), table.sink.open_table(table.about)

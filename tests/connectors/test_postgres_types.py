@@ -32,6 +32,7 @@ def every(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Postg
     return PostgresTable.create(postgres, tmp_path_factory.mktemp("types"), Every).prepare()
 
 
+@pytest.mark.long(reason="draws many rows")
 @given(st.lists(_ROWS, min_size=1, max_size=5))
 @one_in(4)
 def test_every_value_comes_back(every: PostgresTable, rows: list[Every]) -> None:

@@ -53,6 +53,7 @@ def partitioned_json(address: str) -> Sink:
     return FileSink(address, format="json", partition_by="text")
 
 
+@pytest.mark.long(reason="draws many histories of a table")
 class InFolder(SinkConformance):
     @pytest.fixture
     def address(self, tmp_path: Path) -> str:

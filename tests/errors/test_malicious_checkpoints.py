@@ -166,6 +166,7 @@ def test_a_forged_manifest_that_changes_nothing_is_taken(ran: CliFixture) -> Non
     ran.run()
 
 
+@pytest.mark.long(reason="each command reads the job root")
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_a_made_up_manifest_is_refused(ran: CliFixture, name: str) -> None:
     _forge(Path(ran.root), partial(_changed, MANIFESTS[name]))
@@ -191,6 +192,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.long(reason="each command reads the job root")
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_text_that_is_nested_deeply_is_a_corrupt_file(ran: CliFixture, name: str) -> None:
     _forge(Path(ran.root), lambda _: TEXTS[name].encode())

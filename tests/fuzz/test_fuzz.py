@@ -43,6 +43,7 @@ def _check(corpus: Path, inputs: int, *names: str) -> None:
         assert (found["refused"] > 0) != (found["name"] in _SKIPS) and "internal" not in found["codes"], found
 
 
+@pytest.mark.long(reason="reads a hundred inputs of each kind")
 def test_no_input_does_harm(corpus: Path) -> None:
     """All targets in one process; `test_none_of_many_inputs_does_harm` has one for each."""
     _check(corpus, 100, *TARGETS)

@@ -315,6 +315,7 @@ def _tables(left: list[Any], right: list[Any], how: str, where: Any) -> Counter[
     return Counter((row.left, row.right) for row in (joined(*pair) for pair in pairs))
 
 
+@pytest.mark.long(reason="draws many histories")
 @one_in(2)
 @given(histories)
 def test_the_changes_add_up_to_the_join_of_both_tables(history: _History) -> None:
@@ -336,6 +337,7 @@ def test_the_changes_add_up_to_the_join_of_both_tables(history: _History) -> Non
             assert h.state_entries() == []
 
 
+@pytest.mark.long(reason="draws many histories")
 @one_in(3)
 @given(histories, st.lists(st.integers(0, 12), min_size=6, max_size=6))
 def test_no_result_is_retracted_more_often_than_emitted_if_rows_expire(history: _History, waits: list[int]) -> None:

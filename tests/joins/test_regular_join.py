@@ -213,6 +213,7 @@ def _limited(declare: Callable[[Keyed, Keyed], DataStream], ttl: StateTtlConfig)
     return limited
 
 
+@pytest.mark.long(reason="draws many histories")
 @one_in(6)
 @given(st.booleans(), st.lists(st.tuples(st.integers(0, 20), SIDES, SIDES), max_size=6))
 @example(True, [(20, [("a", 0)], [("a", 40)]), (20, [], []), (0, [], [("a", 50)])])

@@ -56,6 +56,7 @@ def _ends(row: Left | Right, size: int, slide: int) -> set[int]:
 sizes = st.tuples(st.integers(1, 30), st.integers(5, 30))
 
 
+@pytest.mark.long(reason="draws many histories")
 @one_in(6)
 @given(histories, st.permutations([0, 1]), sizes)
 def test_window_joins_by_columns_have_the_pairs_of_nested_loops(

@@ -19,6 +19,7 @@ def joins_job(tmp_path: Path) -> Iterator[JoinsJob]:
     job.end_all()
 
 
+@pytest.mark.long(reason="runs a job as processes")
 def test_waiting_rows_are_visible_with_their_columns(joins_job: JoinsJob) -> None:
     job = joins_job
     job.deliver(20)

@@ -62,11 +62,13 @@ _REACHED = {
 """Situations that random histories, or a directed search, must reach."""
 
 
+@pytest.mark.long(reason="plays hundreds of histories")
 @pytest.mark.parametrize("histories", [150, pytest.param(24_000, marks=pytest.mark.slow(reason="takes minutes"))])
 def test_no_random_history_breaks_a_rule(histories: int) -> None:
     _check("", range(histories), _REACHED[""] if histories > 1000 else ())
 
 
+@pytest.mark.long(reason="plays hundreds of histories")
 @pytest.mark.parametrize("plan", [name for name in PLANS if name])
 def test_few_histories_of_a_directed_search_break_no_rule(plan: str) -> None:
     _check(plan, range(_FEW.get(plan, 25)), ())

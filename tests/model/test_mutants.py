@@ -25,6 +25,7 @@ _FROM = {
 """Seeds from which the search finds at once what few histories show. After changes it takes longer, from anywhere."""
 
 
+@pytest.mark.long(reason="plays histories until one breaks a rule")
 @pytest.mark.parametrize("name", SIMULATED)
 def test_the_simulator_detects_that_a_rule_was_removed(name: str) -> None:
     """Without the mutant, the same history breaks no rule."""

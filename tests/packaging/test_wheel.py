@@ -47,6 +47,7 @@ def run(command: Sequence[str], **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long(reason="builds the wheel")
 def test_every_file_of_the_packages_is_in_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}

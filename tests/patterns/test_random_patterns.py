@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -225,6 +226,7 @@ def test_matches_are_all_sequences_that_keep_the_rules(
     _check(found, history, within, Skip.no_skip())
 
 
+@pytest.mark.long(reason="draws many patterns and histories")
 @one_in(3)
 @given(rules, histories(), st.sampled_from([2, 5, 9, 20]), skips)
 def test_skipped_matches_are_those_after_earlier_ones(

@@ -18,6 +18,7 @@ def patterns_job(tmp_path: Path) -> Iterator[PatternsJob]:
     job.end_all()
 
 
+@pytest.mark.long(reason="runs a job as processes")
 def test_partial_matches_and_their_rows_are_visible(patterns_job: PatternsJob) -> None:
     job = patterns_job
     job.deliver(80)

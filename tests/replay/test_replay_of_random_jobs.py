@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -82,6 +83,7 @@ def _step(namespace: Any, step: Sequence[Any], at: int, word: str) -> tuple[Any,
     return (namespace, about, verb, *arguments)
 
 
+@pytest.mark.long(reason="runs and replays random jobs")
 @settings(max_examples=6, phases=(Phase.generate,))
 @given(
     drawn=st.lists(visits, min_size=6, max_size=20),

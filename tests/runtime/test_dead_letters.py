@@ -205,6 +205,7 @@ def test_an_error_of_the_system_is_no_dead_letter(jobs: LocalJobs) -> None:
         jobs.apply(ROWS, broken)
 
 
+@pytest.mark.long(reason="kills runs of a job")
 @pytest.mark.parametrize("failpoint", ["commit.after:2", "publish.after:2"])
 def test_a_kill_loses_no_letter_and_repeats_none(tmp_path: Path, failpoint: str) -> None:
     settings = {"job.home": str(tmp_path), "local_dir": str(tmp_path / "local"), "parallelism": "2"}

@@ -38,6 +38,7 @@ def _check_drained(job: WindowsJob, before: root_files.Entry) -> None:
     assert (last["drained"], last["origin"], last["checkpoint_id"] > before.seq) == (True, "stop", True)
 
 
+@pytest.mark.long(reason="kills runs of a job")
 def test_a_run_that_is_asked_to_drain_and_is_killed_fires_every_timer_once_before_the_savepoint(
     job: WindowsJob,
 ) -> None:
@@ -57,6 +58,7 @@ def _stop(job: WindowsJob, failpoint: str = "", code: int = 0) -> None:
     assert ended.code == code, str(ended)
 
 
+@pytest.mark.long(reason="runs a job as processes")
 def test_a_stop_that_drains_without_a_run_runs_the_job_for_that_alone(job: WindowsJob) -> None:
     before = _rest_with_open_windows(job)
     refused = job.command("stop", "--savepoint", "--drain")
@@ -81,6 +83,7 @@ def test_a_stop_that_drains_and_is_killed_is_completed_by_the_next_one(job: Wind
     job.command(*another, "--job", job.job_file, with_job=True).check()
 
 
+@pytest.mark.long(reason="runs a job as processes")
 def test_the_option_drain_drains_at_the_end_of_the_input_and_an_earlier_end_is_logged(job: WindowsJob) -> None:
     job.deliver(30)
     result = job.folder / "result.json"

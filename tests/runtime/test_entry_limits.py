@@ -79,6 +79,7 @@ def _check_counted(jobs: LocalJobs, rows: list[Row]) -> None:
     assert Counter(jobs.rows()) == expected
 
 
+@pytest.mark.long(reason="writes hundreds of megabytes")
 def test_keys_of_30_mb_become_short_dead_letters_and_leave_small_documents(jobs: LocalJobs) -> None:
     jobs.apply(WITH_HUGE_KEYS, _counted(DeadLetters(9)), source__max_rows_per_batch=4, parallelism=2)
     _check_counted(jobs, [row for row in WITH_HUGE_KEYS if row.key != HUGE])
@@ -115,6 +116,7 @@ LONG = [f"{'k' * 1_000_000}{n}" for n in range(8)]
 MB_KEYS: dict[str, Any] = {"state__max_key_bytes": LARGEST_KEY, "source__max_rows_per_batch": 100}
 
 
+@pytest.mark.long(reason="writes hundreds of megabytes")
 def test_keys_of_1_mb_with_a_common_start_leave_small_checkpoints_and_are_found(jobs: LocalJobs) -> None:
     """Restored on another host, at another parallelism, from a savepoint, and in a fork."""
 

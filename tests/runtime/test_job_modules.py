@@ -87,6 +87,7 @@ _FORMS = {
 }
 
 
+@pytest.mark.long(reason="starts a process that imports a job")
 @pytest.mark.parametrize("form", _FORMS)
 def test_a_worker_imports_the_modules_of_the_jobs_folder(form: str, tmp_path: Path) -> None:
     files = _FORMS[form]
@@ -98,6 +99,7 @@ def test_a_worker_imports_the_modules_of_the_jobs_folder(form: str, tmp_path: Pa
     assert _in_worker(module.found, elsewhere) == "right"
 
 
+@pytest.mark.long(reason="starts a process that imports a job")
 def test_a_job_in_a_package_may_use_relative_imports(tmp_path: Path) -> None:
     _write(
         tmp_path / "shop",

@@ -189,6 +189,7 @@ except OSError:
 """
 
 
+@pytest.mark.long(reason="runs a job as processes")
 def test_a_scraper_sees_metrics_with_the_names_of_flink_while_a_run_lasts(job: AccountsJob) -> None:
     job.deliver(4 * SLICE)
     assigned = [f"job.folder={job.folder}", f"local_dir={job.local}", "checkpoints.asynchronous=no"]

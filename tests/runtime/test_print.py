@@ -61,6 +61,7 @@ def test_rows_above_the_limit_are_counted_and_long_rows_are_cut(capsys: pytest.C
     assert _written(100) == [], "a subtask without rows prints nothing"
 
 
+@pytest.mark.long(reason="runs a job as processes")
 def test_rows_that_cannot_be_printed_end_the_run_and_the_next_one_prints_them(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(
         "import msgspec\n\n\nclass Row(msgspec.Struct):\n    number: int\n\n\ndef build(env):\n"

@@ -44,6 +44,7 @@ def _wait_for_rows(job: AccountsJob, run: Running, rows: int) -> None:
     wait_for(processed, lambda: f"{rows} rows: {run}")
 
 
+@pytest.mark.long(reason="runs a job as processes")
 def test_the_active_run_ends_with_a_checkpoint_from_which_the_newer_one_continues(job: AccountsJob) -> None:
     active = job.start()
     _wait_for_rows(job, active, 30)
@@ -93,6 +94,7 @@ def test_a_run_that_has_recorded_its_end_is_not_active() -> None:
     assert active_generation(job.root) == 0 and end_active_run(job.root, timedelta(seconds=3), "newer")
 
 
+@pytest.mark.long(reason="runs a job as processes")
 def test_a_stop_of_one_run_ends_no_run_that_has_begun_since(job: AccountsJob) -> None:
     """A run that begins at any time after the request continues."""
     earlier = job.finish(run__until="input-ends").result["generation"]

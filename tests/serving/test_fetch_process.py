@@ -96,6 +96,7 @@ def test_the_follower_does_not_wait_for_a_process_that_is_not_ready(jobs: ShopsJ
     assert preparing.storage.fetched > 0
 
 
+@pytest.mark.long(reason="starts and kills processes")
 def test_a_server_does_without_a_process_that_was_killed_and_starts_another_one(
     jobs: ShopsJob, preparing: Preparing
 ) -> None:

@@ -42,6 +42,7 @@ def test_a_killed_server_leaves_no_pin_and_another_one_takes_over(tmp_path: Path
         assert server.follower.problem is None
 
 
+@pytest.mark.long(reason="starts and kills processes")
 def test_the_command_serves_until_a_signal_arrives(tmp_path: Path) -> None:
     jobs = ShopsJob(tmp_path, state__backend="rocksdb")
     newest = jobs.sell(20)

@@ -77,6 +77,7 @@ def _events() -> list[tuple[str, str, int, int]]:
     return [event for batch in _together() for event in batch]
 
 
+@pytest.mark.long(reason="runs a job on Spark")
 def test_two_connected_streams_share_state_and_a_key_s_rows_come_in_the_declared_order(ran: Ran) -> None:
     assert ran.rows("events") == Counter(_events())
     counts = Counter(shop for shop, *_ in _events())

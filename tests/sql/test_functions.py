@@ -462,6 +462,7 @@ def takes_texts(accepts: Callable[[Sequence[SqlType]], object]) -> bool:
     return any(accepts(types) for n in range(1, 5) for types in product(kinds, repeat=n) if STRING in types)
 
 
+@pytest.mark.long(reason="analyses hundreds of expressions")
 def test_each_function_that_takes_texts_is_tested_with_those_of_an_attacker() -> None:
     def by_types(function: Function) -> Callable[[Sequence[SqlType]], object]:
         def accepts(types: Sequence[SqlType]) -> object:

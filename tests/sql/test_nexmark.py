@@ -66,6 +66,7 @@ def register(env: StreamExecutionEnvironment) -> None:
     env.sql(statement("sources"))
 
 
+@pytest.mark.long(reason="runs queries over thousands of events")
 @pytest.mark.parametrize("query", KEYS)
 def test_rows_are_those_of_plain_python(tmp_path: Path, query: str) -> None:
     keys, table = KEYS[query], tmp_path / "table"

@@ -103,6 +103,7 @@ def _plain(value: Any) -> Any:
     return [_plain(v) for v in value] if isinstance(value, list) else value
 
 
+@pytest.mark.long(reason="draws many rows of many types")
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 def test_columns_have_the_bytes_and_values_of_the_row_api(kind: str, data: st.DataObject) -> None:

@@ -84,6 +84,7 @@ def test_a_write_leaves_one_file_without_access_for_others(
     assert {status["permission"] for _, status in client.list(f"{folder}/data", status=True)} == {"600"}
 
 
+@pytest.mark.long(reason="starts HDFS")
 def test_files_of_a_killed_writer_are_not_listed_and_removed_after_a_day(
     storage: Storage, client: InsecureClient, folder: str
 ) -> None:

@@ -64,6 +64,7 @@ class TestS3(SavepointClaims, SavepointCopies, StorageConformance):
         return ObjectStorage("s3", "bucket", f"jobs/{next(_numbers)}")
 
 
+@pytest.mark.long(reason="starts a server of Azure's API")
 class TestAzure(SavepointClaims, SavepointCopies, StorageConformance):
     @pytest.fixture
     def storage(self, azure: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Storage:
@@ -71,6 +72,7 @@ class TestAzure(SavepointClaims, SavepointCopies, StorageConformance):
         return ObjectStorage("az", "container", f"jobs/{next(_numbers)}")
 
 
+@pytest.mark.long(reason="starts a server")
 @pytest.mark.parametrize("server", [careless_s3_server, hasty_s3_server])
 def test_a_server_that_lets_several_create_an_object_is_refused(
     server: Callable[[Path, str], AbstractContextManager[dict[str, str]]],

@@ -335,6 +335,7 @@ def test_a_late_timer_does_not_shorten_the_life_of_state() -> None:
     _late_timers()
 
 
+@pytest.mark.long(reason="draws many histories")
 def test_state_equals_the_oracle_over_a_sample_of_histories() -> None:
     run_state_machine_as_test(EveryHistory, settings=settings(max_examples=20, stateful_step_count=10))
 

@@ -224,6 +224,7 @@ def _call(seen: Seen) -> tuple[Any, ...]:
     return (seen.what, seen.time, seen.rows, seen.watermark if seen.what == "row" else None)
 
 
+@pytest.mark.long(reason="draws many histories")
 @example(History(0, (((Row("a", 0, 0, "set 3;fail"), Row("a", 20, 1)), 0),), None))
 @example(History(0, (((Row("a", 0, 0, "set 9"), Row("a", 1, 1, "delete 8;fail"), Row("a", 20, 2)), 0),), None))
 @example(
@@ -262,6 +263,7 @@ class Both(KeyedCoProcessFunction[Row, Row, Seen]):
         yield Seen(ctx.get_current_key(), "timer", timestamp, watermark, 0)
 
 
+@pytest.mark.long(reason="draws many histories")
 @given(histories(), histories())
 def test_with_two_sources_no_timer_fires_before_a_row_that_is_not_late(first: History, second: History) -> None:
     inputs = [_source(first.bound, "at"), _source(second.bound, "at")]

@@ -173,12 +173,14 @@ values = st.recursive(
 )
 
 
+@pytest.mark.long(reason="measures the memory of many values")
 @given(values)
 def test_the_bound_is_above_the_memory_of_any_value(value: Any) -> None:
     data = _encoded([value] * 200)
     assert _measured(Any, data) <= _counted(Any, data)
 
 
+@pytest.mark.long(reason="draws many values")
 @given(values, st.integers(1, 40), st.sampled_from([Any, set[int], list[Defaults]]))
 def test_the_rough_bound_is_above_the_bound(value: Any, times: int, kind: Any) -> None:
     memory = type_memory(kind)

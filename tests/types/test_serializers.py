@@ -240,6 +240,7 @@ def test_a_stored_value_of_another_type_is_refused_with_the_declared_one(kind: A
         ValueSerializer[Any](kind).decode(data)
 
 
+@pytest.mark.long(reason="makes values of many megabytes")
 @pytest.mark.parametrize(
     ("kind", "number"), [(list[list[int]], 2_000_000), (list[set[int]], 600_000), (Any, 2_000_000)]
 )
@@ -327,6 +328,7 @@ def test_the_description_of_a_type_is_stable(kind: Any, text: str) -> None:
 FORBIDDEN = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "jsonpickle"}
 
 
+@pytest.mark.long(reason="parses all modules")
 def test_no_module_can_load_objects_that_run_code() -> None:
     found = set()
     for path in Path(stateflow.__file__).parent.rglob("*.py"):

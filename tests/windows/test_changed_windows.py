@@ -65,6 +65,7 @@ ROWS = st.lists(st.builds(Timed, st.sampled_from("ab"), st.integers(1, 9), st.in
 SIZES = st.tuples(st.integers(1, 30), st.integers(1, 30))
 
 
+@pytest.mark.long(reason="draws many histories")
 @given(st.tuples(SIZES, SIZES), st.tuples(*[st.sampled_from([0, 0, 5, 40])] * 2), st.lists(ROWS, min_size=1), st.data())
 @example(((10, 10), (60, 60)), (0, 0), [[Timed("a", 1, 1), Timed("a", 2, 2)], [Timed("a", 3, 100)]], None)
 def test_windows_of_another_size_or_slide_fire_as_those_of_rows(

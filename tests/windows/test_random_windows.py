@@ -408,6 +408,7 @@ def _check_windows(history: History, method: str, backend: StateBackend) -> None
     assert not outputs or sorted(row.number for row in late) == sorted(model.late)
 
 
+@pytest.mark.long(reason="draws many histories")
 @given(histories, st.sampled_from(METHODS))
 @example(
     History(Kind(10, 0), 0, 30, (((("a", 5), ("a", 25)), 0), ((("a", 40),), 0), ((("a", 15),), 3)), None), "process"

@@ -43,6 +43,7 @@ def _open_hours(job: WindowsJob) -> Content:
     return {(sensor, TimeWindow(start, end)): [value] for sensor, start, end, value in waiting}
 
 
+@pytest.mark.long(reason="runs a job as processes")
 def test_open_windows_are_rows_with_their_window_and_a_comparison_has_those_that_differ(job: WindowsJob) -> None:
     first, hours = job.head.checkpoint, _windows(job.root, "hours")
     assert hours == _open_hours(job) == _windows(job.root, "column-hours", field="value__sum") and len(hours) > 1
@@ -78,6 +79,7 @@ def _state_window(session: dict[str, int]) -> tuple[int, int]:
     return session["state_start"], session["state_end"]
 
 
+@pytest.mark.long(reason="runs a job as processes")
 def test_a_job_continues_its_windows_from_a_canonical_savepoint_with_other_key_groups(
     job: WindowsJob, tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ class QueryRun:
         self._query(tables).sink_to(sink, uid="result")
 
 
+@pytest.mark.long(reason="runs queries over thousands of events")
 @pytest.mark.parametrize(
     "query",
     [

@@ -60,6 +60,7 @@ def _location(folder: Path, storage: Storage | None = None) -> StoreLocation:
     return StoreLocation(folder / "work", cache, ROCKSDB)
 
 
+@pytest.mark.long(reason="draws many histories of a store")
 class TestEveryBackend(StateBackendConformance):
     @pytest.fixture(params=["memory", "filesystem", "rocksdb", "rocksdb-leveled"])
     def opener(self, request: pytest.FixtureRequest) -> Opener:

@@ -471,6 +471,7 @@ def _range(step: tuple[object, ...]) -> tuple[bytes, bytes]:
     return struct.pack(">H", first), struct.pack(">H", first + second)
 
 
+@pytest.mark.long(reason="writes many files")
 @given(STEPS)
 def test_the_bounds_that_rocksdb_wrote_return_after_they_were_prefixes(steps: Sequence[object]) -> None:
     """RocksDB's own manifest is the oracle, on all levels, also where ranges were deleted."""

@@ -252,6 +252,7 @@ ROWS = st.lists(st.builds(Row, st.sampled_from("abcde"), st.integers(-(1 << 40),
 CUTS = st.lists(st.integers(1, 19), max_size=6)
 
 
+@pytest.mark.long(reason="draws many histories")
 @given(st.lists(st.tuples(ROWS, CUTS, st.booleans()), min_size=1, max_size=4), st.booleans())
 def test_what_is_stored_and_emitted_is_that_of_the_row_api_and_a_job_may_switch_between_them(
     batches: list[tuple[list[Row], list[int], bool]], with_ttl: bool
@@ -480,6 +481,7 @@ def _harness(function: Callable[[StateTtlConfig], Any], ttl: StateTtlConfig) -> 
     return KeyedHarness(declare, KeyedInput(Timed, "key", order_by=("at",), event_time="at"))
 
 
+@pytest.mark.long(reason="draws many histories")
 @given(st.booleans(), st.lists(st.tuples(st.integers(0, 20), TIMED_ROWS), max_size=6))
 @example(False, [(20, [Timed("a", 0, 1), Timed("b", 60, 1)]), (20, []), (0, [Timed("a", 41, 0), Timed("b", 41, 0)])])
 def test_the_time_to_live_of_a_key_counts_from_its_own_rows(
