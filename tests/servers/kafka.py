@@ -46,6 +46,8 @@ class Kafka:
         settings = {name.replace("_", "."): value for name, value in config.items()}
         (future,) = self.admin.create_topics([NewTopic(topic, partitions, 1, config=settings)]).values()
         future.result(_TIMEOUT)
+        # The controller answers before the broker knows the topic.
+        wait_for(lambda: topic in self.admin.list_topics(timeout=_TIMEOUT).topics, lambda: f"the topic {topic}")
 
     def add_partitions(self, topic: str, total: int) -> None:
         (future,) = self.admin.create_partitions([NewPartitions(topic, total)]).values()
