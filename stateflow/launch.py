@@ -33,7 +33,7 @@ from stateflow.runtime.preflight import (
     Needs,
     StartContext,
     check_start,
-    not_checked,
+    describe_unchecked,
     start_errors,
     warn_of_repeated_output,
     warn_of_unregistered_tables,
@@ -204,14 +204,14 @@ class PreparedJob:
         found = tuple(start_errors(self.start, needs))
         # Spark would report a known problem, such as a missing folder, a second time in other words.
         if found or not (with_spark and self.start.on_spark):
-            return Findings(found, self.warnings, not_checked(self.start))
+            return Findings(found, self.warnings, describe_unchecked(self.start))
         try:
             started, _ = start_spark(self.start)
         except StateflowError as e:
-            return Findings((e,), self.warnings, not_checked(self.start))
+            return Findings((e,), self.warnings, describe_unchecked(self.start))
         refused = tuple(start_errors(started, [Needs.SPARK]))
         more = () if refused else warnings(started)
-        return Findings(refused, (*self.warnings, *more), not_checked(started))
+        return Findings(refused, (*self.warnings, *more), describe_unchecked(started))
 
 
 def prepare(job_file: Path, job_root: str | None = None, layers: tuple[SettingsLayer, ...] = ()) -> PreparedJob:

@@ -108,7 +108,7 @@ def failure_without_result(exit_code: int | None) -> StateflowTaskFailed:
     return TransientFailure("no-result", message, hint, facts)
 
 
-def server_ended(exit_code: int) -> StateflowTaskFailed:
+def server_failure(exit_code: int) -> StateflowTaskFailed:
     """Returns the failure for a state server that ended before its time.
 
     Args:

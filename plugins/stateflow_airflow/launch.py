@@ -186,7 +186,7 @@ class Launcher:
         return self.folder / f"launch-{newest + 1}"
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def hold_lock(self) -> Iterator[None]:
         """Prevents other workers on this file system from launching the same task concurrently.
 
         Raises:
@@ -202,7 +202,7 @@ class Launcher:
     def start(self, folder: Path, command: Command, predecessor: Launch | None = None) -> Launch:
         """Starts `command` in a new session, after ending all processes of earlier launches but the predecessor.
 
-        Call it inside `locked`, while no other launch is active. The record is durable before the program starts.
+        Call it inside `hold_lock`, while no other launch is active. The record is durable before the program starts.
         """
         for launch in self.launches():
             if launch != predecessor:

@@ -134,7 +134,7 @@ class Renewal:
     def _attempt(self, current: Launch, newest: Launch) -> None:
         self._attempted = graceful_end.since_boot()
         try:
-            with self._launcher.locked():
+            with self._launcher.hold_lock():
                 # Another try of the task, whose worker is only believed to be dead, may have been faster.
                 if _newest(self._launcher) != newest or current.process() is None:
                     return

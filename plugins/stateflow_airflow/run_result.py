@@ -42,7 +42,7 @@ class RunResult:
         """Whether the run completed."""
         return bool(self.values.get("status") == "finished")
 
-    def returned(self) -> dict[str, object]:
+    def to_xcom(self) -> dict[str, object]:
         """Returns what the task returns to Airflow."""
         return with_offsets({name: self.values.get(name) for name in RETURNED})
 

@@ -40,7 +40,7 @@ class SparkSubmit:
     env_vars: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def rendered(self, conf: object, env_vars: object) -> SparkSubmit:
+    def with_rendered(self, conf: object, env_vars: object) -> SparkSubmit:
         """Returns these options with the rendered settings and variables. Raises PermanentFailure for other values."""
         from stateflow_airflow.operators.template_values import to_settings, to_text
 

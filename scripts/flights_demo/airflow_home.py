@@ -103,7 +103,7 @@ class AirflowHome:
         argv = self._airflow(name, *_COMPONENTS[name])
         if name == "api-server":
             argv += ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1"]
-        with launcher.locked():
+        with launcher.hold_lock():
             launcher.start(launcher.next_folder(), Command(argv, self._settings()))
 
     def wait_until_healthy(self, seconds: float, waiting: Callable[[], None] = lambda: None) -> None:

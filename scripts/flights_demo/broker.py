@@ -59,7 +59,7 @@ class Broker:
         self._folder.mkdir(parents=True)
         settings = kafka_broker.write_settings(self._folder, self._port, free_port())
         subprocess.run(kafka_broker.format_command(settings), check=True, capture_output=True, cwd=self._folder)
-        with self._launcher.locked():
+        with self._launcher.hold_lock():
             command = Command(kafka_broker.broker_command(settings), os.environ)
             self._launcher.start(self._launcher.next_folder(), command)
 

@@ -48,7 +48,7 @@ from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
 from stateflow.state.stored_key import TIMER_IDS, VOID_NAMESPACE, TimeDomain
 from stateflow.types.columns.conversion import PER_MILLISECOND
-from stateflow.types.declared_types import SCALAR_TYPES, arrow_type_named, python_type_of
+from stateflow.types.declared_types import SCALAR_TYPES, parse_arrow_type, python_type_of
 from stateflow.types.descriptors import (
     AggregatingStateDescriptor,
     FoldingStateDescriptor,
@@ -223,7 +223,7 @@ def spark_name(kind: pa.DataType) -> str:
 def _arrow_type(kind: str) -> pa.DataType:
     """Returns the Arrow type of a key column. Raises ConfigError for a malformed decimal."""
     try:
-        return arrow_type_named(kind)
+        return parse_arrow_type(kind)
     except ValueError as e:
         raise ConfigError("a key column has an unknown type", hint="write decimal(12,2)", type=kind) from e
 

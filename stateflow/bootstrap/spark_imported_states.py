@@ -11,7 +11,7 @@ from stateflow.bootstrap.spark_checkpoint import SparkCheckpoint
 from stateflow.errors import ConfigError
 from stateflow.runtime.planning.state_discovery import DeclaredOperator
 from stateflow.state.stored_key import TimeDomain
-from stateflow.types.declared_types import quoted
+from stateflow.types.declared_types import quote_name
 from stateflow.types.descriptors import MapStateDescriptor
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class SparkQueries:
 
 def _key(operator: DeclaredOperator, columns: dict[str, str]) -> dict[str, str]:
     """Takes the expressions of the key columns from `columns`, and returns those of all key columns."""
-    return {name: columns.pop(name, f"{_KEY}.{quoted(name)}") for name in operator.key}
+    return {name: columns.pop(name, f"{_KEY}.{quote_name(name)}") for name in operator.key}
 
 
 PREFIX = "spark:"

@@ -27,7 +27,7 @@ from stateflow.state.backends.entry_stream import EntryColumns
 from stateflow.state.handles import Document, SubtaskState
 from stateflow.storage import Credentials, open_storage
 from stateflow.types.columns.struct_classes import prepare_struct_classes
-from stateflow.types.declared_types import NUMBERS, quoted
+from stateflow.types.declared_types import NUMBERS, quote_name
 from stateflow.types.decoders import msgpack_decoder
 
 _INDEX, _FRAME, _SUBTASK = "__index", "frame", "subtask"
@@ -112,8 +112,8 @@ def _numbered(rows: StateRows, key: GivenKey, frame: DataFrame) -> StateRows:
     columns = rows.columns
     if not columns.order_by:
         return replace(rows, frame=frame)
-    within = [quoted(name) for name in (*key.names, *([columns.namespace] if columns.namespace else []))]
-    window = Window.partitionBy(*within).orderBy(*[quoted(name) for name in columns.order_by])
+    within = [quote_name(name) for name in (*key.names, *([columns.namespace] if columns.namespace else []))]
+    window = Window.partitionBy(*within).orderBy(*[quote_name(name) for name in columns.order_by])
     numbered = frame.withColumn(_INDEX, F.row_number().over(window).cast("bigint") - F.lit(1))
     return replace(rows, frame=numbered, columns=replace(columns, index=_INDEX))
 
@@ -146,9 +146,9 @@ def _combined(operator: GivenOperator, layout: Layout) -> DataFrame:
 
 def _tagged(frame: DataFrame, number: int, schemas: Sequence[StructType], key: GivenKey, layout: Layout) -> DataFrame:
     others = [
-        (F.struct(*(F.col(quoted(name)) for name in schema.names)) if at == number else F.lit(None).cast(schema)).alias(
-            f"s{at}"
-        )
+        (
+            F.struct(*(F.col(quote_name(name)) for name in schema.names)) if at == number else F.lit(None).cast(schema)
+        ).alias(f"s{at}")
         for at, schema in enumerate(schemas)
     ]
     return frame.select(_subtask_of(frame, key, layout).alias(_SUBTASK), F.lit(number).alias(_FRAME), *others)
@@ -171,7 +171,7 @@ def _key_column(frame: DataFrame, name: str, kind: str) -> Column:
             wanted=kind,
             given=given,
         )
-    return F.col(quoted(name)) if given == kind else F.col(quoted(name)).cast(kind)
+    return F.col(quote_name(name)) if given == kind else F.col(quote_name(name)).cast(kind)
 
 
 def _write_subtasks(work: _Work, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -31,7 +31,7 @@ from stateflow.bootstrap.frames import (
 from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.stored_key import TimeDomain
-from stateflow.types.declared_types import literal, quoted
+from stateflow.types.declared_types import literal, quote_name
 from stateflow.types.decoders import json_decoder
 from stateflow.types.descriptors import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from stateflow.types.ttl_config import StateTtlConfig
@@ -158,11 +158,11 @@ class SparkState:
         return frame.withColumn(NAMESPACE, F.struct(F.lit("window").alias("type"), window.alias("value")))
 
     def _default_key(self) -> dict[str, str]:
-        return {name: f"{KEY}.{quoted(name)}" for name in _fields(self.rows, KEY)}
+        return {name: f"{KEY}.{quote_name(name)}" for name in _fields(self.rows, KEY)}
 
     def _only_field(self, column: str) -> str:
         fields = _fields(self.rows, column)
-        return f"{column}.{quoted(fields[0])}" if len(fields) == 1 else column
+        return f"{column}.{quote_name(fields[0])}" if len(fields) == 1 else column
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ def read_timers(spark: SparkSession, address: StateAddress, properties: Properti
             time_mode=mode,
         )
     rows = _loaded(spark, address, {"readRegisteredTimers": "true"})
-    columns = {name: f"{KEY}.{quoted(name)}" for name in _fields(rows, KEY)} if key is None else dict(key)
+    columns = {name: f"{KEY}.{quote_name(name)}" for name in _fields(rows, KEY)} if key is None else dict(key)
     domain = "event" if mode == "EventTime" else "processing"
     return _selected(rows, {**columns, TIME: "expiration_timestamp_ms", DOMAIN: literal(domain)}, address)
 

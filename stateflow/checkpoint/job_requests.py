@@ -25,7 +25,7 @@ from stateflow.clock import is_timestamp
 from stateflow.errors import CorruptFile, DataError, MissingFile, RequestTimeout, StorageError
 from stateflow.helpers import check_name
 from stateflow.storage import PutResult, Storage
-from stateflow.storage.paths import REQUESTS, request_done, request_key, request_seen
+from stateflow.storage.paths import REQUESTS, request_done_key, request_key, request_seen_key
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ def open_requests(storage: Storage) -> list[Request]:
     """Returns the requests without an answer, oldest first. Damaged requests are logged and skipped."""
     keys = {blob.key for blob in storage.list(REQUESTS)}
     ids = [k.removeprefix(REQUESTS) for k in sorted(keys) if not k.endswith((".seen", ".done"))]
-    found = islice(_readable(storage, (i for i in ids if request_done(i) not in keys)), _MOST_READ)
+    found = islice(_readable(storage, (i for i in ids if request_done_key(i) not in keys)), _MOST_READ)
     return sorted(found, key=lambda r: (r.at, r.id))
 
 
@@ -100,12 +100,12 @@ def _log_skipped(reason: str) -> None:
 
 def acknowledge(storage: Storage, request_id: str, generation: int) -> None:
     """Confirms to the requester that a run has seen the request."""
-    storage.put_new(request_seen(request_id), f"{generation}\n".encode())
+    storage.put_new(request_seen_key(request_id), f"{generation}\n".encode())
 
 
 def clear_acknowledgement(storage: Storage, request_id: str) -> None:
     """Deletes the acknowledgement of a request; a live run acknowledges the request again."""
-    storage.delete([request_seen(request_id)])
+    storage.delete([request_seen_key(request_id)])
 
 
 def is_expired(request: Request, now: datetime) -> bool:
@@ -115,7 +115,7 @@ def is_expired(request: Request, now: datetime) -> bool:
 
 def is_acknowledged(storage: Storage, request_id: str) -> bool:
     """Returns whether a run has seen the request."""
-    return storage.size(request_seen(request_id)) is not None
+    return storage.size(request_seen_key(request_id)) is not None
 
 
 def is_posted(storage: Storage, request_id: str) -> bool:
@@ -131,7 +131,7 @@ def post_answer(storage: Storage, given: Answer) -> Answer:
     if len(given.message) > _MAX_MESSAGE:
         given = replace(given, message=given.message[:_MAX_MESSAGE] + "…")
     data, _ = seal(given, LIMIT)
-    if storage.put_new(request_done(given.id), data) is PutResult.CREATED:
+    if storage.put_new(request_done_key(given.id), data) is PutResult.CREATED:
         return given
     found = read_answer(storage, given.id)
     if found is None:
@@ -146,7 +146,7 @@ def read_request(storage: Storage, request_id: str) -> Request | None:
 
 def read_answer(storage: Storage, request_id: str) -> Answer | None:
     """Returns the answer to a request; None while the request is open."""
-    return _read(storage, request_done(request_id), Answer)
+    return _read(storage, request_done_key(request_id), Answer)
 
 
 def trim_requests(storage: Storage, keep: int = KEEP) -> None:
@@ -158,8 +158,8 @@ def trim_requests(storage: Storage, keep: int = KEEP) -> None:
     answers = sorted(_readable_answers(storage, ids), key=lambda a: (a.at, a.id))
     for old in answers[: len(answers) - keep]:
         # Delete the answer last: without it the request would be open again.
-        storage.delete([request_seen(old.id), request_key(old.id)])
-        storage.delete([request_done(old.id)])
+        storage.delete([request_seen_key(old.id), request_key(old.id)])
+        storage.delete([request_done_key(old.id)])
 
 
 def _readable_answers(storage: Storage, ids: Iterable[str]) -> Iterator[Answer]:
@@ -177,7 +177,7 @@ def _read(storage: Storage, key: str, kind: type[M]) -> M | None:
     except MissingFile:
         return None
     # The answer to a request with another id would not answer it, so each run would serve it again, without an end.
-    if key not in (request_key(found.id), request_done(found.id)):
+    if key not in (request_key(found.id), request_done_key(found.id)):
         raise CorruptFile("a request or answer has another id than its file", file=key, id=found.id[:100])
     for field, text in (("at", found.at), ("until", found.until if isinstance(found, Request) else "")):
         if text and not is_timestamp(text):

@@ -104,7 +104,7 @@ class StateSettings:
         """Whether each checkpoint of changed state reads and stores all of it."""
         return self.backend != "rocksdb" or not self.incremental
 
-    def shared_by(self, subtasks: int) -> StateSettings:
+    def with_inline_limit(self, subtasks: int) -> StateSettings:
         """Returns these settings with `inline_below_bytes` so low that the state of all subtasks fits in a manifest."""
         fair = max(1, _INLINE_TOTAL // subtasks)
         return dataclasses.replace(self, inline_below_bytes=min(self.inline_below_bytes, fair))

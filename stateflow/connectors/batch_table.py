@@ -191,7 +191,7 @@ class BatchTable(LocalSource):
         # Not the file system of deltalake, which calls Python from threads of Arrow.
         local = os.path.isdir(self._table)
         system = fs.SubTreeFileSystem(self._table, fs.LocalFileSystem()) if local else None
-        with self._translated_errors(table.version()):
+        with self._translate_errors(table.version()):
             for path in pa.table(table.get_add_actions()).column("path").to_pylist():
                 plain_path(path)
             return _Files(table.version(), table.to_pyarrow_dataset(filesystem=system), self._table if local else "")
@@ -207,7 +207,7 @@ class BatchTable(LocalSource):
                 table=self._table,
                 columns=missing,
             )
-        with self._translated_errors(files.version):
+        with self._translate_errors(files.version):
             found = files.rows(names, without)
         return self._objects(found, deleted)
 
@@ -236,7 +236,7 @@ class BatchTable(LocalSource):
     def _opened(self, version: int | None) -> DeltaTable:
         from deltalake import DeltaTable
 
-        with self._translated_errors(version):
+        with self._translate_errors(version):
             if os.path.isdir(self._table):
                 check_log(Path(self._table))
             opened = DeltaTable(self._table, version=version)
@@ -251,7 +251,7 @@ class BatchTable(LocalSource):
         return opened
 
     @contextmanager
-    def _translated_errors(self, version: int | None) -> Iterator[None]:
+    def _translate_errors(self, version: int | None) -> Iterator[None]:
         """Translates errors of reading a version; None is the newest one, which must exist."""
         from deltalake.exceptions import DeltaError, DeltaProtocolError, TableNotFoundError
 

@@ -1,7 +1,7 @@
 """Compares the declared columns of a source or sink with the columns of the table, file or topic. Imports no Spark.
 
 `ColumnPolicy` says what happens when they differ, `check_source_columns` compares the columns of a source with those
-that Spark reads, and `declared_columns` reads them as values of the declared types, in SQL expressions. These take the
+that Spark reads, and `select_declared` reads them as values of the declared types, in SQL expressions. These take the
 fields of a class by name; CAST of Spark takes those of a struct by position. Tables that have no type for a time of
 day or a duration contain integers of microseconds, as `DeltaSink` writes them.
 """
@@ -18,7 +18,7 @@ import pyarrow as pa
 from stateflow.api.schema import Column, RowSchema
 from stateflow.errors import ConfigError, SchemaMismatch
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape, leaves_of, parts_of
-from stateflow.types.declared_types import decimal_holds, literal, quoted
+from stateflow.types.declared_types import decimal_holds, literal, quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -270,7 +270,7 @@ _FROM_MICROS = {datetime.time: "time_from_micros({})", datetime.timedelta: "({} 
 """Expressions of values that are stored as integers, by their declared type."""
 
 
-def declared_columns(found: StructType, schema: RowSchema) -> list[str]:
+def select_declared(found: StructType, schema: RowSchema) -> list[str]:
     """Returns the expressions of the declared columns of a frame; a column that it lacks is null.
 
     Args:
@@ -278,7 +278,10 @@ def declared_columns(found: StructType, schema: RowSchema) -> list[str]:
         schema: the declared columns.
     """
     types = {field.name.lower(): field.dataType for field in found.fields}
-    return [f"{_value(c.shape, types.get(c.name.lower()), quoted(c.name))} AS {quoted(c.name)}" for c in schema.columns]
+    return [
+        f"{_value(c.shape, types.get(c.name.lower()), quote_name(c.name))} AS {quote_name(c.name)}"
+        for c in schema.columns
+    ]
 
 
 def with_times(found: StructType, schema: RowSchema) -> StructType:
@@ -334,7 +337,7 @@ def _value(shape: Shape, found: DataType | None, value: str, depth: int = 0) -> 
     assert isinstance(shape, Record) and isinstance(found, StructType)
     types = {field.name: field.dataType for field in found.fields}
     parts = zip(shape.names, shape.fields, strict=True)
-    fields = (f"{literal(n)}, {_value(s, types.get(n), f'{value}.{quoted(n)}', depth)}" for n, s in parts)
+    fields = (f"{literal(n)}, {_value(s, types.get(n), f'{value}.{quote_name(n)}', depth)}" for n, s in parts)
     return f"CASE WHEN {value} IS NOT NULL THEN named_struct({', '.join(fields)}) END"
 
 

@@ -17,7 +17,7 @@ from stateflow.connectors.store_assignment import LENGTH, PADDED
 from stateflow.errors import SchemaMismatch
 from stateflow.types.columns.conversion import first_time_out_of_range, with_scalars
 from stateflow.types.columns.shapes import Entries, Items, Record, Shape, leaves_of
-from stateflow.types.declared_types import SCALAR_TYPES, arrow_type_named, decimal_digits
+from stateflow.types.declared_types import SCALAR_TYPES, decimal_digits, parse_arrow_type
 
 TIMESTAMPS_WITHOUT_ZONE = "timestampNtz"
 """The table feature of columns of this type."""
@@ -115,7 +115,7 @@ def arrow_field(
 def _arrow_type(kind: DeltaType) -> pa.DataType:
     if isinstance(kind, str):
         if kind in _SPARK or decimal_digits(kind):
-            return arrow_type_named(_SPARK.get(kind, kind))
+            return parse_arrow_type(_SPARK.get(kind, kind))
         raise ValueError(f"a row class cannot have the type {kind[:100]}")
     name = kind.get(_TYPE)
     if name == _ARRAY:

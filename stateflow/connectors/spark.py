@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.column_policy import ColumnPolicy, check_source_columns, declared_columns, with_times
+from stateflow.connectors.column_policy import ColumnPolicy, check_source_columns, select_declared, with_times
 from stateflow.errors import ConfigError, JobDefinitionError
 
 if TYPE_CHECKING:
@@ -125,4 +125,4 @@ def load_frame(reader: DataStreamReader, format: str, path: str = "", package: s
 
 def with_columns(frame: DataFrame, schema: RowSchema) -> DataFrame:
     """Returns the declared columns of a frame; those that it lacks are null, as the policy of `check` permits."""
-    return frame.selectExpr(*declared_columns(frame.schema, schema))
+    return frame.selectExpr(*select_declared(frame.schema, schema))

@@ -81,7 +81,7 @@ class StagedWriter(SinkWriter):
         self._flush()
         if self._file is None:
             return []
-        with self._translated_errors():
+        with self._translate_errors():
             path = self._file.finish()
             size = path.stat().st_size
         job_root_storage(self._context).put_file(self._key, path)
@@ -93,14 +93,14 @@ class StagedWriter(SinkWriter):
             return
         table = pa.Table.from_batches(self._buffered, self._schema).combine_chunks()
         self._buffered, self._buffered_rows, self._buffered_bytes = [], 0, 0
-        with self._translated_errors():
+        with self._translate_errors():
             if self._file is None:
                 self._file = _LocalFile(self._schema)
             self._file.write(table)
         self._rows += len(table)
 
     @contextlib.contextmanager
-    def _translated_errors(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as e:
@@ -224,7 +224,7 @@ def staged_key(context: SinkContext, writing: Writing) -> str:
     return f"{data_folder(writing.generation, writing.ordinal, writing.attempt)}{_name(context, writing.subtask)}"
 
 
-def as_declared(batch: pa.RecordBatch, schema: RowSchema, location: str) -> pa.RecordBatch:
+def cast_to_declared(batch: pa.RecordBatch, schema: RowSchema, location: str) -> pa.RecordBatch:
     """Returns rows that an earlier version of the job may have staged, with the columns of this one.
 
     Args:

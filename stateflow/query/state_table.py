@@ -18,7 +18,7 @@ from stateflow.checkpoint.log.documents import OperatorState
 from stateflow.clock import Clock
 from stateflow.errors import ConfigError, CorruptFile, StateflowError
 from stateflow.helpers import did_you_mean
-from stateflow.query.value_types import WRITTEN_AT, Refused, ValueReader, written_at
+from stateflow.query.value_types import WRITTEN_AT, Refused, ValueReader, decode_write_times
 from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.backends.factory import open_location, read_blocks
 from stateflow.state.handles import Base, OperatorContent, StateSchema, SubtaskState
@@ -358,7 +358,7 @@ class _Rows:
         if "value" in names and table.state is not None:
             found["value"] = table.values(block)
         if "written_at" in names and table.state is not None:
-            found["written_at"] = written_at(block.values, table.state.ttl_time)
+            found["written_at"] = decode_write_times(block.values, table.state.ttl_time)
         return pa.RecordBatch.from_arrays([found[name] for name in self.schema.names], schema=self.schema)
 
     def _key_columns(self, block: EntryBlock) -> dict[str, pa.Array]:

@@ -439,7 +439,7 @@ def _serialized(stored: Sequence[bytes]) -> pa.Array:
     return pa.StructArray.from_arrays([versions, contents], fields=list(_SERIALIZED))
 
 
-def written_at(stored: Sequence[bytes], time: str) -> pa.Array:
+def decode_write_times(stored: Sequence[bytes], time: str) -> pa.Array:
     """Returns the column of the timestamps that the TTL of values counts from, null for values without one.
 
     Args:

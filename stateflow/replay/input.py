@@ -203,7 +203,7 @@ _POSITION = 500
 """Characters of a position in an error."""
 
 
-def input_lost(uid: str, lost: Sequence[str], batch: PlannedBatch) -> InputLost:
+def lost_input(uid: str, lost: Sequence[str], batch: PlannedBatch) -> InputLost:
     """Returns the error for a source that no longer has the rows of a batch.
 
     Args:
@@ -234,7 +234,7 @@ def deleted_file(text: str, batch: PlannedBatch, descriptions: Mapping[str, str]
     folders = [str(folder) for folder in PurePath(found.path).parents][:-1]
     moved = [uid for uid in descriptions if batch.moves(uid)]
     readers = [uid for uid in moved if any(folder in descriptions[uid] for folder in folders)]
-    return input_lost((readers or moved)[0], [f"{found.path}: it does not exist"], batch)
+    return lost_input((readers or moved)[0], [f"{found.path}: it does not exist"], batch)
 
 
 SplitTimes = Mapping[str, Mapping[str, int | None]]
@@ -263,7 +263,7 @@ class LocalInput:
         """See `BatchReader.check`."""
         for uid, source in self._sources.items():
             if batch.moves(uid) and (lost := source.lost_between(*_positions(uid, batch))):
-                raise input_lost(uid, lost, batch)
+                raise lost_input(uid, lost, batch)
 
     def run(self, batch: PlannedBatch, run_rows: RunRows) -> None:
         """See `BatchReader.run`."""
@@ -276,7 +276,7 @@ class LocalInput:
             limits = limits_of(uid, source, self._job.settings.source)
             found = source.slice_between(start, end) or _read_up_to(source, start, end, limits)
         except InputLost as e:
-            raise input_lost(uid, texts_of(e), batch) from e
+            raise lost_input(uid, texts_of(e), batch) from e
         except StateflowError:
             raise
         except Exception as e:
@@ -288,7 +288,7 @@ class LocalInput:
                 where=find_user_line(e),
             ) from e
         if found is None:
-            raise input_lost(uid, ["reading again did not return the position after the batch"], batch)
+            raise lost_input(uid, ["reading again did not return the position after the batch"], batch)
         return found
 
 

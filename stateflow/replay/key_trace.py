@@ -251,7 +251,7 @@ class KeyTracer:
         if self._max_kept is None or self.counts[call.operator] <= self._max_kept:
             self.calls.append(call)
 
-    def traced(self, chain: ChainSpec) -> ChainSpec:
+    def trace_chain(self, chain: ChainSpec) -> ChainSpec:
         """Returns the chain of a task after replacing methods of its function, which is the task's own."""
         if chain.function is not None and chain.uid in self._keys:
             self._trace(chain, chain.function)

@@ -354,7 +354,7 @@ def start_reading(
     """
     if not start.on_spark:
         sources = {node.uid: node.source for node in start.graph.sources if isinstance(node.source, LocalSource)}
-        local = LocalExecutor(adapt=tracer.traced) if tracer else LocalExecutor()
+        local = LocalExecutor(adapt=tracer.trace_chain) if tracer else LocalExecutor()
         yield Reading(local, LocalInput(job, sources))
         return
     # Importing Spark takes a second, which replays without it save.
@@ -368,7 +368,7 @@ def start_reading(
     assert spark is not None
     reader = SparkReader(spark, sources_of_spark, folder / "spark")
     with translate_spark_errors(lambda: is_alive(spark)):
-        executor = InProcessExecutor(tracer.traced) if tracer else SparkExecutor()
+        executor = InProcessExecutor(tracer.trace_chain) if tracer else SparkExecutor()
         yield Reading(executor, SparkInput(job, reader, target))
 
 

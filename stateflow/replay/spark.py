@@ -28,7 +28,7 @@ from stateflow.api.source import Source, texts_of
 from stateflow.checkpoint.log.documents import NOT_BEGUN, Manifest, SparkPosition
 from stateflow.checkpoint.restore.source_positions import offset_lines
 from stateflow.errors import BatchFailed, InputLost, StateflowError
-from stateflow.replay.input import PlannedBatch, RunRows, deleted_file, input_lost
+from stateflow.replay.input import PlannedBatch, RunRows, deleted_file, lost_input
 from stateflow.runtime.executor import REPORT, BatchWork, ChainSpec, Executed, LevelSpec, decode_reports, level_specs
 from stateflow.runtime.job import Job
 from stateflow.runtime.spark.batch_input import BatchInput
@@ -85,7 +85,7 @@ class SparkInput:
                 continue
             lost = self._lost(self._reader.sources[node.uid], start, end, self._logs(at, manifest.spark))
             if lost:
-                raise input_lost(node.uid, lost, batch)
+                raise lost_input(node.uid, lost, batch)
 
     @staticmethod
     def _lost(source: Source, start: str, end: str, logs: Mapping[str, bytes]) -> Sequence[str]:
@@ -189,7 +189,7 @@ class _BatchQuery:
             for uid, source in sources.items():
                 explained = source.explain_failure(reason)
                 if isinstance(explained, InputLost):
-                    return input_lost(uid, texts_of(explained), self._batch)
+                    return lost_input(uid, texts_of(explained), self._batch)
                 if explained is not None:
                     return explained
         if isinstance(error, InputLost):
@@ -251,7 +251,7 @@ class _BatchQuery:
 def _of_source(error: InputLost, sources: Mapping[str, Source], batch: PlannedBatch) -> InputLost:
     """Returns the error of a replay for one that a source has raised in a task or in the driver."""
     uids = [uid for uid, source in sources.items() if source.description == error.facts.get("source")]
-    return input_lost(uids[0], texts_of(error), batch) if uids else error
+    return lost_input(uids[0], texts_of(error), batch) if uids else error
 
 
 _SHOWN = 3
@@ -321,7 +321,7 @@ class InProcessExecutor(SparkExecutor):
 
     def _run(self, inputs: Inputs, work: BatchWork) -> Executed:
         specs, spark = level_specs(work), inputs.spark
-        inputs, observed = self._observed(inputs, work.plan)
+        inputs, observed = self._observe_inputs(inputs, work.plan)
         with ExitStack() as persisted:
             emitted = self._run_level(self._first(inputs, work, observed, persisted), specs[0], observed)
             for at, level in enumerate(work.plan.levels[1:], 1):

@@ -235,7 +235,7 @@ def _with_function_applied(step: RowStep, rows: Sequence[_LocatedRow], info: Bat
     chain = RowFunctions([copy.deepcopy(step)], info.task_info(parallelism=1))
     numbers = count()
     for located in rows:
-        with chain.closed_on_error():
+        with chain.close_on_error():
             results = chain.apply([located.row])
         yield from (_LocatedRow(next(numbers), located.phase, row, located.origin) for row in results)
     chain.close()
@@ -393,7 +393,7 @@ def run_local(
     bounds.begin()
     try:
         if bounds.end.continuous:
-            with bounds.signal.handled():
+            with bounds.signal.handle_signals():
                 reached = _until_stopped(run, sources, bounds, on_batch)
                 run.finish()
         else:

@@ -278,7 +278,7 @@ CHECKS = (
 """All checks in the order of a run: fast checks with few needs first."""
 
 
-def not_checked(start: StartContext) -> tuple[str, ...]:
+def describe_unchecked(start: StartContext) -> tuple[str, ...]:
     """Returns descriptions of what the checks did not cover, such as what only a Spark session can determine."""
     if not start.on_spark:
         return ()

@@ -267,4 +267,4 @@ def describe(checkpoint: ServedCheckpoint) -> StatesAnswer:
 
 
 def _format(request: HttpRequest) -> Format:
-    return Format.accepted(request.headers.get("accept", ""))
+    return Format.from_accept_header(request.headers.get("accept", ""))

@@ -397,7 +397,7 @@ class Format(Enum):
     """Values as they are stored, for clients that decode them with their type."""
 
     @classmethod
-    def accepted(cls, accept: str) -> Format:
+    def from_accept_header(cls, accept: str) -> Format:
         """Returns the format for an ``Accept`` header; JSON unless it names another one."""
         return next((wanted for wanted in (cls.MSGPACK, cls.ARROW) if wanted.value in accept), cls.JSON)
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from stateflow.errors import CorruptFile, DataError, SchemaMismatch
 from stateflow.state.binary_columns import from_list, from_rows, is_valid, join_columns, parts_of, slices
 from stateflow.state.stored_key import KEY_OFFSET
-from stateflow.types.declared_types import DECLARED, arrow_type_named, scalar_of
+from stateflow.types.declared_types import DECLARED, parse_arrow_type, scalar_of
 from stateflow.types.key_encoding import NULL_PART, decode_key_parts, encode_key
 from stateflow.types.time_window import TimeWindow
 
@@ -289,7 +289,7 @@ _TEXT_END, _ESCAPE = 0, 0xFF
 def key_column_type(spark_type: str) -> pa.DataType:
     """Returns the Arrow type of a key column; raises CorruptFile for a type that cannot be part of a key."""
     try:
-        return arrow_type_named(spark_type)
+        return parse_arrow_type(spark_type)
     except ValueError as e:
         raise CorruptFile("a recorded key column has an invalid type", type=spark_type) from e
 

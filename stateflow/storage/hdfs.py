@@ -187,7 +187,7 @@ FAILURES = (HdfsRefusal, BadAnswer, requests.RequestException, HTTPError)
 class WebHdfs:
     """Requests to the active one of several NameNodes. Paths are absolute.
 
-    Methods raise one of `FAILURES`, which `translated_errors` translates.
+    Methods raise one of `FAILURES`, which `translate_errors` translates.
 
     Args:
         scheme: ``webhdfs``, or ``swebhdfs`` for TLS.
@@ -328,7 +328,7 @@ class WebHdfs:
 
 
 @contextlib.contextmanager
-def translated_errors(uri: str, key: str) -> Iterator[None]:
+def translate_errors(uri: str, key: str) -> Iterator[None]:
     """Translates failures of requests into errors of stateflow, without texts of the server.
 
     Args:
@@ -419,7 +419,7 @@ class HdfsStorage(Storage):
         self._most_empty_folders = most_empty_folders
 
     def put_new(self, key: str, data: bytes) -> PutResult:
-        with self._translated_errors(key):
+        with self._translate_errors(key):
             path = self._path(key)
             temporary = self._write_temporary(data)
             try:
@@ -434,7 +434,7 @@ class HdfsStorage(Storage):
     def put_file(self, key: str, source: Path) -> None:
         path = self._path(key)
         with source.open("rb") as file:
-            with self._translated_errors(key):
+            with self._translate_errors(key):
                 result = self._rename(self._write_temporary(file), path)
             if result is not PutResult.CREATED:
                 check_same_content(self, key, file)
@@ -460,14 +460,14 @@ class HdfsStorage(Storage):
         write_chunks(self._chunks(key, offset, size), target)
 
     def size(self, key: str) -> int | None:
-        with self._translated_errors(key):
+        with self._translate_errors(key):
             return self._hdfs.size(self._path(key))
 
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
         folder = prefix.rpartition("/")[0]
         if folder:
             key_parts(folder, self.uri)
-        with self._translated_errors(prefix):
+        with self._translate_errors(prefix):
             wanted = (b for b in self._walk(folder) if b.key.startswith(prefix) and b.key > start_after)
             return sorted(wanted, key=lambda blob: blob.key)
 
@@ -475,7 +475,7 @@ class HdfsStorage(Storage):
         folder = prefix.rstrip("/")
         if folder:
             key_parts(folder, self.uri)
-        with self._translated_errors(prefix):
+        with self._translate_errors(prefix):
             listing = self._hdfs.list(f"{self._folder}/{folder}".rstrip("/"))
         found = (s.pathSuffix for s in (listing.statuses if listing is not None else ()) if s.type == "DIRECTORY")
         return tuple(sorted(name for name in found if (f"{folder}/{name}" if folder else name) != _TEMPORARY))
@@ -483,7 +483,7 @@ class HdfsStorage(Storage):
     def delete(self, keys: Iterable[str]) -> None:
         folders = set()
         for key in keys:
-            with self._translated_errors(key):
+            with self._translate_errors(key):
                 path = self._path(key)
                 if self._hdfs.size(path) is not None and self._hdfs.remove(path):
                     folders.add(key.rpartition("/")[0])
@@ -492,7 +492,7 @@ class HdfsStorage(Storage):
 
     def remove_abandoned_files(self) -> None:
         """Removes temporary files whose writers were killed. Their age is measured by the NameNode's clock."""
-        with self._translated_errors(_TEMPORARY):
+        with self._translate_errors(_TEMPORARY):
             listing = self._hdfs.list(self._path(_TEMPORARY))
             if listing is None:
                 return
@@ -501,8 +501,8 @@ class HdfsStorage(Storage):
                 if status.modificationTime < until:
                     self._hdfs.remove(self._path(f"{_TEMPORARY}/{status.pathSuffix}"))
 
-    def _translated_errors(self, key: str) -> AbstractContextManager[None]:
-        return translated_errors(self.uri, key)
+    def _translate_errors(self, key: str) -> AbstractContextManager[None]:
+        return translate_errors(self.uri, key)
 
     def _path(self, key: str) -> str:
         return "/".join((self._folder, *key_parts(key, self.uri)))
@@ -553,7 +553,7 @@ class HdfsStorage(Storage):
         # A server takes a length of 0 for the whole file.
         if not length:
             return
-        with self._translated_errors(key):
+        with self._translate_errors(key):
             try:
                 yield from self._hdfs.read(self._path(key), offset, length)
             except HdfsRefusal as e:
@@ -597,7 +597,7 @@ class HdfsStorage(Storage):
         )
 
     def _remove_empty(self, folder: str) -> None:
-        with self._translated_errors(folder):
+        with self._translate_errors(folder):
             while folder and self._hdfs.remove(f"{self._folder}/{folder}"):
                 folder = folder.rpartition("/")[0]
 

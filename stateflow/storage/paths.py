@@ -158,12 +158,12 @@ def request_key(request_id: str) -> str:
     return f"{REQUESTS}{request_id}"
 
 
-def request_seen(request_id: str) -> str:
+def request_seen_key(request_id: str) -> str:
     """Returns the key of a run's acknowledgement of a request."""
     return f"{REQUESTS}{request_id}.seen"
 
 
-def request_done(request_id: str) -> str:
+def request_done_key(request_id: str) -> str:
     """Returns the key of the result of a request."""
     return f"{REQUESTS}{request_id}.done"
 

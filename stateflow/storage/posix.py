@@ -172,7 +172,7 @@ class PosixStorage(Storage):
             raise _storage_error(e, key) from e
 
     def put_file(self, key: str, source: Path) -> None:
-        with self._translated_errors(str(source)):
+        with self._translate_errors(str(source)):
             file = _opened_source(source)
         with file:
             self._store(key, file)
@@ -185,7 +185,7 @@ class PosixStorage(Storage):
             self._store(to, file)
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
-        with self.open(key) as file, self._translated_errors(key):
+        with self.open(key) as file, self._translate_errors(key):
             # Not limit + 1: Python would allocate that many bytes for each small object.
             data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
         if len(data) > limit:
@@ -193,11 +193,11 @@ class PosixStorage(Storage):
         return data
 
     def chunks(self, key: str) -> Iterator[bytes]:
-        with self.open(key) as file, self._translated_errors(key):
+        with self.open(key) as file, self._translate_errors(key):
             yield from _chunks_of(file)
 
     def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
-        with self.open(key) as file, self._translated_errors(key):
+        with self.open(key) as file, self._translate_errors(key):
             found = os.fstat(file.fileno())
             check_limit(key, found.st_size, limit)
             if is_ours_alone(found) and _linked(file.fileno(), None, target):
@@ -206,7 +206,7 @@ class PosixStorage(Storage):
             write_chunks(limit_chunks(_chunks_of(file), key, limit), target)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
-        with self.open(key) as source, self._translated_errors(key), open_private(target, must_create=True) as file:
+        with self.open(key) as source, self._translate_errors(key), open_private(target, must_create=True) as file:
             source.seek(offset)
             while size and (chunk := source.read(min(size, _COPY_CHUNK))):
                 file.write(chunk)
@@ -217,7 +217,7 @@ class PosixStorage(Storage):
         with self.open(key) as source:
 
             def read(offset: int, size: int) -> bytes:
-                with self._translated_errors(key):
+                with self._translate_errors(key):
                     return os.pread(source.fileno(), size, offset)
 
             yield read
@@ -299,13 +299,13 @@ class PosixStorage(Storage):
             MissingFile: the object does not exist.
             CorruptFile: its name refers to something other than a regular file.
         """
-        with self._translated_errors(key), self._folder_of(key) as (folder, name):
+        with self._translate_errors(key), self._folder_of(key) as (folder, name):
             file = os.fdopen(open_file(folder, name), "rb")
         with file:
             yield file
 
     @contextlib.contextmanager
-    def _translated_errors(self, key: str) -> Iterator[None]:
+    def _translate_errors(self, key: str) -> Iterator[None]:
         """Translates errors of reading an object: MissingFile, or the error of `_storage_error`."""
         try:
             yield

@@ -122,7 +122,7 @@ def decimal_digits(name: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def arrow_type_named(name: str) -> pa.DataType:
+def parse_arrow_type(name: str) -> pa.DataType:
     """Returns the Arrow type of a column by Spark's name of its type.
 
     Raises:
@@ -318,7 +318,7 @@ _STORED_AS: dict[Any, tuple[type, ...]] = {
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f$]")
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Returns a quoted column name."""
     return "`" + name.replace("`", "``") + "`"
 

@@ -91,7 +91,7 @@ class Stage:
             "STATEFLOW_FAILPOINT_ONCE": once,
             "PYTHONPATH": str(REPOSITORY),
         }
-        with launcher.locked():
+        with launcher.hold_lock():
             launch = launcher.start(launcher.next_folder(), Command(argv, environment))
         assert launcher.wait(launch, DEADLINE)
         assert launch.exit_code() == (-9 if failpoint else 0), launch.log_file.read_text()

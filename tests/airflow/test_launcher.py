@@ -56,7 +56,7 @@ class LauncherFixture:
 
     def start(self, code: str, run: str = "") -> Launch:
         launcher = self.launcher(run)
-        with launcher.locked():
+        with launcher.hold_lock():
             command = Command([sys.executable, "-c", code], {**os.environ, "COLOUR": "blue"})
             launch = launcher.start(launcher.next_folder(), command)
         self.launches.append(launch)
@@ -77,7 +77,7 @@ from stateflow_airflow import processes
 from stateflow_airflow.launch import LAUNCH_VARIABLE, Command, Launcher
 {patch}
 launcher = Launcher(Path({str(self.folder)!r}))
-with launcher.locked():
+with launcher.hold_lock():
     launcher.start(launcher.next_folder(), Command([sys.executable, "-c", {code!r}], {{}}))
 os.kill(os.getpid(), 9)
 """
@@ -216,7 +216,7 @@ def test_folders_of_old_dag_runs_are_removed_unless_a_launch_begins_or_may_be_li
             (Path(launch.folder) / "launch.json").write_text(record)
         if name == "elsewhere":
             (Path(launch.folder) / "exit").unlink()
-    with Launcher(task / "begins").locked():
+    with Launcher(task / "begins").hold_lock():
         os.utime(task / "begins" / "lock", (4, 4))
         remove_old_runs(task, keep=1)
     assert sorted(path.name for path in task.iterdir()) == ["begins", "elsewhere", "live", "new"]
@@ -232,7 +232,7 @@ def test_a_run_folder_of_another_user_is_refused(tmp_path: Path, planted: str) -
     for path in (runs / planted, *runs.rglob("*")):
         path.chmod(0o700)
     os.chown(runs / planted, 65534, 65534)
-    locked = Launcher(launches, root=runs).locked()
+    locked = Launcher(launches, root=runs).hold_lock()
     with raises(ConfigError, path=str(runs / planted), owner=65534):
         locked.__enter__()
     assert not list(launches.glob("*"))

@@ -197,9 +197,9 @@ def test_what_is_stored_or_sorted_at_once_has_a_fixed_limit(name: str, limit: in
 
 @given(st.integers(1, 1 << 20), st.integers(1, 100_000))
 def test_all_subtasks_together_fit_into_a_manifest(below: int, subtasks: int) -> None:
-    shared = StateSettings(inline_below_bytes=below).shared_by(subtasks)
+    shared = StateSettings(inline_below_bytes=below).with_inline_limit(subtasks)
     assert shared.inline_below_bytes <= below and shared.inline_below_bytes * subtasks <= 16 << 20
-    assert StateSettings(inline_below_bytes=below).shared_by(1).inline_below_bytes == below
+    assert StateSettings(inline_below_bytes=below).with_inline_limit(1).inline_below_bytes == below
 
 
 def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_each_row_is_read_once_after_a_position_whatever_the_batches_are(
             assert source.has_new_input(str(position)) is False
             continue
         committed.append((found.position, [*before, *found.rows]))
-        offsets = source.parsed(found.position)
+        offsets = source.parse_offsets(found.position)
         assert offsets.keys() == source.items.keys()
         wanted = [item for name, end in sorted(offsets.items()) for item in source.items[name][:end]]
         assert sorted(committed[-1][1], key=repr) == sorted(wanted, key=repr)
@@ -169,7 +169,7 @@ def test_rows_that_are_gone_end_the_run_before_a_batch_unless_the_source_may_con
     found = lenient.read(text, NO_LIMITS)
     assert found is not None
     assert [(row.name, row.number) for row in found.rows] == continues_with  # type: ignore[attr-defined]
-    assert lenient.parsed(found.position) == items
+    assert lenient.parse_offsets(found.position) == items
     assert lenient.holds(found.position) is True
 
 

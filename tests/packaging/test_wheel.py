@@ -140,7 +140,7 @@ assert not bag.import_errors, bag.import_errors
 (task,) = (task for task in bag.dags["flights"].tasks if isinstance(task, StateflowRunOperator))
 launcher = Launcher(Path(sys.argv[2]))
 arguments = ["run", task.job, "--job-root", "/jobs"]
-with launcher.locked():
+with launcher.hold_lock():
     folder = launcher.next_folder()
     launch = launcher.start(folder, StateflowSubmitHook(task.spark).command("stateflow flights", arguments, folder))
 while not launcher.wait(launch, 1):

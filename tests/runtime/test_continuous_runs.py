@@ -242,7 +242,7 @@ def test_a_second_signal_does_not_wait() -> None:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     stop = StopSignal()
     try:
-        with pytest.raises(KeyboardInterrupt), stop.handled():
+        with pytest.raises(KeyboardInterrupt), stop.handle_signals():
             os.kill(os.getpid(), signal.SIGTERM)
             assert stop.received == "SIGTERM"
             os.kill(os.getpid(), signal.SIGTERM)

@@ -18,12 +18,12 @@ from stateflow.types.declared_types import (
     DECLARED,
     SCALAR_TYPES,
     ScalarType,
-    arrow_type_named,
     decimal_digits,
     decimal_holds,
     literal,
+    parse_arrow_type,
     python_type_of,
-    quoted,
+    quote_name,
     scalar_of,
 )
 
@@ -34,7 +34,7 @@ _DECLARED = pytest.mark.parametrize("each", DECLARED.values(), ids=lambda each: 
 @_TYPES
 def test_a_type_has_the_name_that_spark_has_for_its_column(each: ScalarType) -> None:
     assert from_arrow_type(each.arrow, prefer_timestamp_ntz=True).simpleString() == each.spark
-    assert arrow_type_named(each.spark) == each.arrow
+    assert parse_arrow_type(each.spark) == each.arrow
 
 
 _MOMENT = datetime.datetime(2026, 1, 31, 3)  # noqa: DTZ001 - a timestamp without time zone
@@ -93,13 +93,13 @@ def test_numbers_of_numpy_have_the_columns_of_pythons() -> None:
 @pytest.mark.parametrize(("name", "digits"), [("decimal(5,2)", (5, 2)), ("decimal(38, 0)", (38, 0))])
 def test_the_name_of_a_decimal_has_its_digits(name: str, digits: tuple[int, int]) -> None:
     assert decimal_digits(name) == digits
-    assert arrow_type_named(name) == pa.decimal128(*digits)
+    assert parse_arrow_type(name) == pa.decimal128(*digits)
 
 
 @pytest.mark.parametrize("name", ["decimal", "decimal(5)", "decimal(x,2)", "decimal(39,2)", "struct<a:int>", ""])
 def test_another_name_has_no_column(name: str) -> None:
     with pytest.raises(ValueError):
-        arrow_type_named(name)
+        parse_arrow_type(name)
 
 
 @pytest.mark.parametrize(
@@ -127,4 +127,4 @@ def test_a_text_is_one_literal_without_variables(text: str, expected: str) -> No
 
 
 def test_a_name_is_one_quoted_name() -> None:
-    assert (quoted("a b"), quoted("a`b")) == ("`a b`", "`a``b`")
+    assert (quote_name("a b"), quote_name("a`b")) == ("`a b`", "`a``b`")

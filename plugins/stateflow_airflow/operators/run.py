@@ -237,7 +237,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         files = {SETTINGS: settings_file({key: to_text(value) for key, value in settings.items()})}
         arguments += ["--config", str(folder / SETTINGS), "--result-file", str(result_file(folder))]
         arguments += ["--run-id", run_id(context), "--log-format", "text"]
-        spark = self.spark.rendered(self.conf, self.env_vars)
+        spark = self.spark.with_rendered(self.conf, self.env_vars)
         with_log = settings.get("spark.log") != "full"
         name = f"stateflow {Path(self.job).stem}"
         command = prepend_check(StateflowSubmitHook(spark).command(name, arguments, folder, with_log=with_log))
@@ -253,7 +253,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     def submit_job(self, context: Context) -> JsonValue:
         """Launches the program, unless the one of an earlier try is still active."""
         launcher = self._task_launcher()
-        with translate_errors(), launcher.locked():
+        with translate_errors(), launcher.hold_lock():
             # An earlier worker may have died before Airflow stored the return value of this method.
             active = launcher.active_launches()
             if active and launcher.is_of_this_turn(active[0]):
@@ -379,7 +379,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             raise log_failure(failure_without_result(exit_code))
         if not result.finished:
             raise log_failure(result.failure())
-        return result.returned()
+        return result.to_xcom()
 
     def forget_launch(self, context: Context) -> None:
         """Removes the launch from Airflow's store of the task: a cleared task launches a new program."""

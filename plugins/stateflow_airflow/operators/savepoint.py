@@ -283,7 +283,7 @@ class StateflowStopOperator(StateflowSavepointOperator):
         from stateflow_airflow.hooks import StateflowSubmitHook
 
         assert self.spark is not None
-        spark = self.spark.rendered(self.conf, self.env_vars)
+        spark = self.spark.with_rendered(self.conf, self.env_vars)
         session = StateflowSubmitHook(spark).session(f"stateflow stop {self.task_id}", folder)
         for name, content in session.files.items():
             write_private(folder / name, content.encode())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.failures import log_failure, server_ended
+from stateflow_airflow.failures import log_failure, server_failure
 from stateflow_airflow.operators.base import JobRootOperator, allowed_locations
 from stateflow_airflow.operators.template_values import check_job_root, to_duration
 from stateflow_airflow.versions import require_supported
@@ -84,7 +84,7 @@ class StateflowServeOperator(JobRootOperator):
         finally:
             self._end()
         if not self._is_killed:
-            raise log_failure(server_ended(code))
+            raise log_failure(server_failure(code))
 
     def on_kill(self) -> None:
         """Ends the server, with its lease."""

@@ -49,7 +49,7 @@ from stateflow.api.windows.assigners import (
 )
 from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.types.columns.row_kind import RowKind
-from stateflow.types.declared_types import quoted
+from stateflow.types.declared_types import quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -375,7 +375,7 @@ def compute_columns(stream: DataStream, items: Items, *, is_keyed: bool) -> Data
     changelog = after_map(before, stream.schema, step.schema)
     if level_of(stream._node):
         return DataStream(stream._graph, stream._graph.add_rows(RowsNode(stream._node, step)), changelog)
-    columns = [f"{spark_sql(each)} AS {quoted(name)}" for name, each in every]
+    columns = [f"{spark_sql(each)} AS {quote_name(name)}" for name, each in every]
     return _transformed(stream, SelectColumns(columns), step, changelog)
 
 

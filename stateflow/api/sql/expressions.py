@@ -15,7 +15,7 @@ from stateflow.api.schema import Column, RowSchema
 from stateflow.types.columns.precision import MOST_DIGITS, precision
 from stateflow.types.columns.row_kind import RowKind
 from stateflow.types.columns.shapes import Leaf
-from stateflow.types.declared_types import BY_NAME, DECLARED, literal, quoted
+from stateflow.types.declared_types import BY_NAME, DECLARED, literal, quote_name
 
 _DECIMAL = "decimal"
 _OTHER = "other"
@@ -206,7 +206,7 @@ def not_null(expression: Expression) -> Expression:
 def canonical(expression: Expression) -> str:
     """Returns a text that is the same for the same expression, however a statement spells it."""
     if isinstance(expression, Ref):
-        return quoted(expression.name)
+        return quote_name(expression.name)
     if isinstance(expression, Constant):
         return literal(f"{expression.type.spark} {expression.value!r}")
     return f"{expression.function}({','.join(map(canonical, expression.args))}):{expression.type.spark}"

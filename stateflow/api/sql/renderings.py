@@ -20,7 +20,7 @@ from stateflow.api.sql.calls import NOT_DISTINCT
 from stateflow.api.sql.expressions import Call, Constant, Expression, Ref, SqlType, Value
 from stateflow.api.sql.sql_functions import CONVERSIONS, FUNCTIONS, with_digits
 from stateflow.api.sql.text_patterns import is_simple_like, java_pattern, like_pattern
-from stateflow.types.declared_types import literal, quoted
+from stateflow.types.declared_types import literal, quote_name
 
 _LONGEST = 80
 """Characters of an argument that a function may repeat in its text."""
@@ -29,7 +29,7 @@ _LONGEST = 80
 def spark_sql(expression: Expression) -> str:
     """Returns the expression in Spark SQL; a result has exactly the type of the expression."""
     if isinstance(expression, Ref):
-        return quoted(expression.name)
+        return quote_name(expression.name)
     if isinstance(expression, Constant):
         return _constant(expression)
     args = [spark_sql(arg) for arg in expression.args]

@@ -20,7 +20,7 @@ from stateflow.api.schema import ARRIVED, arrival, arrival_place
 from stateflow.api.source import FROM_START, InitialPosition, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
-from stateflow.connectors.column_policy import ColumnPolicy, declared_columns
+from stateflow.connectors.column_policy import ColumnPolicy, select_declared
 from stateflow.connectors.delta.log import LOG_FOLDER, check_log, entry_path, list_log, log_lines, open_log_file
 from stateflow.connectors.delta.versions import check_entry, check_file, read_content
 from stateflow.connectors.partition_offsets import position_error
@@ -35,7 +35,7 @@ from stateflow.errors import (
     SchemaMismatch,
     StateflowError,
 )
-from stateflow.types.declared_types import quoted
+from stateflow.types.declared_types import quote_name
 from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class DeltaSource(SparkSource):
         more = {**_start_options(self._start), **self._limits(limits)}
         changed = ("_commit_version", "_change_type NOT IN ('delete', 'update_preimage')") if self._changes else ()
         frame = self._frame(spark, more, arrival(*changed))
-        return frame.selectExpr(*declared_columns(frame.schema, self.schema), ARRIVED)
+        return frame.selectExpr(*select_declared(frame.schema, self.schema), ARRIVED)
 
     def file_order(self, spark: SparkSession, start: str, end: str) -> Sequence[str]:
         """See `Source.file_order`: by version, then in the order of the actions in the version's log entry.
@@ -310,9 +310,9 @@ class DeltaSource(SparkSource):
             also: further columns.
         """
         frame = super()._frame(spark, more)
-        added = [f"{_CHANGES[name][0]} AS {quoted(field)}" for field, name in self._metadata.items()]
+        added = [f"{_CHANGES[name][0]} AS {quote_name(field)}" for field, name in self._metadata.items()]
         hidden = {column for column, _ in _CHANGES.values()}
-        kept = [quoted(name) for name in frame.columns if name not in hidden and name not in self._metadata]
+        kept = [quote_name(name) for name in frame.columns if name not in hidden and name not in self._metadata]
         return frame.selectExpr(*kept, *added, *also)
 
     def _check_metadata(self) -> None:

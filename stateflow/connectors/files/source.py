@@ -63,7 +63,7 @@ from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
 from stateflow.errors import ConfigError, CorruptFile
 from stateflow.helpers import check_choice, closest_first, did_you_mean
 from stateflow.types.columns.shapes import Items, Leaf, Record, Shape
-from stateflow.types.declared_types import literal, quoted
+from stateflow.types.declared_types import literal, quote_name
 from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ class FileSource(Source):
         texts = {column: "NULL" if text is None else literal(text) for column, text in values}
         given = {column.name: f"CAST({text} AS {column.spark_type})" for column, text in texts.items()}
         rows = self._loaded(spark, without_columns(self.schema, values), files)
-        return rows.selectExpr(*(f"{given.get(n, quoted(n))} AS {quoted(n)}" for n in self.schema.names))
+        return rows.selectExpr(*(f"{given.get(n, quote_name(n))} AS {quote_name(n)}" for n in self.schema.names))
 
     def _loaded(self, spark: SparkSession, schema: RowSchema, files: Sequence[str]) -> DataFrame:
         """Returns the frame of Spark's reader for some files."""
@@ -436,16 +436,16 @@ class FileSource(Source):
 
 def _with_checked_texts(rows: DataFrame, schema: RowSchema) -> DataFrame:
     """Returns the rows of files of Spark's own formats, which do not look at the bytes of texts."""
-    wrong = {column.name: _is_not_text(column.shape, quoted(column.name)) for column in schema.columns}
+    wrong = {column.name: _is_not_text(column.shape, quote_name(column.name)) for column in schema.columns}
     if not any(wrong.values()):
         return rows
     columns = []
     for name, condition in wrong.items():
         error = f"raise_error({not_text('_metadata.file_path', name)})"
         columns.append(
-            f"CASE WHEN {condition} THEN {error} ELSE {quoted(name)} END AS {quoted(name)}"
+            f"CASE WHEN {condition} THEN {error} ELSE {quote_name(name)} END AS {quote_name(name)}"
             if condition
-            else quoted(name)
+            else quote_name(name)
         )
     return rows.selectExpr(*columns)
 
@@ -456,7 +456,9 @@ def _is_not_text(shape: Shape, value: str, depth: int = 0) -> str:
         return f"NOT is_valid_utf8({value})" if shape.spark == "string" else ""
     item, found = f"_sf_item{depth}", []
     if isinstance(shape, Record):
-        found = [_is_not_text(p, f"{value}.{quoted(n)}", depth) for n, p in zip(shape.names, shape.fields, strict=True)]
+        found = [
+            _is_not_text(p, f"{value}.{quote_name(n)}", depth) for n, p in zip(shape.names, shape.fields, strict=True)
+        ]
     elif isinstance(shape, Items):
         inner = _is_not_text(shape.item, item, depth + 1)
         found = [f"exists({value}, {item} -> {inner})"] if inner else []

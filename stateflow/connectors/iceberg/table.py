@@ -53,7 +53,7 @@ from stateflow.connectors.column_policy import columns_to_add
 from stateflow.connectors.iceberg.catalog import Change, Commit, Connection, head_of, refusal_of, remove_files
 from stateflow.connectors.iceberg.snapshots import History, SnapshotToken, current_token, successor_of, version_of
 from stateflow.connectors.iceberg.target import ADD_COLUMNS, IcebergSettings
-from stateflow.connectors.staged_output import StagedTable, as_declared
+from stateflow.connectors.staged_output import StagedTable, cast_to_declared
 from stateflow.connectors.store_assignment import assign_rows, can_assign
 from stateflow.errors import InternalError, JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused, StorageError
 from stateflow.state.handles import Committable
@@ -155,7 +155,7 @@ class IcebergTable(StagedTable):
 
     def _rows(self, committables: list[Committable]) -> Iterator[pa.RecordBatch]:
         for batch in self.staged_rows(committables):
-            yield as_declared(batch, self.context.schema, self._location)
+            yield cast_to_declared(batch, self.context.schema, self._location)
 
 
 FORMAT_VERSION = 2

@@ -248,7 +248,7 @@ class KafkaClient:
         return {**found, **(self.ends(later) if later else {})}
 
     def _listed(self) -> list[Partition]:
-        with self._translated_errors():
+        with self._translate_errors():
             topics = self._admin.list_topics(timeout=TIMEOUT_SECONDS).topics
         return [(name, number) for name, topic in topics.items() for number in topic.partitions]
 
@@ -259,14 +259,14 @@ class KafkaClient:
 
         if not partitions:
             return {}
-        with self._translated_errors():
+        with self._translate_errors():
             asked = {TopicPartition(topic, number): wanted for topic, number in partitions}
             isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
             futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=TIMEOUT_SECONDS)
             return {(each.topic, each.partition): future.result().offset for each, future in futures.items()}
 
     @contextmanager
-    def _translated_errors(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         from confluent_kafka import KafkaException
 
         try:
@@ -325,7 +325,7 @@ class Connection:
     client: Mapping[str, str] = field(repr=False)
 
     @contextmanager
-    def translated_errors(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         """Raises StorageError for an error of the client."""
         from confluent_kafka import KafkaException
 
@@ -386,14 +386,14 @@ class Connection:
                 brokers=self.bootstrap_servers,
             ) from e
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        with self.translated_errors():
+        with self.translate_errors():
             (settings,) = admin.describe_configs([resource], request_timeout=TIMEOUT_SECONDS).values()
             found = settings.result()
         return f"{topic} {topic_id}", {name: str(found[name].value) for name in _TOPIC_SETTINGS}
 
     def groups(self) -> list[str]:
         """Returns the names of the consumer groups. Raises StorageError or SinkRefused."""
-        with self.translated_errors():
+        with self.translate_errors():
             found = self.admin.list_consumer_groups(request_timeout=TIMEOUT_SECONDS).result()
         if found.errors:
             raise self.error(found.errors[0].args[0])

@@ -25,7 +25,7 @@ from stateflow.errors import DataError, JobDefinitionError, StateflowError
 from stateflow.types.columns.conversion import NULL, misfit_of
 from stateflow.types.columns.row_kind import RETRACTIONS
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape, without_classes
-from stateflow.types.declared_types import literal, quoted
+from stateflow.types.declared_types import literal, quote_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -114,9 +114,9 @@ class RecordColumns:
         """The columns that come from the record's value."""
         return tuple(c for c in self.schema.columns if c.name not in self.metadata)
 
-    def decoded(self) -> list[str]:
+    def select_decoded(self) -> list[str]:
         """Returns the expressions of all columns, and of those that describe the record, over the decoded frame."""
-        columns = [f"{self._expression(c)} AS {quoted(c.name)}" for c in self.schema.columns]
+        columns = [f"{self._expression(c)} AS {quote_name(c.name)}" for c in self.schema.columns]
         return [
             *columns,
             *(f"{name} AS _sf_{name}" for name in ("topic", "offset", "key")),
@@ -127,7 +127,7 @@ class RecordColumns:
             f"spark_partition_id() AS {GUARD}",
         ]
 
-    def checked(self) -> list[str]:
+    def select_checked(self) -> list[str]:
         """Returns the expressions of all columns, `SPLIT` and `REJECTED`, over the frame of `decode_answer`."""
         record = ", ".join(
             f"'{name}', {text}"
@@ -140,7 +140,7 @@ class RecordColumns:
                 "reason": "_sf_reason",
             }.items()
         )
-        names = [quoted(name) for name in self.schema.names]
+        names = [quote_name(name) for name in self.schema.names]
         return [*names, SPLIT, GUARD, f"CASE WHEN _sf_reason IS NOT NULL THEN named_struct({record}) END AS {REJECTED}"]
 
     def reason(self) -> str:
@@ -152,10 +152,10 @@ class RecordColumns:
 
     def _expression(self, column: Column) -> str:
         metadata = self.metadata.get(column.name)
-        return _METADATA[metadata][column.spark_type] if metadata else f"{VALUE}.{quoted(column.name)}"
+        return _METADATA[metadata][column.spark_type] if metadata else f"{VALUE}.{quote_name(column.name)}"
 
     def _problems(self, column: Column) -> Iterator[str]:
-        name = quoted(column.name)
+        name = quote_name(column.name)
         if self.metadata.get(column.name) == "key" and column.spark_type == "string":
             yield f"WHEN NOT is_valid_utf8({name}) THEN 'the key is not UTF-8'"
         what = f"the metadata {self.metadata[column.name]}" if column.name in self.metadata else "the value"
@@ -173,7 +173,7 @@ def _nulls(shape: Shape, expression: str, path: str, depth: int = 0) -> Iterator
     parts: list[tuple[Shape, str, str]] = []
     if isinstance(shape, Record):
         for name, part in zip(shape.names, shape.fields, strict=True):
-            for condition, inner in _nulls(part, f"{expression}.{quoted(name)}", f"{path}.{name}", depth):
+            for condition, inner in _nulls(part, f"{expression}.{quote_name(name)}", f"{path}.{name}", depth):
                 yield f"({expression} IS NOT NULL AND {condition})", inner
     elif isinstance(shape, Items):
         parts = [(shape.item, expression, f"{path}[]")]
@@ -418,8 +418,8 @@ def decode_in_tasks(records: DataFrame, columns: Sequence[Column], decoder: Call
     Args:
         decoder: creates what decodes the values of a task.
     """
-    given = [f"{quoted(f.name)} {f.dataType.simpleString()}" for f in records.schema.fields]
-    value = ", ".join(f"{quoted(c.name)}: {c.spark_type}" for c in columns)
+    given = [f"{quote_name(f.name)} {f.dataType.simpleString()}" for f in records.schema.fields]
+    value = ", ".join(f"{quote_name(c.name)}: {c.spark_type}" for c in columns)
     ddl = ", ".join([*given, f"{VALUE} struct<{value}>", f"{VALUE_ERROR} string"])
     # Not a function of columns, which Spark might call twice for a record.
     return records.mapInArrow(partial(_with_values, decoder, _without_user_classes(columns)), ddl)

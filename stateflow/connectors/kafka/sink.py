@@ -22,7 +22,7 @@ from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, Success
 from stateflow.clock import SystemClock
 from stateflow.connectors.kafka.client import TIMEOUT_SECONDS, TOO_LARGE, Connection, KafkaSecurity, check_brokers
 from stateflow.connectors.kafka.formats import JSON, RAW, KafkaRecord, RecordLayout, Value
-from stateflow.connectors.staged_output import StagedSink, StagedTable, as_declared
+from stateflow.connectors.staged_output import StagedSink, StagedTable, cast_to_declared
 from stateflow.connectors.upserts import UpsertSettings, winning_rows
 from stateflow.errors import EnvironmentUnsupported, JobDefinitionError, SinkDiverged, SinkRefused, StorageError
 from stateflow.helpers import check_choice
@@ -395,7 +395,7 @@ class KafkaTable(StagedTable):
         if self._cancels is not None:
             # In memory: a row and the one that retracts it may be the first and the last of the checkpoint.
             schema = self.context.schema
-            declared = (as_declared(batch, schema, self._layout.topic) for batch in batches)
+            declared = (cast_to_declared(batch, schema, self._layout.topic) for batch in batches)
             rows_of_all = pa.Table.from_batches(declared, schema.arrow)
             batches = iter(winning_rows(rows_of_all, self._cancels).to_batches())
         for rows in batches:
@@ -666,7 +666,7 @@ class Transactions:
         from confluent_kafka import Producer
 
         options = {**_DEFAULTS, **self._options, **self._connection.options(), "transactional.id": self._name}
-        with self._connection.translated_errors():
+        with self._connection.translate_errors():
             # Without a logger, which the client could call while the exception of a fatal error is raised.
             producer = Producer({**options, "log_level": 0})
             producer.init_transactions(TIMEOUT_SECONDS)

@@ -166,8 +166,10 @@ class KafkaSource(Source):
             records: the columns of Spark's Kafka source.
         """
         decoded = self.value.decode(records, self._columns.of_value)
-        rows = decoded.selectExpr(*self._columns.decoded())
-        checked = rows.selectExpr("*", f"{self._columns.reason()} AS _sf_reason").selectExpr(*self._columns.checked())
+        rows = decoded.selectExpr(*self._columns.select_decoded())
+        checked = rows.selectExpr("*", f"{self._columns.reason()} AS _sf_reason").selectExpr(
+            *self._columns.select_checked()
+        )
         if self.on_error is None:
             checked = checked.where(failing_filter(f"{GUARD} >= 0")).drop(REJECTED)
         return checked.drop(GUARD)

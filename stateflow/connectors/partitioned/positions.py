@@ -114,7 +114,7 @@ def skip_lost(position: Offsets, available: Available) -> dict[str, int]:
     }
 
 
-def lost_between(start: Offsets, end: Offsets, available: Available) -> list[str]:
+def describe_lost_rows(start: Offsets, end: Offsets, available: Available) -> list[str]:
     """Returns texts on the rows between two positions that are lost."""
     gaps = gaps_between(start, end, available.earliest, available.ends)
     return shorten_texts([gap.describe(gap.partition) for gap in gaps])

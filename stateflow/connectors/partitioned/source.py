@@ -18,11 +18,11 @@ from stateflow.connectors.partitioned.positions import (
     Available,
     Offsets,
     Split,
+    describe_lost_rows,
     find_offset_error,
     find_uncovered,
     format_position,
     limit_end,
-    lost_between,
     parse_position,
     skip_lost,
     splits_between,
@@ -156,7 +156,7 @@ class PartitionedSource(LocalSource):
         Raises:
             InputLost: rows after the position no longer exist, and the source must not continue without them.
         """
-        before, available = self.parsed(position), self.available()
+        before, available = self.parse_offsets(position), self.available()
         if target is not None:
             available = available.until(target, before)
         start = self._existing(before, available)
@@ -165,7 +165,7 @@ class PartitionedSource(LocalSource):
 
     def splits_of(self, position: str, end: str) -> list[Split]:
         """Returns the splits between two positions."""
-        before, after = self.parsed(position), self.parsed(end)
+        before, after = self.parse_offsets(position), self.parse_offsets(end)
         # Of a partition without rows in the batch, the source may have removed the next ones.
         idle = {name: offset for name, offset in before.items() if after.get(name) == offset}
         # The batch has ends of its own: a partition that was created again may have more by now.
@@ -192,9 +192,9 @@ class PartitionedSource(LocalSource):
 
     def check_position(self, position: str) -> None:
         """Raises InputLost if rows after a position no longer exist, and the source must not continue without them."""
-        self._existing(self.parsed(position), self.available())
+        self._existing(self.parse_offsets(position), self.available())
 
-    def parsed(self, position: str) -> dict[str, int]:
+    def parse_offsets(self, position: str) -> dict[str, int]:
         """Returns the offsets of a position. Raises ConfigError if it is not one of such a source."""
         try:
             return parse_position(position)
@@ -210,7 +210,7 @@ class PartitionedSource(LocalSource):
 
     def slice_between(self, position: str | None, end: str) -> Slice:
         """See `LocalSource.slice_between`; raises InputLost as `next_position` does."""
-        rows: dict[str, list[object]] = {name: [] for name in sorted(self.parsed(end))}
+        rows: dict[str, list[object]] = {name: [] for name in sorted(self.parse_offsets(end))}
         for split in self.splits_of(position or self.first_position(), end):
             for chunk in self.chunks(split):
                 found = to_objects(self.schema.shape, chunk.columns.to_struct_array())
@@ -221,24 +221,26 @@ class PartitionedSource(LocalSource):
         """See `LocalSource.holds`; None if the source does not answer."""
         try:
             available = self.available()
-            return not any(gaps_after(self.parsed(position), available.earliest, available.ends))
+            return not any(gaps_after(self.parse_offsets(position), available.earliest, available.ends))
         except (BatchFailed, StorageError):
             # A restore must be possible while the system that is read is not.
             return None
 
     def lost_between(self, start: str | None, end: str) -> Sequence[str]:
         """See `LocalSource.lost_between`; unknown for the first batch, which began where the source did then."""
-        return () if start is None else lost_between(self.parsed(start), self.parsed(end), self.available())
+        if start is None:
+            return ()
+        return describe_lost_rows(self.parse_offsets(start), self.parse_offsets(end), self.available())
 
     def has_new_input(self, position: str) -> bool | None:
         """See `LocalSource.has_new_input`: compares the position with the ends of all partitions."""
-        return has_new_rows(self.parsed(position), self.available().ends)
+        return has_new_rows(self.parse_offsets(position), self.available().ends)
 
     def initial_position(self, start: StartPosition) -> InitialPosition:
         """See `Source.initial_position`: the ends of all partitions, or given offsets such as ``{"a":12}``."""
         if start.kind is StartKind.LATEST:
             return InitialPosition(format_position(self.available().ends))
-        return InitialPosition(format_position(self.parsed(start.position)))
+        return InitialPosition(format_position(self.parse_offsets(start.position)))
 
     def earliest_position(self) -> InitialPosition:
         """See `Source.earliest_position`."""

@@ -56,7 +56,7 @@ class PartitionedReader(Source):
         return spark.readStream.format(data_source.name()).load()
 
     def splits(self, offset: str) -> list[str]:
-        return sorted(self.source.parsed(local_position(offset) or ""))
+        return sorted(self.source.parse_offsets(local_position(offset) or ""))
 
     def check_position(self, offset: str) -> None:
         """See `Source.check_position`."""

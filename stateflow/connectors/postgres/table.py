@@ -36,7 +36,7 @@ from stateflow.connectors.postgres.transactions import (
     own_tables_exist,
     transaction,
 )
-from stateflow.connectors.staged_output import StagedTable, as_declared
+from stateflow.connectors.staged_output import StagedTable, cast_to_declared
 from stateflow.connectors.store_assignment import assign_rows, nullable_schema
 from stateflow.connectors.upserts import UpsertSettings, winning_rows
 from stateflow.errors import InternalError, JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused, StorageError
@@ -193,7 +193,7 @@ class PostgresTable(StagedTable):
         """Yields the staged rows, barrier by barrier, with the columns that the sink has now, as the table has them."""
         schema, facts = self.context.schema, {"table": self._settings.location}
         for batch in self.staged_rows(sorted(committables, key=_order)):
-            yield assign_rows(as_declared(batch, schema, self._settings.location), self._target, facts)
+            yield assign_rows(cast_to_declared(batch, schema, self._settings.location), self._target, facts)
 
 
 def _order(committable: Committable) -> tuple[int, int, str]:

@@ -165,7 +165,7 @@ class BatchRunner:
             TaskSettings(
                 max_parallelism=root.job.max_parallelism,
                 rocksdb=settings.rocksdb,
-                state=settings.state.shared_by(len(self._job.plan.participants())),
+                state=settings.state.with_inline_limit(len(self._job.plan.participants())),
                 sort_memory_bytes=settings.shuffle.sort_memory_bytes,
                 full_snapshot=full_snapshot,
                 opens_to_clean_up=settings.run.end.continuous,

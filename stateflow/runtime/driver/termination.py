@@ -156,7 +156,7 @@ class StopSignal:
         self._previous: dict[signal.Signals, _Handler] = {}
 
     @contextmanager
-    def handled(self) -> Iterator[None]:
+    def handle_signals(self) -> Iterator[None]:
         """Handles the signals while the body runs; a signal that this process ignores stays ignored.
 
         Has no effect outside of the main thread, in which Python runs handlers.

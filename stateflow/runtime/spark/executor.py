@@ -121,7 +121,7 @@ class SparkExecutor(Executor):
         context = inputs.spark.sparkContext
         self._workers.context = context
         self._group = job_group(context, work.info.id.generation)
-        inputs, observed = self._observed(inputs, work.plan)
+        inputs, observed = self._observe_inputs(inputs, work.plan)
         with ExitStack() as persisted:
             frame = self._first_frame(inputs, work, specs[0], observed, persisted)
             for at, level in enumerate(work.plan.levels[1:], 1):
@@ -164,7 +164,7 @@ class SparkExecutor(Executor):
             return _level_frame(exchange_of(work.plan.levels[0], written, _barrier(work), work.info), spec)
         return _level_frame(self._first(inputs, work, observed, persisted), spec)
 
-    def _observed(self, inputs: Inputs, plan: JobPlan) -> tuple[Inputs, Observations]:
+    def _observe_inputs(self, inputs: Inputs, plan: JobPlan) -> tuple[Inputs, Observations]:
         """Returns the rows of a batch, and what observes them."""
         observed = Observations(plan, *self._seen.next_attempt(inputs.spark.sparkContext))
         return replace(inputs, counter=observed), observed

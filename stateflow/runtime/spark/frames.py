@@ -42,7 +42,7 @@ from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.task.row_conversion import check_partition
 from stateflow.runtime.task.stateless_functions import ColumnStep, apply_to_partition
 from stateflow.types.columns.struct_classes import prepare_struct_classes
-from stateflow.types.declared_types import quoted
+from stateflow.types.declared_types import quote_name
 
 Batches = Iterator[pa.RecordBatch]
 ArrowFunction = Callable[[Batches], Batches]
@@ -188,7 +188,7 @@ def source_frame(frames: Sequence[tuple[SourceNode, DataFrame]]) -> DataFrame:
     if len(frames) == 1:
         return frames[0][1]
     payload = [
-        (index, name, quoted(_tagged(index, name)), kind)
+        (index, name, quote_name(_tagged(index, name)), kind)
         for index, (node, frame) in enumerate(frames)
         for name, kind in (
             *((c.name, c.spark_type) for c in node.schema.columns),
@@ -198,7 +198,7 @@ def source_frame(frames: Sequence[tuple[SourceNode, DataFrame]]) -> DataFrame:
     union: DataFrame | None = None
     for at, (_, frame) in enumerate(frames):
         columns = [
-            f"{quoted(name) if index == at else f'CAST(NULL AS {kind})'} AS {column}"
+            f"{quote_name(name) if index == at else f'CAST(NULL AS {kind})'} AS {column}"
             for index, name, column, kind in payload
         ]
         tagged = frame.selectExpr(f"{at} AS {SOURCE}", *columns)
@@ -217,7 +217,7 @@ def empty_frame(spark: SparkSession, schema: RowSchema, number: int = 0) -> Data
 
     `createDataFrame` would read its rows with a Python function, for which Spark starts a second worker daemon.
     """
-    columns = [f"CAST(NULL AS {column.spark_type}) AS {quoted(column.name)}" for column in schema.columns]
+    columns = [f"CAST(NULL AS {column.spark_type}) AS {quote_name(column.name)}" for column in schema.columns]
     return spark.range(number, number).selectExpr(*columns)
 
 
@@ -227,7 +227,7 @@ def rows_of_source(sources: Sequence[SourceNode], rows: DataFrame, node: SourceN
         return rows
     at = sources.index(node)
     names = [*node.schema.names, *((ARRIVED,) if _tagged(at, ARRIVED) in rows.columns else ())]
-    columns = (f"{quoted(_tagged(at, name))} AS {quoted(name)}" for name in names)
+    columns = (f"{quote_name(_tagged(at, name))} AS {quote_name(name)}" for name in names)
     return rows.where(f"{SOURCE} = {at}").selectExpr(*columns)
 
 
@@ -245,7 +245,7 @@ def sort_by_arrival(files: Sequence[str], rows: DataFrame) -> DataFrame:
     Args:
         files: the files of the batch in order, as `Source.file_order` names them.
     """
-    names = [quoted(name) for name in rows.columns if name != ARRIVED]
+    names = [quote_name(name) for name in rows.columns if name != ARRIVED]
     if len(files) == 1:
         # The parts of one file are read in order.
         return rows.select(*names)
@@ -326,7 +326,7 @@ class FrameBuilder:
 
 
 def _records(node: RecordsNode, before: DataFrame) -> DataFrame:
-    names = [quoted(name) for name in node.schema.names]
+    names = [quote_name(name) for name in node.schema.names]
     if node.rejected:
         return before.where(f"{REJECTED} IS NOT NULL").selectExpr(*(f"{REJECTED}.{name}" for name in names))
     has_rejected = REJECTED in node.parent.schema.names
@@ -411,7 +411,7 @@ def _unread_frame(spark: SparkSession, schema: RowSchema) -> DataFrame:
     """Returns a frame whose rows cannot be read: a transform may not count or collect them."""
     error = f"raise_error('{_READ_MARK}')"
     # Of constants, Spark would compute conditions without a row.
-    columns = [f"CAST({error} AS {column.spark_type}) AS {quoted(column.name)}" for column in schema.columns]
+    columns = [f"CAST({error} AS {column.spark_type}) AS {quote_name(column.name)}" for column in schema.columns]
     rows = spark.range(_STREAM, _STREAM + 1).where(f"CASE WHEN id > 0 THEN {error} ELSE TRUE END")
     return rows.selectExpr(*columns)
 

@@ -24,7 +24,7 @@ from stateflow.runtime.spark.frames import ArrowFunction, Batches, FrameBuilder,
 from stateflow.runtime.spark.inputs import Inputs
 from stateflow.runtime.task.row_conversion import latest_time
 from stateflow.runtime.watermarks import NO_TIME
-from stateflow.types.declared_types import literal, quoted
+from stateflow.types.declared_types import literal, quote_name
 
 _MILLISECONDS = {
     "timestamp": "unix_millis({})",
@@ -215,7 +215,7 @@ def _read_latest(node: WatermarkNode, inputs: Inputs, info: BatchInfo) -> int | 
 
 
 def _milliseconds(schema: RowSchema, column: str) -> str:
-    return _MILLISECONDS[schema.column(column).spark_type].format(quoted(column))
+    return _MILLISECONDS[schema.column(column).spark_type].format(quote_name(column))
 
 
 def latest_by_split(plan: JobPlan, rows: DataFrame) -> dict[str, dict[str, int]]:

@@ -62,7 +62,7 @@ from stateflow.runtime.spark.frames import (
 )
 from stateflow.runtime.spark.inputs import ROW_BITS, ROW_NUMBER, Inputs, row_position
 from stateflow.runtime.task.outputs import BarrierMessage
-from stateflow.types.declared_types import quoted
+from stateflow.types.declared_types import quote_name
 
 _ROUTES = "_sf_routes"
 _SHARE_SHIFT = 55
@@ -173,7 +173,7 @@ def _leaf_rows(leaf: Callable[..., DataFrame], share: Share, node: Node) -> Data
     if share.phase is None:
         return leaf(node)
     rows = leaf(node, PHASE).where(f"{PHASE} = {share.phase}")
-    return rows.select(*(quoted(name) for name in node.schema.names))
+    return rows.select(*(quote_name(name) for name in node.schema.names))
 
 
 def _begin_share(begin: Begin, share: Share, node: Node) -> tuple[DataFrame, ArrowFunction] | None:
@@ -190,7 +190,7 @@ def _emitted_rows(node: Node, before: Level, emitted: DataFrame, *more: str) -> 
     """Returns the rows of a node that the tasks of the level before emitted, with the columns `more`."""
     number = _number(node, before)
     prefix = output_prefix(number)
-    columns = [f"{quoted(prefix + name)} AS {quoted(name)}" for name in node.schema.names]
+    columns = [f"{quote_name(prefix + name)} AS {quote_name(name)}" for name in node.schema.names]
     return emitted.where(f"{OUTPUT_NUMBER} = {number}").selectExpr(*columns, *more)
 
 
@@ -215,7 +215,7 @@ class _RowLocation:
         """
         fields: dict[Field, str] = {ROW_POSITION: self.position, ROW_PHASE: f"CAST({self.phase} AS BIGINT)"}
         if keying is not None:
-            columns = [quoted(prefix + column) for column in keying.row_columns] or [f"{CONSTANT_KEY}L"]
+            columns = [quote_name(prefix + column) for column in keying.row_columns] or [f"{CONSTANT_KEY}L"]
             fields[KEY_HASH] = f"xxhash64({', '.join(columns)})"
         return fields
 
@@ -264,7 +264,7 @@ class _Exchange:
         self._level = level
         self._routing = LevelRouting(level, max_parallelism)
         self._payload = [
-            (quoted(input_prefix(i) + c.name), c.spark_type)
+            (quote_name(input_prefix(i) + c.name), c.spark_type)
             for i, n in enumerate(level.inputs)
             for c in n.schema.columns
         ]
@@ -276,7 +276,7 @@ class _Exchange:
             origin: as in `Share`.
         """
         prefix = input_prefix(self._level.inputs.index(node))
-        renamed = {quoted(prefix + name): quoted(name) for name in node.schema.names}
+        renamed = {quote_name(prefix + name): quote_name(name) for name in node.schema.names}
         carried = [f"CAST(NULL AS BINARY) AS {CONTROL}", *self._origin(origin), *self._values(renamed)]
         routes = self._routing.routes(node, location.batch_bits)
         if location.position != POSITION and any(route.by_position for route in routes):
@@ -306,7 +306,7 @@ class _Exchange:
             ),
         ]
         renamed = {
-            quoted(input_prefix(self._level.inputs.index(node)) + name): quoted(output_prefix(number) + name)
+            quote_name(input_prefix(self._level.inputs.index(node)) + name): quote_name(output_prefix(number) + name)
             for number, node in numbers.items()
             for name in node.schema.names
         }
@@ -427,7 +427,7 @@ def find_unshuffled_input(plan: JobPlan, written: DataFrame) -> DataFrame | None
         return None
     (node,) = level.inputs
     prefix = input_prefix(0)
-    columns = [f"{quoted(name)} AS {quoted(prefix + name)}" for name in node.schema.names]
+    columns = [f"{quote_name(name)} AS {quote_name(prefix + name)}" for name in node.schema.names]
     return written.selectExpr(*columns).coalesce(level.targets)
 
 

@@ -108,7 +108,7 @@ class SparkRun:
             register_tables(self._spark, (bound.sink for bound in self._run.job.sinks.values()))
             self._location = self._create_location()
             if self._bounds.end.continuous:
-                with self._bounds.signal.handled():
+                with self._bounds.signal.handle_signals():
                     return self._run_to_end(self._until_stopped)
             return self._run_to_end(self._until_reached)
         finally:

@@ -41,7 +41,7 @@ def check_entry(session: SparkSession, entry: CatalogEntry) -> None:
         StorageError: the catalog did not respond.
     """
     _check_settings(session, entry)
-    with _translated_errors(entry):
+    with _translate_errors(entry):
         if _is_registered(session, entry):
             return
         schema = _quoted(entry.name[:-1])
@@ -62,7 +62,7 @@ def register(session: SparkSession, entry: CatalogEntry) -> None:
         ConfigError: the name is that of another table or of a view.
         StorageError: the catalog did not respond, or refused the entry.
     """
-    with _translated_errors(entry):
+    with _translate_errors(entry):
         if _is_registered(session, entry):
             return
         try:
@@ -164,7 +164,7 @@ def _quoted(name: tuple[str, ...]) -> str:
 
 
 @contextmanager
-def _translated_errors(entry: CatalogEntry) -> Iterator[None]:
+def _translate_errors(entry: CatalogEntry) -> Iterator[None]:
     try:
         yield
     except PySparkException as e:

@@ -244,7 +244,7 @@ class KeyedOperator:
         """Returns the rows emitted to side outputs since the last call, by name of the output tag."""
         return self._context.take_side_outputs()
 
-    def key_of_emitted(self, position: int) -> Mapping[str, object] | None:
+    def find_emitting_key(self, position: int) -> Mapping[str, object] | None:
         """Returns the key that emitted the row at a position of the newest list of emitted rows."""
         key = self._runtime.emitter_of(position)
         return None if key is None else self._runtime.describe_key(key)

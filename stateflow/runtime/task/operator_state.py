@@ -39,7 +39,7 @@ class OperatorParts:
         base = msgpack_decoder(OperatorBase).decode(data) if data else None
         return cls(task.chain.uid, task.subtask, task.level.parallelism, task.batch, base)
 
-    def assigned(self) -> AssignedState:
+    def read_assigned(self) -> AssignedState:
         """Reads and returns this subtask's share of the operator state.
 
         Raises:
@@ -59,7 +59,7 @@ class OperatorParts:
             return None
         if self.base.parallelism == self.parallelism and not self.batch.settings.full_snapshot:
             return self._own()
-        return self.write(self.assigned().own, attempt)
+        return self.write(self.read_assigned().own, attempt)
 
     def write(self, content: OperatorContent, attempt: str) -> OperatorPart | None:
         """Stores operator state and returns its part: the base's own part if nothing changed, None if it is empty.

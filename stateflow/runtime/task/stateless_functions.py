@@ -69,7 +69,7 @@ class RowFunctions:
                 self._call(step, "close", step.function.close)
 
     @contextmanager
-    def closed_on_error(self) -> Iterator[None]:
+    def close_on_error(self) -> Iterator[None]:
         """Closes the rich functions if the body raises; errors of closing do not replace its error."""
         try:
             yield
@@ -161,7 +161,7 @@ def apply_to_partition(
     try:
         functions = RowFunctions(steps, info)
         for batch in batches:
-            with functions.closed_on_error():
+            with functions.close_on_error():
                 rows = functions.apply(to_rows([batch.column(name) for name in source.names], source))
                 made = to_batch(rows, schema)
             yield made

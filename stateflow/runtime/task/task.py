@@ -337,7 +337,7 @@ class KeyedRunner(ChainRunner):
 
     def _emit(self, main: list[object], phase: int) -> Iterator[pa.RecordBatch]:
         emitted = {MAIN: main, **self._operator.take_side_outputs()}
-        return self._outputs.emit(emitted, phase, self._operator.key_of_emitted)
+        return self._outputs.emit(emitted, phase, self._operator.find_emitting_key)
 
 
 class VectorRunner(ChainRunner):

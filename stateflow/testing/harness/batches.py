@@ -242,7 +242,7 @@ class HarnessBatchRunner:
     def _batch_info(self, start: HarnessPosition) -> BatchInfo:
         settings, number = self._settings, start.epoch + 1
         processing_time = _EPOCH + timedelta(milliseconds=start.processing_time)
-        state = settings.state.shared_by(len(self._plan.participants()))
+        state = settings.state.with_inline_limit(len(self._plan.participants()))
         return BatchInfo(
             BatchId(self._uuid, 1, number, processing_time, epoch=number, checkpoint_id=start.epoch),
             TaskSettings(self._key_groups, settings.rocksdb, state),

@@ -109,7 +109,7 @@ class OperatorView:
             raise ConfigError(
                 "the function declares no such operator list", uid=self.node.uid, name=name, declared=sorted(declared)
             )
-        kept = [parts.assigned().own for parts in self._parts()]
+        kept = [parts.read_assigned().own for parts in self._parts()]
         lists = [own.lists if found.schema.kind == SPLIT else own.unions for own in kept]
         return [[found._serializer.decode(data) for data in each.get(name, ())] for each in lists]
 
@@ -117,7 +117,7 @@ class OperatorView:
         """Returns the broadcast state that `descriptor` declares."""
         first = self._parts()[0]
         known = self.stored.operator_states if self.stored else ()
-        store = OperatorStateStore(known, broadcasts=first.assigned().broadcasts)
+        store = OperatorStateStore(known, broadcasts=first.read_assigned().broadcasts)
         return dict(store.get_broadcast_state(descriptor).items())
 
     def _parts(self) -> list[OperatorParts]:

@@ -41,7 +41,7 @@ class Drivers:
 
     def start(self, end: str) -> Launch:
         """Launches a driver that ends at SIGTERM, or ignores it; returns when it handles signals."""
-        with self.launcher.locked():
+        with self.launcher.hold_lock():
             command = Command([sys.executable, str(self._program), "run", end], dict(os.environ))
             launch = self.launcher.start(self.launcher.next_folder(), command)
         wait_for(lambda: "ready" in launch.log_file.read_text(), lambda: "the driver")

@@ -202,17 +202,17 @@ def _master(settings: Settings) -> str:
 def _start(settings: Settings) -> None:
     # Without a master of its own, spark-submit would choose local[*]; and it shows progress bars, as for a shell.
     own = {MASTER: settings.spark.master, _PROGRESS: _DEFAULTS[_PROGRESS]}
-    with _translated_errors():
+    with _translate_errors():
         start_java({**own, **settings.spark.conf}, settings.local_folder)
 
 
 def _started(builder: SparkSession.Builder) -> SparkSession:
-    with _translated_errors():
+    with _translate_errors():
         return builder.getOrCreate()
 
 
 @contextmanager
-def _translated_errors() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """Translates errors of starting Spark into ConfigError."""
     try:
         yield
