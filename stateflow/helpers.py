@@ -1,7 +1,7 @@
 """Small functions without a state that all packages use.
 
-Checks of names that become part of a storage path, suggestions for unknown names, the line of user code that an
-exception comes from, and a call at an interval while other code runs.
+Checks of choices and of names that become part of a storage path, suggestions for unknown names, the line of user
+code that an exception comes from, and a call at an interval while other code runs.
 """
 
 from __future__ import annotations
@@ -45,12 +45,11 @@ _CUTOFF = 0.6
 """Smallest similarity ratio of a suggestion; the default of `difflib.get_close_matches`."""
 
 
-def check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
-    """Raises ConfigError if an argument is not one of its values."""
-    if given not in choices:
-        raise ConfigError(
-            f"the value of {name} is not supported", hint=f"use {' or '.join(map(repr, choices))}", given=given
-        )
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raises ConfigError if the value of a setting or an argument is not one of the choices."""
+    if value not in choices:
+        hint = f"use {' or '.join(map(repr, choices))}"
+        raise ConfigError(f"the value of {name} is not supported", hint=hint, name=name, value=value)
 
 
 def closest_first(unknown: str, known: Iterable[str]) -> list[str]:

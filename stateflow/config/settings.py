@@ -16,6 +16,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from stateflow.errors import ConfigError
+from stateflow.helpers import check_choice
 from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM
 
 COMPACTIONS = ("universal", "leveled")
@@ -85,7 +86,7 @@ class StateSettings:
     max_value_bytes: int = EntryLimits.value_bytes
 
     def __post_init__(self) -> None:
-        check_one_of("state.backend", self.backend, BACKENDS, "state backend")
+        check_choice("state.backend", self.backend, BACKENDS)
         why = "state in a manifest is written and read in one piece"
         check_at_most("state.inline_below_bytes", self.inline_below_bytes, LARGEST_INLINE, why)
         check_at_most("state.memory_limit_bytes", self.memory_limit_bytes, LARGEST_MEMORY_STATE, why)
@@ -138,7 +139,7 @@ class RocksDBSettings:
     level_base_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
-        check_one_of("rocksdb.compaction", self.compaction, COMPACTIONS, "compaction style")
+        check_choice("rocksdb.compaction", self.compaction, COMPACTIONS)
 
 
 @dataclass(frozen=True)
@@ -171,12 +172,6 @@ Choice = str
 
 EndCondition = str
 """Annotation of ``run.until``; a duration or a time of day is converted to text."""
-
-
-def check_one_of(name: str, value: str, known: tuple[str, ...], what: str) -> None:
-    """Raises ConfigError unless the value is a known one."""
-    if value not in known:
-        raise ConfigError(f"unknown {what}", hint=f"known: {', '.join(known)}", name=name, value=value)
 
 
 def check_at_most(name: str, value: int, limit: int, why: str) -> None:
@@ -400,7 +395,7 @@ class CheckpointSettings:
     collect_every: int = 10
 
     def __post_init__(self) -> None:
-        check_one_of("checkpoints.mode", self.mode, (EXACTLY_ONCE, AT_LEAST_ONCE), "checkpoint mode")
+        check_choice("checkpoints.mode", self.mode, (EXACTLY_ONCE, AT_LEAST_ONCE))
 
 
 @dataclass(frozen=True)
@@ -465,7 +460,7 @@ class RestartSettings:
     failure_rate: FailureRate = FailureRate()
 
     def __post_init__(self) -> None:
-        check_one_of("restart.strategy", self.strategy, RESTART_STRATEGIES, "restart strategy")
+        check_choice("restart.strategy", self.strategy, RESTART_STRATEGIES)
 
 
 @dataclass(frozen=True)
@@ -505,7 +500,7 @@ class SavepointSettings:
     native_files: Count = 0
 
     def __post_init__(self) -> None:
-        check_one_of("savepoint.stop_format", self.stop_format, (CANONICAL, NATIVE), "savepoint format")
+        check_choice("savepoint.stop_format", self.stop_format, (CANONICAL, NATIVE))
 
 
 @dataclass(frozen=True)
@@ -545,7 +540,7 @@ class SparkSettings:
     conf: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_one_of("spark.log", self.log, (QUIET, FULL), "log mode of Spark")
+        check_choice("spark.log", self.log, (QUIET, FULL))
 
 
 @dataclass(frozen=True)

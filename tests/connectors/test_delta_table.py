@@ -505,7 +505,7 @@ def test_columns_are_refused_unless_they_may_be_added(two_rows: Path) -> None:
         with raises(SchemaMismatch, found={"first": None, "price": None, "inner": None, "lasting": None}) as refused:
             call(NEW)
         assert "add-columns" in refused.value.hint
-    with raises(ConfigError, given="add"):
+    with raises(ConfigError, name="schema_evolution", value="add"):
         DeltaSink(two_rows, schema_evolution="add")  # type: ignore[arg-type]
     assert DeltaTable(str(two_rows)).version() == 1
 
