@@ -37,7 +37,7 @@ def _kill(job: AccountsJob, failpoint: str, parallelism: int) -> None:
     root_files.check_hashes(job.root)
 
 
-@pytest.mark.parametrize(("backend", "failpoint"), product(BACKENDS, _POINTS))
+@pytest.mark.parametrize(("backend", "failpoint"), [*product(BACKENDS, _POINTS)])
 @pytest.mark.slow(reason="starts a process for each kill")
 def test_a_job_that_is_killed_continues_at_any_parallelism(job: AccountsJob, backend: str, failpoint: str) -> None:
     """State can be read from outside."""
