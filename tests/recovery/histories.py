@@ -11,23 +11,19 @@ from hypothesis import strategies as st
 
 from stateflow.failpoints import NAMES
 from tests.changelogs.changelogs_job import ChangelogsJob
-from tests.joins.corrected_joins_job import CorrectedJoinsJob
 from tests.joins.joins_job import JoinsJob
 from tests.patterns.patterns_job import PatternsJob
 from tests.support import root_files
 from tests.support.job_fixture import ASYNCHRONOUS, KILLED, ON_REQUEST, OracleJob
 from tests.support.restores import go_back
 from tests.windows.late_windows_job import LateWindowsJob
-from tests.windows.triggered_windows_job import TriggeredWindowsJob
 from tests.windows.windows_job import WindowsJob
 
 JOBS: dict[str, type[OracleJob]] = {
     "changelogs": ChangelogsJob,
-    "corrected_joins": CorrectedJoinsJob,
     "joins": JoinsJob,
     "late_windows": LateWindowsJob,
     "patterns": PatternsJob,
-    "triggered_windows": TriggeredWindowsJob,
     "windows": WindowsJob,
 }
 """The jobs by the names of their files."""

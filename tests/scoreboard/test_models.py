@@ -24,7 +24,7 @@ def test_no_history_breaks_a_rule(round_: Round) -> int:
     return report.histories
 
 
-@Row(15, "states", plays=(1, 20, 800), mutants=("kept-entry",))
+@Row(15, "states", plays=(1, 20, 800), mutants=("kept-entry", "newest-first"))
 def test_state_equals_plain_dictionaries(round_: Round) -> int:
     """Programs with value, list, map, reducing and aggregating state, namespaces, time to live, snapshots and restores.
 

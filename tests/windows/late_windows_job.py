@@ -8,18 +8,45 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from tests.support import folder_tables
-from tests.support.job_fixture import Tables
-from tests.windows.firings import Firing, FiringJob, firings, last_of_sessions, last_of_windows, replaced
+from tests.support.job_fixture import OracleJob, Tables
 
 Table = Counter[tuple[object, ...]]
 HOUR, GAP, BOUND = 60, 20, 10
 """Milliseconds: the size of windows, the gap of sessions, and the out-of-orderness that the watermark allows for."""
 LATENESS = {"hours": 40, "sessions": 60}
-LAST = {"hours": last_of_windows, "sessions": last_of_sessions}
+
+
+class Firing(NamedTuple):
+    """A result of a window: the numbers of its rows. A later result of the window has all of them, and more."""
+
+    key: str
+    start: int
+    end: int
+    numbers: tuple[int, ...]
+
+
+def _firings(table: Path) -> list[Firing]:
+    rows = folder_tables.rows(table)
+    return [Firing(row["key"], row["start"], row["end"], tuple(sorted(row["numbers"]))) for row in rows]
+
+
+def _last_of_windows(found: Iterable[Firing]) -> list[Firing]:
+    """The largest result of each window, for windows that do not merge."""
+    return list({each[:3]: each for each in sorted(found, key=lambda each: len(each.numbers))}.values())
+
+
+def _last_of_sessions(found: Iterable[Firing]) -> list[Firing]:
+    """The results whose rows no later result has: a late row may have merged the session into another one."""
+    sets = {frozenset(each.numbers): each for each in found}
+    return [each for rows, each in sets.items() if not any(rows < other for other in sets)]
+
+
+LAST = {"hours": _last_of_windows, "sessions": _last_of_sessions}
 
 
 class Reading(NamedTuple):
@@ -38,7 +65,7 @@ def _readings(count: int, seed: int) -> list[Reading]:
     return rows
 
 
-class LateWindowsJob(FiringJob):
+class LateWindowsJob(OracleJob):
     """The job of `tests/support/jobs/late_windows.py`."""
 
     seed = 4
@@ -60,11 +87,16 @@ class LateWindowsJob(FiringJob):
         assert [each for name in LATENESS for each in self._contradictions(name)] == []
 
     def firings(self) -> Tables:
-        return {**{name: Counter(firings(self.table(name))) for name in LATENESS}, **self._all_late()}
+        """Every result, and every late row."""
+        return {**{name: Counter(_firings(self.table(name))) for name in LATENESS}, **self._all_late()}
 
     def of_batches(self) -> Tables:
-        results = {name: firings(self.table(name)) for name in LATENESS}
-        return {**{name: replaced(found, LAST[name](found)) for name, found in results.items()}, **self._all_late()}
+        """The results that a later one replaces, and the late rows: other batches have others."""
+        results = {name: set(_firings(self.table(name))) for name in LATENESS}
+        return {
+            **{name: Counter(found - set(LAST[name](found))) for name, found in results.items()},
+            **self._all_late(),
+        }
 
     def _all_late(self) -> Tables:
         return {f"late-{name}": self._late(name) for name in LATENESS}
@@ -75,14 +107,14 @@ class LateWindowsJob(FiringJob):
         return Counter(Reading(row["sensor"], row["at"], row["number"]) for row in rows)
 
     def _in_last_results(self, name: str) -> Counter[Reading]:
-        last = LAST[name](firings(self.table(name)))
+        last = LAST[name](_firings(self.table(name)))
         return Counter(self.rows[number] for each in last for number in each.numbers)
 
     # -- contradictions -----------------------------------------------------------------------------------------------
 
     def _contradictions(self, name: str) -> Iterator[tuple[object, ...]]:
         """What is true in no batches."""
-        results = Counter(firings(self.table(name)))
+        results = Counter(_firings(self.table(name)))
         yield from (("repeated", name, each) for each, count in results.items() if count > 1)
         yield from (("bounds", name, each) for each in results if each[1:3] != self._bounds(name, each))
         yield from (("key", name, each) for each in results for n in each.numbers if self.rows[n].sensor != each.key)

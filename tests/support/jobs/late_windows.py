@@ -4,14 +4,22 @@
 watermark, and by more than the allowed lateness.
 """
 
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 
-from stateflow import EventTimeSessionWindows, OutputTag, StreamExecutionEnvironment, TumblingEventTimeWindows
+from stateflow import (
+    EventTimeSessionWindows,
+    OutputTag,
+    ProcessWindowFunction,
+    StreamExecutionEnvironment,
+    TumblingEventTimeWindows,
+    WindowContext,
+)
 from stateflow.testing.sinks import FolderSink
 from tests.support.jobs.sources import timed
-from tests.support.jobs.triggered_windows import EmitNumbers, Numbers, ms
 
 
 class Reading(msgspec.Struct):
@@ -20,6 +28,20 @@ class Reading(msgspec.Struct):
     sensor: str
     at: int
     number: int
+
+
+class Numbers(msgspec.Struct):
+    """The numbers of the readings of a window."""
+
+    key: str
+    start: int
+    end: int
+    numbers: list[int]
+
+
+class EmitNumbers(ProcessWindowFunction[Reading, Numbers]):
+    def process(self, key: str, ctx: WindowContext, elements: Iterable[Reading]) -> Iterator[Numbers]:
+        yield Numbers(key, ctx.window.start, ctx.window.end, sorted(row.number for row in elements))
 
 
 class Sum(msgspec.Struct):
@@ -37,6 +59,10 @@ COLUMNS = {
     "readings": ("count", "number"),
     "total": ("sum", "number"),
 }
+
+
+def ms(milliseconds: int) -> timedelta:
+    return timedelta(milliseconds=milliseconds)
 
 
 def build(env: StreamExecutionEnvironment) -> None:
