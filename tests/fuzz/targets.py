@@ -41,15 +41,12 @@ from stateflow.storage import MemoryStorage
 from stateflow.storage.hdfs import HdfsStorage
 from stateflow.storage.paths import claim_slot
 from tests.fuzz.avro_target import avro_value
-from tests.fuzz.canonical_target import canonical_file
 from tests.fuzz.mutations import changed_bytes, changed_document, changed_json, random_text, sealed
-from tests.fuzz.operator_target import operator_state
 from tests.fuzz.query_targets import query_request, server_answer, server_lease
 from tests.fuzz.spark_checkpoint_target import spark_checkpoint
 from tests.fuzz.state_table_target import state_table
 from tests.fuzz.store_targets import store_manifest, table_file
 from tests.fuzz.target import Target
-from tests.fuzz.text_target import decoded_file
 from tests.servers.hostile import answer, hostile_server
 
 
@@ -351,12 +348,9 @@ def settings_file(folder: Path) -> Iterator[Target]:
 TARGETS = {
     "manifest": store_manifest,
     "table-file": table_file,
-    "canonical-file": canonical_file,
-    "operator-state": operator_state,
     "state-table": state_table,
     "spark-checkpoint": spark_checkpoint,
     "avro-value": avro_value,
-    "decoded-file": decoded_file,
     "delta-log": delta_log,
     "savepoint": savepoint,
     "savepoint-claim": savepoint_claim,
