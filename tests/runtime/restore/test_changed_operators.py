@@ -25,11 +25,15 @@ from stateflow import (
     StreamExecutionEnvironment,
     ValueStateDescriptor,
 )
+from stateflow.checkpoint.log.documents import OperatorState
+from stateflow.checkpoint.restore.graph_map import Rewrite, StateKind, StateMove
 from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction
 from stateflow.clock import ManualClock
-from stateflow.errors import ConfigError, IncompatibleState, PlanOutdated
+from stateflow.errors import ConfigError, CorruptFile, IncompatibleState, PlanOutdated
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
+from stateflow.runtime.restore.state_import import ImportTarget, StateLocation, rewrite_operator
 from stateflow.state.operator_content import read_parts
+from stateflow.storage import MemoryStorage
 from tests.support.errors import raises
 from tests.support.graphs import Row
 from tests.support.local_jobs import Build, Growing, LocalJobs, plan_restore, prepared_job, restore
@@ -231,3 +235,16 @@ def test_a_plan_for_other_states_than_the_job_now_declares_is_outdated(jobs: Loc
     edited = replace(plan, graph=replace(plan.graph, moves=plan.graph.moves[:-1]))
     with raises(PlanOutdated):
         execute_plan(prepared_job(jobs, _job(jobs, {"x": ("a", a), "y": ("b", b)}, 1)), edited, RestoreRequest("two"))
+
+
+@pytest.mark.parametrize("parallelism", [-1, 0, 9, 1 << 62])
+def test_state_with_an_impossible_parallelism_is_refused(parallelism: int) -> None:
+    """Anyone who can write a savepoint can write this number."""
+    storage = MemoryStorage()
+    stored = OperatorState(
+        uid="a", parallelism=parallelism, key_types=["string"], key_names=["key"], states=[], subtasks=[]
+    )
+    move = StateMove(kind=StateKind.KEYED, old="a", old_state="x", new="b", new_state="y")
+    rewrite, target = Rewrite(stored, ((stored, (move,)),)), ImportTarget(storage, 8, "data/1/")
+    with raises(CorruptFile, parallelism=parallelism):
+        rewrite_operator(rewrite, StateLocation(storage), target, ManualClock())
