@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -17,19 +18,37 @@ import pytest
 from benchmarks.nexmark.changelog import Rows
 from benchmarks.nexmark.correctness import table_rows
 from benchmarks.nexmark.flink_tables import write_side_input
-from benchmarks.nexmark.generator import generate
+from benchmarks.nexmark.generator import SCHEMA, generate
 from benchmarks.nexmark.plain import RESULTS, Events
 from benchmarks.nexmark.reference import bids_by_arrival
-from benchmarks.nexmark.rules import PERSON, Stream
+from benchmarks.nexmark.rules import AUCTION, BID, PERSON, Stream
 from benchmarks.nexmark.tables import TABLES, Tables, event_class, event_column
 from stateflow import DeltaSink, StreamExecutionEnvironment
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.clock import ManualClock, epoch_milliseconds
-from tests.benchmarks.nexmark.test_plain import START, auction, bid, table
 from tests.support.local_jobs import Growing, LocalJobs
 
 # Few events of a long time: several windows, and sessions that end.
 EVENTS = generate(Stream(events_per_second=40), 0, 3_000)
+START = datetime(2015, 7, 15)  # noqa: DTZ001 - as in the events
+
+
+def at(seconds: int) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def auction(number: int, seller: int, opened: int, expires: int) -> dict[str, Any]:
+    own = {"auction_id": number, "auction_seller": seller, "auction_expires": at(expires)}
+    return {"event_type": AUCTION, "dateTime": at(opened), "extra": "", **own}
+
+
+def bid(number: int, price: int, seconds: int, bidder: int = 1) -> dict[str, Any]:
+    own = {"bid_auction": number, "bid_price": price, "bid_bidder": bidder}
+    return {"event_type": BID, "dateTime": at(seconds), "extra": "", **own}
+
+
+def table(*events: dict[str, Any]) -> pa.Table:
+    return pa.Table.from_pylist(list(events), schema=SCHEMA)
 
 
 class CollectedTables(Tables):

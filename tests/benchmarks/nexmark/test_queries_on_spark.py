@@ -16,7 +16,7 @@ from benchmarks.nexmark.generator import generate
 from benchmarks.nexmark.plain import RESULTS, Events
 from benchmarks.nexmark.programs import OURS, SPARK, Load
 from benchmarks.nexmark.rules import PERSON, Stream
-from tests.benchmarks.nexmark.test_plain import at, auction, bid, table
+from tests.benchmarks.nexmark.test_queries import at, auction, bid, table
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="each query is a job on Spark, with a driver that is killed")]
 FEW = Slices(Stream(events_per_second=40), 3_000, 500)
