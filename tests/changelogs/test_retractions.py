@@ -1,4 +1,4 @@
-"""Rows that are retracted: of keys without rows, infinite ones, and at any size of batches, as row by row."""
+"""Rows that are retracted: of keys without rows, infinite, in batches of any size; and what cannot be retracted."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 import statistics
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -13,11 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow import RowKind, precision
+from stateflow import RowKind, StreamExecutionEnvironment, precision
+from stateflow.errors import JobDefinitionError, StateError
 from stateflow.state.kinds.keyed_state_batch import KeyedStateBatch
 from stateflow.testing import KeyedHarness, KeyedInput
 from tests.changelogs.materialized import materialized
+from tests.support.errors import raises
 from tests.support.examples import one_in
+from tests.support.local_jobs import Growing, LocalJobs
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -179,3 +183,52 @@ def test_the_values_of_a_key_are_read_only_when_its_extreme_is_retracted(monkeyp
             reads.clear()
             (row,) = h.push(Change(RowKind.DELETE, "a", None, number))
             assert ((row.least, row.most, row.numbers), len(reads)) == (expected, int(number != 50))
+
+
+class Appended(msgspec.Struct, frozen=True):
+    key: str
+    value: float | None
+    number: int = 0
+
+
+class Total(msgspec.Struct, frozen=True):
+    kind: RowKind
+    key: str
+    rows: int
+
+
+def test_rows_that_were_only_appended_cannot_be_retracted(tmp_path: Path) -> None:
+    rows = [Appended("a", 1), Appended("a", 2)]
+    jobs = LocalJobs(tmp_path)
+
+    def build(env: StreamExecutionEnvironment, is_changelog: bool) -> None:
+        given = env.from_source(Growing(rows, Appended), uid="rows")
+        if is_changelog:
+            given = given.map(lambda row: Change(RowKind.DELETE, row.key, row.value, 0), output=Change)
+        totals = given.key_by("key").aggregate_columns({"rows": ("count", "number")}, output=Total, uid="totals")
+        totals.print()
+
+    jobs.run(lambda env: build(env, is_changelog=False))
+    rows.append(Appended("a", 1))
+    with raises(StateError, state="aggregated-rows"):
+        jobs.run(lambda env: build(env, is_changelog=True))
+
+
+LAST = {"value": ("last", "value"), "rows": ("count", "number")}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "output", "facts"),
+    [
+        ({}, Total, {}),
+        ({"rows": ("count", "number")}, msgspec.defstruct("Out", [("key", str), ("rows", int)]), {"row_kind": "kind"}),
+        (
+            LAST,
+            msgspec.defstruct("Out", [("kind", RowKind), ("key", str), ("value", float | None), ("rows", int)]),
+            {"name": "value", "aggregate": "Last"},
+        ),
+    ],
+)
+def test_what_cannot_be_retracted_is_refused(wanted: Any, output: type[Any], facts: dict[str, Any]) -> None:
+    with raises(JobDefinitionError, **facts):
+        KeyedHarness(lambda rows: rows.aggregate_columns(wanted, output=output, uid="m"), KeyedInput(Change, "key"))

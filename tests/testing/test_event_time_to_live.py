@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from stateflow import (
     Context,
     KeyedProcessFunction,
-    MapStateDescriptor,
     OnTimerContext,
     RuntimeContext,
     StateTtlConfig,
@@ -23,7 +22,6 @@ from stateflow import (
 from stateflow.testing import KeyedHarness, KeyedInput
 
 LIFE = 10
-HALF = LIFE // 2
 
 
 class Row(msgspec.Struct, frozen=True, order=True):
@@ -32,7 +30,7 @@ class Row(msgspec.Struct, frozen=True, order=True):
 
 
 class Seen(msgspec.Struct, frozen=True, order=True):
-    """What a row or a timer read: when the state was written last; None if that has expired."""
+    """What a row read: when the state was written last; None if that has expired."""
 
     key: str
     at: int
@@ -45,7 +43,6 @@ class Last(KeyedProcessFunction[Row, Seen]):
     def open(self, ctx: RuntimeContext) -> None:
         life = StateTtlConfig.new_builder(Time.milliseconds(LIFE)).use_event_time().build()
         self.last = ctx.get_state(ValueStateDescriptor("last", int, ttl=life))
-        self.notes = ctx.get_map_state(MapStateDescriptor("notes", str, int, ttl=life))
 
     def process_element(self, row: Row, ctx: Context) -> Iterator[Seen]:
         yield Seen(row.key, row.at, self.last.value())
@@ -56,23 +53,6 @@ class Timed(Last):
     """With timers, so that its event time moves from row to row."""
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> None: ...
-
-
-class Reminded(Last):
-    """Reads the state in a timer; another timer, of an earlier time than the row, replaces an entry without a read."""
-
-    def process_element(self, row: Row, ctx: Context) -> Iterator[Seen]:
-        self.last.update(row.at)
-        self.notes.put("last", row.at)
-        ctx.timer_service().register_event_time_timer(row.at + HALF)
-        ctx.timer_service().register_event_time_timer(row.at - LIFE)
-        yield from ()
-
-    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Seen]:
-        if timestamp % LIFE == HALF:
-            yield Seen(ctx.get_current_key(), timestamp, self.last.value())
-        else:
-            self.notes.put("last", timestamp)
 
 
 # Of a source with a watermark; and as after a keyed operator, where the watermark moves between batches only.
@@ -111,17 +91,3 @@ def test_state_lives_from_the_time_of_its_row_although_the_watermark_is_earlier(
         assert harness.push(Row("a", 200)) == [Seen("a", 200, 100)]
         harness.advance_watermark(200 + LIFE)
         assert harness.push(Row("a", 300)) == [Seen("a", 300, None)]
-
-
-def test_a_timer_reads_the_state_of_its_own_time_and_does_not_shorten_the_life_of_a_later_row() -> None:
-    with KeyedHarness(Reminded(), LATER, output=Seen) as harness:
-        harness.advance_watermark(0)
-        harness.push(Row("a", 100), Row("b", 120))
-        seen = harness.advance_watermark(99 + LIFE)
-        assert harness.state("notes", key="a") == {"last": 100 - LIFE}
-        seen += harness.advance_watermark(100 + LIFE)
-        assert harness.state("notes", key="a") == {}
-        # The watermark passes the end of the state's life as well when the timer of b fires.
-        seen += harness.advance_watermark(1_000)
-        assert seen == [Seen("a", 100 + HALF, 100), Seen("b", 120 + HALF, 120)]
-        assert harness.state("last", key="b") is None

@@ -50,9 +50,10 @@ class Sum(ProcessWindowFunction[Timed, Made]):
         yield Made(key, ctx.window.start, ctx.window.end, len(values), sum(values))
 
 
-def _by(method: str, assigner: Any, lateness: timedelta = timedelta(0)) -> Declare:
+def _by(method: str, assigner: Any, lateness: timedelta | None = None) -> Declare:
     def declare(rows: KeyedStream[DataStream]) -> DataStream:
-        windows = rows.window(assigner).allowed_lateness(lateness)
+        windows = rows.window(assigner)
+        windows = windows if lateness is None else windows.allowed_lateness(lateness)
         if method == "rows":
             return windows.process(Sum(), output=Made, uid="w")
         return windows.aggregate_columns(COLUMNS, output=Made, uid="w")
@@ -127,22 +128,13 @@ KINDS = [
     [(*kinds, method) for kinds in KINDS for method in ("rows", "columns")] + [(GLOBAL, TENS, "rows")],
 )
 def test_windows_of_another_kind_are_refused_while_windows_are_stored(before: Any, after: Any, method: str) -> None:
-    with KeyedHarness(_of_kind(method, before), INPUT) as h:
+    with KeyedHarness(_by(method, before), INPUT) as h:
         h.push(Timed("a", 1, 0))
         snapshot = h.snapshot()
     with pytest.raises(IncompatibleState) as e:
-        KeyedHarness.restore(snapshot, _of_kind(method, after))
+        KeyedHarness.restore(snapshot, _by(method, after))
     assert e.value.facts["operator"] == "w" and e.value.hint
     assert e.value.facts["stored"] != e.value.facts["declared"]
-
-
-def _of_kind(method: str, assigner: Any) -> Declare:
-    def declare(rows: KeyedStream[DataStream]) -> DataStream:
-        if method == "rows":
-            return rows.window(assigner).process(Sum(), output=Made, uid="w")
-        return rows.window(assigner).aggregate_columns(COLUMNS, output=Made, uid="w")
-
-    return declare
 
 
 @pytest.mark.parametrize("assigner", [TENS, SESSIONS])
