@@ -161,7 +161,7 @@ BOTH: dict[str, list[tuple[str, Any]]] = {
         ("1 02:03:04.5", timedelta(1, 7384, 500000)),
         ("INTERVAL '-1 02:03:04.5' DAY TO SECOND", -timedelta(1, 7384, 500000)),
         ("-0 00:00:01", timedelta(seconds=-1)),
-        *no("PT5S", "5", "1 24:00:00", "999999999 00:00:00", "0 00:00:00.1234567"),
+        *no("PT5S", "5", "1 24:00:00", "0 00:60:00", "999999999 00:00:00", "0 00:00:00.1234567"),
     ],
 }  # fmt: skip
 OF_JSON: dict[str, list[tuple[str, Any]]] = {
@@ -369,6 +369,12 @@ def test_of_a_key_that_a_dict_has_twice_the_last_value_counts() -> None:
     assert row == Nested(named={"a": 3, "b": 2}, text='{"z": 1, "z": 2}')
 
 
+def test_a_wrong_part_makes_its_own_row_wrong() -> None:
+    values = [b'{"by_number": {"1": "a"}}', b'{"by_number": {"x": "b", "2": "c"}}', b"{}"]
+    (*_, column), errors = JsonObjects(RowSchema.of(Nested).columns, FORMS).decode(values)
+    assert list(errors) == [1] and column.to_pylist() == [[(1, "a")], None, None]
+
+
 def test_the_work_for_wrong_values_is_as_for_right_ones() -> None:
     columns = RowSchema.of(Flat).columns
     for wrong in (b'{"local": "2026-02-30", "text": "a"}', b'{"local": "2026-01-01", "day": "x"}'):
@@ -463,6 +469,7 @@ class Numbers(msgspec.Struct):
 
 
 def test_forms_of_dates_and_numbers_are_options() -> None:
+    assert outcome(b",1\n,1e999\n", Numbers, "csv") is None
     (row,) = decode(b"1.2.2026,-\n", Numbers, "csv", dateFormat="d.M.yyyy", nanValue="-")
     assert row.day == date(2026, 2, 1) and row.number != row.number
     assert outcome(b"2026-02-01,1\n", Numbers, "csv", dateFormat="d.M.yyyy") is None

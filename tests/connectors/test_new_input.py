@@ -1,10 +1,11 @@
-"""Whether a source has new input, as it finds out without Spark."""
+"""Whether a source has new input, and which position it can read from, as it finds out without Spark."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Collection, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow import DeltaSource, FileSource, KafkaSource
+from stateflow import DeltaSource, FileSource, KafkaSource, SparkSource
 from stateflow.api.input_files import file_uri
+from stateflow.api.source import StartKind, StartPosition
 from stateflow.connectors.kafka.client import Partition, Topics, format_offsets
 from stateflow.connectors.partition_offsets import gaps_after, has_new_rows, shorten_texts
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, InputLost, JobDefinitionError
 from tests.support.errors import raises
 
 
@@ -156,6 +158,39 @@ def test_a_table_that_was_replaced_or_restored_is_unknown(tmp_path: Path) -> Non
         _table_has_new(tmp_path / "t", before)
     _table(tmp_path / "t", 1)
     assert _table_has_new(tmp_path / "t", before) is None
+
+
+def test_a_position_in_a_replaced_table_or_before_its_log_is_lost_input(tmp_path: Path) -> None:
+    for number in range(3):
+        table = _table(tmp_path / "t", number)
+    source = DeltaSource(tmp_path / "t", schema=Id)
+    table.create_checkpoint()
+    for version in (0, 1):
+        (tmp_path / "t" / "_delta_log" / f"{version:020d}.json").unlink()
+    source.check_position(_position(table, 2))
+    with raises(InputLost, lost="versions [1, 2)"):
+        source.check_position(_position(table, 1))
+    with raises(InputLost, before="other", now=str(table.metadata().id)):
+        source.check_position(_position(table, 2, reservoirId="other"))
+
+
+def test_a_time_is_the_first_version_that_was_committed_then_or_later(tmp_path: Path) -> None:
+    for number in range(2):
+        table = _table(tmp_path / "t", number)
+    second, first = (
+        datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=each["timestamp"]) for each in table.history()
+    )
+    for time, version in ((first, 0), (second, 1), (second + timedelta(milliseconds=1), 2)):
+        found = DeltaSource(tmp_path / "t", schema=Id).initial_position(StartPosition(StartKind.TIMESTAMP, time))
+        assert json.loads(found.offset)["reservoirVersion"] == version
+
+
+def test_a_source_of_spark_keeps_a_position_in_the_same_data_only_and_can_be_read_again() -> None:
+    source = SparkSource("json", schema=Id, path="/a")
+    assert source.can_keep("SparkSource[json:/a]") and not source.can_keep("SparkSource[json:/b]")
+    for format, name in (("Socket", "a"), ("json", "")):
+        with raises(JobDefinitionError, format=format):
+            SparkSource(format, schema=Id, name=name)
 
 
 # -- Kafka ------------------------------------------------------------------------------------------------------------

@@ -15,12 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateflow import Context, KeyedProcessFunction
 from stateflow.api.graph import Keying
 from stateflow.api.schema import RowSchema
+from stateflow.api.streams.data_stream import DataStream
 from stateflow.errors import BatchFailed
 from stateflow.runtime.executor import BARRIER_ORDER, CONTROL, INPUT, ORDER, POSITION, TARGET, ChainSpec, InputSpec
 from stateflow.runtime.spark.sorting import SortSettings, sort_input
 from tests.support.errors import raises
+from tests.support.local_jobs import LocalJobs
 
 MUCH = 1 << 30
 
@@ -177,3 +180,18 @@ def test_rows_take_no_more_memory_than_the_limit(tmp_path: Path) -> None:
         assert len(made)
     assert 200 * batch.nbytes > 3 * memory
     assert memory / 4 < max(held) < memory
+
+
+class Same(KeyedProcessFunction[Row, Row]):
+    def process_element(self, row: Row, ctx: Context) -> tuple[Row]:
+        return (row,)
+
+
+def test_rows_without_spark_have_the_same_order(jobs: LocalJobs) -> None:
+    rows = [Row(1, "a", at) for at in (1.0, math.nan, None, -math.inf, math.inf)]
+
+    def ordered(stream: DataStream) -> DataStream:
+        return stream.key_by("key", order_by="at").process(Same(), output=Row, uid="op")
+
+    jobs.apply(rows, ordered, source__max_rows_per_batch=9)
+    assert str([at for _, _, at in jobs.rows()]) == "[None, -inf, 1.0, inf, nan]"

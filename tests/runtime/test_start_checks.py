@@ -92,6 +92,15 @@ def test_a_sink_with_pending_output_cannot_be_removed(jobs: CountJobs, monkeypat
     assert pending_of(run.job.root.head())
 
 
+def test_a_sink_keeps_its_uid_while_its_table_is_the_same(jobs: CountJobs) -> None:
+    def renamed(env: StreamExecutionEnvironment) -> None:
+        env.from_source(Growing(jobs.input, Row), uid="rows").sink_to(jobs.sink("a"), uid="b")
+
+    jobs.count("a")
+    with raises(ConfigError, sink="b", before="a"):
+        jobs.run(renamed)
+
+
 def test_a_dropped_table_is_not_created_again(jobs: CountJobs) -> None:
     jobs.count("a")
     shutil.rmtree(jobs.folder / "a")

@@ -14,6 +14,7 @@ from stateflow import (
     KeyedProcessFunction,
     OnTimerContext,
     RuntimeContext,
+    StateTtlConfig,
     StreamExecutionEnvironment,
     ValueStateDescriptor,
 )
@@ -35,8 +36,9 @@ def jobs(tmp_path: Path) -> TimerJobs:
 
 
 def test_the_watermark_comes_from_the_batches_before_and_from_the_rows_of_the_key(jobs: TimerJobs) -> None:
-    jobs.events(Alarm(), [Event("a", at) for at in (10, 30, 20, 40, 50)], parallelism=1)
-    assert [(n.at, n.watermark) for n in jobs.notes()] == [(10, 9), (30, 29), (20, 29), (40, 39), (50, 49)]
+    rows = [*(Event("a", at) for at in (10, 30, 40, 20)), Event("b", 5)]
+    jobs.events(Alarm(), rows, parallelism=1)
+    assert [(n.at, n.watermark) for n in jobs.notes()] == [(10, 9), (30, 29), (20, 29), (40, 39), (5, 39)]
 
 
 def test_the_last_timers_fire_in_a_batch_without_rows_at_the_same_positions(jobs: TimerJobs) -> None:
@@ -225,6 +227,29 @@ def test_an_error_in_on_timer_names_the_key_and_leaves_nothing(jobs: TimerJobs) 
     assert all(word in raised.value.message for word in ("on_timer", "ValueError", "Broken"))
     jobs.events(Alarm(0), rows, parallelism=1)
     assert jobs.timers() == [("a", 1), ("b", 2)]
+
+
+class Remembers(KeyedProcessFunction[Note, Note]):
+    """Reports the row before, which it remembers for some event time."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        event_time = StateTtlConfig.TtlTimeCharacteristic.EventTime
+        ttl = StateTtlConfig.new_builder(datetime.timedelta(seconds=1)).set_ttl_time_characteristic(event_time)
+        self.last = ctx.get_state(ValueStateDescriptor("last", int, default=0, ttl=ttl.build()))
+
+    def process_element(self, row: Note, ctx: Context) -> Iterator[Note]:
+        yield Note(row.what, row.key, self.last.value() or 0, 0, 0)
+        self.last.update(row.at)
+
+
+def test_no_state_expires_by_a_drain(jobs: TimerJobs) -> None:
+    def build(env: StreamExecutionEnvironment) -> None:
+        alarms = timed(env, "s", [Event("a", 1)]).key_by("key").process(Alarm(5), output=Note, uid="first")
+        last = alarms.key_by("key").process(Remembers(), output=Note, uid="second")
+        last.sink_to(jobs.sink("out"), uid="out")
+
+    jobs.run(build, run__drain=True)
+    assert [(note.what, note.at) for note in jobs.notes()] == [("row", 0), ("timer", 1)]
 
 
 def test_a_failed_drain_is_reported_and_the_job_continues(jobs: TimerJobs) -> None:

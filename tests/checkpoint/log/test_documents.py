@@ -40,7 +40,7 @@ from stateflow.checkpoint.log.entry_lists import OutputLists, OutputSizes, Segme
 from stateflow.checkpoint.log.manifest_files import LIMIT, read_manifest, seal, unseal, write_manifest
 from stateflow.checkpoint.log.transitions import Settlement, pending_of
 from stateflow.checkpoint.savepoints.create import newest_published_checkpoint
-from stateflow.errors import CorruptFile, DataError, MissingFile, TooLarge
+from stateflow.errors import CorruptFile, DataError, Fenced, MissingFile, TooLarge
 from stateflow.state import handles
 from stateflow.state.handles import Committable, FileHandle, StateSchema, SubtaskState
 from stateflow.storage import MemoryStorage, PutResult
@@ -521,7 +521,7 @@ def test_a_segment_that_refers_to_newer_ones_is_corrupt(newest: int) -> None:
         job.opened().checkpoints.restorable(head)
 
 
-def test_only_a_checkpoint_that_the_newest_entry_keeps_can_be_pinned() -> None:
+def test_only_a_checkpoint_that_the_newest_entry_keeps_can_be_pinned_and_not_by_a_fenced_run() -> None:
     job = ListedJob(SegmentSizes(2, 3))
     job.commit_keeping(1)
     released = job.head.checkpoint
@@ -533,3 +533,6 @@ def test_only_a_checkpoint_that_the_newest_entry_keeps_can_be_pinned() -> None:
         job.root.admin.pin(released, "anna", "reads")
     job.root.admin.pin(kept, "anna", "reads")
     assert [pin.checkpoint for pin in job.root.head().entry.pinned] == [kept]
+    newer = job.opened().claim().entry.generation
+    with raises(Fenced, generation=job.head.entry.generation, newer=newer):
+        job.root.admin.pin(kept, "the run before", "makes a savepoint", job.head.entry.generation)
