@@ -425,4 +425,4 @@ _REFUSED = {
     "INVALID_RECORD",
 }
 _TOPIC_SETTINGS = ("cleanup.policy", "max.message.bytes")
-TOO_LARGE = "MSG_SIZETOO_LARGE"
+TOO_LARGE = "MSG_SIZE_TOO_LARGE"
