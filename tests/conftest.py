@@ -135,7 +135,7 @@ def _check_reasons(items: list[pytest.Item]) -> None:
 
 def _is_long(nodeid: str) -> bool:
     """Whether a test is one of those that take minutes each, and share nothing with others of their file."""
-    return nodeid.startswith("tests/fuzz/") and nodeid.endswith("-100000]")
+    return nodeid.startswith("tests/fuzz/") and nodeid.endswith("-20000]")
 
 
 @pytest.hookimpl(optionalhook=True)
