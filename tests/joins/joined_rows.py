@@ -55,16 +55,20 @@ class EmitPair(ProcessJoinFunction[Left, Right, Pair]):
         assert ctx.get_current_key() == left.key == right.id
         assert (ctx.left_timestamp, ctx.right_timestamp) == (left.at, right.at)
         assert ctx.timestamp == max(ctx.left_timestamp, ctx.right_timestamp)
-        yield Pair(left.key, left.at, right.at, left.number, right.text)
+        yield pair_of(left, right)
+
+
+def pair_of(left: Left, right: Right | None) -> Pair:
+    return Pair(left.key, left.at, right.at if right else None, left.number, right.text if right else None)
 
 
 def ms(milliseconds: int) -> timedelta:
     return timedelta(milliseconds=milliseconds)
 
 
-def harness(declare: Declare, bound: int | None = None, **settings: Any) -> KeyedHarness:
+def harness(declare: Declare, bound: int | None = None, right_rows: type[Any] = Right, **settings: Any) -> KeyedHarness:
     """Returns a harness of a join; with an out-of-orderness, pushed rows advance the watermark."""
     out_of_orderness = None if bound is None else ms(bound)
     left = KeyedInput(Left, "key", event_time="at", out_of_orderness=out_of_orderness)
-    right = KeyedInput(Right, "id", event_time="at", out_of_orderness=out_of_orderness)
+    right = KeyedInput(right_rows, "id", event_time="at", out_of_orderness=out_of_orderness)
     return KeyedHarness(declare, left, right, **settings)

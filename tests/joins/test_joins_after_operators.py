@@ -10,13 +10,9 @@ import pytest
 from stateflow import TumblingEventTimeWindows
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.testing import KeyedHarness
-from tests.joins.joined_rows import EmitPair, Keyed, Left, Pair, Right, harness, ms, unkeyed
+from tests.joins.joined_rows import EmitPair, Keyed, Left, Pair, Right, harness, ms, pair_of, unkeyed
 
 Declare = Callable[[Keyed, Keyed], DataStream]
-
-
-def _pair(left: Left, right: Right | None) -> Pair:
-    return Pair(left.key, left.at, right.at if right else None, left.number, right.text if right else None)
 
 
 def _interval(left: Keyed, right: Keyed) -> DataStream:
@@ -25,11 +21,11 @@ def _interval(left: Keyed, right: Keyed) -> DataStream:
 
 def _window(left: Keyed, right: Keyed) -> DataStream:
     windows = unkeyed(left).join(unkeyed(right)).where("key").equal_to("id").window(TumblingEventTimeWindows.of(ms(20)))
-    return windows.apply(_pair, output=Pair, uid="join")
+    return windows.apply(pair_of, output=Pair, uid="join")
 
 
 def _temporal(left: Keyed, right: Keyed) -> DataStream:
-    return left.temporal_join(right, how="left").apply(_pair, output=Pair, uid="join")
+    return left.temporal_join(right, how="left").apply(pair_of, output=Pair, uid="join")
 
 
 LEFTS = [Left("ab"[n % 2], n * 7 % 200, n) for n in range(60)]
@@ -39,13 +35,13 @@ RIGHTS = [Right("ab"[n % 3 % 2], n * 11 % 200, str(n)) for n in range(60)]
 def _wanted(declare: Declare) -> Counter[Pair]:
     pairs = [(x, y, (y.at or 0) - (x.at or 0)) for x in LEFTS for y in RIGHTS if x.key == y.id]
     if declare is _interval:
-        return Counter(_pair(x, y) for x, y, after in pairs if -5 <= after <= 10)
+        return Counter(pair_of(x, y) for x, y, after in pairs if -5 <= after <= 10)
     if declare is _window:
-        return Counter(_pair(x, y) for x, y, _ in pairs if (x.at or 0) // 20 == (y.at or 0) // 20)
+        return Counter(pair_of(x, y) for x, y, _ in pairs if (x.at or 0) // 20 == (y.at or 0) // 20)
     found: Counter[Pair] = Counter()
     for x in LEFTS:
         before = [y for row, y, after in pairs if row is x and after <= 0]
-        found[_pair(x, max(before, key=lambda y: y.at or 0) if before else None)] += 1
+        found[pair_of(x, max(before, key=lambda y: y.at or 0) if before else None)] += 1
     return found
 
 

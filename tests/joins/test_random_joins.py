@@ -16,7 +16,19 @@ from hypothesis import strategies as st
 from stateflow import OutputTag
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.testing import KeyedHarness
-from tests.joins.joined_rows import LATE_LEFT, LATE_RIGHT, Declare, EmitPair, Keyed, Left, Pair, Right, harness, ms
+from tests.joins.joined_rows import (
+    LATE_LEFT,
+    LATE_RIGHT,
+    Declare,
+    EmitPair,
+    Keyed,
+    Left,
+    Pair,
+    Right,
+    harness,
+    ms,
+    pair_of,
+)
 from tests.support.examples import one_in
 
 KEYS = (None, "a", "b", "c")
@@ -64,9 +76,9 @@ class Played:
     watermarks: list[int]
 
 
-def _play(history: History, declare: Declare, other: Declare | None = None) -> Played:
-    """Runs the batches; at each restore, the operator changes to the other one, if there is one."""
-    arrow, tags = history.arrow_rows, LATE
+def play(history: History, declare: Declare, other: Declare, tags: tuple[OutputTag[Any], ...] = ()) -> Played:
+    """Runs the batches; at each restore, the operator changes to the other one."""
+    arrow = history.arrow_rows
     more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}
     played = Played(Counter(), [], [])
     h = harness(declare, history.bound, side_outputs=tags, **more)
@@ -74,7 +86,7 @@ def _play(history: History, declare: Declare, other: Declare | None = None) -> P
         if parallelism:
             played.late += [row for tag in tags for row in h.side_output(tag)]
             with h:
-                declare, other = other or declare, declare
+                declare, other = other, declare
                 h = KeyedHarness.restore(h.snapshot(), declare, parallelism=parallelism)
         played.watermarks.append(-(1 << 63) if h.watermark is None else h.watermark)
         played.pairs.update(h.push_both(left, right))
@@ -86,11 +98,7 @@ def _play(history: History, declare: Declare, other: Declare | None = None) -> P
     return played
 
 
-def _pair(left: Left, right: Right) -> Pair:
-    return Pair(left.key, left.at, right.at, left.number, right.text)
-
-
-def _timed(history: History, played: Played) -> tuple[list[tuple[Left, int]], list[tuple[Right, int]]]:
+def timed(history: History, played: Played) -> tuple[list[tuple[Left, int]], list[tuple[Right, int]]]:
     """All rows of each side, with the watermark before their batch."""
     batches = list(zip((batch for batch, _ in history.batches), played.watermarks, strict=True))
     return (
@@ -99,29 +107,31 @@ def _timed(history: History, played: Played) -> tuple[list[tuple[Left, int]], li
     )
 
 
-def _interval(lower: int, upper: int) -> Declare:
+def _interval(lower: int, upper: int, by_columns: bool) -> Declare:
     def declare(left: Keyed, right: Keyed) -> DataStream:
         join = left.interval_join(right).between(ms(lower), ms(upper))
         join = join.side_output_left_late_data(LATE_LEFT).side_output_right_late_data(LATE_RIGHT)
+        if by_columns:
+            return join.select(Pair, {"key": "left.key", "left": "left.at", "right": "right.at"}, uid="join")
         return join.process(EmitPair(), output=Pair, uid="join")
 
     return declare
 
 
-def _interval_by_columns(lower: int, upper: int) -> Declare:
-    def declare(left: Keyed, right: Keyed) -> DataStream:
-        join = left.interval_join(right).between(ms(lower), ms(upper))
-        join = join.side_output_left_late_data(LATE_LEFT).side_output_right_late_data(LATE_RIGHT)
-        return join.select(Pair, {"key": "left.key", "left": "left.at", "right": "right.at"}, uid="join")
-
-    return declare
-
-
-def _check_interval(history: History, bounds: tuple[int, int], by_columns: tuple[bool, bool]) -> None:
+@one_in(4)
+@given(histories, intervals, st.tuples(st.booleans(), st.booleans()))
+@example(
+    History(0, (((([Left("a", 0, 0), Left("a", 40, 1)]), [Right("a", 0, "2"), Right("a", 40, "3")]), 0),)),
+    (0, 0),
+    (False, False),
+)
+def test_interval_joins_have_the_pairs_of_nested_loops(
+    history: History, bounds: tuple[int, int], by_columns: tuple[bool, bool]
+) -> None:
     lower, upper = bounds
-    first, other = ((_interval_by_columns if each else _interval)(lower, upper) for each in by_columns)
-    played = _play(history, first, other)
-    lefts, rights = _timed(history, played)
+    first, other = (_interval(lower, upper, each) for each in by_columns)
+    played = play(history, first, other, LATE)
+    lefts, rights = timed(history, played)
     late = [row for rows in (lefts, rights) for row, watermark in rows if (row.at or 0) < watermark]
     assert sorted(map(repr, played.late)) == sorted(map(repr, late))
     found: Counter[Pair] = Counter()
@@ -139,18 +149,5 @@ def _check_interval(history: History, bounds: tuple[int, int], by_columns: tuple
                 and not is_late
                 and not removed
             ):
-                found[_pair(left, right)] += 1
+                found[pair_of(left, right)] += 1
     assert played.pairs == found
-
-
-@one_in(4)
-@given(histories, intervals, st.tuples(st.booleans(), st.booleans()))
-@example(
-    History(0, (((([Left("a", 0, 0), Left("a", 40, 1)]), [Right("a", 0, "2"), Right("a", 40, "3")]), 0),)),
-    (0, 0),
-    (False, False),
-)
-def test_interval_joins_have_the_pairs_of_nested_loops(
-    history: History, bounds: tuple[int, int], by_columns: tuple[bool, bool]
-) -> None:
-    _check_interval(history, bounds, by_columns)

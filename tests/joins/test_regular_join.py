@@ -22,19 +22,15 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.errors import JobDefinitionError, UserCodeError
 from stateflow.testing import KeyedHarness, KeyedInput
-from tests.joins.joined_rows import Declare, Keyed, Left, Pair, Right, harness, ms
+from tests.joins.joined_rows import Declare, Keyed, Left, Pair, Right, harness, ms, pair_of
 from tests.joins.test_random_joins import History, histories
 from tests.support.examples import one_in
 
 COLUMNS = {"key": "left.key", "left": "left.at", "right": "right.at"}
 
 
-def _pair(left: Left, right: Right) -> Pair:
-    return Pair(left.key, left.at, right.at, left.number, right.text)
-
-
 def _by_rows(left: Keyed, right: Keyed) -> DataStream:
-    return left.regular_join(right).apply(_pair, output=Pair, uid="join")
+    return left.regular_join(right).apply(pair_of, output=Pair, uid="join")
 
 
 def _by_columns(left: Keyed, right: Keyed) -> DataStream:
@@ -66,7 +62,7 @@ def _check_batches(history: History, first: Declare, second: Declare, more: dict
         found.update(h.push_both(left, right))
         lefts += left
         rights += right
-        wanted = Counter(_pair(x, y) for x in lefts for y in rights if x.key == y.id is not None)
+        wanted = Counter(pair_of(x, y) for x in lefts for y in rights if x.key == y.id is not None)
         assert found == wanted
     with h:
         for key in "abc":
@@ -207,7 +203,7 @@ def _limited(declare: Callable[[Keyed, Keyed], DataStream], ttl: StateTtlConfig)
     def limited(left: Keyed, right: Keyed) -> DataStream:
         join = left.regular_join(right, ttl=ttl)
         if declare is _by_rows:
-            return join.apply(_pair, output=Pair, uid="join")
+            return join.apply(pair_of, output=Pair, uid="join")
         return join.select(Pair, COLUMNS, uid="join")
 
     return limited

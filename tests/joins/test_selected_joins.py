@@ -15,17 +15,11 @@ from hypothesis import strategies as st
 from stateflow import CountTrigger, EventTimeSessionWindows, SlidingEventTimeWindows, TumblingEventTimeWindows
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.errors import JobDefinitionError, StateError
-from stateflow.testing import KeyedHarness
-from tests.joins.joined_rows import Declare, Keyed, Left, Pair, Right, harness, ms, unkeyed
-from tests.joins.test_random_joins import History, histories
+from tests.joins.joined_rows import Declare, Keyed, Left, Pair, Right, harness, ms, pair_of, unkeyed
+from tests.joins.test_random_joins import History, histories, play, timed
 from tests.support.examples import one_in
 
 COLUMNS = {"key": "left.key", "left": "left.at", "right": "right.at"}
-NEVER = -(1 << 63)
-
-
-def _pair(left: Left, right: Right) -> Pair:
-    return Pair(left.key, left.at, right.at, left.number, right.text)
 
 
 def _windows(left: Keyed, right: Keyed, size: int, slide: int) -> Any:
@@ -37,7 +31,7 @@ def _declared(size: int, slide: int) -> tuple[Declare, Declare]:
     """The join by rows and by columns."""
 
     def by_rows(left: Keyed, right: Keyed) -> DataStream:
-        joined: DataStream = _windows(left, right, size, slide).apply(_pair, output=Pair, uid="join")
+        joined: DataStream = _windows(left, right, size, slide).apply(pair_of, output=Pair, uid="join")
         return joined
 
     def by_columns(left: Keyed, right: Keyed) -> DataStream:
@@ -63,33 +57,18 @@ def test_window_joins_by_columns_have_the_pairs_of_nested_loops(
     history: History, order: list[int], windows: tuple[int, int]
 ) -> None:
     """At each restore, the operator changes between the join by rows and the one by columns."""
-    declares = [_declared(*windows)[at] for at in order]
-    arrow = history.arrow_rows
-    more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}
-    found: Counter[Pair] = Counter()
-    lefts: list[tuple[Left, int]] = []
-    rights: list[tuple[Right, int]] = []
-    h = harness(declares[0], history.bound, **more)
-    for number, ((left, right), parallelism) in enumerate(history.batches, 1):
-        if parallelism:
-            with h:
-                h = KeyedHarness.restore(h.snapshot(), declares[number % 2], parallelism=parallelism)
-        watermark = NEVER if h.watermark is None else h.watermark
-        lefts += [(row, watermark) for row in left]
-        rights += [(row, watermark) for row in right]
-        found.update(h.push_both(left, right))
-    with h:
-        found.update(h.drain())
-        assert h.state_entries() == [] and h.timers() == []
+    first, other = (_declared(*windows)[at] for at in order)
+    played = play(history, first, other)
+    lefts, rights = timed(history, played)
     wanted = Counter(
-        _pair(left, right)
+        pair_of(left, right)
         for left, arrived in lefts
         for right, came in rights
         if left.key == right.id is not None
         for end in _ends(left, *windows) & _ends(right, *windows)
         if end > max(arrived, came)
     )
-    assert found == wanted
+    assert played.pairs == wanted
 
 
 class Bounded(msgspec.Struct, frozen=True):
@@ -130,7 +109,7 @@ def test_a_large_window_is_joined_in_parts(monkeypatch: pytest.MonkeyPatch) -> N
         for at in range(0, 10, 2):
             h.push_both(lefts[at : at + 2], rights[at : at + 2])
         h.drain()
-        assert Counter(h.output) == Counter(_pair(x, y) for x in lefts for y in rights if x.key == y.id)
+        assert Counter(h.output) == Counter(pair_of(x, y) for x in lefts for y in rights if x.key == y.id)
 
 
 def test_a_row_without_event_time_or_with_one_out_of_range_is_refused() -> None:

@@ -74,13 +74,14 @@ class Version(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-def _changing(how: str, *, keys: tuple[str, ...] = ("id",), retracts: bool = False, **more: Any) -> KeyedHarness:
+def _changing(
+    how: str, *, keys: tuple[str, ...] = ("id",), retracts: bool = False, bound: int | None = None, **more: Any
+) -> KeyedHarness:
     def declare(left: Keyed, right: Keyed) -> DataStream:
         versions = unkeyed(right).as_changelog(*keys, retracts=retracts).key_by("id")
         return left.temporal_join(versions, how=how).apply(_with_version, output=Pair, uid="join")
 
-    inputs = KeyedInput(Left, "key", event_time="at"), KeyedInput(Version, "id", event_time="at")
-    return KeyedHarness(declare, *inputs, **more)
+    return harness(declare, bound, Version, **more)
 
 
 def test_a_deletion_is_kept_over_a_restore() -> None:
@@ -113,51 +114,40 @@ def test_changelogs_that_a_temporal_join_cannot_take_are_refused() -> None:
         assert caught.value.facts["key"] == ["id"] and caught.value.facts["upsert_key"] == list(keys)
 
 
-KEYS = st.sampled_from([None, "a", "b"])
-changes = st.lists(st.tuples(st.sampled_from([ADD, UA, D]), KEYS, st.integers(0, 20)), max_size=12)
-
-
-@one_in(4)
-@given(changes, st.lists(st.tuples(KEYS, st.integers(0, 20)), max_size=12), st.integers(1, 3))
-def test_rows_get_the_versions_that_are_not_deleted(
-    given_versions: list[tuple[RowKind, str | None, int]], given_rows: list[tuple[str | None, int]], parallelism: int
-) -> None:
-    versions = [Version(kind, key, at, str(n)) for n, (kind, key, at) in enumerate(given_versions)]
-    rows = [Left(key, at, n) for n, (key, at) in enumerate(given_rows)]
-    half = len(rows) // 2, len(versions) // 2
-    with _changing("left") as h:
-        h.push_both(rows[: half[0]], versions[: half[1]])
-        with KeyedHarness.restore(h.snapshot(), parallelism=parallelism) as restored:
-            restored.push_both(rows[half[0] :], versions[half[1] :])
-            found = restored.drain()
-    wanted = []
-    for row in rows:
-        of_key = {each.at: each for each in versions if each.id == row.key is not None and each.at <= (row.at or 0)}
-        version = of_key[max(of_key)] if of_key else None
-        wanted.append(Pair(row.key, row.at, None, row.number))
-        if version is not None and version.kind is not D:
-            wanted[-1] = Pair(row.key, row.at, version.at, row.number, version.text)
-    assert sorted(found, key=lambda pair: pair.number or 0) == wanted
-
-
 # -- random histories -------------------------------------------------------------------------------------------------
 
-events = st.tuples(st.sampled_from(["left", "right"]), KEYS, st.integers(0, 30))
-scripts = st.lists(events, max_size=40).map(lambda rows: sorted(rows, key=lambda row: row[2]))
+events = st.tuples(st.sampled_from(["left", "left", ADD, UA, D]), st.sampled_from([None, "a", "b"]), st.integers(0, 30))
 cuts = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([0, 0, 1, 3])), max_size=5).map(sorted)
 
 
-@one_in(4)
-@given(scripts, cuts, st.sampled_from(["inner", "left"]), st.sampled_from([None, 1, 3]))
-@example([("right", "a", 0), ("left", "a", 1), ("right", "a", 1), ("left", "a", 30)], [(1, 0), (2, 3)], "left", None)
+@one_in(3)
+@given(
+    st.lists(events, max_size=40),
+    cuts,
+    st.sampled_from(["inner", "left"]),
+    st.booleans(),
+    st.sampled_from([None, 1, 3]),
+    st.sampled_from([0, 30]),
+)
+@example([(ADD, "a", 0), ("left", "a", 1), (ADD, "a", 1), ("left", "a", 30)], [(1, 0), (2, 3)], "left", False, None, 0)
 def test_rows_get_the_versions_of_plain_python(
-    script: list[tuple[str, str | None, int]], cuts: list[tuple[int, int]], how: str, arrow: int | None
+    script: list[tuple[Any, str | None, int]],
+    cuts: list[tuple[int, int]],
+    how: str,
+    changes: bool,
+    arrow: int | None,
+    bound: int,
 ) -> None:
-    """Rows come in the order of time, cut into batches: none is late."""
-    lefts = {n: Left(key, at, n) for n, (side, key, at) in enumerate(script) if side == "left"}
-    rights = {n: Right(key, at, str(n)) for n, (side, key, at) in enumerate(script) if side == "right"}
+    """Batches of rows, none of which is late: by time, or in any order and with a watermark that allows for it."""
+    script = script if bound else sorted(script, key=lambda event: event[2])
+    lefts = {n: Left(key, at, n) for n, (what, key, at) in enumerate(script) if what == "left"}
+    versions = {n: Version(what, key, at, str(n)) for n, (what, key, at) in enumerate(script) if what != "left"}
+    rights: dict[int, Any] = versions
+    if not changes:
+        versions = {n: each for n, each in versions.items() if each.kind is not D}
+        rights = {n: Right(each.id, each.at, each.text) for n, each in versions.items()}
     more: dict[str, Any] = {} if arrow is None else {"spark.conf.spark.sql.execution.arrow.maxRecordsPerBatch": arrow}
-    h = harness(_join(how), 0, **more)
+    h = _changing(how, bound=bound, **more) if changes else harness(_join(how), bound, **more)
     found: Counter[Pair] = Counter()
     start = 0
     for end, parallelism in [*cuts, (len(script), 0)]:
@@ -174,9 +164,10 @@ def test_rows_get_the_versions_of_plain_python(
         assert all(entry.state == "versions" for entry in h.state_entries()) and h.timers() == []
     wanted: Counter[Pair] = Counter()
     for row in lefts.values():
-        of_key = [each for each in rights.values() if each.id == row.key is not None]
-        versions = {each.at: each for each in of_key if (each.at or 0) <= (row.at or 0)}
-        version = versions[max(versions, key=lambda at: at or 0)] if versions else None
+        of_key = [each for each in versions.values() if each.id == row.key is not None]
+        by_time = {each.at: each for each in of_key if each.at <= (row.at or 0)}
+        version = by_time[max(by_time)] if by_time else None
+        version = None if version is not None and version.kind is D else version
         if version is not None or how == "left":
             wanted[_with_version(row, version)] += 1
     assert found == wanted

@@ -23,7 +23,7 @@ from stateflow.api.streams.joins.joined_streams import WindowedCoGroup, Windowed
 from stateflow.api.windows.assigners import WindowAssigner
 from stateflow.errors import JobDefinitionError, UserCodeError
 from stateflow.testing import KeyedHarness, KeyedInput
-from tests.joins.joined_rows import Keyed, Left, Pair, Right, harness, ms, unkeyed
+from tests.joins.joined_rows import Keyed, Left, Pair, Right, harness, ms, pair_of, unkeyed
 
 
 class Group(msgspec.Struct, frozen=True, order=True):
@@ -40,10 +40,6 @@ FIRST = [Left(key, at) for key, at in zip("aaabbbaaa", range(9), strict=True)]
 SECOND = [Right(key, at) for key, at in [("a", 0), ("a", 1), ("b", 3), ("c", 6), ("c", 7), ("c", 8)]]
 
 
-def _pair(left: Left, right: Right) -> Pair:
-    return Pair(left.key, left.at, right.at, left.number, right.text)
-
-
 def _group(key: str, window: TimeWindow, left: list[Left], right: list[Right]) -> Iterator[Group]:
     yield Group(key, max(window.start, -1), sorted(row.at or 0 for row in left), sorted(row.at or 0 for row in right))
 
@@ -54,7 +50,7 @@ def _joined(
 ) -> Callable[[Keyed, Keyed], DataStream]:
     def declare(left: Keyed, right: Keyed) -> DataStream:
         windows = unkeyed(left).join(unkeyed(right)).where("key").equal_to("id").window(assigner)
-        return change(windows).apply(_pair, output=Pair, uid="join")
+        return change(windows).apply(pair_of, output=Pair, uid="join")
 
     return declare
 
