@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal
 
 import msgspec
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stateflow import RowKind
+from stateflow import RowKind, StateTtlConfig
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.errors import IncompatibleState
@@ -114,30 +115,21 @@ def plain_dedup(rows: list[Row], keep: str, by: str) -> Row:
     return same[0] if keep == "first" else same[-1]
 
 
-@one_in(3)
-@given(histories, st.sampled_from(["first", "last"]), st.sampled_from(["", "at"]))
+@one_in(2)
+@given(histories, st.sampled_from(["first", "last"]), st.sampled_from(["", "at"]), st.sampled_from([None, False, True]))
 def test_deduplication_keeps_the_row_that_plain_python_keeps(
-    history: History, keep: Literal["first", "last"], by: str
+    history: History, keep: Literal["first", "last"], by: str, retract: bool | None
 ) -> None:
-    rows = emitted(lambda given: given.deduplicate(keep=keep, order_by=by, uid="d"), history)
+    """As rows, as changes, or as changes that retract replaced rows; nothing replaces the first row by arrival."""
+    has_kind = retract is not None and (keep, by) != ("first", "")
+    more: dict[str, Any] = {"output": Kind, "retract": retract} if has_kind else {}
+    rows = emitted(lambda given: given.deduplicate(keep=keep, order_by=by, uid="d", **more), history)
     expected = {(key,): plain_dedup(each, keep, by) for key, each in by_key(history.rows).items()}
-    assert materialized(rows, "key") == expected
+    kinds: dict[str, Any] = {"kind": "kind", "retracts": bool(retract)} if has_kind else {}
+    table = materialized(rows, "key", **kinds)
+    assert dict(zip(table, as_rows(table.values()), strict=True)) == expected
     if keep == "first" and not by:
         assert len(rows) == len(expected)
-
-
-@one_in(4)
-@given(histories, st.sampled_from([("first", "at"), ("last", "at"), ("last", "")]), st.booleans())
-def test_deduplication_retracts_replaced_rows(
-    history: History, kept: tuple[Literal["first", "last"], str], retract: bool
-) -> None:
-    keep, by = kept
-    rows = emitted(
-        lambda given: given.deduplicate(keep=keep, order_by=by, output=Kind, retract=retract, uid="d"), history
-    )
-    expected = {(key,): plain_dedup(each, keep, by) for key, each in by_key(history.rows).items()}
-    table = materialized(rows, "key", kind="kind", retracts=retract)
-    assert dict(zip(table, as_rows(table.values()), strict=True)) == expected
 
 
 ORDERS: list[Declare] = [
@@ -165,6 +157,26 @@ def test_state_of_another_order_is_refused(ways: list[Declare]) -> None:
             else:
                 with raises(IncompatibleState):
                     KeyedHarness.restore(snapshot, wanted)
+
+
+TTL = StateTtlConfig.new_builder(timedelta(milliseconds=10)).build()
+
+
+@pytest.mark.parametrize(
+    ("declare", "kept", "before"),
+    [
+        (lambda rows: rows.deduplicate(ttl=TTL, uid="d"), 3, []),
+        (lambda rows: rows.deduplicate(order_by="at", ttl=TTL, uid="d"), 3, []),
+        (lambda rows: rows.deduplicate(keep="last", order_by="at", ttl=TTL, uid="d"), 5, []),
+        (lambda rows: rows.top_n(2, order_by=[("at", "desc")], output=Ranked, rank="rank", ttl=TTL, uid="t"), 5, [2]),
+    ],
+)
+def test_a_key_is_forgotten_after_its_time_to_live(declare: Declare, kept: int, before: list[int]) -> None:
+    for wait, ranks in ((9, before), (10, [1])):
+        with KeyedHarness(declare, KeyedInput(Row, "key")) as h:
+            assert len(h.push(Row("a", kept, None, 0))) == 1
+            h.advance_processing_time(wait)
+            assert [getattr(row, "rank", 1) for row in h.push(Row("a", 4, None, 1))] == ranks
 
 
 def plain_top(rows: list[Row], n: int) -> list[Row]:
