@@ -216,22 +216,6 @@ def test_a_key_of_several_columns_is_a_tuple() -> None:
             h.state("total", "ann")
 
 
-@pytest.mark.parametrize("then", BACKENDS, ids=lambda b: type(b).__name__)
-@pytest.mark.parametrize("first", BACKENDS, ids=lambda b: type(b).__name__)
-def test_state_continues_in_any_backend_at_any_parallelism(first: StateBackend, then: StateBackend) -> None:
-    users = [f"user-{n}" for n in range(40)]
-    with harness(backend=first) as h:
-        h.push(*((user, 0) for user in users))
-        snapshot = h.snapshot()
-    for number, parallelism in enumerate((3, 2), 1):
-        with KeyedHarness.restore(snapshot, backend=then, parallelism=parallelism) as h:
-            h.push(*((user, 1) for user in users))
-            assert sorted(h.output, key=lambda row: row.user) == [Total(user, number) for user in sorted(users)]
-            assert h.state("total", "user-7") == number
-            snapshot = h.snapshot()
-            assert bool(snapshot.files) == (then != MEMORY)
-
-
 def test_a_snapshot_does_not_change_and_can_be_restored_again() -> None:
     with harness() as h:
         h.push(("ann", 1))

@@ -41,34 +41,6 @@ async def next_event(trigger: LaunchTrigger) -> Any:
         return json.loads(json.dumps(event.payload))
 
 
-@pytest.mark.slow(reason="waits for a run in a process of its own")
-def test_a_deferred_run_outlives_its_triggerer_and_ends_with_a_checkpoint_when_a_user_ends_the_task(
-    job: AccountsJob,
-) -> None:
-    run = new_run("2026-01-01")
-    trigger = deferred(run_task(job, deferrable=True), run)
-    wait_for_rows(job, 30)
-
-    async def restart_and_kill() -> Any:
-        restarted = asyncio.create_task(next_event(trigger))
-        await asyncio.sleep(0)
-        restarted.cancel()
-        await asyncio.wait([restarted])
-        await trigger.cleanup()
-        assert to_launch(trigger.launch).process()
-        arguments: dict[str, Any] = trigger.serialize()[1]
-        again = LaunchTrigger(**arguments)
-        await again.on_kill()
-        return await asyncio.wait_for(next_event(again), DEADLINE)
-
-    event = asyncio.run(restart_and_kill())
-    returned = run_task(job, deferrable=True).execute_complete(run.next_try(), event)
-    assert (returned["stopped_because"], returned["rows_in"]) == ("signal", 30)
-    assert job.commit_at(30).seq == returned["checkpoint_id"]
-    assert not run.store
-    job.check_results()
-
-
 @pytest.mark.parametrize("answer", [1, 0, OSError()], ids=["deferred", "ended", "unknown"])
 def test_a_deferred_run_ends_with_its_task_but_not_with_a_triggerer_that_lost_the_trigger(
     drivers: Drivers, monkeypatch: pytest.MonkeyPatch, answer: int | OSError

@@ -42,13 +42,8 @@ class Renewals:
     def make_old(self, name: str) -> None:
         self._old.add(name)
 
-    def let_spark_hang(self) -> str:
-        before = self._submit.read_text()
+    def let_spark_hang(self) -> None:
         self._submit.write_text("#!/bin/sh\nexec sleep 1000\n")
-        return before
-
-    def repair_spark(self, program: str) -> None:
-        self._submit.write_text(program)
 
     def launches(self) -> dict[str, bool]:
         folder = next((self._job.folder.parent / "runs").rglob("launch-1")).parent
@@ -183,26 +178,6 @@ def test_a_successor_that_still_starts_ends_with_the_run(
     assert (returned["stopped_because"], returned["rows_in"]) == ("stopped" if end == "stop" else "signal", 30)
     assert job.commit_at(30).seq == returned["checkpoint_id"]
     assert renewals.launches() == {"launch-1": False, "launch-2": False}
-
-
-@pytest.mark.slow(reason="waits for three launches")
-def test_a_cleared_task_ends_the_run_and_its_successor_before_the_next_one_begins(
-    job: AccountsJob, renewals: Renewals, background: ThreadPoolExecutor
-) -> None:
-    dead = background.submit(renewals.task().execute, renewals.run.next_try())
-    wait_for_rows(job, 30)
-    submit = renewals.let_spark_hang()
-    renewals.make_old("launch-1")
-    renewals.wait_until_active("launch-1", "launch-2")
-    renewals.repair_spark(submit)
-    job.deliver(40)
-    renewals.run.clear()
-    cleared = background.submit(renewals.task().execute, renewals.run.next_try())
-    assert dead.result(DEADLINE)["stopped_because"] == "signal"
-    wait_for_rows(job, 40)
-    renewals.wait_until_active("launch-3")
-    job.command("stop").check()
-    assert cleared.result(DEADLINE)["rows_in"] == 10
 
 
 ACTIVE, KILLED = "active", "killed"
