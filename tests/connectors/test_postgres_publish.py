@@ -45,14 +45,18 @@ def test_rows_are_published_once(table: PostgresTable) -> None:
     assert (table.ids(), table.token) == ([0, 1, 2, 3, 4], 2)
 
 
-def test_a_driver_that_waits_for_another_ones_transaction_publishes_nothing(table: PostgresTable) -> None:
-    files = table.stage(1, pairs(0, 2))
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_driver_that_waits_for_another_ones_transaction_publishes_nothing(table: PostgresTable, before: int) -> None:
+    for token in range(before):
+        table.put(token + 1)
+    files = table.stage(before + 1, pairs(0, 2))
     handle, found = table.sink.open_table(table.about), []
     with psycopg.connect(table.server.conninfo, password=table.server.password) as newer:
-        newer.execute("UPDATE stateflow_tokens SET token = 9, version = version + 1 WHERE application <> ''")
-        late = threading.Thread(target=lambda: found.append(handle.commit(1, files)))
+        newer.execute("SELECT token FROM stateflow_tokens FOR UPDATE")
+        late = threading.Thread(target=lambda: found.append(handle.commit(before + 1, files)))
         late.start()
         wait_for(lambda: table.server.execute(_WAITING)[0][0] == 1, lambda: "the late driver")
+        newer.execute("UPDATE stateflow_tokens SET token = 9, version = version + 1 WHERE application <> ''")
     late.join(30)
     assert (found, table.ids(), table.token) == ([None], [], 9)
     assert decide(9, published=0, checkpoint=1, head=1) is Decision.UNKNOWN_FUTURE

@@ -96,6 +96,8 @@ UNITS: list[tuple[Any, str]] = [
     (dict[str, int], '{"aa":300,"ab":300,"ac":300,"ad":300,"ae":300,"af":300,"ag":300,"ah":300,"ai":300}'),
     (tuple[int, bytes], '[300,"AAAA"]'),
     (Any, '[{"a":[{}]}]'),
+    (Any, "[[[[[[]]]]]]"),
+    (str, f'"\\ud83d\\ude00{"a" * 200}"'),
 ]
 
 

@@ -500,7 +500,7 @@ class TaskInput:
     """Splits a task's input into phases and barriers.
 
     Attributes:
-        rows: number of rows read. All subtasks receive each broadcast row; only subtask 0 counts it.
+        rows: number of rows read.
         ahead: the event times of rows above the watermark, as in `TaskReport`.
     """
 
@@ -521,8 +521,7 @@ class TaskInput:
 
     def count(self, rows: PhaseRows) -> None:
         """Adds rows to the statistics that the task reports."""
-        if not rows.is_broadcast or self._task.subtask == 0:
-            self.rows += len(rows)
+        self.rows += len(rows)
         chain = self._task.chain
         for number, origin, times in rows.times_above(chain.watermark) if chain.waiting else ():
             name = chain.waiting[number] if origin < 0 else self._task.level.sources[origin]

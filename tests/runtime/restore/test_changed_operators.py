@@ -30,6 +30,7 @@ from stateflow.checkpoint.restore.graph_map import Rewrite, StateKind, StateMove
 from stateflow.checkpoint.restore.plan_document import RestorePlan, StateAction
 from stateflow.clock import ManualClock
 from stateflow.errors import ConfigError, CorruptFile, IncompatibleState, PlanOutdated
+from stateflow.operations import SavepointRequest, create_savepoint
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
 from stateflow.runtime.restore.state_import import ImportTarget, StateLocation, rewrite_operator
 from stateflow.state.operator_content import read_parts
@@ -235,6 +236,16 @@ def test_a_plan_for_other_states_than_the_job_now_declares_is_outdated(jobs: Loc
     edited = replace(plan, graph=replace(plan.graph, moves=plan.graph.moves[:-1]))
     with raises(PlanOutdated):
         execute_plan(prepared_job(jobs, _job(jobs, {"x": ("a", a), "y": ("b", b)}, 1)), edited, RestoreRequest("two"))
+
+
+def test_a_plan_for_another_savepoint_of_that_path_is_outdated(jobs: LocalJobs) -> None:
+    build = _job(jobs, {"x": ("a", Keep("s"))}, 1)
+    jobs.run(build)
+    create_savepoint(str(jobs.folder / "root"), SavepointRequest(name="mine"))
+    plan = plan_restore(jobs, build, target="mine")
+    with raises(PlanOutdated, savepoint=plan.savepoint):
+        execute_plan(prepared_job(jobs, build), replace(plan, target_sha256="0" * 64), RestoreRequest("one"))
+    execute_plan(prepared_job(jobs, build), plan, RestoreRequest("two"))
 
 
 @pytest.mark.parametrize("parallelism", [-1, 0, 9, 1 << 62])

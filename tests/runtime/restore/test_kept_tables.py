@@ -12,10 +12,10 @@ import pytest
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext
-from stateflow.checkpoint.log.documents import SinkMode
+from stateflow.checkpoint.log.documents import RestoreFacts, Rewind, SinkIntent, SinkMode
 from stateflow.errors import ConfigError
 from stateflow.runtime.publisher import BoundSink
-from stateflow.runtime.restore.planner import plan_sink_changes
+from stateflow.runtime.restore.planner import RestoreContext, plan_sink_changes
 from stateflow.testing.sinks import FolderSink
 
 
@@ -44,3 +44,18 @@ def test_a_table_of_several_sinks_is_not_restored_for_one_of_them(restore: Any, 
     with pytest.raises(ConfigError) as caught:
         plan_sink_changes(restore, SinkMode.RESTORE, kept)
     assert caught.value.facts == {"sinks": [["a", "b"]]}
+
+
+@pytest.mark.parametrize(("token", "checkpoint"), [(9, 9), (8, 3)], ids=["rewound", "not rewound"])
+def test_after_a_restore_that_is_not_completed_each_table_has_its_target_under_its_own_token(
+    token: int, checkpoint: int
+) -> None:
+    intent = SinkIntent(table_id="t", mode=SinkMode.RESTORE, seen_version=5)
+    facts = RestoreFacts(request="r", by="ada", label="3", base=3, left=7, at="2026-01-01T00:00:00+00:00")
+    head: Any = SimpleNamespace(entry=SimpleNamespace(rewind=Rewind(seq=9, sinks={"a": intent}, restore=facts)))
+    target: Any = SimpleNamespace(checkpoint_id=3)
+    planned: list[int] = []
+    table: Any = SimpleNamespace(token=token, plan_rewind=planned.append)
+    unused: Any = None
+    RestoreContext(unused, head, target, unused).plan_rewind("a", table)
+    assert planned == [checkpoint]

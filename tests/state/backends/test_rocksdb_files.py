@@ -43,6 +43,7 @@ from stateflow.state.backends.rocksdb.tables import (
     key_bounds,
 )
 from stateflow.storage import MemoryStorage
+from stateflow.types.key_groups import KeyGroupRange
 from tests.support.errors import raises
 from tests.support.stores import RocksStoreFixture
 from tests.support.table_files import ATTACKS, ForgedTable, write_loaded_store, write_store
@@ -492,6 +493,16 @@ def test_the_bounds_that_rocksdb_wrote_return_after_they_were_prefixes(steps: Se
                 assert not is_prefix or len(bound) == LONGEST_BOUND + TRAILER
 
 
+def test_the_end_of_a_deleted_range_is_exclusive_and_stored_whole_if_the_file_does_not_have_it() -> None:
+    exclusive = b"\x0f" + b"\xff" * 7
+    with _store([[struct.pack(">H", 1) + COMMON]]) as (folder, _):
+        (file,) = ManifestFollower(folder).read().files
+        cut = dataclasses.replace(file, largest=file.largest[:-TRAILER] + b"z" + exclusive)
+        stored = with_prefixes(cut, folder / file.name)
+    assert (stored.largest, stored.prefixes) == (cut.largest, (True, False))
+    assert dataclasses.replace(file, largest=struct.pack(">H", 3) + exclusive).groups == KeyGroupRange(1, 2)
+
+
 LONG_ENTRIES = {struct.pack(">H", n) + COMMON * 10 + b"%d" % n: b"%d" % n * 99 for n in range(100)}
 
 
@@ -528,16 +539,17 @@ def test_the_stored_form_of_prefixes_does_not_change() -> None:
 
 
 @pytest.mark.parametrize(
-    "forged",
-    [{"smallest": b"\0\0l" + bytes(8)}, {"largest": b"\0\x63" + COMMON + bytes(8)}],
+    ("bound", "key", "trailer"),
+    [("smallest", b"\0\0l", None), ("largest", b"\0\x63" + COMMON, bytes(TRAILER))],
     ids=["other key", "other trailer"],
 )
 def test_bounds_that_are_no_prefixes_of_the_files_keys_are_a_corrupt_file(
-    stores: RocksStoreFixture, taken: Snapshot, forged: dict[str, bytes]
+    stores: RocksStoreFixture, taken: Snapshot, bound: str, key: bytes, trailer: bytes | None
 ) -> None:
-    (file,) = taken.files
+    (file,), (stored,) = taken.files, parse(taken.store_manifest, "m").files
+    forged = key + (trailer or getattr(stored, bound)[-TRAILER:])
     with raises(CorruptFile, file=file.handle.key):
-        stores.open(_with(taken, **forged), "other")
+        stores.open(_with(taken, **{bound: forged}), "other")
 
 
 def test_keys_that_are_not_in_order_are_refused(tmp_path: Path) -> None:
