@@ -25,7 +25,7 @@ def affected(package: str) -> list[Path]:
         package: a folder or module below `stateflow/`, or ``plugins``.
 
     Raises:
-        LookupError: there is no such package.
+        LookupError: the package does not exist.
     """
     name = (
         "stateflow_airflow" if package.strip("/") == "plugins" else f"stateflow.{package.strip('/').replace('/', '.')}"

@@ -163,7 +163,7 @@ def refusal(jars: Iterable[Path], wanted: str) -> str:
     if (expected := recorded(wanted)) is None:
         return f"{LOCK.name} has no hashes of {wanted}: record them with 'make requirements'"
     different = differences(hashes(jars), expected)
-    return f"the downloaded JARs are not those of {LOCK.name}: {', '.join(different)}" if different else ""
+    return f"the downloaded JARs are not the ones in {LOCK.name}: {', '.join(different)}" if different else ""
 
 
 def fetch(wanted: str, folder: Path, *, is_new: bool = False) -> str:

@@ -184,7 +184,7 @@ class StreamExecutionEnvironment:
         """Returns the value of the ``job.NAME`` setting, or `default`.
 
         Raises:
-            JobDefinitionError: the setting has no value and there is no default.
+            JobDefinitionError: the setting has neither a value nor a default.
         """
         self._read[name] = None
         value = self._parameters.get(name, default)

@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """What a child process may use: bytes in addition to its memory when it calls `limit`, and seconds of CPU time."""
+    """The limits of a child process: bytes in addition to its memory when it calls `limit`, and seconds of CPU time."""
 
     memory: int
     cpu_seconds: int

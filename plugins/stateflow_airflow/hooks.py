@@ -101,7 +101,7 @@ class StateflowSubmitHook(BaseHook):
             connection = self.get_connection(self.spark.conn_id)
         except AirflowNotFoundException as error:
             raise config_failure(
-                f"there is no Airflow connection {self.spark.conn_id!r}",
+                f"the Airflow connection {self.spark.conn_id!r} does not exist",
                 f"airflow connections add {self.spark.conn_id} --conn-type spark --conn-host 'local[2,4]'",
                 connection=self.spark.conn_id,
                 missing="connection",
@@ -132,7 +132,7 @@ class StateflowSubmitHook(BaseHook):
             )
         if not os.environ.get("JAVA_HOME") and "JAVA_HOME" not in self.spark.env_vars and not shutil.which("java"):
             raise config_failure(
-                "there is no Java on this worker",
+                "Java was not found on this worker",
                 f"install Java {' or '.join(map(str, _JAVA_VERSIONS))}, or set JAVA_HOME to one of them",
                 missing="java",
                 supported=_JAVA_VERSIONS,
@@ -196,5 +196,5 @@ def _executable(name: str) -> str:
     found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
     if found is None:
         hint = f"{sys.executable} -m pip install pyspark"
-        raise config_failure(f"there is no {name} on this worker", hint, missing=name)
+        raise config_failure(f"{name} was not found on this worker", hint, missing=name)
     return found

@@ -108,7 +108,7 @@ def hide_conf(options: Sequence[str], folder: Path) -> tuple[list[str], dict[str
         folder: the folder of the launch, in which the program finds the file.
 
     Returns:
-        The options, and the file's content by its name; no file if there are no settings.
+        The options, and the file's content by its name; no file without settings.
 
     Raises:
         PermanentFailure: the options have a file of settings that cannot be read.

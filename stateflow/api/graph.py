@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Reduction(Protocol):
-    """What is computed of the rows of a partition before the shuffle, so that the operator gets fewer of them."""
+    """The computation on the rows of a partition before the shuffle, so that the operator gets fewer of them."""
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Reduction(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class SourceNode:
-    """A source; its columns are those of its rows, and hidden ones."""
+    """A source; its columns are the columns of its rows, and hidden ones."""
 
     uid: str
     source: Source | LocalSource
@@ -101,7 +101,7 @@ class RowsNode:
 
 @dataclass(frozen=True, eq=False)
 class ReducedNode:
-    """What an operator needs of the rows of `parent`, computed before the shuffle."""
+    """The rows that an operator needs of `parent`, computed before the shuffle."""
 
     parent: Node
     reduction: Reduction
@@ -200,7 +200,7 @@ class ProcessNode:
 
     @property
     def keying(self) -> Keying:
-        """The keying of the first input; its types are those of the operator's state."""
+        """The keying of the first input; the operator's state has its types."""
         keying = self.inputs[0].keying
         assert keying is not None
         return keying
@@ -439,7 +439,7 @@ def leaves_of(node: Node) -> list[Node]:
 
 @dataclass(frozen=True)
 class Producer:
-    """What produces the rows of an emitted node.
+    """The operator and functions that produce the rows of an emitted node.
 
     Attributes:
         operator: the operator.

@@ -56,7 +56,7 @@ def sort_keys(given: str | Sequence[Order], schema: RowSchema) -> tuple[SortKey,
         schema: the columns of the rows.
 
     Raises:
-        JobDefinitionError: there is no column, a column is not a scalar, or a direction is another text.
+        JobDefinitionError: no column is given, a column is not a scalar, or a direction is another text.
     """
     keys = []
     for each in [given] if isinstance(given, str) else given:
@@ -124,7 +124,7 @@ class Selection:
 
     @property
     def text(self) -> str:
-        """What the stored rows depend on."""
+        """The settings that the stored rows depend on."""
         order = ", ".join(f"{key.column}{' desc' if key.descending else ''}" for key in self.order)
         return f"{self.n} by {order or 'arrival'}{', newest first' if self.newest_first else ''}"
 

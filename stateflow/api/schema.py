@@ -145,7 +145,7 @@ class RowSchema:
             if column.name == name:
                 return column
         raise JobDefinitionError(
-            "there is no such column",
+            "the column does not exist",
             hint=f"columns are {', '.join(closest_first(str(name), self.names))}",
             column=name,
             row_class=self.row_class.__name__,

@@ -113,7 +113,7 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def close(self) -> list[Committable]:
-        """Makes the files durable and returns them; an empty list if there were no rows."""
+        """Makes the files durable and returns them; an empty list without rows."""
 
 
 @dataclass(frozen=True)

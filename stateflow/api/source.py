@@ -343,7 +343,7 @@ class LocalSource(ABC):
 
     @abstractmethod
     def read(self, position: str | None, limits: SourceSettings) -> Slice | None:
-        """Returns the next micro-batch after `position` (None: from the start); None if there is no new input."""
+        """Returns the next micro-batch after `position` (None: from the start); None without new input."""
 
     def between(self, position: str | None, end: str) -> Sequence[object] | None:
         """Returns the rows between two positions once more; None if only `read` returns rows, at the same positions.
@@ -450,7 +450,7 @@ def spark_position(position: str | None) -> dict[str, str]:
 
 
 def local_position(offset: str) -> str | None:
-    """Returns the position in an offset that `spark_position` has made; None before all input, or if it is no such.
+    """Returns the position in an offset that `spark_position` has made; None before all input, or if it is not one.
 
     Args:
         offset: a line of Spark's offset log.

@@ -216,7 +216,7 @@ class KeyedStateFrame:
     `stateflow.read_state` have the default names.
 
     Attributes:
-        descriptor: the state, as the job declares it. Rows of a reducing state have the reduced values, those of an
+        descriptor: the state, as the job declares it. Rows of a reducing state have the reduced values, rows of an
             aggregating state the accumulators.
         frame: a DataFrame of Spark, or an Arrow table, record batch or reader, which is read once.
         value: column of the values. By default ``value``; in a frame without that column, all columns without another

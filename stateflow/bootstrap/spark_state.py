@@ -330,7 +330,7 @@ def _value(value: str | Columns) -> str:
 def _written_at(ttl: StateTtlConfig, name: str) -> str:
     if ttl.ttl_time_characteristic is StateTtlConfig.TtlTimeCharacteristic.EventTime:
         raise ConfigError(
-            "entries of Spark expire in processing time, those of the state in event time",
+            "entries of Spark expire in processing time, entries of the state in event time",
             hint="declare the time to live of the state in processing time, or write frames of your own from rows",
             state=name,
         )

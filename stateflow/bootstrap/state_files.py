@@ -591,7 +591,7 @@ class StateColumnNames:
             missing.append(VALUE)
         if unknown or missing:
             raise ConfigError(
-                "the columns of a file are not those of the state",
+                "a file does not have the columns of the state",
                 hint=did_you_mean(unknown[0], missing or wanted.names)
                 if unknown
                 else "write the columns that stateflow state export writes, or name them in Python: SavepointWriter",
@@ -676,7 +676,7 @@ def find_files(location: str) -> list[RowFile]:
         location: path or URI of a file or folder, or a pattern with ``*``, ``?`` or ``[…]``, which match no ``/``.
 
     Raises:
-        ConfigError: there is no such file, a folder has other files or subfolders, or the environment does not allow
+        ConfigError: no such file exists, a folder has other files or subfolders, or the environment does not allow
             the location.
     """
     parts = split_address(location)

@@ -139,7 +139,7 @@ class SavepointWriter:
             max_parallelism: number of key groups of the job root.
             parallelism: number of subtasks whose state is written; by default 4. A job has any other.
             on_spark: whether Spark reads the sources of the job; None if the given sources decide it.
-            clock: time and ids; by default those of the system.
+            clock: time and ids; by default the system's.
 
         Raises:
             ConfigError: a name or number is not valid.
@@ -155,7 +155,7 @@ class SavepointWriter:
         Args:
             uid: uid of the operator.
             key: names of the key columns, in the order of the job's `key_by`; or their types, as Spark names them, by
-                name. Without types, those of the first frame are used.
+                name. Without types, the types of the first frame are used.
             states: a frame for each keyed state.
             timers: a frame with the key columns, ``time``, and if it has them ``domain`` (``event`` or ``processing``;
                 by default ``event``) and ``namespace``. Times are timestamps, or milliseconds since 1970.
@@ -322,8 +322,8 @@ class SavepointWriter:
 
         Args:
             path: path or URI of the savepoint's folder.
-            name: name of the savepoint; by default, that of the folder.
-            at: the time of the savepoint, which is that of entries with a time to live; by default that of a savepoint
+            name: name of the savepoint; by default, the folder's name.
+            at: the time of the savepoint, which entries with a time to live get; by default the time of a savepoint
                 which is in the folder already, or now. A repeated call with another time changes nothing if no entry
                 depends on it.
             reason: why it is written, for display.

@@ -195,12 +195,12 @@ def _by_state(diff: StateChanges) -> dict[tuple[str, str], str]:
 
 def _print_difference(report: ReplayReport) -> None:
     if report.is_same:
-        print_text(f"the state is that of checkpoint {report.batch}")
+        print_text(f"the state equals the state of checkpoint {report.batch}")
         return
     count = report.difference.counts.total()
     print_text(
-        f"the state differs from that of checkpoint {report.batch} in {count:,} entries: the job file, its settings or "
-        "the input have changed, or a function depends on something else"
+        f"the state differs from the state of checkpoint {report.batch} in {count:,} entries: the job file, its "
+        "settings or the input have changed, or a function depends on something else"
     )
     for change in report.difference.changes:
         _print_line(f"{change.operator}, {change.state}: {change_text(change)}", 1)

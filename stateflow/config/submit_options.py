@@ -19,7 +19,7 @@ def hide_conf(options: Sequence[str], file: Path) -> tuple[list[str], str | None
         file: the path of the file, which the caller writes.
 
     Returns:
-        The options, and the file's content; None if there are no settings.
+        The options, and the file's content; None without settings.
 
     Raises:
         OSError: the options have a file of settings that cannot be read.

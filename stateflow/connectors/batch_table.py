@@ -267,7 +267,7 @@ class BatchTable(LocalSource):
         except (DeltaError, OSError) as e:
             if version is None and isinstance(e, TableNotFoundError):
                 raise ConfigError(
-                    "there is no Delta table", hint="create it, or correct its path", table=self._table
+                    "the Delta table does not exist", hint="create it, or correct its path", table=self._table
                 ) from e
             if isinstance(e, FileNotFoundError) and self._opened(None).version() == version:
                 raise MissingFile(

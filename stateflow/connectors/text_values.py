@@ -137,7 +137,7 @@ def form_of(pattern: str) -> tuple[str, str]:
     """Returns the regular expression of one of Java's patterns, such as ``dd.MM.yyyy HH:mm``, and its replacement.
 
     Raises:
-        ValueError: a letter is not supported, a part occurs twice, or there is no year, month and day, or time.
+        ValueError: a letter is not supported, a part occurs twice, or year, month and day, or the time, are missing.
     """
     expression, parts, groups, open_sections = "", dict[str, str](), 0, 0
     for token in _TOKEN.finditer(pattern):

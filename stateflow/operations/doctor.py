@@ -217,7 +217,8 @@ def _log(storage: Storage, clock: Clock) -> list[Finding]:
     ahead = (datetime.fromisoformat(head.entry.at) - clock.now()).total_seconds()
     if ahead > _MAX_SKEW_SECONDS:
         text = (
-            f"this host's clock is {ahead:.0f} s behind that of {head.entry.writer}, which wrote the newest log entry"
+            f"this host's clock is {ahead:.0f} s behind the clock of {head.entry.writer}, which wrote the newest log "
+            "entry"
         )
         return [
             job,

@@ -85,7 +85,7 @@ class LocalDatetime(datetime.datetime):
 
 @dataclass(frozen=True)
 class FieldFacts:
-    """What a record's type has in addition to the type of a field: an annotation.
+    """The part of a record's type that the type of a field lacks: an annotation.
 
     Attributes:
         may_be_absent: whether null means that the field is absent.

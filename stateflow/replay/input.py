@@ -91,7 +91,7 @@ def find_target(root: JobRoot, head: Head, batch: int) -> TargetCheckpoints:
     """Returns the checkpoint with the number `batch`, and the one before it.
 
     Raises:
-        ConfigError: there is no such checkpoint, no batch led to it, or the one before it is not retained.
+        ConfigError: the checkpoint does not exist, no batch led to it, or the one before it is not retained.
     """
     kept = {ref.id: ref for ref in root.checkpoints.list_kept(head)}
     if batch not in kept:

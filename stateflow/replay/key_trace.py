@@ -76,7 +76,7 @@ class KeyRequest:
             max_parallelism: number of key groups.
 
         Raises:
-            ConfigError: there is no such operator.
+            ConfigError: the operator does not exist.
             WrongKeyType: the operator, or every operator, has keys of other types.
         """
         if self.operator and self.operator not in operators:

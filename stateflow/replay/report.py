@@ -71,7 +71,7 @@ class ReplayReport:
         deviation: what differs from the original run, in words; empty for nothing that is known.
         emitted: the rows for each sink, by uid of the sink in order.
         state: the changes of the state by the batches.
-        difference: the differences of the resulting state from that of the checkpoint; empty if they are equal.
+        difference: the differences of the resulting state from the checkpoint's; empty if they are equal.
         keys: what the operators did for the key of the request; empty without one.
     """
 

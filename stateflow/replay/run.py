@@ -113,7 +113,7 @@ def replay(request: ReplayRequest) -> ReplayReport:
 
 
 def replay_prepared(prepared: PreparedJob, request: ReplayRequest) -> ReplayReport:
-    """Replays a loaded job; arguments and errors are those of `replay`."""
+    """Replays a loaded job; arguments and errors are as for `replay`."""
     storage = prepared.start.storage
     assert storage is not None
     with _pinned_checkpoints(storage, request.batch) as found, ScratchFolder() as scratch:

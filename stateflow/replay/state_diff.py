@@ -51,7 +51,7 @@ class EntryChange:
         key: values of the key columns; empty for operator state.
         namespace: None without a namespace; the time domain of a timer.
         map_key: key in a map state; position of an element of operator state.
-        before, after: the value, or the element of a list; None where there is no entry.
+        before, after: the value, or the element of a list; None without an entry.
         kind: ``added``, ``removed`` or ``changed``; ``same`` where entries that do not differ were requested.
     """
 

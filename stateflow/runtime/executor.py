@@ -1,4 +1,4 @@
-"""What an executor receives: the tasks of a batch as specifications; and the interface of executors."""
+"""The work of an executor: the tasks of a batch as specifications; and the interface of executors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Restart strategies: whether and when a failed run restarts within its process.
 
-The strategies and their defaults are those of Flink. A restart claims the job again and continues from the head of the
+The strategies and their defaults are as in Flink. A restart claims the job again and continues from the head of the
 log, as any start does. When a strategy gives up, the run ends with the error, and its launcher, such as Airflow,
 decides about a retry. All but `with_restarts` is pure.
 """

@@ -155,7 +155,7 @@ class Follower:
             exactly: the id of the checkpoint.
 
         Raises:
-            NotYetAvailable: there is no checkpoint yet, or none as new.
+            NotYetAvailable: the job has no checkpoint yet, or none as new.
             CheckpointNotServed: the checkpoint with the id `exactly` is no longer open.
         """
         with self._select(at_least, exactly).released_at_end() as selected:

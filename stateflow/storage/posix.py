@@ -64,7 +64,7 @@ def open_folder(parent: int, name: str) -> int:
 
     Raises:
         LinkedFolder: the name is a symbolic link.
-        OSError: there is no such folder.
+        OSError: the folder does not exist.
     """
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
@@ -79,7 +79,7 @@ def open_file(folder: int, name: str) -> int:
 
     Raises:
         NotRegular: the name refers to a link, a FIFO, a socket or a device.
-        OSError: there is no such file, or it is a folder, or it cannot be read.
+        OSError: the file does not exist, or it is a folder, or it cannot be read.
     """
     try:
         file = os.open(name, _FILE, dir_fd=folder)
@@ -105,7 +105,7 @@ def open_path(path: Path) -> BinaryIO:
 
     Raises:
         NotRegular: the name refers to a link, a FIFO, a socket or a device.
-        OSError: there is no such file, or it is a folder, or it cannot be read.
+        OSError: the file does not exist, or it is a folder, or it cannot be read.
     """
     folder = open_root(path.parent)
     try:
@@ -123,7 +123,7 @@ def read_file(path: Path, limit: int) -> bytes:
 
     Raises:
         NotRegular: the name refers to a link, a FIFO, a socket or a device.
-        OSError: there is no such file, or it is a folder, cannot be read, or is too large (EFBIG).
+        OSError: the file does not exist, or it is a folder, cannot be read, or is too large (EFBIG).
     """
     with open_path(path) as file:
         data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)

@@ -126,7 +126,7 @@ def parse_arrow_type(name: str) -> pa.DataType:
     """Returns the Arrow type of a column by Spark's name of its type.
 
     Raises:
-        ValueError: there is no such scalar type.
+        ValueError: the scalar type does not exist.
     """
     if name in BY_NAME:
         return BY_NAME[name].arrow

@@ -245,7 +245,7 @@ def _savepoint_params() -> dict[str, Param]:
             enum=["default", "native", "canonical"],
             title="Format",
             description="*Native* is as the state backend stored it, and fast. *Canonical* is independent of the state"
-            " backend and its version. By default, savepoints are native, and those of a stop canonical.",
+            " backend and its version. By default, savepoints are native, and savepoints of a stop canonical.",
         ),
         "stop": Param(False, type="boolean", title="Stop the run"),
         "drain": Param(
@@ -503,7 +503,7 @@ def _recovery_params() -> dict[str, Param]:
             format="multiline",
             title="Source positions",
             description="One per line: UID=earliest, latest, keep, timestamp:2026-01-31T03:00 or the position's JSON."
-            " By default, positions are those of the target, and new sources begin at their start.",
+            " By default, the positions of the target are used, and new sources begin at their start.",
         ),
         "from_other_job": Param(False, type="boolean", title="Allow a savepoint of another job"),
         "claim_mode": claim_mode(),

@@ -512,7 +512,7 @@ def warn_if_longer(duration_s: float, dag: DAG | None, dag_run: DagRunProtocol) 
 def remove_old_runs(task_folder: Path, keep: int) -> None:
     """Removes folders of old DAG runs from the folder of their task, except those with an active launch.
 
-    The age of a run is that of its last launch: DAG runs may run in any order of their names.
+    The age of a run is the age of its last launch: DAG runs may run in any order of their names.
 
     Args:
         task_folder: has one folder per DAG run.

@@ -167,7 +167,7 @@ class StateflowStopOperator(StateflowSavepointOperator):
 
     It needs an approval of exactly this stop: of the run that was the job's newest one when the user was asked.
 
-    `origin` is ``stop`` or ``upgrade``; ``manual`` is treated as ``stop``. Other arguments are those of
+    `origin` is ``stop`` or ``upgrade``; ``manual`` is treated as ``stop``. Other arguments are as for
     `StateflowSavepointOperator`.
 
     Args:
@@ -305,7 +305,7 @@ class StateflowRekeyOperator(JobRootOperator):
         max_parallelism: number of key groups of the copy. Templated.
         into: path or URI of a folder for the copy's folder, below one of `locations`, or one that Airflow's
             configuration allows; not in the job root. Templated.
-        name: name of the copy; by default, that of the savepoint. Templated.
+        name: name of the copy; by default, the savepoint's name. Templated.
         reason: stored with the copy. Templated.
     """
 

@@ -236,4 +236,4 @@ def _layer(settings: object) -> SettingsLayer:
 def check_job_file(file: str) -> None:
     """Raises PermanentFailure unless `file` is the absolute path of a file on this worker."""
     if not Path(file).is_absolute() or not Path(file).is_file():
-        raise config_failure(f"there is no job file {file!r} on this worker", "pass its absolute path", job=file)
+        raise config_failure(f"the job file {file!r} does not exist on this worker", "pass its absolute path", job=file)

@@ -326,14 +326,14 @@ class FreshnessSensor(BaseSensorOperator):
 class StateflowCheckpointSensor(FreshnessSensor):
     """Waits until the newest checkpoint of a job is at most `max_age` old; fails when `timeout` ends before that.
 
-    With ``timeout=0`` it checks once: the task fails if there was no checkpoint for `max_age`, which is an alert.
+    With ``timeout=0`` it checks once: the task fails if the job made no checkpoint for `max_age`, which is an alert.
 
     The age is that of the checkpoint which the next run would start from, by the clock of the host that committed it:
     after a restore of an older checkpoint, that one's. A job without new input makes no checkpoint, and its newest one
     becomes older; the sensor cannot distinguish that from a job that does not run.
 
     A storage that fails is checked again until the timeout. A job root that does not exist, or is damaged, fails the
-    task at once, and no retry follows. The arguments of `FreshnessSensor` apply, and those of every sensor, such as
+    task at once, and no retry follows. The arguments of `FreshnessSensor` and of every sensor apply, such as
     ``timeout``, ``poke_interval``, ``mode`` and ``soft_fail``.
 
     **Returns** (XCom) ``checkpoint_id``, ``committed_at`` (ISO 8601) and ``age_s``.

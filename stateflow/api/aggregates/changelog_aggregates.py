@@ -408,7 +408,7 @@ _ROWS = "aggregated-rows"
 
 @dataclass(frozen=True)
 class Changes:
-    """What a changelog of aggregates takes and makes.
+    """Columns that a changelog of aggregates reads and emits.
 
     Attributes:
         taken: the column with the kind of each row; empty if rows only append.

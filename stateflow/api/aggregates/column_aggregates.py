@@ -193,11 +193,11 @@ def parse_aggregate(name: str, spec: Sequence[str], given: RowSchema) -> Aggrega
         given: columns of the rows.
 
     Raises:
-        JobDefinitionError: there is no such aggregate, or it does not accept the column.
+        JobDefinitionError: the aggregate does not exist, or it does not accept the column.
     """
     if isinstance(spec, str) or len(spec) not in (2, 3) or spec[0] not in AGGREGATES or "__" in name:
         raise JobDefinitionError(
-            "there is no such aggregate",
+            "the aggregate does not exist",
             hint=f"pass name=(kind, column) or name=(kind, column, filter), without two underscores in a row; kinds "
             f"are {', '.join(AGGREGATES)}",
             name=name,

@@ -70,7 +70,7 @@ class TimerService:
         the next batch; within `on_timer`, it fires immediately.
 
         Raises:
-            StateError: there is no key, `timestamp` is invalid, or the function has no `on_timer`.
+            StateError: the row has no key, `timestamp` is invalid, or the function has no `on_timer`.
         """
         self._own().register(TimeDomain.EVENT_TIME, timestamp)
 
@@ -215,7 +215,7 @@ class Context:
             StateError: the row is of a broadcast stream.
         """
         if not self._key:
-            raise StateError("there is no current key", hint="rows of a broadcast stream have none")
+            raise StateError("a row of a broadcast stream has no key", hint="read the key in process_element")
         return self._key[0] if len(self._key) == 1 else self._key
 
     def current_processing_time(self) -> datetime:

@@ -20,9 +20,10 @@ Out = TypeVar("Out")
 class RichFunction:
     """Base class of rich functions. An object lives for one batch.
 
-    On a keyed stream, `open` may declare state. On other streams there is no key, and declaring state raises an error;
-    `ctx.info` then has no uid: on the stream of a source, `subtask` is the number of Spark's task, which may be as high
-    as the job's parallelism or higher, and `parallelism` is 0: Spark decides in how many tasks it reads a batch.
+    On a keyed stream, `open` may declare state. On other streams, rows have no key, and declaring state raises an
+    error; `ctx.info` then has no uid: on the stream of a source, `subtask` is the number of Spark's task, which may be
+    as high as the job's parallelism or higher, and `parallelism` is 0: Spark decides in how many tasks it reads a
+    batch.
     """
 
     def open(self, ctx: RuntimeContext) -> None:

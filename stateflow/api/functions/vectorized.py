@@ -94,7 +94,7 @@ class VectorState:
 class VectorizedKeyedFunction(KeyedFunction[object]):
     """A function that processes the rows of many keys of a keyed stream at once.
 
-    Its state has the same stored format as that of row functions, so a job can switch between both.
+    Its state has the same stored format as the state of row functions, so a job can switch between both.
     """
 
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch | pa.Table | None:

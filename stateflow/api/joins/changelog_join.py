@@ -33,7 +33,7 @@ class JoinKind:
     """Which rows without a partner are emitted.
 
     Attributes:
-        left, right: whether those of this side are.
+        left, right: whether rows of this side without a partner are emitted.
     """
 
     left: bool
@@ -157,13 +157,13 @@ class ChangelogInput:
 
     @cached_property
     def identity(self) -> RowIdentity:
-        """What a row and the row that it retracts or replaces have in common."""
+        """The columns that a row has in common with the row that it retracts or replaces."""
         names = self.changelog.keys or [name for name in self.schema.names if name != self.changelog.row_kind]
         return RowIdentity.of(map(self.schema.column, names))
 
     @property
     def arguments(self) -> str:
-        """What the digests in the state depend on."""
+        """The settings that the digests in the state depend on."""
         return f"{'upsert key' if self.changelog.keys else 'content'}: {self.identity.text}"
 
     def kind(self, row: object) -> RowKind:

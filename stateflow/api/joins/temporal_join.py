@@ -1,6 +1,6 @@
 """The operator of temporal joins: each left row with the version of its key that was valid at its event time.
 
-The semantics are those of Flink's `TemporalRowTimeJoinOperator`. A left row waits until the watermark reaches its time,
+The semantics are as in Flink's `TemporalRowTimeJoinOperator`. A left row waits until the watermark reaches its time,
 because a version of that time may still come.
 """
 

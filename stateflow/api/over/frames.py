@@ -53,7 +53,7 @@ class Summary:
         return cls() if value is None else cls(1, value, value, value)
 
     def __add__(self, later: Summary) -> Summary:
-        """Returns the summary of the values of both, of which those of `later` come last."""
+        """Returns the summary of the values of both, of which the values of `later` come last."""
         if not self.count or not later.count:
             return later if not self.count else self
         total, high = self.sum + later.sum, self.high + later.high

@@ -26,7 +26,7 @@ _NUMBERS = ("bigint", "double")
 
 @dataclass(frozen=True)
 class OverColumns:
-    """What is computed: kind of aggregate and column, by output column.
+    """The aggregates to compute: kind of aggregate and column, by output column.
 
     Raises:
         JobDefinitionError: an aggregate does not exist or does not fit, or the output has other columns.
@@ -41,7 +41,7 @@ class OverColumns:
         for name, spec in self.wanted.items():
             if isinstance(spec, str) or len(spec) != 2 or spec[0] not in AGGREGATES or name in made:
                 raise JobDefinitionError(
-                    "there is no such aggregate over rows",
+                    "the aggregate over rows does not exist",
                     hint=f"pass name=(kind, column), with a new name; kinds are {', '.join(AGGREGATES)}",
                     name=name,
                     given=repr(spec),

@@ -81,7 +81,7 @@ class Pattern:
     """A sequence of stages that rows of a key match, one after another, in the order of event time.
 
     `begin` declares the first stage. `next`, `followed_by` and `followed_by_any` add a stage; the methods after them
-    change that stage. Each method returns a new pattern. Names and rules are those of Flink's CEP library.
+    change that stage. Each method returns a new pattern. Names and rules are as in Flink's CEP library.
 
     A condition is a function of a row, or of a row and the `MatchedRows` before it.
 

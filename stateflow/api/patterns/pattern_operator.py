@@ -33,7 +33,7 @@ from stateflow.types.descriptors import MapStateDescriptor, ValueStateDescriptor
 
 
 class Action(Enum):
-    """What an edge does with a row."""
+    """The action of an edge on a row."""
 
     TAKE = auto()
     """Adds it to the match."""
@@ -43,7 +43,7 @@ class Action(Enum):
 
 
 class Kind(Enum):
-    """What a state means."""
+    """The meaning of a state."""
 
     NORMAL = auto()
     FINAL = auto()
@@ -371,7 +371,7 @@ class PartialMatches(msgspec.Struct):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no partial match."""
+        """Whether no partial match exists."""
         return not self.partial and not self.completed
 
 
@@ -534,7 +534,7 @@ Match = dict[str, list[Row]]
 
 @dataclass(frozen=True)
 class Advanced(Generic[Row]):
-    """What the advance of event time has ended.
+    """Matches and partial matches that the advance of event time has ended.
 
     Attributes:
         matched: matches.
@@ -721,7 +721,7 @@ WAITING, MATCHED, PARTIAL = "waiting-rows", "matched-rows", "partial-matches"
 
 @dataclass(frozen=True)
 class PatternSettings(Generic[Row]):
-    """What an operator matches.
+    """The pattern of an operator and its side outputs.
 
     Attributes:
         row_class: class of the rows.

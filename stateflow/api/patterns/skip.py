@@ -1,4 +1,4 @@
-"""What is discarded after a match."""
+"""Which matches are discarded after a match."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ _WAY_OUT = "compute it with transform or map of the stream, and register the res
 
 
 class Scope(ABC):
-    """What expressions of a clause can name."""
+    """The names that expressions of a clause can use."""
 
     @abstractmethod
     def column(self, node: exp.Column) -> Expression:

@@ -127,7 +127,7 @@ def resolve_call(name: str, args: Sequence[Expression]) -> Expression | str:
         except (IndexError, ValueError):
             return "a function has another number of arguments"
     if name not in _STRICT:
-        return f"there is no such function; {did_you_mean(name, (*_STRICT, *_OTHERS))}"
+        return f"the function does not exist; {did_you_mean(name, (*_STRICT, *_OTHERS))}"
     if name == "DATE_FORMAT" and len(args) == 2:
         pattern = args[1]
         if not isinstance(pattern, Constant) or FORMATS.unknown(str(pattern.value)):

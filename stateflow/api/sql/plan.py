@@ -398,7 +398,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Relation:
-    """What FROM yields: a plan, and its columns by table."""
+    """The result of FROM: a plan, and its columns by table."""
 
     plan: Plan
     sources: tuple[Source, ...]
@@ -428,7 +428,7 @@ class RelationScope(Scope):
             self._text.fail(node, "several tables have the column", f"write {tables[0]}.{name}", tables=tables)
         if not found:
             hint = did_you_mean(name, [each for source in of for each in source.columns])
-            self._text.fail(node, "there is no such column", hint, name=name)
+            self._text.fail(node, "the column does not exist", hint, name=name)
         return Ref(found[0].name, found[0].type)
 
     def star(self, node: exp.Expr, table: str = "") -> list[tuple[str, Expression]]:

@@ -216,7 +216,7 @@ class QueryPlanner:
     def _named(self, node: exp.Table) -> Plan:
         if node.name not in self.tables:
             self.text.fail(
-                node, "there is no such table", f"{did_you_mean(node.name, self.tables)}; register_table adds one"
+                node, "the table does not exist", f"{did_you_mean(node.name, self.tables)}; register_table adds one"
             )
         return self.tables[node.name]
 
@@ -329,7 +329,7 @@ _STATEMENTS = "write INSERT INTO sink SELECT …, or CREATE TEMPORARY VIEW name 
 
 @dataclass
 class SqlCatalog:
-    """What the SQL statements of a job can name, and how they become operators.
+    """The names that the SQL statements of a job can use, and how statements become operators.
 
     Attributes:
         tables: the plans of tables and views by name.
@@ -439,7 +439,7 @@ class SqlCatalog:
             text.fail(node, "a form of INSERT is not supported", "write INSERT INTO sink SELECT …")
         name = target.name
         if name not in self.sinks:
-            text.fail(target, "there is no such sink", f"{did_you_mean(name, self.sinks)}; register_sink adds one")
+            text.fail(target, "the sink does not exist", f"{did_you_mean(name, self.sinks)}; register_sink adds one")
         query = node.expression
         if not isinstance(query, exp.Query):
             text.fail(node, "INSERT needs a query", "write INSERT INTO sink SELECT …")

@@ -28,7 +28,7 @@ Out = TypeVar("Out")
 
 
 class AllWindowedStream(Generic[Stream]):
-    """All rows of a stream, with windows; its methods are those of `WindowedStream`, with functions without a key.
+    """All rows of a stream, with windows; it has the methods of `WindowedStream`, with functions without a key.
 
     Args:
         windows: the windows of the key that all rows have.

@@ -101,7 +101,7 @@ class DataStream:
 
         Args:
             function: takes and returns a DataFrame; must be deterministic and may not count, collect or write.
-            output: row class of the result; by default that of this stream.
+            output: row class of the result; by default the class of this stream.
             schema: an alias of `output`, named as in sources.
 
         Raises:
@@ -119,7 +119,7 @@ class DataStream:
         Args:
             function: takes some rows as a `pyarrow.RecordBatch`, how many differs between runs, and returns rows with
                 the columns of `output` as one or a `pyarrow.Table`, or None. Must be deterministic.
-            output: row class of the result; by default that of this stream.
+            output: row class of the result; by default the class of this stream.
         """
         _check_callable("transform_columns", function, "a function that takes and returns Arrow columns")
         node = ColumnsNode(self._node, function, self._output(output))
@@ -137,7 +137,7 @@ class DataStream:
         Args:
             function: a callable that takes a row, or a `RichMapFunction` object. Must be deterministic: it may be
                 called more than once with a row.
-            output: row class of the result; by default that of this stream.
+            output: row class of the result; by default the class of this stream.
             on_error: ``"fail"``, or `DeadLetters`: then the function, or a copy of it, is called twice with each row.
         """
         return self._row_step(StepKind.MAP, function, output, on_error)
@@ -266,7 +266,7 @@ class DataStream:
     ) -> DataStream:
         """Adds columns of a table to each row, before `key_by`: the content of the table when the batch runs.
 
-        The semantics are those of processing time: a batch that is repeated after a failure sees the table as it is
+        The semantics are as with processing time: a batch that is repeated after a failure sees the table as it is
         then, and results are not corrected when the table changes. Needs Spark, and a table that fits into memory.
 
         Args:

@@ -474,8 +474,8 @@ class KeyedStream(OperatorInput[Stream]):
     def temporal_join(self, versions: OperatorInput[Stream], *, how: str = "inner") -> TemporalJoinedStreams[Stream]:
         """Joins each row with the version of its key that was valid at its event time.
 
-        Flink SQL's ``FOR SYSTEM_TIME AS OF``: a version is valid from its event time until that of the next version. A
-        row waits until the watermark reaches its time.
+        Flink SQL's ``FOR SYSTEM_TIME AS OF``: a version is valid from its event time until the time of the next
+        version. A row waits until the watermark reaches its time.
 
         Args:
             versions: the stream of versions, with a key of the same types. Both need event time. It may be a changelog
@@ -502,7 +502,7 @@ class KeyedStream(OperatorInput[Stream]):
     ) -> Stream:
         """Keeps one row of each key, as Flink SQL's deduplication does.
 
-        Without `order_by`, the order is that of arrival. Then the first row is never replaced, and the result only
+        Without `order_by`, rows have the order of arrival. Then the first row is never replaced, and the result only
         appends rows. In all other cases it is a changelog of upserts by the key: a later row may replace the row that
         was emitted, and a batch emits at most one row of a key. Rows are also deduplicated before the shuffle if they
         are of a source without event time, and a function in Python passes them on, such as `filter`.

@@ -243,7 +243,7 @@ class WindowedStream(OperatorInput[Stream]):
     def aggregate_columns(
         self, aggregates: Mapping[str, Sequence[str]], *, output: type[object], uid: str = ""
     ) -> Stream:
-        """Aggregates columns of each window, vectorized. The results are those of `aggregate`, many times faster.
+        """Aggregates columns of each window, vectorized. The results are as with `aggregate`, many times faster.
 
         Windows are tumbling, sliding, or sessions with a fixed gap, of event time or processing time, with the default
         trigger. Rows of sources are also aggregated before the shuffle, for each key and slice, if windows are tumbling
@@ -263,7 +263,7 @@ class WindowedStream(OperatorInput[Stream]):
         Raises:
             JobDefinitionError: an aggregate does not exist, or does not fit its column or the output class; or windows
                 with this assigner, trigger or evictor need each row; or ``first`` and ``last`` of sliding windows and
-                sessions need rows in another order than that of event time.
+                sessions need rows in another order than by event time.
         """
         schema = RowSchema.of(output)
         try:

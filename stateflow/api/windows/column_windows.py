@@ -436,7 +436,7 @@ class ColumnWindowSettings:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """What an operator computes for a window.
+    """The keys, aggregates and bounds that an operator emits for a window.
 
     Attributes:
         keys: names of the key columns.

@@ -149,7 +149,7 @@ class ProcessWindowFunction(Generic[In, Out]):
 class ProcessAllWindowFunction(Generic[In, Out]):
     """A function that is called with the rows of a window over all rows of a stream, or with its aggregated value.
 
-    `WindowContext.get_current_key` returns 0 for each window, and `global_state` is that of the operator.
+    `WindowContext.get_current_key` returns 0 for each window, and `global_state` is the operator's.
     """
 
     def open(self, ctx: WindowOpenContext) -> None:

@@ -14,7 +14,7 @@ In = TypeVar("In", contravariant=True)
 
 
 class TriggerResult(Enum):
-    """What a trigger decides: whether the window is evaluated, and whether its content is removed afterwards."""
+    """The decision of a trigger: whether the window is evaluated, and whether its content is removed afterwards."""
 
     CONTINUE = (False, False)
     FIRE = (True, False)
@@ -58,7 +58,7 @@ class OnMergeContext(TriggerContext, Protocol):
     """The context of `on_merge`; its window is the merged one."""
 
     def merge_partitioned_state(self, state: MergeableState) -> None:
-        """Merges a trigger's state of the windows that were merged into that of the merged window."""
+        """Merges a trigger's state of the windows that were merged into the state of the merged window."""
 
 
 class Trigger(ABC, Generic[In]):

@@ -60,7 +60,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Merge:
-    """What happens when a row's window is added.
+    """The windows that are merged when a row's window is added.
 
     Attributes:
         window: the window that the row belongs to now.

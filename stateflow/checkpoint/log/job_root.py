@@ -362,7 +362,7 @@ def check_same_job(found: JobFormat, wanted: NewJob, uri: str) -> None:
     if wanted.max_parallelism not in (None, found.max_parallelism):
         raise WrongJobRoot(
             "the job root was created with another max parallelism",
-            hint="set max_parallelism to that of the job root, or leave it unset",
+            hint="set max_parallelism to the number of the job root, or leave it unset",
             found=found.max_parallelism,
             wanted=wanted.max_parallelism,
         )

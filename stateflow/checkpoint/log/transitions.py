@@ -86,7 +86,7 @@ class Commit:
 
 @dataclass(frozen=True)
 class Settlement:
-    """The output that a run has published since its last COMMIT when it ends. The attributes are those of `Commit`."""
+    """The output that a run has published since its last COMMIT when it ends. The attributes are as for `Commit`."""
 
     published: Published = field(default_factory=dict)
     settled: Settled = frozenset()

@@ -437,7 +437,7 @@ def _describe_undone(plan: RestorePlan) -> str:
     )
     restored = ", ".join(s.uid for s in plan.sinks if s.mode is SinkMode.RESTORE)
     if restored:
-        text += f" {restored}: the rows of the current state are removed, and those of the target return."
+        text += f" {restored}: the rows of the current state are removed, and the rows of the target return."
     kept = ", ".join(s.uid for s in plan.sinks if s.mode is SinkMode.KEEP)
     return f"{text} Rows that were written to {kept} stay." if kept else text
 

@@ -115,7 +115,7 @@ def check_unambiguous(stored: Sequence[SourcePosition], wanted: Sequence[tuple[s
     found = match_sources(stored, wanted, {}, {})
     if found.removed:
         raise ConfigError(
-            "the job's sources do not match those of the checkpoint",
+            "the job's sources do not match the sources of the checkpoint",
             hint="positions are matched by uid. If a source was renamed or removed, plan a restore: stateflow restore "
             "JOB.py --plan latest, with --map OLD=NEW for a renamed one, then --execute",
             found=[position.uid for position in stored],

@@ -164,7 +164,7 @@ def entry_path(table: Path, version: int) -> Path:
 
 
 def read_head(table: Path, application: str, known: DeltaHead | None = None) -> DeltaHead | None:
-    """Returns the newest version of a table; None when there is no table.
+    """Returns the newest version of a table; None if the table does not exist.
 
     Args:
         known: an earlier head of the same table and application. It is used only while its log entry is still the same

@@ -460,7 +460,7 @@ class OwnTable:
         return f"{self.job_uuid}/{self.uid}"
 
     def head(self, known: DeltaHead | None = None) -> DeltaHead:
-        """Returns the newest version. Raises SinkDiverged if there is no table."""
+        """Returns the newest version. Raises SinkDiverged if the table does not exist."""
         head = read_head(self.path, self.application, known)
         if head is None:
             raise SinkDiverged("the sink's table does not exist", hint="run the job first", table=str(self.path))

@@ -130,7 +130,7 @@ class DataFile:
 
     Attributes:
         action: the ``add`` or ``remove``.
-        rows: number of rows without deleted ones; None when there are no statistics.
+        rows: number of rows without deleted ones; None without statistics.
         size: size in bytes; 0 in a ``remove`` that does not have it.
     """
 

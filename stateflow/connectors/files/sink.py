@@ -628,7 +628,7 @@ _LARGEST = 4 << 30
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
-    """What an entry states about its version of the table."""
+    """The facts of an entry about its version of the table."""
 
     table_id: str
     format: str
@@ -646,7 +646,7 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an entry states about a file, in addition to what Spark stores."""
+    """The facts of an entry about a file that Spark does not store."""
 
     version: int
     """The version that added it."""

@@ -35,7 +35,7 @@ _LONGEST = 19
 
 @dataclass(frozen=True)
 class SnapshotToken:
-    """What a sink has written to the summary of its snapshot.
+    """The entries that a sink has written to the summary of its snapshot.
 
     Attributes:
         application: the sink.

@@ -148,7 +148,7 @@ class PartitionedSource(LocalSource):
         return format_position(available.earliest if self._start is StartKind.EARLIEST else available.ends)
 
     def next_position(self, position: str, limits: SourceSettings, target: Offsets | None = None) -> str:
-        """Returns the position after the next batch; `position` itself if there is no new input.
+        """Returns the position after the next batch; `position` itself without new input.
 
         Args:
             target: ends that must not be passed; None for the current ends.

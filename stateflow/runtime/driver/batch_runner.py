@@ -386,7 +386,7 @@ _MS = timedelta(milliseconds=1)
 
 @dataclass(frozen=True)
 class BarrierMetrics:
-    """Times and sizes of one barrier; the fields are those of `CheckpointRecord`."""
+    """Times and sizes of one barrier; the fields are as in `CheckpointRecord`."""
 
     triggered_at: str = ""
     trigger_ms: float = 0.0

@@ -208,7 +208,7 @@ _OTHER_TARGET = "make a new plan, with another target"
 
 
 def check_planned_job(job: Job, plan: RestorePlan) -> None:
-    """Raises ConfigError for a plan of another job, PlanOutdated unless job file and settings are those of the plan."""
+    """Raises ConfigError for a plan of another job, PlanOutdated unless job file and settings are as in the plan."""
     uuid = job.root.job.job_uuid
     if plan.job_uuid != uuid:
         raise ConfigError(
@@ -221,7 +221,7 @@ def check_planned_job(job: Job, plan: RestorePlan) -> None:
     differs = _differences(job, plan)
     if differs:
         raise PlanOutdated(
-            "the job file or its settings differ from those of the plan",
+            "the job file or its settings differ from the plan",
             hint="execute with the job file, --config and --set that the plan was made with, or make a new plan",
             differs=differs,
         )
@@ -240,7 +240,7 @@ def check_planned_graph(found: ChangedGraph, plan: RestorePlan) -> None:
     now = [(change.uid, change.then, change.action, change.old) for change in found.source_changes]
     if _outcome(found.plan) != _outcome(plan.graph) or now != planned:
         raise PlanOutdated(
-            "states or source positions differ from those of the plan",
+            "states or source positions differ from the plan",
             hint="the job file, the plan, or the files of a source have changed: make a new plan",
             planned_sources=[each for each in planned if each not in now],
             sources=[each for each in now if each not in planned],

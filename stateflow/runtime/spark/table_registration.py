@@ -59,7 +59,7 @@ def register(session: SparkSession, entry: CatalogEntry) -> None:
     May be repeated, and be done by several processes at the same time.
 
     Raises:
-        ConfigError: the name is that of another table or of a view.
+        ConfigError: another table or a view has the name.
         StorageError: the catalog did not respond, or refused the entry.
     """
     with _translate_errors(entry):

@@ -246,7 +246,7 @@ def conform_rows(
     """
     if sorted(emitted.schema.names) != sorted(schema.names):
         raise SchemaMismatch(
-            f"{called} returned other columns than those of its output class",
+            f"{called} returned other columns than its output class has",
             hint="return each column of the output class once",
             **facts,
             declared=list(schema.names),

@@ -114,7 +114,7 @@ class VectorOperator:
         spec: the operator chain; `emits` is set.
         info: the subtask.
         backend: the backend with the base restored.
-        limits: the largest keys and entries; by default those of the settings.
+        limits: the largest keys and entries; by default as in the settings.
 
     Attributes:
         emits: the columns of the main output.

@@ -162,7 +162,7 @@ class KeyContext:
             state: the state id.
 
         Raises:
-            StateError: there is no current key.
+            StateError: no key is current.
         """
         if self.current_key is None:
             raise StateError(

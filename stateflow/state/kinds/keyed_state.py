@@ -236,7 +236,7 @@ class KeyedState:
             the stored values is refused.
         time: epoch, processing time and watermark of the batch.
         undoable: whether `savepoint` may be called.
-        limits: the largest entries that may be written; by default those of the settings.
+        limits: the largest entries that may be written; by default as in the settings.
 
     Attributes:
         registry: the declared states.

@@ -191,7 +191,7 @@ class Timers:
             time: milliseconds since 1970.
 
         Raises:
-            StateError: there is no current key, or the time is out of range.
+            StateError: no key is current, or the time is out of range.
         """
         self._change(domain, time, True)
 

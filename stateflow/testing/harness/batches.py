@@ -173,7 +173,7 @@ class HarnessBatchRunner:
         if not uid and len(nodes) == 1:
             (uid,) = nodes
         if uid not in nodes:
-            raise ConfigError("there is no such operator", hint="pass its uid: uid=…", uid=uid, known=sorted(nodes))
+            raise ConfigError("the operator does not exist", hint="pass its uid: uid=…", uid=uid, known=sorted(nodes))
         if uid not in self._views:
             self._views[uid] = self._new_view(nodes[uid])
         return self._views[uid]

@@ -83,7 +83,7 @@ class KeyedHarness:
         Args:
             snapshot: snapshot of any harness; can be restored several times.
 
-        Other arguments are those of the constructor; by default those of the snapshot.
+        Other arguments are as for the constructor; by default as in the snapshot.
 
         Raises:
             IncompatibleState: stored values cannot be read as the states that the function declares.
@@ -211,7 +211,7 @@ class KeyedHarness:
             uid: uid of the operator; required if the job has several.
 
         Raises:
-            ConfigError: there is no such state or operator.
+            ConfigError: the state or operator does not exist.
             StateError: the key has another type.
         """
         return self._runner.view(uid).state(name, key, namespace)

@@ -425,7 +425,7 @@ def with_scalars(kind: pa.DataType, replaced: Callable[[pa.DataType], pa.DataTyp
 
 
 def arrow_types_within(kind: pa.DataType) -> Iterator[pa.DataType]:
-    """Yields an Arrow type and those of all its parts, entries of maps included."""
+    """Yields an Arrow type and the types of all its parts, entries of maps included."""
     yield kind
     for at in range(kind.num_fields):
         yield from arrow_types_within(kind.field(at).type)

@@ -98,7 +98,7 @@ class JobApprovalOperator(ApprovalOperator):
         self_approval: whether the user who triggered the DAG run may approve.
         locations: see `JobRootOperator`.
 
-    Other arguments are those of Airflow's ApprovalOperator. A param `note` is recorded as the reason.
+    Other arguments are passed to Airflow's ApprovalOperator. A param `note` is recorded as the reason.
     """
 
     template_fields: Sequence[str] = ("subject", "body", "job_root")

@@ -66,11 +66,11 @@ class StateflowWriteSavepointOperator(_WritingOperator):
         columns: columns of states of Spark, each as ``OPERATOR.STATE.COLUMN=EXPRESSION``. Not templated: an expression
             of Spark's SQL can call code.
         sources: positions of sources, each as ``UID=POSITION``; a list, or one per line. Templated.
-        max_parallelism: number of key groups; by default that of the settings, or 128. Templated.
+        max_parallelism: number of key groups; by default the number in the settings, or 128. Templated.
         parallelism: number of subtasks whose state is written; by default 4. Templated.
-        at: time of the savepoint in ISO 8601, from which times to live count; by default, that of a savepoint which an
-            earlier try has written, or now. Templated.
-        name: name of the savepoint; by default that of its folder. Templated.
+        at: time of the savepoint in ISO 8601, from which times to live count; by default, the time of a savepoint which
+            an earlier try has written, or now. Templated.
+        name: name of the savepoint; by default the name of its folder. Templated.
         reason: why it is written, for display. Templated.
         settings: see `StateflowRunOperator`. Templated.
     """
@@ -160,7 +160,7 @@ class StateflowChangeSavepointOperator(_WritingOperator):
     """Writes a copy of a savepoint without some operators, or with rows that functions return.
 
     See `stateflow savepoint change`. The savepoint stays as it is. The functions run in the task. Retries, result and
-    assets are those of `StateflowWriteSavepointOperator`.
+    assets are as for `StateflowWriteSavepointOperator`.
 
     Args:
         savepoint: absolute path or URI of the savepoint, below one of the `locations`; or its name in `job_root`.
@@ -172,7 +172,7 @@ class StateflowChangeSavepointOperator(_WritingOperator):
             or ``OPERATOR.STATE=MODULE:FUNCTION``. Not templated: who may only trigger the DAG must not choose code.
         job: absolute path of the job file that starts from the copy, which declares the states in `transforms`.
             Templated.
-        name: name of the copy; by default that of its folder. Templated.
+        name: name of the copy; by default the name of its folder. Templated.
         reason: why it is written, for display. Templated.
         settings: see `StateflowRunOperator`. Templated.
     """

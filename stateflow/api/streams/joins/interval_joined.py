@@ -116,7 +116,7 @@ class BoundedIntervalJoin(Generic[Stream]):
     ) -> Stream:
         """Emits columns of both rows of each pair.
 
-        The operator works on Arrow columns, without a call for each row or pair. It stores the same as that of
+        The operator works on Arrow columns, without a call for each row or pair. It stores the same as the operator of
         `process`, so a job can change from one to the other.
 
         Args:

@@ -127,7 +127,7 @@ class WindowedJoin(JoinedWindows[Stream]):
     ) -> Stream:
         """Emits columns of both rows of each pair of a window.
 
-        The operator works on Arrow columns, without a call for each row or pair. It stores the same as that of `apply`,
+        The operator works on Arrow columns, without a call for each row or pair. It stores the same as for `apply`,
         so a job can change from one to the other. The windows are tumbling or sliding, of event time, without evictor,
         allowed lateness and trigger of their own.
 
