@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.results import write_result
 from benchmarks.stores import LookUps, Stores
 from stateflow.config.settings import COMPACTIONS, RocksDBSettings
-from stateflow.state.backends.base import Snapshot
+from stateflow.state.backends.base import StoreSnapshot
 from stateflow.state.backends.rocksdb.manifest import parse
 from stateflow.state.host_cache import remove_tree
 
@@ -64,7 +64,7 @@ def _long_run(folder: Path, size: Size, compaction: str) -> dict[str, Any]:
     loaded = stores.load()
     stores.checkpoint()
     changed, uploads, compacted, runs, seconds = 0, [], 0, [], []
-    early: list[Snapshot] = []
+    early: list[StoreSnapshot] = []
     for batch in range(1, size.batches + 1):
         changed += stores.change(stores.rng.sample(range(size.keys), size.keys // 100))
         began = time.perf_counter()
@@ -102,6 +102,6 @@ def _long_run(folder: Path, size: Size, compaction: str) -> dict[str, Any]:
     }
 
 
-def _sorted_runs(taken: Snapshot) -> int:
+def _sorted_runs(taken: StoreSnapshot) -> int:
     levels = [file.level for file in parse(taken.store_manifest, "a benchmark").files]
     return levels.count(0) + len({*levels} - {0})

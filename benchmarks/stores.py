@@ -14,7 +14,7 @@ from typing import Any
 
 from stateflow.clock import SystemClock
 from stateflow.config.settings import RocksDBSettings
-from stateflow.state.backends.base import Snapshot
+from stateflow.state.backends.base import StoreSnapshot
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.host_cache import HostCache, remove_tree
@@ -49,7 +49,7 @@ class Stores:
     def __post_init__(self) -> None:
         self.storage = PosixStorage(self.storage_folder or self.folder / "root")
         self._numbers = count(1)
-        self.taken = [Snapshot()] * SUBTASKS
+        self.taken = [StoreSnapshot()] * SUBTASKS
         self.stores = [self.open(n, "host") for n in range(SUBTASKS)]
 
     def load(self) -> int:
@@ -78,7 +78,7 @@ class Stores:
         uploaded = sum(size for key, size in new.items() if key not in known)
         return uploaded, sum(taken.compaction_bytes for taken in self.taken)
 
-    def compare_look_ups(self, early: list[Snapshot], size: LookUps) -> tuple[float, float]:
+    def compare_look_ups(self, early: list[StoreSnapshot], size: LookUps) -> tuple[float, float]:
         """Median microseconds of a look-up of a random key, a hundred at a time, in the stores as they were early and
         as they are now. Both are opened for this and take turns, so that the machine's load affects both."""
         late = self.taken
@@ -144,7 +144,7 @@ class Stores:
         entries = [dict(store.scan(b"")) for store in now]
         for store in now:
             store.close()
-        self.taken = [Snapshot()] * SUBTASKS
+        self.taken = [StoreSnapshot()] * SUBTASKS
         self.stores = [self.open(n, "full", incremental=False) for n in range(SUBTASKS)]
         for store, content in zip(self.stores, entries, strict=True):
             for chunk in _chunks(content):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Source(StrEnum):
+class NameSource(StrEnum):
     """Where a requester's name comes from."""
 
     AIRFLOW_USER = "airflow-user"
@@ -42,14 +42,14 @@ class Requester:
     """
 
     name: str
-    source: Source = Source.CLAIM
+    source: NameSource = NameSource.CLAIM
     account: str = ""
 
     @classmethod
     def parse(cls, stored: str) -> Requester:
         """Returns the requester in the stored text; for a text without a source, a claim."""
         if known := _STORED.fullmatch(stored):
-            return cls(known[2], Source(known[1]))
+            return cls(known[2], NameSource(known[1]))
         if claim := _CLAIM.fullmatch(stored):
             return cls(claim[2], account=claim[1])
         return cls(stored)
@@ -58,9 +58,9 @@ class Requester:
         """Returns the requester as text for a user, with the source of the name."""
         claimed = f"{self.name} (claimed, {self.account})" if self.account else f"{self.name} (claimed)"
         return {
-            Source.AIRFLOW_USER: f"{self.name} (Airflow)",
-            Source.AIRFLOW_DAG: f"DAG {self.name}",
-            Source.CLAIM: claimed,
+            NameSource.AIRFLOW_USER: f"{self.name} (Airflow)",
+            NameSource.AIRFLOW_DAG: f"DAG {self.name}",
+            NameSource.CLAIM: claimed,
         }.get(self.source, self.name)
 
 
@@ -77,17 +77,17 @@ def requester_facts(stored: str) -> dict[str, str]:
 
 def airflow_user(name: str) -> str:
     """Returns the stored text for a user whom Airflow has authenticated."""
-    return f"{Source.AIRFLOW_USER}:{name}"
+    return f"{NameSource.AIRFLOW_USER}:{name}"
 
 
 def airflow_dag(dag_id: str) -> str:
     """Returns the stored text for a DAG that no user has triggered."""
-    return f"{Source.AIRFLOW_DAG}:{dag_id}"
+    return f"{NameSource.AIRFLOW_DAG}:{dag_id}"
 
 
 def by_process(writer: str) -> str:
     """Returns the stored text for a process that acts for itself, such as a run."""
-    return f"{Source.PROCESS}:{writer}"
+    return f"{NameSource.PROCESS}:{writer}"
 
 
 def os_user(claimed: str = "") -> str:
@@ -97,7 +97,7 @@ def os_user(claimed: str = "") -> str:
         claimed: the name that the user gave; stored as a claim, next to the account.
     """
     account = os_account()
-    return f"{Source.CLAIM}:{account}:{claimed}" if claimed else f"{Source.OS_USER}:{account}"
+    return f"{NameSource.CLAIM}:{account}:{claimed}" if claimed else f"{NameSource.OS_USER}:{account}"
 
 
 def os_account() -> str:

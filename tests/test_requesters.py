@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.requesters import (
+    NameSource,
     Requester,
-    Source,
     airflow_dag,
     airflow_user,
     by_process,
@@ -32,16 +32,16 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_name_from_the_command_line_stays_a_claim_of_its_account(name: str) -> None:
-    assert Requester.parse(os_user(name)) == Requester(name, Source.CLAIM, os_account())
+    assert Requester.parse(os_user(name)) == Requester(name, NameSource.CLAIM, os_account())
     assert describe_requester(os_user(name)) == f"{name} (claimed, {os_account()})"
 
 
 @given(st.text())
 def test_every_source_is_read_back(name: str) -> None:
     for store, source in (
-        (airflow_user, Source.AIRFLOW_USER),
-        (airflow_dag, Source.AIRFLOW_DAG),
-        (by_process, Source.PROCESS),
+        (airflow_user, NameSource.AIRFLOW_USER),
+        (airflow_dag, NameSource.AIRFLOW_DAG),
+        (by_process, NameSource.PROCESS),
     ):
         assert Requester.parse(store(name)) == Requester(name, source)
     assert requester_facts(os_user(name))["by_source"] == ("claim" if name else "os-user")

@@ -32,7 +32,7 @@ RETURNED = (
 
 
 @dataclass(frozen=True)
-class RunResult:
+class RunResultFile:
     """The result of one run; `values` is the JSON document in the result file."""
 
     values: Mapping[str, Any]
@@ -75,9 +75,9 @@ def _position(text: object) -> object:
         return text
 
 
-def read_result(path: Path) -> RunResult | None:
+def read_result(path: Path) -> RunResultFile | None:
     """Returns the result in `path`; None if the program ended before it wrote one."""
     try:
-        return RunResult(json.loads(path.read_text()))
+        return RunResultFile(json.loads(path.read_text()))
     except FileNotFoundError:
         return None

@@ -43,7 +43,7 @@ class NotDue(enum.Enum):
     SHUT_DOWN = "the run is shutting down"
 
 
-class Status(enum.Enum):
+class CheckpointStatus(enum.Enum):
     """The status of a triggered checkpoint."""
 
     PENDING = "pending"
@@ -51,7 +51,7 @@ class Status(enum.Enum):
     ABORTED = "aborted"
 
 
-class Outcome(enum.Enum):
+class ReportOutcome(enum.Enum):
     """The effect of a report that a checkpoint has ended."""
 
     ACCEPTED = "accepted"
@@ -63,7 +63,7 @@ class Outcome(enum.Enum):
 @dataclass(frozen=True)
 class _Ended:
     ordinal: int
-    status: Status
+    status: CheckpointStatus
 
 
 class CheckpointCoordinator:
@@ -120,18 +120,18 @@ class CheckpointCoordinator:
         self._pending[ordinal] = self._triggered_at = now
         self._barriers = 0
 
-    def record_completion(self, ordinal: int, now: float) -> Outcome:
+    def record_completion(self, ordinal: int, now: float) -> ReportOutcome:
         """Records that a pending checkpoint was committed."""
-        outcome = self._end(ordinal, Status.COMPLETED)
-        if outcome is Outcome.ACCEPTED:
+        outcome = self._end(ordinal, CheckpointStatus.COMPLETED)
+        if outcome is ReportOutcome.ACCEPTED:
             self._completed_at = now
             self._failures = 0
         return outcome
 
-    def record_failure(self, ordinal: int) -> Outcome:
+    def record_failure(self, ordinal: int) -> ReportOutcome:
         """Records that a pending checkpoint failed and will never exist."""
-        outcome = self._end(ordinal, Status.ABORTED)
-        if outcome is Outcome.ACCEPTED:
+        outcome = self._end(ordinal, CheckpointStatus.ABORTED)
+        if outcome is ReportOutcome.ACCEPTED:
             self._failures += 1
         return outcome
 
@@ -183,14 +183,14 @@ class CheckpointCoordinator:
         since = now if self._pending else self._completed_at
         return since is not None and now - since < pause.total_seconds()
 
-    def _end(self, ordinal: int, status: Status) -> Outcome:
+    def _end(self, ordinal: int, status: CheckpointStatus) -> ReportOutcome:
         if self._pending.pop(ordinal, None) is not None:
             self._ended.append(_Ended(ordinal, status))
-            return Outcome.ACCEPTED
+            return ReportOutcome.ACCEPTED
         known = next((ended for ended in self._ended if ended.ordinal == ordinal), None)
         if known is None:
-            return Outcome.UNKNOWN
-        return Outcome.DUPLICATE if known.status is status else Outcome.LATE
+            return ReportOutcome.UNKNOWN
+        return ReportOutcome.DUPLICATE if known.status is status else ReportOutcome.LATE
 
 
 class Acknowledgement(enum.Enum):

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.log.documents import Answer, Request
+from stateflow.checkpoint.log.documents import Request, RequestAnswer
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import seal, unseal
 from stateflow.clock import is_timestamp
@@ -30,7 +30,7 @@ from stateflow.storage.paths import REQUESTS, request_done_key, request_key, req
 log = logging.getLogger(__name__)
 
 
-M = TypeVar("M", Request, Answer)
+M = TypeVar("M", Request, RequestAnswer)
 DONE, FAILED, WITHDRAWN = "done", "failed", "withdrawn"
 KEEP = 1000
 """How many answered requests are kept."""
@@ -123,7 +123,7 @@ def is_posted(storage: Storage, request_id: str) -> bool:
     return storage.size(request_key(request_id)) is not None
 
 
-def post_answer(storage: Storage, given: Answer) -> Answer:
+def post_answer(storage: Storage, given: RequestAnswer) -> RequestAnswer:
     """Writes an answer; returns the answer that counts, which is another one if that was written first.
 
     Raises StorageError when the storage does not confirm it.
@@ -144,9 +144,9 @@ def read_request(storage: Storage, request_id: str) -> Request | None:
     return _read(storage, request_key(request_id), Request)
 
 
-def read_answer(storage: Storage, request_id: str) -> Answer | None:
+def read_answer(storage: Storage, request_id: str) -> RequestAnswer | None:
     """Returns the answer to a request; None while the request is open."""
-    return _read(storage, request_done_key(request_id), Answer)
+    return _read(storage, request_done_key(request_id), RequestAnswer)
 
 
 def trim_requests(storage: Storage, keep: int = KEEP) -> None:
@@ -162,7 +162,7 @@ def trim_requests(storage: Storage, keep: int = KEEP) -> None:
         storage.delete([request_done_key(old.id)])
 
 
-def _readable_answers(storage: Storage, ids: Iterable[str]) -> Iterator[Answer]:
+def _readable_answers(storage: Storage, ids: Iterable[str]) -> Iterator[RequestAnswer]:
     for request_id in ids:
         try:
             if (found := read_answer(storage, request_id)) is not None:
@@ -239,7 +239,7 @@ class RequestClient:
             if self._withdraw(posted.id).status == DONE:
                 return posted
 
-    def wait(self, request: Request) -> Answer | None:
+    def wait(self, request: Request) -> RequestAnswer | None:
         """Waits for the answer to a submitted request; returns None when no run has acknowledged it in time.
 
         Raises:
@@ -274,7 +274,7 @@ class RequestClient:
         posted = (read_request(self._storage, each) for each in self._ids(request_id))
         return any(request is not None and not request.generation for request in posted)
 
-    def _give_up_waiting(self, request: Request) -> Answer:
+    def _give_up_waiting(self, request: Request) -> RequestAnswer:
         """Withdraws a request on its timeout; returns the run's answer if that was written first."""
         answer = self._withdraw(request.id)
         if answer.status == WITHDRAWN:
@@ -303,9 +303,9 @@ class RequestClient:
                 return
             request_id = f"{request_id.partition(_REPEAT)[0]}{_REPEAT}{number}"
 
-    def _withdraw(self, request_id: str) -> Answer:
+    def _withdraw(self, request_id: str) -> RequestAnswer:
         at = self._root.clock.now().isoformat(timespec="milliseconds")
-        return post_answer(self._storage, Answer(id=request_id, status=WITHDRAWN, by=self._root.writer, at=at))
+        return post_answer(self._storage, RequestAnswer(id=request_id, status=WITHDRAWN, by=self._root.writer, at=at))
 
 
 def is_same_request(request_id: str, first: str) -> bool:
@@ -314,7 +314,7 @@ def is_same_request(request_id: str, first: str) -> bool:
     return request_id == first or (bool(repeat) and base == first and number.isdigit())
 
 
-def _checked(answer: Answer) -> Answer:
+def _checked(answer: RequestAnswer) -> RequestAnswer:
     if answer.status == DONE:
         return answer
     if answer.status == WITHDRAWN:

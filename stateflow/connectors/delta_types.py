@@ -41,7 +41,7 @@ _MAP, _KEY, _VALUE, _VALUE_HAS_NULLS = "map", "keyType", "valueType", "valueCont
 _STRUCT = "struct"
 
 
-class Field(msgspec.Struct, frozen=True):
+class DeltaField(msgspec.Struct, frozen=True):
     """A column in a table's schema; the type is a name, or an object for a nested type."""
 
     name: str
@@ -127,7 +127,7 @@ def _arrow_type(kind: DeltaType) -> pa.DataType:
     return pa.struct([arrow_field(f[_NAME], f[_TYPE], nullable=f.get("nullable", True)) for f in fields])
 
 
-def target_schema(schema: RowSchema, fields: Iterable[Field] = ()) -> pa.Schema:
+def target_schema(schema: RowSchema, fields: Iterable[DeltaField] = ()) -> pa.Schema:
     """Returns the columns of rows as a table stores them: types, which parts are never null, and lengths.
 
     Args:
@@ -138,7 +138,7 @@ def target_schema(schema: RowSchema, fields: Iterable[Field] = ()) -> pa.Schema:
     return pa.schema([_target(column, known.get(column.name)) for column in schema.columns])
 
 
-def _target(column: Column, field: Field | None) -> pa.Field:
+def _target(column: Column, field: DeltaField | None) -> pa.Field:
     if field is None:
         return pa.field(column.name, stored_type(column.arrow_type))
     return arrow_field(field.name, field.type, nullable=field.nullable, metadata=field.metadata)

@@ -9,11 +9,11 @@ from stateflow.checkpoint.job_requests import RequestClient, RequestTimeouts, is
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.completed_checkpoints import is_released
 from stateflow.checkpoint.log.documents import (
-    Answer,
     EntryRef,
     Origin,
     PublishedOutput,
     Request,
+    RequestAnswer,
     RequestKind,
     SavepointFormat,
 )
@@ -192,7 +192,7 @@ def stop(job_root: str, request: SavepointRequest, *, savepoint: bool, may_run: 
     return _create_without_run(root, replace(request, format=stored_as))
 
 
-def _drain_in_own_run(root: JobRoot, request: SavepointRequest, code: JobCode) -> Answer | None:
+def _drain_in_own_run(root: JobRoot, request: SavepointRequest, code: JobCode) -> RequestAnswer | None:
     """Runs the job for this request only: a run serves an open stop request before it reads input."""
     client = request_client(root, request)
     # For the run that follows, whose number is not known yet.
@@ -253,7 +253,7 @@ def describe_savepoint(stored: StoredSavepoint, taken_by: str = "") -> Savepoint
     )
 
 
-def _submit(root: JobRoot, request: SavepointRequest, kind: RequestKind) -> Answer | None:
+def _submit(root: JobRoot, request: SavepointRequest, kind: RequestKind) -> RequestAnswer | None:
     """Has the run carry out a request, and returns its answer; None if none has acknowledged it.
 
     The request names its run: one that begins meanwhile withdraws it.

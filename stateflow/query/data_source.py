@@ -223,7 +223,7 @@ class QueryReader(DataSourceReader):
         self._request = request
         self._schema = schema
         self._pins_folder = pins_folder
-        self._comparisons: list[Comparison] = []
+        self._comparisons: list[ColumnComparison] = []
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Notes the filters that reduce what is read; Spark evaluates all of them."""
@@ -234,7 +234,7 @@ class QueryReader(DataSourceReader):
                 values = tuple(each.value) if isinstance(each, In) else (getattr(each, "value", None),)
                 if isinstance(each, EqualTo | In):
                     values = tuple(value for value in values if value is not None)  # null is equal to nothing
-                self._comparisons.append(Comparison(path[0], operator, values))
+                self._comparisons.append(ColumnComparison(path[0], operator, values))
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -477,7 +477,7 @@ GROUP_COLUMN = "key_group"
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ColumnComparison:
     """A filter of a query: a comparison of a column with values.
 
     Attributes:
@@ -492,7 +492,7 @@ class Comparison:
     values: tuple[object, ...]
 
 
-def rows_of(comparisons: Iterable[Comparison], key_columns: Sequence[str]) -> Rows:
+def rows_of(comparisons: Iterable[ColumnComparison], key_columns: Sequence[str]) -> Rows:
     """Returns rows that include all rows for which every comparison holds.
 
     Args:
@@ -503,7 +503,7 @@ def rows_of(comparisons: Iterable[Comparison], key_columns: Sequence[str]) -> Ro
     return Rows(_keys(found, key_columns), _groups(found))
 
 
-def _keys(comparisons: Sequence[Comparison], key_columns: Sequence[str]) -> tuple[object, ...] | None:
+def _keys(comparisons: Sequence[ColumnComparison], key_columns: Sequence[str]) -> tuple[object, ...] | None:
     of_columns = []
     for column in key_columns:
         given = [c.values for c in comparisons if (c.column, c.operator) == (column, "in")]
@@ -516,7 +516,7 @@ def _keys(comparisons: Sequence[Comparison], key_columns: Sequence[str]) -> tupl
     return tuple(product(*of_columns))
 
 
-def _groups(comparisons: Sequence[Comparison]) -> KeyGroupRange | None:
+def _groups(comparisons: Sequence[ColumnComparison]) -> KeyGroupRange | None:
     first, last = 0, MAX_PARALLELISM_LIMIT - 1
     for comparison in comparisons:
         numbers = [value for value in comparison.values if isinstance(value, int)]

@@ -1,6 +1,6 @@
 """Decides whether stored values of a state can be read as a job declares them. Pure.
 
-`check_state` decides for a declared state; `Comparison` compares a stored type with a declared one part by part.
+`check_state` decides for a declared state; `TypeComparison` compares a stored type with a declared one part by part.
 
 Values are not rewritten when a type changes: an old value is decoded as the new type when it is read, and stored in the
 new form when it is written again. So a state may hold values of every type it has had, and all must be compatible.
@@ -153,7 +153,7 @@ def _refused(stored: str, declared: str, reason: str, way_out: str) -> FitResult
 def _judge_type(old: TypeSchema, new: TypeSchema, serializer: Serializer[Any] | None) -> FitResult:
     if old.serializer or new.serializer:
         return _judge_serializer(old, new, serializer)
-    comparison = Comparison(old.classes, new.classes)
+    comparison = TypeComparison(old.classes, new.classes)
     try:
         comparison.compare(old.root, new.root, "")
     except (IndexError, TypeError, RecursionError) as e:
@@ -212,7 +212,7 @@ class Conflict:
 
 
 @dataclass
-class Comparison:
+class TypeComparison:
     """Recursive comparison of two types, which collects changes and conflicts.
 
     Attributes:
@@ -253,7 +253,7 @@ class Comparison:
     def _compare_to_union(self, old: TypeNode, new: TypeNode, at: str, whole: TypeNode) -> None:
         tries = []
         for part in new.parts:
-            attempt = Comparison(self.old_classes, self.new_classes, seen=set(self.seen))
+            attempt = TypeComparison(self.old_classes, self.new_classes, seen=set(self.seen))
             attempt.compare(old, part, at)
             tries.append(attempt)
         fitting = [t for t in tries if not t.conflicts]

@@ -132,7 +132,7 @@ _NOT_READY = (*_OTHER_NAME_NODE, "SafeModeException")
 """Responses of a NameNode that has just started or is not active, when no other one is active: it did nothing."""
 
 
-class FileStatus(msgspec.Struct):
+class HdfsFileStatus(msgspec.Struct):
     """A file or folder as WebHDFS describes it.
 
     Attributes:
@@ -149,11 +149,11 @@ class FileStatus(msgspec.Struct):
 
 
 class _OneStatus(msgspec.Struct):
-    FileStatus: FileStatus
+    FileStatus: HdfsFileStatus
 
 
 class _Statuses(msgspec.Struct):
-    FileStatus: list[FileStatus]
+    FileStatus: list[HdfsFileStatus]
 
 
 class _Listing(msgspec.Struct):
@@ -168,7 +168,7 @@ class _Boolean(msgspec.Struct):
 class Listing:
     """The content of a folder, and the time of the response as HTTP writes it."""
 
-    statuses: list[FileStatus]
+    statuses: list[HdfsFileStatus]
     date: str
 
     @property

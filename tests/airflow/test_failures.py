@@ -20,7 +20,7 @@ from stateflow_airflow.failures import (
     hide_tracebacks,
     translate_errors,
 )
-from stateflow_airflow.run_result import RunResult, with_offsets
+from stateflow_airflow.run_result import RunResultFile, with_offsets
 from tests.airflow.fakes import fails
 
 
@@ -128,5 +128,5 @@ def test_positions_are_values() -> None:
 
 def test_a_run_returns_its_quarantined_files() -> None:
     skipped = [{"source": "rows", "file": "/in/a", "error": "garbled"}]
-    returned = RunResult({"status": "finished", "quarantined": skipped, "quarantined_count": 1}).to_xcom()
+    returned = RunResultFile({"status": "finished", "quarantined": skipped, "quarantined_count": 1}).to_xcom()
     assert (returned["quarantined"], returned["quarantined_count"], returned["offsets"]) == (skipped, 1, {})

@@ -17,9 +17,9 @@ from stateflow.checkpoint.barriers import (
     Due,
     Failure,
     NotDue,
-    Outcome,
     Participant,
     PendingBarrier,
+    ReportOutcome,
     TaskReport,
 )
 from stateflow.checkpoint.log.documents import OperatorState
@@ -42,7 +42,7 @@ def _verdicts(coordinator: CheckpointCoordinator, barriers: list[float]) -> list
     for ordinal, now in enumerate(barriers, 1):
         verdict = coordinator.at_barrier(ordinal, now)
         if isinstance(verdict, Due):
-            assert coordinator.record_completion(ordinal, now) is Outcome.ACCEPTED
+            assert coordinator.record_completion(ordinal, now) is ReportOutcome.ACCEPTED
         found.append(verdict)
     return found
 
@@ -78,13 +78,13 @@ def test_the_end_of_a_checkpoint_is_accepted_once() -> None:
     coordinator = _coordinator()
     for ordinal in (1, 2):
         coordinator.record_trigger(ordinal, 1)
-    assert coordinator.record_completion(1, 2) is Outcome.ACCEPTED
-    assert coordinator.record_completion(1, 2) is Outcome.DUPLICATE
-    assert coordinator.record_failure(1) is Outcome.LATE
-    assert coordinator.record_failure(2) is Outcome.ACCEPTED
-    assert coordinator.record_failure(2) is Outcome.DUPLICATE
-    assert coordinator.record_completion(2, 2) is Outcome.LATE
-    assert coordinator.record_completion(3, 2) is Outcome.UNKNOWN
+    assert coordinator.record_completion(1, 2) is ReportOutcome.ACCEPTED
+    assert coordinator.record_completion(1, 2) is ReportOutcome.DUPLICATE
+    assert coordinator.record_failure(1) is ReportOutcome.LATE
+    assert coordinator.record_failure(2) is ReportOutcome.ACCEPTED
+    assert coordinator.record_failure(2) is ReportOutcome.DUPLICATE
+    assert coordinator.record_completion(2, 2) is ReportOutcome.LATE
+    assert coordinator.record_completion(3, 2) is ReportOutcome.UNKNOWN
     assert coordinator.pending == []
 
 

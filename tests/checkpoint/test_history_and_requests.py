@@ -23,7 +23,15 @@ from stateflow.checkpoint.job_requests import (
     read_answer,
     trim_requests,
 )
-from stateflow.checkpoint.log.documents import ABORTED, Answer, CheckpointRecord, Origin, Request, RequestKind, seq_of
+from stateflow.checkpoint.log.documents import (
+    ABORTED,
+    CheckpointRecord,
+    Origin,
+    Request,
+    RequestAnswer,
+    RequestKind,
+    seq_of,
+)
 from stateflow.checkpoint.log.manifest_files import seal
 from stateflow.storage import MemoryStorage, PutResult, paths
 from tests.checkpoint.log.memory_job import MemoryJob
@@ -90,8 +98,10 @@ def _request(number: int = 0, until: str = "") -> Request:
     )
 
 
-def _answer(number: int = 0) -> Answer:
-    return Answer(id=f"r{number}", status=DONE, checkpoint_id=7, at=(_AT + timedelta(seconds=number)).isoformat())
+def _answer(number: int = 0) -> RequestAnswer:
+    return RequestAnswer(
+        id=f"r{number}", status=DONE, checkpoint_id=7, at=(_AT + timedelta(seconds=number)).isoformat()
+    )
 
 
 class _AnsweredMeanwhile(MemoryStorage):

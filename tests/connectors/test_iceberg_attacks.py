@@ -20,7 +20,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.locations import SimpleLocationProvider
 from pyiceberg.types import LongType, NestedField, StringType
 
-from stateflow.connectors.iceberg.catalog import Connection
+from stateflow.connectors.iceberg.catalog import CatalogConnection
 from stateflow.connectors.iceberg.target import IcebergSettings
 from stateflow.errors import SinkRefused
 from tests.support.delta_tables import Pair, pairs, snapshot
@@ -273,7 +273,7 @@ def test_credentials_of_a_rest_catalog_are_used_alone_and_its_address_only_with_
     with _server(answers) as uri:
         given = {"type": "rest", "uri": uri, **_OWN}
         settings = IcebergSettings(("db", "t"), "rest", "refuse", properties=tuple(given.items()))
-        found = Connection(settings).find_table()
+        found = CatalogConnection(settings).find_table()
     assert found is not None and _CALLS == []
     properties = found.io.properties
     kept = {name: value for name, value in _OWN.items() if not (replaced and name.startswith(replaced))}

@@ -25,7 +25,7 @@ from stateflow.checkpoint.history import (
     run_failure,
 )
 from stateflow.checkpoint.job_requests import is_expired, open_requests, post, post_answer, read_answer
-from stateflow.checkpoint.log.documents import Answer, ClaimState, Origin, Request, RequestKind, SavepointClaim
+from stateflow.checkpoint.log.documents import ClaimState, Origin, Request, RequestAnswer, RequestKind, SavepointClaim
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import files_of, state_bytes
 from stateflow.checkpoint.restore.targets import resolve_target
@@ -206,7 +206,7 @@ def request(folder: Path) -> Iterator[Target]:
         id="q", kind=RequestKind.SAVEPOINT, savepoint="s", origin=Origin.MANUAL, by="me", at="2026-01-01T00:00:00+00:00"
     )
     post(storage, asked)
-    post_answer(storage, Answer(id="p", status="done", at="2026-01-01T00:00:00+00:00"))
+    post_answer(storage, RequestAnswer(id="p", status="done", at="2026-01-01T00:00:00+00:00"))
     intact = {key: storage.get(key) for key in ("requests/q", "requests/p.done")}
 
     def mutate(rng: random.Random) -> tuple[str, bytes]:

@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 import stateflow
 from stateflow.errors import ConfigError
-from stateflow.query.data_source import Comparison, StateDataSource, rows_of
+from stateflow.query.data_source import ColumnComparison, StateDataSource, rows_of
 from stateflow.query.state_table import Rows
 from stateflow.types.key_groups import KeyGroupRange, key_group
 from tests.query.summed_job import SummedJob, totals
@@ -100,7 +100,11 @@ def test_a_wrong_option_is_a_config_error(ran: SummedJob, options: dict[str, str
 
 # -- which keys and key groups filters leave ---------------------------------------------------------------------------
 
-A, B, NULL = Comparison("a", "in", (1, 2)), Comparison("b", "in", ("x",)), Comparison("b", "in", (None,))
+A, B, NULL = (
+    ColumnComparison("a", "in", (1, 2)),
+    ColumnComparison("b", "in", ("x",)),
+    ColumnComparison("b", "in", (None,)),
+)
 
 
 @pytest.mark.parametrize(
@@ -109,18 +113,24 @@ A, B, NULL = Comparison("a", "in", (1, 2)), Comparison("b", "in", ("x",)), Compa
         ([], Rows()),
         ([A], Rows()),
         ([A, B], Rows(keys=((1, "x"), (2, "x")))),
-        ([A, Comparison("a", "in", (2,)), B], Rows(keys=((2, "x"),))),
+        ([A, ColumnComparison("a", "in", (2,)), B], Rows(keys=((2, "x"),))),
         ([A, NULL], Rows(keys=((1, None), (2, None)))),
-        ([A, Comparison("b", "in", ())], Rows(keys=())),
-        ([Comparison("a", ">", (1,)), B], Rows()),
-        ([Comparison("a", "in", tuple(range(10_001))), B], Rows()),
-        ([Comparison("key_group", "in", (5, 7))], Rows(groups=KeyGroupRange(5, 7))),
-        ([Comparison("key_group", ">", (5,)), Comparison("key_group", "<=", (9,))], Rows(groups=KeyGroupRange(6, 9))),
-        ([Comparison("key_group", "in", (5, None)), Comparison("key_group", "in", (1.5,))], Rows()),
-        ([Comparison("key_group", ">=", (7,)), Comparison("key_group", "<", (3,))], Rows(groups=KeyGroupRange(7, 2))),
+        ([A, ColumnComparison("b", "in", ())], Rows(keys=())),
+        ([ColumnComparison("a", ">", (1,)), B], Rows()),
+        ([ColumnComparison("a", "in", tuple(range(10_001))), B], Rows()),
+        ([ColumnComparison("key_group", "in", (5, 7))], Rows(groups=KeyGroupRange(5, 7))),
+        (
+            [ColumnComparison("key_group", ">", (5,)), ColumnComparison("key_group", "<=", (9,))],
+            Rows(groups=KeyGroupRange(6, 9)),
+        ),
+        ([ColumnComparison("key_group", "in", (5, None)), ColumnComparison("key_group", "in", (1.5,))], Rows()),
+        (
+            [ColumnComparison("key_group", ">=", (7,)), ColumnComparison("key_group", "<", (3,))],
+            Rows(groups=KeyGroupRange(7, 2)),
+        ),
     ],
 )
-def test_filters_leave_keys_and_key_groups(comparisons: list[Comparison], wanted: Rows) -> None:
+def test_filters_leave_keys_and_key_groups(comparisons: list[ColumnComparison], wanted: Rows) -> None:
     assert rows_of(comparisons, ["a", "b"]) == wanted
 
 

@@ -18,7 +18,7 @@ from stateflow.runtime.planning.routing import (
     KEY_HASH,
     ROW_PHASE,
     ROW_POSITION,
-    Field,
+    FieldExpression,
     LevelRouting,
     Route,
     evaluate,
@@ -53,7 +53,7 @@ def _routes() -> list[tuple[Level, Route]]:
     ]
 
 
-def _fields() -> dict[Field, Numbers]:
+def _fields() -> dict[FieldExpression, Numbers]:
     rng = random.Random(7)
     hashes = [*EDGES, *(rng.randrange(-(1 << 63), 1 << 63) for _ in range(500))]
     numbers = {ROW_POSITION: [abs(h) >> 1 for h in hashes], ROW_PHASE: [n % 2 for n in range(len(hashes))]}

@@ -24,7 +24,7 @@ from stateflow.api.sql.analysis import Analysis
 from stateflow.api.sql.calls import _SPECIAL, resolve_call
 from stateflow.api.sql.expressions import BIGINT, BOOLEAN, STRING, Call, Constant, Expression, SqlType, Value, fields_of
 from stateflow.api.sql.parser import SqlText, parse_statements
-from stateflow.api.sql.plan import RelationScope, Source
+from stateflow.api.sql.plan import FromTable, RelationScope
 from stateflow.api.sql.renderings import evaluation, spark_sql
 from stateflow.api.sql.sql_functions import CONVERSIONS, FUNCTIONS, Function
 from stateflow.api.sql.text_patterns import java_pattern, like_pattern, normal_like
@@ -206,7 +206,7 @@ APPROXIMATE = ("LN", "LOG", "EXP", "POWER")
 def analysed(text: str) -> Expression:
     (node,) = parse_statements(f"SELECT {text} AS c")
     columns = {each.name: each for each in fields_of(RowSchema.of(Values))}
-    return Analysis(SqlText(text), RelationScope(SqlText(text), (Source("t", columns),))).of(
+    return Analysis(SqlText(text), RelationScope(SqlText(text), (FromTable("t", columns),))).of(
         node.expressions[0].unalias()
     )
 

@@ -8,12 +8,12 @@ from datetime import timedelta
 import pytest
 
 from stateflow.api.sql.expressions import BIGINT, STRING, TIMESTAMP, Field
-from stateflow.api.sql.parser import Position, SqlText, parse_statements
+from stateflow.api.sql.parser import SqlPosition, SqlText, parse_statements
 from stateflow.api.sql.plan import Computed, Filtered, Joined, LookupTable, Path, Plan, Table
 from stateflow.api.sql.queries import QueryPlanner
 from tests.sql.sql_jobs import declared
 
-AT = Position(1, 1, "")
+AT = SqlPosition(1, 1, "")
 BID = Table("bid", (Field("auction", BIGINT), Field("price", BIGINT), Field("at", TIMESTAMP)), "at", AT)
 AUCTION = Table("auction", (Field("id", BIGINT), Field("category", STRING), Field("at", TIMESTAMP)), "at", AT)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stateflow.clock import ManualClock
 from stateflow.config.settings import RocksDBSettings
-from stateflow.state.backends.base import KeyedStateBackend, Snapshot
+from stateflow.state.backends.base import KeyedStateBackend, StoreSnapshot
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.handles import Base, SubtaskState
@@ -53,14 +53,14 @@ class RocksStoreFixture(StoreFixture):
         self._numbers = count(1)
 
     def new(self) -> RocksDBBackend:
-        return self.open(Snapshot())
+        return self.open(StoreSnapshot())
 
     def reopened(self, store: KeyedStateBackend) -> RocksDBBackend:
         base = store.snapshot(self.prefix())
         store.close()
         return self.open(base)
 
-    def open(self, base: Snapshot, host: str = "host") -> RocksDBBackend:
+    def open(self, base: StoreSnapshot, host: str = "host") -> RocksDBBackend:
         """A store with `base` in it, on a host that may not have its files yet."""
         number = next(self._numbers)
         return RocksDBBackend(self.folder / f"store-{number}", self.cache(host), base_of(base), self.settings)
@@ -68,7 +68,7 @@ class RocksStoreFixture(StoreFixture):
     def cache(self, host: str = "host") -> HostCache:
         return HostCache.direct(self.folder / host, self.storage, ManualClock(next(self._numbers)))
 
-    def snapshot_of(self, entries: Mapping[bytes, bytes]) -> Snapshot:
+    def snapshot_of(self, entries: Mapping[bytes, bytes]) -> StoreSnapshot:
         store = self.new()
         store.write(dict(entries))
         taken = store.snapshot(self.prefix())
@@ -79,7 +79,7 @@ class RocksStoreFixture(StoreFixture):
         return f"data/{1:020d}/{next(self._numbers):010d}-attempt/op-0-"
 
 
-def base_of(taken: Snapshot, subtask: int = 0) -> Base:
+def base_of(taken: StoreSnapshot, subtask: int = 0) -> Base:
     """The base of a subtask whose key groups stay the same."""
     state = SubtaskState(
         subtask=subtask,
@@ -119,7 +119,7 @@ class CountingStore(KeyedStateBackend):
         self.written += len(changes)
         self.inside.write(changes)
 
-    def snapshot(self, name: str, full: bool = False) -> Snapshot:
+    def snapshot(self, name: str, full: bool = False) -> StoreSnapshot:
         return self.inside.snapshot(name, full)
 
     def close(self) -> None:

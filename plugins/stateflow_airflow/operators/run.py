@@ -43,7 +43,7 @@ from stateflow_airflow.operators.template_values import (
     to_words,
 )
 from stateflow_airflow.renewal import PREDECESSOR, LogFollower, Renewal, check_renewal, counting_launch, last_lines
-from stateflow_airflow.run_result import RunResult, read_result
+from stateflow_airflow.run_result import RunResultFile, read_result
 from stateflow_airflow.spark import SETTINGS, SparkSubmit, collect_environment, settings_file
 from stateflow_airflow.versions import require_supported
 
@@ -329,7 +329,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         # Ends what the program has left.
         self._task_launcher().wait(launch, 0)
         result = event["result"]
-        return self._returned(launch, None if result is None else RunResult(result), event["exit_code"])
+        return self._returned(launch, None if result is None else RunResultFile(result), event["exit_code"])
 
     def on_kill(self) -> None:
         """Ends the program, its successor and all their child processes, within the five seconds that Airflow allows.
@@ -372,7 +372,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         assert self._launcher is not None, "execute() was not called"
         return self._launcher
 
-    def _returned(self, launch: Launch, result: RunResult | None, exit_code: int | None) -> dict[str, object]:
+    def _returned(self, launch: Launch, result: RunResultFile | None, exit_code: int | None) -> dict[str, object]:
         if result is None:
             if launch.log_file.exists():
                 self.log.error("The last lines of the run's log:\n%s", "\n".join(last_lines(launch.log_file, 20)))

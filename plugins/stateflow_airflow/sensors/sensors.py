@@ -41,7 +41,7 @@ class Measure(StrEnum):
     """The lowest watermark of the sources, at the newest checkpoint."""
 
 
-class Status(StrEnum):
+class SensorStatus(StrEnum):
     """The result of a check."""
 
     FRESH = "fresh"
@@ -70,7 +70,7 @@ class CheckArguments(TypedDict):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """The outcome of one check.
 
     Attributes:
@@ -81,7 +81,7 @@ class Outcome:
         hint: what the user can do about a failed check.
     """
 
-    status: Status
+    status: SensorStatus
     text: str
     facts: Mapping[str, object] = field(default_factory=dict)
     code: str = ""
@@ -92,9 +92,9 @@ class Outcome:
         return Event(status=self.status.value, text=self.text, facts=dict(self.facts), code=self.code, hint=self.hint)
 
     @classmethod
-    def from_event(cls, event: Event) -> Outcome:
+    def from_event(cls, event: Event) -> CheckOutcome:
         """Returns the outcome in the payload of a trigger's event."""
-        return cls(Status(event["status"]), event["text"], event["facts"], event["code"], event["hint"])
+        return cls(SensorStatus(event["status"]), event["text"], event["facts"], event["code"], event["hint"])
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Check:
         """Returns the check in the argument of a trigger."""
         return cls(Measure(given["measure"]), given["job_root"], given["limit_s"], tuple(given["sources"]))
 
-    def run(self, now: datetime) -> Outcome:
+    def run(self, now: datetime) -> CheckOutcome:
         """Reads the job root and compares. A storage that fails makes the outcome stale: a later check may succeed."""
         from stateflow.errors import StateflowError
         from stateflow.operations import newest_checkpoint, read_input
@@ -135,18 +135,20 @@ class Check:
             return self.of_watermarks(read_input(self.job_root), now)
         except StateflowError as error:
             if error.retryable:
-                return Outcome(Status.STALE, f"the job root could not be read: [{error.code}] {error.sentence}")
-            return Outcome(Status.FAILED, error.sentence, code=error.code, hint=error.hint)
+                return CheckOutcome(
+                    SensorStatus.STALE, f"the job root could not be read: [{error.code}] {error.sentence}"
+                )
+            return CheckOutcome(SensorStatus.FAILED, error.sentence, code=error.code, hint=error.hint)
 
-    def of_checkpoint(self, newest: NewestCheckpoint | None, now: datetime) -> Outcome:
+    def of_checkpoint(self, newest: NewestCheckpoint | None, now: datetime) -> CheckOutcome:
         """Returns the outcome for the newest checkpoint. Pure."""
         if newest is None:
-            return Outcome(Status.STALE, "the job has no checkpoint yet")
+            return CheckOutcome(SensorStatus.STALE, "the job has no checkpoint yet")
         age_s = (now - newest.committed_at).total_seconds()
         facts = {"checkpoint_id": newest.id, "committed_at": newest.committed_at.isoformat(), "age_s": age_s}
         return self._compared(age_s, f"checkpoint {newest.id} was committed {_duration(age_s)} ago", facts)
 
-    def of_watermarks(self, found: ReadInput | None, now: datetime) -> Outcome:
+    def of_watermarks(self, found: ReadInput | None, now: datetime) -> CheckOutcome:
         """Returns the outcome for the watermarks at the newest checkpoint. Pure.
 
         Sources that were idle then do not count, unless all of them were.
@@ -154,7 +156,7 @@ class Check:
         from stateflow.clock import epoch_milliseconds
 
         if found is None:
-            return Outcome(Status.STALE, "the job has no checkpoint yet")
+            return CheckOutcome(SensorStatus.STALE, "the job has no checkpoint yet")
         known = {each.uid: each for each in found.watermarks}
         unknown = sorted(set(self.sources) - set(known))
         if unknown or not known:
@@ -168,21 +170,23 @@ class Check:
         }
         reached = [each.watermark for each in deciding if each.watermark is not None]
         if len(reached) < len(deciding):
-            return Outcome(Status.STALE, f"a source had no watermark yet at checkpoint {found.checkpoint}", facts)
+            return CheckOutcome(
+                SensorStatus.STALE, f"a source had no watermark yet at checkpoint {found.checkpoint}", facts
+            )
         lag_s = (epoch_milliseconds(now) - min(reached)) / 1000
         text = f"at checkpoint {found.checkpoint} the input was read up to {_duration(lag_s)} ago in event time"
         return self._compared(lag_s, text, {**facts, "lag_s": lag_s})
 
-    def _compared(self, age_s: float, text: str, facts: Mapping[str, object]) -> Outcome:
+    def _compared(self, age_s: float, text: str, facts: Mapping[str, object]) -> CheckOutcome:
         compared = f"{text}; the limit is {_duration(self.limit_s)}"
-        return Outcome(Status.FRESH if age_s <= self.limit_s else Status.STALE, compared, facts)
+        return CheckOutcome(SensorStatus.FRESH if age_s <= self.limit_s else SensorStatus.STALE, compared, facts)
 
 
-def _without_watermark(unknown: list[str], known: list[str]) -> Outcome:
+def _without_watermark(unknown: list[str], known: list[str]) -> CheckOutcome:
     text = f"sources have no watermark: {', '.join(unknown)}" if unknown else "no source of the job has a watermark"
     needed = "a source has one if it has a watermark strategy and a keyed operator reads it"
     hint = f"{needed}; known: {', '.join(known)}" if known else f"{needed}; or use StateflowCheckpointSensor"
-    return Outcome(Status.FAILED, text, {"unknown": unknown, "known": known}, "config", hint)
+    return CheckOutcome(SensorStatus.FAILED, text, {"unknown": unknown, "known": known}, "config", hint)
 
 
 def _duration(seconds: float) -> str:
@@ -220,14 +224,14 @@ class FreshnessTrigger(BaseTrigger):
         check, until = Check.from_arguments(self.check), datetime.fromisoformat(self.until)
         while True:
             outcome, remaining = await asyncio.get_running_loop().run_in_executor(_READERS, _run, check, until)
-            if outcome.status is not Status.STALE or remaining <= 0:
+            if outcome.status is not SensorStatus.STALE or remaining <= 0:
                 yield TriggerEvent(outcome.to_event())
                 return
             self.log.info("Waiting: %s", outcome.text)
             await asyncio.sleep(min(self.poke_interval, remaining))
 
 
-def _run(check: Check, until: datetime) -> tuple[Outcome, float]:
+def _run(check: Check, until: datetime) -> tuple[CheckOutcome, float]:
     """Returns the outcome of the check, and the seconds that remain after it. Imports the library in the thread."""
     from stateflow.clock import SystemClock
 
@@ -299,7 +303,7 @@ class FreshnessSensor(BaseSensorOperator):
 
     def execute_complete(self, context: Context, event: Event) -> Mapping[str, object]:
         """Ends the task with the outcome that the trigger has found. Returns its facts."""
-        outcome = Outcome.from_event(event)
+        outcome = CheckOutcome.from_event(event)
         if not self._is_fresh(outcome):
             raise self._timed_out(outcome.text)
         return outcome.facts
@@ -312,12 +316,12 @@ class FreshnessSensor(BaseSensorOperator):
         trigger = FreshnessTrigger(self.check().to_arguments(), self.poke_interval, until)
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout + _BACKSTOP)
 
-    def _is_fresh(self, outcome: Outcome) -> bool:
+    def _is_fresh(self, outcome: CheckOutcome) -> bool:
         """Logs the outcome. Raises PermanentFailure for an error that waiting does not fix."""
-        if outcome.status is Status.FAILED:
+        if outcome.status is SensorStatus.FAILED:
             raise log_failure(PermanentFailure(outcome.code, outcome.text, outcome.hint, outcome.facts))
         self.log.info("%s: %s", outcome.status.value, outcome.text)
-        return outcome.status is Status.FRESH
+        return outcome.status is SensorStatus.FRESH
 
     def _timed_out(self, text: str) -> AirflowSensorTimeout:
         return AirflowSensorTimeout(f"no success within {timedelta(seconds=self.timeout)}: {text}")

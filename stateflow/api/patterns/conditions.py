@@ -64,7 +64,7 @@ class MatchedRows(Generic[Row]):
 
 
 @dataclass(frozen=True)
-class Where:
+class FunctionCondition:
     """A condition that a function decides.
 
     Attributes:
@@ -76,7 +76,7 @@ class Where:
     is_iterative: bool
 
     @classmethod
-    def of(cls, function: object, stage: str) -> Where:
+    def of(cls, function: object, stage: str) -> FunctionCondition:
         """Returns the condition of a function.
 
         Raises:
@@ -114,7 +114,7 @@ class AnyOf:
     of: tuple[Condition, ...]
 
 
-Condition = Where | Not | AllOf | AnyOf
+Condition = FunctionCondition | Not | AllOf | AnyOf
 
 ALWAYS = AllOf()
 
@@ -139,7 +139,7 @@ class Evaluation(Generic[Row]):
 
     def holds(self, condition: Condition) -> bool:
         """Returns whether a condition holds."""
-        if isinstance(condition, Where):
+        if isinstance(condition, FunctionCondition):
             return self._call(condition)
         if isinstance(condition, AllOf):
             return all(self.holds(each) for each in condition.of)
@@ -147,7 +147,7 @@ class Evaluation(Generic[Row]):
             return not self.holds(condition.of)
         return any(self.holds(each) for each in condition.of)
 
-    def _call(self, where: Where) -> bool:
+    def _call(self, where: FunctionCondition) -> bool:
         known = self._of_match if where.is_iterative else self._of_row
         result = known.get(id(where))
         if result is None:

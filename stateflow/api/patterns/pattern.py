@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 
-from stateflow.api.patterns.conditions import ALWAYS, AllOf, AnyOf, Condition, Predicate, Where
+from stateflow.api.patterns.conditions import ALWAYS, AllOf, AnyOf, Condition, FunctionCondition, Predicate
 from stateflow.api.patterns.skip import AfterMatchSkipStrategy
 from stateflow.api.windows.window import positive_ms
 from stateflow.errors import JobDefinitionError
@@ -158,13 +158,13 @@ class Pattern:
         Raises:
             JobDefinitionError: it is not such a function.
         """
-        both = Where.of(condition, self._last.name)
+        both = FunctionCondition.of(condition, self._last.name)
         before = self._last.condition
         return self._with(replace(self._last, condition=both if before == ALWAYS else AllOf((before, both))))
 
     def or_where(self, condition: Predicate) -> Pattern:
         """Adds a condition that a row of the stage may meet in place of those before. Args, Raises: as `where`."""
-        other, before = Where.of(condition, self._last.name), self._last.condition
+        other, before = FunctionCondition.of(condition, self._last.name), self._last.condition
         return self._with(replace(self._last, condition=other if before == ALWAYS else AnyOf((before, other))))
 
     # -- how many rows ------------------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class Pattern:
             raise self._refused(
                 "until is for one stage with any number of rows, once", "call one_or_more() or times_or_more() first"
             )
-        return self._with(replace(self._last, until=Where.of(condition, self._last.name)))
+        return self._with(replace(self._last, until=FunctionCondition.of(condition, self._last.name)))
 
     def within(self, duration: timedelta) -> Pattern:
         """Limits the time from the first row of a match to each other row: it is less than `duration`.
@@ -335,5 +335,5 @@ def _stage(name: str, contiguity: Contiguity, condition: Predicate | None, other
             given=repr(name)[:200],
             stages=others,
         )
-    accepts: Condition = ALWAYS if condition is None else Where.of(condition, name)
+    accepts: Condition = ALWAYS if condition is None else FunctionCondition.of(condition, name)
     return Stage(name, contiguity, accepts)

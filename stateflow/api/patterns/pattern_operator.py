@@ -65,23 +65,23 @@ class State:
     name: str
     stage: str
     kind: Kind
-    edges: list[Edge] = field(default_factory=list, repr=False)
+    edges: list[StageEdge] = field(default_factory=list, repr=False)
 
     def take(self, target: State, condition: Condition) -> None:
         """Adds an edge."""
-        self.edges.append(Edge(Action.TAKE, target, condition, self.stage))
+        self.edges.append(StageEdge(Action.TAKE, target, condition, self.stage))
 
     def ignore(self, target: State, condition: Condition) -> None:
         """Adds an edge."""
-        self.edges.append(Edge(Action.IGNORE, target, condition, self.stage))
+        self.edges.append(StageEdge(Action.IGNORE, target, condition, self.stage))
 
     def proceed(self, target: State, condition: Condition = ALWAYS) -> None:
         """Adds an edge."""
-        self.edges.append(Edge(Action.PROCEED, target, condition, self.stage))
+        self.edges.append(StageEdge(Action.PROCEED, target, condition, self.stage))
 
 
 @dataclass(eq=False)
-class Edge:
+class StageEdge:
     """An edge of a state.
 
     Attributes:
@@ -236,7 +236,7 @@ class _Compiler:
         copied = self._state(state.stage, state.kind)
         for edge in state.edges:
             target = copied if edge.target is state else edge.target
-            copied.edges.append(Edge(edge.action, target, edge.condition, edge.stage))
+            copied.edges.append(StageEdge(edge.action, target, edge.condition, edge.stage))
         return copied
 
     # -- negative stages ----------------------------------------------------------------------------------------------
@@ -267,7 +267,7 @@ class _Compiler:
                     continue
                 if target.kind is not Kind.STOP:
                     target = self._without_nots(at, target)
-            copied.edges.append(Edge(edge.action, target, edge.condition, edge.stage))
+            copied.edges.append(StageEdge(edge.action, target, edge.condition, edge.stage))
         return copied
 
     def _add_stops(self, at: int, state: State) -> None:
@@ -628,7 +628,7 @@ class Matcher(Generic[Row]):
         self,
         buffer: MatchBuffer[Row],
         partial: PartialMatch | None,
-        edge: Edge,
+        edge: StageEdge,
         step: _Step[Row],
         evaluation: Evaluation[Row],
     ) -> Iterator[PartialMatch]:
@@ -641,7 +641,7 @@ class Matcher(Generic[Row]):
             buffer.hold(node)
             yield PartialMatch(target.name, node, first, began)
 
-    def _edges(self, state: State, evaluation: Evaluation[Row]) -> Iterator[Edge]:
+    def _edges(self, state: State, evaluation: Evaluation[Row]) -> Iterator[StageEdge]:
         """Yields the edges that take or ignore a row in a state, and in those that it proceeds to."""
         states = [state]
         while states:

@@ -17,7 +17,7 @@ from stateflow.api.joins.lookup_join import LookupColumns, LookupJoin, name_of
 from stateflow.api.schema import RowSchema
 from stateflow.api.side_outputs import OutputTag
 from stateflow.api.sql.expressions import Expression, Field, Ref, SqlType, annotation, replace_columns, row_class
-from stateflow.api.sql.parser import Position, error_at
+from stateflow.api.sql.parser import SqlPosition, error_at
 from stateflow.api.sql.plan import (
     Computed,
     Filtered,
@@ -29,8 +29,8 @@ from stateflow.api.sql.plan import (
     Plan,
     RowNumber,
     Shared,
+    SqlTopN,
     Table,
-    TopN,
     United,
     Window,
     Windowed,
@@ -63,7 +63,7 @@ ROW_KIND = "row_kind"
 
 
 @dataclass(frozen=True)
-class Needs:
+class DownstreamNeeds:
     """Requirements of the downstream operators.
 
     Attributes:
@@ -95,12 +95,12 @@ class StreamBuilder:
     uses: Counter[str] = field(default_factory=Counter)
     late: dict[str, DataStream] = field(default_factory=dict)
 
-    def build(self, plan: Plan, needs: Needs) -> DataStream:
+    def build(self, plan: Plan, needs: DownstreamNeeds) -> DataStream:
         """Returns the stream of the plan of a statement. Raises as `stream`."""
         self._count_uses(plan)
         return self.stream(plan, needs)
 
-    def stream(self, plan: Plan, needs: Needs) -> DataStream:
+    def stream(self, plan: Plan, needs: DownstreamNeeds) -> DataStream:
         """Returns the stream of a plan.
 
         Raises:
@@ -109,7 +109,7 @@ class StreamBuilder:
         with _position(plan.at):
             return self._MAKERS[type(plan)](self, plan, needs)
 
-    def _table(self, plan: Table, needs: Needs) -> DataStream:
+    def _table(self, plan: Table, needs: DownstreamNeeds) -> DataStream:
         stream = self.tables[plan.name]
         node = stream._node
         if isinstance(node, WatermarkNode) and not needs.time:
@@ -125,15 +125,15 @@ class StreamBuilder:
         for each in inputs_of(plan):
             self._count_uses(each)
 
-    def _shared(self, plan: Shared, needs: Needs) -> DataStream:
+    def _shared(self, plan: Shared, needs: DownstreamNeeds) -> DataStream:
         if is_stateless(plan) or (self.uses[plan.name] == 1 and not plan.is_view):
             return self.stream(plan.input, needs)
         if plan.name not in self.shared:
             # Its consumers may differ in what they need.
-            self.shared[plan.name] = self.stream(plan.input, Needs(retracts=True, time=True, keyed=True))
+            self.shared[plan.name] = self.stream(plan.input, DownstreamNeeds(retracts=True, time=True, keyed=True))
         return self.shared[plan.name]
 
-    def _computed(self, plan: Computed, needs: Needs) -> DataStream:
+    def _computed(self, plan: Computed, needs: DownstreamNeeds) -> DataStream:
         stream = self.stream(plan.input, needs)
         try:
             return compute_columns(stream, plan.items, is_keyed=needs.keyed)
@@ -144,20 +144,20 @@ class StreamBuilder:
             key = list(stream._changelog.keys)
             raise error_at(plan.at, "a query must select the key of results that are updated", hint, key=key) from e
 
-    def _filtered(self, plan: Filtered, needs: Needs) -> DataStream:
+    def _filtered(self, plan: Filtered, needs: DownstreamNeeds) -> DataStream:
         return filter_rows(self.stream(plan.input, replace(needs, retracts=True)), plan.condition)
 
-    def _united(self, plan: United, needs: Needs) -> DataStream:
+    def _united(self, plan: United, needs: DownstreamNeeds) -> DataStream:
         first, *others = (self.stream(each, needs) for each in plan.inputs)
         return first.union(*others)
 
-    def _unfinished(self, plan: WindowTable | RowNumber, needs: Needs) -> DataStream:
+    def _unfinished(self, plan: WindowTable | RowNumber, needs: DownstreamNeeds) -> DataStream:
         if isinstance(plan, RowNumber):
             raise error_at(plan.at, "ROW_NUMBER() needs a limit", f"add an outer query WHERE {plan.rank} <= 10")
         raise error_at(plan.at, "rows with windows must be aggregated", "add GROUP BY window_start, window_end")
 
-    def _grouped(self, plan: Grouped, needs: Needs) -> DataStream:
-        stream = self.stream(plan.input, Needs(retracts=True, keyed=True))
+    def _grouped(self, plan: Grouped, needs: DownstreamNeeds) -> DataStream:
+        stream = self.stream(plan.input, DownstreamNeeds(retracts=True, keyed=True))
         keyed = stream.key_by(*plan.keys)
         if not plan.aggregates and stream._changelog is None:
             distinct = keyed.deduplicate(keep="first", uid=plan.uid)
@@ -174,10 +174,10 @@ class StreamBuilder:
         output = _rows("Aggregates", plan.fields, has_kind=True)
         return keyed.aggregate_columns(aggregates, output=output, uid=plan.uid, retract=needs.retracts)
 
-    def _windowed(self, plan: Windowed, needs: Needs) -> DataStream:
+    def _windowed(self, plan: Windowed, needs: DownstreamNeeds) -> DataStream:
         late = plan.late
         rows = _with_every_column(plan.input) if late.table else plan.input
-        stream = self.stream(rows, Needs(time=True, keyed=True))
+        stream = self.stream(rows, DownstreamNeeds(time=True, keyed=True))
         aggregates: dict[str, tuple[str, ...]] = {each.name: each.declared for each in plan.aggregates}
         aggregates |= {name: (bound,) for name, bound in plan.bounds}
         windows = stream.key_by(*plan.keys).window(_assigner(plan.window)).allowed_lateness(late.allowed_lateness)
@@ -197,8 +197,8 @@ class StreamBuilder:
         # A window that fires again replaces its result, which one of its bounds identifies.
         return made.as_changelog(*(name for name in plan.keys if name in made.schema.names), plan.bounds[0][0])
 
-    def _top(self, plan: TopN, needs: Needs) -> DataStream:
-        stream = self.stream(plan.input, Needs(retracts=True, keyed=True))
+    def _top(self, plan: SqlTopN, needs: DownstreamNeeds) -> DataStream:
+        stream = self.stream(plan.input, DownstreamNeeds(retracts=True, keyed=True))
         keyed = stream.key_by(*plan.keys)
         ((column, descending), *others) = plan.order
         is_null = {each.name: each.type.nullable for each in plan.input.fields}[column]
@@ -219,19 +219,19 @@ class StreamBuilder:
         output = _with_columns("Ranked", stream, more) if more else None
         return keyed.top_n(plan.n, order_by=order, output=output, rank=plan.rank, retract=needs.retracts, uid=plan.uid)
 
-    def _over(self, plan: Over, needs: Needs) -> DataStream:
-        stream = self.stream(plan.input, Needs(time=True, keyed=True))
+    def _over(self, plan: Over, needs: DownstreamNeeds) -> DataStream:
+        stream = self.stream(plan.input, DownstreamNeeds(time=True, keyed=True))
         made = {each.name: (each.kind, each.column) for each in plan.aggregates}
         fields = [each for each in plan.fields if each.name in made]
         output = _with_columns("Over", stream, [(each.name, annotation(each.type)) for each in fields])
         return stream.key_by(*plan.keys).over_columns(made, output=output, preceding=plan.preceding, uid=plan.uid)
 
-    def _joined(self, plan: Joined, needs: Needs) -> DataStream:
+    def _joined(self, plan: Joined, needs: DownstreamNeeds) -> DataStream:
         if plan.kind == "lookup":
             # With event time, the rows of a source keep its column.
             before = replace(needs, retracts=True, keyed=needs.keyed or needs.time)
             return look_up_rows(self.stream(plan.left, before), plan, self.lookups)
-        own = Needs(retracts=True, time=plan.kind != "regular", keyed=True)
+        own = DownstreamNeeds(retracts=True, time=plan.kind != "regular", keyed=True)
         if plan.window is not None:
             return self._joined_windows(plan, plan.window, own)
         left = self.stream(plan.left, own).key_by(*plan.left_keys)
@@ -254,7 +254,7 @@ class StreamBuilder:
             return pairs.apply(columns, output=output, where=condition, uid=plan.uid)
         return pairs.select(output, _origins(plan), uid=plan.uid)
 
-    def _joined_windows(self, plan: Joined, window: Window, needs: Needs) -> DataStream:
+    def _joined_windows(self, plan: Joined, window: Window, needs: DownstreamNeeds) -> DataStream:
         left, right = self.stream(plan.left, needs), self.stream(plan.right, needs)
         keyed = left.join(right).where(*plan.left_keys).equal_to(*plan.right_keys)
         columns = {**_origins(plan), **dict(plan.window_bounds)}
@@ -270,7 +270,7 @@ class StreamBuilder:
         WindowTable: _unfinished,
         Windowed: _windowed,
         RowNumber: _unfinished,
-        TopN: _top,
+        SqlTopN: _top,
         Over: _over,
         Joined: _joined,
     }
@@ -309,7 +309,7 @@ def _assigner(window: Window) -> WindowAssigner[object]:
 
 
 @contextmanager
-def _position(at: Position) -> Iterator[None]:
+def _position(at: SqlPosition) -> Iterator[None]:
     """Adds the position of a clause to an error of the API; the innermost clause counts."""
     try:
         yield
@@ -334,7 +334,7 @@ class SelectColumns:
         return frame.selectExpr(*self._columns)
 
 
-class SelectRows:
+class FilterRows:
     """Filters a DataFrame.
 
     Args:
@@ -389,7 +389,7 @@ def filter_rows(stream: DataStream, condition: Expression) -> DataStream:
     if level_of(stream._node):
         return stream.filter(function)
     step = RowStep(StepKind.FILTER, function, stream.schema)
-    return _transformed(stream, SelectRows(spark_sql(condition)), step, after_filter(stream._changelog))
+    return _transformed(stream, FilterRows(spark_sql(condition)), step, after_filter(stream._changelog))
 
 
 def _transformed(

@@ -27,17 +27,17 @@ from stateflow.api.sql.expressions import (
     not_null,
     replace_columns,
 )
-from stateflow.api.sql.parser import Position, SqlText
+from stateflow.api.sql.parser import SqlPosition, SqlText
 from stateflow.api.sql.plan import (
     Computed,
     Filtered,
+    FromTable,
     Joined,
     LookupTable,
     Path,
     Plan,
     Relation,
     RelationScope,
-    Source,
     Window,
     WindowTable,
     name_computed_column,
@@ -156,16 +156,16 @@ class JoinPlanner:
             names[name] = each
         return names
 
-    def _sources(self, left_null: bool, right_null: bool) -> tuple[Source, ...]:
+    def _sources(self, left_null: bool, right_null: bool) -> tuple[FromTable, ...]:
         (source,) = self.right.sources
         out = {each.name: Field(name, _nullable(each, right_null).type) for name, each in self._right_names.items()}
         left = tuple(
             replace(each, columns={name: _nullable(of, left_null) for name, of in each.columns.items()})
             for each in self.left.sources
         )
-        return (*left, Source(source.alias, {name: out[of.name] for name, of in source.columns.items()}))
+        return (*left, FromTable(source.alias, {name: out[of.name] for name, of in source.columns.items()}))
 
-    def _conditions(self, sources: tuple[Source, ...]) -> list[Expression]:
+    def _conditions(self, sources: tuple[FromTable, ...]) -> list[Expression]:
         analysis = Analysis(self.text, RelationScope(self.text, sources))
         return conjuncts(analysis.condition(self.node.args["on"]))
 
@@ -405,7 +405,7 @@ def check_kind(text: SqlText, join: exp.Join, how: str) -> None:
         text.fail(join, f"a {how} look-up join is not supported", "use JOIN or LEFT JOIN")
 
 
-def keyed_rows(rows: Plan, keys: Sequence[Expression], at: Position) -> tuple[Plan, tuple[str, ...]]:
+def keyed_rows(rows: Plan, keys: Sequence[Expression], at: SqlPosition) -> tuple[Plan, tuple[str, ...]]:
     """Returns rows with a column for each key, and the names of these columns."""
     items: dict[str, Expression] = {each.name: Ref(each.name, each.type) for each in rows.fields}
     taken = {name.lower() for name in (*items, source_time(rows))}
@@ -593,7 +593,7 @@ def _pruned_side(join: Joined, side: Plan, used: set[str]) -> Plan:
     return replace(side, items=items, input=prune_columns(side.input, inner))
 
 
-def select_columns(plan: Plan, items: Sequence[tuple[str, Expression]], at: Position) -> Plan:
+def select_columns(plan: Plan, items: Sequence[tuple[str, Expression]], at: SqlPosition) -> Plan:
     """Returns computed columns. A join emits them itself if all of them are its columns."""
     plan = prune_columns(plan, {name for _, expression in items for name in columns_of(expression)})
     kinds = {each.name: each.type for each in plan.fields}

@@ -176,7 +176,7 @@ _SHOWN = 80
 
 
 @dataclass(frozen=True)
-class Position:
+class SqlPosition:
     """Where a construct begins in a statement.
 
     Attributes:
@@ -195,14 +195,14 @@ class SqlText:
 
     text: str
 
-    def at(self, start: int, end: int) -> Position:
+    def at(self, start: int, end: int) -> SqlPosition:
         """Returns the position of the characters from `start` to before `end`."""
         line = self.text.count("\n", 0, start) + 1
         column = start - (self.text.rfind("\n", 0, start) + 1) + 1
         shown = " ".join(self.text[start : min(end, start + _SHOWN)].split())
-        return Position(line, column, shown)
+        return SqlPosition(line, column, shown)
 
-    def of(self, node: exp.Expr) -> Position:
+    def of(self, node: exp.Expr) -> SqlPosition:
         """Returns the position of a parsed construct."""
         # Positions in a hint are relative to the hint.
         parts = (each for each in node.walk(prune=_is_hint) if not _is_hint(each))
@@ -234,7 +234,7 @@ def _is_hint(node: exp.Expr) -> bool:
     return isinstance(node, exp.Hint)
 
 
-def error_at(position: Position, message: str, hint: str, **facts: object) -> JobDefinitionError:
+def error_at(position: SqlPosition, message: str, hint: str, **facts: object) -> JobDefinitionError:
     """Returns the error of a statement."""
     at = {"line": position.line, "column": position.column, "sql": position.text}
     return JobDefinitionError(message, hint=hint, **at, **facts)

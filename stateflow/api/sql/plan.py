@@ -12,7 +12,7 @@ from sqlglot import exp
 from stateflow.api.over.frames import Preceding
 from stateflow.api.sql.analysis import Scope
 from stateflow.api.sql.expressions import BIGINT, Expression, Field, Ref, canonical
-from stateflow.api.sql.parser import Position, SqlText
+from stateflow.api.sql.parser import SqlPosition, SqlText
 from stateflow.helpers import did_you_mean
 
 Items = tuple[tuple[str, Expression], ...]
@@ -30,7 +30,7 @@ class Table:
     name: str
     fields: tuple[Field, ...]
     time: str
-    at: Position = field(compare=False)
+    at: SqlPosition = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class LookupTable:
 
     name: str
     fields: tuple[Field, ...]
-    at: Position = field(compare=False)
+    at: SqlPosition = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Shared:
     name: str
     input: Plan
     time: str
-    at: Position = field(compare=False)
+    at: SqlPosition = field(compare=False)
     is_view: bool = False
 
     @property
@@ -69,7 +69,7 @@ class Computed:
 
     input: Plan
     items: Items
-    at: Position = field(compare=False)
+    at: SqlPosition = field(compare=False)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -83,7 +83,7 @@ class Filtered:
 
     input: Plan
     condition: Expression
-    at: Position = field(compare=False)
+    at: SqlPosition = field(compare=False)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -96,7 +96,7 @@ class United:
     """The rows of several queries with the same columns."""
 
     inputs: tuple[Plan, ...]
-    at: Position = field(compare=False)
+    at: SqlPosition = field(compare=False)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -105,7 +105,7 @@ class United:
 
 
 @dataclass(frozen=True)
-class Aggregate:
+class SqlAggregate:
     """An aggregate of `KeyedStream.aggregate_columns`.
 
     Attributes:
@@ -134,10 +134,10 @@ class Grouped:
 
     input: Plan
     keys: tuple[str, ...]
-    aggregates: tuple[Aggregate, ...]
+    aggregates: tuple[SqlAggregate, ...]
     fields: tuple[Field, ...]
     uid: str
-    at: Position = field(compare=False)
+    at: SqlPosition = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class WindowTable:
     window: Window
     fields: tuple[Field, ...]
     keys: tuple[str, ...]
-    at: Position = field(compare=False)
+    at: SqlPosition = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -198,11 +198,11 @@ class Windowed:
     input: Plan
     window: Window
     keys: tuple[str, ...]
-    aggregates: tuple[Aggregate, ...]
+    aggregates: tuple[SqlAggregate, ...]
     bounds: tuple[tuple[str, str], ...]
     fields: tuple[Field, ...]
     uid: str
-    at: Position = field(compare=False)
+    at: SqlPosition = field(compare=False)
     late: LateRows = LateRows()
 
 
@@ -220,7 +220,7 @@ class RowNumber:
     order: tuple[tuple[str, bool], ...]
     rank: str
     uid: str
-    at: Position = field(compare=False)
+    at: SqlPosition = field(compare=False)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -229,7 +229,7 @@ class RowNumber:
 
 
 @dataclass(frozen=True)
-class TopN:
+class SqlTopN:
     """The first rows of each key.
 
     Attributes:
@@ -243,7 +243,7 @@ class TopN:
     n: int
     rank: str
     uid: str
-    at: Position = field(compare=False)
+    at: SqlPosition = field(compare=False)
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -262,11 +262,11 @@ class Over:
 
     input: Plan
     keys: tuple[str, ...]
-    aggregates: tuple[Aggregate, ...]
+    aggregates: tuple[SqlAggregate, ...]
     preceding: Preceding
     fields: tuple[Field, ...]
     uid: str
-    at: Position = field(compare=False)
+    at: SqlPosition = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ class Joined:
     columns: tuple[tuple[str, bool, str], ...]
     fields: tuple[Field, ...]
     uid: str
-    at: Position = field(compare=False)
+    at: SqlPosition = field(compare=False)
     bounds: tuple[timedelta, timedelta] = (timedelta(), timedelta())
     window: Window | None = None
     window_bounds: tuple[tuple[str, str], ...] = ()
@@ -314,7 +314,7 @@ Plan = (
     | WindowTable
     | Windowed
     | RowNumber
-    | TopN
+    | SqlTopN
     | Over
     | Joined
 )
@@ -384,7 +384,7 @@ def source_time(plan: Plan) -> str:
 
 
 @dataclass(frozen=True)
-class Source:
+class FromTable:
     """A table of FROM.
 
     Attributes:
@@ -401,18 +401,18 @@ class Relation:
     """The result of FROM: a plan, and its columns by table."""
 
     plan: Plan
-    sources: tuple[Source, ...]
+    sources: tuple[FromTable, ...]
 
     @classmethod
     def of(cls, plan: Plan, alias: str) -> Relation:
         """Returns the rows of one table."""
-        return cls(plan, (Source(alias, {each.name: each for each in plan.fields}),))
+        return cls(plan, (FromTable(alias, {each.name: each for each in plan.fields}),))
 
 
 class RelationScope(Scope):
     """The columns of the tables in FROM."""
 
-    def __init__(self, text: SqlText, sources: tuple[Source, ...]) -> None:
+    def __init__(self, text: SqlText, sources: tuple[FromTable, ...]) -> None:
         self._text = text
         self._sources = sources
 

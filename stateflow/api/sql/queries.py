@@ -14,11 +14,11 @@ from stateflow.api.joins.lookup_join import cache_table, check_lookup
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink
 from stateflow.api.sql.analysis import Analysis
-from stateflow.api.sql.build import Needs, StreamBuilder
+from stateflow.api.sql.build import DownstreamNeeds, StreamBuilder
 from stateflow.api.sql.calls import cast, common
 from stateflow.api.sql.expressions import INTERVAL, TIMESTAMP, Expression, Field, Ref, columns_of, fields_of
 from stateflow.api.sql.joins import JoinPlanner
-from stateflow.api.sql.parser import Position, SqlText, parse_statements
+from stateflow.api.sql.parser import SqlPosition, SqlText, parse_statements
 from stateflow.api.sql.plan import (
     Computed,
     LateRows,
@@ -356,7 +356,7 @@ class SqlCatalog:
         self._check_new(name)
         self._streams[name] = stream
         fields, time = fields_of(stream.schema), event_time_of(stream._node)
-        self.tables[name] = Table(name, fields, time, Position(1, 1, name))
+        self.tables[name] = Table(name, fields, time, SqlPosition(1, 1, name))
 
     def register_lookup_table(self, name: str, read: ReadTable, rows: type[object], cache: timedelta | None) -> None:
         """Adds a table for look-up joins. Raises as `StreamExecutionEnvironment.register_lookup_table`."""
@@ -372,7 +372,7 @@ class SqlCatalog:
         self._check_new(name)
         # One for all joins with the table.
         self._lookups[name] = cache_table(read, cache)
-        self.tables[name] = LookupTable(name, fields, Position(1, 1, name))
+        self.tables[name] = LookupTable(name, fields, SqlPosition(1, 1, name))
 
     def register_sink(self, name: str, sink: object) -> None:
         """Adds a sink. Raises as `StreamExecutionEnvironment.register_sink`."""
@@ -408,9 +408,9 @@ class SqlCatalog:
         if not isinstance(statement, exp.Query):
             source.fail(statement, "sql_query needs a query", "write SELECT …; sql executes statements")
         plan = QueryPlanner(source, self.tables).plan(statement, Path(uid))
-        return self._built(source, statement, plan, late, Needs(time=True))
+        return self._built(source, statement, plan, late, DownstreamNeeds(time=True))
 
-    def _built(self, text: SqlText, node: exp.Expr, plan: Plan, late: LateRows, needs: Needs) -> DataStream:
+    def _built(self, text: SqlText, node: exp.Expr, plan: Plan, late: LateRows, needs: DownstreamNeeds) -> DataStream:
         """Returns the stream of a plan, and registers the table of its late rows."""
         windows = windows_of(plan)
         if late.table:
@@ -448,7 +448,7 @@ class SqlCatalog:
         plan = QueryPlanner(text, self.tables).plan(query, Path(name))
         if columns:
             plan = _renamed(text, node, plan, [each.name for each in columns])
-        self._built(text, node, plan, late, Needs()).sink_to(self.sinks[name], uid=name)
+        self._built(text, node, plan, late, DownstreamNeeds()).sink_to(self.sinks[name], uid=name)
 
     def _create_view(self, text: SqlText, node: exp.Create) -> None:
         if node.kind != "VIEW" or node.args.get("replace") or not isinstance(node.this, exp.Table):

@@ -37,9 +37,9 @@ from stateflow.api.sql.expressions import (
 from stateflow.api.sql.joins import push_conditions, select_columns
 from stateflow.api.sql.parser import SqlText
 from stateflow.api.sql.plan import (
-    Aggregate,
     Computed,
     Filtered,
+    FromTable,
     Grouped,
     Over,
     Path,
@@ -48,8 +48,8 @@ from stateflow.api.sql.plan import (
     RelationScope,
     RowNumber,
     Shared,
-    Source,
-    TopN,
+    SqlAggregate,
+    SqlTopN,
     Windowed,
     WindowTable,
     name_computed_column,
@@ -125,7 +125,7 @@ class SelectPlanner:
 
     # -- columns ------------------------------------------------------------------------------------------------------
 
-    def _computed(self, node: exp.Select, plan: Plan, sources: tuple[Source, ...]) -> Plan:
+    def _computed(self, node: exp.Select, plan: Plan, sources: tuple[FromTable, ...]) -> Plan:
         scope = OverScope(self.text, sources, plan)
         analysis = Analysis(self.text, scope)
         items: list[tuple[str, Expression]] = []
@@ -335,7 +335,7 @@ def _uses(node: exp.Select, name: str) -> bool:
     return any(column.name == name or isinstance(column.this, exp.Star) for column in found)
 
 
-def _with_bounds(sources: tuple[Source, ...]) -> tuple[Source, ...]:
+def _with_bounds(sources: tuple[FromTable, ...]) -> tuple[FromTable, ...]:
     """Returns the table of a window function with the columns for the bounds of its windows."""
     (only,) = sources
     return (replace(only, columns={**{bound: Field(bound, TIMESTAMP) for bound in BOUNDS}, **only.columns}),)
@@ -397,7 +397,7 @@ class Groups(Scope):
     keys: dict[str, Expression]
     fixed: dict[str, str] = field(default_factory=dict)
     before: dict[str, Expression] = field(default_factory=dict)
-    aggregates: dict[str, tuple[Aggregate, SqlType]] = field(default_factory=dict)
+    aggregates: dict[str, tuple[SqlAggregate, SqlType]] = field(default_factory=dict)
     wanted: str = ""
     """The name that the next aggregate gets, of the item that consists of it."""
 
@@ -444,7 +444,7 @@ class Groups(Scope):
         where = ""
         if isinstance(node, exp.Filter):
             where = self._computed("where", self._analysis.condition(node.expression.this))
-        declared = Aggregate("", kind, column, where)
+        declared = SqlAggregate("", kind, column, where)
         if kind == "mean" and (of.name == "bigint" or of.is_decimal):
             return self._exact_average(node, declared, of)
         if kind == "variance" and (name.endswith("_POP") or name.startswith("STDDEV")):
@@ -484,7 +484,7 @@ class Groups(Scope):
             self.before[name] = expression
         return name
 
-    def _deviation(self, node: exp.Expr, declared: Aggregate, of: SqlType, name: str) -> Expression:
+    def _deviation(self, node: exp.Expr, declared: SqlAggregate, of: SqlType, name: str) -> Expression:
         """Returns the variance of a population, or a standard deviation, from the variance of a sample."""
         wanted, self.wanted = self.wanted, ""
         made = self._added(node, replace(declared, name=wanted and f"{wanted}_variance"), of)
@@ -501,7 +501,7 @@ class Groups(Scope):
         assert not isinstance(root, str)
         return root
 
-    def _exact_average(self, node: exp.Expr, declared: Aggregate, of: SqlType) -> Expression:
+    def _exact_average(self, node: exp.Expr, declared: SqlAggregate, of: SqlType) -> Expression:
         """Returns the average of integers, an integer, or of decimals, a decimal, as in Flink."""
         wanted, self.wanted = self.wanted, ""
         total = self._added(node, replace(declared, name=wanted and f"{wanted}_sum", kind="sum"), of)
@@ -513,7 +513,7 @@ class Groups(Scope):
             made = _must("case", _must("eq", count, Constant(0, BIGINT)), Constant(None, NULL), made)
         return made
 
-    def _added(self, node: exp.Expr, aggregate: Aggregate, of: SqlType) -> Expression:
+    def _added(self, node: exp.Expr, aggregate: SqlAggregate, of: SqlType) -> Expression:
         """Adds an aggregate, or finds an equal one; returns the column of its result."""
         result = self._result_type(node, aggregate, of)
         name = aggregate.name or self.wanted or self._default_name(aggregate)
@@ -526,10 +526,10 @@ class Groups(Scope):
         self.aggregates[name] = (replace(aggregate, name=name), result)
         return Ref(name, result)
 
-    def _default_name(self, aggregate: Aggregate) -> str:
+    def _default_name(self, aggregate: SqlAggregate) -> str:
         return name_computed_column(aggregate.kind, Constant(" ".join(aggregate.declared), STRING))
 
-    def _result_type(self, node: exp.Expr, aggregate: Aggregate, of: SqlType) -> SqlType:
+    def _result_type(self, node: exp.Expr, aggregate: SqlAggregate, of: SqlType) -> SqlType:
         if of.name not in ("other", "null", "interval"):
             column = RowSchema.of(row_class("Value", [Field(aggregate.column, of)])).column(aggregate.column)
             made = aggregate_for(aggregate.kind, column, aggregate.where)
@@ -574,12 +574,12 @@ def has_over(node: exp.Expr) -> bool:
 class OverScope(RelationScope):
     """The columns of FROM, and what OVER computes of them."""
 
-    def __init__(self, text: SqlText, sources: tuple[Source, ...], plan: Plan) -> None:
+    def __init__(self, text: SqlText, sources: tuple[FromTable, ...], plan: Plan) -> None:
         super().__init__(text, sources)
         self._inner = Analysis(text, RelationScope(text, sources))
         self._plan = plan
         self.before: dict[str, Expression] = {}
-        self.aggregates: dict[str, tuple[Aggregate, SqlType]] = {}
+        self.aggregates: dict[str, tuple[SqlAggregate, SqlType]] = {}
         self.frame: Frame | None = None
         self.rank = ""
         self.wanted = ""
@@ -709,7 +709,7 @@ class OverScope(RelationScope):
         name = wanted if wanted and wanted not in taken else f"{kind}_{column}"
         while name in taken:
             name += "_"
-        self.aggregates[name] = (Aggregate(name, kind, column), of)
+        self.aggregates[name] = (SqlAggregate(name, kind, column), of)
         return Ref(name, of)
 
 
@@ -764,8 +764,8 @@ class Numbered:
         items = self.plan.items if rank else tuple(item for item in self.plan.items if item[0] != self.name)
         return replace(self.plan, input=self._top(numbered, rank), items=items)
 
-    def _top(self, numbered: RowNumber, rank: str) -> TopN:
-        return TopN(numbered.input, numbered.keys, numbered.order, self.n, rank, numbered.uid, numbered.at)
+    def _top(self, numbered: RowNumber, rank: str) -> SqlTopN:
+        return SqlTopN(numbered.input, numbered.keys, numbered.order, self.n, rank, numbered.uid, numbered.at)
 
     def _computes_with(self, rank: str) -> bool:
         return any(rank in columns_of(each) for name, each in self.plan.items if name != self.name)

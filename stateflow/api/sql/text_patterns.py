@@ -93,7 +93,7 @@ def is_simple_like(normal: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Pattern:
+class JavaPattern:
     """A regular expression of Java in a form that has the same meaning in Java and in Python.
 
     Attributes:
@@ -133,7 +133,7 @@ class Pattern:
         return extract
 
 
-def java_pattern(text: str) -> Pattern:
+def java_pattern(text: str) -> JavaPattern:
     """Returns a regular expression of Java in a form for both languages.
 
     Raises:
@@ -148,7 +148,7 @@ def java_pattern(text: str) -> Pattern:
     except (re.error, OverflowError, RecursionError) as e:
         raise ValueError(str(e)) from None
     is_risky = parsed.is_risky or parsed.unbounded > 2
-    return Pattern(found.text, found.linear or "", parsed.groups, found.certain, is_risky)
+    return JavaPattern(found.text, found.linear or "", parsed.groups, found.certain, is_risky)
 
 
 def _is_accepted(linear: str) -> bool:

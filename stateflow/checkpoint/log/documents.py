@@ -615,7 +615,7 @@ class Request(Document, frozen=True, kw_only=True):
     """For a stop: whether a newer run asks for it, which continues the job."""
 
 
-class Answer(Document, frozen=True, kw_only=True):
+class RequestAnswer(Document, frozen=True, kw_only=True):
     """`requests/<id>.done`: the outcome of a request; the first writer decides it."""
 
     id: str

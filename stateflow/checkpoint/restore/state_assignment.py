@@ -207,7 +207,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class WrittenState:
+class WrittenOperatorState:
     """Operator state as the subtasks of an operator wrote it at a barrier.
 
     Attributes:
@@ -234,7 +234,7 @@ class AssignedState:
     broadcasts: Mapping[str, dict[bytes, bytes]] = field(default_factory=dict)
 
 
-def assign(written: WrittenState, subtask: int, parallelism: int, max_parallelism: int) -> AssignedState:
+def assign(written: WrittenOperatorState, subtask: int, parallelism: int, max_parallelism: int) -> AssignedState:
     """Returns the operator state that one subtask restores.
 
     Args:

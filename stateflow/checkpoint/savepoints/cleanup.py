@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from stateflow import failpoints
 from stateflow.checkpoint.job_requests import read_answer
-from stateflow.checkpoint.log.documents import Answer, Origin, Savepoint
+from stateflow.checkpoint.log.documents import Origin, RequestAnswer, Savepoint
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import get_or_none, write_bytes
 from stateflow.checkpoint.savepoints.catalog import (
@@ -48,7 +48,7 @@ _MARKER = re.compile(rb"[0-9a-f]{32}|damaged")
 _LONGEST_MARKER = 32
 
 
-def finish_savepoint(root: JobRoot, made: StoredSavepoint, given: Answer, took_ms: float = 0) -> None:
+def finish_savepoint(root: JobRoot, made: StoredSavepoint, given: RequestAnswer, took_ms: float = 0) -> None:
     """Keeps a run's savepoint if the answer names it, and deletes it if another answer was written first.
 
     Args:

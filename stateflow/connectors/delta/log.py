@@ -43,7 +43,7 @@ import pyarrow.parquet as pq
 
 from stateflow.api.sink import Successor
 from stateflow.connectors.data_files import UnnamedFile, disk_error, own_names
-from stateflow.connectors.delta_types import Field
+from stateflow.connectors.delta_types import DeltaField
 from stateflow.connectors.parquet_batches import read_batches
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused, StorageError
 from stateflow.storage.posix import LinkedFolder, NotRegular, open_file, open_folder, open_path, open_root
@@ -86,7 +86,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     description: str | None = None
     created_time: int | None = None
 
-    def fields(self) -> list[Field]:
+    def fields(self) -> list[DeltaField]:
         """Returns the columns. Raises CorruptFile."""
         try:
             return _schema.decode(self.schema_string).fields
@@ -110,7 +110,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 
 
 class _Schema(msgspec.Struct):
-    fields: list[Field]
+    fields: list[DeltaField]
 
 
 class _Transaction(msgspec.Struct, frozen=True, rename="camel"):

@@ -72,10 +72,10 @@ from stateflow.connectors.delta.versions import (
     ENGINE,
     RESTORE,
     ActiveFiles,
+    DeltaUpsert,
     FileChange,
     Rewinder,
-    Rewrite,
-    Upsert,
+    RewrittenFiles,
     remove_action,
     remove_files,
 )
@@ -85,7 +85,7 @@ from stateflow.connectors.delta_types import (
     FEATURE_READER_VERSION,
     FEATURE_WRITER_VERSION,
     TIMESTAMPS_WITHOUT_ZONE,
-    Field,
+    DeltaField,
     arrow_field,
     delta_field,
     delta_type,
@@ -671,14 +671,14 @@ class UpsertTable(DeltaSinkTable):
         remove_files(self._root, (file.path for file in useless))
         return version
 
-    def _upsert(self, last: Committable) -> Upsert:
+    def _upsert(self, last: Committable) -> DeltaUpsert:
         emitted = FileName.parse(last.path)
         assert emitted is not None
         writing = replace(emitted.writing, subtask=0, attempt=f"u{_clock.new_id()}")
         name = FileName.first(self._context, writing)
-        return Upsert(self._root, self._settings, self._stored, name)
+        return DeltaUpsert(self._root, self._settings, self._stored, name)
 
-    def _upsert_actions(self, token: int, rewrite: Rewrite) -> list[Action]:
+    def _upsert_actions(self, token: int, rewrite: RewrittenFiles) -> list[Action]:
         now = now_ms()
         info = {
             "timestamp": now,
@@ -932,7 +932,7 @@ def _configuration_refusals(configuration: Mapping[str, str | None]) -> Iterator
         yield _Refusal({"property": _TRANSACTION_RETENTION}, reason, hint)
 
 
-def _column_refusals(field: Field, *, is_declared: bool) -> Iterator[_Refusal]:
+def _column_refusals(field: DeltaField, *, is_declared: bool) -> Iterator[_Refusal]:
     name = field.name
     if not field.nullable and not is_declared:
         hint = f"declare the column, or ALTER TABLE ... ALTER COLUMN {name} DROP NOT NULL, {_OTHER_TABLE}"
@@ -946,7 +946,7 @@ def _column_refusals(field: Field, *, is_declared: bool) -> Iterator[_Refusal]:
                     break
 
 
-def _differences(fields: list[Field], schema: RowSchema) -> tuple[dict[str, str], dict[str, str | None]]:
+def _differences(fields: list[DeltaField], schema: RowSchema) -> tuple[dict[str, str], dict[str, str | None]]:
     """Returns the columns of rows that the table lacks, and what it has instead: types by name, None for no column.
 
     The table may have further columns, which are null, and its columns may be in any order. A narrower type, or one
@@ -970,7 +970,7 @@ def _differences(fields: list[Field], schema: RowSchema) -> tuple[dict[str, str]
     return declared, found
 
 
-def _may_store(field: Field, column: Column) -> bool:
+def _may_store(field: DeltaField, column: Column) -> bool:
     try:
         found = arrow_field(field.name, field.type, metadata=field.metadata)
     except (ValueError, LookupError, TypeError, AttributeError):  # the last three: of a malformed nested type
@@ -987,7 +987,7 @@ _IMPLIED = {
 """The features that a writer version without a list of features has, which a list must contain."""
 
 
-def missing_columns(table: str, fields: Sequence[Field], schema: RowSchema) -> tuple[Column, ...]:
+def missing_columns(table: str, fields: Sequence[DeltaField], schema: RowSchema) -> tuple[Column, ...]:
     """Returns the columns that a table lacks; arguments and errors as of `columns_to_add`, with the table's fields."""
     types = [type_text(field.type) for field in fields]
     return columns_to_add(

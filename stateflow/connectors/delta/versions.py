@@ -169,7 +169,7 @@ class DataFile:
 
 
 @dataclass(frozen=True)
-class Entry:
+class DeltaEntry:
     """A decoded entry of the log.
 
     Attributes:
@@ -206,13 +206,13 @@ class Content:
     files: Mapping[Key, DataFile]
 
 
-def parent(entry: Entry) -> int:
+def parent(entry: DeltaEntry) -> int:
     """Returns the version that an entry is based on: the restored version, or the one before the entry."""
     back_to = restored(entry)
     return entry.version - 1 if back_to is None else back_to
 
 
-def restored(entry: Entry) -> int | None:
+def restored(entry: DeltaEntry) -> int | None:
     """Returns the version that stateflow restored with this entry; None for any other entry."""
     commit = entry.commit
     if (commit.engine_info, commit.operation) != (ENGINE, RESTORE):
@@ -252,7 +252,7 @@ def check_file(table: Path, file: DataFile) -> None:
         size_of(table, vector)
 
 
-def read_entry(table: Path, version: int) -> Entry | None:
+def read_entry(table: Path, version: int) -> DeltaEntry | None:
     """Returns the log entry of a version; None when the log has no such entry."""
     path = entry_path(table, version)
     try:
@@ -265,7 +265,7 @@ def read_entry(table: Path, version: int) -> Entry | None:
         raise CorruptFile(message, file=str(path), reason=str(e)) from e
 
 
-def _entry(version: int, actions: Iterable[Action]) -> Entry:
+def _entry(version: int, actions: Iterable[Action]) -> DeltaEntry:
     info: Action = {}
     tokens: dict[str, int] = {}
     files: dict[str, list[DataFile]] = {"add": [], "remove": []}
@@ -278,7 +278,7 @@ def _entry(version: int, actions: Iterable[Action]) -> Entry:
             # Files that were only rewritten, often many, are not kept.
             elif kind in files and value["dataChange"]:
                 files[kind].append(DataFile.of(value))
-    return Entry(version, info, tokens, tuple(files["add"]), tuple(files["remove"]))
+    return DeltaEntry(version, info, tokens, tuple(files["add"]), tuple(files["remove"]))
 
 
 def read_content(table: Path, version: int, application: str) -> Content | None:
@@ -461,7 +461,7 @@ class Rewinder:
         self._table = table
         self._application = application
         self._head = head
-        self._entries: dict[int, Entry | None] = {}
+        self._entries: dict[int, DeltaEntry | None] = {}
 
     def plan(self, checkpoint_id: int) -> SinkRewind:
         """Returns the effect of a rewind to `checkpoint_id`.
@@ -518,7 +518,7 @@ class Rewinder:
             raise self._too_old(newest=self._head.version, checkpoint=checkpoint_id)
         return first - 1
 
-    def _entry(self, version: int) -> Entry | None:
+    def _entry(self, version: int) -> DeltaEntry | None:
         if version not in self._entries:
             self._entries[version] = read_entry(self._table, version)
         return self._entries[version]
@@ -573,10 +573,10 @@ class Rewinder:
         removed, returned = divergence.rows()
         return removed, returned, tuple(divergence.other_commits(self._application))
 
-    def _paths_from_base(self, newest: int, older: int) -> tuple[int | None, list[Entry], list[Entry]]:
+    def _paths_from_base(self, newest: int, older: int) -> tuple[int | None, list[DeltaEntry], list[DeltaEntry]]:
         """Returns the newest common base of two versions (None when unknown), and the entries from there to each."""
-        undone: list[Entry] = []
-        redone: list[Entry] = []
+        undone: list[DeltaEntry] = []
+        redone: list[DeltaEntry] = []
         while newest != older:
             entry = self._entry(max(newest, older))
             if entry is None:
@@ -590,7 +590,7 @@ class Rewinder:
         return newest, undone[::-1], redone[::-1]
 
 
-def _other(version: int, entry: Entry | None, application: str) -> OtherCommit | None:
+def _other(version: int, entry: DeltaEntry | None, application: str) -> OtherCommit | None:
     if entry is None:
         return OtherCommit(version, frozenset(), f"version {version}: its log entry no longer exists")
     if application in entry.tokens or not (entry.added or entry.removed):
@@ -684,8 +684,8 @@ class Divergence:
     """
 
     files: Files | None
-    undone: Sequence[Entry]
-    redone: Sequence[Entry]
+    undone: Sequence[DeltaEntry]
+    redone: Sequence[DeltaEntry]
 
     def rows(self) -> tuple[int | None, int | None]:
         """Returns the number of rows to remove and of rows to restore; None for unknown numbers."""
@@ -712,12 +712,12 @@ class Divergence:
                 yield _commit(entry, _difference(added, removed))
 
 
-def other_commit(entry: Entry) -> OtherCommit:
+def other_commit(entry: DeltaEntry) -> OtherCommit:
     """Describes a commit of another writer from its log entry."""
     return _commit(entry, _difference(_sum(f.rows for f in entry.added), _sum(f.rows for f in entry.removed)))
 
 
-def _replayed(files: Files, entries: Iterable[Entry]) -> Files | None:
+def _replayed(files: Files, entries: Iterable[DeltaEntry]) -> Files | None:
     """Applies the row changes of `entries` to `files`, without compactions; returns None when that is not possible."""
     result = dict(files)
     for entry in entries:
@@ -730,7 +730,7 @@ def _replayed(files: Files, entries: Iterable[Entry]) -> Files | None:
     return result
 
 
-def _kept(newest: Files, older: Files, undone: Iterable[Entry], redone: Iterable[Entry]) -> int | None:
+def _kept(newest: Files, older: Files, undone: Iterable[DeltaEntry], redone: Iterable[DeltaEntry]) -> int | None:
     """Returns the number of rows in both versions, as far as files and metrics of their writers determine it."""
     if all(any(_copied_rows(e) != 0 for e in entries) for entries in (undone, redone)):
         return None  # a file that was rewritten on both paths is in neither version, but its rows may be in both
@@ -741,7 +741,7 @@ def _kept(newest: Files, older: Files, undone: Iterable[Entry], redone: Iterable
     return _sum([*(_least(now[p], then[p]) for p in now.keys() & then.keys()), *copied])
 
 
-def _copied(now: _RowsByPath, then: _RowsByPath, entries: Iterable[Entry]) -> Iterator[int | None]:
+def _copied(now: _RowsByPath, then: _RowsByPath, entries: Iterable[DeltaEntry]) -> Iterator[int | None]:
     """Yields the rows that a DELETE, UPDATE or MERGE of `entries` copied from files of `then` into files of `now`."""
     old = set(then)
     for entry in entries:
@@ -758,7 +758,7 @@ def _copied(now: _RowsByPath, then: _RowsByPath, entries: Iterable[Entry]) -> It
             yield None  # which rows remain is unknown when they come from files of both kinds
 
 
-def _copied_rows(entry: Entry) -> int | None:
+def _copied_rows(entry: DeltaEntry) -> int | None:
     commit = entry.commit
     if commit.operation not in _COPYING:
         return 0
@@ -780,14 +780,14 @@ def _sum(numbers: Iterable[int | None]) -> int | None:
     return total
 
 
-def _commit(entry: Entry, rows: int | None) -> OtherCommit:
+def _commit(entry: DeltaEntry, rows: int | None) -> OtherCommit:
     paths = sorted({f.path for f in (*entry.added, *entry.removed)})
     return OtherCommit(
         entry.version, frozenset(entry.tokens), _sentence(entry, rows), tuple(paths), entry.commit.operation or "", rows
     )
 
 
-def _sentence(entry: Entry, rows: int | None) -> str:
+def _sentence(entry: DeltaEntry, rows: int | None) -> str:
     who = "".join(f" by {application}" for application in sorted(entry.tokens))
     ms = entry.commit.timestamp
     when = f" at {datetime.fromtimestamp(ms // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if ms else ""
@@ -812,14 +812,14 @@ _COMBINED_BYTES = 32 << 20
 
 
 @dataclass(frozen=True)
-class Rewrite:
+class RewrittenFiles:
     """The data files that an upsert replaces, and those that it adds."""
 
     removed: tuple[DataFile, ...]
     added: tuple[Committable, ...]
 
 
-class Upsert:
+class DeltaUpsert:
     """One upsert.
 
     Args:
@@ -842,7 +842,9 @@ class Upsert:
         # Of a key, which is never null, null in the table is the empty text.
         self._empty = {f.name for f in self._keys if f.name in rows.partition_by and pa.types.is_string(f.type)}
 
-    def apply(self, emitted: Sequence[Committable], active: Iterable[DataFile], vectors: DeletionVectors) -> Rewrite:
+    def apply(
+        self, emitted: Sequence[Committable], active: Iterable[DataFile], vectors: DeletionVectors
+    ) -> RewrittenFiles:
         """Writes the new data files.
 
         Args:
@@ -861,7 +863,7 @@ class Upsert:
         matches = [match for file in possible if (match := self._match(file, winners, vectors))]
         outputs = self._outputs(matches, without_deletes(winners, self._settings))
         added = tuple(w for number, (to, rows) in enumerate(outputs) for w in self._written(number, to, rows))
-        return Rewrite(tuple(match.file for match in matches), added)
+        return RewrittenFiles(tuple(match.file for match in matches), added)
 
     def _winners(self, emitted: Sequence[Committable]) -> pa.Table:
         """Returns the rows that change the table."""

@@ -178,7 +178,7 @@ class FileSink(Sink):
     def shadow(self) -> FileSink:
         return FileSink(f"{self.path}_shadow", format=self.format, partition_by=self._partition_by)
 
-    def _head(self) -> Entry | None:
+    def _head(self) -> VersionEntry | None:
         found = versions(self._root)
         if has_foreign_entries(self._root, found):
             raise SinkRefused(
@@ -271,7 +271,7 @@ class FileSinkTable:
         head: the newest entry of the log.
     """
 
-    def __init__(self, root: Path, context: SinkContext, head: Entry) -> None:
+    def __init__(self, root: Path, context: SinkContext, head: VersionEntry) -> None:
         self.table_id = head.marker.table_id
         self.version = head.version
         self.token: int | None = head.marker.tokens.get(context.application, 0)
@@ -351,7 +351,7 @@ class FileSinkTable:
         taken_over = {**marker.taken_over, **dict.fromkeys(former, by.text)}
         return self._append(self.version + 1, msgspec.structs.replace(marker, taken_over=taken_over), [])
 
-    def _append(self, version: int, marker: Marker, lines: Sequence[LoggedFile]) -> int | None:
+    def _append(self, version: int, marker: Marker, lines: Sequence[SinkFileStatus]) -> int | None:
         if not is_compact(version):
             return version if append(self._root, version, marker, lines, now_ms()) else None
         before = content(self._root, self.version)
@@ -372,17 +372,17 @@ class FileSinkTable:
     def _is_newest(self) -> bool:
         return versions(self._root)[-1] == self.version
 
-    def _is_ours(self, entry: Entry) -> bool:
+    def _is_ours(self, entry: VersionEntry) -> bool:
         return entry.marker.application == self._application
 
-    def _token(self, entry: Entry) -> int:
+    def _token(self, entry: VersionEntry) -> int:
         return entry.marker.tokens.get(self._application, 0)
 
-    def _entries(self, first: int) -> dict[int, Entry]:
+    def _entries(self, first: int) -> dict[int, VersionEntry]:
         found = ((v, read_entry(self._root, v)) for v in versions(self._root) if first <= v <= self.version)
         return {version: entry for version, entry in found if entry}
 
-    def _contents(self, to_version: int) -> tuple[Mapping[str, LoggedFile], Mapping[str, LoggedFile]]:
+    def _contents(self, to_version: int) -> tuple[Mapping[str, SinkFileStatus], Mapping[str, SinkFileStatus]]:
         """Returns the current content and an older version's, after checking that its files exist."""
         now, then = content(self._root, self.version), content(self._root, to_version)
         if now is None or then is None:
@@ -406,14 +406,16 @@ class FileSinkTable:
             version=version,
         )
 
-    def _others(self, entries: Mapping[int, Entry], removed: Mapping[str, LoggedFile]) -> Iterator[OtherCommit]:
+    def _others(
+        self, entries: Mapping[int, VersionEntry], removed: Mapping[str, SinkFileStatus]
+    ) -> Iterator[OtherCommit]:
         """Yields the commits of other applications that added files of `removed`."""
         for entry in entries.values():
             files = {path: file for path, file in entry.added.items() if path in removed}
             if files and not self._is_ours(entry):
                 yield self._commit_of(entry, files)
 
-    def _commit_of(self, entry: Entry, files: Mapping[str, LoggedFile]) -> OtherCommit:
+    def _commit_of(self, entry: VersionEntry, files: Mapping[str, SinkFileStatus]) -> OtherCommit:
         who, rows = entry.marker.application, _rows(files.values())
         back_to = entry.marker.back_to
         what = f"{rows} rows added" if back_to is None else f"version {back_to} restored"
@@ -432,7 +434,7 @@ class FileSinkTable:
             raise disk_error(e, self._root / path) from e
 
 
-def _rows(files: Iterable[LoggedFile]) -> int:
+def _rows(files: Iterable[SinkFileStatus]) -> int:
     return sum(file.stateflow.rows for file in files if isinstance(file.stateflow, FileFacts))
 
 
@@ -653,7 +655,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
 
 
-class LoggedFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+class SinkFileStatus(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """A line of an entry, with the fields of Spark's ``SinkFileStatus``."""
 
     path: str
@@ -666,15 +668,15 @@ class LoggedFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     stateflow: FileFacts | Marker | None = None
 
 
-class _MarkerLine(LoggedFile, frozen=True, kw_only=True, rename="camel"):
+class _MarkerLine(SinkFileStatus, frozen=True, kw_only=True, rename="camel"):
     stateflow: Marker | None = None
 
 
-class _FileLine(LoggedFile, frozen=True, kw_only=True, rename="camel"):
+class _FileLine(SinkFileStatus, frozen=True, kw_only=True, rename="camel"):
     stateflow: FileFacts | None = None
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class VersionEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A version of the table as its entry states it.
 
     For a compact entry, `files` are all files of the table; otherwise those that the version adds.
@@ -696,9 +698,9 @@ def is_compact(version: int) -> bool:
     return (version + 1) % COMPACT_INTERVAL == 0
 
 
-def file_line(root: Path, path: str, size: int, facts: FileFacts, now: int) -> LoggedFile:
+def file_line(root: Path, path: str, size: int, facts: FileFacts, now: int) -> SinkFileStatus:
     """Returns the line for a file, at a time in milliseconds since 1970."""
-    return LoggedFile(path=(root / path).as_uri(), size=size, modification_time=now, stateflow=facts)
+    return SinkFileStatus(path=(root / path).as_uri(), size=size, modification_time=now, stateflow=facts)
 
 
 def versions(root: Path) -> list[int]:
@@ -712,7 +714,7 @@ def versions(root: Path) -> list[int]:
     return sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
 
 
-def read_entry(root: Path, version: int) -> Entry | None:
+def read_entry(root: Path, version: int) -> VersionEntry | None:
     """Returns the entry of a version; None if it does not exist, or if another program wrote it.
 
     Raises:
@@ -734,14 +736,14 @@ def read_entry(root: Path, version: int) -> Entry | None:
         if lines[:1] != [_VERSION_LINE] or marker is None:
             return None
         found = [msgspec.json.decode(line, type=_FileLine) for line in lines[2:]]
-        return Entry(version=version, marker=marker, files={_relative(root, f.path): f for f in found})
+        return VersionEntry(version=version, marker=marker, files={_relative(root, f.path): f for f in found})
     except (msgspec.DecodeError, ValueError) as e:
         raise CorruptFile("an entry of a folder's log is damaged", file=str(path), reason=str(e)) from e
 
 
-def append(root: Path, version: int, marker: Marker, files: Sequence[LoggedFile], now: int) -> bool:
+def append(root: Path, version: int, marker: Marker, files: Sequence[SinkFileStatus], now: int) -> bool:
     """Creates the entry of a version, durably; returns False if it exists."""
-    first = LoggedFile(path=(root / _MARKER).as_uri(), size=0, modification_time=now, stateflow=marker)
+    first = SinkFileStatus(path=(root / _MARKER).as_uri(), size=0, modification_time=now, stateflow=marker)
     lines = [_VERSION_LINE, *map(msgspec.json.encode, (first, *files))]
     folder = root / LOG_FOLDER
     try:

@@ -240,7 +240,7 @@ def _with_vended(own: Mapping[str, object], answer: Mapping[str, str]) -> dict[s
     return found
 
 
-class Connection:
+class CatalogConnection:
     """A catalog, which is opened when it is first used.
 
     Args:
@@ -316,7 +316,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Change:
+class NewSnapshot:
     """A new snapshot.
 
     Attributes:
@@ -330,7 +330,7 @@ class Change:
     base: int | None = None
 
 
-class Commit:
+class TableCommit:
     """A change of a table, which is made once or not at all.
 
     Args:
@@ -339,7 +339,7 @@ class Commit:
         change: the change.
     """
 
-    def __init__(self, connection: Connection, table: Table, change: Change) -> None:
+    def __init__(self, connection: CatalogConnection, table: Table, change: NewSnapshot) -> None:
         self._connection = connection
         self._table = table
         transaction = _Transaction(_with_merges(table))

@@ -26,7 +26,7 @@ from stateflow.connectors.upserts import names_of
 from stateflow.helpers import check_choice
 
 if TYPE_CHECKING:
-    from stateflow.connectors.iceberg.catalog import Connection
+    from stateflow.connectors.iceberg.catalog import CatalogConnection
 
 
 class IcebergSink(StagedSink):
@@ -71,7 +71,7 @@ class IcebergSink(StagedSink):
         self._settings = IcebergSettings(
             parse_name(table), catalog, schema_evolution, names_of(partition_by), connecting
         )
-        self._opened: Connection | None = None
+        self._opened: CatalogConnection | None = None
         self._target: pa.Schema | None = None
 
     def __repr__(self) -> str:
@@ -128,11 +128,11 @@ class IcebergSink(StagedSink):
         return self._with(self._settings.shadow())
 
     @property
-    def _connection(self) -> Connection:
+    def _connection(self) -> CatalogConnection:
         if self._opened is None:
-            from stateflow.connectors.iceberg.catalog import Connection
+            from stateflow.connectors.iceberg.catalog import CatalogConnection
 
-            self._opened = Connection(self._settings)
+            self._opened = CatalogConnection(self._settings)
         return self._opened
 
     def _with(self, settings: IcebergSettings, target: pa.Schema | None = None) -> IcebergSink:

@@ -50,7 +50,14 @@ from stateflow.api.schema import Column, RowSchema
 from stateflow.api.sink import SinkContext, SinkRewind, Successor, TableChanges
 from stateflow.clock import SystemClock
 from stateflow.connectors.column_policy import columns_to_add
-from stateflow.connectors.iceberg.catalog import Change, Commit, Connection, head_of, refusal_of, remove_files
+from stateflow.connectors.iceberg.catalog import (
+    CatalogConnection,
+    NewSnapshot,
+    TableCommit,
+    head_of,
+    refusal_of,
+    remove_files,
+)
 from stateflow.connectors.iceberg.snapshots import History, SnapshotToken, current_token, successor_of, version_of
 from stateflow.connectors.iceberg.target import ADD_COLUMNS, IcebergSettings
 from stateflow.connectors.staged_output import StagedTable, cast_to_declared
@@ -72,7 +79,7 @@ class IcebergTable(StagedTable):
         table: the table as it was read.
     """
 
-    def __init__(self, connection: Connection, context: SinkContext, table: Table) -> None:
+    def __init__(self, connection: CatalogConnection, context: SinkContext, table: Table) -> None:
         super().__init__(context)
         self._connection = connection
         self._table = table
@@ -141,10 +148,10 @@ class IcebergTable(StagedTable):
         files: Sequence[DataFile] = (),
         base: int | None = None,
         taken_over: tuple[tuple[str, str], ...] = (),
-    ) -> Commit:
+    ) -> TableCommit:
         head = head_of(self._table.metadata)
         summary = SnapshotToken(self.context.application, token, self._last_token, head, taken_over)
-        return Commit(self._connection, self._table, Change(summary, files, base))
+        return TableCommit(self._connection, self._table, NewSnapshot(summary, files, base))
 
     def _is_stale(self) -> bool:
         """Returns whether the table has changed since the handle was made, so that a commit would fail."""
@@ -384,7 +391,7 @@ _NEW_TABLE = {
 _logger = logging.getLogger(__name__)
 
 
-def find_usable_table(connection: Connection, schema: RowSchema) -> Table | None:
+def find_usable_table(connection: CatalogConnection, schema: RowSchema) -> Table | None:
     """Returns the table if it exists; changes nothing.
 
     Raises:
@@ -405,7 +412,7 @@ def find_usable_table(connection: Connection, schema: RowSchema) -> Table | None
     return None
 
 
-def prepare_table(connection: Connection, context: SinkContext) -> str:
+def prepare_table(connection: CatalogConnection, context: SinkContext) -> str:
     """Creates the table, its first snapshot and missing columns; returns the id of the table."""
     for _ in range(_TRIES):
         table = connection.find_table()
@@ -422,7 +429,7 @@ def prepare_table(connection: Connection, context: SinkContext) -> str:
     )
 
 
-def open_table(connection: Connection, schema: RowSchema) -> Table:
+def open_table(connection: CatalogConnection, schema: RowSchema) -> Table:
     """Returns the table as it is now, with all columns of the rows or some that the sink may add.
 
     Raises:
@@ -440,7 +447,7 @@ def open_table(connection: Connection, schema: RowSchema) -> Table:
     return table
 
 
-def add_columns(connection: Connection, table: Table, schema: RowSchema) -> bool:
+def add_columns(connection: CatalogConnection, table: Table, schema: RowSchema) -> bool:
     """Adds missing columns to the table; returns whether it had all of them. Raises as `find_usable_table`."""
     added = check_table(connection.settings, table, schema)
     if not added:
@@ -457,7 +464,7 @@ def add_columns(connection: Connection, table: Table, schema: RowSchema) -> bool
     return False
 
 
-def _add_snapshot(connection: Connection, table: Table, application: str) -> bool:
+def _add_snapshot(connection: CatalogConnection, table: Table, application: str) -> bool:
     """Makes a first snapshot without rows, to which a rewind can go back; returns whether the table has one.
 
     A table that had format version 1 has snapshots without numbers, of which none would be found again.
@@ -467,8 +474,8 @@ def _add_snapshot(connection: Connection, table: Table, application: str) -> boo
         return True
     token = current_token(table.metadata, application)
     with connection.errors():
-        commit = Commit(
-            connection, table, Change(SnapshotToken(application, token, token, head.snapshot_id if head else None))
+        commit = TableCommit(
+            connection, table, NewSnapshot(SnapshotToken(application, token, token, head.snapshot_id if head else None))
         )
     return commit.make() is not None
 

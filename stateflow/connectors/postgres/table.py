@@ -29,7 +29,7 @@ from stateflow.connectors.postgres.target import (
 )
 from stateflow.connectors.postgres.transactions import (
     Connection,
-    Position,
+    TokenRow,
     TokenTable,
     TransactionUnknown,
     create_own_tables,
@@ -60,7 +60,7 @@ class PostgresTable(StagedTable):
     """
 
     def __init__(
-        self, settings: PostgresSettings, context: SinkContext, relation: Relation, position: Position
+        self, settings: PostgresSettings, context: SinkContext, relation: PostgresRelation, position: TokenRow
     ) -> None:
         super().__init__(context)
         self.table_id = position.table_id
@@ -169,7 +169,7 @@ class PostgresTable(StagedTable):
 
     def _upsert(self, connection: Connection, rows: pa.Table, token: int) -> None:
         assert self._settings.upsert is not None
-        upsert = Upsert(self._settings.name, self._settings.upsert, self.context.schema, self._relation)
+        upsert = PostgresUpsert(self._settings.name, self._settings.upsert, self.context.schema, self._relation)
         if not len(rows):
             return
         upsert.stage(connection, winning_rows(rows, upsert.settings))
@@ -186,7 +186,7 @@ class PostgresTable(StagedTable):
                 "stores the rows that later checkpoints replace",
                 table=self._settings.location,
             )
-        upsert = Upsert(self._settings.name, self._settings.upsert, self.context.schema, self._relation)
+        upsert = PostgresUpsert(self._settings.name, self._settings.upsert, self.context.schema, self._relation)
         return Undo(upsert, self._relation.oid, self.context.application, self._settings.location)
 
     def _staged(self, committables: list[Committable]) -> Iterator[pa.RecordBatch]:
@@ -207,7 +207,7 @@ _TRIES = 5
 _clock = SystemClock()
 
 
-def check_table(settings: PostgresSettings, schema: RowSchema) -> tuple[Relation | None, str | None]:
+def check_table(settings: PostgresSettings, schema: RowSchema) -> tuple[PostgresRelation | None, str | None]:
     """Returns the table, None if it does not exist, and its id, None if it has none. Changes nothing.
 
     Raises:
@@ -249,7 +249,7 @@ def prepare_table(settings: PostgresSettings, schema: RowSchema, application: st
     raise StorageError("the table in PostgreSQL could not be prepared", table=settings.location, tries=_TRIES)
 
 
-def open_relation(settings: PostgresSettings, schema: RowSchema, application: str) -> tuple[Relation, Position]:
+def open_relation(settings: PostgresSettings, schema: RowSchema, application: str) -> tuple[PostgresRelation, TokenRow]:
     """Returns the table and the position of the sink, both of one instant.
 
     Raises:
@@ -334,7 +334,7 @@ class _Refusal:
     facts: dict[str, object]
 
 
-def check_relation(settings: PostgresSettings, relation: Relation, schema: RowSchema) -> None:
+def check_relation(settings: PostgresSettings, relation: PostgresRelation, schema: RowSchema) -> None:
     """Checks a table.
 
     Args:
@@ -362,13 +362,13 @@ def check_relation(settings: PostgresSettings, relation: Relation, schema: RowSc
         )
 
 
-def target_schema(relation: Relation, schema: RowSchema) -> pa.Schema:
+def target_schema(relation: PostgresRelation, schema: RowSchema) -> pa.Schema:
     """Returns the columns of rows as a table stores them, for `assign_rows`; one that it lacks may be null."""
     own = {field.name: field.with_nullable(True) for field in schema.arrow}
     return pa.schema([_target(relation, column) or own[column.name] for column in schema.columns])
 
 
-def _target(relation: Relation, column: Column) -> pa.Field | None:
+def _target(relation: PostgresRelation, column: Column) -> pa.Field | None:
     found = relation.column(column.name)
     return None if found is None else target_field(column, found.type, found.is_required)
 
@@ -377,7 +377,7 @@ def _shape(schema: RowSchema, name: str) -> Shape:
     return schema.column(name).shape
 
 
-def _refusals(settings: PostgresSettings, relation: Relation, schema: RowSchema) -> Iterator[_Refusal]:
+def _refusals(settings: PostgresSettings, relation: PostgresRelation, schema: RowSchema) -> Iterator[_Refusal]:
     yield from _kind_refusals(settings, relation)
     yield from _column_refusals(relation, schema)
     if settings.upsert is not None and frozenset(settings.upsert.keys) not in relation.unique:
@@ -386,7 +386,7 @@ def _refusals(settings: PostgresSettings, relation: Relation, schema: RowSchema)
         yield _Refusal("no unique index has exactly the keys of the upsert", hint, {"keys": keys})
 
 
-def _kind_refusals(settings: PostgresSettings, relation: Relation) -> Iterator[_Refusal]:
+def _kind_refusals(settings: PostgresSettings, relation: PostgresRelation) -> Iterator[_Refusal]:
     name = settings.name
     if relation.kind not in _TABLES:
         yield _Refusal("it is a view, a foreign table or the like", "use a table", {"relkind": relation.kind})
@@ -404,7 +404,7 @@ def _kind_refusals(settings: PostgresSettings, relation: Relation) -> Iterator[_
         yield _Refusal("privileges are missing", hint, {"privileges": missing})
 
 
-def _column_refusals(relation: Relation, schema: RowSchema) -> Iterator[_Refusal]:
+def _column_refusals(relation: PostgresRelation, schema: RowSchema) -> Iterator[_Refusal]:
     declared = {column.name: column for column in schema.columns}
     for column in relation.columns:
         facts: dict[str, object] = {"column": column.name}
@@ -466,7 +466,7 @@ def copy_rows(connection: Connection, into: sql.Composable, rows: Iterable[pa.Ta
 
 
 @dataclass(frozen=True)
-class Upsert:
+class PostgresUpsert:
     """Replaces and deletes rows by key.
 
     Attributes:
@@ -479,7 +479,7 @@ class Upsert:
     name: TableName
     settings: UpsertSettings
     schema: RowSchema
-    relation: Relation
+    relation: PostgresRelation
 
     @property
     def table(self) -> sql.Identifier:
@@ -635,7 +635,7 @@ class Undo:
         location: of the table, for errors.
     """
 
-    upsert: Upsert
+    upsert: PostgresUpsert
     oid: int
     application: str
     location: str
@@ -670,7 +670,7 @@ class Undo:
         """Deletes what is older than the given time."""
         connection.execute(_PRUNE.format(**self._names, this_sink=self._this_sink, kept=f"{kept.total_seconds()} s"))
 
-    def plan(self, connection: Connection, position: Position, checkpoint_id: int) -> SinkRewind:
+    def plan(self, connection: Connection, position: TokenRow, checkpoint_id: int) -> SinkRewind:
         """Returns the effect of a rewind. Raises SinkDiverged if some of the former rows are no longer stored."""
         query = _FIRST.format(undo=self._undo, token=checkpoint_id, this_sink=self._this_sink)
         row = connection.execute(query).fetchone()
@@ -689,7 +689,7 @@ class Undo:
         assert found is not None
         return SinkRewind(position.version, first - 1, found[0], found[1], ())
 
-    def restore(self, connection: Connection, relation: Relation, to_version: int, position: Position) -> None:
+    def restore(self, connection: Connection, relation: PostgresRelation, to_version: int, position: TokenRow) -> None:
         """Puts the rows of a version back, and stores those that this replaces for the next version.
 
         Args:
@@ -787,7 +787,7 @@ class TableColumn:
 
 
 @dataclass(frozen=True)
-class Relation:
+class PostgresRelation:
     """A table, or something else of its name.
 
     Attributes:
@@ -815,7 +815,7 @@ class Relation:
         return next((column for column in self.columns if column.name == name), None)
 
 
-def read_relation(connection: Connection, name: TableName) -> Relation | None:
+def read_relation(connection: Connection, name: TableName) -> PostgresRelation | None:
     """Returns what a name refers to; None for nothing."""
     found = connection.execute(_TABLE, (name.schema, name.table)).fetchone()
     if found is None:
@@ -823,7 +823,7 @@ def read_relation(connection: Connection, name: TableName) -> Relation | None:
     oid, kind, persistence, has_rules, hides_rows, privileges = found
     columns = connection.execute(_COLUMNS, (oid,)).fetchall()
     unique = connection.execute(_UNIQUE, (oid,)).fetchall()
-    return Relation(
+    return PostgresRelation(
         oid=oid,
         kind=kind,
         persistence=persistence,

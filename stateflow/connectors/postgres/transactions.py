@@ -252,7 +252,7 @@ _OTHERS = sql.SQL(
 
 
 @dataclass(frozen=True)
-class Position:
+class TokenRow:
     """The row of a sink in the token table.
 
     Attributes:
@@ -286,7 +286,7 @@ class TokenTable:
     def _name(self) -> sql.Identifier:
         return sql.Identifier(self.schema, TOKENS)
 
-    def read(self, connection: Connection, application: str, lock: bool = False) -> Position:
+    def read(self, connection: Connection, application: str, lock: bool = False) -> TokenRow:
         """Returns the position of an application.
 
         Args:
@@ -297,12 +297,12 @@ class TokenTable:
         # After the lock, which the transaction of a successor holds.
         successor = self._row(connection, application + _TAKEN_OVER, lock=False)
         others = frozenset() if found.token else self.other_jobs(connection, application.partition("/")[2])
-        return Position(identity.table_id, found.token, found.version, successor.table_id, others)
+        return TokenRow(identity.table_id, found.token, found.version, successor.table_id, others)
 
-    def _row(self, connection: Connection, application: str, lock: bool) -> Position:
+    def _row(self, connection: Connection, application: str, lock: bool) -> TokenRow:
         query = _SELECT.format(tokens=self._name, oid=self.oid, name=application)
         row = connection.execute(query + sql.SQL(" FOR UPDATE") if lock else query).fetchone()
-        return Position(*row) if row else Position("", 0, 0)
+        return TokenRow(*row) if row else TokenRow("", 0, 0)
 
     def insert(self, connection: Connection, application: str, table_id: str) -> None:
         """Creates the row of an application, unless it exists."""

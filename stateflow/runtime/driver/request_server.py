@@ -25,10 +25,10 @@ from stateflow.checkpoint.job_requests import (
 )
 from stateflow.checkpoint.log.documents import (
     ActionRecord,
-    Answer,
     EntryRef,
     PublishedOutput,
     Request,
+    RequestAnswer,
     RequestKind,
     SavepointFormat,
 )
@@ -304,12 +304,12 @@ class RequestServer:
         error: StateflowError | None,
         status: str = DONE,
         at: EntryRef | None = None,
-    ) -> Answer:
+    ) -> RequestAnswer:
         """Stores the answer; returns the one that counts, which is another when that was stored first."""
         document = savepoint.document if savepoint else None
         return post_answer(
             self._root.storage,
-            Answer(
+            RequestAnswer(
                 id=request.id,
                 status=FAILED if error else status,
                 checkpoint_id=document.checkpoint_id if document else at.id if at else 0,

@@ -19,7 +19,7 @@ from stateflow.types.columns.shapes import Leaf
 from stateflow.types.key_groups import check_key_type
 
 
-class Function(Enum):
+class IntegerFunction(Enum):
     """A function of a 64-bit integer and a constant that is not negative."""
 
     ADD = "+"
@@ -35,40 +35,40 @@ class Expression:
     """A signed 64-bit integer that is computed from the fields of a row."""
 
     def __add__(self, number: int) -> Expression:
-        return Applied(Function.ADD, self, number)
+        return Applied(IntegerFunction.ADD, self, number)
 
     def __mul__(self, number: int) -> Expression:
-        return Applied(Function.MULTIPLY, self, number)
+        return Applied(IntegerFunction.MULTIPLY, self, number)
 
     def __floordiv__(self, number: int) -> Expression:
-        return Applied(Function.DIVIDE, self, number)
+        return Applied(IntegerFunction.DIVIDE, self, number)
 
     def __mod__(self, number: int) -> Expression:
-        return Applied(Function.MODULO, self, number)
+        return Applied(IntegerFunction.MODULO, self, number)
 
     def __lshift__(self, bits: int) -> Expression:
-        return Applied(Function.SHIFT_LEFT, self, bits)
+        return Applied(IntegerFunction.SHIFT_LEFT, self, bits)
 
     def __rshift__(self, bits: int) -> Expression:
-        return Applied(Function.SHIFT_RIGHT, self, bits)
+        return Applied(IntegerFunction.SHIFT_RIGHT, self, bits)
 
     def __or__(self, other: Expression) -> Expression:
         return BitwiseOr(self, other)
 
     def shifted_right_unsigned(self, bits: int) -> Expression:
         """Returns the value shifted right by `bits`, with zeros from the left."""
-        return Applied(Function.SHIFT_RIGHT_UNSIGNED, self, bits)
+        return Applied(IntegerFunction.SHIFT_RIGHT_UNSIGNED, self, bits)
 
 
 @dataclass(frozen=True)
-class Constant(Expression):
+class ConstantExpression(Expression):
     """A constant."""
 
     value: int
 
 
 @dataclass(frozen=True)
-class Field(Expression):
+class FieldExpression(Expression):
     """A field of a row."""
 
     name: str
@@ -78,7 +78,7 @@ class Field(Expression):
 class Applied(Expression):
     """The result of a function."""
 
-    function: Function
+    function: IntegerFunction
     operand: Expression
     number: int
 
@@ -91,11 +91,11 @@ class BitwiseOr(Expression):
     right: Expression
 
 
-ROW_POSITION = Field("position")
+ROW_POSITION = FieldExpression("position")
 """Grows with the order in which the rows of an input arrived."""
-ROW_PHASE = Field("phase")
+ROW_PHASE = FieldExpression("phase")
 """`TIMER_PHASE` or `SOURCE_PHASE`."""
-KEY_HASH = Field("hash")
+KEY_HASH = FieldExpression("hash")
 """The signed 64-bit hash of the key."""
 
 
@@ -150,7 +150,9 @@ class LevelRouting:
             return [Route(target, order, number, keying)]
         if chain.operator is not None:
             targets = range(chain.first_target, chain.first_target + parallelism)
-            return [Route(Constant(target), Constant(BROADCAST_ORDER), number) for target in targets]
+            return [
+                Route(ConstantExpression(target), ConstantExpression(BROADCAST_ORDER), number) for target in targets
+            ]
         if (key := _ordering_key(chain)) is not None:
             return [Route(KEY_HASH % parallelism + chain.first_target, ROW_PHASE << PHASE_SHIFT, number, key)]
         # A relay sends rows that arrived together to one task, which keeps their order.
@@ -173,26 +175,26 @@ def _ordering_key(chain: OperatorChain) -> Keying | None:
 # -- rendering --------------------------------------------------------------------------------------------------------
 
 _SQL = {
-    Function.ADD: "({} + {}L)",
-    Function.MULTIPLY: "({} * {}L)",
-    Function.DIVIDE: "({} DIV {}L)",
-    Function.MODULO: "pmod({}, {}L)",
-    Function.SHIFT_LEFT: "shiftleft({}, {})",
-    Function.SHIFT_RIGHT: "shiftright({}, {})",
-    Function.SHIFT_RIGHT_UNSIGNED: "shiftrightunsigned({}, {})",
+    IntegerFunction.ADD: "({} + {}L)",
+    IntegerFunction.MULTIPLY: "({} * {}L)",
+    IntegerFunction.DIVIDE: "({} DIV {}L)",
+    IntegerFunction.MODULO: "pmod({}, {}L)",
+    IntegerFunction.SHIFT_LEFT: "shiftleft({}, {})",
+    IntegerFunction.SHIFT_RIGHT: "shiftright({}, {})",
+    IntegerFunction.SHIFT_RIGHT_UNSIGNED: "shiftrightunsigned({}, {})",
 }
 
 
-def to_sql(expression: Expression, fields: Mapping[Field, str]) -> str:
+def to_sql(expression: Expression, fields: Mapping[FieldExpression, str]) -> str:
     """Renders an expression as Spark SQL of type bigint.
 
     Args:
         fields: a SQL expression of type bigint for each field that `expression` uses.
     """
     match expression:
-        case Constant(value):
+        case ConstantExpression(value):
             return f"{value}L"
-        case Field():
+        case FieldExpression():
             return fields[expression]
         case Applied(function, operand, number):
             return _SQL[function].format(to_sql(operand, fields), number)
@@ -205,18 +207,18 @@ def _shift_right_unsigned(values: Numbers, bits: int) -> Numbers:
     return (values.view(np.uint64) >> np.uint64(bits)).view(np.int64)
 
 
-_NUMPY: Mapping[Function, Callable[[Numbers, int], Numbers]] = {
-    Function.ADD: np.add,
-    Function.MULTIPLY: np.multiply,
-    Function.DIVIDE: np.floor_divide,
-    Function.MODULO: np.remainder,
-    Function.SHIFT_LEFT: np.left_shift,
-    Function.SHIFT_RIGHT: np.right_shift,
-    Function.SHIFT_RIGHT_UNSIGNED: _shift_right_unsigned,
+_NUMPY: Mapping[IntegerFunction, Callable[[Numbers, int], Numbers]] = {
+    IntegerFunction.ADD: np.add,
+    IntegerFunction.MULTIPLY: np.multiply,
+    IntegerFunction.DIVIDE: np.floor_divide,
+    IntegerFunction.MODULO: np.remainder,
+    IntegerFunction.SHIFT_LEFT: np.left_shift,
+    IntegerFunction.SHIFT_RIGHT: np.right_shift,
+    IntegerFunction.SHIFT_RIGHT_UNSIGNED: _shift_right_unsigned,
 }
 
 
-def evaluate(expression: Expression, fields: Mapping[Field, Numbers], rows: int) -> Numbers:
+def evaluate(expression: Expression, fields: Mapping[FieldExpression, Numbers], rows: int) -> Numbers:
     """Computes an expression for a batch of rows.
 
     Args:
@@ -226,9 +228,9 @@ def evaluate(expression: Expression, fields: Mapping[Field, Numbers], rows: int)
         The values, shape ``(rows,)``.
     """
     match expression:
-        case Constant(value):
+        case ConstantExpression(value):
             return np.full(rows, value, np.int64)
-        case Field():
+        case FieldExpression():
             return fields[expression]
         case Applied(function, operand, number):
             return _NUMPY[function](evaluate(operand, fields, rows), number)

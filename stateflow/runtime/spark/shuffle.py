@@ -44,8 +44,8 @@ from stateflow.runtime.planning.routing import (
     KEY_HASH,
     ROW_PHASE,
     ROW_POSITION,
-    Constant,
-    Field,
+    ConstantExpression,
+    FieldExpression,
     LevelRouting,
     Route,
     to_sql,
@@ -207,13 +207,13 @@ class _RowLocation:
     phase: str
     batch_bits: int
 
-    def fields(self, keying: Keying | None, prefix: str) -> dict[Field, str]:
+    def fields(self, keying: Keying | None, prefix: str) -> dict[FieldExpression, str]:
         """Returns the expressions of all fields that a route may use.
 
         Args:
             prefix: prefix of the columns that hold the row.
         """
-        fields: dict[Field, str] = {ROW_POSITION: self.position, ROW_PHASE: f"CAST({self.phase} AS BIGINT)"}
+        fields: dict[FieldExpression, str] = {ROW_POSITION: self.position, ROW_PHASE: f"CAST({self.phase} AS BIGINT)"}
         if keying is not None:
             columns = [quote_name(prefix + column) for column in keying.row_columns] or [f"{CONSTANT_KEY}L"]
             fields[KEY_HASH] = f"xxhash64({', '.join(columns)})"
@@ -237,7 +237,7 @@ class _SqlRoute:
     @classmethod
     def of_barrier(cls, target: str) -> _SqlRoute:
         """The route of a barrier, which a task reads after all rows."""
-        return cls(f"CAST({target} AS INT)", to_sql(Constant(BARRIER_ORDER), {}), 0)
+        return cls(f"CAST({target} AS INT)", to_sql(ConstantExpression(BARRIER_ORDER), {}), 0)
 
     @property
     def columns(self) -> tuple[tuple[str, str], ...]:

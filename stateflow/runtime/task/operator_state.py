@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from stateflow.checkpoint.log.manifest_files import operator_state_too_large, write_bytes
-from stateflow.checkpoint.restore.state_assignment import AssignedState, WrittenState, assign
+from stateflow.checkpoint.restore.state_assignment import AssignedState, WrittenOperatorState, assign
 from stateflow.runtime.executor import BatchInfo, OperatorBase, TaskSpec
 from stateflow.state.handles import OperatorContent, OperatorPart
 from stateflow.state.operator_content import StoredContent, read_parts
@@ -50,7 +50,7 @@ class OperatorParts:
             return AssignedState()
         storage = self.batch.environment.storage if any(part.handle for part in self.base.parts) else None
         contents = {part.subtask: content for part, content in read_parts(storage, self.base.parts)}
-        written = WrittenState(contents, self.base.parallelism)
+        written = WrittenOperatorState(contents, self.base.parallelism)
         return assign(written, self.subtask, self.parallelism, self.batch.settings.max_parallelism)
 
     def carry_over(self, attempt: str) -> OperatorPart | None:

@@ -16,7 +16,7 @@ from stateflow.state.handles import StateFile
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StoreSnapshot:
     """References to the durable content of a store.
 
     Attributes:
@@ -77,7 +77,7 @@ class KeyedStateBackend(KeyedStateReader):
         """Sets entries, and removes those whose value is None; atomic."""
 
     @abstractmethod
-    def snapshot(self, name: str, full: bool = False) -> Snapshot:
+    def snapshot(self, name: str, full: bool = False) -> StoreSnapshot:
         """Stores the current content; files of the base may be referenced instead of stored again.
 
         Args:

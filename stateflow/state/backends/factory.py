@@ -15,7 +15,7 @@ from stateflow.config.settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile
 from stateflow.private_files import ScratchFolder, make_new_folder
 from stateflow.state.backends import canonical_file, hash_maps
-from stateflow.state.backends.base import KeyedStateBackend, KeyedStateReader, Snapshot
+from stateflow.state.backends.base import KeyedStateBackend, KeyedStateReader, StoreSnapshot
 from stateflow.state.backends.entry_stream import (
     Entry,
     EntryBlock,
@@ -272,9 +272,9 @@ def _opened(location: StoreLocation, part: SubtaskState, stored: StateFile, chec
         remove_tree(scratch)
 
 
-def _stored_by(backend: str, base: Base) -> Snapshot | None:
+def _stored_by(backend: str, base: Base) -> StoreSnapshot | None:
     """Returns the snapshot that `base` consists of if `backend` wrote it for this subtask, else None."""
     own = base.own
     if own is None or own.backend != backend:
         return None
-    return Snapshot(files=tuple(own.files), inline=own.inline)
+    return StoreSnapshot(files=tuple(own.files), inline=own.inline)

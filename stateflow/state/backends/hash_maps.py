@@ -27,7 +27,7 @@ import msgspec
 from stateflow.config.settings import LARGEST_KEY, LARGEST_MEMORY_STATE, LARGEST_VALUE
 from stateflow.errors import ConfigError
 from stateflow.private_files import make_folders, open_private
-from stateflow.state.backends.base import KeyedStateBackend, Snapshot
+from stateflow.state.backends.base import KeyedStateBackend, StoreSnapshot
 from stateflow.state.backends.entry_stream import (
     Entry,
     EntryBlock,
@@ -80,8 +80,8 @@ class DictBackend(KeyedStateBackend):
             elif entries.pop(key, None) is not None and sorted_keys is not None:
                 sorted_keys.remove(key)
 
-    def snapshot(self, name: str, full: bool = False) -> Snapshot:
-        return Snapshot(inline=b"".join(self.encode()))
+    def snapshot(self, name: str, full: bool = False) -> StoreSnapshot:
+        return StoreSnapshot(inline=b"".join(self.encode()))
 
     def encode(self) -> Iterator[bytes]:
         """Yields the content in the format of `encode_snapshot`, in chunks."""
@@ -184,7 +184,7 @@ class FilesystemBackend(DictBackend):
         cache: HostCache,
         entries: dict[bytes, bytes],
         inline_below: int,
-        stored: Snapshot | None = None,
+        stored: StoreSnapshot | None = None,
     ) -> None:
         super().__init__(entries)
         self._folder = folder
@@ -197,21 +197,21 @@ class FilesystemBackend(DictBackend):
         if changes:
             self._stored = None
 
-    def snapshot(self, name: str, full: bool = False) -> Snapshot:
+    def snapshot(self, name: str, full: bool = False) -> StoreSnapshot:
         if self._stored is None or full:
             self._stored = self._store(name)
             self._cache.keep_only(self._stored.files)
         return self._stored
 
-    def _store(self, prefix: str) -> Snapshot:
+    def _store(self, prefix: str) -> StoreSnapshot:
         make_folders(self._folder)
         path = self._folder / LOCAL_NAME
         try:
             with open_private(path) as file:
                 file.writelines(self.encode())
             if path.stat().st_size < self._inline_below:
-                return Snapshot(inline=path.read_bytes())
-            return Snapshot(files=tuple(self._cache.store([path], prefix)))
+                return StoreSnapshot(inline=path.read_bytes())
+            return StoreSnapshot(files=tuple(self._cache.store([path], prefix)))
         finally:
             path.unlink(missing_ok=True)
 

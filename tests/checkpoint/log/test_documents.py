@@ -24,7 +24,6 @@ from stateflow.checkpoint.log import documents, manifest_files
 from stateflow.checkpoint.log.checkpoint_log import Appended, Head
 from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
 from stateflow.checkpoint.log.documents import (
-    Answer,
     EntryKind,
     EntryRef,
     JobFormat,
@@ -32,6 +31,7 @@ from stateflow.checkpoint.log.documents import (
     Manifest,
     OutputPart,
     PendingOutput,
+    RequestAnswer,
     RetainedLink,
     RetainedSegment,
     SourcePosition,
@@ -90,15 +90,15 @@ def test_a_whole_document_of_another_shape_is_refused(line: bytes) -> None:
 
 @given(st.integers(0, 300), st.integers(-3, 3))
 def test_the_writer_refuses_exactly_what_is_above_the_reader_s_limit(length: int, spare: int) -> None:
-    document = Answer(id="q", status="done", message="é" * length, at="now")
+    document = RequestAnswer(id="q", status="done", message="é" * length, at="now")
     size = len(seal(document)[0])
     storage = MemoryStorage()
     if spare < 0:
-        with raises(TooLarge, document="Answer", size=size, limit=size + spare):
+        with raises(TooLarge, document="RequestAnswer", size=size, limit=size + spare):
             seal(document, size + spare)
     else:
         storage.put_new("answer", seal(document, size + spare)[0])
-        assert unseal(storage.get("answer", size + spare), Answer, "answer")[0] == document
+        assert unseal(storage.get("answer", size + spare), RequestAnswer, "answer")[0] == document
 
 
 def _manifest(ordinal: int = 1, job: str = "j") -> Manifest:

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.checkpoint.log.documents import Manifest, OperatorState, SourcePosition
-from stateflow.checkpoint.restore.state_assignment import CurrentJob, WrittenState, assign, assign_state, even_split
+from stateflow.checkpoint.restore.state_assignment import (
+    CurrentJob,
+    WrittenOperatorState,
+    assign,
+    assign_state,
+    even_split,
+)
 from stateflow.errors import ConfigError, CorruptFile, StateflowError, WrongJobRoot
 from stateflow.state.handles import Base, EarliestTimers, OperatorContent, OperatorPart, SubtaskState
 from stateflow.types.key_groups import KeyGroupRange, range_of, subtask_of
@@ -154,7 +160,7 @@ BROADCAST = st.dictionaries(st.binary(max_size=2), st.binary())
 
 
 @st.composite
-def written(draw: st.DrawFn) -> WrittenState:
+def written(draw: st.DrawFn) -> WrittenOperatorState:
     """State as an operator's subtasks write it: raw pieces where their key groups belong, broadcast state in one."""
     parallelism = draw(st.integers(1, M))
     broadcasts = draw(st.dictionaries(st.sampled_from("xy"), BROADCAST, max_size=2))
@@ -170,11 +176,11 @@ def written(draw: st.DrawFn) -> WrittenState:
         for subtask in range(parallelism)
     }
     left_out = draw(st.sets(st.integers(1, M), max_size=2))
-    return WrittenState({s: c for s, c in contents.items() if s not in left_out}, parallelism)
+    return WrittenOperatorState({s: c for s, c in contents.items() if s not in left_out}, parallelism)
 
 
 @given(written(), st.integers(1, M))
-def test_operator_state_is_divided_by_flinks_rules(before: WrittenState, parallelism: int) -> None:
+def test_operator_state_is_divided_by_flinks_rules(before: WrittenOperatorState, parallelism: int) -> None:
     found = [assign(before, subtask, parallelism, M) for subtask in range(parallelism)]
     for kind in ("lists", "unions"):
         for name in "ab":
@@ -197,18 +203,18 @@ def test_operator_state_is_divided_by_flinks_rules(before: WrittenState, paralle
     assert same == [before.contents.get(s, OperatorContent()) for s in range(before.parallelism)]
 
 
-def _in_order(before: WrittenState, kind: str, name: str) -> list[bytes]:
+def _in_order(before: WrittenOperatorState, kind: str, name: str) -> list[bytes]:
     return [e for s in sorted(before.contents) for e in getattr(before.contents[s], kind).get(name, [])]
 
 
 def test_any_copy_of_a_broadcast_state_is_used() -> None:
     contents = {1: OperatorContent(broadcasts={"x": {b"k": b"v"}}), 2: OperatorContent()}
-    assert assign(WrittenState(contents, 3), 0, 5, M).broadcasts == {"x": {b"k": b"v"}}
+    assert assign(WrittenOperatorState(contents, 3), 0, 5, M).broadcasts == {"x": {b"k": b"v"}}
 
 
 @pytest.mark.parametrize("parallelism", [2, 3])
 def test_raw_keyed_state_of_no_subtask_is_refused(parallelism: int) -> None:
-    before = WrittenState({1: OperatorContent(raw_keyed=[(0, b"a"), (M, b"b")])}, 2)
+    before = WrittenOperatorState({1: OperatorContent(raw_keyed=[(0, b"a"), (M, b"b")])}, 2)
     with raises(CorruptFile, key_group=M, max_parallelism=M):
         assign(before, 0, parallelism, M)
 

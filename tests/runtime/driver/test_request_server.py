@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stateflow.checkpoint.job_requests import post, post_answer, read_answer
-from stateflow.checkpoint.log.documents import Answer, Origin, Request, RequestKind
+from stateflow.checkpoint.log.documents import Origin, Request, RequestAnswer, RequestKind
 from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, SavepointWorkers
 from stateflow.config.settings import Settings
 from stateflow.observability import MemoryRecorder
@@ -60,7 +60,7 @@ def test_a_stop_ends_the_run_that_it_is_for_while_it_is_valid(
     def current() -> PublishedCheckpoint:
         # The run knows the request by now, and its requester does not wait any longer.
         if answered:
-            post_answer(root.storage, Answer(id="stop", status=answered, by="its requester", at=now.isoformat()))
+            post_answer(root.storage, RequestAnswer(id="stop", status=answered, by="its requester", at=now.isoformat()))
         return point
 
     server.close(current)

@@ -16,7 +16,7 @@ from stateflow.clock import ManualClock
 from stateflow.config.settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile, DamagedCopy, StateflowError, StorageError
 from stateflow.state import host_cache
-from stateflow.state.backends.base import KeyedStateBackend, Snapshot
+from stateflow.state.backends.base import KeyedStateBackend, StoreSnapshot
 from stateflow.state.backends.canonical_file import CanonicalHeader, encode_file
 from stateflow.state.backends.entry_stream import Entry, blocks_of
 from stateflow.state.backends.factory import StoreLocation, open_backend, read_entries
@@ -110,7 +110,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
     host.close()
 
 
-def _base(taken: Snapshot, backend: str, subtask: int = 0, groups: tuple[int, int] = (0, 127)) -> Base:
+def _base(taken: StoreSnapshot, backend: str, subtask: int = 0, groups: tuple[int, int] = (0, 127)) -> Base:
     state = SubtaskState(
         subtask=subtask,
         first_group=groups[0],
@@ -130,7 +130,7 @@ def _canonical(host: Host) -> Base:
     path = host.folder / "canonical"
     path.write_bytes(b"".join(encode_file(header, blocks_of(sorted(CONTENT.items())))))
     files = host.location().cache.store([path], "data/x/")
-    return _base(Snapshot(tuple(files)), CANONICAL)
+    return _base(StoreSnapshot(tuple(files)), CANONICAL)
 
 
 def _filled(host: Host, backend: str) -> Base:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import CorruptFile, DataError, MissingFile, StateflowError, StorageError
-from stateflow.state.backends.base import Snapshot
+from stateflow.state.backends.base import StoreSnapshot
 from stateflow.state.backends.rocksdb import check
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend, RocksDBReader
 from stateflow.state.backends.rocksdb.manifest import compose, parse
@@ -43,7 +43,7 @@ def _stored(stores: RocksStoreFixture) -> dict[str, int]:
     return {blob.key: blob.size for blob in stores.storage.list("")}
 
 
-def _snapshot(stores: RocksStoreFixture, *values: bytes) -> Snapshot:
+def _snapshot(stores: RocksStoreFixture, *values: bytes) -> StoreSnapshot:
     """A snapshot of a new store, which is closed; one file per value."""
     store = stores.new()
     for value in values:
@@ -76,7 +76,7 @@ def test_a_snapshot_uploads_only_what_is_new(stores: RocksStoreFixture) -> None:
 
 
 @pytest.fixture
-def several(stores: RocksStoreFixture) -> tuple[Snapshot, dict[bytes, bytes]]:
+def several(stores: RocksStoreFixture) -> tuple[StoreSnapshot, dict[bytes, bytes]]:
     """A snapshot of several new files, and its content."""
     stores.settings = RocksDBSettings(write_buffer_bytes=1 << 16, compact_at_files=100)
     content = {b"%04d" % number: os.urandom(10_000) for number in range(40)}
@@ -89,7 +89,7 @@ def several(stores: RocksStoreFixture) -> tuple[Snapshot, dict[bytes, bytes]]:
 
 
 def test_several_new_files_are_one_object(
-    stores: RocksStoreFixture, several: tuple[Snapshot, dict[bytes, bytes]], tmp_path: Path
+    stores: RocksStoreFixture, several: tuple[StoreSnapshot, dict[bytes, bytes]], tmp_path: Path
 ) -> None:
     taken, content = several
     assert len(taken.files) > 3
@@ -113,7 +113,7 @@ def test_several_new_files_are_one_object(
 
 @pytest.mark.parametrize("at", [-1, 50_000], ids=["last byte", "a byte inside"])
 def test_a_damaged_object_of_several_files_is_refused(
-    stores: RocksStoreFixture, several: tuple[Snapshot, dict[bytes, bytes]], at: int, tmp_path: Path
+    stores: RocksStoreFixture, several: tuple[StoreSnapshot, dict[bytes, bytes]], at: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "root" / "data/x/first-files"
     data = bytearray(path.read_bytes())
@@ -224,7 +224,7 @@ def test_a_host_keeps_files_of_the_newest_snapshot_and_what_a_running_process_is
 _numbers = count(1)
 
 
-def _opened(stores: RocksStoreFixture, taken: Snapshot, cache: HostCache | None = None) -> RocksDBReader:
+def _opened(stores: RocksStoreFixture, taken: StoreSnapshot, cache: HostCache | None = None) -> RocksDBReader:
     folder = stores.folder / f"reader-{next(_numbers)}"
     return RocksDBReader(folder, cache or stores.cache("reader"), base_of(taken).parts[0], stores.settings)
 
@@ -235,7 +235,7 @@ def _files(stores: RocksStoreFixture) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("batches", [1, 12])
 def test_a_reader_has_the_entries_of_the_snapshot(stores: RocksStoreFixture, batches: int) -> None:
-    store, taken = stores.new(), Snapshot()
+    store, taken = stores.new(), StoreSnapshot()
     content: dict[bytes, bytes] = {}
     for batch in range(batches):
         changes = {f"{key:04d}".encode(): f"{batch}-{key}".encode() for key in range(batch, 900, batch + 1)}
@@ -258,7 +258,7 @@ FORGED = "data/forged"
 
 
 @pytest.fixture
-def taken(stores: RocksStoreFixture) -> Snapshot:
+def taken(stores: RocksStoreFixture) -> StoreSnapshot:
     """A snapshot of one data file."""
     return stores.snapshot_of(VALUES)
 
@@ -273,12 +273,12 @@ def no_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "check_table_file", refuse)
 
 
-def _forged(stores: RocksStoreFixture, taken: Snapshot, attack: Callable[[ForgedTable], None]) -> Snapshot:
+def _forged(stores: RocksStoreFixture, taken: StoreSnapshot, attack: Callable[[ForgedTable], None]) -> StoreSnapshot:
     """The snapshot with a changed data file, recorded with the hash that it has now."""
     (file,) = taken.files
     table = ForgedTable(stores.storage.get(file.handle.key))
     attack(table)
-    return Snapshot((_stored_file(stores, table.sealed(), file.local_name),), None, taken.store_manifest)
+    return StoreSnapshot((_stored_file(stores, table.sealed(), file.local_name),), None, taken.store_manifest)
 
 
 def _stored_file(stores: RocksStoreFixture, data: bytes, name: str) -> StateFile:
@@ -288,14 +288,14 @@ def _stored_file(stores: RocksStoreFixture, data: bytes, name: str) -> StateFile
 
 
 @pytest.mark.usefixtures("no_check")
-def test_a_host_opens_its_own_snapshot_without_a_check(stores: RocksStoreFixture, taken: Snapshot) -> None:
+def test_a_host_opens_its_own_snapshot_without_a_check(stores: RocksStoreFixture, taken: StoreSnapshot) -> None:
     store = stores.open(taken)
     assert dict(store.scan(b"")) == VALUES
     store.close()
 
 
 def test_another_host_checks_a_snapshot_once(
-    stores: RocksStoreFixture, taken: Snapshot, request: pytest.FixtureRequest
+    stores: RocksStoreFixture, taken: StoreSnapshot, request: pytest.FixtureRequest
 ) -> None:
     stores.open(taken, host="other").close()
     request.getfixturevalue("no_check")
@@ -304,7 +304,9 @@ def test_another_host_checks_a_snapshot_once(
     store.close()
 
 
-def test_a_forged_snapshot_is_a_corrupt_file_and_no_retry_helps(stores: RocksStoreFixture, taken: Snapshot) -> None:
+def test_a_forged_snapshot_is_a_corrupt_file_and_no_retry_helps(
+    stores: RocksStoreFixture, taken: StoreSnapshot
+) -> None:
     forged = _forged(stores, taken, restart_outside)
     for host in ("other", "other", "host"):
         with raises(CorruptFile, file=FORGED) as caught:
@@ -316,12 +318,12 @@ def test_a_forged_snapshot_is_a_corrupt_file_and_no_retry_helps(stores: RocksSto
 
 
 def test_a_file_of_another_size_than_the_manifest_says_is_a_corrupt_file(
-    stores: RocksStoreFixture, taken: Snapshot
+    stores: RocksStoreFixture, taken: StoreSnapshot
 ) -> None:
     (file,) = taken.files
     longer = replace(file, handle=replace(file.handle, size=file.size + 1))
     with raises(CorruptFile, missing=[file.local_name]):
-        stores.open(Snapshot((longer,), None, taken.store_manifest))
+        stores.open(StoreSnapshot((longer,), None, taken.store_manifest))
 
 
 # -- keys that are not in order --------------------------------------------------------------------------------------
@@ -336,7 +338,7 @@ def test_a_forged_store_whose_keys_are_not_in_order_ends_the_read(stores: RocksS
     endless_groups(table)
     manifest = parse((folder / (folder / "CURRENT").read_text().strip()).read_bytes(), "m")
     file = _stored_file(stores, table.sealed(), path.name)
-    store = stores.open(Snapshot((file,), None, compose(manifest)))
+    store = stores.open(StoreSnapshot((file,), None, compose(manifest)))
     with raises(CorruptFile) as caught:
         list(store.read_all())
     assert not caught.value.retryable

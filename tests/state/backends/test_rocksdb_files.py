@@ -21,7 +21,7 @@ from rocksdict import DBCompressionType, Options, Rdict, WriteBatch
 
 from stateflow.config.settings import LARGEST_KEY, LARGEST_VALUE, RocksDBSettings
 from stateflow.errors import CorruptFile
-from stateflow.state.backends.base import Snapshot
+from stateflow.state.backends.base import StoreSnapshot
 from stateflow.state.backends.rocksdb.backend import rocksdb_options, without_wal
 from stateflow.state.backends.rocksdb.check import LONGEST_BOUND, with_exact_bounds, with_prefixes
 from stateflow.state.backends.rocksdb.manifest import (
@@ -512,12 +512,12 @@ def stores(tmp_path: Path) -> RocksStoreFixture:
 
 
 @pytest.fixture
-def taken(stores: RocksStoreFixture) -> Snapshot:
+def taken(stores: RocksStoreFixture) -> StoreSnapshot:
     """A snapshot of one data file with long bounds."""
     return stores.snapshot_of(LONG_ENTRIES)
 
 
-def _with(taken: Snapshot, **changed: Any) -> Snapshot:
+def _with(taken: StoreSnapshot, **changed: Any) -> StoreSnapshot:
     """The snapshot with another entry of its file in the manifest."""
     manifest = parse(taken.store_manifest, "m")
     (file,) = manifest.files
@@ -544,7 +544,7 @@ def test_the_stored_form_of_prefixes_does_not_change() -> None:
     ids=["other key", "other trailer"],
 )
 def test_bounds_that_are_no_prefixes_of_the_files_keys_are_a_corrupt_file(
-    stores: RocksStoreFixture, taken: Snapshot, bound: str, key: bytes, trailer: bytes | None
+    stores: RocksStoreFixture, taken: StoreSnapshot, bound: str, key: bytes, trailer: bytes | None
 ) -> None:
     (file,), (stored,) = taken.files, parse(taken.store_manifest, "m").files
     forged = key + (trailer or getattr(stored, bound)[-TRAILER:])

@@ -47,7 +47,7 @@ from stateflow.clock import SystemClock
 from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import CorruptFile, DamagedCopy, InternalError, StateflowError, StorageError
 from stateflow.private_files import make_new_folder
-from stateflow.state.backends.base import KeyedStateBackend, KeyedStateReader, Snapshot
+from stateflow.state.backends.base import KeyedStateBackend, KeyedStateReader, StoreSnapshot
 from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.backends.rocksdb.check import BoundsShortener, check_once, complete_store, fingerprint
 from stateflow.state.backends.rocksdb.manifest import ManifestFollower, StoreManifest, compose, manifest_of
@@ -267,7 +267,7 @@ class RocksDBBackend(_OpenStore, KeyedStateBackend):
         self._changed |= bulk_load(self._db, self._settings, blocks)
 
     @_translated
-    def snapshot(self, name: str, full: bool = False) -> Snapshot:
+    def snapshot(self, name: str, full: bool = False) -> StoreSnapshot:
         """See `KeyedStateBackend.snapshot`; `name` ends with a slash or dash."""
         if self._failure is not None:
             # A function may have caught the error; the result of a failed read must not become a checkpoint.
@@ -285,8 +285,8 @@ class RocksDBBackend(_OpenStore, KeyedStateBackend):
         self._cache.keep_only(self._files.values(), checked)
         return self._snapshot(compacted)
 
-    def _snapshot(self, compacted: int = 0) -> Snapshot:
-        return Snapshot(tuple(self._files.values()), None, self._store_manifest, compacted)
+    def _snapshot(self, compacted: int = 0) -> StoreSnapshot:
+        return StoreSnapshot(tuple(self._files.values()), None, self._store_manifest, compacted)
 
     def _store_files(self, prefix: str, incremental: bool) -> None:
         """Stores the store's data files as they are now, and composes their manifest.
