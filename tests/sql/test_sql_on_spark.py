@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from stateflow import StreamExecutionEnvironment
-from tests.sql.delta_job import DeltaJob
 from tests.sql.test_functions import ROWS, Values
+from tests.support import delta_tables
+from tests.support.job_fixture import JobFixture
+from tests.support.processes import spawn
 from tests.support.spark_harness import stateless_rows
 
 if TYPE_CHECKING:
@@ -129,11 +132,25 @@ def build(env):
 BIDS = [(n % 5, Decimal(n) / 4) for n in range(40)]
 
 
-class SqlJob(DeltaJob):
+class SqlJob(JobFixture):
     """The job, whose batches have all bids that were delivered."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder, JOB, {"bids": pa.schema([("auction", pa.int64()), ("amount", pa.decimal128(9, 2))])})
+        super().__init__(folder, {"job__bids": folder / "bids", "job__tables": folder / "tables"}, launcher=spawn)
+        (folder / "bids").mkdir()
+        (folder / "job.py").write_text(JOB)
+
+    @property
+    def job_file(self) -> str:
+        return str(self.folder / "job.py")
+
+    def deliver(self, bids: Sequence[tuple[int, Decimal]]) -> None:
+        schema = pa.schema([("auction", pa.int64()), ("amount", pa.decimal128(9, 2))])
+        rows = [dict(zip(schema.names, bid, strict=True)) for bid in bids]
+        parquet.write_table(pa.Table.from_pylist(rows, schema), self.folder / "bids" / f"{len(bids)}.parquet")
+
+    def rows(self, name: str) -> Counter[tuple[Any, ...]]:
+        return Counter(tuple(row.values()) for row in delta_tables.rows(self.table(name)))
 
     def check(self, bids: Sequence[tuple[int, Decimal]]) -> None:
         """Compares the tables with the results of all bids so far in plain Python."""
@@ -152,11 +169,11 @@ class SqlJob(DeltaJob):
 
 @pytest.mark.slow(reason="Spark computes each query")
 def test_statements_on_spark_continue_from_a_checkpoint_with_more_rows(tmp_path: Path) -> None:
-    job = SqlJob(tmp_path)
-    job.deliver("bids", BIDS[:24])
-    first = job.run()
+    job = SqlJob(tmp_path / "job")
+    job.deliver(BIDS[:24])
+    first = job.finish().result
     job.check(BIDS[:24])
-    job.deliver("bids", BIDS[24:])
-    second = job.run()
+    job.deliver(BIDS[24:])
+    second = job.finish().result
     assert (second["started_from"], second["rows_in"]) == (first["checkpoint_id"], len(BIDS) - 24)
     job.check(BIDS)
