@@ -1,4 +1,4 @@
-"""The rows that joins keep, as users read them, and joins on Spark."""
+"""The rows that joins keep, as users read them."""
 
 from __future__ import annotations
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import stateflow
 from stateflow import (
     AfterMatchSkipStrategy,
     Context,
@@ -15,12 +17,27 @@ from stateflow import (
     Pattern,
     PatternProcessFunction,
     RuntimeContext,
+    StreamExecutionEnvironment,
     ValueStateDescriptor,
+    WatermarkStrategy,
 )
 from stateflow.errors import JobDefinitionError
 from stateflow.testing import KeyedHarness, KeyedInput
-from tests.patterns.pattern_rows import INPUT, TIMED_OUT, Found, Row, as_text, harness, matches, named, rows_of, texts
+from tests.patterns.pattern_rows import (
+    INPUT,
+    TIMED_OUT,
+    Found,
+    Row,
+    as_text,
+    harness,
+    matches,
+    matching,
+    named,
+    rows_of,
+    texts,
+)
 from tests.support.errors import raises
+from tests.support.local_jobs import Growing, LocalJobs
 
 A, B = named("a"), named("b")
 PAIR = Pattern.begin("one", A).next("two", B)
@@ -54,6 +71,33 @@ def test_a_function_has_state_context_and_side_outputs() -> None:
         h.drain()
         assert texts(h.output) == ["1: a1 b1 at 2", "1: a3 b3 at 9", "2: a4 b4 at 20"]
         assert texts(h.side_output(TIMED_OUT)) == ["a2 at 13"]
+
+
+def test_partial_matches_and_their_rows_can_be_read(tmp_path: Path) -> None:
+    rows, jobs = rows_of("a1 b1 b2 b3 b4"), LocalJobs(tmp_path)
+    pattern = Pattern.begin("first", A).next("down", B).one_or_more().consecutive().within(TEN)
+    strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=1)).with_timestamp_column("at")
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        given = env.from_source(Growing(rows, Row), uid="rows").assign_timestamps_and_watermarks(strategy)
+        matching(pattern)(given.key_by("key")).sink_to(jobs.sink("out"), uid="out")
+
+    jobs.run(build)
+
+    def read(state: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (
+            stateflow.read_state(str(tmp_path / "root"), "matches", state).read_all().to_pylist()
+        )
+        return found
+
+    waiting = [Row(**each) for row in read("waiting-rows") for each in row["value"]]
+    matched = {row["map_key"]: Row(**row["value"]) for row in read("matched-rows")}
+    # A row is stored once, whatever the number of its partial matches.
+    assert [*matched.values(), *waiting] == rows and waiting
+    (stored,) = [row["value"] for row in read("partial-matches")]
+    assert stored["pattern"] == "next first, next down {1,} (next)"
+    assert stored["partial"] and stored["completed"] == []
+    assert {node["row"] for _, node in stored["nodes"]} == {number for number, _ in stored["rows"]} == matched.keys()
 
 
 def test_a_match_may_emit_any_number_of_rows() -> None:

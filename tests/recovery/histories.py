@@ -12,20 +12,12 @@ from hypothesis import strategies as st
 from stateflow.failpoints import NAMES
 from tests.changelogs.changelogs_job import ChangelogsJob
 from tests.joins.joins_job import JoinsJob
-from tests.patterns.patterns_job import PatternsJob
 from tests.support import root_files
 from tests.support.job_fixture import ASYNCHRONOUS, KILLED, ON_REQUEST, OracleJob
 from tests.support.restores import go_back
-from tests.windows.late_windows_job import LateWindowsJob
 from tests.windows.windows_job import WindowsJob
 
-JOBS: dict[str, type[OracleJob]] = {
-    "changelogs": ChangelogsJob,
-    "joins": JoinsJob,
-    "late_windows": LateWindowsJob,
-    "patterns": PatternsJob,
-    "windows": WindowsJob,
-}
+JOBS: dict[str, type[OracleJob]] = {"changelogs": ChangelogsJob, "joins": JoinsJob, "windows": WindowsJob}
 """The jobs by the names of their files."""
 HERE = sorted(NAMES.keys() - {"start.seeded"} - ON_REQUEST - ASYNCHRONOUS)
 """The failpoints that each run without Spark passes."""

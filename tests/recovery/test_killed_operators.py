@@ -1,5 +1,5 @@
-"""Windows, joins, changelogs and patterns in jobs that are killed and restored: with the same input and a final
-watermark, the results are those of plain Python, whatever the batches, the parallelism, the kills and the restores.
+"""Windows, joins and changelogs in jobs that are killed and restored: with the same input and a final watermark,
+the results are those of plain Python, whatever the batches, the parallelism, the kills and the restores.
 
 For more histories: ``HYPOTHESIS_PROFILE=nightly python -m pytest tests/recovery/test_killed_operators.py``.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from urllib.parse import unquote
@@ -22,9 +21,8 @@ from tests.support.job_fixture import ASYNCHRONOUS, KILLED, OracleJob, mostly_sl
 from tests.support.mutants import planted
 from tests.support.processes import Ended
 from tests.support.restores import kill_at_each_step, plan
-from tests.windows.late_windows_job import LateWindowsJob
 
-_QUICK = {("joins", "commit.manifest"), ("patterns", "batch.reported")}
+_QUICK = {("joins", "commit.manifest"), ("windows", "batch.reported")}
 """What `make test` runs."""
 # Without event time, a job has no timers.
 _KILLS = [each for each in product(JOBS, [*HERE, *sorted(ASYNCHRONOUS)]) if each != ("changelogs", "task.fired")]
@@ -43,27 +41,6 @@ def test_results_survive_a_kill_at_each_failpoint(tmp_path: Path, name: str, fai
         assert history.drain(job) == [] and all(job.wanted().values())
 
 
-_SAME_BATCHES = (Step(30), Step(20), Step(30, parallelism=3))
-
-
-@pytest.mark.slow(reason="runs jobs many times")
-@pytest.mark.parametrize("kill", ["task.fired:5", "batch.reported:2", "publish.before:3"])
-def test_each_late_result_survives_a_kill_if_the_batches_are_the_same(tmp_path: Path, kill: str) -> None:
-    whole, killed = (_played(tmp_path / f"job{each}", each) for each in ("", kill))
-    assert killed.firings() == whole.firings()
-    assert all(whole.of_batches().values()), "the readings or the batches test less than they should"
-
-
-def _played(folder: Path, kill: str) -> LateWindowsJob:
-    """The job after runs of which the second is killed, unless `kill` is empty."""
-    first, second, third = _SAME_BATCHES
-    history = History("late_windows", (first, replace(second, kill=kill), third))
-    with history.begun(folder) as job:
-        assert history.play(job) == history.kills and isinstance(job, LateWindowsJob)
-        history.drain(job)
-    return job
-
-
 @pytest.mark.slow(reason="starts a process for each kill")
 def test_rows_of_a_join_expire_in_a_job_that_is_killed(tmp_path: Path) -> None:
     history = History("joins", (Step(40), Step(20, kill="commit.after:1"), Step(20, parallelism=3)))
@@ -75,7 +52,7 @@ def test_rows_of_a_join_expire_in_a_job_that_is_killed(tmp_path: Path) -> None:
 
 _PINNED = (
     History(
-        "late_windows",
+        "windows",
         (
             Step(30, parallelism=1, batch_rows=100),
             Step(20, parallelism=3, kill="task.fired:9"),
@@ -124,14 +101,13 @@ def test_planted_bugs_of_state_and_sinks_change_results(tmp_path: Path, bug: str
 
 # -- savepoints, restores and new job roots with open windows and timers ---------------------------------------------
 
-WINDOWED = ["late_windows", "windows"]
 BEGINNING = ["begin.imported", "claim.after", "task.restored:3", "task.fired:3"]
 
 
 @pytest.fixture
-def job(name: str, tmp_path: Path) -> Iterator[OracleJob]:
+def job(tmp_path: Path) -> Iterator[OracleJob]:
     """A job with open windows, at its 30th row."""
-    with History(name, ()).begun(tmp_path / "job") as job:
+    with History("windows", ()).begun(tmp_path / "job") as job:
         job.deliver_more(30)
         job.finish()
         assert job.waiting()
@@ -145,7 +121,7 @@ def _check_end(job: OracleJob) -> None:
     job.check_all()
 
 
-@pytest.mark.parametrize(("name", "form"), [*product(WINDOWED, ["native", "canonical"])])
+@pytest.mark.parametrize("form", ["native", "canonical"])
 @pytest.mark.slow(reason="starts a process for each kill")
 def test_open_windows_survive_a_savepoint_and_a_restore_that_are_killed_at_each_step(job: OracleJob, form: str) -> None:
     saved = job.found()
@@ -161,7 +137,7 @@ def test_open_windows_survive_a_savepoint_and_a_restore_that_are_killed_at_each_
     _check_end(job)
 
 
-@pytest.mark.parametrize(("name", "point", "groups"), mostly_slow(product(WINDOWED, BEGINNING, [128, 7]), []))
+@pytest.mark.parametrize(("point", "groups"), mostly_slow(product(BEGINNING, [128, 7]), []))
 def test_open_windows_survive_a_killed_start_from_a_savepoint(
     job: OracleJob, tmp_path: Path, point: str, groups: int
 ) -> None:

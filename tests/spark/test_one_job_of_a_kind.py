@@ -1,4 +1,4 @@
-"""What other folders test without Spark, once on it: windows, changelogs, operator state, dead letters, sources."""
+"""What other folders test without Spark, once on it: windows, operator state, dead letters, sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from stateflow.testing.sinks import FolderSink
-from tests.changelogs.changelogs_job import ChangelogsJob
 from tests.recovery.test_operator_state import check_collected, check_rated
 from tests.runtime.jobs import letters
 from tests.servers.otlp import otlp_collector
@@ -60,18 +59,6 @@ def test_windows_are_those_of_plain_python_after_a_kill_at_another_parallelism_a
         job.finish(run__drain="yes", parallelism=3)
         assert before and job.windows("hours") == job.hours() and job.windows("sessions") == job.sessions()
         assert job.windows("all-hours") == job.by_columns("all-hours") == job.all_hours()
-    finally:
-        job.end_all()
-
-
-@_slow
-def test_changelogs_in_tables_by_key_are_those_of_plain_python(tmp_path: Path) -> None:
-    job = ChangelogsJob(tmp_path / "job", _ON_SPARK, job_name="changelogs", launcher=spawn)
-    try:
-        for count in (60, 150):
-            job.deliver(count)
-            job.finish()
-            job.check_all()
     finally:
         job.end_all()
 
