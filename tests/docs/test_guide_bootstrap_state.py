@@ -11,9 +11,8 @@ import pytest
 from stateflow import read_state
 from stateflow.runtime.task import store_cache
 from tests.docs.pages import blocks, read
-from tests.support import local_flights
+from tests.support import delta_tables, local_flights
 from tests.support.cli_fixture import invoke
-from tests.support.flights_job import delta_rows
 from tests.support.job_fixture import multiset
 
 # The rest needs Spark: tests/spark/test_imported_checkpoint.py.
@@ -53,7 +52,7 @@ def test_the_job_continues_after_the_files_whose_state_the_guide_writes(
     store_cache.close_all()
     assert ended.exit_code == 0, ended.output
     for table, wanted in local_flights.expected(files, skip=2).items():
-        assert multiset(delta_rows(tmp_path / "tables" / table)) == multiset(wanted)
+        assert multiset(delta_tables.rows(tmp_path / "tables" / table)) == multiset(wanted)
     _forget_module()
 
 

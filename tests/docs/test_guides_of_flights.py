@@ -21,9 +21,8 @@ from pyspark.sql import SparkSession
 import stateflow
 from stateflow.runtime.task import store_cache
 from tests.docs.pages import blocks, load_module, read, section
-from tests.support import canonical_reader, local_flights, root_files, stored_state
+from tests.support import canonical_reader, delta_tables, local_flights, root_files, stored_state
 from tests.support.cli_fixture import invoke
-from tests.support.flights_job import delta_rows
 from tests.support.job_fixture import Row, multiset
 from tests.support.screens import normalized
 
@@ -95,7 +94,7 @@ class Walk:
         """Checks that tables have the output of these files, each once; see `local_flights.expected`."""
         delivered = sorted((self.folder / "data/flights").iterdir())[:files]
         for table, wanted in local_flights.expected(delivered, skip).items():
-            assert multiset(delta_rows(self.folder / tables / table)) == multiset(wanted), table
+            assert multiset(delta_tables.rows(self.folder / tables / table)) == multiset(wanted), table
 
     def operators(self, root: str) -> dict[str, Any]:
         path = self.folder / root

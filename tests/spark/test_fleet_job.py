@@ -17,8 +17,7 @@ from flights_demo.flights import SCHEMA, csv_file
 
 from stateflow.query import state_entries
 from tests.spark.fleet import UNKNOWN, Flight, Oracle, deliveries
-from tests.support import root_files
-from tests.support.flights_job import delta_rows
+from tests.support import delta_tables, root_files
 from tests.support.job_fixture import JobFixture
 from tests.support.processes import ROOT, spawn, wait_for
 
@@ -81,7 +80,7 @@ class FleetJob(JobFixture):
     def check(self) -> None:
         """Tables and state are the oracle's, with every row once; a failure shows a few of the differences."""
         for name in TABLES:
-            rows = Counter(tuple(row.values()) for row in delta_rows(self.table(name)))
+            rows = Counter(tuple(row.values()) for row in delta_tables.rows(self.table(name)))
             expected: Counter[tuple[Any, ...]] = getattr(self.oracle, name)
             wrong, missing = [*(rows - expected)], [*(expected - rows)]
             assert (name, wrong[:3], missing[:3]) == (name, [], [])

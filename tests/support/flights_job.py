@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from tests.support import root_files, stored_state
+from tests.support import delta_tables, root_files, stored_state
 from tests.support.job_fixture import Expected, JobFixture, Row, multiset
 from tests.support.processes import Ended
 
@@ -62,7 +62,7 @@ class FlightsJob(JobFixture):
         return len(list(self.input.glob("[0-9]*.parquet")))
 
     def rows(self, table: str) -> list[Row]:
-        return delta_rows(self.table(table))
+        return delta_tables.rows(self.table(table))
 
     def check(self) -> None:
         for process in self.processes:
@@ -130,10 +130,6 @@ def expected(files: int) -> Expected:
     result.turnovers.update({("batches", key, None): n for key, n in batches.items()})
     result.turnovers.update({("aircraft", key, a): n for key, c in seen.items() for a, n in c.items()})
     return result
-
-
-def delta_rows(table: Path) -> list[Row]:
-    return [row for uri in DeltaTable(table).file_uris() for row in pq.read_table(uri).to_pylist()]
 
 
 def delta_leftovers(table: Path) -> list[str]:
