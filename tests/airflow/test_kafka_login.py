@@ -20,8 +20,8 @@ from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import SPARK_CONNECTION, FakeRun, fails
-from tests.servers.certificates import Certificate, certificate
 from tests.servers.kafka import Kafka, kafka_broker
+from tests.servers.listening import Certificate, certificate
 from tests.servers.running import files_with
 from tests.spark.kafka_job import JARS, KafkaJob
 

@@ -26,7 +26,7 @@ from stateflow.connectors.json_rows import encode, json_objects
 from stateflow.errors import ConfigError, DataError
 from stateflow.operations import SavepointRequest, create_savepoint_into
 from stateflow.storage import open_storage
-from tests.bootstrap.test_random_state import Story
+from tests.bootstrap.test_restored_values import Story
 from tests.support.cli_fixture import invoke
 from tests.support.errors import raises
 from tests.support.local_jobs import LocalJobs
@@ -129,17 +129,11 @@ def test_operator_state_and_raw_state_are_written_again(tmp_path: Path) -> None:
 _FINITE = st.floats(allow_nan=False)
 _TIMES = st.datetimes()
 _COLUMNS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
-    (pa.bool_(), st.booleans()),
-    (pa.int64(), st.integers(-(1 << 63), (1 << 63) - 1)),
-    (pa.int32(), st.integers(-(1 << 31), (1 << 31) - 1)),
-    (pa.float64(), _FINITE),
-    (pa.float32(), st.floats(width=32, allow_nan=False)),
-    (pa.string(), st.text()),
-    (pa.binary(), st.binary()),
-    (pa.date32(), st.dates()),
-    (pa.timestamp("us"), _TIMES),
-    (pa.timestamp("us", "UTC"), _TIMES.map(lambda t: t.replace(tzinfo=UTC))),
-    (pa.time64("us"), st.times()),
+    (pa.bool_(), st.booleans()), (pa.int64(), st.integers(-(1 << 63), (1 << 63) - 1)),
+    (pa.int32(), st.integers(-(1 << 31), (1 << 31) - 1)), (pa.float64(), _FINITE),
+    (pa.float32(), st.floats(width=32, allow_nan=False)), (pa.string(), st.text()), (pa.binary(), st.binary()),
+    (pa.date32(), st.dates()), (pa.timestamp("us"), _TIMES),
+    (pa.timestamp("us", "UTC"), _TIMES.map(lambda t: t.replace(tzinfo=UTC))), (pa.time64("us"), st.times()),
     (pa.duration("us"), st.timedeltas(timedelta(-1_000_000), timedelta(1_000_000))),
     (pa.decimal128(20, 3), st.decimals(-(10**16), 10**16, places=3)),
     (pa.list_(pa.duration("us")), st.lists(st.timedeltas(timedelta(-9), timedelta(9)) | st.none())),
@@ -174,29 +168,15 @@ def test_lines_of_json_have_the_values_that_were_exported(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
-        (pa.int64(), '"1"'),
-        (pa.int64(), "1.5"),
-        (pa.int64(), str(1 << 63)),
-        (pa.float64(), '"x"'),
-        (pa.float64(), "true"),
-        (pa.float64(), "9007199254740993"),
-        (pa.float32(), "1e39"),
-        (pa.string(), "1"),
-        (pa.binary(), '"é"'),
-        (pa.date32(), '"2026-13-01"'),
-        (pa.timestamp("us"), '"2026-01-01T00:00:00Z"'),
-        (pa.timestamp("us", "UTC"), '"2026-01-01T00:00:00"'),
-        (pa.duration("us"), '"a day"'),
-        (pa.decimal128(4, 2), "123.45"),
-        (pa.decimal128(4, 2), "1.234"),
-        (pa.list_(pa.int64()), '["x"]'),
-        (pa.list_(pa.int64()), "[" * 2000),
-        (pa.int64(), "1, 2"),
+        (pa.int64(), '"1"'), (pa.int64(), "1.5"), (pa.int64(), str(1 << 63)), (pa.float64(), '"x"'),
+        (pa.float64(), "true"), (pa.float64(), "9007199254740993"), (pa.float32(), "1e39"), (pa.string(), "1"),
+        (pa.binary(), '"é"'), (pa.date32(), '"2026-13-01"'), (pa.timestamp("us"), '"2026-01-01T00:00:00Z"'),
+        (pa.timestamp("us", "UTC"), '"2026-01-01T00:00:00"'), (pa.duration("us"), '"a day"'),
+        (pa.decimal128(4, 2), "123.45"), (pa.decimal128(4, 2), "1.234"), (pa.list_(pa.int64()), '["x"]'),
+        (pa.list_(pa.int64()), "[" * 2000), (pa.int64(), "1, 2"),
         (pa.timestamp("us"), '"2026-01-01T00:00:00.1234567"'),
-        (pa.timestamp("us", "UTC"), '"2026-01-01T00:00:00.000000\\u0031Z"'),
-        (pa.time64("us"), '"01:02:03Z"'),
-        (pa.time64("us"), '"01:02:03.0000001"'),
-        (pa.duration("us"), '"PT0.0000001S"'),
+        (pa.timestamp("us", "UTC"), '"2026-01-01T00:00:00.000000\\u0031Z"'), (pa.time64("us"), '"01:02:03Z"'),
+        (pa.time64("us"), '"01:02:03.0000001"'), (pa.duration("us"), '"PT0.0000001S"'),
         (pa.duration("us"), '"P0.123456789D"'),
         (pa.list_(pa.struct([("a", pa.time64("us"))])), '[{"a": "01:02:03.0000001"}]'),
         (pa.map_(pa.timestamp("us"), pa.time64("us")), '{"2026-01-01T00:00:00.1234567": null}'),
@@ -205,7 +185,7 @@ def test_lines_of_json_have_the_values_that_were_exported(tmp_path: Path) -> Non
         (pa.map_(pa.decimal128(4, 2), pa.int64()), '{"1.0": 1, "1.00": 2}'),
         (pa.map_(pa.bool_(), pa.int64()), '{"True": 1}'),
     ],
-)
+)  # fmt: skip
 def test_a_value_of_another_type_is_an_error_with_its_line(tmp_path: Path, kind: pa.DataType, text: str) -> None:
     (tmp_path / "rows").write_text('{"x": null}\n\n{"x": ' + text + "}\n")
     with raises(DataError, line=3):
@@ -215,16 +195,11 @@ def test_a_value_of_another_type_is_an_error_with_its_line(tmp_path: Path, kind:
 @pytest.mark.parametrize(
     "line",
     [
-        '{"a":1,"a":2}',
-        '{"a":1,"b":{"c":"1","c":"2"}}',
-        '{"a":1,"b":{"c":"\\"a\\":","c":"c"}}',
-        '{"a":1,"b":{"c":"d"},"b":null}',
-        '{"m":{"x":1,"x":1}}',
-        '{"m":{"x\\"a":1,"x\\"a":1},"a":1}',
-        '{"more":{"c":1},"more":1}',
-        '{"m":{"a":null,"a":1}}',
+        '{"a":1,"a":2}', '{"a":1,"b":{"c":"1","c":"2"}}', '{"a":1,"b":{"c":"\\"a\\":","c":"c"}}',
+        '{"a":1,"b":{"c":"d"},"b":null}', '{"m":{"x":1,"x":1}}', '{"m":{"x\\"a":1,"x\\"a":1},"a":1}',
+        '{"more":{"c":1},"more":1}', '{"m":{"a":null,"a":1}}',
     ],
-)
+)  # fmt: skip
 def test_a_name_twice_is_an_error_at_any_depth(tmp_path: Path, line: str) -> None:
     below = pa.struct([("c", pa.string()), ("d", pa.string())])
     schema = pa.schema([("a", pa.int64()), ("b", below), ("m", pa.map_(pa.string(), pa.int64()))])
@@ -260,15 +235,11 @@ _NESTED = pa.struct([("a", pa.int64()), ("of", pa.map_(pa.float64(), pa.list_(pa
 @pytest.mark.parametrize(
     ("value", "path"),
     [
-        ('{"a": 1, "A": 2}', "$.value"),
-        ('{"of": {"1": [null, {"b": 1, "c": null}]}}', "$.value.of[...][1]"),
-        ('{"a": 1, "a": 1}', "a"),
-        ('{"of": {"1": [{"b": 1, "\\u0062": 2}]}}', "b"),
-        ('{"of": {"1": [], "1.0": []}}', ""),
-        ('{"a": 1, "\\u0061": 2}', "a"),
-        ('{"a": 1, "a" : 2}', "a"),
+        ('{"a": 1, "A": 2}', "$.value"), ('{"of": {"1": [null, {"b": 1, "c": null}]}}', "$.value.of[...][1]"),
+        ('{"a": 1, "a": 1}', "a"), ('{"of": {"1": [{"b": 1, "\\u0062": 2}]}}', "b"),
+        ('{"of": {"1": [], "1.0": []}}', ""), ('{"a": 1, "\\u0061": 2}', "a"), ('{"a": 1, "a" : 2}', "a"),
     ],
-)
+)  # fmt: skip
 def test_a_name_that_a_struct_or_map_would_lose_is_an_error_with_its_path(
     tmp_path: Path, value: str, path: str
 ) -> None:

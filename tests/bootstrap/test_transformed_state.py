@@ -1,17 +1,21 @@
-"""Transformations of states with namespaces, timers, operator state and broadcast state, against plain rows."""
+"""Changed copies of savepoints: states, timers and operator state of every kind, against plain rows."""
 
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from msgspec.structs import replace
 
 from stateflow import (
     KeyedStateFrame,
@@ -22,9 +26,15 @@ from stateflow import (
     ValueStateDescriptor,
     read_state,
 )
+from stateflow.checkpoint.log.documents import PublishedOutput, SavepointFormat
+from stateflow.checkpoint.log.manifest_files import seal
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.errors import ConfigError, DataError, SchemaMismatch, StateError, StateflowError, UserCodeError
+from stateflow.operations import SavepointRequest, create_savepoint_into
 from stateflow.state.key_columns import KEY_PART, parts_column
+from tests.bootstrap import given_state
+from tests.bootstrap.test_restored_values import Story
+from tests.support import moved_state, root_files
 from tests.support.errors import raises
 
 TTL = StateTtlConfig.new_builder(datetime.timedelta(hours=1)).build()
@@ -43,16 +53,12 @@ _NAMESPACES, _MAP_KEYS = (parts_column(parts, KEY_PART).to_pylist() for parts in
 _INT, _TEXT = pa.int64(), pa.string()
 _PLACE = (("key", _TEXT), ("namespace", KEY_PART))
 COLUMNS: dict[str, tuple[tuple[str, pa.DataType], ...]] = {
-    "one": (*_PLACE, ("value", _INT), ("written_at", _INT)),
-    "items": (*_PLACE, ("value", _INT)),
+    "one": (*_PLACE, ("value", _INT), ("written_at", _INT)), "items": (*_PLACE, ("value", _INT)),
     "entries": (*_PLACE, ("map_key", KEY_PART), ("value", _INT)),
-    "kept": (*_PLACE, ("value", _INT), ("written_at", _INT)),
-    "_timers": (*_PLACE, ("time", _INT), ("domain", _TEXT)),
-    "_operator/numbers": (("value", _INT),),
-    "_operator/union": (("value", _INT),),
-    "_operator/other": (("value", _INT),),
-    "_operator/rules": (("map_key", KEY_PART), ("value", _INT)),
-}
+    "kept": (*_PLACE, ("value", _INT), ("written_at", _INT)), "_timers": (*_PLACE, ("time", _INT), ("domain", _TEXT)),
+    "_operator/numbers": (("value", _INT),), "_operator/union": (("value", _INT),),
+    "_operator/other": (("value", _INT),), "_operator/rules": (("map_key", KEY_PART), ("value", _INT)),
+}  # fmt: skip
 
 _ORDER = ("key", "namespace", "map_key", "time", "domain")
 
@@ -290,3 +296,126 @@ def test_operator_state_can_get_another_type(tmp_path: Path) -> None:
     assert sorted(read_state(written, "op", "_operator/numbers").read_all()["value"].to_pylist()) == ["1", "2"]
     assert sorted(read_state(written, "op", "_operator/rules").read_all()["value"].to_pylist()) == ["1", "2"]
     assert read_state(written, "op", "_operator/union").read_all()["value"].to_pylist() == [3]
+
+
+# -- changed copies of savepoints: operators removed and added, states transformed ------------------------------------
+
+RATES = MapStateDescriptor("rates", str, int)
+
+
+def _savepoint(story: Story, format: SavepointFormat) -> str:
+    old = story.jobs("old")
+    story.rows.append(moved_state.Row(0, "a", 7, "collect"))
+    story.expected.apply(story.rows, timedelta(0))
+    story.process(old)
+    story.process(old)
+    request = SavepointRequest("made", from_head=True, format=format)
+    return create_savepoint_into(old.storage.uri, request, str(story.folder / "savepoints")).path
+
+
+def _plus(batch: pa.RecordBatch, number: int, name: str = "value") -> pa.RecordBatch:
+    return batch.set_column(batch.schema.get_field_index(name), name, pc.add(batch.column(name), number))
+
+
+@pytest.mark.parametrize("format", list(SavepointFormat))
+def test_a_job_continues_from_transformed_state(tmp_path: Path, format: SavepointFormat) -> None:
+    story = Story(9, tmp_path)
+    savepoint = _savepoint(story, format)
+    before = root_files.digests(Path(savepoint.removeprefix("file://")))
+    writer = SavepointWriter.from_savepoint(savepoint, clock=story.clock)
+    writer.transform_timers("every", lambda batch: _plus(batch, 60_000, "time"))
+    writer.transform_operator_state("every", UNION, lambda batch: _plus(batch, 1000))
+    if format is SavepointFormat.NATIVE:
+        writer.without_operator("rates")
+    else:
+        writer.transform_broadcast_state("rates", RATES, lambda batch: _plus(batch, 5))
+    writer.transform_state("every", given_state.ONE, lambda batch: _plus(batch, 1000))
+    writer.transform_state(
+        "every", given_state.ITEMS, lambda batch: batch.filter(pc.greater(batch.column("value"), 100))
+    )
+    writer.transform_state("every", given_state.ENTRIES, lambda batch: batch.slice(0, 0))
+    writer.transform_state("every", given_state.BRIEF_ENTRIES, lambda batch: _plus(batch, 1))
+    written = writer.write(tmp_path / "written")
+    assert root_files.digests(Path(savepoint.removeprefix("file://"))) == before
+    savepoint_at(written).verify()
+    for of in story.expected.keys.values():
+        of.one = None if of.one is None else of.one + 1000
+        of.items = [item for item in of.items if item > 100]
+        of.entries = {}
+        for brief in of.brief_entries.values():
+            brief.value += 1
+    story.expected.timers = {(place, _later(text)) for place, text in story.expected.timers}
+    story.expected.collected = [replace(row, number=row.number + 1000) for row in story.expected.collected]
+    is_kept = format is SavepointFormat.CANONICAL
+    story.expected.rates = Counter({name: rate + 5 for name, rate in story.expected.rates.items() if is_kept})
+    new = story.begin(written)
+    story.check(new)
+    story.process(new)
+    story.check(new)
+    if is_kept:
+        rates = read_state(new.storage.uri, "rates", "_operator/rates").read_all().to_pylist()
+        assert {row["map_key"]: row["value"] for row in rates} == dict(story.expected.rates)
+    story.check_timers(new)
+
+
+def _later(timer: str) -> str:
+    domain, time = timer.split()
+    return f"{domain} {int(time) + 60_000}"
+
+
+def test_the_copy_has_the_savepoint_s_job_positions_and_new_operators(tmp_path: Path) -> None:
+    story = Story(8, tmp_path)
+    savepoint = _savepoint(story, SavepointFormat.CANONICAL)
+    before = savepoint_at(savepoint).document
+    table = pa.table({"shop": [1, 2], "value": [1.5, 2.5]})
+    rating = KeyedStateFrame(ValueStateDescriptor("rating", float), table)
+    writer = SavepointWriter.from_savepoint(savepoint).with_operator("ratings", key="shop", states=[rating])
+    writer.with_source("more", given_state.source_of(story.rows), {"row": 3})
+    after = savepoint_at(writer.write(tmp_path / "written")).document
+    assert (after.job, after.job_uuid, after.checkpoint_id) == (before.job, before.job_uuid, before.checkpoint_id)
+    assert after.id != before.id and after.manifest.epoch == before.manifest.epoch
+    offsets = {position.uid: position.offset for position in after.manifest.sources}
+    assert offsets == {"more": '{"row": 3}', "rows": f'{{"row": {len(story.rows)}}}'}
+    assert [operator.uid for operator in after.manifest.operators] == ["every", "rates", "ratings"]
+    assert after.manifest.operators[:2] == before.manifest.operators
+
+
+def test_a_copy_is_repeated_only_from_the_same_savepoint(tmp_path: Path) -> None:
+    story = Story(8, tmp_path)
+    base = Path(_savepoint(story, SavepointFormat.CANONICAL).removeprefix("file://"))
+    document = savepoint_at(str(base)).document
+    written = SavepointWriter.from_savepoint(base).write(tmp_path / "written")
+    assert SavepointWriter.from_savepoint(base).write(tmp_path / "written") == written
+    others = (
+        replace(document, drained=not document.drained),
+        replace(document, checkpoint_id=document.checkpoint_id + 1),
+        replace(document, sinks={**document.sinks, "more": PublishedOutput(table_id="t", version=1, checkpoint_id=1)}),
+    )
+    for other in others:
+        (base / "_savepoint").write_bytes(seal(other)[0])
+        with raises(ConfigError, path=written):
+            SavepointWriter.from_savepoint(base).write(tmp_path / "written")
+
+
+def test_changes_that_cannot_be_made_are_refused(tmp_path: Path) -> None:
+    story = Story(9, tmp_path)
+    savepoint = _savepoint(story, SavepointFormat.CANONICAL)
+    with raises(ConfigError, uid="evry"):
+        SavepointWriter.from_savepoint(savepoint).without_operator("evry")
+    with raises(ConfigError, uid="every"):
+        SavepointWriter.from_savepoint(savepoint).with_operator("every", key={"key": "string"})
+    with raises(ConfigError, uid="every"):
+        SavepointWriter.new("job").without_operator("every")
+    writer = SavepointWriter.from_savepoint(savepoint)
+    writer.transform_state("every", ValueStateDescriptor("one", str), lambda batch: batch)
+    with raises(SchemaMismatch, state="one"):
+        writer.write(tmp_path / "w")
+    double = SavepointWriter.from_savepoint(savepoint).transform_state(
+        "every",
+        given_state.ONE,
+        lambda b: pa.RecordBatch.from_struct_array(pa.concat_arrays([b.to_struct_array()] * 2)),
+    )
+    with raises(DataError, state="one", operator="every"):
+        double.write(tmp_path / "w")
+    with raises(ConfigError):
+        savepoint_at(str(tmp_path / "w"))

@@ -20,8 +20,7 @@ from stateflow.errors import (
     WrongKeyType,
 )
 from stateflow.private_files import write_private
-from tests.serving.running_server import TOKEN, serving
-from tests.serving.shops_job import ShopsJob
+from tests.serving.shops_job import TOKEN, ShopsJob, serving
 from tests.support.cli_fixture import invoke
 
 EMPTY = 6

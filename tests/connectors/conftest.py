@@ -1,13 +1,16 @@
-"""The tests' Spark session, by the name that tests here use, and a PostgreSQL server."""
+"""The tests' Spark session, by the name that tests here use, a Delta table, and a PostgreSQL server."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from stateflow.connectors import DeltaSink
 from tests.servers.postgres import Postgres, postgres_server
+from tests.support.delta_tables import context
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,3 +42,17 @@ def postgres() -> Iterator[Postgres]:
     """A server, shared by the tests of a process: each has tables or a schema of its own."""
     with postgres_server() as server:
         yield server
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """The folder of a Delta table, unless a module has tables of another kind."""
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def sink(table: Path) -> DeltaSink:
+    """A sink of rows `Pair`, whose Delta table exists and is empty."""
+    made = DeltaSink(table)
+    made.prepare(context())
+    return made

@@ -28,10 +28,9 @@ from stateflow.connectors.kafka import formats
 from stateflow.connectors.kafka.avro import AvroSchema, UnusableSchema, ValueDecoder, record_converter
 from stateflow.connectors.kafka.formats import VALUE, VALUE_ERROR, _with_values
 from stateflow.errors import ConfigError, JobDefinitionError, StateflowError, StorageError
-from tests.servers.certificates import certificate
 from tests.servers.hostile import answer, hostile_server
+from tests.servers.listening import certificate, schema_registry
 from tests.servers.running import CANARY
-from tests.servers.schema_registry import schema_registry
 from tests.support.avro_values import BY_HAND, PART, ROW, TYPES, Order, Pair, avro_bytes, avro_long, order_schema
 from tests.support.errors import raises
 from tests.support.examples import one_in
@@ -345,19 +344,16 @@ _ENDLESS = b"HTTP/1.1 200 Any\r\nTransfer-Encoding: chunked\r\n\r\n"
 _ANSWERS: dict[str, tuple[Callable[[], Any], type[StateflowError]]] = {
     "no schema registry": (lambda: answer(404, b"<h1>not found</h1>"), ConfigError),
     "another document": (lambda: answer(200, b'{"id": 1}'), ConfigError),
-    "deep": (lambda: answer(200, b"[" * 100_000), ConfigError),
-    "login refused": (lambda: answer(401), ConfigError),
+    "deep": (lambda: answer(200, b"[" * 100_000), ConfigError), "login refused": (lambda: answer(401), ConfigError),
     "redirected": (lambda: answer(302, Location="http://127.0.0.1:1/stolen"), ConfigError),
-    "overloaded": (lambda: answer(429), StorageError),
-    "failed": (lambda: answer(503, CANARY.encode()), StorageError),
-    "no HTTP": (lambda: b"\0" * 100, StorageError),
-    "dropped": (lambda: b"", StorageError),
+    "overloaded": (lambda: answer(429), StorageError), "failed": (lambda: answer(503, CANARY.encode()), StorageError),
+    "no HTTP": (lambda: b"\0" * 100, StorageError), "dropped": (lambda: b"", StorageError),
     "endless": (
         lambda: itertools.chain([_ENDLESS], itertools.repeat(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")),
         StorageError,
     ),
     "too short": (lambda: answer(200, b"{}", Content_Length=100), StorageError),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", _ANSWERS)

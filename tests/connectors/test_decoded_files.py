@@ -123,16 +123,12 @@ AT_NOON = NOON.replace(tzinfo=UTC)
 BOTH: dict[str, list[tuple[str, Any]]] = {
     # The texts are values of CSV, and strings of JSON.
     "day": [
-        ("2026-01-31", date(2026, 1, 31)),
-        ("0001-01-01", date(1, 1, 1)),
-        ("9999-12-31", date(9999, 12, 31)),
+        ("2026-01-31", date(2026, 1, 31)), ("0001-01-01", date(1, 1, 1)), ("9999-12-31", date(9999, 12, 31)),
         *no("2026-02-30", "0000-01-01", "12345-01-01", "2026-1-1", "31.01.2026", "20260131", "12"),
         *no("10:00:00", "2026-01-31T00:00:00", "２０２６-01-31", " 2026-01-31", "today"),
     ],
     "local": [
-        ("2026-01-31T12:00:00", NOON),
-        ("2026-01-31 12:00", NOON),
-        ("2026-01-31", MIDNIGHT),
+        ("2026-01-31T12:00:00", NOON), ("2026-01-31 12:00", NOON), ("2026-01-31", MIDNIGHT),
         ("2026-01-31T12:00:00.123456000", NOON.replace(microsecond=123456)),
         *no("2026-01-31T12:00:00Z", "2026-01-31T12:00:00+02:00", "12:00:00", "1700000000000"),
     ],
@@ -152,9 +148,7 @@ BOTH: dict[str, list[tuple[str, Any]]] = {
         *no("12345678901.5", "9999999999.995", "1e999999999", "", "0x10", "1e", "--1"),
     ],
     "at": [
-        ("12:30:00", time(12, 30)),
-        ("12:30:00.000001", time(12, 30, 0, 1)),
-        ("23:59", time(23, 59)),
+        ("12:30:00", time(12, 30)), ("12:30:00.000001", time(12, 30, 0, 1)), ("23:59", time(23, 59)),
         *no("24:00:00", "12:30:60", "12:30:00Z", "12:30:00.0000001", "1:30", "2026-01-31T12:00:00"),
     ],
     "lasting": [
@@ -166,9 +160,7 @@ BOTH: dict[str, list[tuple[str, Any]]] = {
 }  # fmt: skip
 OF_JSON: dict[str, list[tuple[str, Any]]] = {
     "whole": [
-        ("5", 5),
-        ("-0", 0),
-        ("-9223372036854775808", -(1 << 63)),
+        ("5", 5), ("-0", 0), ("-9223372036854775808", -(1 << 63)),
         *no("5.0", "5e0", '"5"', "007", "+5", "9223372036854775808", "1" * 400, "true", "1_0"),
     ],
     "number": [
@@ -314,12 +306,9 @@ def _expected(found: dict[str, Any]) -> Nested:
 
     items = found.get("items")
     return Nested(
-        found.get("whole"),
-        found.get("text"),
-        item(found.get("item")),
-        None if items is None else list(map(item, items)),
-        found.get("named"),
-    )
+        found.get("whole"), found.get("text"), item(found.get("item")),
+        None if items is None else list(map(item, items)), found.get("named"),
+    )  # fmt: skip
 
 
 @given(

@@ -230,18 +230,6 @@ def test_a_killed_compaction_leaves_files_that_the_next_vacuum_deletes(
 # -- the sweep of a delta table ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-@pytest.fixture
-def sink(table: Path) -> DeltaSink:
-    made = DeltaSink(table)
-    made.prepare(_ABOUT)
-    return made
-
-
 def _all(generation: int, ordinal: int, path: str) -> bool:
     return True
 

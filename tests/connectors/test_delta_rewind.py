@@ -34,11 +34,6 @@ class Wider(Pair):
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return tmp_path / "out"
-
-
-@pytest.fixture
 def sink(table: Path) -> DeltaSink:
     """A table whose version and token are equal: checkpoint n published row n, up to 4."""
     made = DeltaSink(table)
@@ -342,7 +337,7 @@ def test_vacuumed_and_changed_files_cannot_be_restored(sink: DeltaSink, table: P
     assert ids(table) == [1]
 
 
-# -- any order of publications, commits of others and rewinds, compared with a list of the ----------------------------
+# -- any order of publications, commits of others and rewinds, against a list of versions ----------------------------
 
 
 _ANY_STEPS = st.one_of(

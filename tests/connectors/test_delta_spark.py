@@ -6,6 +6,7 @@ import math
 import random
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -14,14 +15,14 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from stateflow.api.sink import SinkRewind
+from stateflow.api.sink import CatalogEntry, SinkRewind
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta import versions
 from stateflow.connectors.delta.log import checkpoint
-from stateflow.errors import SinkDiverged, SinkRefused
+from stateflow.errors import ConfigError, SinkDiverged, SinkRefused
+from stateflow.runtime.spark.table_registration import check_entry, register_tables, warn_of_lost_names
 from tests.support.delta_tables import Colour, Every, Inner, context, ids, pairs, put, snapshot
 from tests.support.errors import raises
 
@@ -39,21 +40,13 @@ def _utc(text: str) -> datetime:
 _FILES = [
     [
         Every(
-            id=1,
-            amount=1.5,
-            text="a",
-            flag=True,
-            raw=b"\x00\xff",
-            day=date(2013, 1, 1),
-            local=_naive("2013-01-01T05:00:00.123456"),
-            instant=_utc("2013-01-01T05:00:00.123456"),
+            id=1, amount=1.5, text="a", flag=True, raw=b"\x00\xff", day=date(2013, 1, 1),
+            local=_naive("2013-01-01T05:00:00.123456"), instant=_utc("2013-01-01T05:00:00.123456"),
         ),
         Every(id=2, amount=-2.0, text="b"),
     ],
-    [Every(id=3), Every(id=4)],
-    [Every(id=5, amount=math.nan), Every(id=6, amount=7.0)],
-    [Every(id=7, amount=math.nan)],
-    [Every(id=8, amount=math.inf), Every(id=9, amount=-math.inf)],
+    [Every(id=3), Every(id=4)], [Every(id=5, amount=math.nan), Every(id=6, amount=7.0)],
+    [Every(id=7, amount=math.nan)], [Every(id=8, amount=math.inf), Every(id=9, amount=-math.inf)],
     [Every(id=10, amount=0.0), Every(id=11, amount=-0.0)],
     [Every(id=12, text="x" * 31 + "yz" + "tail"), Every(id=13, text="")],
     [Every(id=14, text="é" * 40), Every(id=15, text="x" * 32 + "\U0010ffff" * 3)],
@@ -61,47 +54,34 @@ _FILES = [
     [
         Every(id=-(2**63), day=date(1, 1, 1), local=_naive("0001-01-01T00:00:00"), instant=_utc("0001-01-01T00:00:00")),
         Every(
-            id=2**63 - 1,
-            day=date(9999, 12, 31),
-            local=_naive("9999-12-31T23:59:59.999999"),
+            id=2**63 - 1, day=date(9999, 12, 31), local=_naive("9999-12-31T23:59:59.999999"),
             instant=_utc("9999-12-31T23:59:59.999999"),
         ),
     ],
     [
         Every(
-            id=18,
-            day=date(1500, 2, 28),
-            local=_naive("1500-03-01T00:00:00.000001"),
+            id=18, day=date(1500, 2, 28), local=_naive("1500-03-01T00:00:00.000001"),
             instant=_utc("1899-12-31T23:59:59.999999"),
         )
     ],
     [
         Every(
-            id=21,
-            price=Decimal("1.50"),
-            exact=Decimal("12345678901234567890.1234"),
-            time=time(12, 0, 0, 1),
-            lasting=timedelta(days=-1, microseconds=1),
-            uid=UUID(int=7),
-            colour=Colour.BLUE,
-            inner=Inner(1, Decimal("-0.01"), [timedelta(1), timedelta(0)]),
-            numbers=[1.5, None, math.nan],
+            id=21, price=Decimal("1.50"), exact=Decimal("12345678901234567890.1234"), time=time(12, 0, 0, 1),
+            lasting=timedelta(days=-1, microseconds=1), uid=UUID(int=7), colour=Colour.BLUE,
+            inner=Inner(1, Decimal("-0.01"), [timedelta(1), timedelta(0)]), numbers=[1.5, None, math.nan],
             named={"a": Inner(2), "b": None},
         ),
         Every(id=22, price=Decimal("-9999999999.99"), exact=Decimal("0.0001"), time=time(), inner=Inner(-1)),
     ],
     [
         Every(
-            id=23,
-            price=Decimal("9999999999.99"),
-            exact=Decimal("9" * 34 + ".0000"),
-            time=time.max,
+            id=23, price=Decimal("9999999999.99"), exact=Decimal("9" * 34 + ".0000"), time=time.max,
             lasting=timedelta(9999),
         ),
         Every(id=24, price=Decimal("0.00"), numbers=[], named={}, colour=Colour.RED),
     ],
     [Every(id=19, flag=False, raw=b""), Every(id=20, local=_naive("2013-01-01T05:00:00.124"))],
-]
+]  # fmt: skip
 
 _X, _E = "x" * 32, "é" * 40
 _FILTERS = f"""
@@ -133,13 +113,7 @@ def every(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path
     return table
 
 
-def _fresh(spark: SparkSession) -> None:
-    """Makes Spark read tables from their logs again."""
-    jvm: Any = spark._jvm
-    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-
-
-@pytest.mark.slow(reason="many queries of Spark; test_delta_files.py has the bounds")
+@pytest.mark.slow(reason="many queries of Spark; test_delta_table.py has the bounds")
 def test_filters_find_the_rows_that_a_full_scan_finds(spark: SparkSession, every: Path) -> None:
     filtered = [f"SELECT {i} AS filter, id FROM delta.`{every}` WHERE {f}" for i, f in enumerate(_FILTERS)]
     found: dict[str, set[int]] = {f: set() for f in _FILTERS}
@@ -172,31 +146,24 @@ def test_spark_reads_columns_that_a_sink_has_added_and_writes_to_the_table(spark
     about = context(msgspec.defstruct("Wider", [("id", int), ("text", str | None), ("at", datetime), ("inner", Inner)]))
     wider.prepare(about)
     put(wider, about, 2, [about.schema.row_class(2, "b", _naive("2026-01-01T00:00:00"), Inner(5))])
-    _fresh(spark)
-    spark.sql(f"INSERT INTO delta.`{table}` VALUES (3, 'c', TIMESTAMP_NTZ'2026-01-02', NULL)")
+    _fresh(spark).sql(f"INSERT INTO delta.`{table}` VALUES (3, 'c', TIMESTAMP_NTZ'2026-01-02', NULL)")
     put(wider, about, 3, [about.schema.row_class(4, "d", _naive("2026-01-03T00:00:00"), Inner(6))])
-    found = spark.sql(f"SELECT id, day(at) AS day, inner.number FROM delta.`{table}` ORDER BY id").collect()
+    found = _fresh(spark).sql(f"SELECT id, day(at) AS day, inner.number FROM delta.`{table}` ORDER BY id").collect()
     assert [tuple(row) for row in found] == [(1, None, None), (2, 1, 5), (3, 2, None), (4, 3, 6)]
 
 
 # --- Spark's own commits in between
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return tmp_path / "out"
+def _fresh(spark: SparkSession) -> SparkSession:
+    """Makes Spark read tables from their logs again."""
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+    return spark
 
 
-@pytest.fixture
-def sink(table: Path) -> DeltaSink:
-    made = DeltaSink(table)
-    made.prepare(_PAIR)
-    return made
-
-
-def _ids(spark: SparkSession, table: Path, version: int | None = None) -> list[int]:
-    at = "" if version is None else f" VERSION AS OF {version}"
-    return sorted(row.id for row in spark.sql(f"SELECT id FROM delta.`{table}`{at}").collect())
+def _ids(spark: SparkSession, table: Path) -> list[int]:
+    return sorted(row.id for row in _fresh(spark).sql(f"SELECT id FROM delta.`{table}`").collect())
 
 
 @pytest.mark.slow(reason="several jobs of Spark")
@@ -210,20 +177,10 @@ def test_spark_and_the_sink_see_each_others_tokens(spark: SparkSession, sink: De
     assert sink.open_table(_PAIR).token == 5
 
 
-@pytest.mark.slow(reason="Spark reads a table at each checkpoint")
-def test_spark_reads_delta_checkpoints_that_the_sink_made(spark: SparkSession, sink: DeltaSink, table: Path) -> None:
-    DeltaTable(str(table)).alter.set_table_properties({"delta.checkpointInterval": "4"})
-    for token in range(1, 10):
-        put(sink, _PAIR, token, pairs(token, 1))
-    assert len(list((table / "_delta_log").glob("*.checkpoint.parquet"))) == 2
-    for entry in sorted((table / "_delta_log").glob("*.json"))[:7]:
-        entry.unlink()
-    _fresh(spark)
-    assert _ids(spark, table) == list(range(1, 10))
-
-
 @pytest.mark.slow(reason="eleven commits of Spark")
-def test_the_sink_reads_delta_checkpoints_that_spark_made(spark: SparkSession, sink: DeltaSink, table: Path) -> None:
+def test_spark_and_the_sink_read_delta_checkpoints_of_each_other(
+    spark: SparkSession, sink: DeltaSink, table: Path
+) -> None:
     put(sink, _PAIR, 3, pairs(0, 1))
     for i in range(1, 11):
         spark.sql(f"INSERT INTO delta.`{table}` VALUES ({i}, 'x')").collect()
@@ -241,7 +198,6 @@ def test_the_sink_reads_delta_checkpoints_that_spark_made(spark: SparkSession, s
 # -- tables that spark made, feature by feature -----------------------------------------------------------------------
 
 
-_ABOUT = context()
 _COLUMNS = "id BIGINT, text STRING"
 
 
@@ -286,24 +242,18 @@ _REFUSED = {
 }
 
 
-def _all_ids(spark: SparkSession, table: Path) -> list[int]:
-    jvm: Any = spark._jvm
-    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-    return sorted(row.id for row in spark.sql(f"SELECT id FROM delta.`{table}`").collect())
-
-
 @pytest.mark.parametrize("feature", _HONOURED)
 @pytest.mark.slow(reason="Spark writes tables with each feature")
 def test_a_table_with_a_supported_feature_is_published_to(spark: SparkSession, tmp_path: Path, feature: str) -> None:
     table = tmp_path / "out"
     _create(spark, table, _HONOURED[feature])
     sink = DeltaSink(table)
-    sink.prepare(_ABOUT)
-    put(sink, _ABOUT, 1, pairs(1, 3))
+    sink.prepare(_PAIR)
+    put(sink, _PAIR, 1, pairs(1, 3))
     spark.sql(f"INSERT INTO delta.`{table}` (id, text) VALUES (10, 'x')").collect()
     checkpoint(table)
-    put(sink, _ABOUT, 2, pairs(4, 1))
-    assert _all_ids(spark, table) == [1, 2, 3, 4, 10]
+    put(sink, _PAIR, 2, pairs(4, 1))
+    assert _ids(spark, table) == [1, 2, 3, 4, 10]
 
 
 @pytest.mark.slow(reason="Spark creates a table for each feature")
@@ -317,7 +267,7 @@ def test_a_table_with_an_unsupported_feature_is_refused_by_name(
     before = snapshot(table)
     for call in (DeltaSink(table).check, DeltaSink(table).prepare, DeltaSink(table).open_table):
         with raises(SinkRefused, table=str(table)) as caught:
-            call(_ABOUT)
+            call(_PAIR)
         found = caught.value.facts
         also: Any = found.get("also", [])
         assert facts.items() <= found.items() or " ".join(facts.values()) in also, found
@@ -325,7 +275,7 @@ def test_a_table_with_an_unsupported_feature_is_refused_by_name(
     assert snapshot(table) == before
 
 
-# -- upserts into tables from which spark deletes rows by deletion vectors; spark and a di ----------------------------
+# -- upserts into tables from which Spark deletes rows by deletion vectors -------------------------------------------
 
 
 class Item(msgspec.Struct):
@@ -341,9 +291,7 @@ _PLACES = ("x", "A B%/ü&+")
 
 
 def _items(spark: SparkSession, table: Path) -> dict[tuple[int, str], str | None]:
-    jvm: Any = spark._jvm
-    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
-    found = spark.sql(f"SELECT id, place, text FROM delta.`{table}`").collect()
+    found = _fresh(spark).sql(f"SELECT id, place, text FROM delta.`{table}`").collect()
     rows = {(row.id, row.place): row.text for row in found}
     assert len(rows) == len(found)
     return rows
@@ -413,8 +361,8 @@ def _made(spark: SparkSession, table: Path, properties: str = "") -> DeltaSink:
         + (f" TBLPROPERTIES ({properties})" if properties else "")
     )
     sink = DeltaSink(table)
-    sink.prepare(_ABOUT)
-    put(sink, _ABOUT, 1, pairs(0, 10))
+    sink.prepare(_PAIR)
+    put(sink, _PAIR, 1, pairs(0, 10))
     return sink
 
 
@@ -427,16 +375,14 @@ def _do(spark: SparkSession, table: Path, *statements: str) -> list[Any]:
 
 
 def _counted(spark: SparkSession, table: Path, version: int | None = None) -> Counter[str]:
-    jvm: Any = spark._jvm
-    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
     at = "" if version is None else f" VERSION AS OF {version}"
-    return Counter(str(row) for row in spark.sql(f"SELECT * FROM delta.`{table}`{at}").collect())
+    return Counter(str(row) for row in _fresh(spark).sql(f"SELECT * FROM delta.`{table}`{at}").collect())
 
 
 def _go_back(spark: SparkSession, sink: DeltaSink, checkpoint_id: int, token: int) -> SinkRewind:
     """Rewinds, and compares the plan, and the stored rows, with what Spark reads of both versions."""
     table = Path(sink.table)
-    handle = sink.open_table(_ABOUT)
+    handle = sink.open_table(_PAIR)
     plan = handle.plan_rewind(checkpoint_id)
     before = _counted(spark, table)
     assert handle.rewind(plan.to_version, token) == plan.from_version + 1
@@ -466,7 +412,7 @@ _STATISTICS = "delta.checkpoint.writeStatsAsJson = false, delta.checkpoint.write
 def test_a_rewind_undoes_what_spark_did_after_the_target(spark: SparkSession, table: Path, properties: str) -> None:
     sink = _made(spark, table, properties)
     _do(spark, table, "INSERT INTO {t} VALUES (50, 'x'), (51, 'x')", "DELETE FROM {t} WHERE id = 0")
-    put(sink, _ABOUT, 2, pairs(20, 2))
+    put(sink, _PAIR, 2, pairs(20, 2))
     _do(
         spark,
         table,
@@ -478,7 +424,7 @@ def test_a_rewind_undoes_what_spark_did_after_the_target(spark: SparkSession, ta
     plan = _go_back(spark, sink, 1, token=5)
     assert plan.to_version == 3
     assert _others(plan) == [(5, "DELETE", -1), (6, "UPDATE", 0), (7, "WRITE", 1), (8, "DELETE", -1)]
-    put(sink, _ABOUT, 6, pairs(70, 1))
+    put(sink, _PAIR, 6, pairs(70, 1))
     _do(spark, table, "INSERT INTO {t} VALUES (80, 'x')")
     assert _counted(spark, table).total() == 9 + 2 + 2
     # Checkpoint 2, which was undone, with all that others did until then.
@@ -493,12 +439,107 @@ def test_a_rewind_to_a_missing_deletion_vector_is_refused(spark: SparkSession, t
     sink = _made(spark, table, _VECTORS)
     _do(spark, table, "DELETE FROM {t} WHERE id = 2")
     [vector] = table.glob("deletion_vector_*")
-    put(sink, _ABOUT, 2, pairs(20, 1))
+    put(sink, _PAIR, 2, pairs(20, 1))
     _do(spark, table, "DELETE FROM {t} WHERE id = 3")
     vector.unlink()
     before = snapshot(table)
     with raises(SinkDiverged, files=[vector.name], missing=1):
-        sink.open_table(_ABOUT).plan_rewind(1)
+        sink.open_table(_PAIR).plan_rewind(1)
     with raises(SinkDiverged, files=[vector.name], missing=1):
-        sink.open_table(_ABOUT).rewind(2, token=5)
+        sink.open_table(_PAIR).rewind(2, token=5)
     assert snapshot(table) == before
+
+
+# -- tables under their names in the catalog of a session -------------------------------------------------------------
+
+_ABOUT = context()
+
+
+@pytest.fixture
+def named(spark_session: SparkSession, tmp_path: Path) -> Iterator[SparkSession]:
+    """A session with an empty schema ``named``."""
+    spark_session.sql(f"CREATE SCHEMA named LOCATION '{tmp_path / 'named'}'")
+    yield spark_session
+    spark_session.sql("DROP SCHEMA named CASCADE")
+
+
+def _sink(table: Path, name: str = "named.pairs") -> DeltaSink:
+    return DeltaSink(table, register_as=name)
+
+
+def _entry(table: Path, name: str = "named.pairs") -> CatalogEntry:
+    entry = _sink(table, name).catalog_entry
+    assert entry is not None
+    return entry
+
+
+@pytest.mark.slow(reason="needs a catalog of Spark's own")
+def test_a_registered_table_is_read_by_name_and_not_changed(named: SparkSession, tmp_path: Path) -> None:
+    table = tmp_path / "it's a table; `really`"
+    sink = _sink(table)
+    check_entry(named, _entry(table))
+    sink.prepare(_ABOUT)
+    put(sink, _ABOUT, 1, pairs(1, 2))
+    before = snapshot(table)
+    # By two runs, and by a run that was killed before it knew.
+    for _ in range(2):
+        check_entry(named, _entry(table))
+        register_tables(named, [sink])
+    assert snapshot(table) == before
+    assert [row.id for row in named.table("named.pairs").orderBy("id").collect()] == [1, 2]
+    put(sink, _ABOUT, 2, pairs(3, 1))
+    assert named.table("spark_catalog.named.pairs").count() == 3
+    assert warn_of_lost_names(named, [_entry(table)]) and not warn_of_lost_names(
+        named, [_entry(table, "other.named.pairs")]
+    )
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind"),
+    [
+        ("CREATE TABLE named.pairs (id INT) USING delta", "delta"),
+        ("CREATE TABLE named.pairs (Location INT) USING parquet LOCATION '{table}'", "parquet"),
+        ("CREATE VIEW named.pairs AS SELECT 1 AS id", "VIEW"),
+    ],
+)
+def test_a_name_of_something_else_is_refused_before_the_table_is_created(
+    named: SparkSession, tmp_path: Path, statement: str, kind: str
+) -> None:
+    table = tmp_path / "table"
+    named.sql(statement.format(table=table))
+    with raises(ConfigError, name="named.pairs", table=str(table), kind=kind):
+        check_entry(named, _entry(table))
+
+
+def test_a_name_whose_folder_was_deleted_is_still_the_name_of_that_folder_only(
+    named: SparkSession, tmp_path: Path
+) -> None:
+    sink = _sink(tmp_path / "table")
+    sink.prepare(_ABOUT)
+    register_tables(named, [sink])
+    shutil.rmtree(sink.table)
+    with raises(ConfigError, name="named.pairs", found=f"file:{sink.table}"):
+        check_entry(named, _entry(tmp_path / "other"))
+    check_entry(named, _entry(tmp_path / "table"))
+    sink = _sink(tmp_path / "table")
+    sink.prepare(_ABOUT)
+    put(sink, _ABOUT, 1, pairs(7, 1))
+    register_tables(named, [sink])
+    assert named.table("named.pairs").count() == 1
+
+
+def test_a_missing_schema_catalog_or_extension_is_an_error_of_the_settings(named: SparkSession, tmp_path: Path) -> None:
+    with raises(ConfigError, name="nowhere.pairs"):
+        check_entry(named, _entry(tmp_path, "nowhere.pairs"))
+    with raises(ConfigError, missing=["spark.sql.catalog.unity"]):
+        check_entry(named, _entry(tmp_path, "unity.named.pairs"))
+    other = named.newSession()
+    other.conf.set("spark.sql.catalog.spark_catalog", "")
+    with raises(ConfigError, missing=["spark.sql.catalog.spark_catalog"]):
+        check_entry(other, _entry(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["pairs", "a.b.c.d", "a..b", "a.`b`", "a.b; DROP TABLE c", "a.b\n", "a.b c", "ä.b"])
+def test_a_name_that_would_have_to_be_quoted_is_refused(tmp_path: Path, name: str) -> None:
+    with raises(ConfigError, given=name):
+        DeltaSink(tmp_path / "table", register_as=name)

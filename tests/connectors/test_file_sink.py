@@ -42,17 +42,12 @@ _NUMBERS = [1.5, None, float("nan"), float("inf"), float("-inf"), 1e300, -0.0, 5
 _TEXTS = ["", None, 'say "hi"', "two\nlines", "a,b", "back\\slash", "ä", " space "]
 _ROWS = [
     Reading(
-        id=n,
-        place=place,
-        value=value,
-        good=n % 2 == 0,
-        day=datetime.date(2026, 1, 1 + n),
-        text=text,
+        id=n, place=place, value=value, good=n % 2 == 0, day=datetime.date(2026, 1, 1 + n), text=text,
         local=_TIME + datetime.timedelta(microseconds=n),
         instant=(_TIME - datetime.timedelta(microseconds=n)).replace(tzinfo=datetime.UTC),
     )
     for n, (place, value, text) in enumerate(zip(_PLACES, _NUMBERS, _TEXTS, strict=True))
-]
+]  # fmt: skip
 
 
 def _sink(folder: Path, **more: Any) -> FileSink:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -28,7 +28,6 @@ from stateflow.connectors.column_policy import ColumnPolicy
 from stateflow.connectors.files.parquet_files import ParquetFormat
 from stateflow.connectors.files.source import READER_OPTIONS, FileSource, skip_files
 from stateflow.errors import ConfigError, CorruptFile, CorruptInput, SchemaMismatch
-from stateflow.runtime.spark.checkpoint_location import FolderMove, relocate_log
 from tests.support.errors import raises
 
 _WEEK = 7 * 86400
@@ -252,32 +251,6 @@ def test_a_position_is_held_while_the_files_that_were_read_since_exist(tmp_path:
     # Files in other storages are not checked.
     source = FileSource("s3://bucket/in", schema=Row)
     assert source.holds('{"logOffset": 0}', [_noted((1, "s3://bucket/in/a.parquet"))]) is None
-
-
-@pytest.mark.spark
-@pytest.mark.slow(reason="Spark reads a folder in two jobs")
-def test_files_of_a_folder_that_moved_are_recognized_by_their_new_paths(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark compares paths as text: each character must be written as Spark writes it."""
-    old, new = tmp_path / "old", tmp_path / "moved %41ü (1)+'x~;=, é"
-    for number, name in enumerate(("a b", "ü%41", "c+d'~(e)", "f;=,g")):
-        _write(old, f"{name}.parquet", [number], age=100 - number)
-    interval = "spark.sql.streaming.fileSource.log.compactInterval"
-    spark.conf.set(interval, "3")
-    try:
-        limits, location = SourceSettings(max_files_per_batch=1), tmp_path / "location"
-        assert _read(spark, FileSource(old, schema=Row), location, limits) == [[0], [1], [2], [3]]
-        old.rename(new)
-        folder, move = location / "sources" / "0", FolderMove(PurePosixPath(old), PurePosixPath(new))
-        entries = {p: relocate_log(p.read_bytes(), p.name, move) for p in folder.iterdir() if p.name[0] != "."}
-        assert any(path.name.endswith(".compact") for path in entries)
-        for path in folder.iterdir():
-            path.unlink()
-        for path, data in entries.items():
-            path.write_bytes(data)
-        _write(new, "late.parquet", [9])
-        assert _read(spark, FileSource(new, schema=Row), location, limits) == [[9]]
-    finally:
-        spark.conf.unset(interval)
 
 
 def test_a_name_that_is_not_utf_8_is_refused_since_spark_skips_the_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Delta tables whose log another writer has filled: no wait, no crash, bounded memory, always an error with a code."""
+"""Delta and Iceberg tables of attackers: no wait, no crash, no code, bounded memory, always an error with a code."""
 
 from __future__ import annotations
 
@@ -6,17 +6,27 @@ import dataclasses
 import json
 import os
 import shutil
+import sqlite3
+import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.manifest import write_manifest_list
+from pyiceberg.schema import Schema
+from pyiceberg.table.locations import SimpleLocationProvider
+from pyiceberg.types import LongType, NestedField, StringType
 
 from stateflow.api.input_files import FileShare
 from stateflow.api.schema import RowSchema
@@ -41,11 +51,14 @@ from stateflow.connectors.delta.maintenance import Compaction, vacuum
 from stateflow.connectors.delta.source import DeltaSource
 from stateflow.connectors.delta.versions import Divergence, Rewinder, read_entry
 from stateflow.connectors.files.parquet_files import ParquetFormat
+from stateflow.connectors.iceberg.catalog import CatalogConnection
+from stateflow.connectors.iceberg.target import IcebergSettings
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused, StorageError
-from tests.support.delta_tables import Pair, context, damage_one, pairs, put, write
+from tests.support.delta_tables import Pair, context, damage_one, pairs, put, snapshot, write
 from tests.support.errors import raises
 from tests.support.job_fixture import mostly_slow
 from tests.support.memory import CPU_SECONDS, LIMIT, MemoryPeak
+from tests.support.staged_tables import IcebergTable, catalog_in
 
 _ABOUT = context()
 _NAME = "stateflow-job-uid-g1-o1-s1-attempt-1.zstd.parquet"
@@ -68,22 +81,25 @@ ACTS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("act", ACTS)
 def test_a_fifo_in_the_log_is_an_error_at_once(table: Path, act: str) -> None:
-    os.mkfifo(entry_path(table, 2))
-    with raises(CorruptFile, file=str(entry_path(table, 2))):
-        ACTS[act](table)
-
-
-def test_a_later_entry_that_is_a_fifo_is_an_error_at_once(table: Path) -> None:
     known = read_head(table, "app")
     os.mkfifo(entry_path(table, 2))
-    with raises(CorruptFile, file=str(entry_path(table, 2)), found="FIFO"):
-        read_head(table, "app", known)
+    for read in (ACTS[act], lambda table: read_head(table, "app", known)):
+        with raises(CorruptFile, file=str(entry_path(table, 2))):
+            read(table)
 
 
-@pytest.mark.parametrize("name", ["_last_checkpoint", f"{0:020d}.checkpoint.parquet", "unknown"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_last_checkpoint", f"{0:020d}.checkpoint.parquet", "unknown", "_sidecars/x.parquet",
+        "_staged_commits/x.parquet", "other/x.parquet",
+    ],
+)  # fmt: skip
 def test_a_fifo_among_the_other_files_is_an_error_at_once(table: Path, name: str) -> None:
-    os.mkfifo(table / LOG_FOLDER / name)
-    with raises(CorruptFile):
+    fifo = table / LOG_FOLDER / name
+    fifo.parent.mkdir(exist_ok=True)
+    os.mkfifo(fifo)
+    with raises(CorruptFile, file=str(fifo)):
         read_head(table, "app")
 
 
@@ -455,15 +471,6 @@ def test_an_entry_that_restores_itself_or_a_later_one_is_refused(table: Path, re
         _rewinder(table).plan(0)
 
 
-@pytest.mark.parametrize("folder", ["_sidecars", "_staged_commits", "other"])
-def test_a_fifo_in_a_folder_of_the_log_is_an_error_at_once(table: Path, folder: str) -> None:
-    fifo = table / LOG_FOLDER / folder / "x.parquet"
-    fifo.parent.mkdir()
-    os.mkfifo(fifo)
-    with raises(CorruptFile, file=str(fifo)):
-        read_head(table, "app")
-
-
 _EACH = Metadata("x", "{}", [], {"delta.checkpointInterval": "1"})
 
 
@@ -497,3 +504,262 @@ def test_a_log_whose_newest_version_is_any_number_is_read_in_time(table: Path) -
     far = dataclasses.replace(head, version=10**18)
     found = Rewinder(table, _ABOUT.application, far).changes_since(0).others
     assert [(commit.version, commit.rows) for commit in found] == [(head.version + 1, None)]
+
+
+# -- Iceberg ----------------------------------------------------------------------------------------------------------
+
+_CALLS: list[str] = []
+_HERE = "tests.connectors.test_hostile_tables"
+_EVIL = {
+    "s3.endpoint": "http://evil.invalid",
+    "s3.access-key-id": "evil",
+    "s3.proxy-uri": "http://evil.invalid",
+    "py-io-impl": f"{_HERE}.EvilIO",
+}
+
+
+class EvilIO(PyArrowFileIO):
+    def __init__(self, properties: Any = None) -> None:
+        _CALLS.append("io")
+        super().__init__(properties or {})
+
+
+class EvilProvider(SimpleLocationProvider):
+    def __init__(self, location: str, properties: Any) -> None:
+        _CALLS.append("provider")
+        super().__init__(location, properties)
+
+
+@pytest.fixture
+def attacked(tmp_path: Path) -> IcebergTable:
+    return IcebergTable.create(tmp_path, Pair)
+
+
+def _plant(attacked: IcebergTable, properties: dict[str, str]) -> None:
+    fields = [NestedField(1, "id", LongType(), required=False), NestedField(2, "text", StringType(), required=False)]
+    catalog_in(attacked.folder / "lake").create_table(attacked.name, Schema(*fields), properties=properties)
+    _CALLS.clear()
+
+
+def test_properties_of_a_table_reach_neither_its_storage_nor_its_code(attacked: IcebergTable) -> None:
+    _plant(attacked, _EVIL)
+    attacked.prepare().put(1, pairs(0, 2))
+    handle = attacked.sink.open_table(attacked.about)
+    assert handle.rewind(handle.plan_rewind(0).to_version, 2) is not None
+    assert _CALLS == []
+    found = attacked.sink._connection.find_table()
+    assert found is not None and not found.io.properties.keys() & _EVIL.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("write.py-location-provider.impl", f"{_HERE}.EvilProvider"),
+        ("write.data.path", "s3://evil/data"),
+        ("write.metadata.path", "file:///tmp/elsewhere"),
+        ("write.data.path", "{location}/../other"),
+    ],
+)
+def test_a_table_that_chooses_code_or_other_places_is_refused_also_between_two_steps(
+    attacked: IcebergTable, name: str, value: str
+) -> None:
+    attacked.prepare()
+    handle, files = attacked.sink.open_table(attacked.about), attacked.stage(1, pairs(0, 1))
+    value = value.format(location=attacked.table.location())
+    with attacked.table.transaction() as transaction:
+        transaction.set_properties({name: value})
+    _CALLS.clear()
+    with raises(SinkRefused, property=name):
+        handle.commit(1, files)
+    for act in (attacked.sink.check, attacked.sink.prepare, attacked.sink.open_table):
+        with raises(SinkRefused, property=name):
+            act(attacked.about)
+    assert _CALLS == []
+
+
+def _path(uri: str) -> Path:
+    return Path(uri.removeprefix("file://"))
+
+
+def _forge(attacked: IcebergTable, change: Callable[[dict[str, Any]], None]) -> None:
+    """Writes the newest metadata file again, as a writer of the table's folder can."""
+    path = _path(attacked.table.metadata_location)
+    metadata = json.loads(path.read_text())
+    change(metadata)
+    path.write_text(json.dumps(metadata))
+
+
+def test_metadata_that_a_catalog_finds_outside_of_the_table_is_refused(attacked: IcebergTable) -> None:
+    attacked.prepare()
+    moved = shutil.copy(_path(attacked.table.metadata_location), attacked.folder / "00007-x.metadata.json")
+    with closing(sqlite3.connect(attacked.folder / "lake" / "catalog.db")) as catalog, catalog:
+        catalog.execute("UPDATE iceberg_tables SET metadata_location = ?", (f"file://{moved}",))
+    for act in (attacked.sink.check, attacked.sink.prepare, attacked.sink.open_table):
+        with raises(SinkRefused, property="metadata-location"):
+            act(attacked.about)
+
+
+@pytest.mark.parametrize("folder", ["data", "metadata"])
+def test_a_linked_folder_of_a_table_gets_no_files(attacked: IcebergTable, folder: str) -> None:
+    attacked.prepare().put(1, pairs(0, 1))
+    handle, files = attacked.sink.open_table(attacked.about), attacked.stage(2, pairs(1, 1))
+    place, outside = _path(attacked.table.location()) / folder, attacked.folder / "outside"
+    place.rename(outside)
+    place.symlink_to(outside)
+    before = snapshot(outside)
+    with raises(SinkRefused):
+        handle.commit(2, files)
+    assert snapshot(outside) == before
+
+
+@pytest.mark.parametrize("kind", ["link", "FIFO"])
+def test_a_list_of_manifests_that_is_not_a_regular_file_is_not_read(attacked: IcebergTable, kind: str) -> None:
+    attacked.prepare().put(1, pairs(0, 1))
+    head = attacked.table.current_snapshot()
+    assert head is not None
+    place = _path(head.manifest_list)
+    moved = place.rename(attacked.folder / "list.avro")
+    place.symlink_to(moved) if kind == "link" else os.mkfifo(place)
+    for act in (attacked.sink.check, attacked.sink.prepare, attacked.sink.open_table):
+        with raises(SinkRefused, property="manifest-list"):
+            act(attacked.about)
+
+
+def test_a_rewind_reads_no_snapshot_outside_of_the_table(attacked: IcebergTable) -> None:
+    attacked.prepare().put(1, pairs(0, 1))
+    attacked.put(2, pairs(1, 1))
+    outside = f"file://{attacked.folder}/list.avro"
+
+    def move(metadata: dict[str, Any]) -> None:
+        for each in metadata["snapshots"]:
+            if each["snapshot-id"] != metadata["current-snapshot-id"]:
+                shutil.copy(_path(each["manifest-list"]), _path(outside))
+                each["manifest-list"] = outside
+
+    version = attacked.sink.open_table(attacked.about).plan_rewind(1).to_version
+    _forge(attacked, move)
+    handle = attacked.sink.open_table(attacked.about)
+    with raises(SinkRefused, file=outside):
+        handle.plan_rewind(1)
+    with raises(SinkRefused, file=outside):
+        handle.rewind(version, 3)
+
+
+def test_a_commit_reads_no_manifest_outside_of_the_table(attacked: IcebergTable) -> None:
+    attacked.prepare().put(1, pairs(0, 1))
+    found = attacked.table
+    head, outside = found.current_snapshot(), f"file://{attacked.folder}/manifest.avro"
+    assert head is not None
+    manifests = head.manifests(found.io)
+    shutil.copy(_path(manifests[0].manifest_path), _path(outside))
+    manifests[0]._data[0] = outside
+    list_file = found.io.new_output(head.manifest_list)
+    with write_manifest_list(2, list_file, head.snapshot_id, head.parent_snapshot_id, 2, "deflate") as written:
+        written.add_manifests(manifests)
+    _forge(attacked, lambda metadata: metadata["properties"].update({"commit.manifest.min-count-to-merge": "0"}))
+    files, before = attacked.stage(2, pairs(1, 1)), attacked.data_files()
+    with raises(SinkRefused, file=outside):
+        attacked.sink.open_table(attacked.about).commit(2, files)
+    assert attacked.data_files() == before
+
+
+class Triple(Pair):
+    more: int | None = None
+
+
+def test_added_columns_delete_no_file_outside_of_the_table(attacked: IcebergTable) -> None:
+    attacked.prepare()
+    other = attacked.folder / "precious"
+    other.write_text("x")
+
+    def log(metadata: dict[str, Any]) -> None:
+        metadata["metadata-log"] = [{"timestamp-ms": 1, "metadata-file": f"file://{other}"}]
+        metadata["properties"] |= {
+            "write.metadata.delete-after-commit.enabled": "true", "write.metadata.previous-versions-max": "1"
+        }  # fmt: skip
+
+    _forge(attacked, log)
+    attacked.of(Triple, schema_evolution="add-columns").prepare()
+    assert "more" in attacked.table.schema().column_names
+    assert other.exists()
+
+
+# -- REST catalogs -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _server(answers: dict[str, Any]) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(answers[self.path.partition("?")[0]]).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+_OWN = {
+    "s3.access-key-id": "own", "s3.secret-access-key": "own", "s3.session-token": "own", "client.role-arn": "own",
+    "gcs.oauth2.token": "own", "adls.account-key": "own", "adls.client-secret": "own", "adls.account-name": "own",
+}  # fmt: skip
+_PAIR = ("access-key-id", "secret-access-key")
+_OF_STORES = {"gcs.oauth2.token-expires-at": "9", "adls.sas-token-expires-at-ms.evil": "9"}
+
+
+@pytest.mark.parametrize(
+    ("vended", "replaced", "has_address"),
+    [
+        ({}, (), False),
+        ({f"s3.{name}": "vended" for name in _PAIR}, ("s3.", "client."), True),
+        ({f"client.{name}": "vended" for name in _PAIR}, ("s3.", "client."), False),
+        ({"s3.access-key-id": "vended", "client.secret-access-key": "vended"}, (), False),
+        ({"s3.session-token": "vended", **_OF_STORES}, (), False),
+        ({"gcs.oauth2.token": "vended"}, ("gcs.",), False),
+        ({"adls.sas-token.evil": "vended"}, ("adls.account-key", "adls.client-secret"), False),
+    ],
+    ids=["nothing", "s3", "client", "halves", "tokens", "gcs", "adls"],
+)
+def test_credentials_of_a_rest_catalog_are_used_alone_and_its_address_only_with_them(
+    attacked: IcebergTable, vended: dict[str, str], replaced: tuple[str, ...], has_address: bool
+) -> None:
+    _plant(attacked, {**_EVIL, "s3.session-token": "of the table"})
+    loaded = attacked.table
+    config = {"s3.endpoint": "http://vended.invalid", "py-io-impl": f"{_HERE}.EvilIO", "s3.region": "r", **vended}
+    metadata = json.loads(loaded.metadata.model_dump_json(by_alias=True))
+    answers = {
+        "/v1/config": {
+            "defaults": {"s3.region": "d", "client.region": "x@evil.invalid/"},
+            "overrides": {**_EVIL, "prefix": "p"},
+        },
+        "/v1/p/namespaces/db/tables/t": {
+            "metadata-location": loaded.metadata_location,
+            "metadata": metadata,
+            "config": config,
+        },
+    }
+    _CALLS.clear()
+    with _server(answers) as uri:
+        given = {"type": "rest", "uri": uri, **_OWN}
+        settings = IcebergSettings(("db", "t"), "rest", "refuse", properties=tuple(given.items()))
+        found = CatalogConnection(settings).find_table()
+    assert found is not None and _CALLS == []
+    properties = found.io.properties
+    kept = {name: value for name, value in _OWN.items() if not (replaced and name.startswith(replaced))}
+    used = {name: value for name, value in properties.items() if value in ("own", "vended", "9")}
+    assert used == {**kept, **(vended if replaced else {})}
+    assert properties.get("s3.endpoint") == ("http://vended.invalid" if has_address else None)
+    assert properties["s3.region"] == "r"
+    assert not properties.keys() & {"py-io-impl", "s3.proxy-uri", "client.region"}

@@ -1,4 +1,4 @@
-"""Whether a source has new input, and which position it can read from, as it finds out without Spark."""
+"""What sources find out without Spark: whether there is new input, where it begins, and what Spark's errors are."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from hypothesis import strategies as st
 
 from stateflow import DeltaSource, FileSource, KafkaSource, SparkSource
 from stateflow.api.input_files import file_uri
-from stateflow.api.source import StartKind, StartPosition
+from stateflow.api.source import FROM_START, CollectionSource, StartKind, StartPosition
+from stateflow.connectors.delta.source import stream_error
 from stateflow.connectors.kafka.client import Partition, Topics, format_offsets
 from stateflow.connectors.partition_offsets import gaps_after, has_new_rows, shorten_texts
-from stateflow.errors import ConfigError, InputLost, JobDefinitionError
+from stateflow.errors import ConfigError, DataError, InputLost, JobDefinitionError, SchemaMismatch
+from tests.connectors.partitioned_lists import Item, Lists, items_of
 from tests.support.errors import raises
 
 
@@ -197,16 +199,19 @@ def test_a_source_of_spark_keeps_a_position_in_the_same_data_only_and_can_be_rea
 
 
 class FakeClient:
-    """Partitions with their ends, and how many records at the end are of open transactions."""
+    """Partitions with their ends, their first offsets, and how many records at the end are of open transactions."""
 
-    def __init__(self, ends: dict[Partition, int], uncommitted: int = 0) -> None:
-        self._ends, self._uncommitted = ends, uncommitted
+    def __init__(self, ends: dict[Partition, int], uncommitted: int = 0, first: int = 0) -> None:
+        self._ends, self._uncommitted, self._first = ends, uncommitted, first
 
     def partitions(self, topics: Topics) -> list[Partition]:
         return [partition for partition in self._ends if topics.matches(partition[0])]
 
     def ends(self, partitions: Collection[Partition], *, committed: bool = True) -> dict[Partition, int]:
         return {p: self._ends[p] - (self._uncommitted if committed else 0) for p in partitions}
+
+    def earliest(self, partitions: Collection[Partition]) -> dict[Partition, int]:
+        return dict.fromkeys(partitions, self._first)
 
 
 class FakeKafka(KafkaSource):
@@ -275,3 +280,63 @@ def test_only_a_position_of_the_same_partitions_has_or_has_no_new_rows(
 ) -> None:
     comparable = position.keys() == ends.keys() and all(ends[name] >= at for name, at in position.items())
     assert has_new_rows(position, ends) == (position != ends if comparable else None)
+
+
+# -- the earliest positions, also of sources that begin elsewhere in a new job ----------------------------------------
+
+_BROKER = FakeClient({("a", 0): 9, ("a", 1): 9}, first=7)
+
+
+def test_a_source_whose_new_job_begins_at_its_start_is_read_as_in_a_new_job() -> None:
+    for source in (CollectionSource([], Item), Lists({}), DeltaSource("/t", schema=Item), FakeKafka(_BROKER)):
+        assert source.earliest_position().offset == FROM_START
+
+
+@pytest.mark.parametrize("start", ["latest", {"a": {0: 9, 1: 9}}], ids=["latest", "offsets"])
+def test_a_source_that_begins_elsewhere_in_a_new_job_returns_its_first_offsets(start: Any) -> None:
+    source = FakeKafka(_BROKER, start=start)
+    assert source.earliest_position().offset == '{"a":{"0":7,"1":7}}'
+    lists = Lists({"a": items_of("a", 5), "b": items_of("b", 2)}, start="latest")
+    lists.first = {"a": 3}
+    assert lists.earliest_position().offset == '{"a":3,"b":0}'
+
+
+@pytest.mark.parametrize("start", ["latest", 3])
+def test_a_delta_source_that_begins_elsewhere_is_refused(start: Any) -> None:
+    with raises(ConfigError, source="DeltaSource[rows:/t]", start=str(start)):
+        DeltaSource("/t", schema=Item, start=start).earliest_position()
+
+
+# -- errors of Delta's source for Spark -------------------------------------------------------------------------------
+
+_UPDATED = (
+    "[STREAM_FAILED] Query [id = 1] terminated with exception: [DELTA_SOURCE_TABLE_IGNORE_CHANGES] Detected a data "
+    'update (for example UPDATE (Map(predicate -> "id = 1"))) in the source table at version 2. This is currently not '
+    "supported. The source table can be found at path file:/in/a%20b. SQLSTATE: XXKST\n=== Streaming Query ==="
+)
+_KNOWN = [
+    ("[DELTA_SOURCE_IGNORE_DELETE] Detected deleted data from streaming source at version 7. x", DataError, 7),
+    ("[DELTA_MISSING_CHANGE_DATA] Error getting change data for range [4 , 5] as change data", DataError, None),
+    ("[DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE_USE_SCHEMA_LOG] Streaming read is", SchemaMismatch, None),
+    ("[DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE] If you never deleted it", InputLost, None),
+]
+
+
+@pytest.mark.parametrize(("reason", "error", "version"), _KNOWN)
+def test_an_error_that_another_try_does_not_solve_is_explained(reason: str, error: type, version: int | None) -> None:
+    found = stream_error(reason, "DeltaSource[rows:/in]", "/in")
+    assert found is not None and type(found) is error
+    assert found.facts.get("version") == version and not found.retryable
+
+
+def test_an_error_that_names_a_table_is_one_of_its_source() -> None:
+    for same in ("/in/a b", "file:///in/a b"):
+        found = stream_error(_UPDATED, f"DeltaSource[rows:{same}]", same)
+        assert isinstance(found, DataError) and found.facts["version"] == 2 and found.hint
+    for other in ("/in/c", "/in/a", "/in", "/a b"):
+        assert stream_error(_UPDATED, f"DeltaSource[rows:{other}]", other) is None
+
+
+def test_an_error_that_a_new_run_may_solve_is_not_explained() -> None:
+    for reason in ("", "x", "[DELTA_SCHEMA_CHANGED] Detected schema change", "[STREAM_FAILED] a\n[DELTA_"):
+        assert stream_error(reason, "s", "/in") is None

@@ -1,27 +1,48 @@
-"""The sinks keep the contract of sinks."""
+"""The sinks keep the contract of sinks; staged rows stay in the job root until a system has them, once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from stateflow.api.schema import RowSchema
-from stateflow.api.sink import Sink, SinkContext, SinkTable
+from stateflow.api.sink import Sink, SinkContext, SinkTable, Writing
+from stateflow.checkpoint.garbage_collector import Collector
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.clock import SystemClock
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.files.sink import FileSink
-from stateflow.errors import JobDefinitionError, SinkDiverged
+from stateflow.connectors.foreach_batch import ForeachBatchSink, OutputBatch
+from stateflow.connectors.staged_output import StagedWriter
+from stateflow.errors import (
+    ConfigError,
+    CorruptFile,
+    DataError,
+    InternalError,
+    JobDefinitionError,
+    SinkDiverged,
+    SinkRefused,
+    StorageError,
+)
+from stateflow.failpoints import NAMES
 from stateflow.state.handles import Committable
+from stateflow.storage import MemoryStorage, PosixStorage, Storage
 from stateflow.testing.conformance.sink import SinkConformance
-from stateflow.testing.conformance.sink_table import TableUnderTest
+from stateflow.testing.conformance.sink_table import PublishingJob, TableUnderTest
 from stateflow.testing.sinks import FolderSink, _Table
+from tests.connectors.staged_sqlite import Event, SqliteSink, SqliteTable
 from tests.support import delta_tables, file_tables, folder_tables
 from tests.support.errors import raises
+from tests.support.job_fixture import ASYNCHRONOUS, KILLED, ON_REQUEST, JobFixture, events, mostly_slow
 
 
 class Other(msgspec.Struct):
@@ -213,3 +234,238 @@ def test_rows_and_token_in_two_steps(tmp_path: Path) -> None:
         suite.test_drivers_that_are_interrupted_neither_lose_nor_repeat_a_row(
             _table(suite, tmp_path), tmp_path, "killed"
         )
+
+
+# -- a function that receives the rows of each checkpoint: at least once, and with what it needs to be idempotent -----
+
+
+class Appends:
+    """Appends rows to a file, one write for each batch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, rows: pa.Table, batch: OutputBatch) -> None:
+        lines = [
+            json.dumps({"batch": batch.checkpoint_id, "attempt": batch.attempt, **row}) for row in rows.to_pylist()
+        ]
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        os.write(file, "".join(f"{line}\n" for line in lines).encode())
+        os.close(file)
+
+
+def foreach(address: str) -> Sink:
+    return ForeachBatchSink(Appends(Path(address)))
+
+
+def received(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class TestForeachBatch(SinkConformance):
+    factory = staticmethod(foreach)
+    exactly_once = False
+    checks_columns = False
+    sweeps = False
+    has_slow_drivers = True
+
+    @pytest.fixture
+    def address(self, tmp_path: Path) -> str:
+        return str(tmp_path / "received")
+
+    def read(self, sink: Sink) -> Iterable[Mapping[str, Any]]:
+        assert isinstance(sink, ForeachBatchSink) and isinstance(sink._function, Appends)
+        return received(sink._function.path)
+
+
+def test_a_repeated_call_has_the_same_rows_and_checkpoint(tmp_path: Path) -> None:
+    target = tmp_path / "received"
+    job = PublishingJob(ForeachBatchSink(Appends(target)), tmp_path / "root")
+    job.run(1)
+    pending = job.commit(job.root.claim(), 2)
+    for _ in range(2):
+        PublishingJob(ForeachBatchSink(Appends(target)), tmp_path / "root").publisher.publish_pending(pending)
+    rows = received(target)
+    assert [row["id"] for row in rows] == [2, 3, 4, 5, 4, 5]
+    assert {row["batch"] for row in rows[2:]} == {pending.checkpoint_id}
+    assert len({row["attempt"] for row in rows}) == 3
+
+
+def test_a_function_that_raises_is_named_and_called_again(tmp_path: Path) -> None:
+    def broken(rows: pa.Table, batch: OutputBatch) -> None:
+        raise OSError("no route to host")
+
+    job = PublishingJob(ForeachBatchSink(broken), tmp_path / "root")
+    with raises(StorageError, sink="out", checkpoint=2, reason="OSError: no route to host") as failed:
+        job.run(1)
+    assert failed.value.retryable and "broken" in str(failed.value.facts["function"])
+    PublishingJob(foreach(str(tmp_path / "received")), tmp_path / "root").run(1)
+    assert [row["id"] for row in received(tmp_path / "received")] == [2, 3]
+
+
+def test_a_restore_is_refused_in_its_plan_unless_the_rows_are_to_be_kept(tmp_path: Path) -> None:
+    job = PublishingJob(foreach(str(tmp_path / "received")), tmp_path / "root")
+    job.run(2)
+    with raises(SinkRefused, sink="out"):
+        job.sink.open_table(job.context).plan_rewind(2)
+    keeping = ForeachBatchSink(Appends(tmp_path / "received"), on_rewind="keep").open_table(job.context)
+    assert keeping.plan_rewind(2).to_version is None
+    assert keeping.rewind(None, 9) is not None
+
+
+def test_arguments_are_checked() -> None:
+    with raises(JobDefinitionError, found="str"):
+        ForeachBatchSink("print")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        ForeachBatchSink(print, on_rewind="ignore")  # type: ignore[arg-type]
+
+
+# -- staged output ----------------------------------------------------------------------------------------------------
+
+# The job has no Spark, and no state.
+_POINTS = sorted(set(NAMES) - ON_REQUEST - ASYNCHRONOUS - {"start.seeded", "task.snapshot"})
+_WRITING = Writing(generation=1, ordinal=2, subtask=3, attempt="a1")
+
+
+class _Job(JobFixture):
+    @property
+    def job_file(self) -> str:
+        return str(Path(__file__).with_name("staged_sqlite.py"))
+
+    def deliver(self, rows: int) -> None:
+        (self.folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events(rows)))
+
+    @property
+    def published(self) -> list[int]:
+        return sorted(number for number, _ in SqliteSink(self.folder / "table.db").rows())
+
+    @property
+    def staged(self) -> set[str]:
+        return {str(p.relative_to(self.root)) for p in self.root.glob("data/*/*/rows-*")}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[_Job]:
+    made = _Job(tmp_path / "job")
+    yield made
+    made.end_all()
+
+
+@pytest.mark.parametrize("point", mostly_slow(_POINTS, ["task.sink-closed", "commit.after", "publish.after"]))
+def test_rows_are_published_once_although_a_run_is_killed(job: _Job, point: str) -> None:
+    job.deliver(30)
+    ended = job.run(f"{point}:1", parallelism=3)
+    assert (ended.code, job.marker.exists()) == (KILLED, True), ended
+    job.finish(parallelism=3)
+    assert job.published == list(range(30))
+    job.collect()
+    assert job.staged == set()
+
+
+def test_a_collection_keeps_staged_rows_until_they_are_published(job: _Job) -> None:
+    job.deliver(20)
+    job.run("commit.after:2")
+    pending = set(job.head.pending["table"])
+    assert pending <= job.staged
+    job.command("gc").check()
+    assert job.staged == pending
+    assert job.published == list(range(10))
+    job.finish()
+    job.collect()
+    assert (job.published, job.staged) == (list(range(20)), set())
+
+
+def test_staged_rows_of_a_list_outside_of_the_log_entry_are_kept(job: _Job) -> None:
+    job.deliver(10)
+    job.run("commit.after")
+    root = JobRoot.open(PosixStorage(job.root), SystemClock())
+    (pending,) = root.head().entry.pending
+    root.outputs.sizes = replace(root.outputs.sizes, inline=0)
+    (listed,) = root.outputs.store("data/00000000000000000001/0000000001-x/", "output", [pending])
+    assert listed.parts and not listed.committables
+    entry = msgspec.structs.replace(root.head().entry, pending=[listed])
+    live = Collector(root).live(replace(root.head(), entry=entry))
+    assert set(job.head.pending["table"]) <= live
+
+
+def _context(storage: Storage | None) -> SinkContext:
+    return SinkContext("j1", "table", RowSchema.of(Event), storage)
+
+
+def _rows(count: int, text: str = "a") -> pa.RecordBatch:
+    return pa.record_batch([pa.array(range(count)), pa.array([text] * count)], schema=RowSchema.of(Event).arrow)
+
+
+def _staged_table(context: SinkContext, folder: Path) -> SqliteTable:
+    sink = SqliteSink(folder / "table.db")
+    sink.prepare(context)
+    return SqliteTable(sink.path, context)
+
+
+def test_staged_rows_are_read_in_order_and_in_small_batches(tmp_path: Path) -> None:
+    context = _context(PosixStorage(tmp_path / "root"))
+    writer = StagedWriter(context, _WRITING)
+    writer.write(_rows(100_000, "long text " * 20))
+    writer.write(_rows(0))
+    writer.write(_rows(5))
+    (written,) = writer.close()
+    table = _staged_table(context, tmp_path)
+    assert table.missing([written]) == []
+    batches = list(table.staged_rows([written]))
+    assert [n for b in batches for n in b.column("number").to_pylist()] == [*range(100_000), *range(5)]
+    assert max(b.nbytes for b in batches) < 9 << 20
+    assert written.rows == 100_005
+
+
+def test_a_subtask_without_rows_stages_nothing() -> None:
+    storage = MemoryStorage("memory://staged")
+    writer = StagedWriter(_context(storage), _WRITING)
+    writer.write(_rows(0))
+    assert (writer.close(), storage.list("")) == ([], [])
+
+
+def _staged(context: SinkContext, subtask: int = 0) -> Committable:
+    writer = StagedWriter(context, replace(_WRITING, subtask=subtask))
+    writer.write(_rows(4))
+    return writer.close()[0]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../table.db", "/etc/passwd", "FORMAT", "data/00000000000000000001/0000000002-a1/manifest.json",
+        "data/00000000000000000001/0000000002-a1/rows-other-0.arrow",
+        "data/00000000000000000001/0000000002-a1/rows-table-x.arrow",
+        "data/00000000000000000001/0000000002-a1/../rows-table-0.arrow",
+    ],
+)  # fmt: skip
+def test_names_that_the_sink_does_not_write_are_refused(tmp_path: Path, path: str) -> None:
+    table = _staged_table(_context(MemoryStorage("memory://staged")), tmp_path)
+    forged = Committable(path=path, size=1, rows=1)
+    with pytest.raises(DataError):
+        table.missing([forged])
+    with pytest.raises(DataError):
+        list(table.staged_rows([forged]))
+
+
+def test_a_file_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
+    context = _context(MemoryStorage("memory://staged"))
+    written = _staged(context)
+    with pytest.raises(InternalError):
+        list(_staged_table(context, tmp_path).staged_rows([written, written]))
+
+
+@pytest.mark.parametrize("rows", [None, 3, 5])
+def test_damaged_rows_are_refused(tmp_path: Path, rows: int | None) -> None:
+    storage = MemoryStorage("memory://staged")
+    context = _context(storage)
+    written = _staged(context)
+    if rows is None:
+        data = bytearray(storage.get(written.path))
+        data[len(data) // 3 : len(data) // 3 + 40] = b"\xff" * 40
+        storage.delete([written.path])
+        storage.put_new(written.path, bytes(data))
+    else:
+        written = msgspec.structs.replace(written, rows=rows)
+    with pytest.raises(CorruptFile):
+        list(_staged_table(context, tmp_path).staged_rows([written]))

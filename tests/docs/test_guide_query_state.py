@@ -18,8 +18,8 @@ import pytest
 
 from stateflow import QueryableStateClient
 from tests.docs.pages import blocks, load_module, read
-from tests.servers.certificates import certificate
-from tests.serving.running_server import serving
+from tests.servers.listening import certificate
+from tests.serving.shops_job import serving
 from tests.support import local_flights
 from tests.support.cli_fixture import invoke
 from tests.support.job_fixture import Row

@@ -23,19 +23,14 @@ def saved(ran: CliFixture, tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        ("savepoint", "show", "<saved>"),
-        ("savepoint", "verify", "<saved>"),
-        ("savepoint", "dispose", "<saved>"),
-        ("savepoint", "list", "--in", "<elsewhere>"),
-        ("savepoint", "create", "--into", "<elsewhere>", "--from-head"),
-        ("fork", "latest", "--into", "<elsewhere>/fork"),
-        ("fork", "<saved>", "--into", "<allowed>/fork"),
-        ("restore", "<job>", "--plan", "<saved>"),
-        ("check", "<job>", "--against", "<saved>", "--no-spark"),
+        ("savepoint", "show", "<saved>"), ("savepoint", "verify", "<saved>"), ("savepoint", "dispose", "<saved>"),
+        ("savepoint", "list", "--in", "<elsewhere>"), ("savepoint", "create", "--into", "<elsewhere>", "--from-head"),
+        ("fork", "latest", "--into", "<elsewhere>/fork"), ("fork", "<saved>", "--into", "<allowed>/fork"),
+        ("restore", "<job>", "--plan", "<saved>"), ("check", "<job>", "--against", "<saved>", "--no-spark"),
         ("run", "<job>", "--job-root", "<allowed>/new", "--from-savepoint", "<saved>"),
     ],
     ids=" ".join,
-)
+)  # fmt: skip
 def test_no_command_opens_a_location_that_is_not_allowed(
     ran: CliFixture, saved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,17 +17,36 @@ from typing import Any
 import msgspec
 import pytest
 
-from stateflow.checkpoint.savepoints.catalog import savepoint_at
+from stateflow import operations
+from stateflow.checkpoint.job_requests import KEEP, find_damaged_requests, open_requests, trim_requests
+from stateflow.checkpoint.log.documents import Origin
+from stateflow.checkpoint.savepoints.catalog import find_savepoint, list_savepoints, savepoint_at
+from stateflow.checkpoint.savepoints.cleanup import SavepointRule
+from stateflow.clock import ManualClock
 from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
-from stateflow.operations import JobCode, SavepointRequest, create_savepoint, plan_restore
+from stateflow.operations import (
+    JobCode,
+    SavepointRequest,
+    collect_garbage,
+    create_savepoint,
+    dispose_path,
+    list_all,
+    plan_restore,
+    prune_savepoints,
+    verify_savepoint,
+)
 from stateflow.operations.compatibility import check_job
-from stateflow.operations.verification import verify_savepoint
+from stateflow.operations.doctor import Health, examine_storage
 from stateflow.runtime.restore.planner import RestoreOptions
+from stateflow.storage import PosixStorage
 from stateflow.types.key_encoding import decode_key
 from stateflow.types.serializers import ValueSerializer, decode_untyped, timestamp_of
+from tests.recovery.forged_savepoints import ForgedSavepoint, attack_table
 from tests.support import root_files
-from tests.support.cli_fixture import CliFixture, contents
+from tests.support.cli_fixture import BUILD, JOB, CliFixture, contents
+from tests.support.errors import raises
 from tests.support.memory import MemoryPeak
+from tests.support.table_files import restart_outside
 
 EXECUTES = ("pickle.find_class", "os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "ctypes.dlopen")
 LARGEST = 150 << 20
@@ -266,24 +287,15 @@ class Wide(msgspec.Struct, array_like=True):
 TYPES: list[Any] = [Any, int, str, bytes, list, list[Any], tuple[int, ...], set[int], dict, dict[str, int], Tree, Wide]
 EXT = b"\xc7\x08\x01cos\nsyst"
 VALUES: dict[str, bytes] = {
-    "nothing": b"",
-    "nested arrays": b"\x91" * 50_000,
-    "nested maps": b"\x81\xa1a" * 30_000,
-    "nested children": b"\x81\xa8children\x91" * 10_000,
-    "an array of four billion": b"\xdd\xff\xff\xff\xff",
+    "nothing": b"", "nested arrays": b"\x91" * 50_000, "nested maps": b"\x81\xa1a" * 30_000,
+    "nested children": b"\x81\xa8children\x91" * 10_000, "an array of four billion": b"\xdd\xff\xff\xff\xff",
     "arrays of four billion in arrays": b"\xdd\xff\xff\xff\xff" * 500,
-    "arrays of 65535 in arrays": b"\xdc\xff\xff" * 900,
-    "a map of four billion": b"\xdf\xff\xff\xff\xff",
-    "a text of four gigabytes": b"\xdb\xff\xff\xff\xff",
-    "bytes of four gigabytes": b"\xc6\xff\xff\xff\xff",
-    "an ext type of four gigabytes": b"\xc9\xff\xff\xff\xff\x01",
-    "an ext type with a pickle": EXT,
-    "an ext type inside": b"\x91" + EXT,
-    "a time stamp of another size": b"\xc7\x02\xff\x00\x00",
-    "a reserved byte": b"\xc1",
-    "text that is none": b"\xa2\xff\xfe",
-    "more after it": b"\x01\x01",
-}
+    "arrays of 65535 in arrays": b"\xdc\xff\xff" * 900, "a map of four billion": b"\xdf\xff\xff\xff\xff",
+    "a text of four gigabytes": b"\xdb\xff\xff\xff\xff", "bytes of four gigabytes": b"\xc6\xff\xff\xff\xff",
+    "an ext type of four gigabytes": b"\xc9\xff\xff\xff\xff\x01", "an ext type with a pickle": EXT,
+    "an ext type inside": b"\x91" + EXT, "a time stamp of another size": b"\xc7\x02\xff\x00\x00",
+    "a reserved byte": b"\xc1", "text that is none": b"\xa2\xff\xfe", "more after it": b"\x01\x01",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -312,3 +324,206 @@ def _opened(decode: Callable[[bytes], Any], data: bytes) -> None:
         assert e.facts
     else:
         assert isinstance(value, PLAIN)
+
+
+# -- requests that another user has put into a job root ---------------------------------------------------------------
+
+STOP = {"id": "aaa", "kind": "stop", "savepoint": "", "origin": "manual", "by": "x", "at": "2026-01-01T00:00:00+00:00"}
+ANSWER = {"id": "aaa", "status": "done", "at": "2026-01-01T00:00:00+00:00"}
+
+
+def _plant(root: str, name: str, document: dict[str, object]) -> None:
+    path = Path(root) / "requests" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(root_files.sealed(document))
+
+
+def _run_with_more_rows(cli: CliFixture) -> int:
+    """Runs the job with 12 more rows; returns how many rows its table has."""
+    cli.write(BUILD, JOB.replace("range(12)", "range(24)"))
+    cli.run()
+    return root_files.head(Path(cli.root)).position
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"until": "x"}, {"until": "2030-01-01T00:00:00"}, {"at": "x"}, {"id": "bbb"}, {"id": "aaa.done"},
+        {"id": "../aaa"}, {"kind": "x"},
+    ],
+    ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()),
+)  # fmt: skip
+def test_a_forged_stop_stops_no_run(ran: CliFixture, changes: dict[str, object]) -> None:
+    _plant(ran.root, "aaa", {**STOP, **changes})
+    assert _run_with_more_rows(ran) == 24
+    storage = PosixStorage(ran.root)
+    assert (open_requests(storage), find_damaged_requests(storage)) == ([], ["requests/aaa"])
+    (found,) = [f for f in examine_storage(storage, ManualClock(1)) if f.what == "requests"]
+    assert found.health is Health.WARNING and "requests/aaa" in found.found and found.hint
+
+
+def test_a_damaged_request_does_not_hide_another_one(ran: CliFixture) -> None:
+    _plant(ran.root, "aaa", {**STOP, "until": "x"})
+    _plant(ran.root, "bbb", {**STOP, "id": "bbb"})
+    assert [r.id for r in open_requests(PosixStorage(ran.root))] == ["bbb"]
+    assert _run_with_more_rows(ran) == 12
+    assert _run_with_more_rows(ran) == 24
+
+
+def test_a_forged_answer_deletes_no_other_request(ran: CliFixture) -> None:
+    """Old answers are deleted together with their requests: by the id of the file."""
+    for number in range(KEEP * 2):
+        _plant(ran.root, f"r{number}.done", {**ANSWER, "id": f"r{number}"})
+    _plant(ran.root, "open", {**STOP, "id": "open"})
+    _plant(ran.root, "forged.done", {**ANSWER, "id": "open", "at": "0001-01-01T00:00:00+00:00"})
+    storage = PosixStorage(ran.root)
+    trim_requests(storage)
+    assert [r.id for r in open_requests(storage)] == ["open"]
+    assert len(storage.list("requests/r")) == KEEP
+
+
+# -- savepoints that another program has written ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(ran: CliFixture) -> tuple[PosixStorage, Path]:
+    """A storage with two savepoints, and the document of the second."""
+    for name in ("whole", "broken"):
+        create_savepoint(ran.root, SavepointRequest(name, from_head=True))
+    (document,) = Path(ran.root).glob("savepoints/broken-*/_savepoint")
+    return PosixStorage(ran.root), document
+
+
+def test_the_verification_of_a_savepoint_opens_its_stores(saved: tuple[PosixStorage, Path], tmp_path: Path) -> None:
+    forged = ForgedSavepoint(saved[1].parent, tmp_path, random.Random(1))
+    attack_table(forged, restart_outside)
+    stored = savepoint_at(str(forged.folder))
+    stored.verify()
+    with raises(CorruptFile, file=f"{stored.folder}{forged.subtask['files'][0]['handle']['key']}"):
+        verify_savepoint(stored)
+
+
+def _too_large(path: Path) -> None:
+    os.truncate(path, 200 << 20)
+
+
+def _fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def _linked_folder(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+    path.parent.symlink_to(path.parent.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("damage", [_too_large, _fifo, _link, _linked_folder])
+def test_one_broken_savepoint_does_not_hide_the_others(
+    saved: tuple[PosixStorage, Path], damage: Callable[[Path], None]
+) -> None:
+    storage, path = saved
+    damage(path)
+    assert [s.document.name for s in list_savepoints(storage) if s.folder_name != "elsewhere"] == ["whole"]
+    assert find_savepoint(storage, "whole") is not None
+
+
+# -- savepoints that another user has added ---------------------------------------------------------------------------
+
+
+def _break(root: str, folder: str, **changes: object) -> Path:
+    """Adds a copy of the savepoint "whole" with other fields and a right hash; returns its folder."""
+    (genuine,) = Path(root).glob("savepoints/whole-*")
+    document, _ = root_files.unsealed((genuine / "_savepoint").read_bytes())
+    planted = genuine.with_name(folder)
+    planted.mkdir()
+    (planted / "_savepoint").write_bytes(root_files.sealed({**document, **changes}))
+    return planted
+
+
+def _whole(root: str, origin: Origin = Origin.MANUAL) -> Path:
+    """Creates the savepoint "whole" and returns its folder."""
+    create_savepoint(root, SavepointRequest("whole", from_head=True, origin=origin))
+    (folder,) = Path(root).glob("savepoints/whole-*")
+    return folder
+
+
+def _plant_periodic(root: str, number: int, **changes: object) -> Path:
+    at = f"200{number}-01-01T00:00:00+00:00"
+    fields = {"name": f"p{number}", "origin": "periodic", "made_at": at, "id": f"{number}" * 32, **changes}
+    return _break(root, f"p{number}-0000000{number}", **fields)
+
+
+def test_retention_deletes_no_manual_savepoint_whose_id_a_periodic_one_has(ran: CliFixture) -> None:
+    genuine = _whole(ran.root)
+    made = root_files.unsealed((genuine / "_savepoint").read_bytes())[0]["id"]
+    planted = [_plant_periodic(ran.root, 0, id=made), *(_plant_periodic(ran.root, n) for n in range(1, 4))]
+    report = prune_savepoints(ran.root, SavepointRule(keep=2))
+    assert (report.deleted, report.kept) == (("p1",), ("p2", "p3"))
+    assert set(report.uncounted) == {genuine.as_uri(), planted[0].as_uri()}
+    assert [folder.exists() for folder in (genuine, *planted)] == [True, True, False, True, True]
+
+
+def test_savepoints_from_the_future_make_no_other_expire(ran: CliFixture) -> None:
+    genuine = _whole(ran.root, Origin.PERIODIC)
+    for number in range(3):
+        _plant_periodic(ran.root, number, made_at="9999-12-31T23:59:59.999999-23:59")
+    report = prune_savepoints(ran.root, SavepointRule(keep=1))
+    assert (report.deleted, report.kept, len(report.uncounted)) == ((), ("whole",), 3)
+    assert genuine.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"made_at": "x"}, {"committed_at": "x"}, {"made_at": ""}, {"name": "a\nb"}, {"name": "17"}, {"name": "latest"}],
+    ids=["made_at", "committed_at", "no-time", "line-feed", "number", "latest"],
+)
+def test_a_savepoint_with_a_value_that_none_is_created_with_is_damaged(
+    ran: CliFixture, changes: dict[str, object]
+) -> None:
+    _whole(ran.root)
+    planted = _plant_periodic(ran.root, 0, **changes)
+    with raises(CorruptFile, field=next(iter(changes))):
+        savepoint_at(str(planted))
+    assert [s.name for s in list_all(ran.root)] == ["whole"]
+    assert prune_savepoints(ran.root, SavepointRule(keep=1)).kept == ("whole",)
+    dispose_path(str(planted))
+    assert not planted.exists()
+
+
+def test_a_folder_with_the_name_of_a_savepoint_does_not_replace_the_savepoint(ran: CliFixture) -> None:
+    genuine = _whole(ran.root)
+    planted = _break(ran.root, "whole", id="f" * 32)
+    for find in (lambda: operations.find(ran.root, "whole"), lambda: operations.dispose(ran.root, "whole")):
+        with raises(ConfigError, name="whole", paths=[planted.as_uri(), genuine.as_uri()]):
+            find()
+    assert operations.find(ran.root, genuine.name).uri == genuine.as_uri()
+    dispose_path(str(planted))
+    assert not planted.exists() and operations.find(ran.root, "whole").uri == genuine.as_uri()
+
+
+def test_a_savepoint_with_the_name_of_another_s_folder_does_not_stop_its_deletion(ran: CliFixture) -> None:
+    genuine = _whole(ran.root)
+    planted = _break(ran.root, f"{genuine.name}-00000000", name=genuine.name, id="f" * 32)
+    dispose_path(str(genuine))
+    assert planted.exists() and not genuine.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"damaged", b"f" * 32, b"f" * 1000, b"\xff" * 32],
+    ids=["empty", "damaged", "another-id", "long", "no-text"],
+)
+def test_a_deletion_that_was_not_begun_is_not_completed(ran: CliFixture, content: bytes) -> None:
+    genuine = _whole(ran.root)
+    (genuine / "_disposed").write_bytes(content)
+    before = root_files.digests(genuine)
+    collect_garbage(ran.root)
+    assert root_files.digests(genuine) == before
+    (genuine / "_disposed").write_text(root_files.unsealed((genuine / "_savepoint").read_bytes())[0]["id"])
+    collect_garbage(ran.root)
+    assert not genuine.exists()

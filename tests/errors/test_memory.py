@@ -75,30 +75,21 @@ def test_an_answer_of_webhdfs_takes_bounded_memory_and_time(tmp_path: Path, size
 
 
 UNITS: list[tuple[Any, str]] = [
-    (TypeNode, '{"kind":""}'),
-    (TypeNode, '{"kind":"","limits":{"aa":300},"parts":[{"kind":""}],"choices":["aa"]}'),
+    (TypeNode, '{"kind":""}'), (TypeNode, '{"kind":"","limits":{"aa":300},"parts":[{"kind":""}],"choices":["aa"]}'),
     (ClassSchema, '{"name":"","fields":[{"name":"","type":{"kind":""}}]}'),
     (StateSchema, '{"name":"","kind":"","value_type":"","type":{"root":{"kind":""}}}'),
-    (Ancestry, '{"since":0,"restores":[{"seq":300,"base":300}]}'),
-    (OperatorContent, "{}"),
+    (Ancestry, '{"since":0,"restores":[{"seq":300,"base":300}]}'), (OperatorContent, "{}"),
     (
         CheckpointRecord,
         '{"checkpoint_id":1,"generation":1,"ordinal":1,"run":1,"committed_at":"","duration_ms":1,"increment_bytes":1,'
         '"full_bytes":1,"files":1,"rows_in":1,"rows_out":{},"by":""}',
     ),
-    (list[int], "[300]"),
-    (int, "300"),
-    (str, '"aa"'),
-    (str, '"\U0001f600"'),
-    (str, '"\\u0100"'),
-    (dict[str, str], "{}"),
-    (dict[str, str], '{"aa":"aa"}'),
+    (list[int], "[300]"), (int, "300"), (str, '"aa"'), (str, '"\U0001f600"'), (str, '"\\u0100"'),
+    (dict[str, str], "{}"), (dict[str, str], '{"aa":"aa"}'),
     (dict[str, int], '{"aa":300,"ab":300,"ac":300,"ad":300,"ae":300,"af":300,"ag":300,"ah":300,"ai":300}'),
-    (tuple[int, bytes], '[300,"AAAA"]'),
-    (Any, '[{"a":[{}]}]'),
-    (Any, "[[[[[[]]]]]]"),
+    (tuple[int, bytes], '[300,"AAAA"]'), (Any, '[{"a":[{}]}]'), (Any, "[[[[[[]]]]]]"),
     (str, f'"\\ud83d\\ude00{"a" * 200}"'),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "unit"), UNITS, ids=str)

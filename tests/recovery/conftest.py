@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.recovery.savepoints import NewRoot
 from tests.support.flights_job import FlightsJob
 from tests.support.job_fixture import AccountsJob
 from tests.support.processes import spawn
@@ -19,6 +20,11 @@ def job(tmp_path: Path) -> Iterator[AccountsJob]:
     job = AccountsJob(tmp_path / "job")
     yield job
     job.end_all()
+
+
+@pytest.fixture
+def roots(job: AccountsJob, tmp_path: Path) -> NewRoot:
+    return NewRoot(job, tmp_path)
 
 
 class Template:

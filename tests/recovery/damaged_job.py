@@ -1,4 +1,4 @@
-"""A job at rest that tests damage, and the ways to damage a file of it."""
+"""A job at rest that tests damage, the ways to damage a file, and the files that a host keeps of a job's state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support import root_files
-from tests.support.job_fixture import AccountsJob
+from tests.support.job_fixture import AccountsJob, JobFixture
 from tests.support.processes import Ended
 from tests.support.restores import everything
 
@@ -41,15 +41,9 @@ def _append(path: Path) -> None:
 
 
 DAMAGES: dict[str, Damage] = {
-    "a bit of the first byte": flip(0),
-    "a bit in the middle": flip(0.5),
-    "a bit of the last byte": flip(1),
-    "the last byte missing": cut(1),
-    "half": cut(0.5),
-    "empty": cut(0),
-    "a byte more": _append,
-    "removed": Path.unlink,
-}
+    "a bit of the first byte": flip(0), "a bit in the middle": flip(0.5), "a bit of the last byte": flip(1),
+    "the last byte missing": cut(1), "half": cut(0.5), "empty": cut(0), "a byte more": _append, "removed": Path.unlink,
+}  # fmt: skip
 
 
 @dataclass
@@ -116,12 +110,36 @@ def make_damaged_job(folder: Path) -> DamagedJob:
 
 
 def check_refused(damaged: DamagedJob, path: Path, claims: bool = False) -> None:
-    """A run is refused, names the file, and changes nothing.
-
-    Args:
-        claims: as for `DamagedJob.run`.
-    """
+    """A run is refused, names the file, and changes nothing. `claims`: as for `DamagedJob.run`."""
     ended = damaged.run(claims)
     assert ended.code == 4, str(ended)
     assert ended.error.code in ("corrupt-file", "missing-file", "data"), str(ended)
     assert str(path.relative_to(damaged.root)) in ended.error.facts.values(), str(ended)
+
+
+# -- the files that a host keeps --------------------------------------------------------------------------------------
+
+_TRIES = 4
+
+
+def retry(job: AccountsJob, ended: Ended) -> Ended:
+    """Runs again, as a scheduler does, while the error asks for it."""
+    for _ in range(_TRIES):
+        if ended.code == 0:
+            break
+        ended.check_error(5, "damaged-copy")
+        ended = job.run()
+    return ended.check()
+
+
+def cached_files(job: JobFixture) -> list[Path]:
+    """The copies in the caches of all subtasks."""
+    return sorted(p for p in job.local.glob("*/*/*/cache/*") if not p.name.startswith(("incoming", "checked-")))
+
+
+def unshare(job: JobFixture) -> None:
+    """Makes the cached files copies: on one file system they are links to the stored objects."""
+    for path in cached_files(job):
+        data = path.read_bytes()
+        path.unlink()
+        path.write_bytes(data)

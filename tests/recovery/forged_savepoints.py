@@ -150,15 +150,11 @@ def _numbers(rng: random.Random, file: StoreFile) -> StoreFile:
     huge = rng.choice([1 << 31, (1 << 32) - 1, 1 << 62, (1 << 64) - 1])
     level, low = rng.choice([7, 255, huge]), (file.sequences[1] + 1, file.sequences[0])
     changes: list[dict[str, Any]] = [
-        {"level": level},
-        {"number": rng.choice([0, 1 << 62, (1 << 64) - 1])},
-        {"size": rng.choice([0, file.size + 1, huge])},
-        {"smallest": b"\xff" * 12, "largest": b"\0" * 12},
-        {"smallest": b"short"},
-        {"sequences": rng.choice([low, (0, 1 << 56), (huge, huge)])},
-        {"epoch": rng.choice([1 << 62, (1 << 64) - 1])},
-        {"details": ((64 | rng.randrange(64), b"x"),)},
-    ]
+        {"level": level}, {"number": rng.choice([0, 1 << 62, (1 << 64) - 1])},
+        {"size": rng.choice([0, file.size + 1, huge])}, {"smallest": b"\xff" * 12, "largest": b"\0" * 12},
+        {"smallest": b"short"}, {"sequences": rng.choice([low, (0, 1 << 56), (huge, huge)])},
+        {"epoch": rng.choice([1 << 62, (1 << 64) - 1])}, {"details": ((64 | rng.randrange(64), b"x"),)},
+    ]  # fmt: skip
     return replace(file, **rng.choice(changes))
 
 
@@ -181,11 +177,7 @@ def _level_of_two_gibi(forged: ForgedSavepoint) -> None:
 def attack_table(
     forged: ForgedSavepoint, attack: Callable[[ForgedTable], None], entries: Mapping[bytes, bytes] | None = None
 ) -> None:
-    """Stores a subtask in a forged data file.
-
-    Args:
-        entries: its content, as for `ForgedSavepoint.make_plain_store`.
-    """
+    """Stores a subtask in a forged data file. `entries`: its content, as for `ForgedSavepoint.make_plain_store`."""
     subtask, _ = forged.make_plain_store(entries)
     handle = subtask["files"][0]["handle"]
     table = ForgedTable((forged.folder / handle["key"]).read_bytes())

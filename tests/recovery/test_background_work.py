@@ -2,26 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
+from stateflow import operations
 from stateflow.checkpoint.job_requests import post, read_answer
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
-from stateflow.errors import ConfigError, StateflowError
+from stateflow.config.sources import parse_assignments
+from stateflow.environment import declare
+from stateflow.errors import ConfigError, RequestTimeout, StateflowError
 from stateflow.observability import MemoryRecorder
+from stateflow.operations import SavepointReport, SavepointRequest
 from stateflow.runtime.driver.background import MAX_PENDING_RECORDS, BackgroundWork, Work
+from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.job import BatchResult
-from stateflow.storage import BlobInfo, PosixStorage, PutResult
+from stateflow.runtime.job_loader import create_or_open_job, load_job
+from stateflow.runtime.local_run import LocalExecutor, run_local
+from stateflow.storage import BlobInfo, PosixStorage, PutResult, Storage
 from stateflow.testing.sinks import FolderSink
-from tests.recovery.in_process import run_with
+from tests.support.errors import raises
 from tests.support.job_fixture import AccountsJob
 from tests.support.processes import wait_for
+
+
+def run_with(
+    job: AccountsJob, storage: Storage, on_batch: Callable[[BatchResult], None] = lambda _: None, **more: object
+) -> MemoryRecorder:
+    """A run to its end; names of settings have two underscores for each dot."""
+    given = {
+        "job.folder": job.folder,
+        "local_dir": job.local,
+        "requests.interval": "10ms",
+        "checkpoints.asynchronous": "no",
+        **{name.replace("__", "."): value for name, value in more.items()},
+    }
+    layer = parse_assignments(tuple(f"{name}={value}" for name, value in given.items()))
+    file = Path(job.job_file)
+    env, settings = declare(load_job(file).build, file.stem, (layer,))
+    recorder = MemoryRecorder()
+    opened = replace(create_or_open_job(env.graph, settings, storage, SystemClock()), recorder=recorder)
+    run = JobRun(opened, LocalExecutor())
+    run.start("a test")
+    sources: Any = {n.uid: n.source for n in env.graph.sources}
+    run_local(run, sources, on_batch)
+    return recorder
+
 
 REFUSED = ConfigError("access to the storage was denied", reason="403 Forbidden")
 
@@ -76,14 +113,9 @@ def _ask(job: AccountsJob, name: str, kind: RequestKind = RequestKind.SAVEPOINT)
     is_savepoint = kind is RequestKind.SAVEPOINT
     at = SystemClock().now().isoformat()
     request = Request(
-        id=name,
-        kind=kind,
-        savepoint=name if is_savepoint else "",
-        origin=Origin.MANUAL,
-        by="a test",
-        full=not is_savepoint,
-        at=at,
-    )
+        id=name, kind=kind, savepoint=name if is_savepoint else "", origin=Origin.MANUAL, by="a test",
+        full=not is_savepoint, at=at,
+    )  # fmt: skip
     post(PosixStorage(job.root), request)
 
 
@@ -213,3 +245,109 @@ def test_pauses_of_background_work_grow_with_failures_and_end_with_a_success(job
     assert background.pause(Work.COLLECTION, timedelta(seconds=3)) == timedelta(seconds=3)
     background.finish()
     assert sorted(int(r["facts"]["failures"]) for r in job.records("background")) == [1, 2, 4, 8, 12]
+
+
+# -- batches and savepoints at the same time --------------------------------------------------------------------------
+
+Submit = Callable[[SavepointRequest], Future[SavepointReport]]
+
+
+class SlowCopies(PosixStorage):
+    """Copies nothing until a test says so."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.began = Event()
+        self.go_on = Event()
+
+    def copy_from(self, source: Storage, key: str, to: str) -> None:
+        self.began.set()
+        assert self.go_on.wait(60), "nothing happened during the copy"
+        super().copy_from(source, key, to)
+
+
+@pytest.fixture
+def claimed(job: AccountsJob) -> AccountsJob:
+    """A run works on the job, as far as the log knows, and there is more to do."""
+    job.run_to(30)
+    job.deliver(150)
+    job.reach("claim.after")
+    return job
+
+
+@pytest.fixture
+def submit(claimed: AccountsJob) -> Iterator[Submit]:
+    """Creates a savepoint in another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda request: pool.submit(operations.create_savepoint, str(claimed.root), request)
+
+
+def _request(acknowledge: float, timeout: float = 60) -> SavepointRequest:
+    waits, ends = timedelta(seconds=acknowledge), timedelta(seconds=timeout)
+    return SavepointRequest(name="mine", request_id="r1", acknowledge_timeout=waits, timeout=ends)
+
+
+def test_batches_are_committed_while_a_savepoint_is_copied(claimed: AccountsJob, submit: Submit) -> None:
+    storage = SlowCopies(claimed.root)
+    committed: list[int] = []
+
+    def after(result: BatchResult) -> None:
+        if not committed:
+            wait_for(lambda: any((claimed.root / "requests").glob("*.seen")), lambda: "the run's sign")
+        if storage.began.is_set():
+            committed.append(result.checkpoint_id)
+        if len(committed) == 6:
+            storage.go_on.set()
+
+    made = submit(_request(60))
+    wait_for(lambda: (claimed.root / "requests" / "r1").exists() or made.done(), lambda: "the request")
+    run_with(claimed, storage, after)
+    report = made.result(60)
+    # It is of the checkpoint at which it was begun, not of one of the five and more after it.
+    later = [each for each in committed if each > report.checkpoint_id]
+    assert len(later) >= 5
+    assert json.loads(report.offsets["events"])["row"] <= 150 - 10 * len(later)
+    assert report.taken_by == "run"
+    claimed.check()
+
+
+def test_a_run_repeats_its_sign_of_life_to_a_request_during_a_long_batch(claimed: AccountsJob, submit: Submit) -> None:
+    """Its batch takes longer than the requester would wait for a sign."""
+    seen, signs = claimed.root / "requests" / "r1.seen", set[int]()
+    made: list[Future[SavepointReport]] = []
+
+    def signed() -> bool:
+        assert not made[0].done(), "it took the run for dead"
+        with suppress(FileNotFoundError):
+            signs.add(seen.stat().st_mtime_ns)
+        return len(signs) >= 3
+
+    def after(_: BatchResult) -> None:
+        if not made:
+            made.append(submit(_request(0.5)))
+            wait_for(signed, lambda: "three signs")
+
+    run_with(claimed, PosixStorage(claimed.root), after)
+    assert made[0].result(60).taken_by == "run"
+    claimed.check()
+
+
+@pytest.mark.parametrize("ask", [operations.create_savepoint, partial(operations.stop, savepoint=True)])
+@pytest.mark.slow(reason="waits for a timeout")
+def test_a_savepoint_request_fails_if_the_run_reaches_no_barrier_in_time(
+    claimed: AccountsJob, ask: Callable[[str, SavepointRequest], object]
+) -> None:
+    """It gives signs; its batch takes longer than the requester's timeout. Nothing is made, or stopped."""
+    refused: list[RequestTimeout] = []
+
+    def after(_: BatchResult) -> None:
+        if not refused:
+            with raises(RequestTimeout, seconds=0.3) as error:
+                ask(str(claimed.root), _request(60, timeout=0.3))
+            refused.append(error.value)
+
+    run_with(claimed, PosixStorage(claimed.root), after)
+    # Both commands have the one option, and the other is named with its command.
+    assert "--timeout" in refused[0].hint and "stateflow savepoint create --from-head" in refused[0].hint
+    assert claimed.savepoints == {}
+    claimed.check()

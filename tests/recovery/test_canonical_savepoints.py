@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import json
+import random
+import tempfile
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stateflow import operations
 from stateflow.checkpoint.log.documents import SavepointFormat
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers, SavepointWorkers
+from stateflow.checkpoint.savepoints.canonical.worker_pool import SavepointWorkers
 from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
 from stateflow.clock import SystemClock
 from stateflow.config.settings import SavepointSettings
+from stateflow.operations import RekeyRequest, SavepointRequest, create_savepoint_into, rekey_savepoint
 from stateflow.private_files import PREFIX
+from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
+from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
 from stateflow.runtime.spark.executor import SparkWorkers
 from stateflow.storage import PosixStorage
 from stateflow.testing.sinks import FolderSink
-from tests.recovery.canonical_state import BACKENDS, document_of
-from tests.recovery.new_roots import NewRoot
+from tests.recovery.savepoints import BY_BACKEND, NewRoot, document_of
 from tests.support import root_files, stored_state
 from tests.support.cli_fixture import BUILD, JOB, CliFixture, invoke
 from tests.support.job_fixture import KILLED, AccountsJob
+from tests.support.local_jobs import LocalJobs
+from tests.support.moved_state import BACKENDS, NAMES, PLACES, Row, Story, build_job, check_operator_state
 from tests.support.restores import check_after, execute, go_back, plan, plan_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 DATA = Path(__file__).parents[1] / "data"
 SUMS = f"""{JOB}
@@ -48,11 +60,6 @@ class Sum(KeyedProcessFunction):
 """
 
 
-@pytest.fixture
-def roots(job: AccountsJob, tmp_path: Path) -> NewRoot:
-    return NewRoot(job, tmp_path)
-
-
 def _folder(job: AccountsJob) -> Path:
     (folder,) = (job.root / "savepoints").glob("mine-*")
     return folder
@@ -70,9 +77,9 @@ def _backends(manifest: dict[str, Any]) -> set[str]:
     return {s["backend"] for o in manifest["operators"] for s in o["subtasks"]}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BY_BACKEND)
 def test_a_canonical_savepoint_has_the_entries_of_the_backend(job: AccountsJob, backend: str) -> None:
-    job.settings = BACKENDS[backend]
+    job.settings = BY_BACKEND[backend]
     job.run_to(60)
     report = job.create_savepoint("mine", "--format", "canonical")
     folder = _folder(job)
@@ -95,7 +102,7 @@ def test_a_canonical_savepoint_is_restored_into_another_type(tmp_path: Path, bac
     made = operations.create_savepoint(cli.root, request)
     cli.write(BUILD + "FIELDS = {'total': float, 'note': (str, 'none')}\n", SUMS.replace('"table"', '"other table"'))
     cli.root = str(tmp_path / "new")
-    changed = {**BACKENDS[backend], "max_parallelism": groups, "parallelism": 3}
+    changed = {**BY_BACKEND[backend], "max_parallelism": groups, "parallelism": 3}
     cli.settings |= {name.replace("__", "."): str(value) for name, value in changed.items()}
     shown = invoke(*cli.command("--from-savepoint", made.path))
     assert shown.exit_code == 0, shown.output
@@ -126,21 +133,6 @@ def _make(job: AccountsJob, settings: SavepointSettings, workers: SavepointWorke
     )
     made = make_savepoint(root, spec, workers)
     return job.root / made.folder
-
-
-@pytest.mark.slow(reason="runs jobs many times")
-def test_workers_in_other_processes_write_all_entries_into_few_files(job: AccountsJob) -> None:
-    job.run_to(60)
-    before = _entries(job.root, job.manifest)
-    folder = _make(job, SavepointSettings(worker_bytes=1, max_workers=3), LocalWorkers())
-    manifest = document_of(folder)["manifest"]
-    assert _entries(folder, manifest) == before
-    stored = [len(s["files"]) for o in manifest["operators"] for s in o["subtasks"]]
-    assert set(stored) == {3}
-    root_files.check_savepoint(folder)
-    job.run_to(90)
-    go_back(job, "mine")
-    check_after(job)
 
 
 @pytest.mark.slow(reason="runs a job in several processes")
@@ -242,3 +234,157 @@ def test_a_killed_copy_is_completed_by_the_same_command(roots: NewRoot, step: st
 def test_a_number_of_key_groups_out_of_range_is_refused(roots: NewRoot) -> None:
     for groups in ("0", "32769", "many"):
         assert _rekey(roots, groups).code == 2
+
+
+# -- moves of random jobs ---------------------------------------------------------------------------------------------
+
+ACTIONS = ["update", "clear", "add", "put", "remove", "tag", "collect", "rate", "timer", "no timer", "event timer"]
+GROUPS = [1, 2, 7, 16, 64, 300]
+MINUTES = [0, 20, 40, 60]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a job runs."""
+
+    backend: str
+    groups: int
+    parallelism: int
+    inline: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of its runs."""
+        return {
+            "state__backend": self.backend, "state__inline_below_bytes": self.inline, "max_parallelism": self.groups,
+            "parallelism": self.parallelism, "source__max_rows_per_batch": 1000,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Move:
+    """A job, its savepoint, and the job that begins with it.
+
+    Attributes:
+        rekeyed: max parallelism of a copy of the savepoint; None to use the savepoint itself.
+        in_place: whether the job itself is restored, rather than begun in a new root.
+        waits: time between the batches before the savepoint, and after it.
+    """
+
+    before: Setup
+    after: Setup
+    format: SavepointFormat
+    writing: SavepointSettings
+    rekeyed: int | None
+    in_place: bool
+    rows: tuple[list[Any], list[Any], list[Any]]
+    waits: tuple[timedelta, timedelta]
+
+    @property
+    def raw_groups(self) -> int:
+        """Key groups of raw keyed state; 0 where the max parallelism changes, because its keys are not known."""
+        is_same = self.rekeyed in (None, self.before.groups) and self.before.groups == self.after.groups
+        return self.before.groups if is_same else 0
+
+
+def _setup(dice: random.Random, groups: int) -> Setup:
+    return Setup(dice.choice(BACKENDS), groups, dice.randint(1, min(5, groups)), dice.choice([1, 4096]))
+
+
+def _commands(dice: random.Random) -> list[Any]:
+    count = dice.randint(1, 40)
+    return [
+        (dice.choice(PLACES), dice.choice(ACTIONS), dice.choice(NAMES), dice.randint(-3, 300)) for _ in range(count)
+    ]
+
+
+def _move(seed: int) -> Move:
+    """A job that is restored in place keeps its max parallelism."""
+    dice = random.Random(seed)
+    in_place, groups = dice.random() < 0.5, dice.choice(GROUPS)
+    after = groups if in_place or dice.random() < 0.3 else dice.choice(GROUPS)
+    return Move(
+        before=_setup(dice, groups), after=_setup(dice, after), format=dice.choice(list(SavepointFormat)),
+        writing=SavepointSettings(
+            worker_bytes=dice.choice([1, 100, 1 << 30]), max_workers=dice.randint(1, 6), native_files=dice.randint(0, 3)
+        ),
+        rekeyed=dice.choice([None, None, *GROUPS]), in_place=in_place,
+        rows=(_commands(dice), _commands(dice), _commands(dice)),
+        waits=(timedelta(minutes=dice.choice(MINUTES)), timedelta(minutes=dice.choice(MINUTES))),
+    )  # fmt: skip
+
+
+def _jobs(story: Story, setup: Setup, name: str) -> LocalJobs:
+    return LocalJobs(story.folder / name, story.clock, **setup.settings)
+
+
+def _savepoint(move: Move, jobs: LocalJobs, into: Path) -> str:
+    request = SavepointRequest("moved", from_head=True, format=move.format, settings=move.writing)
+    path = create_savepoint_into(jobs.storage.uri, request, str(into)).path
+    if move.rekeyed is None:
+        return path
+    return rekey_savepoint(RekeyRequest(path, move.rekeyed, str(into), "copy")).path
+
+
+def _go_back(story: Story, move: Move, savepoint: str) -> LocalJobs:
+    """Restores the job itself, which has processed other rows after its savepoint."""
+    old = _jobs(story, move.before, "old")
+    noise = [Row(len(story.rows) + n, *place, "add", "", 1) for n, place in enumerate(PLACES)]
+    old.run(build_job(old, [*story.rows, *noise], move.raw_groups))
+    jobs = _jobs(story, move.after, "old")
+    plan = make_restore_plan(jobs.prepare(story.build(jobs)).job, savepoint, RestoreOptions())
+    execute_plan(jobs.prepare(story.build(jobs)).job, plan, RestoreRequest("back"))
+    return jobs
+
+
+def _check(story: Story, jobs: LocalJobs) -> None:
+    story.check(jobs)
+    root = jobs.prepare(story.build(jobs)).job.root
+    manifest = root.checkpoints.manifest_at(root.head())
+    assert manifest is not None
+    check_operator_state(manifest, root.storage, story.expected, story.raw_groups)
+
+
+def _check_move(move: Move, folder: Path) -> None:
+    story = Story(folder, move.raw_groups)
+    old = _jobs(story, move.before, "old")
+    story.apply(old, move.rows[0])
+    story.clock.sleep(move.waits[0])
+    story.apply(old, move.rows[1])
+    savepoint = _savepoint(move, old, folder / "savepoints")
+    story.clock.sleep(move.waits[1])
+    if move.in_place:
+        new = _go_back(story, move, savepoint)
+    else:
+        new = story.start(_jobs(story, move.after, "new"), savepoint)
+    _check(story, new)
+    story.apply(new, move.rows[2])
+    _check(story, new)
+    story.check_timers(new)
+
+
+@pytest.mark.parametrize("share", [10, pytest.param(1, marks=pytest.mark.slow(reason="as many examples as elsewhere"))])
+def test_moved_state_equals_plain_dictionaries(share: int) -> None:
+    """A part of the usual examples, because each runs two jobs several times."""
+
+    @settings(max_examples=max(1, settings().max_examples // share))
+    @given(seed=st.integers(0, 1 << 32))
+    def check(seed: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            _check_move(_move(seed), Path(folder))
+
+    check()
+
+
+def test_random_moves_are_of_every_kind() -> None:
+    """A test of the examples: without this, moves to the same place would pass."""
+    found = [_move(seed) for seed in range(300)]
+    assert {(m.before.backend, m.after.backend, m.in_place) for m in found} == set(
+        product(BACKENDS, BACKENDS, [False, True])
+    )
+    assert {(m.format, m.rekeyed is None, m.before.groups == m.after.groups) for m in found} == set(
+        product(SavepointFormat, [False, True], [False, True])
+    )
+    assert any(m.before.parallelism > m.after.parallelism for m in found)
+    assert any(m.before.parallelism < m.after.parallelism for m in found)
+    assert sum(m.raw_groups > 0 and m.before.parallelism != m.after.parallelism for m in found) > 30

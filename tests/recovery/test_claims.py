@@ -12,10 +12,10 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.recovery.new_roots import NewRoot
+from tests.recovery.savepoints import NewRoot
 from tests.support import root_files
 from tests.support.job_fixture import KILLED, AccountsJob
-from tests.support.restores import ask, begin, check_after, everything, execute, go_back, plan
+from tests.support.restores import ask, check_after, everything, execute, go_back, plan
 
 CLAIM = ("--claim-mode", "claim")
 
@@ -35,11 +35,6 @@ def other(early: AccountsJob, tmp_path: Path) -> AccountsJob:
     other.deliver(120)
     early.processes += other.processes
     return other
-
-
-@pytest.fixture
-def roots(job: AccountsJob, tmp_path: Path) -> NewRoot:
-    return NewRoot(job, tmp_path)
 
 
 def _path(made: dict[str, Any]) -> Path:
@@ -129,17 +124,6 @@ def test_a_restore_that_undoes_the_claiming_one_releases_its_savepoint(early: Ac
     check_after(early, since=40)
 
 
-@pytest.mark.slow(reason="runs jobs many times")
-def test_a_job_can_claim_a_savepoint_of_another_job(early: AccountsJob, other: AccountsJob, elsewhere: Path) -> None:
-    savepoint = _path(early.create_savepoint("theirs", "--into", str(elsewhere / "kept")))
-    assert _claim(other, savepoint, "--from-other-job")["savepoint"] == savepoint.as_uri()
-    (listed,) = early.shell(f"stateflow savepoint list --in {elsewhere / 'kept'} --json").document
-    assert listed["claimed_by"] == f"accounts {other.job_uuid}"
-    _release_checkpoint(other, 140)
-    assert (list((elsewhere / "kept").iterdir()), _owned(other), other.head.position) == ([], [], 140)
-    other.check_clean()
-
-
 def test_a_new_job_root_deletes_its_claimed_savepoint_after_its_first_checkpoint(roots: NewRoot) -> None:
     """A start that was killed is completed by the same command, which can stay in a schedule."""
     roots.new.settings = {**roots.new.settings, "checkpoints__retained": 1}
@@ -173,37 +157,6 @@ def test_a_killed_claim_is_undone_or_completed_by_the_next_start(
 
 
 # -- concurrent runs and deletions ------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow(reason="runs two drivers at once")
-def test_an_old_run_resumed_after_a_claim_neither_releases_nor_deletes_the_savepoint(
-    early: AccountsJob, savepoint: Path
-) -> None:
-    early.deliver(200)
-    early.settings = {**early.settings, "checkpoints__collect_every": 1}
-    sleeper = early.start("gc.listed:2:stop").wait_stopped()
-    _claim(early, "early")
-    before = root_files.digests(savepoint), _owned(early)
-    sleeper.resume().wait().check_error(3, "fenced")
-    assert (root_files.digests(savepoint), _owned(early)) == before
-    check_after(early, since=50)
-
-
-@pytest.mark.slow(reason="runs jobs many times")
-@pytest.mark.parametrize(("point", "error"), [("savepoint.claimed", "missing-file"), ("restore.imported", "")])
-def test_a_forced_deletion_during_a_claim_loses_nothing_but_the_savepoint(
-    early: AccountsJob, savepoint: Path, point: str, error: str
-) -> None:
-    """It fails the restore, unless the state was imported before."""
-    _plan_claim(early, "early")
-    claiming = begin(early, failpoint=f"{point}:1:stop").wait_stopped()
-    early.command("savepoint", "dispose", str(savepoint), "--claimed").check()
-    ended = claiming.resume().wait()
-    if error:
-        ended.check_error(4, error)
-    assert early.head.position == (120 if error else 50)
-    check_after(early)
-    assert not savepoint.exists()
 
 
 @pytest.mark.slow(reason="runs jobs many times")

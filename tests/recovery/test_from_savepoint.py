@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,23 +14,18 @@ from urllib.parse import unquote
 
 import pytest
 
-from tests.recovery.new_roots import NewRoot
+from tests.recovery.savepoints import NewRoot
 from tests.servers.kafka import kafka_cluster
 from tests.servers.postgres import postgres_server
-from tests.support import folder_tables, root_files
+from tests.support import folder_tables, root_files, stored_state
 from tests.support.errors import ReportedError
 from tests.support.job_fixture import JOBS, KILLED, ON_REQUEST, AccountsJob, expected, mostly_slow, multiset
 from tests.support.processes import Ended
-from tests.support.restores import go_back
+from tests.support.restores import ask, everything, execute, go_back, kill_at_each_step, plan, plan_file
 from tests.support.table_jobs import FoldersJob, IcebergJob, KafkaJob, PostgresJob
 
 STEPS = [*sorted(n for n in ON_REQUEST if n.startswith("begin.")), "claim.after", "start.published", "commit.after"]
 CONTINUE = ("--tables", "continue")
-
-
-@pytest.fixture
-def roots(job: AccountsJob, tmp_path: Path) -> NewRoot:
-    return NewRoot(job, tmp_path)
 
 
 def _format(roots: NewRoot) -> dict[str, Any]:
@@ -234,33 +230,6 @@ def _next_root(job: AccountsJob, folder: Path, tables: Path | None = None) -> Ne
     following = NewRoot(job, folder, Path(unquote(made["path"].removeprefix("file://"))))
     following.tables = tables or following.tables
     return following
-
-
-@pytest.mark.slow(reason="runs jobs many times")
-def test_a_job_moves_from_root_to_root_with_tables_that_got_no_row_in_between(roots: NewRoot, tmp_path: Path) -> None:
-    """No root but the newest one publishes; a savepoint of each knows whose rows the tables hold."""
-    tables = roots.old.folder / "tables"
-    line = [roots.old]
-    for number in range(3):
-        move = _next_root(line[-1], tmp_path / str(number), tables) if number else roots
-        if number == 2:
-            move.new.deliver(90)
-        move.run(*CONTINUE, own_tables=False).check()
-        line.append(move.new)
-    document, _ = root_files.unsealed((move.savepoint / "_savepoint").read_bytes())
-    assert sorted(document["sinks"]) == ["movements", "totals"]
-    move.new.check_results()
-    move.new.deliver(120)
-    for former in line[:-1]:
-        following = line[line.index(former) + 1]
-        _check_fenced(former.run(), following)
-    # A root that begins with an older savepoint takes over from the whole line, if a user wants that.
-    last = NewRoot(roots.old, tmp_path / "last", roots.savepoint)
-    refused = last.run(*CONTINUE, own_tables=False)
-    refused.check_error(4, "sink-diverged")
-    assert line[-1].job_uuid in refused.err
-    last.run("--tables", "keep", own_tables=False).check()
-    _check_fenced(line[-1].run(), last.new)
 
 
 @pytest.mark.slow(reason="runs jobs many times")
@@ -472,3 +441,108 @@ def test_a_fork_never_takes_over_the_tables_of_its_parent(roots: NewRoot, tmp_pa
     forked.finish(job__tables=tmp_path / "own")
     following = _next_root(forked, tmp_path / "next")
     following.run(*CONTINUE, own_tables=False).check_error(4, "sink-diverged")
+
+
+# -- jobs that continue under other names -----------------------------------------------------------------------------
+
+MAPS = (
+    *("--map", "balances=turnovers", "--map", "turnovers=shops"),
+    *("--map", "balances.account=turnovers.figures", "--map", "events=orders"),
+)
+"""From version 1 of the job to version 2; an operator gets the uid of another one."""
+
+
+def _rename(job: AccountsJob) -> None:
+    job.settings = {**job.settings, "job__version": 2}
+
+
+def _check_results(job: AccountsJob) -> None:
+    """Tables and state are those of a job that never had other names."""
+    wanted = expected(job.delivered)
+    assert multiset(job.rows("movements")) == multiset(wanted.movements)
+    assert multiset(job.rows("totals")) == multiset(wanted.totals)
+    balances = {("figures", *k[1:]) if k[0] == "account" else k: v for k, v in wanted.balances.items()}
+    assert stored_state.read_state(job.root, "turnovers") == balances
+    assert stored_state.read_state(job.root, "shops") == wanted.turnovers
+    assert [source["uid"] for source in job.head.doc["sources"]] == ["orders"]
+    job.check_clean()
+
+
+@pytest.mark.slow(reason="starts a process for each kill")
+def test_a_killed_restore_with_maps_is_completed_by_the_next_start(early: AccountsJob) -> None:
+    _rename(early)
+    before = everything(early)
+    planned = plan(early, str(early.commit_at(50).seq), *MAPS)
+    assert everything(early) == before
+    moves = {(m["old"], m["old_state"], m["new"], m["new_state"]) for m in planned["graph"]["moves"]}
+    assert {m for m in moves if m[0] == "balances"} == {
+        ("balances", "account", "turnovers", "figures"),
+        ("balances", "shops", "turnovers", "shops"),
+    }
+    assert [(s["uid"], s["old"], s["action"]) for s in planned["sources"]] == [("orders", "events", "kept")]
+    early.replace_events(since=50)
+    kill_at_each_step(early, planned)
+    early.finish()
+    _check_results(early)
+
+
+def test_a_start_without_a_map_is_refused_and_changes_nothing(early: AccountsJob) -> None:
+    _rename(early)
+    before = everything(early)
+    for refused in (early.run(), ask(early, "latest")):
+        refused.check_error(2, "config")
+        assert "uids=['balances']" in refused.err and "--map" in refused.err
+    # Maps of a start are for a new job root.
+    refused = early.command("run", early.job_file, *MAPS, with_job=True)
+    refused.check_error(2, "config")
+    assert "--from-savepoint" in refused.err and "stateflow restore" in refused.err
+    assert everything(early) == before
+
+
+@pytest.mark.slow(reason="runs jobs many times")
+def test_a_new_root_begins_under_other_names_and_survives_a_kill(job: AccountsJob, tmp_path: Path) -> None:
+    roots = NewRoot(job, tmp_path)
+    _rename(roots.new)
+    roots.new.deliver(120)
+    before = root_files.digests(roots.savepoint)
+    assert roots.run(*MAPS, failpoint="begin.imported").code == KILLED
+    roots.run(*MAPS).check()
+    wanted = expected(roots.new.delivered)
+    assert multiset(folder_tables.rows(roots.tables / "movements")) == multiset(wanted.movements[50:])
+    assert stored_state.read_state(roots.new.root, "shops") == wanted.turnovers
+    assert root_files.digests(roots.savepoint) == before
+    roots.new.collect()
+    root_files.check_no_orphans(roots.new.root)
+
+
+def test_a_new_root_drops_the_position_of_a_removed_source_only_when_named(job: AccountsJob, tmp_path: Path) -> None:
+    roots = NewRoot(job, tmp_path)
+    _rename(roots.new)
+    roots.new.deliver(60)
+    refused = roots.run(*MAPS[:-2])
+    refused.check_error(2, "config")
+    assert "uids=['events']" in refused.err and "--drop" in refused.err and not roots.new.root.exists()
+    roots.run(*MAPS[:-2], "--drop", "events").check()
+    assert len(folder_tables.rows(roots.tables / "movements")) == 60
+
+
+def test_an_edited_plan_is_refused(early: AccountsJob) -> None:
+    _rename(early)
+    planned = plan(early, "latest", *MAPS)
+    before = everything(early)
+    for change in _edits(planned):
+        plan_file(early).write_text(json.dumps(change))
+        ended = execute(early)
+        assert ended.error is not None and ended.error.code in ("plan-outdated", "config"), str(ended)
+    assert everything(early) == before
+
+
+def _edits(planned: dict[str, Any]) -> list[dict[str, Any]]:
+    """Plans that show something else than what their options lead to."""
+    graph, (source,) = planned["graph"], planned["sources"]
+    return [
+        {**planned, "graph": {**graph, "maps": [m for m in graph["maps"] if "figures" not in m]}},
+        {**planned, "graph": {**graph, "moves": []}},
+        {**planned, "graph": {**graph, "sources": ["orders=earliest"]}},
+        {**planned, "sources": [{**source, "then": '{"row": 1}'}]},
+    ]

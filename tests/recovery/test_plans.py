@@ -7,16 +7,19 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from tests.recovery.damaged_job import DAMAGES
 from tests.recovery.other_writer import append
 from tests.support import root_files
 from tests.support.errors import ReportedError
-from tests.support.job_fixture import AccountsJob, expected, mostly_slow, multiset
+from tests.support.job_fixture import JOBS, KILLED, AccountsJob, expected, mostly_slow, multiset
 from tests.support.processes import Ended
 from tests.support.restores import ask, begin, check_after, everything, execute, go_back, plan, plan_file
+from tests.support.screens import normalized
 
 
 def _check_refused(job: AccountsJob) -> Ended:
@@ -220,20 +223,6 @@ def test_executing_a_request_again_does_nothing(early: AccountsJob, request_id: 
     assert everything(early) == before
 
 
-@pytest.mark.slow(reason="runs jobs many times")
-@pytest.mark.parametrize("name", ["restore.begin", "rewind.table"])
-def test_the_slower_of_two_executions_of_one_plan_changes_nothing(early: AccountsJob, name: str) -> None:
-    plan(early, "early")
-    slow = begin(early, failpoint=f"{name}:1:stop").wait_stopped()
-    execute(early).check()
-    before = early.head.doc
-    slow.resume().wait().check()
-    newest = early.head.doc
-    assert (newest["generation"], newest["requests"]) == (before["generation"], before["requests"])
-    check_after(early, since=50)
-    assert len(early.records("restore")) == 1
-
-
 def test_an_execution_does_not_fence_a_concurrent_execution_of_the_same_plan(early: AccountsJob) -> None:
     plan(early, "early")
     first = begin(early, failpoint="restore.begin:1:stop").wait_stopped()
@@ -305,3 +294,89 @@ def test_a_target_condition_skips_a_damaged_checkpoint(early: AccountsJob) -> No
     assert planned.document["target_checkpoint"] == older.seq
     assert damaged.doc["manifest"]["key"] in planned.err
     ask(early, str(damaged.seq)).check_error(4, "corrupt-file")
+
+
+# -- screens ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(job: AccountsJob) -> AccountsJob:
+    job.variables = {"COLUMNS": "160"}
+    return job
+
+
+@pytest.fixture
+def early(early: AccountsJob) -> AccountsJob:
+    early.variables = {"COLUMNS": "160"}
+    return early
+
+
+@pytest.fixture
+def half_done(early: AccountsJob) -> AccountsJob:
+    """A restore that was killed between its two tables."""
+    plan(early, "early")
+    assert execute(early, "--by", "ada", "--reason", "wrong rows", failpoint="rewind.table:2").code == KILLED
+    return early
+
+
+def _screen(job: AccountsJob, shown: str) -> str:
+    """What was shown, with names for what varies, and single blanks, since columns are as wide as what varies."""
+    text = re.sub(r"(?<=[!-~]) +", " ", normalized(shown, folder=job.folder.parent, jobs=JOBS))
+    return re.sub(r"<time> \d+ ([\d,]+) <size> <size> \d+$", r"<time> <ms> \1 <size> <size> <files>", text, flags=re.M)
+
+
+def _status(job: AccountsJob, *more: str) -> dict[str, Any]:
+    shown: dict[str, Any] = job.command("status", "--json", *more, with_job=True).check().document
+    return shown
+
+
+def test_status_shows_a_restore_that_is_not_completed(half_done: AccountsJob, golden: SnapshotAssertion) -> None:
+    assert _screen(half_done, half_done.command("status").check().out) == golden
+    job = ("--job", half_done.job_file)
+    looked = half_done.command("status", *job, with_job=True).check()
+    assert _screen(half_done, looked.out) == golden(name="tables-back")
+    status = _status(half_done, *job)
+    assert status["restoring"]["tables"] == {"movements": 5, "totals": 5}
+    assert status["tables_back"] == {"movements": True, "totals": False}
+    check_after(half_done, since=50)
+    assert _status(half_done)["restoring"] is None
+
+
+def test_a_savepoint_is_refused_until_the_restore_is_completed(half_done: AccountsJob) -> None:
+    create = ("savepoint", "create", "--name", "now", "--acknowledge-timeout", "0.2")
+    refused = half_done.command(*create)
+    refused.check_error(2, "config")
+    assert "tables=['movements', 'totals']" in refused.err and "early" in refused.err
+    assert "--job JOB.py" in refused.err
+    half_done.command(*create, "--job", half_done.job_file, with_job=True).check()
+    assert _status(half_done)["restoring"] is None
+
+
+def test_a_silent_run_is_not_called_dead(job: AccountsJob, golden: SnapshotAssertion) -> None:
+    job.deliver(60)
+    run = job.start("commit.after:3:stop").wait_stopped()
+    for name, command in {"savepoint": ("savepoint", "create"), "stop": ("stop",)}.items():
+        refused = job.command(*command, "--acknowledge-timeout", "0.2")
+        facts = refused.error.facts
+        assert (refused.code, facts["generation"]) == (2, job.head.doc["generation"]), str(refused)
+        assert "--acknowledge-timeout" in refused.err
+        assert _screen(job, refused.err) == golden(name=name)
+    assert job.create_savepoint("head", "--from-head")["taken_by"] == "head"
+    run.resume().wait().check()
+
+
+def test_a_plan_shows_each_of_its_warnings(early: AccountsJob, golden: SnapshotAssertion) -> None:
+    """Of others' rows, a table that stays, lost input, dropped state, an open run and checkpoints that are lost."""
+    append(early, "movements", number=2)
+    early.deliver(130)
+    early.reach("batch.begin:1")
+    early.deliver(80)
+    early.settings = {**early.settings, "job__parts": "movements", "parallelism": 3}
+    options = ("--drop", "turnovers", "--keep-table", "totals")
+    planned = plan(early, "early", *options)
+    (movements,) = planned["sinks"]
+    assert len(movements["others"]) == 1 and "another writer" in movements["others"][0]
+    (source,) = planned["sources"]
+    assert (source["now"], source["then"], source["held"]) == ('{"row": 120}', '{"row": 50}', False)
+    assert [s["uid"] for s in planned["left"]] == ["totals"] and planned["run_open"]
+    assert _screen(early, ask(early, "early", *options).check().out) == golden

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,9 +32,11 @@ from stateflow.runtime.spark.checkpoint_location import (
 )
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import data_folder
+from tests.support import restores
 from tests.support.errors import raises
 from tests.support.flights_job import FlightsJob
 from tests.support.job_fixture import KILLED, ON_REQUEST, AccountsJob, JobFixture
+from tests.support.ledger_job import LedgerJob
 from tests.support.processes import Ended
 
 STEPS = [name for name in failpoints.NAMES if name in ON_REQUEST and name.startswith("relocate.")]
@@ -120,21 +123,14 @@ def _root_with_two_sources(root: Path, files: Path) -> JobRoot:
         logs.append(_log(*(path.as_uri() for path in paths)))
     large = write_bytes(made.storage, f"{folder}sources-0-9.compact", logs[0])
     spark = SparkPosition(
-        batch_id=9,
-        offsets=b"v1\n{}\n{}\n{}",
-        previous_offsets=None,
-        commit=b"",
+        batch_id=9, offsets=b"v1\n{}\n{}\n{}", previous_offsets=None, commit=b"",
         source_files=[SourceFile(path=_LOGS["a"], handle=large), SourceFile(path=_LOGS["b"], content=logs[1])],
-    )
+    )  # fmt: skip
     sources = [SourcePosition(uid=u, description=f"FileSource[csv:{files / u}]", offset="{}") for u in _LOGS]
     manifest = Manifest(
-        job_uuid=made.job.job_uuid,
-        generation=head.entry.generation,
-        ordinal=1,
-        operators=[],
-        sources=sources,
+        job_uuid=made.job.job_uuid, generation=head.entry.generation, ordinal=1, operators=[], sources=sources,
         spark=spark,
-    )
+    )  # fmt: skip
     output = [PendingOutput(checkpoint_id=0, sink="out", committables=[])]
     commit = Commit(1, write_manifest(made.storage, folder, manifest), sources, output)
     assert isinstance(made.commit(head, commit, RetentionLimits(3)), Appended)
@@ -250,3 +246,63 @@ def test_the_files_of_a_source_are_those_of_its_folder_or_pattern(tmp_path: Path
     assert files("in/*.json") == ["in/a.json"]
     assert files("*/day=*") == ["in/day=1/b.json"]
     assert files("nowhere") == []
+
+
+# -- a partitioned source: killed at each step, and set to earlier positions ------------------------------------------
+
+KILLS = ("batch.begin", "batch.reported:2", "commit.manifest", "commit.after", "publish.after:2")
+
+
+@pytest.fixture
+def partitioned_job(tmp_path: Path) -> Iterator[LedgerJob]:
+    (tmp_path / "in").mkdir()
+    job = LedgerJob(tmp_path, spark=False, source__max_rows_per_batch=4, checkpoints__retained=100)
+    yield job
+    job.close()
+
+
+def _positions(job: LedgerJob) -> dict[str, int]:
+    [source] = job.manifest["sources"]
+    found: dict[str, int] = json.loads(source["offset"])
+    return found
+
+
+@pytest.mark.slow(reason="starts a process for each kill")
+def test_each_row_is_read_once_wherever_runs_are_killed(partitioned_job: LedgerJob) -> None:
+    for number, step in enumerate(KILLS):
+        partitioned_job.send("a", 7)
+        partitioned_job.send(f"p{number}", 3)
+        partitioned_job.reach(step)
+    partitioned_job.finish()
+    partitioned_job.check_rows()
+    assert _positions(partitioned_job) == {"a": 35, **{f"p{number}": 3 for number in range(len(KILLS))}}
+
+
+@pytest.mark.slow(reason="runs and restores a job of several processes")
+def test_a_restore_returns_to_the_positions_of_a_savepoint_or_is_refused_without_its_rows(
+    partitioned_job: LedgerJob,
+) -> None:
+    partitioned_job.send("a", 9)
+    partitioned_job.send("b", 5)
+    partitioned_job.finish()
+    before = _positions(partitioned_job)
+    partitioned_job.create_savepoint("early")
+    partitioned_job.send("b", 6)
+    partitioned_job.send("c", 2)
+    partitioned_job.finish()
+    planned = restores.plan(partitioned_job, "early")
+    assert [source["held"] for source in planned["sources"]] == [True]
+    restores.execute(partitioned_job).check()
+    assert _positions(partitioned_job) == before == {"a": 9, "b": 5}
+    partitioned_job.finish()
+    partitioned_job.check_rows()
+    # Retention removes rows after the position of the savepoint.
+    (partitioned_job.folder / "in" / "b.first").write_text("6")
+    planned = restores.go_back(partitioned_job, "early")
+    assert [source["held"] for source in planned["sources"]] == [False]
+    ended = partitioned_job.run()
+    ended.check_error(4, "input-lost", source=f"Ledgers[{partitioned_job.folder / 'in'}]")
+    assert "b: offsets [5, 6)" in ended.err
+    restores.go_back(partitioned_job, "early", "--source", 'entries={"a":9,"b":6}')
+    partitioned_job.finish()
+    assert _positions(partitioned_job) == {"a": 9, "b": 11, "c": 2}

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow.failpoints import NAMES
+from tests.servers.hdfs import hdfs_server
+from tests.servers.running import azure_server
 from tests.support import root_files
 from tests.support.errors import reported_errors
 from tests.support.job_fixture import ASYNCHRONOUS, KILLED, ON_REQUEST, SLICE, AccountsJob, mostly_slow, second_time
@@ -84,3 +87,31 @@ def test_a_job_recovers_from_a_source_that_crashes_and_pauses(job: AccountsJob) 
         if code == 0:
             (job.folder / "gate").touch()
     job.check()
+
+
+# -- job roots in Azure and HDFS --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["azure", pytest.param("hdfs", marks=pytest.mark.slow(reason="starts HDFS"))])
+def test_jobs_on_azure_and_hdfs_recover_from_kills(job: AccountsJob, tmp_path: Path, store: str) -> None:
+    job.root_folder = None
+    if store == "azure":
+        with azure_server(tmp_path / "azure", "container") as variables:
+            job.variables = variables
+            _check_kills(job, "az://container/jobs")
+    else:
+        with hdfs_server(tmp_path / "hdfs") as server:
+            job.variables = server.variables
+            _check_kills(job, f"{server.address}/jobs")
+
+
+def _check_kills(job: AccountsJob, folder: str) -> None:
+    job.settings = {"checkpoints__asynchronous": "yes", "checkpoints__collect_every": 2}
+    job.address = f"{folder}/accounts"
+    for number, point in enumerate(("commit.manifest", "commit.after", "upload.before")):
+        job.deliver(60 + 60 * number)
+        assert job.run(f"{point}:2:kill").code == KILLED
+        job.run_to(90 + 60 * number)
+    job.check_tables()
+    job.command("verify", "--deep").check()
+    job.collect()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from stateflow.checkpoint.log.checkpoint_log import lineage_ranges
-from tests.support import root_files, stored_state
+from tests.recovery.other_writer import TABLES, append, newest_version
+from tests.support import folder_tables, root_files, stored_state
 from tests.support.errors import ReportedError
 from tests.support.job_fixture import KILLED, AccountsJob, expected, mostly_slow, multiset
+from tests.support.processes import Ended
 from tests.support.restores import ask, begin, check_after, everything, execute, go_back, kill_at_each_step, plan
 
 
@@ -95,27 +98,6 @@ def test_state_without_an_operator_is_dropped_only_when_named(early: AccountsJob
 
 
 @pytest.mark.slow(reason="runs jobs many times")
-def test_a_restore_that_is_killed_before_its_intent_has_no_effect(early: AccountsJob) -> None:
-    plan(early, "early")
-    assert execute(early, failpoint="restore.imported").code == KILLED
-    assert not early.head.doc["requests"] and early.head.position == 120
-    check_after(early)
-    # The run's CLAIM outdates the plan.
-    go_back(early, "early")
-    assert len(early.records("restore")) == 1
-    check_after(early, since=50)
-
-
-@pytest.mark.slow(reason="runs jobs many times")
-def test_the_claim_of_another_request_outdates_a_plan(early: AccountsJob) -> None:
-    plan(early, "early")
-    assert execute(early, "--request-id", "first", failpoint="restore.claimed").code == KILLED
-    execute(early, "--request-id", "second").check_error(4, "plan-outdated")
-    execute(early, "--request-id", "first").check()
-    check_after(early, since=50)
-
-
-@pytest.mark.slow(reason="runs jobs many times")
 def test_a_job_can_be_restored_to_an_undone_branch(early: AccountsJob) -> None:
     """To a savepoint of the branch that was given up, too."""
     early.create_savepoint("late")
@@ -173,33 +155,7 @@ def test_an_old_driver_resumed_after_a_restore_adds_no_row(early: AccountsJob, n
     check_after(early)
 
 
-@pytest.mark.slow(reason="runs jobs many times")
-@pytest.mark.parametrize(("name", "position"), [("rewind.table", 50), ("restore.intent", 140)])
-def test_an_old_driver_resumed_during_a_restore_adds_no_row(early: AccountsJob, name: str, position: int) -> None:
-    """The intent is written, the tables are unchanged: what the old run publishes now is removed again, also
-    where nothing was published after the target before."""
-    early.deliver(200)
-    sleeper = early.start("commit.after:3:stop").wait_stopped()
-    plan(early, "early" if position == 50 else str(early.commit_at(position).seq))
-    going = begin(early, failpoint=f"{name}:1:stop").wait_stopped()
-    sleeper.resume().wait().check_error(3, "fenced")
-    going.resume().wait().check()
-    check_after(early, since=position)
-
-
 # -- kills at each step ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow(reason="starts a process for each kill")
-def test_a_killed_restore_at_another_parallelism_is_completed_by_the_next_start(early: AccountsJob) -> None:
-    before = {o["uid"]: (o["parallelism"], 5) for o in early.manifest["operators"]}
-    early.settings = {**early.settings, "parallelism": 5}
-    planned = plan(early, "early")
-    assert {s["uid"]: (s["from_parallelism"], s["to_parallelism"]) for s in planned["states"]} == before
-    early.replace_events(since=50)
-    kill_at_each_step(early, planned)
-    check_after(early)
-    assert {o["parallelism"] for o in early.manifest["operators"]} == {5}
 
 
 @pytest.mark.slow(reason="runs jobs many times")
@@ -254,32 +210,6 @@ def test_a_restore_of_another_job_s_savepoint_needs_an_option_and_survives_kills
 # -- restored checkpoints, and targets by time and position ----------------------------------------------------------
 
 
-@pytest.mark.parametrize(("target", "table", "retained"), [("early", "movements", 2), ("checkpoint", "totals", 100)])
-@pytest.mark.slow(reason="runs a job in several processes")
-def test_output_lost_after_a_restore_rewinds_the_job_to_the_restored_checkpoint(
-    early: AccountsJob, target: str, table: str, retained: int
-) -> None:
-    """The tables are at the restore; older checkpoints would bring rows in twice. The restored one can be a target."""
-    early.settings = {"checkpoints__retained": retained}
-    go_back(early, target if target == "early" else str(early.commit_at(50).seq))
-    point = early.head.checkpoint
-    go_back(early, "latest")
-    assert early.head.checkpoint == point
-    early.replace_events(since=50)
-    early.reach("commit.after:1")
-    early.lose_output(table)
-    check_after(early)
-
-
-@pytest.mark.slow(reason="runs jobs many times")
-def test_a_fork_can_be_forked_and_kept_as_a_savepoint_before_its_first_run(early: AccountsJob, tmp_path: Path) -> None:
-    first, second = (AccountsJob(early.folder, early.settings, root_folder=tmp_path / n) for n in ("first", "second"))
-    early.command("fork", "early", "--into", str(first.root), "--shadow").check()
-    first.create_savepoint("mine")
-    first.command("fork", "latest", "--into", str(second.root), "--shadow").check()
-    assert second.head.position == 50
-
-
 def test_a_savepoint_of_the_head_is_never_of_an_undone_branch(early: AccountsJob, tmp_path: Path) -> None:
     """A reader may still pin a checkpoint of that branch, with a higher id."""
     early.command("fork", "latest", "--into", str(tmp_path / "fork"), failpoint="savepoint.pinned")
@@ -300,26 +230,6 @@ def test_a_checkpoint_whose_state_was_dropped_can_still_be_restored(early: Accou
     go_back(early, str(target))
     early.deliver(140)
     check_after(early)
-
-
-@pytest.mark.slow(reason="runs jobs many times")
-@pytest.mark.parametrize("wakes", ["before", "between"])
-def test_a_kept_table_gets_committed_output_whether_an_old_driver_resumes_or_not(
-    early: AccountsJob, wakes: str
-) -> None:
-    """Rows after the target come again; which ones never depends on a driver that sleeps before publishing."""
-    early.deliver(140)
-    sleeper = early.start("commit.after:1:stop").wait_stopped()
-    committed = early.head.position
-    if wakes == "before":
-        sleeper.resume().wait().check()
-    plan(early, str(early.commit_at(120).seq), "--sinks", "keep")
-    going = begin(early, failpoint="rewind.table:1:stop").wait_stopped()
-    if wakes == "between":
-        sleeper.resume().wait().check_error(3, "fenced")
-    going.resume().wait().check()
-    shown = 140 if wakes == "before" else committed
-    assert multiset(early.rows("movements")) == multiset(expected(early.delivered[:shown]).movements)
 
 
 # -- before:TIME and before:SOURCE=OFFSET ------------------------------------------------------------------------------
@@ -394,3 +304,114 @@ def test_the_lineage_of_a_checkpoint_follows_every_restore() -> None:
     # Back to where the first restore had gone away from.
     assert numbers({6: 2, 10: 5}, 12) == {1, 2, 3, 4, 5, 10, 11, 12}
     assert numbers({6: 0}, 8) == {6, 7, 8}
+
+
+# -- tables that others touch: rows of another writer, and output that is deleted too early ---------------------------
+
+
+@pytest.fixture
+def approved(early: AccountsJob) -> AccountsJob:
+    """A restore to the 50th event was approved, and killed after its intent."""
+    plan(early, "early")
+    assert execute(early, failpoint="restore.intent").code == KILLED
+    return early
+
+
+def _check_refused(job: AccountsJob, ended: Ended, table: str) -> None:
+    version = newest_version(job, table)
+    ended.check_error(4, "foreign-rows", sink=table, table=str(job.table(table)))
+    assert f"versions={[version]}" in ended.err and f"other-{version}.json" in ended.err, ended.err
+
+
+def _tables(job: AccountsJob) -> dict[str, Counter[str]]:
+    return {table: multiset(job.rows(table)) for table in TABLES}
+
+
+def test_an_approved_restore_does_not_undo_rows_that_its_plan_did_not_show(approved: AccountsJob) -> None:
+    table = "totals"
+    append(approved, table)
+    before = approved.rows(table)
+    for ended in (execute(approved), approved.run(), execute(approved)):
+        _check_refused(approved, ended, table)
+        assert approved.rows(table) == before
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "code"), [("restore.claimed", "plan-outdated"), ("restore.imported", "foreign-rows")]
+)
+def test_rows_that_another_writer_adds_during_a_restore_stop_the_restore(
+    early: AccountsJob, failpoint: str, code: str
+) -> None:
+    """Before its last look, and between that and the intent."""
+    plan(early, "early")
+    restore = begin(early, failpoint=f"{failpoint}:1:stop").wait_stopped()
+    append(early, "movements")
+    before = _tables(early)
+    ended = restore.resume().wait()
+    ended.check_error(4, code, sink="movements")
+    assert _tables(early) == before
+    if code == "plan-outdated":
+        assert early.head.position == 120
+    else:
+        _check_refused(early, ended, "movements")
+
+
+# -- lost output -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def running(job: AccountsJob) -> AccountsJob:
+    """A job with a few checkpoints, and more to do."""
+    job.run_to(40)
+    job.deliver(100)
+    return job
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_run_whose_output_was_lost_is_rewound_by_one_checkpoint_and_replayed(
+    running: AccountsJob, table: str
+) -> None:
+    running.reach("commit.after:3")
+    lost = running.lose_output(table)
+    asked = len(running.requested())
+    running.finish()
+    again = [start for start, _ in running.requested()[asked:]]
+    # From the checkpoint before, and no further back.
+    assert again == list(range(lost.position - 10, 100, 10))
+    tokens = folder_tables.tokens(running.table(table))
+    assert lost.seq not in tokens and tokens == sorted(set(tokens))
+    running.check()
+
+
+def test_a_rewind_that_was_killed_or_failed_is_completed_by_the_next_run(running: AccountsJob) -> None:
+    """The CLAIM that adopts the older checkpoint is written, and nothing else happens. It is the run's own: a run that
+    fails then does not take it for that of a newer run."""
+    running.reach("commit.after:3")
+    running.lose_output()
+    assert running.run("log.created:2").code == KILLED
+    assert running.run("rewind.table:1:error").error.code == "internal"
+    running.finish()
+    running.check()
+
+
+def test_a_rewind_of_a_checkpoint_that_another_sink_has_published_is_refused(running: AccountsJob) -> None:
+    """The run names that sink, and changes no table."""
+    running.reach("publish.after:5")
+    newest = running.head
+    (published,) = [t for t in TABLES if newest.seq in folder_tables.tokens(running.table(t))]
+    (unpublished,) = set(TABLES) - {published}
+    running.lose_output(unpublished)
+    before = root_files.digests(running.folder / "tables")
+    ended = running.run()
+    ended.check_error(4, "missing-file")
+    facts = ended.result["error"]["facts"]
+    assert (facts["checkpoint"], facts["published_in"]) == (newest.seq, [published])
+    assert root_files.digests(running.folder / "tables") == before
+
+
+def test_a_run_that_detects_its_own_lost_output_fails_with_a_retryable_error(running: AccountsJob) -> None:
+    stopped = running.start("commit.after:3:stop").wait_stopped()
+    running.lose_output("totals")
+    stopped.resume().wait().check_error(5, "batch-failed")
+    running.finish()
+    running.check()

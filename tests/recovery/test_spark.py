@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import re
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,16 +21,16 @@ from urllib.parse import unquote
 import psutil
 import pytest
 
-from tests.recovery.host_copies import cached_files, unshare
-from tests.recovery.random_kills import JVM, candidates
+from tests.recovery.damaged_job import cached_files, unshare
+from tests.recovery.random_kills import JVM, ClusteredFlights, await_batches, candidates, check_ended, clustered_flights
 from tests.servers.running import s3_server
 from tests.support import root_files
 from tests.support.flights_job import FlightsJob, expected
 from tests.support.job_fixture import KILLED, multiset
-from tests.support.processes import spawn, wait_for
+from tests.support.processes import ROOT, spawn, wait_for
 from tests.support.restores import execute, plan
 
-pytestmark = [pytest.mark.spark]
+pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="each run starts Spark")]
 
 
 @pytest.fixture
@@ -35,17 +39,6 @@ def flights(flights: FlightsJob) -> FlightsJob:
     return flights
 
 
-@pytest.mark.slow(reason="starts Spark again after each kill")
-def test_a_job_on_spark_recovers_from_kills_at_failpoints(flights: FlightsJob) -> None:
-    flights.deliver(8)
-    flights.reach("start.seeded:1")
-    flights.reach("commit.after:2")
-    # A worker dies, and Spark tries its task again: the run continues.
-    flights.reach("task.sink-closed:3", 0)
-    flights.check()
-
-
-@pytest.mark.slow(reason="each run starts Spark")
 def test_spark_tries_a_task_again_that_met_a_damaged_copy(flights: FlightsJob) -> None:
     flights.run_to(3)
     unshare(flights)
@@ -56,7 +49,6 @@ def test_spark_tries_a_task_again_that_met_a_damaged_copy(flights: FlightsJob) -
     flights.check()
 
 
-@pytest.mark.slow(reason="each run starts Spark")
 def test_a_job_with_asynchronous_checkpoints_on_spark_recovers_from_kills(flights: FlightsJob) -> None:
     flights.settings = {**flights.settings, "checkpoints__asynchronous": "yes"}
     flights.deliver(6)
@@ -70,7 +62,6 @@ def test_a_job_with_asynchronous_checkpoints_on_spark_recovers_from_kills(flight
     flights.check()
 
 
-@pytest.mark.slow(reason="each run starts Spark")
 def test_a_failed_run_restarts_in_the_same_spark_session(flights: FlightsJob) -> None:
     flights.deliver(6)
     ended = flights.run("batch.reported:3:error", restart__strategy="fixed-delay", restart__fixed_delay__delay="10ms")
@@ -78,7 +69,6 @@ def test_a_failed_run_restarts_in_the_same_spark_session(flights: FlightsJob) ->
     flights.check()
 
 
-@pytest.mark.slow(reason="each run starts Spark")
 def test_a_run_whose_spark_is_gone_ends_whatever_its_restart_strategy(flights: FlightsJob) -> None:
     """A process has one Spark, so it would start again without end; the caller of the run starts a new one."""
     without_end: dict[str, Any] = {
@@ -95,7 +85,6 @@ def test_a_run_whose_spark_is_gone_ends_whatever_its_restart_strategy(flights: F
     assert [e.doc["kind"] for e in root_files.entries(flights.root)].count("claim") == 1
 
 
-@pytest.mark.slow(reason="each run starts Spark")
 def test_a_fenced_run_detects_the_newer_run_during_a_batch_that_does_not_end(flights: FlightsJob) -> None:
     """It is neither at its next batch nor at its next append: the look every five seconds interrupts Spark."""
     flights.deliver(6)
@@ -121,7 +110,6 @@ def in_a_bucket(flights: FlightsJob, tmp_path: Path) -> Iterator[FlightsJob]:
         yield flights
 
 
-@pytest.mark.slow(reason="each run starts Spark")
 def test_a_job_root_in_a_bucket_survives_a_kill_and_keeps_credentials_to_itself(
     in_a_bucket: FlightsJob, tmp_path: Path
 ) -> None:
@@ -143,7 +131,6 @@ def _files(offset: str) -> int:
     return int(json.loads(offset)["logOffset"]) + 1
 
 
-@pytest.mark.slow(reason="each run starts Spark")
 def test_a_savepoint_taken_during_a_run_on_spark_can_be_restored(flights: FlightsJob) -> None:
     """Taken while a run is stopped in a batch; then more files, the restore, killed at each table, and more files
     again, at another parallelism."""
@@ -177,7 +164,6 @@ def test_a_savepoint_taken_during_a_run_on_spark_can_be_restored(flights: Flight
     assert flights.savepoints.keys() == {"early"}
 
 
-@pytest.mark.slow(reason="each run starts Spark")
 def test_a_forged_savepoint_reads_no_file_of_others(flights: FlightsJob, tmp_path: Path) -> None:
     """An entry of Spark's source log with another file, which the next run would read and publish."""
     flights.run_to(2)
@@ -198,3 +184,74 @@ def test_a_forged_savepoint_reads_no_file_of_others(flights: FlightsJob, tmp_pat
         ended = new.begin("run", new.job_file, "--from-savepoint", str(stored.parent), with_job=True).wait()
         ended.check_error(4, "corrupt-file", source="flights", **facts)
         assert not list(new.folder.rglob("*.parquet"))
+
+
+# -- a standalone cluster that loses an executor; the scoreboard kills more executors and workers ---------------------
+
+
+def _lose_an_executor(flights: ClusteredFlights, files: int) -> None:
+    flights.job.deliver(files)
+    run = flights.job.start()
+    await_batches(run, 2)
+    flights.kill_executor(random.Random(1))
+    check_ended(run.wait(run.family))
+    flights.end_well(files + 2)
+
+
+@pytest.mark.slow(reason="starts a Spark cluster")
+def test_a_job_with_its_root_on_s3_survives_the_loss_of_an_executor(tmp_path: Path) -> None:
+    folder = tmp_path / "s3" / "data" / "bucket" / "job"
+    with (
+        s3_server(tmp_path / "s3", "bucket") as variables,
+        # Executors get the credentials from the driver, never from their own environment.
+        clustered_flights(tmp_path, root_folder=folder, address="s3://bucket/job", variables=variables) as flights,
+    ):
+        _lose_an_executor(flights, files=5)
+
+
+@pytest.mark.slow(reason="starts a Spark cluster")
+def test_executors_without_the_packages_run_in_a_packed_environment(tmp_path: Path) -> None:
+    """As the guide says: their own Python has neither stateflow nor rocksdict."""
+    bare = Path(sys.executable).resolve()
+    for package in ("stateflow", "rocksdict"):
+        looked = subprocess.run([bare, "-c", f"import {package}"], cwd="/", env={}, capture_output=True, check=False)
+        assert b"ModuleNotFoundError" in looked.stderr
+    archive = _packed(tmp_path, bare)
+    nothing = {"PYTHONPATH": "", "PATH": "/usr/local/bin:/usr/bin:/bin", "VIRTUAL_ENV": ""}
+    with clustered_flights(tmp_path, nothing) as flights:
+        flights.job.settings = {
+            **flights.job.settings,
+            "spark__conf__spark.archives": f"{archive}#environment",
+            "spark__conf__spark.pyspark.python": "./environment/bin/python",
+        }
+        _lose_an_executor(flights, files=4)
+    unpacked = (tmp_path / "cluster").glob("worker-*/app-*/*/environment/bin/python")
+    assert list(unpacked), "nothing was unpacked"
+
+
+_NEEDED = set(
+    "arro3-core click deltalake deprecated markdown-it-py mdurl msgspec numpy opentelemetry-api pandas pyarrow "
+    "pygments python-dateutil pytz rich rocksdict typing-extensions tzdata wrapt xxhash".split()
+)
+"""What tasks import, and what that needs; pyspark is Spark's own part."""
+
+
+def _packed(folder: Path, python: Path) -> Path:
+    """An archive with all that tasks need."""
+    home, archive = folder / "environment", folder / "environment.tar.gz"
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    pins = [pin for line in lines if (pin := re.split(r" [;\\]", line)[0].strip()).partition("==")[0] in _NEEDED]
+    assert len(pins) == len(_NEEDED), sorted(pins)
+    subprocess.run([python, "-m", "venv", home], check=True)
+    pip: list[str | Path] = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", *pins, "venv-pack2==0.9.2", "setuptools==80.9.0", "wheel"], check=True)
+    # A build leaves files where it is made.
+    source = folder / "source"
+    for name in ("stateflow", "plugins"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    subprocess.run([*pip, "--no-deps", "--no-build-isolation", source], check=True)
+    pack: list[str | Path] = [home / "bin" / "venv-pack", "-p", home, "-o", archive, "--compress-level", "1"]
+    subprocess.run(pack, check=True, capture_output=True)
+    return archive

@@ -35,11 +35,7 @@ _SESSION = {
 
 @dataclass
 class SparkReplays:
-    """The process.
-
-    Attributes:
-        folder: for the working files of all jobs.
-    """
+    """The process. `folder`: for the working files of all jobs."""
 
     process: subprocess.Popen[str]
     folder: Path
@@ -50,11 +46,7 @@ class SparkReplays:
         assert "error" not in answer, answer
 
     def replay(self, job: JobFixture, batch: int, key: Sequence[str] = (), **settings: object) -> dict[str, Any]:
-        """Replays a batch; returns the report, or the code and the facts of the error.
-
-        Args:
-            key: the only key to show.
-        """
+        """Replays a batch; returns the report, or the code and the facts of the error. `key`: the only key to show."""
         return self._ask(job, "replay", settings, batch=batch, key=list(key))
 
     def _ask(self, job: JobFixture, verb: str, settings: dict[str, object], **more: object) -> dict[str, Any]:
@@ -107,14 +99,10 @@ def _run(command: dict[str, Any]) -> dict[str, Any]:
 def _replay(command: dict[str, Any]) -> dict[str, Any]:
     report = replay(
         ReplayRequest(
-            Path(command["job"]),
-            command["root"],
-            command["batch"],
-            (command["settings"],),
-            max_rows=None,
+            Path(command["job"]), command["root"], command["batch"], (command["settings"],), max_rows=None,
             key=KeyRequest(tuple(command["key"])) if command["key"] else None,
         )
-    )
+    )  # fmt: skip
     return {
         "same": report.is_same,
         "difference": [str(change) for change in report.difference.changes],

@@ -1,31 +1,53 @@
-"""Which batches a checkpoint consists of, and whether the sources still have their rows: what is lost is named."""
+"""Batches run again: which ones a checkpoint consists of, whether their rows still exist, and what they give."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator
-from datetime import UTC, datetime
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import stateflow
+from stateflow import DeadLetters, StateTtlConfig, StreamExecutionEnvironment, WatermarkStrategy
 from stateflow.checkpoint.log.documents import BatchRecord, Manifest, SourcePosition
+from stateflow.checkpoint.log.job_root import LEASE, JobRoot
+from stateflow.clock import ManualClock, SystemClock
 from stateflow.connectors.partition_offsets import Gap, gaps_between
-from stateflow.errors import CorruptFile, InputLost
+from stateflow.environment import declare
+from stateflow.errors import ConfigError, CorruptFile, InputLost
+from stateflow.launch import PreparedJob
+from stateflow.private_files import PREFIX
 from stateflow.replay.input import PlannedBatch, deleted_file, plan_replay
+from stateflow.replay.replay_batch import key_texts
 from stateflow.replay.report import ReplayReport
+from stateflow.replay.run import ReplayRequest, replay_prepared
 from stateflow.replay.spark import lost_files
+from stateflow.runtime.preflight import StartContext
 from stateflow.runtime.task import store_cache
+from stateflow.storage import open_storage
+from stateflow.types.key_values import convert_key, parse_key
 from tests.checkpoint.records import record as checkpoint_record
 from tests.support import folder_tables, root_files
+from tests.support.cli_fixture import BUILD, JOB, CliFixture, contents
 from tests.support.errors import raises
+from tests.support.job_fixture import KILLED
 from tests.support.ledger_job import LedgerJob
+from tests.support.local_jobs import Build, Growing, LocalJobs
+from tests.support.processes import Ended, Launch, spawn
+from tests.testing.every_state import EveryState, Rule, Seen, pack
+from tests.testing.test_every_state import declarations, steps
 
 TIME = "2026-01-31T03:00:00.000001+00:00"
 
@@ -191,3 +213,259 @@ def test_a_file_that_spark_does_not_find_belongs_to_the_source_that_reads_its_fo
     assert found is not None
     assert (found.facts["source"], found.facts["start"], found.facts["end"]) == (source, "1", "2")
     assert deleted_file("[FAILED_READ_FILE.NO_HINT] Encountered error", batch, sources) is None
+
+
+# -- one batch again --------------------------------------------------------------------------------------------------
+
+FIRST, SECOND, THIRD = 2, 3, 4
+
+
+@pytest.fixture
+def bounded_job(tmp_path: Path) -> Iterator[CliFixture]:
+    bounded_job = CliFixture(tmp_path)
+    bounded_job.settings["checkpoints.asynchronous"] = "no"
+    yield bounded_job
+    store_cache.close_all()
+
+
+def test_a_batch_is_returned_as_rows_and_changes_of_state(bounded_job: CliFixture) -> None:
+    bounded_job.run()
+    settings = bounded_job.folder / "job.toml"
+    settings.write_text("".join(f'{name} = "{value}"\n' for name, value in bounded_job.settings.items()))
+    report = stateflow.replay_batch(bounded_job.job, bounded_job.root, SECOND, settings=settings)
+    assert (report.batch, report.base, report.is_same, report.deviation) == (SECOND, FIRST, True, "")
+    (emitted,) = report.emitted
+    assert sorted((row["key"], row["total"]) for row in emitted.rows) == [("a", 9), ("b", 5), ("b", 12), ("c", 7)]
+    changes = {change.key: (change.before, change.after) for change in report.state.changes}
+    assert changes == {("a",): (3, 9), ("b",): (1, 12), ("c",): (2, 7)}
+    assert report.keys == ()
+
+
+@pytest.mark.parametrize("backend", ["rocksdb", "filesystem"])
+def test_one_key_has_no_entry_of_a_longer_key(bounded_job: CliFixture, backend: str) -> None:
+    names = ["a", "a\0", "a\0b", "a\0\0"]
+    head = JOB.replace('[Row("abc"[n % 3], n) for n in range(12)]', f"[Row({names}[n % 4], n) for n in range(12)]")
+    head = head.replace("\n\nROWS", "\n    def on_timer(self, timestamp, ctx):\n        return ()\n\n\nROWS")
+    timer = "ctx.timer_service().register_processing_time_timer(2**45)"
+    bounded_job.write(BUILD, head.replace("        yield", f"        {timer}\n        yield"))
+    bounded_job.settings |= {"state.backend": backend, "parallelism": "2"}
+    bounded_job.run()
+    for number, name in enumerate(names):
+        report = stateflow.replay_batch(
+            bounded_job.job, bounded_job.root, THIRD, settings=bounded_job.settings, key=[name]
+        )
+        (key,) = report.keys
+        assert report.is_same
+        assert [(call.given["key"], call.given["number"]) for call in key.calls] == [(name, 8 + number)]
+        assert len(key.state) == 2
+        found = {change.state: (change.key, change.before, change.after) for change in key.state}
+        assert found == {"total": ((name,), 4 + 2 * number, 12 + 3 * number), "_timers": ((name,), 2**45, 2**45)}
+
+
+def test_what_cannot_be_replayed_is_an_error_with_what_can(bounded_job: CliFixture) -> None:
+    bounded_job.run()
+    with raises(ConfigError, batch=9, kept=[FIRST, SECOND, THIRD]):
+        stateflow.replay_batch(bounded_job.job, bounded_job.root, 9, settings=bounded_job.settings)
+    with raises(ConfigError, operator="other"):
+        stateflow.replay_batch(
+            bounded_job.job, bounded_job.root, THIRD, settings=bounded_job.settings, key=["a"], operator="other"
+        )
+
+
+def test_a_value_of_a_key_may_have_the_type_of_its_column(bounded_job: CliFixture) -> None:
+    text = JOB.replace("    key: str\n    number: int", "    key: bytes\n    number: int", 1)
+    text = re.sub(r"Row\(\"abc\"\[n % 3\], n\)", 'Row(b"abc"[n % 3 : n % 3 + 1], n)', text)
+    text = text.replace("yield Total(row.key,", "yield Total(row.key.decode(),")
+    bounded_job.write(BUILD, text)
+    bounded_job.run()
+    (key,) = stateflow.replay_batch(
+        bounded_job.job, bounded_job.root, SECOND, settings=bounded_job.settings, key=[b"b"]
+    ).keys
+    assert [call.given["number"] for call in key.calls] == [4, 7]
+
+
+@pytest.mark.parametrize(
+    ("value", "spark_type"),
+    [
+        ("a", "string"), (None, "string"), (b"\0\xff", "binary"), (True, "boolean"), (-7, "bigint"), (1.5, "double"),
+        (-math.inf, "double"), (Decimal("1.50"), "decimal(5,2)"), (date(2026, 1, 31), "date"),
+        (datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC), "timestamp"),
+        (timedelta(days=-1, microseconds=3), "interval day to second"),
+    ],
+)  # fmt: skip
+def test_each_value_of_a_key_is_read_as_itself(value: object, spark_type: str) -> None:
+    (found,) = parse_key(key_texts([value]), {"key": spark_type})
+    assert found == convert_key([value], [spark_type])[0]
+
+
+# -- replays that are killed ------------------------------------------------------------------------------------------
+
+POINTS = {
+    "read.pinned:1": 2, "read.pinned:2": 2, "task.processed": 2, "task.uploaded": 2, "task.sink-closed": 2,
+    "batch.reported": 2, "read.finished:1": 2, "read.unpinned:1": 1, "read.unpinned:2": 0,
+}  # fmt: skip
+"""Failpoints of a replay, and the pins that exist then."""
+
+
+def _replay_batch(bounded_job: CliFixture, failpoint: str = "") -> Ended:
+    arguments = [
+        "replay", str(bounded_job.job), "--job-root", bounded_job.root, "--batch", "3", *bounded_job.command()[4:],
+    ]  # fmt: skip
+    environment = {"STATEFLOW_FAILPOINT": failpoint, "TMPDIR": str(bounded_job.folder / "tmp")}
+    return spawn(Launch(arguments, bounded_job.folder / "output", environment)).wait()
+
+
+def _scratch(bounded_job: CliFixture) -> list[Path]:
+    return list((bounded_job.folder / "tmp").glob(f"{PREFIX}*"))
+
+
+def _lasting(bounded_job: CliFixture) -> dict[str, str]:
+    """The files of the job, its tables and its working folder, apart from the log."""
+    others = ("root/log/", "tmp/", "output", "code/")
+    return {name: text for name, text in contents(bounded_job.folder).items() if not name.startswith(others)}
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.slow(reason="starts a process for each kill")
+def test_a_killed_replay_changes_nothing_of_the_job_and_the_next_one_removes_its_files(
+    bounded_job: CliFixture, point: str
+) -> None:
+    bounded_job.run()
+    (bounded_job.folder / "tmp").mkdir()
+    before = _lasting(bounded_job)
+    assert _replay_batch(bounded_job, point).code == KILLED
+    pins = POINTS[point]
+    left = set(_scratch(bounded_job))
+    assert len(left) == (1 if 1 < pins else 0) or point.startswith("read.")
+    assert _lasting(bounded_job) == before
+    _replay_batch(bounded_job).check()
+    assert not _scratch(bounded_job) and left.isdisjoint(_scratch(bounded_job))
+    assert _lasting(bounded_job) == before
+    later = ManualClock(start=SystemClock().now() + LEASE)
+    root = JobRoot.open(open_storage(bounded_job.root), later, "later")
+    assert len(root.head().entry.pinned) == pins
+    root.admin.end_leases()
+    assert root.head().entry.pinned == []
+
+
+# -- random jobs ------------------------------------------------------------------------------------------------------
+
+
+def prepared(jobs: LocalJobs, build: Build) -> PreparedJob:
+    """A job that is a function, as if it had been loaded from a file."""
+    given = {name.replace("__", "."): str(value) for name, value in jobs.settings.items()}
+    env, resolved = declare(build, "job", (given,))
+    env.graph.check()
+    start = StartContext(env.graph, resolved, on_spark=False, clock=SystemClock(), storage=jobs.storage)
+    return PreparedJob(start)
+
+
+def request(jobs: LocalJobs, batch: int, max_rows: int | None = None) -> ReplayRequest:
+    """A request for a replay of such a job, with all rows."""
+    return ReplayRequest(Path("job.py"), jobs.storage.uri, batch, max_rows=max_rows)
+
+
+SLICE = 4
+
+
+class Timed(msgspec.Struct):
+    """A row of `EveryState` with an event time."""
+
+    key: str
+    number: int
+    steps: bytes
+    at: int
+
+
+class TickingClock(ManualClock):
+    """A clock by which every batch has another processing time."""
+
+    def now(self) -> Any:
+        self.sleep(timedelta(milliseconds=1))
+        return super().now()
+
+
+visits = st.tuples(
+    st.sampled_from(["a", "b", "", "a\0"]),
+    st.sampled_from([None, "n"]),
+    st.lists(steps | st.just(("fail", "")), min_size=1, max_size=5),
+    st.integers(0, 120),
+)
+
+
+def _rows(drawn: Sequence[Any], start: int) -> list[Timed]:
+    """The rows of the visits, with a word of its own for each step that has one, and times after those of the batch."""
+    return [
+        Timed(key, number, pack([_step(namespace, step, start + at, f"w{number}") for step in own]), start + at)
+        for number, (key, namespace, own, at) in enumerate(drawn)
+    ]
+
+
+def _step(namespace: Any, step: Sequence[Any], at: int, word: str) -> tuple[Any, ...]:
+    about, verb, *arguments = json.loads(json.dumps(list(step)).replace('"-"', f'"{word}"'))
+    if about == "timer":
+        arguments = [arguments[0], arguments[1] + at]
+    return (namespace, about, verb, *arguments)
+
+
+@pytest.mark.long(reason="runs and replays random jobs")
+@settings(max_examples=6, phases=(Phase.generate,))
+@given(
+    drawn=st.lists(visits, min_size=6, max_size=20),
+    rules=st.lists(st.builds(Rule, st.sampled_from(["x", "y"]), st.integers(0, 2)), max_size=6),
+    ttls=declarations,
+    chosen=st.fixed_dictionaries(
+        {
+            "parallelism": st.sampled_from([1, 3]),
+            "checkpoints__interval_batches": st.sampled_from([1, 1, 2, 3]),
+            "checkpoints__asynchronous": st.sampled_from(["no", "yes"]),
+            "state__backend": st.sampled_from(["memory", "filesystem", "filesystem", "rocksdb"]),
+            "run__drain": st.sampled_from(["no", "yes"]),
+        }
+    ),
+)
+def test_every_batch_of_a_random_job_leads_to_its_state_and_rows_again(
+    drawn: list[Any], rules: list[Rule], ttls: Mapping[str, StateTtlConfig | None], chosen: Mapping[str, str]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = LocalJobs(Path(folder), TickingClock())
+        jobs.settings |= {"source__max_rows_per_batch": SLICE, "checkpoints__retained": 50, **chosen}
+        rows = _rows(drawn, 1_767_225_600_000)
+
+        def build(env: StreamExecutionEnvironment, number: int) -> None:
+            strategy = WatermarkStrategy.for_bounded_out_of_orderness(timedelta(milliseconds=20))
+            stream = env.from_source(Growing(rows[:number], Timed), uid="rows").assign_timestamps_and_watermarks(
+                strategy.with_timestamp_column("at")
+            )
+            words = env.from_source(Growing(rules, Rule), uid="rules").broadcast()
+            seen = (
+                stream.key_by("key")
+                .connect(words)
+                .process(EveryState(ttls, None), output=Seen, uid="all", on_error=DeadLetters(1000))
+            )
+            seen.sink_to(jobs.sink("out"), uid="out")
+            seen.get_dead_letters().sink_to(jobs.sink("letters"), uid="letters")
+
+        # Two runs, so that batches of a later one follow a restore.
+        jobs.run(lambda env: build(env, len(rows) // 2))
+        jobs.run(lambda env: build(env, len(rows)))
+        start = prepared(jobs, lambda env: build(env, len(rows)))
+        batches = published(jobs, "out").keys() | published(jobs, "letters").keys()
+        assert batches
+        for batch in sorted(batches):
+            report = replay_prepared(start, request(jobs, batch))
+            assert report.is_same, report.difference
+            assert not report.deviation
+            for emitted in report.emitted:
+                assert comparable(emitted.rows) == published(jobs, emitted.sink).get(batch, [])
+
+
+def published(jobs: LocalJobs, name: str) -> dict[int, list[dict[str, Any]]]:
+    """The rows of a table by the checkpoint that published them."""
+    return {token: rows for token, rows in folder_tables.by_token(jobs.sink(name).folder).items() if rows}
+
+
+def comparable(rows: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
+    """Rows as a table of JSON files has them."""
+    found: list[dict[str, Any]] = json.loads(json.dumps(list(rows), default=str))
+    return found

@@ -20,6 +20,7 @@ from stateflow import (
 from stateflow.api.functions.connected import KeyedBroadcastProcessFunction
 from stateflow.api.functions.process import Context, KeyedProcessFunction
 from stateflow.environment import StreamExecutionEnvironment
+from tests.support import root_files
 from tests.support.graphs import Row
 from tests.support.local_jobs import LocalJobs
 
@@ -48,7 +49,7 @@ class Calls(KeyedProcessFunction[Row, Row], CheckpointedFunction, CheckpointList
         self.calls.append("open")
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        self.calls.append("complete")
+        self.calls.append(f"complete {checkpoint_id}")
 
     def process_element(self, row: Row, ctx: Context) -> Iterator[Row]:
         self.count.update((self.count.value() or 0) + 1)
@@ -59,9 +60,10 @@ class Calls(KeyedProcessFunction[Row, Row], CheckpointedFunction, CheckpointList
 
 
 def test_each_batch_initializes_opens_notifies_and_snapshots(jobs: LocalJobs) -> None:
-    _process(jobs, Calls(), source__max_rows_per_batch=2)
+    _process(jobs, Calls(), source__max_rows_per_batch=2, checkpoints__retained=9)
     first = ["initialize", "open", "snapshot"]
-    later = ["initialize, restored", "open", "complete", "snapshot"]
+    committed = root_files.kept_refs(jobs.folder / "root")[0]["id"]
+    later = ["initialize, restored", "open", f"complete {committed}", "snapshot"]
     calls = [(json.loads(log), count) for log, count, _ in jobs.rows()]
     assert calls == [([], 1), ([], 2), (first, 3), (first, 4), (later, 5), (later, 6)]
 

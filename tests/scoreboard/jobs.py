@@ -14,9 +14,9 @@ from typing import Any, Generic, TypeVar
 import psutil
 
 from stateflow.failpoints import NAMES
-from tests.recovery.worker_processes import VARIABLE
 from tests.scoreboard.row import Round
 from tests.support.job_fixture import ON_REQUEST, AccountsJob
+from tests.support.patched_processes import WORTH_A_WORKER
 from tests.support.processes import Ended, Running, unless_ended, wait_for
 from tests.support.root_files import Chain
 
@@ -98,7 +98,7 @@ class Kills:
         seconds = time.monotonic() - began
         has_workers = round_.seed % 2 == 1
         if has_workers:
-            job.variables = {**job.variables, VARIABLE: str(_state_bytes(job) // 2)}
+            job.variables = {**job.variables, WORTH_A_WORKER: str(_state_bytes(job) // 2)}
         return cls(round_.rng, seconds, has_workers)
 
     def until_done(self, begin: Begin, steps: Sequence[str]) -> int:

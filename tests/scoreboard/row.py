@@ -18,12 +18,7 @@ TIERS = ("slice", "half-hour", "nightly")
 
 
 class Round:
-    """One round.
-
-    Attributes:
-        seed: decides everything that the row can decide.
-        folder: empty, and only this round's.
-    """
+    """One round. `seed`: decides everything that the row can decide. `folder`: empty, and only this round's."""
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.seed = seed

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 
-from tests.scoreboard.jobs import accounts_job
+from stateflow.storage import MemoryStorage, PosixStorage, PutResult, Storage, open_storage
+from tests.scoreboard.forked import REFUSED, WAYS, WORKED
+from tests.scoreboard.jobs import accounts_job, check_complete
 from tests.scoreboard.row import Round, Row
-from tests.servers import short_timeouts
-from tests.servers.faults import HOSTILE_KINDS, LIES, REDIRECTED, SECRET, TOO_SHORT, Faults, misbehaving_proxy
+from tests.servers.faults import (
+    BUSY,
+    HOSTILE_KINDS,
+    KINDS,
+    LIES,
+    REDIRECTED,
+    SECRET,
+    TOO_SHORT,
+    Faults,
+    fault_proxy,
+    misbehaving_proxy,
+)
+from tests.servers.hdfs import webhdfs_server
 from tests.servers.hostile import HostileServer, answer, hostile_server
 from tests.servers.running import CANARY, files_with, s3_server
-from tests.servers.webhdfs import webhdfs_server
 from tests.support.job_fixture import AccountsJob
-from tests.support.processes import Ended, Running, unless_ended
+from tests.support.patched_processes import TIMEOUT
+from tests.support.processes import ROOT, Ended, Running, unless_ended
 from tests.support.restores import plan_file
+from tests.support.root_files import Chain
 
 _TIMEOUT = "0.5"
 """Seconds for a request."""
@@ -87,7 +107,7 @@ def _site(round_: Round) -> Iterator[_Site]:
     faults = Faults(round_.rng, 0, kinds)
     with ExitStack() as stack:
         elsewhere = stack.enter_context(hostile_server(lambda _: answer(200, SECRET.encode(), ETag="x")))
-        variables = {short_timeouts.VARIABLE: _TIMEOUT}
+        variables = {TIMEOUT: _TIMEOUT}
         if is_s3:
             variables |= stack.enter_context(s3_server(round_.folder / "s3", "bucket"))
             upstream, root = variables["AWS_ENDPOINT_URL"], round_.folder / "s3" / "data" / "bucket" / "job"
@@ -165,11 +185,7 @@ def _check_secrets(round_: Round, site: _Site) -> None:
 
 @dataclass
 class _Watch:
-    """The memory of a process.
-
-    Attributes:
-        highest: MiB that it had at most.
-    """
+    """The memory of a process. `highest`: MiB that it had at most."""
 
     highest: float = 0.0
 
@@ -179,3 +195,112 @@ class _Watch:
             self.highest = max(self.highest, found / (1 << 20))
 
         return running.wait(look, _SECONDS)
+
+
+# -- one writer, and a network that fails -----------------------------------------------------------------------------
+
+_RACERS, _RACES = 8, 50
+_RUNS = 4
+_DAMAGED_OR_BUG = {1, 2, 4}
+"""Exit codes of a run that reports damage, or an internal error."""
+_FORK_SECONDS = 30
+
+
+@Row(8, "names", plays=(1, 4, 40), mutants=("check-then-write",), within=3)
+def test_one_writer_gets_a_name(round_: Round) -> int:
+    """Eight writers race for a name (POSIX, memory, S3 server).
+
+    Exactly one call returns that it created the name, and its bytes are stored.
+    """
+    with s3_server(round_.folder / "s3", "bucket") as variables, pytest.MonkeyPatch.context() as patched:
+        for name, value in variables.items():
+            patched.setenv(name, value)
+        storages = [PosixStorage(round_.folder / "posix"), MemoryStorage(), open_storage("s3://bucket/races")]
+        for storage in storages:
+            for number in range(_RACES):
+                _race(storage, f"log/{round_.seed}-{number}")
+    return _RACES * len(storages)
+
+
+def _race(storage: Storage, key: str) -> None:
+    bids = [f"racer {n}".encode() * 500 for n in range(_RACERS)]
+    with ThreadPoolExecutor(_RACERS) as pool:
+        results = list(pool.map(lambda bid: storage.put_new(key, bid), bids))
+    winners = [bid for bid, result in zip(bids, results, strict=True) if result is PutResult.CREATED]
+    assert len(winners) == 1, f"{len(winners)} winners in {storage.uri}"
+    assert storage.get(key) == winners[0], f"other bytes than the winner's in {storage.uri}"
+
+
+@Row(9, "network", plays=(1, 20, 300), mutants=("believed",), within=30)
+def test_a_network_that_fails_damages_nothing(round_: Round) -> int:
+    """Requests lost, late or without a response; responses truncated, slow, 408, 409, 429, 500, 503 (S3 server, proxy).
+
+    As for killed-drivers; no run reports damage.
+    """
+    return _play_storage(round_, random.Random(round_.seed).choice([0.02, 0.05, 0.1]), KINDS)[0]
+
+
+@Row(10, "busy", plays=(0, 4, 40), mutants=("impatient",), within=3)
+def test_runs_succeed_on_a_busy_server(round_: Round) -> int:
+    """503 or 429 as the response to a quarter, in some rounds three quarters, of all requests.
+
+    As for network; if a quarter of the requests is refused, every run succeeds.
+    """
+    # In some rounds far more than clients can hide by repeating requests.
+    if round_.seed % 4 == 3:
+        return _play_storage(round_, 0.75, BUSY)[0]
+    injected, codes = _play_storage(round_, 0.25, BUSY)
+    assert codes == [0] * _RUNS, f"not every run succeeded: {codes}"
+    return injected
+
+
+def _play_storage(round_: Round, share: float, kinds: Sequence[str]) -> tuple[int, list[int]]:
+    """Returns the number of faults, and the exit codes of the runs."""
+    faults = Faults(round_.rng, share, kinds)
+    root = round_.folder / "s3" / "data" / "bucket" / "job"
+    with (
+        s3_server(round_.folder / "s3", "bucket") as variables,
+        fault_proxy(variables["AWS_ENDPOINT_URL"], faults) as address,
+        accounts_job(
+            round_, root_folder=root, address="s3://bucket/job", variables={**variables, "AWS_ENDPOINT_URL": address}
+        ) as job,
+    ):
+        codes = _runs(job)
+        faults.share = 0
+        check_complete(job, Chain(job.root))
+    return faults.injected.total(), codes
+
+
+def _runs(job: AccountsJob) -> list[int]:
+    chain, codes = Chain(job.root), []
+    for number in range(1, _RUNS + 1):
+        job.deliver(20 * number)
+        ended = job.start().wait(chain.look)
+        assert ended.code not in _DAMAGED_OR_BUG, str(ended)
+        codes.append(ended.code)
+    chain.check()
+    return codes
+
+
+@Row(20, "forks", plays=(0, 1, 5), mutants=("no-fork-guard",), within=1)
+def test_a_forked_process_uses_a_storage_or_is_refused(round_: Round) -> int:
+    """A fork after a storage was used; the child uses it, or opens it again, also in a thread (POSIX, S3 server).
+
+    The child's calls succeed or fail with an error that names the fork; none hangs, and the parent continues.
+    """
+    with s3_server(round_.folder / "s3", "bucket") as variables:
+        uris = (str(round_.folder / "posix"), (round_.folder / "other").as_uri(), "s3://bucket/forks")
+        for uri in uris:
+            for way in WAYS:
+                _fork(uri, way, {**os.environ, **variables})
+    return len(uris) * len(WAYS)
+
+
+def _fork(uri: str, way: str, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "tests.scoreboard.forked", uri, way]
+    # Raises TimeoutExpired if it hangs.
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, timeout=_FORK_SECONDS, check=False, text=True
+    )
+    may_refuse = uri.startswith("s3:") and way != "not used before"
+    assert done.returncode in ({WORKED, REFUSED} if may_refuse else {WORKED}), f"{uri} {way}: {done.stderr[-1500:]}"

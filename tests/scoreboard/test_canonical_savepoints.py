@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from tests.recovery.canonical_state import BACKENDS, check_canonical, document_of, position_of
-from tests.recovery.new_roots import NewRoot
+from tests.recovery.savepoints import BY_BACKEND, NewRoot, check_canonical, document_of, position_of
 from tests.scoreboard.jobs import KILLED, Kills, accounts_job
 from tests.scoreboard.row import Round, Row
 from tests.support import canonical_reader, folder_tables, root_files, stored_state
@@ -36,7 +35,7 @@ def _canonical_job(round_: Round) -> Iterator[AccountsJob]:
 
 
 def _any_backend(rng: random.Random) -> dict[str, Any]:
-    return {**BACKENDS[rng.choice(sorted(BACKENDS))], "parallelism": rng.randint(1, 4)}
+    return {**BY_BACKEND[rng.choice(sorted(BY_BACKEND))], "parallelism": rng.randint(1, 4)}
 
 
 def _replace_leftovers(job: AccountsJob, since: int | None = None) -> None:
@@ -69,15 +68,10 @@ def _path(made: root_files.Document) -> Path:
     "canonical-create",
     plays=(1, 12, 200),
     mutants=(
-        "lost-last-group",
-        "unsorted-groups",
-        "early-savepoint",
-        "empty-shards",
-        "kept-leftovers",
-        "no-savepoint-pin",
+        "lost-last-group", "unsorted-groups", "early-savepoint", "empty-shards", "kept-leftovers", "no-savepoint-pin",
     ),
     within=12,
-)
+)  # fmt: skip
 def test_a_killed_canonical_savepoint_is_complete_or_not_there(round_: Round) -> int:
     """A command or a run that creates a canonical savepoint, or one of its worker processes, is killed at a named step
     or at a random time, or stopped while a run releases the checkpoint.
@@ -164,12 +158,9 @@ _BEGINNING = ["begin.created", *_COPYING[:2], "begin.imported", "begin.adopted"]
 
 
 @Row(
-    27,
-    "canonical-rekey",
-    plays=(1, 12, 200),
-    mutants=("lost-last-bucket", "old-groups", "new-copy-each-time", "lost-divisions", "unsorted-groups"),
-    within=12,
-)
+    27, "canonical-rekey", plays=(1, 12, 200),
+    mutants=("lost-last-bucket", "old-groups", "new-copy-each-time", "lost-divisions", "unsorted-groups"), within=12,
+)  # fmt: skip
 def test_a_killed_copy_with_another_max_parallelism_is_completed(round_: Round) -> int:
     """The copy of a savepoint with another max parallelism, and the start of a job root with another one, or one of
     their worker processes, are killed at a named step or at a random time.
@@ -221,12 +212,9 @@ _LOADING = ["task.restored", "task.restored:2", "task.snapshot", "commit.manifes
 
 
 @Row(
-    28,
-    "canonical-restore",
-    plays=(1, 12, 200),
-    mutants=("first-file-alone", "lost-last-owned", "lost-last-block", "unchecked-end"),
-    within=12,
-)
+    28, "canonical-restore", plays=(1, 12, 200),
+    mutants=("first-file-alone", "lost-last-owned", "lost-last-block", "unchecked-end"), within=12,
+)  # fmt: skip
 def test_a_killed_restore_from_a_canonical_savepoint_is_completed(round_: Round) -> int:
     """A restore to a canonical savepoint, a fork or a job root that begins with one is killed at a named step or at a
     random time, with any backends and any parallelism, and so is the run that loads the state; or a file of the

@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from tests.scoreboard.report import Score, headline, page, read, write
 from tests.support.processes import ROOT
 
@@ -48,13 +46,8 @@ def test_no_row() -> None:
 
 def _score(number: int, injected: int) -> Score:
     texts: dict[str, Any] = {
-        "fault": "A fault.",
-        "holds": "It holds.",
-        "bug": "A bug.",
-        "tier": "slice",
-        "at": "now",
-        "commit": "abc",
-    }
+        "fault": "A fault.", "holds": "It holds.", "bug": "A bug.", "tier": "slice", "at": "now", "commit": "abc",
+    }  # fmt: skip
     return Score(number=number, on_spark=False, machine="this", injected=injected, rounds=9, found="seed 1", **texts)
 
 
@@ -83,29 +76,6 @@ def test_rows_are_counted_and_violations_name_their_seed_and_the_command_to_repe
     assert re.fullmatch(r"seed 2: OSError at test_rows\.py:\d+: lost at …", violation)
     assert "make scoreboard ROWS=broken SEED=2" in played.stdout
     assert headline({"sound": sound, "broken": broken}) in played.stdout
-
-
-def test_one_round_is_repeated_and_not_written(tmp_path: Path) -> None:
-    played = _play(tmp_path, "--tier", "half-hour", "--rows", "broken", "--seed", "3")
-    assert (played.returncode, "1 passed" in played.stdout) == (0, True), played.stdout
-    assert not (tmp_path / "docs").exists()
-
-
-def test_the_page_has_counts_violations_and_whether_the_planted_bug_was_found(tmp_path: Path) -> None:
-    bad = replace(
-        _score(2, 30), violations=["seed 2: lost"], found="", more_bugs={"Another.": "seed 3", "A third.": ""}
-    )
-    scores = {"bad": bad, "good": _score(1, 16)}
-    # Faults, kills, histories, violations, planted bugs, missed ones.
-    assert [*map(int, re.findall(r"\d+", headline(scores)))] == [46, 30, 16, 1, 2, 2]
-    write(tmp_path, scores)
-    assert list(read(tmp_path)) == ["good", "bad"], "rows are in the order of their numbers"
-    written = (tmp_path / "scoreboard.md").read_text()
-    assert written == page(read(tmp_path))
-    lines = written.splitlines()
-    assert "| good | A fault | 16 | 0 | 0 | 0 to 8 | A bug: found |" in lines
-    assert "| bad | A fault | 30 | 0 | 1 | 0 to 8 | A bug: **missed**; Another: found; A third: **missed** |" in lines
-    assert "- bad: seed 2: lost" in lines and "| good, bad | slice | now | `abc` | this |" in lines
 
 
 def test_the_committed_page_is_that_of_the_committed_scores() -> None:

@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.recovery.killed_clusters import await_batches, batches_of, check_ended, clustered_flights, kill_executor_of
-from tests.recovery.random_kills import DRIVER, JVM, WORKER, check_at_rest, kill_at_random
+from tests.recovery.random_kills import (
+    DRIVER,
+    JVM,
+    WORKER,
+    await_batches,
+    batches_of,
+    check_at_rest,
+    check_ended,
+    clustered_flights,
+    kill_at_random,
+    kill_executor_of,
+)
 from tests.scoreboard.jobs import KILLED
 from tests.scoreboard.row import Round, Row
 from tests.servers.kafka import kafka_cluster
@@ -18,16 +28,9 @@ from tests.support.table_jobs import ServedFlightsJob
 _KILLS, _EXECUTORS, _FILES = 3, 3, 8
 _IN_TASKS = ("task.restored", "task.processed", "task.snapshot", "task.uploaded", "task.sink-closed")
 _IN_DRIVERS = (
-    "start.seeded:1",
-    "batch.reported:2",
-    "commit.stored:2",
-    "commit.manifest:2",
-    "log.created:3",
-    "commit.after:2",
-    "publish.before:3",
-    "publish.after:3",
-    "batch.end:2",
-)
+    "start.seeded:1", "batch.reported:2", "commit.stored:2", "commit.manifest:2", "log.created:3", "commit.after:2",
+    "publish.before:3", "publish.after:3", "batch.end:2",
+)  # fmt: skip
 
 
 @contextmanager

@@ -211,15 +211,11 @@ class _HostileHandler(ProxyHandler):
         port = self.elsewhere.rpartition(":")[2]
         location = rng.choice(
             [
-                self._stolen(),
-                f"http://localhost:{port}/stolen",
-                f"//{self.elsewhere}/stolen",
-                f"https://{self.elsewhere}/stolen",
-                f"http://user:password@{self.elsewhere}/stolen",
-                "file:///etc/passwd",
-                "",
+                self._stolen(), f"http://localhost:{port}/stolen", f"//{self.elsewhere}/stolen",
+                f"https://{self.elsewhere}/stolen", f"http://user:password@{self.elsewhere}/stolen",
+                "file:///etc/passwd", "",
             ]
-        )
+        )  # fmt: skip
         if _to_data_node(self.path) and rng.random() < _FOLLOWED:
             location = self._stolen()
         self.send(ProxyAnswer(rng.choice([301, 302, 303, 307, 308]), [("location", location)], SECRET.encode()))

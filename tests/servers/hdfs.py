@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import time
@@ -10,11 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import httpx
 import pyspark
 import pytest
 
+from tests.servers.listening import QuietHandler, listening
 from tests.servers.running import ROOT, free_port, running
 
 _JARS = ROOT / ".venv" / "hdfs"
@@ -43,16 +46,12 @@ def hdfs_server(folder: Path) -> Iterator[Hdfs]:
     folder.mkdir(parents=True, exist_ok=True)
     rpc, http, data, data_http = (free_port() for _ in range(4))
     settings = {
-        "fs.defaultFS": f"hdfs://127.0.0.1:{rpc}",
-        "dfs.namenode.http-address": f"127.0.0.1:{http}",
-        "dfs.namenode.name.dir": str(folder / "names"),
-        "dfs.datanode.data.dir": str(folder / "data"),
-        "dfs.datanode.hostname": "localhost",
-        "dfs.datanode.address": f"127.0.0.1:{data}",
-        "dfs.datanode.http.address": f"127.0.0.1:{data_http}",
-        "dfs.datanode.ipc.address": "127.0.0.1:0",
+        "fs.defaultFS": f"hdfs://127.0.0.1:{rpc}", "dfs.namenode.http-address": f"127.0.0.1:{http}",
+        "dfs.namenode.name.dir": str(folder / "names"), "dfs.datanode.data.dir": str(folder / "data"),
+        "dfs.datanode.hostname": "localhost", "dfs.datanode.address": f"127.0.0.1:{data}",
+        "dfs.datanode.http.address": f"127.0.0.1:{data_http}", "dfs.datanode.ipc.address": "127.0.0.1:0",
         "dfs.replication": "1",
-    }
+    }  # fmt: skip
     _write_settings(folder, settings)
     name_node, data_node = _java(folder, "namenode.NameNode"), _java(folder, "datanode.DataNode")
     subprocess.run([*name_node, "-format", "-nonInteractive"], check=True, capture_output=True)
@@ -90,3 +89,109 @@ def _write_settings(folder: Path, settings: Mapping[str, str]) -> None:
     )
     for name in ("core-site.xml", "hdfs-site.xml"):
         (folder / name).write_text(f"<configuration>{text}</configuration>")
+
+
+# -- WebHDFS ----------------------------------------------------------------------------------------------------------
+
+_PREFIX = "/webhdfs/v1"
+_DATA = "data-node"
+
+
+@contextlib.contextmanager
+def webhdfs_server(folder: Path, token: str) -> Iterator[str]:
+    """Listens on loopback; yields its address, as ``http://host:port``.
+
+    Args:
+        folder: its root.
+        token: what requests to the NameNode must have.
+    """
+    with listening(_Handler, folder=folder, token=token) as address:
+        yield address
+
+
+class _Handler(QuietHandler):
+    folder: Path
+    token: str
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = urlsplit(self.path)
+        self._query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        self._path = self._local(unquote(parts.path.removeprefix(_PREFIX)))
+        operation = self._query["op"]
+        if _DATA not in self._query and self._query.get("delegation") != self.token:
+            self._fail(401, "SecurityException")
+        elif operation in ("OPEN", "CREATE") and _DATA not in self._query:
+            # By the name that the client knows, which may be that of a proxy.
+            query = {name: value for name, value in self._query.items() if name != "delegation"} | {_DATA: "1"}
+            location = f"http://{self.headers['Host']}{parts.path}?{urlencode(query)}"
+            self._send(307, b"", location)
+        else:
+            try:
+                getattr(self, f"_{operation.lower()}")(body)
+            except (FileNotFoundError, NotADirectoryError):
+                self._fail(404, "FileNotFoundException")
+            except FileExistsError:
+                self._fail(403, "FileAlreadyExistsException")
+            except OSError:
+                self._fail(403, "PathIsNotEmptyDirectoryException")
+
+    do_PUT = do_DELETE = do_GET
+
+    def _local(self, path: str) -> Path:
+        return self.folder / path.strip("/")
+
+    def _getfilestatus(self, _: bytes) -> None:
+        self._answer({"FileStatus": _status(self._path, "")})
+
+    def _liststatus(self, _: bytes) -> None:
+        found = [self._path, *sorted(self._path.iterdir())][1:]
+        self._answer({"FileStatuses": {"FileStatus": [_status(path, path.name) for path in found]}})
+
+    def _open(self, _: bytes) -> None:
+        with self._path.open("rb") as file:
+            file.seek(int(self._query["offset"]))
+            self._send(200, file.read(int(self._query["length"])))
+
+    def _create(self, body: bytes) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_bytes(body)
+        self._send(201, b"")
+
+    def _rename(self, _: bytes) -> None:
+        # One step that never overwrites.
+        os.link(self._path, self._local(self._query["destination"]))
+        self._path.unlink()
+        self._send(200, b"")
+
+    def _mkdirs(self, _: bytes) -> None:
+        self._path.mkdir(parents=True, exist_ok=True)
+        self._answer({"boolean": True})
+
+    def _delete(self, _: bytes) -> None:
+        is_there = self._path.exists()
+        if self._path.is_dir():
+            self._path.rmdir()
+        elif is_there:
+            self._path.unlink()
+        self._answer({"boolean": is_there})
+
+    def _fail(self, status: int, exception: str) -> None:
+        self._answer({"RemoteException": {"exception": exception, "message": "no"}}, status)
+
+    def _answer(self, document: object, status: int = 200) -> None:
+        self._send(status, json.dumps(document).encode())
+
+    def _send(self, status: int, body: bytes, location: str = "") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        if location:
+            self.send_header("Location", location)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _status(path: Path, name: str) -> dict[str, object]:
+    found = path.stat()
+    kind = "DIRECTORY" if path.is_dir() else "FILE"
+    return {"pathSuffix": name, "type": kind, "length": found.st_size, "modificationTime": int(found.st_mtime * 1000)}

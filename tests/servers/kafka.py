@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ClusterMetadata, NewPartitions, NewTopic, OffsetSpec
 from kafka_broker import BROKER_JARS, broker_command, format_command, write_settings
 
-from tests.servers.certificates import Certificate
+from tests.servers.listening import Certificate
 from tests.servers.running import free_port, running
 from tests.support.processes import wait_for
 

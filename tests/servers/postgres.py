@@ -41,13 +41,7 @@ _SETTINGS = {
 
 @dataclass
 class Postgres:
-    """A server.
-
-    Attributes:
-        binaries: folder of its programs.
-        folder: of its data.
-        port: on loopback.
-    """
+    """A server. `binaries`: folder of its programs. `folder`: of its data. `port`: on loopback."""
 
     binaries: Path
     folder: Path

@@ -85,13 +85,9 @@ def _spark_class(name: str) -> list[str]:
 
 def _environment(folder: Path) -> dict[str, str]:
     return {
-        **os.environ,
-        "SPARK_HOME": str(HOME),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_NO_DAEMONIZE": "1",
-        "SPARK_LOCAL_DIRS": str(folder / "local"),
-        "PYTHONPATH": "",
-    }
+        **os.environ, "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_NO_DAEMONIZE": "1",
+        "SPARK_LOCAL_DIRS": str(folder / "local"), "PYTHONPATH": "",
+    }  # fmt: skip
 
 
 def _descendants(processes: Sequence[subprocess.Popen[bytes]]) -> list[psutil.Process]:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +26,9 @@ from stateflow import (
 )
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.environment import StreamExecutionEnvironment
+from stateflow.private_files import write_private
+from stateflow.serving.app import AppSettings
+from stateflow.serving.server import ServerSettings, StateServer
 from tests.support.local_jobs import LocalJobs
 
 SHOPS = ("north", "south", "eas\0t", "west")
@@ -87,11 +97,7 @@ def expected(rows: list[Sale]) -> Expected:
 
 
 class ShopsJob(LocalJobs):
-    """The job, run for some more rows at a time.
-
-    Attributes:
-        expected: what queries return, by checkpoint.
-    """
+    """The job, run for some more rows at a time. `expected`: what queries return, by checkpoint."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         super().__init__(folder, **{"parallelism": 2, "max_parallelism": 16, "state__backend": "memory", **settings})
@@ -114,3 +120,42 @@ class ShopsJob(LocalJobs):
         found = JobRoot.open(self.storage, self.clock).head().checkpoint_id
         self.expected[found] = expected(rows)
         return found
+
+
+# -- state servers: in threads of the test's process, and in processes of their own -----------------------------------
+
+TOKEN = "s3cret-token"
+POLL = timedelta(milliseconds=20)
+
+
+@contextmanager
+def serving(job_root: str, token: str = TOKEN, **settings: Any) -> Iterator[StateServer]:
+    app = AppSettings(token=token, **settings.pop("app", {}))
+    with StateServer(job_root, ServerSettings(app=app, poll=POLL, **settings)) as server:
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+            thread.join()
+
+
+def serve_process(folder: Path, job_root: str, *options: str, failpoint: str = "") -> subprocess.Popen[str]:
+    """Starts ``stateflow serve`` at a free port, with a lease of a second.
+
+    Args:
+        folder: for the file with the token.
+        job_root: the job root.
+        options: further options.
+        failpoint: where the process dies.
+    """
+    token = folder / "token"
+    write_private(token, f"{TOKEN}\n".encode())
+    command = [sys.executable, "-m", "stateflow", "serve", "--job-root", job_root, "--port", "0", "--lease", "1"]
+    return subprocess.Popen(
+        [*command, "--token-file", str(token), *options],
+        env={**os.environ, "STATEFLOW_FAILPOINT": failpoint},
+        stdout=subprocess.PIPE,
+        text=True,
+    )

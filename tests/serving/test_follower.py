@@ -7,20 +7,31 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import stateflow
+from stateflow import ListStateDescriptor, ReducingStateDescriptor, StateTtlConfig, Time, ValueStateDescriptor
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.clock import SystemClock
+from stateflow.clock import ManualClock, SystemClock
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.errors import CheckpointNotServed, MissingFile, NotYetAvailable, UnknownState, WrongKeyType
+from stateflow.errors import (
+    CheckpointNotServed,
+    JobDefinitionError,
+    MissingFile,
+    NotYetAvailable,
+    StateError,
+    UnknownState,
+    WrongKeyType,
+)
 from stateflow.serving.follower import Follower, FollowSettings, ServedCheckpoint
 from stateflow.serving.lookups import GetRequest, KeysRequest, Lookups, ScanRequest
 from stateflow.storage import PosixStorage
 from stateflow.types.key_groups import KeyGroupRange
-from stateflow.types.serializers import decode_untyped
-from tests.serving.shops_job import ITEMS, SHOPS, Expected, Sale, ShopsJob, Totals
+from stateflow.types.serializers import ValueSerializer, decode_untyped
+from tests.serving.shops_job import ITEMS, SHOPS, Expected, Sale, ShopsJob, Totals, sales
 from tests.support.errors import raises
+from tests.support.local_jobs import LocalJobs
 
 KEYS = [(shop, day) for shop in SHOPS for day in range(-3, 4)]
 
@@ -283,3 +294,79 @@ def test_a_restored_checkpoint_is_the_newest_one_again(tmp_path: Path) -> None:
     with raises(NotYetAvailable, wanted=second, newest=first), follower.checkpoint(at_least=second):
         pass
     follower.close()
+
+
+# -- streams as queryable state ---------------------------------------------------------------------------------------
+
+
+class Sold(msgspec.Struct, frozen=True):
+    shop: str | None
+    day: int
+    amount: int
+
+
+SOLD = [Sold(None if row.shop == "west" else row.shop, row.day, row.amount) for row in sales(40)]
+SOLD_KEYS = sorted({(row.shop, row.day) for row in SOLD}, key=repr)
+
+
+def _larger(one: Sold, other: Sold) -> Sold:
+    return max(one, other, key=lambda sale: sale.amount)
+
+
+def _queried(jobs: LocalJobs, name: str) -> list[Any]:
+    follower = Follower(jobs.storage, jobs.folder / "server", SystemClock(), FollowSettings())
+    assert follower.poll()
+    with follower.checkpoint() as checkpoint:
+        request = GetRequest(state=name, keys=[list(key) for key in SOLD_KEYS])
+        found = Lookups(checkpoint, request).get(request)
+    follower.close()
+    return [None if data is None else ValueSerializer(Sold).decode(data) for data in found]
+
+
+def test_a_stream_keeps_the_newest_row_of_each_key_or_reduces_its_rows(tmp_path: Path) -> None:
+    jobs = LocalJobs(tmp_path, state__backend="memory", max_parallelism=16)
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        keyed = env.from_collection(SOLD, Sold, uid="sales").key_by("shop", "day")
+        keyed.as_queryable_state("newest", uid="newest")
+        keyed.as_queryable_state("largest", ReducingStateDescriptor("sale", _larger, Sold), uid="largest")
+        for wrong in (ListStateDescriptor("rows", Sold), ValueStateDescriptor("row", Sold, queryable="other")):
+            with raises(JobDefinitionError):
+                keyed.as_queryable_state("rows", wrong, uid="rows")
+
+    jobs.run(build)
+    newest = {(row.shop, row.day): row for row in SOLD}
+    assert _queried(jobs, "newest") == [newest[key] for key in SOLD_KEYS]
+    largest = {key: max((r for r in SOLD if (r.shop, r.day) == key), key=lambda r: r.amount) for key in SOLD_KEYS}
+    assert [row.amount for row in _queried(jobs, "largest")] == [largest[key].amount for key in SOLD_KEYS]
+
+
+def test_expired_values_are_hidden_from_the_checkpoint_on_at_which_they_had_expired(tmp_path: Path) -> None:
+    clock = ManualClock()
+    jobs = LocalJobs(tmp_path, clock, state__backend="memory", max_parallelism=16)
+    config = StateTtlConfig.new_builder(Time.seconds(10)).disable_cleanup_in_background().build()
+
+    def build(env: StreamExecutionEnvironment, rows: list[Sold]) -> None:
+        keyed = env.from_collection(rows, Sold, uid="sales").key_by("shop", "day")
+        keyed.as_queryable_state("newest", ValueStateDescriptor("row", Sold, ttl=config), uid="newest")
+
+    jobs.run(lambda env: build(env, SOLD[:20]))
+    first = {(row.shop, row.day): row for row in SOLD[:20]}
+    assert _queried(jobs, "newest") == [first.get(key) for key in SOLD_KEYS]
+    clock.sleep(Time.seconds(10))
+    jobs.run(lambda env: build(env, SOLD))
+    later = {(row.shop, row.day): row for row in SOLD[20:]}
+    assert _queried(jobs, "newest") == [later.get(key) for key in SOLD_KEYS]
+
+
+def test_two_operators_with_one_queryable_name_are_refused_before_the_first_batch(tmp_path: Path) -> None:
+    jobs = LocalJobs(tmp_path)
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        keyed = env.from_collection(SOLD, Sold, uid="sales").key_by("shop", "day")
+        keyed.as_queryable_state("rows", uid="one")
+        keyed.as_queryable_state("rows", uid="two")
+
+    with raises(StateError, queryable="rows", first="one.row", second="two.row"):
+        jobs.run(build)
+    assert not jobs.storage.list("data/")

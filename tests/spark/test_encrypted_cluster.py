@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import blocks, read, section
-from tests.recovery.killed_clusters import clustered_flights
+from tests.recovery.random_kills import clustered_flights
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="each run is a driver with Spark, which takes seconds")]
 

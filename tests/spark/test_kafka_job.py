@@ -15,10 +15,9 @@ from typing import Any
 import fastavro
 import pytest
 
-from tests.servers.certificates import certificate
 from tests.servers.kafka import Kafka, kafka_broker
+from tests.servers.listening import certificate, schema_registry
 from tests.servers.running import CANARY, files_with, free_port
-from tests.servers.schema_registry import schema_registry
 from tests.spark.kafka_job import KafkaJob
 from tests.support.processes import Ended
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.testing.sinks import FolderSink
-from tests.recovery.test_operator_state import check_collected, check_rated
+from tests.recovery.test_backends import check_collected, check_rated
 from tests.runtime.jobs import letters
 from tests.servers.otlp import otlp_collector
 from tests.spark.processes import ModuleJob, observed_runs

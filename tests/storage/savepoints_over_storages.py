@@ -117,16 +117,12 @@ def _manifest(root: JobRoot, rng: random.Random) -> tuple[Manifest, list[bytes]]
 
     operators = [
         OperatorState(
-            uid=f"operator-{n}",
-            parallelism=4,
-            key_types=[],
-            key_names=[],
-            states=[],
+            uid=f"operator-{n}", parallelism=4, key_types=[], key_names=[], states=[],
             subtasks=[subtask(s) for s in range(2)],
             parts=[OperatorPart(subtask=s, memory=0, handle=write()) for s in range(2)],
         )
         for n in range(2)
-    ]
+    ]  # fmt: skip
     files = [SourceFile(path=f"{n}/2", handle=write()) for n in range(3)]
     spark = SparkPosition(batch_id=3, offsets=b"", previous_offsets=None, commit=b"", source_files=files)
     manifest = Manifest(

@@ -22,15 +22,9 @@ from tests.support.errors import raises
 
 _S3 = ["s3://", "s3:///a", "s3://key:canary@bucket/a", "s3://bucket/../a", "s3://bucket/a?x=canary"]
 _WEBHDFS = [
-    "webhdfs://host/jobs",
-    "webhdfs://host:1",
-    "webhdfs://host:1/",
-    "webhdfs://u:canary@host:1/jobs",
-    "webhdfs://host:1/../a",
-    "webhdfs://host:1/a?user.name=canary",
-    "webhdfs:///jobs",
-    "webhdfs://a:1,/jobs",
-]
+    "webhdfs://host/jobs", "webhdfs://host:1", "webhdfs://host:1/", "webhdfs://u:canary@host:1/jobs",
+    "webhdfs://host:1/../a", "webhdfs://host:1/a?user.name=canary", "webhdfs:///jobs", "webhdfs://a:1,/jobs",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -91,16 +85,11 @@ ALLOWED = ["/data/jobs/flights", "file:///mnt/save%20points", "s3://backup/savep
 @pytest.mark.parametrize(
     "uri",
     [
-        "/data/jobs/flights",
-        "/data/jobs/flights/savepoints/x",
-        "file:///data/jobs/flights/savepoints/x/",
-        "file://localhost/data/jobs/flights/x",
-        "/data/jobs/other/../flights/x",
-        "/mnt/save points/x",
-        "s3://backup/savepoints/x",
-        "webhdfs://nn:9870/flights/x",
+        "/data/jobs/flights", "/data/jobs/flights/savepoints/x", "file:///data/jobs/flights/savepoints/x/",
+        "file://localhost/data/jobs/flights/x", "/data/jobs/other/../flights/x", "/mnt/save points/x",
+        "s3://backup/savepoints/x", "webhdfs://nn:9870/flights/x",
     ],
-)
+)  # fmt: skip
 def test_a_location_below_an_allowed_one_is_allowed(uri: str) -> None:
     check_location(uri, ALLOWED)
 
@@ -108,24 +97,14 @@ def test_a_location_below_an_allowed_one_is_allowed(uri: str) -> None:
 @pytest.mark.parametrize(
     "uri",
     [
-        "/data/jobs",
-        "/data/jobs/flights2",
-        "/data/jobs/flights/../other",
-        "file:///data/jobs/flights/%2e%2e/other",
-        "file://elsewhere/data/jobs/flights",
-        "s3://backup/savepoints2",
-        "s3://backup/savepoints/../secrets",
-        "s3://other/savepoints/x",
-        "gs://backup/savepoints/x",
-        "s3://user:password@backup/savepoints",
-        "webhdfs://nn:80/flights/x",
-        "swebhdfs://nn:9870/flights/x",
-        "webhdfs://evil,nn:9870/flights",
-        "memory://backup/savepoints",
-        "//server/share",
+        "/data/jobs", "/data/jobs/flights2", "/data/jobs/flights/../other", "file:///data/jobs/flights/%2e%2e/other",
+        "file://elsewhere/data/jobs/flights", "s3://backup/savepoints2", "s3://backup/savepoints/../secrets",
+        "s3://other/savepoints/x", "gs://backup/savepoints/x", "s3://user:password@backup/savepoints",
+        "webhdfs://nn:80/flights/x", "swebhdfs://nn:9870/flights/x", "webhdfs://evil,nn:9870/flights",
+        "memory://backup/savepoints", "//server/share",
         *("s3://[", "http://[::1", "a\0b", "/" + "a" * 5000, "file://[x", "file:///a%00b"),
     ],
-)
+)  # fmt: skip
 def test_any_other_location_is_not_allowed(uri: str) -> None:
     with raises(ConfigError) as refused:
         check_location(uri, ALLOWED)

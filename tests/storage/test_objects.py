@@ -26,9 +26,8 @@ from stateflow.errors import ConfigError, EnvironmentUnsupported, MissingFile, S
 from stateflow.storage import Credentials, PutResult, Storage, open_storage
 from stateflow.storage.object_store import ObjectStorage
 from stateflow.testing.conformance.storage import StorageConformance
-from tests.servers.azure import azure_server
 from tests.servers.hostile import Answer, Asked, HostileServer, answer, hostile_server
-from tests.servers.running import CANARY, careless_s3_server, free_port, hasty_s3_server, s3_server
+from tests.servers.running import CANARY, azure_server, careless_s3_server, free_port, hasty_s3_server, s3_server
 from tests.storage.savepoints_over_storages import SavepointClaims, SavepointCopies
 from tests.support.errors import raises
 
@@ -199,12 +198,9 @@ def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         account = {
-            "gcs_base_url": f"http://127.0.0.1:{server.server_port}",
-            "disable_oauth": True,
-            "client_email": "",
-            "private_key": "",
-            "private_key_id": "",
-        }
+            "gcs_base_url": f"http://127.0.0.1:{server.server_port}", "disable_oauth": True, "client_email": "",
+            "private_key": "", "private_key_id": "",
+        }  # fmt: skip
         monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
         monkeypatch.setenv("GOOGLE_ALLOW_HTTP", "true")
         yield objects
@@ -279,12 +275,9 @@ def test_a_server_that_a_request_is_redirected_to_gets_no_signature_and_no_conte
             _configure(server, monkeypatch)
             bucket = ObjectStorage("s3", "bucket", "p", _ONCE)
             acts: list[Callable[[], object]] = [
-                lambda: bucket.get("x"),
-                lambda: bucket.size("x"),
-                lambda: bucket.list(""),
-                lambda: bucket.put_new("x", b"the content"),
-                lambda: bucket.delete(["x"]),
-            ]
+                lambda: bucket.get("x"), lambda: bucket.size("x"), lambda: bucket.list(""),
+                lambda: bucket.put_new("x", b"the content"), lambda: bucket.delete(["x"]),
+            ]  # fmt: skip
             for act in acts:
                 with contextlib.suppress(StateflowError):
                     act()

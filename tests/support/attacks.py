@@ -81,6 +81,14 @@ def map_of_names() -> bytes:
     return msgspec.msgpack.encode({"broadcasts": {f"{n:04x}": {} for n in range(1 << 16)}})
 
 
+def _manifest(parts: list[OperatorPart]) -> Manifest:
+    """A manifest with one operator, which has these parts and no keyed state."""
+    operator = OperatorState(
+        uid="u", parallelism=len(parts), key_types=[], key_names=[], states=[], subtasks=[], parts=parts
+    )
+    return Manifest(job_uuid="0" * 32, generation=1, ordinal=1, operators=[operator], sources=[])
+
+
 def write_manifest(folder: Path, contents: list[bytes], *, inline: bool) -> None:
     """Writes a job root with a manifest, whose operator has these parts, in the manifest or in files."""
     storage = PosixStorage(folder / "root")
@@ -90,11 +98,7 @@ def write_manifest(folder: Path, contents: list[bytes], *, inline: bool) -> None
         else OperatorPart(subtask=n, memory=0, handle=write_bytes(storage, f"data/{n}", content))
         for n, content in enumerate(contents)
     ]
-    operator = OperatorState(
-        uid="u", parallelism=len(parts), key_types=[], key_names=[], states=[], subtasks=[], parts=parts
-    )
-    manifest = Manifest(job_uuid="0" * 32, generation=1, ordinal=1, operators=[operator], sources=[])
-    (folder / "manifest").write_bytes(seal(manifest)[0])
+    (folder / "manifest").write_bytes(seal(_manifest(parts))[0])
 
 
 def write_savepoint(folder: Path, contents: list[bytes]) -> None:
@@ -104,25 +108,11 @@ def write_savepoint(folder: Path, contents: list[bytes]) -> None:
         OperatorPart(subtask=n, memory=0, handle=write_bytes(storage, f"files/{n}", content))
         for n, content in enumerate(contents)
     ]
-    operator = OperatorState(
-        uid="u", parallelism=len(parts), key_types=[], key_names=[], states=[], subtasks=[], parts=parts
-    )
-    manifest = Manifest(job_uuid="0" * 32, generation=1, ordinal=1, operators=[operator], sources=[])
     document = Savepoint(
-        version=1,
-        id="0" * 32,
-        name="n",
-        origin=Origin.MANUAL,
-        made_at="2026-01-01T00:00:00+00:00",
-        committed_at="2026-01-01T00:00:00+00:00",
-        by="b",
-        job="j",
-        job_uuid="0" * 32,
-        max_parallelism=1,
-        checkpoint_id=1,
-        manifest=manifest,
-        sinks={},
-    )
+        version=1, id="0" * 32, name="n", origin=Origin.MANUAL, made_at="2026-01-01T00:00:00+00:00",
+        committed_at="2026-01-01T00:00:00+00:00", by="b", job="j", job_uuid="0" * 32, max_parallelism=1,
+        checkpoint_id=1, manifest=_manifest(parts), sinks={},
+    )  # fmt: skip
     (folder / "sp" / "_savepoint").write_bytes(seal(document)[0])
 
 
@@ -158,16 +148,13 @@ def write_stored(make: Callable[[], bytes], compression: DBCompressionType | Non
         current = folder / "store" / (folder / "store" / "CURRENT").read_text().strip()
         manifest = compose(parse(current.read_bytes(), "m"))
     subtask = SubtaskState(
-        subtask=0,
-        first_group=0,
-        last_group=0,
-        snapshot="s",
+        subtask=0, first_group=0, last_group=0, snapshot="s",
         backend="filesystem" if compression is None else "rocksdb",
         files=[
             StateFile(handle=write_bytes(storage, f"data/{name}", content), local_name=name) for name, content in files
         ],
         store_manifest=manifest,
-    )
+    )  # fmt: skip
     operator = OperatorState(
         uid="u", parallelism=1, key_types=["string"], key_names=["key"], states=[STATE], subtasks=[subtask]
     )
@@ -513,15 +500,12 @@ def large_manifest(subtasks: int, files: int) -> Manifest:
 
     states = [
         SubtaskState(
-            subtask=subtask,
-            first_group=subtask,
-            last_group=subtask,
+            subtask=subtask, first_group=subtask, last_group=subtask,
             snapshot=f"{data_folder(4321, 100_000, 'attempt')}totals-{subtask}-",
-            files=[file(subtask, 100 + number) for number in range(files)],
-            store_manifest=bytes(114 * files),
+            files=[file(subtask, 100 + number) for number in range(files)], store_manifest=bytes(114 * files),
         )
         for subtask in range(subtasks)
-    ]
+    ]  # fmt: skip
     operator = OperatorState(
         uid="totals", parallelism=subtasks, key_types=["bigint"], key_names=["key"], states=[], subtasks=states
     )

@@ -17,23 +17,16 @@ from stateflow import precision
 PART = {"type": "record", "name": "Part", "fields": [{"name": "name", "type": "string"}]}
 PART["fields"].append({"name": "size", "type": ["null", "int"]})  # type: ignore[attr-defined]
 TYPES: dict[str, Any] = {
-    "id": "int",
-    "ratio": "float",
-    "paid": "boolean",
-    "raw": "bytes",
+    "id": "int", "ratio": "float", "paid": "boolean", "raw": "bytes",
     "total": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2},
     "fixed": ["null", {"type": "fixed", "name": "F", "size": 8, "logicalType": "decimal", "precision": 12, "scale": 2}],
-    "day": {"type": "int", "logicalType": "date"},
-    "time": {"type": "int", "logicalType": "time-millis"},
+    "day": {"type": "int", "logicalType": "date"}, "time": {"type": "int", "logicalType": "time-millis"},
     "millis": {"type": "long", "logicalType": "timestamp-millis"},
     "local": {"type": "long", "logicalType": "local-timestamp-micros"},
     "key": {"type": "string", "logicalType": "uuid"},
-    "color": {"type": "enum", "name": "Color", "symbols": ["RED", "BLUE", "GREEN"]},
-    "first": [PART, "null"],
-    "parts": {"type": "array", "items": ["null", "Part"]},
-    "sizes": {"type": "map", "values": "double"},
-    "more": "F",
-}
+    "color": {"type": "enum", "name": "Color", "symbols": ["RED", "BLUE", "GREEN"]}, "first": [PART, "null"],
+    "parts": {"type": "array", "items": ["null", "Part"]}, "sizes": {"type": "map", "values": "double"}, "more": "F",
+}  # fmt: skip
 
 
 def order_schema(types: Mapping[str, object] = TYPES) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import datetime
 import decimal
 import enum
 import json
-import os
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,20 +20,11 @@ from hypothesis import strategies as st
 
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, Writing
-from stateflow.checkpoint.log.checkpoint_log import Appended, Head
-from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
-from stateflow.checkpoint.log.documents import PendingOutput, PublishedOutput
-from stateflow.checkpoint.log.job_root import JobRoot, NewJob
-from stateflow.checkpoint.log.transitions import Commit, pending_of
-from stateflow.checkpoint.sink_commit import SinkOutput, publish
 from stateflow.clock import SystemClock
 from stateflow.connectors.data_files import make_log_folder
 from stateflow.connectors.delta.log import LOG_FOLDER, entry_path
-from stateflow.connectors.delta.sink import DeltaSink
-from stateflow.runtime.publisher import BoundSink
 from stateflow.runtime.task.row_conversion import to_batch
-from stateflow.state.handles import Committable, FileHandle
-from stateflow.storage import open_storage
+from stateflow.state.handles import Committable
 from stateflow.types.columns.precision import precision
 
 JOB = "0123456789abcdef0123456789abcdef"
@@ -163,36 +153,6 @@ def commit_elsewhere(table: Path | str, rows: list[Pair], application: str = "",
         opened.schema(),
         commit_properties=CommitProperties(app_transactions=[Transaction(application, token)] if application else None),
     )
-
-
-class Job:
-    """A job without operators: a real log, and one sink."""
-
-    def __init__(self, root: Path, table: Path) -> None:
-        self.folder = root
-        new = NewJob("job", 128, {})
-        self.root = JobRoot.create_or_open(open_storage(str(root)), SystemClock(), new, f"pid {os.getpid()}")
-        self.sink = DeltaSink(table)
-        self.about = context(job=self.root.job.job_uuid)
-
-    def commit(self, parent: Head, rows: list[Pair]) -> Head:
-        ordinal = parent.entry.ordinal + 1
-        files = write(self.sink, self.about, rows, Writing(parent.entry.generation, ordinal, 0, "a"))
-        output = [PendingOutput(checkpoint_id=0, sink=self.about.uid, committables=files)]
-        new = Commit(ordinal, FileHandle(key="data/x", size=0, sha256=""), [], output)
-        appended = self.root.commit(parent, new, RetentionLimits(5))
-        assert isinstance(appended, Appended)
-        return appended.head
-
-    def publish(self, head: Head) -> list[PublishedOutput]:
-        known = head.entry.published.get(self.about.uid, PublishedOutput(table_id="", version=0, checkpoint_id=0))
-        done = []
-        for pending in pending_of(head):
-            assert pending.committables is not None
-            output = SinkOutput(pending.checkpoint_id, pending.committables, known)
-            known = publish(BoundSink(self.sink, self.about), output, self.root.log, head)
-            done.append(known)
-        return done
 
 
 _OPTIONS: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}

@@ -19,22 +19,15 @@ from tests.support.processes import Ended
 _ROWS = 300
 _SCHEMA = pa.schema(
     [
-        ("number", pa.int64()),
-        ("carrier", pa.string()),
-        ("origin", pa.string()),
-        ("aircraft", pa.string()),
+        ("number", pa.int64()), ("carrier", pa.string()), ("origin", pa.string()), ("aircraft", pa.string()),
         ("delay", pa.float64()),
     ]
-)
+)  # fmt: skip
 _FIRST_MTIME = 1_700_000_000
 
 
 class FlightsJob(JobFixture):
-    """The job on Spark.
-
-    Attributes:
-        place: where its files are, unless below its folder.
-    """
+    """The job on Spark. `place`: where its files are, unless below its folder."""
 
     place: Path | None = None
 

@@ -93,18 +93,10 @@ def handle(generation: int, ordinal: int, name: str = "manifest.json", attempt: 
 def entry(seq: int, kind: EntryKind = EntryKind.COMMIT, **changes: Any) -> LogEntry:
     """An entry of `JOB`, with what the test is not about filled in."""
     given = {
-        "generation": 1,
-        "ordinal": 0,
-        "writer": "w",
-        "nonce": f"n{seq}",
-        "parent": f"p{seq}",
-        "at": "2026-01-31T03:00:00+00:00",
-        "manifest": handle(1, seq) if kind is EntryKind.COMMIT else None,
-        "run": "r",
-        "runs": 1,
-        "ancestry": Ancestry(),
-        **changes,
-    }
+        "generation": 1, "ordinal": 0, "writer": "w", "nonce": f"n{seq}", "parent": f"p{seq}",
+        "at": "2026-01-31T03:00:00+00:00", "manifest": handle(1, seq) if kind is EntryKind.COMMIT else None,
+        "run": "r", "runs": 1, "ancestry": Ancestry(), **changes,
+    }  # fmt: skip
     return LogEntry(job_uuid=JOB.job_uuid, seq=seq, kind=kind, **given)
 
 

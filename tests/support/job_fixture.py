@@ -24,23 +24,10 @@ ON_REQUEST = {
     for n in NAMES
     if n.partition(".")[0]
     in (
-        "savepoint",
-        "request",
-        "restore",
-        "rewind",
-        "fork",
-        "read",
-        "diff",
-        "write",
-        "begin",
-        "relocate",
-        "postgres",
-        "iceberg",
-        "compaction",
-        "transaction",
-        "serve",
+        "savepoint", "request", "restore", "rewind", "fork", "read", "diff", "write", "begin", "relocate", "postgres",
+        "iceberg", "compaction", "transaction", "serve",
     )
-}
+}  # fmt: skip
 """Failpoints that a run passes only when a user or a command requests something, or with other sinks."""
 ASYNCHRONOUS = {n for n in NAMES if n.startswith("upload.")}
 """Failpoints that a run passes only when checkpoints are asynchronous."""
@@ -270,12 +257,9 @@ class JobFixture:
     def _assignments(self, **settings: object) -> list[str]:
         # Most tests say which barrier is a checkpoint when a run dies, or stops: then each batch waits for its own.
         given = {
-            "job__folder": self.folder,
-            "local_dir": self.local,
-            "checkpoints__asynchronous": "no",
-            **self.settings,
+            "job__folder": self.folder, "local_dir": self.local, "checkpoints__asynchronous": "no", **self.settings,
             **settings,
-        }
+        }  # fmt: skip
         return [a for n, v in given.items() for a in ("--set", f"{n.replace('__', '.')}={v}")]
 
     def collect(self) -> None:

@@ -153,15 +153,10 @@ class EveryState(KeyedProcessFunction[Row, Seen], CheckpointedFunction):
         return {
             "one": self.one.value(),
             "tags": {name: sorted(found) for name, found in (self.tags.value() or {}).items()},
-            "items": list(self.items.get()),
-            "entries": dict(self.entries.items()),
-            "sum": self.sum.get(),
-            "mean": self.mean.get(),
-            "brief": self.brief.value(),
-            "brief items": list(self.brief_items.get()),
-            "brief entries": dict(self.brief_entries.items()),
-            "union": sorted(self.union.get()),
-        }
+            "items": list(self.items.get()), "entries": dict(self.entries.items()), "sum": self.sum.get(),
+            "mean": self.mean.get(), "brief": self.brief.value(), "brief items": list(self.brief_items.get()),
+            "brief entries": dict(self.brief_entries.items()), "union": sorted(self.union.get()),
+        }  # fmt: skip
 
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Seen]:
         key, shop = ctx.get_current_key()

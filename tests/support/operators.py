@@ -54,13 +54,9 @@ def chain_of(function: KeyedFunction[Any], row_class: type[Any] = Row, output: t
     schema, emits = RowSchema.of(row_class), RowSchema.of(output)
     keying = Keying(("key",), (), (schema.column("key").spark_type,))
     return ChainSpec(
-        uid="op",
-        inputs=(InputSpec("i0_", schema, keying),),
-        function=function,
-        outputs=(OutputSpec("", (), emits, (), None),),
-        bases=(b"",),
-        emits=emits,
-    )
+        uid="op", inputs=(InputSpec("i0_", schema, keying),), function=function,
+        outputs=(OutputSpec("", (), emits, (), None),), bases=(b"",), emits=emits,
+    )  # fmt: skip
 
 
 def task_info(batch: int = 1) -> TaskInfo:

@@ -92,11 +92,7 @@ class Ended:
 
 
 class Running:
-    """A process that was started.
-
-    Attributes:
-        poll: returns the exit code, None while it runs.
-    """
+    """A process that was started. `poll`: returns the exit code, None while it runs."""
 
     def __init__(self, launch: Launch, pid: int, poll: Callable[[], int | None]) -> None:
         self.launch = launch
@@ -233,13 +229,9 @@ def _command_line(launch: Launch) -> None:
         garbage.DELETED_AT_ONCE = launch.collect_batch
     from stateflow.cli.main import main
     from tests.recovery.failing_disks import disk_from_environment
-    from tests.recovery.worker_processes import use_workers_from_environment
-    from tests.recovery.wrong_clocks import skew_from_environment
-    from tests.servers.short_timeouts import shorten_from_environment
+    from tests.support.patched_processes import patch_from_environment
 
     plant_from_environment()
-    skew_from_environment()
-    shorten_from_environment()
-    use_workers_from_environment()
+    patch_from_environment()
     with disk_from_environment():
         main()

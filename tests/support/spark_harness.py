@@ -130,11 +130,7 @@ if TYPE_CHECKING:
 def stateless_rows(
     stream: DataStream, given: Mapping[str, Sequence[Any]], spark: SparkSession
 ) -> list[tuple[Any, ...]]:
-    """Returns the rows of a stream.
-
-    Args:
-        given: the rows of the batch by the uid of their source.
-    """
+    """Returns the rows of a stream. `given`: the rows of the batch by the uid of their source."""
 
     def leaf(node: Node) -> DataFrame:
         assert isinstance(node, SourceNode)

@@ -82,13 +82,9 @@ class RocksStoreFixture(StoreFixture):
 def base_of(taken: StoreSnapshot, subtask: int = 0) -> Base:
     """The base of a subtask whose key groups stay the same."""
     state = SubtaskState(
-        subtask=subtask,
-        first_group=0,
-        last_group=127,
-        snapshot="s",
-        files=list(taken.files),
+        subtask=subtask, first_group=0, last_group=127, snapshot="s", files=list(taken.files),
         store_manifest=taken.store_manifest,
-    )
+    )  # fmt: skip
     return Base.of(state)
 
 

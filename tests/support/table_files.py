@@ -239,17 +239,7 @@ def endless_groups(table: ForgedTable) -> None:
 
 
 ATTACKS = [
-    restart_outside,
-    too_many_restarts,
-    key_shares_too_much,
-    value_outside,
-    block_outside,
-    filter_in_data,
-    unknown_compression,
-    wide_columns,
-    bomb,
-    other_index,
-    other_version,
-    without_checksums,
-]
+    restart_outside, too_many_restarts, key_shares_too_much, value_outside, block_outside, filter_in_data,
+    unknown_compression, wide_columns, bomb, other_index, other_version, without_checksums,
+]  # fmt: skip
 """Changes with which RocksDB would crash, read outside of a block, or allocate gigabytes."""

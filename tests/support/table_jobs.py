@@ -14,7 +14,7 @@ from pyiceberg.table import Table
 
 from tests.servers.kafka import KafkaCluster
 from tests.servers.postgres import Postgres
-from tests.support import delta_tables, file_tables, iceberg_tables, root_files
+from tests.support import delta_tables, file_tables, root_files, staged_tables
 from tests.support.flights_job import FlightsJob
 from tests.support.job_fixture import AccountsJob, Row, expected, multiset
 from tests.support.processes import spawn
@@ -48,29 +48,25 @@ class _ServedJob(AccountsJob):
 class IcebergJob(_ServedJob):
     @classmethod
     def create(cls, folder: Path) -> IcebergJob:
-        iceberg_tables.create_catalog(folder / "lake")
+        staged_tables.create_catalog(folder / "lake")
         settings = {"job__sink": "iceberg", "job__lake": str(folder / "lake")}
         return cls(folder / "job", settings, job_name=_JOB)
 
     def iceberg_table(self, name: str) -> Table:
         lake = Path(str(self.settings["job__lake"]))
-        return iceberg_tables.catalog_in(lake).load_table(f"db.{name}")
+        return staged_tables.catalog_in(lake).load_table(f"db.{name}")
 
     def rows(self, table: str) -> list[Row]:
-        return iceberg_tables.rows(self.iceberg_table(table))
+        return staged_tables.iceberg_rows(self.iceberg_table(table))
 
 
 def committed(address: str, topic: str) -> list[Message]:
     consumer = Consumer(
         {
-            "bootstrap.servers": address,
-            "group.id": f"r-{uuid4().hex}",
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": True,
-            "enable.auto.commit": False,
+            "bootstrap.servers": address, "group.id": f"r-{uuid4().hex}", "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest", "enable.partition.eof": True, "enable.auto.commit": False,
         }
-    )
+    )  # fmt: skip
     try:
         consumer.assign([TopicPartition(topic, number, 0) for number in range(2)])
         found, ended = [], 0

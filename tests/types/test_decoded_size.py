@@ -79,33 +79,16 @@ class Size(enum.Enum):
 
 NUMBERS = list(range(300, 10_000))
 UNITS: list[tuple[Any, Any]] = [
-    (float, 1),
-    (np.float32, 1.5),
-    (decimal.Decimal, "1.5"),
-    (uuid.UUID, (1 << 100).to_bytes(16)),
-    (datetime.datetime, "2026-01-01T00:00:00"),
-    (datetime.time, datetime.time(1)),
-    (datetime.timedelta, "P0D"),
-    (Color, 1),
-    (str, "éé€"),
-    (str, "a\U0001f600"),
-    (Any, []),
-    (Any, [300] * 17),
-    (frozenset[decimal.Decimal], NUMBERS[:77]),
-    (Outer, {}),
-    (tuple[int, ...], [300] * 4),
-    (Any, {}),
+    (float, 1), (np.float32, 1.5), (decimal.Decimal, "1.5"), (uuid.UUID, (1 << 100).to_bytes(16)),
+    (datetime.datetime, "2026-01-01T00:00:00"), (datetime.time, datetime.time(1)), (datetime.timedelta, "P0D"),
+    (Color, 1), (str, "éé€"), (str, "a\U0001f600"), (Any, []), (Any, [300] * 17),
+    (frozenset[decimal.Decimal], NUMBERS[:77]), (Outer, {}), (tuple[int, ...], [300] * 4), (Any, {}),
     *((Any, dict.fromkeys(NUMBERS[:size])) for size in (3, 5, 6, 10, 11, 21, 22, 43)),
     *((dict[str, int], dict.fromkeys(map(str, NUMBERS[:size]), 1)) for size in (5, 6, 22)),
     *((set[int], NUMBERS[:size]) for size in (0, 1, 4, 5, 19, 20, 77)),
-    *((frozenset[int], NUMBERS[:size]) for size in (0, 5, 19)),
-    (set[tuple[int, ...]], [[n] for n in NUMBERS[:5]]),
-    (Defaults, {}),
-    (Array, []),
-    (Pair, []),
-    (Point, {}),
-    (Named, {"number": 300}),
-]
+    *((frozenset[int], NUMBERS[:size]) for size in (0, 5, 19)), (set[tuple[int, ...]], [[n] for n in NUMBERS[:5]]),
+    (Defaults, {}), (Array, []), (Pair, []), (Point, {}), (Named, {"number": 300}),
+]  # fmt: skip
 
 
 _encoded = msgspec.msgpack.encode

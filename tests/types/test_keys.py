@@ -28,6 +28,7 @@ from stateflow.types.key_groups import (
     subtask_of,
 )
 from stateflow.types.key_values import convert_key, convert_map_key, encode_typed_key, group_of, parse_key, plain_key
+from stateflow.types.time_window import TimeWindow
 from tests.support.errors import raises
 
 AT = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
@@ -111,22 +112,13 @@ _LONGEST = datetime.timedelta(microseconds=(1 << 63) - 1)
 _UTC = st.just(datetime.UTC)
 _WHOLE = st.integers(-(10**7), 10**7).map(lambda n: decimal.Decimal(n).scaleb(-2))
 VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "string": st.text(st.characters(exclude_categories=["Cs"])),
-    "binary": st.binary(),
-    "boolean": st.booleans(),
-    "tinyint": st.integers(-128, 127),
-    "smallint": st.integers(-(2**15), 2**15 - 1),
-    "int": st.integers(-(2**31), 2**31 - 1),
-    "bigint": st.integers(-(2**63), 2**63 - 1),
-    "float": st.floats(width=32),
-    "double": st.floats(),
-    "date": st.dates(),
-    "timestamp": st.datetimes(timezones=_UTC),
-    "timestamp_ntz": st.datetimes(),
-    "time(6)": st.times(),
-    "interval day to second": st.timedeltas(-_LONGEST, _LONGEST),
-    "decimal(9,2)": _WHOLE,
-}
+    "string": st.text(st.characters(exclude_categories=["Cs"])), "binary": st.binary(), "boolean": st.booleans(),
+    "tinyint": st.integers(-128, 127), "smallint": st.integers(-(2**15), 2**15 - 1),
+    "int": st.integers(-(2**31), 2**31 - 1), "bigint": st.integers(-(2**63), 2**63 - 1), "float": st.floats(width=32),
+    "double": st.floats(), "date": st.dates(), "timestamp": st.datetimes(timezones=_UTC),
+    "timestamp_ntz": st.datetimes(), "time(6)": st.times(),
+    "interval day to second": st.timedeltas(-_LONGEST, _LONGEST), "decimal(9,2)": _WHOLE,
+}  # fmt: skip
 
 
 KEYS = st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3).flatmap(
@@ -182,34 +174,17 @@ def test_a_key_of_a_map_survives_json(case: tuple[str, str], data: st.DataObject
 
 _NAIVE = datetime.datetime(2026, 1, 1)
 WRONG: dict[str, list[object]] = {
-    "string": [1, b"x", ["x"], "\ud800"],
-    "binary": [1, "not base64!", "é"],
-    "boolean": [1, 0, "true"],
-    "tinyint": [128, -129, 1.0, True, "1"],
-    "bigint": [1 << 63, True, "1", 1.5],
-    "float": [1e39, "1", True],
-    "double": ["1", "nan", True, 10**400],
-    "date": ["2026-13-01", 5, _NAIVE, "2026-01-01T00:00:00"],
+    "string": [1, b"x", ["x"], "\ud800"], "binary": [1, "not base64!", "é"], "boolean": [1, 0, "true"],
+    "tinyint": [128, -129, 1.0, True, "1"], "bigint": [1 << 63, True, "1", 1.5], "float": [1e39, "1", True],
+    "double": ["1", "nan", True, 10**400], "date": ["2026-13-01", 5, _NAIVE, "2026-01-01T00:00:00"],
     "timestamp": ["2026-01-01T00:00:00", _NAIVE, 0],
     "timestamp_ntz": ["2026-01-01T00:00:00Z", datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)],
-    "time(6)": ["25:00:00", 1],
-    "interval day to second": ["1 day", 5],
+    "time(6)": ["25:00:00", 1], "interval day to second": ["1 day", 5],
     "decimal(9,2)": [
-        "1_0",
-        "٣",
-        " 1",
-        f"1.{'0' * 100}1",
-        "1.001",
-        "10000000.00",
-        "NaN",
-        "Infinity",
-        "1e400",
-        1.5,
-        True,
-        "x",
+        "1_0", "٣", " 1", f"1.{'0' * 100}1", "1.001", "10000000.00", "NaN", "Infinity", "1e400", 1.5, True, "x",
     ],
     "struct<a:int>": [1, "x"],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -239,3 +214,25 @@ def test_a_text_without_a_value_of_the_type_is_an_error_that_names_column_type_a
 def test_texts_that_are_not_one_value_for_each_column_are_an_error_that_names_the_columns(texts: list[str]) -> None:
     with raises(WrongKeyType, columns=["a", "b"], types=["string", "int"]):
         parse_key(texts, {"a": "string", "b": "int"})
+
+
+# -- time windows as values -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [((0, 10), (10, 20), True), ((0, 10), (11, 20), False), ((0, 10), (3, 4), True), ((5, 6), (0, 4), False)],
+)
+def test_windows_that_overlap_or_touch_intersect(one: tuple[int, int], other: tuple[int, int], expected: bool) -> None:
+    assert TimeWindow(*one).intersects(TimeWindow(*other)) is expected
+    assert TimeWindow(*other).intersects(TimeWindow(*one)) is expected
+
+
+def test_a_window_ends_before_its_end_and_covers_another_one() -> None:
+    assert TimeWindow(0, 10).max_timestamp == 9
+    assert TimeWindow(0, 10).cover(TimeWindow(-5, 3)) == TimeWindow(-5, 10)
+
+
+@pytest.mark.parametrize("window", [TimeWindow(0, 86_400_000), TimeWindow(-1, 1), TimeWindow(-(1 << 62), 1 << 62)])
+def test_a_window_is_read_from_its_text(window: TimeWindow) -> None:
+    assert TimeWindow.parse(str(window)) == window

@@ -1,5 +1,5 @@
 # ruff: noqa: DTZ001 - timestamps without a zone are a type of their own
-"""Bytes of keys and values: order, one form each, and nothing but clear errors from any bytes."""
+"""Bytes of keys, values and sets: order, one form each, and nothing but clear errors from any bytes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import datetime
 import decimal
 import enum
 import math
+import os
 import re
+import subprocess
+import sys
+import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,11 +27,13 @@ from hypothesis import strategies as st
 
 import stateflow
 from stateflow.errors import CorruptFile, EntryTooLarge, JobDefinitionError, StateError
+from stateflow.state.schema import type_schema
 from stateflow.types.declared_types import SUPPORTED, describe_type
 from stateflow.types.decoders import MEMORY_LIMIT
 from stateflow.types.key_encoding import decode_key, encode_key
 from stateflow.types.serializers import ValueSerializer, check_untyped, decode_untyped
 from tests.support.errors import raises
+from tests.support.processes import ROOT
 
 UTC, EAST = datetime.UTC, datetime.timezone(datetime.timedelta(hours=5))
 AT = datetime.datetime(1969, 12, 31, 23, 59, 59, 999_999)
@@ -170,43 +176,26 @@ ENDLESS: list[Any] = []
 ENDLESS.append(ENDLESS)
 STORED: dict[Any, tuple[list[Any], list[Any]]] = {
     int: ([0, -(1 << 63), (1 << 64) - 1], ["a", 1.5, True, 1 << 64, None]),
-    float: ([1.5, -math.inf, 3, np.float64(1.5)], [np.datetime64("2026-01-01")]),
-    str: (["a\0é"], ["\ud800"]),
-    list[int]: ([[1, 2]], []),
-    dict[str, int]: ([{"a": 1}], [{"a": None}]),
-    tuple[int, ...]: ([(1, 2, 3)], []),
-    set[str]: ([{"a"}], []),
-    frozenset[int]: ([frozenset({1})], []),
-    int | None: ([None], []),
-    int | str: (["a"], []),
-    decimal.Decimal: ([decimal.Decimal("1.500")], []),
-    datetime.date: ([datetime.date(1969, 1, 1)], []),
+    float: ([1.5, -math.inf, 3, np.float64(1.5)], [np.datetime64("2026-01-01")]), str: (["a\0é"], ["\ud800"]),
+    list[int]: ([[1, 2]], []), dict[str, int]: ([{"a": 1}], [{"a": None}]), tuple[int, ...]: ([(1, 2, 3)], []),
+    set[str]: ([{"a"}], []), frozenset[int]: ([frozenset({1})], []), int | None: ([None], []), int | str: (["a"], []),
+    decimal.Decimal: ([decimal.Decimal("1.500")], []), datetime.date: ([datetime.date(1969, 1, 1)], []),
     datetime.time: ([datetime.time(1, 2, 3)], []),
     datetime.datetime: ([AT, AT.replace(tzinfo=UTC), AT.replace(tzinfo=EAST)], []),
     datetime.timedelta: ([datetime.timedelta(1, 2, 3)], []),
     Stats: ([Stats(1, 2.5, {"a": [1]})], [Point(1), Stats(TEXT), Stats(1, TEXT)]),
-    Point: ([Point(1, 2.5)], [Point(HALF)]),
-    Tree: ([Tree(1, [Tree(2), Tree(3, [Tree(4)])])], []),
-    Colour: ([Colour.RED], []),
-    Literal["a", "b"]: (["b"], []),
-    Any: ([{"a": [1, None, b"x"]}], [object(), Path("x"), ENDLESS]),
-    list[Any]: ([["a"]], [[lambda: None]]),
-    np.bool_: ([np.bool_(True), False], [1, "a"]),
-    np.int8: ([np.int8(-128), 127], [128, 1.5, True, np.int16(300)]),
-    np.uint8: ([np.uint8(255), 0], [-1]),
-    np.uint64: ([np.uint64((1 << 64) - 1)], [-1]),
-    np.float32: ([np.float32(0.5), 2], [1e300, "a"]),
-    list[np.int16 | None]: ([[np.int16(1), None]], [[1 << 15]]),
+    Point: ([Point(1, 2.5)], [Point(HALF)]), Tree: ([Tree(1, [Tree(2), Tree(3, [Tree(4)])])], []),
+    Colour: ([Colour.RED], []), Literal["a", "b"]: (["b"], []),
+    Any: ([{"a": [1, None, b"x"]}], [object(), Path("x"), ENDLESS]), list[Any]: ([["a"]], [[lambda: None]]),
+    np.bool_: ([np.bool_(True), False], [1, "a"]), np.int8: ([np.int8(-128), 127], [128, 1.5, True, np.int16(300)]),
+    np.uint8: ([np.uint8(255), 0], [-1]), np.uint64: ([np.uint64((1 << 64) - 1)], [-1]),
+    np.float32: ([np.float32(0.5), 2], [1e300, "a"]), list[np.int16 | None]: ([[np.int16(1), None]], [[1 << 15]]),
     pa.int32(): ([5, pa.scalar(5, pa.int32()), np.int32(5), -(1 << 31), (1 << 31) - 1], [1 << 31, -(1 << 31) - 1, 1.5]),
-    pa.uint32(): ([0, (1 << 32) - 1], [-1, 1 << 32]),
-    pa.int8(): ([-128, 127], [-129, 128]),
-    pa.uint8(): ([0, 255], [-1, 256]),
-    pa.string(): (["x", pa.scalar("x")], [1]),
-    pa.timestamp("us"): ([AT], [AT.replace(tzinfo=UTC)]),
-    pa.timestamp("us", "UTC"): ([AT.replace(tzinfo=UTC)], [AT]),
-    pa.decimal128(5, 2): ([decimal.Decimal("1.50")], ["x"]),
-    pa.list_(pa.int8()): ([[1, 2]], [[200]]),
-}
+    pa.uint32(): ([0, (1 << 32) - 1], [-1, 1 << 32]), pa.int8(): ([-128, 127], [-129, 128]),
+    pa.uint8(): ([0, 255], [-1, 256]), pa.string(): (["x", pa.scalar("x")], [1]),
+    pa.timestamp("us"): ([AT], [AT.replace(tzinfo=UTC)]), pa.timestamp("us", "UTC"): ([AT.replace(tzinfo=UTC)], [AT]),
+    pa.decimal128(5, 2): ([decimal.Decimal("1.50")], ["x"]), pa.list_(pa.int8()): ([[1, 2]], [[200]]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", STORED, ids=str)
@@ -224,13 +213,8 @@ def test_a_value_comes_back_and_one_that_could_not_be_read_again_is_refused(kind
 
 
 OTHER_TYPES: dict[Any, list[Any]] = {
-    int: ["a", 1.5, None, True],
-    str: [1],
-    Stats: [1, Point(1)],
-    Point: [Stats(1)],
-    list[int]: [["a"]],
-    Colour: ["x"],
-}
+    int: ["a", 1.5, None, True], str: [1], Stats: [1, Point(1)], Point: [Stats(1)], list[int]: [["a"]], Colour: ["x"],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "value"), [(kind, value) for kind, values in OTHER_TYPES.items() for value in values])
@@ -341,3 +325,117 @@ def test_no_module_can_load_objects_that_run_code() -> None:
             called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
             found |= {(path.name, word) for word in words & FORBIDDEN | {called} & {"eval", "exec"}}
     assert found == set()
+
+
+# -- sets in canonical form -------------------------------------------------------------------------------------------
+
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+    GREEN = "green"
+
+
+class Place(msgspec.Struct, frozen=True):
+    name: str
+    x: float | None = None
+
+
+class Tagged(msgspec.Struct, frozen=True, tag="t", rename="camel", omit_defaults=True):
+    its_names: frozenset[str] = frozenset()
+    other: int = 1
+
+
+class Positional(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    number: int
+    names: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Data:
+    names: frozenset[str]
+    of: dict[str, frozenset[str]] = field(default_factory=dict, hash=False)
+
+
+class Pair(NamedTuple):
+    first: str
+    second: frozenset[str]
+
+
+class Typed(TypedDict):
+    names: set[str]
+
+
+class WithDefaults(msgspec.Struct):
+    names: frozenset[str] = frozenset(("ab", "cd", "ef", "gh", "ij"))
+    nested: Tagged = Tagged(frozenset(("ab", "cd", "ef", "gh", "ij")))
+
+
+T = TypeVar("T")
+
+
+class Box(msgspec.Struct, Generic[T]):
+    content: T
+
+
+class Boxes(msgspec.Struct):
+    """Of one class, one field has sets, and one has none."""
+
+    plain: Box[int]
+    filled: Box[frozenset[str]]
+
+
+NAMES = frozenset(["", "a", "ab", "b", "c\0", "\0", "ä", "ß", "😀", "ef", "gh", "ij"])
+DAY = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+CASES: list[tuple[Any, Any]] = [
+    (set[str], set(NAMES)), (frozenset[bytes], frozenset(name.encode() for name in NAMES)),
+    (set[str | int | None], {*NAMES, 1, 1 << 40, None}), (set[float], {0.0, -1.5, float("inf"), 0.1}),
+    (set[datetime.datetime], {DAY + datetime.timedelta(days=n) for n in range(9)}),
+    (set[decimal.Decimal], {decimal.Decimal(n).scaleb(-2) for n in range(9)}),
+    (set[uuid.UUID], {uuid.UUID(int=n << 90) for n in range(9)}), (set[Color], set(Color)),
+    (set[Place], {Place(name, x) for name in NAMES for x in (None, 1.0)}),
+    (set[Tagged], {Tagged(NAMES), Tagged(NAMES, 2)}), (set[Positional], {Positional(n, NAMES) for n in range(9)}),
+    (set[Data], {Data(NAMES, {"a": NAMES}), Data(frozenset("ab"))}),
+    (set[Pair], {Pair(name, NAMES) for name in NAMES}),
+    (set[tuple[frozenset[str], ...]], {(NAMES, NAMES), (frozenset("ab"),)}),
+    (dict[frozenset[str], list[set[str] | None]], {NAMES: [set(NAMES), None]}),
+    (Any, {"a": set(NAMES), "b": [1, (2, NAMES)]}), (Typed, {"names": set(NAMES)}), (Boxes, Boxes(Box(1), Box(NAMES))),
+]  # fmt: skip
+
+
+def test_values_with_sets_have_the_same_bytes_in_every_process() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "1"}
+    command = [sys.executable, "-m", "tests.types.test_serializers"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == _lines()
+
+
+def test_a_set_is_stored_in_the_order_of_its_elements_bytes_and_a_dict_in_its_own() -> None:
+    # By msgpack: 0x61 "a" is shorter than "aa", and texts up to 31 bytes begin with their length.
+    value = {"z": {"bb", "a", "aa", "c"}, "b": set()}
+    stored = ValueSerializer[Any](dict[str, set[str]]).encode(value)
+    assert list(decode_untyped(stored).items()) == [("z", ["a", "c", "aa", "bb"]), ("b", [])]
+    assert ValueSerializer[Any](dict[str, set[str]]).decode(stored) == value
+
+
+@pytest.mark.parametrize("size", [15, 16, 70_000])
+def test_sets_of_any_size_have_the_header_that_msgpack_gives_them(size: int) -> None:
+    value = frozenset(map(str, range(size)))
+    stored = ValueSerializer[Any](frozenset[str]).encode(value)
+    assert msgspec.msgpack.decode(stored[1:], type=frozenset[str]) == value
+    assert stored[1:] == msgspec.msgpack.encode(sorted(value, key=msgspec.msgpack.encode))
+
+
+def _lines() -> list[str]:
+    lines = []
+    for kind, value in CASES:
+        codec = ValueSerializer[Any](kind)
+        stored = codec.encode(value)
+        assert repr(codec.encode(codec.decode(stored))) == repr(stored) or kind is Any, kind
+        lines.append(stored.hex())
+    return [*lines, msgspec.json.encode(type_schema(WithDefaults)).decode()]
+
+
+if __name__ == "__main__":
+    print("\n".join(_lines()))

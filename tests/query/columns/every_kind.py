@@ -160,14 +160,10 @@ class PlainState:
 
 
 COLUMNS = {
-    "last": ["key", "value"],
-    "pair": ["key", "value", "written_at"],
-    "largest": ["key", "value"],
-    "mean": ["key", "value"],
-    "all": ["key", "position", "value"],
-    "items": ["key", "map_key", "value"],
+    "last": ["key", "value"], "pair": ["key", "value", "written_at"], "largest": ["key", "value"],
+    "mean": ["key", "value"], "all": ["key", "position", "value"], "items": ["key", "map_key", "value"],
     "_timers": ["key", "time", "domain"],
-}
+}  # fmt: skip
 """The columns of each table that `PlainState.rows` has."""
 
 
@@ -202,13 +198,9 @@ def _canonical(storage: Storage, operator: OperatorState, subtask: SubtaskState)
     files = []
     for first, last in ((subtask.first_group, middle), (middle + 1, subtask.last_group)):
         header = canonical_file.CanonicalHeader(
-            uid=operator.uid,
-            key_types=operator.key_types,
-            max_parallelism=KEY_GROUPS,
-            first_group=first,
-            last_group=last,
-            states=operator.states,
-        )
+            uid=operator.uid, key_types=operator.key_types, max_parallelism=KEY_GROUPS, first_group=first,
+            last_group=last, states=operator.states,
+        )  # fmt: skip
         with open_location(storage, SystemClock()) as location:
             blocks = select_key_groups(read_blocks(location, Base.of(subtask)), KeyGroupRange(first, last))
             content = b"".join(canonical_file.encode_file(header, blocks))

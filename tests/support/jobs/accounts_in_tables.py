@@ -32,9 +32,9 @@ def _sink(env: StreamExecutionEnvironment, name: str) -> Sink:
             return FileSink(table)
         case "iceberg":
             from stateflow import IcebergSink
-            from tests.support.iceberg_tables import properties
+            from tests.support.staged_tables import iceberg_properties
 
-            catalog, partitions = properties(Path(env.parameter("lake"))), "bucket(2, shop)" if is_total else ()
+            catalog, partitions = iceberg_properties(Path(env.parameter("lake"))), "bucket(2, shop)" if is_total else ()
             return IcebergSink(f"db.{name}", catalog="tests", properties=catalog, partition_by=partitions)
         case "kafka":
             from stateflow import KafkaSink

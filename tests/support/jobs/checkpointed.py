@@ -11,7 +11,6 @@ import msgspec
 
 from stateflow import (
     CheckpointedFunction,
-    CheckpointListener,
     Context,
     FunctionInitializationContext,
     FunctionSnapshotContext,
@@ -34,23 +33,6 @@ class Rated(msgspec.Struct):
     rate: int
 
 
-class CollectedRow(msgspec.Struct):
-    """The state of the subtask after an event.
-
-    Attributes:
-        number: of the event.
-        restored: whether the subtask was initialized from a checkpoint.
-        in_list, in_union: lengths of its list and of its union list.
-        notified: the newest checkpoint that it was notified of; 0 for none.
-    """
-
-    number: int
-    restored: bool
-    in_list: int
-    in_union: int
-    notified: int
-
-
 class Element(msgspec.Struct):
     """An element of the list: the number of an event, and bytes that only make the state larger."""
 
@@ -58,32 +40,26 @@ class Element(msgspec.Struct):
     pad: bytes
 
 
-class Collect(KeyedProcessFunction[Event, CollectedRow], CheckpointedFunction, CheckpointListener):
+class Collect(KeyedProcessFunction[Event, Rated], CheckpointedFunction):
     """Keeps the numbers of its events in a list, a union list, raw partitions and raw key groups."""
 
     def __init__(self, pad: int) -> None:
         self.pad = bytes(pad)
-        self.notified = 0
 
     def initialize_state(self, ctx: FunctionInitializationContext) -> None:
         store = ctx.get_operator_state_store()
         self.numbers = store.get_list_state(ListStateDescriptor("numbers", Element))
         self.union = store.get_union_list_state(ListStateDescriptor("union", int))
-        self.restored = ctx.is_restored
         self.raw = [int(piece.read()) for piece in ctx.get_raw_operator_state_inputs()]
         self.groups = {group: json.load(piece) for group, piece in ctx.get_raw_keyed_state_inputs()}
 
-    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        self.notified = checkpoint_id
-
-    def process_element(self, row: Event, ctx: Context) -> list[CollectedRow]:
+    def process_element(self, row: Event, ctx: Context) -> list[Rated]:
         self.numbers.add(Element(row.number, self.pad))
         self.union.add(row.number)
         self.raw.append(row.number)
         group = key_hash((row.account,), ("string",)) % KEY_GROUPS
         self.groups.setdefault(group, []).append(row.number)
-        counts = len(list(self.numbers.get())), len(list(self.union.get()))
-        return [CollectedRow(row.number, self.restored, *counts, self.notified)]
+        return []
 
     def snapshot_state(self, ctx: FunctionSnapshotContext) -> None:
         out = ctx.get_raw_operator_state_output()
@@ -119,7 +95,7 @@ def build(env: StreamExecutionEnvironment) -> None:
     else:
         events = env.from_source(source, uid="events")
     keyed = events.key_by("account", order_by=("number",))
-    collected = keyed.process(Collect(int(env.parameter("pad", "0"))), output=CollectedRow, uid="collect")
+    collected = keyed.process(Collect(int(env.parameter("pad", "0"))), output=Rated, uid="collect")
     collected.sink_to(FolderSink(folder / "tables" / "collected"), uid="collected")
     rated = keyed.connect(events.broadcast()).process(Rate(), output=Rated, uid="rate")
     rated.sink_to(FolderSink(folder / "tables" / "rated"), uid="rated")
