@@ -6,7 +6,7 @@
 - `data_files`, `partitions`, `delta_types`: data files that tasks write into tables and folders.
 - `column_policy`, `store_assignment`: declared columns, and rows as an existing table stores them.
 - `json_rows`, `json_values`, `text_values`, `parquet_batches`: values in files and records.
-- `partition_offsets`, `connector_errors`: positions and errors that sources have in common.
+- `partition_offsets`: positions and errors that sources have in common.
 """
 
 from stateflow.connectors.delta.sink import DeltaSink

@@ -1,7 +1,8 @@
 """Operations on a job root, shared by the command line and the Airflow operators.
 
 - `status`, `checkpoints`, `job_root`: reading a job: its description, checkpoints and history
-- `job_savepoints`, `external_savepoints`, `written_savepoints`, ...: creation, listing, copies, deletion, retention
+- `job_savepoints`, `external_savepoints`, `written_savepoints`, `changed_savepoints`: creation, listing and copies
+- `savepoint_disposal`, `savepoint_retention`: deletion of savepoints, and which periodic ones stay
 - `restores`, `forks`: restores of a job, and new jobs from its state
 - `garbage`, `tables`, `relocation`: unreferenced files, Delta tables of sinks, moved sources
 - `verification`, `doctor`, `compatibility`: checks of stored files, of the machine, and of a job's code

@@ -6,7 +6,7 @@ executor: runs the tasks of a batch in Spark's Python workers
 frames, inputs: frames and Python functions of the nodes before the first operator, and the rows of sources
 shuffle, sorting: brings rows to their subtasks, and sorts them there
 observations: event times and row counts that Spark observes
-checkpoint_location: Spark's own checkpoint files
+checkpoint_location: Spark's own checkpoint files, and the files of a batch in the order in which they are read
 table_registration: registers the tables of sinks in Spark's catalog
 errors: translates Spark's errors
 session: starts Spark

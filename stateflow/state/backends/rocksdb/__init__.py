@@ -2,6 +2,6 @@
 
 - `backend`: the state backend and its reader: opening with a base state, bulk loading, compaction, RocksDB's errors.
 - `rescale`: merges the states of several old subtasks into the store of a new one.
-- `check`: checks a store of another origin; `probe_program`: opens it in a child process.
+- `check`: checks a store of another origin.
 - `manifest`: RocksDB's list of data files; `tables`: the data files themselves, read in Python.
 """
