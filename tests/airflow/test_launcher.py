@@ -18,6 +18,7 @@ import pytest
 from stateflow.errors import ConfigError
 from stateflow_airflow import processes
 from stateflow_airflow.launch import LAUNCH_VARIABLE, Command, Launch, Launcher
+from stateflow_airflow.launch_trigger import UNREACHABLE, find_end
 from stateflow_airflow.operators.run import remove_old_runs
 from stateflow_airflow.renewal import LogFollower, last_lines
 from tests.airflow.fakes import DEADLINE
@@ -191,6 +192,9 @@ def test_processes_of_another_host_or_boot_are_neither_found_nor_stopped(
     assert foreign.process() is None
     fixture.launcher().stop(foreign)
     assert launch.process() is not None
+    # Without its folder, nothing shows whether it has ended.
+    found = find_end(dataclasses.replace(foreign, folder=str(fixture.folder / "nowhere")))
+    assert found and found["status"] == UNREACHABLE
 
 
 def test_old_launch_folders_are_removed_and_live_ones_kept(fixture: LauncherFixture) -> None:
