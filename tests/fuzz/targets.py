@@ -6,13 +6,15 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 from urllib3 import Retry
 
 from stateflow.api.schema import RowSchema
+from stateflow.bootstrap.spark_imported_states import ImportedState
+from stateflow.bootstrap.state_files import parse_states
 from stateflow.checkpoint.history import (
     HistoryIndexWriter,
     background_failures,
@@ -36,10 +38,14 @@ from stateflow.config.sources import parse_assignments, read_toml, resolve
 from stateflow.connectors.delta.log import entry_path, read_head
 from stateflow.connectors.delta.sink import _differences, _refusals
 from stateflow.connectors.delta.versions import _columns, _missing, read_entry, restored
+from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.operations.job_savepoints import describe_savepoint
+from stateflow.runtime.job_loader import load_function
+from stateflow.runtime.planning.state_discovery import DeclaredOperator
 from stateflow.storage import MemoryStorage
 from stateflow.storage.hdfs import HdfsStorage
 from stateflow.storage.paths import claim_slot
+from stateflow.types.descriptors import ValueStateDescriptor
 from tests.fuzz.avro_target import avro_value
 from tests.fuzz.mutations import changed_bytes, changed_document, changed_json, random_text, sealed
 from tests.fuzz.query_targets import query_request, server_answer, server_lease
@@ -345,6 +351,37 @@ def settings_file(folder: Path) -> Iterator[Target]:
     yield Target(lambda rng: random_text(rng, TOML), read)
 
 
+@contextmanager
+def state_option(folder: Path) -> Iterator[Target]:
+    """Options of the command line that name a state, columns of a query of Spark, and a function."""
+    name = "sum.a=b"
+    operators = {
+        "sum": DeclaredOperator(
+            "sum", {"shop": "string"}, {"a=b": ValueStateDescriptor("a=b", int)}, {}, {}, {}, (), ()
+        )
+    }
+    numbers = [f"{part}={number}" for part in ("batch", "operator") for number in ("1", "²", "٣", "-1", "9" * 5000)]
+    pieces = [*PIECES, *numbers, "#", ",", "=", "variable=", "store=", "value", "json", "dumps", ":", ".py"]
+
+    def mutate(rng: random.Random) -> tuple[str, str, str]:
+        state = f"{name}=spark:{folder}#" if rng.random() < 0.9 else ""
+        column = f"{name}." if rng.random() < 0.7 else ""
+        return (
+            state + random_text(rng, rng.choice([pieces, numbers])),
+            column + random_text(rng, pieces),
+            random_text(rng, pieces),
+        )
+
+    def read(given: tuple[str, str, str]) -> None:
+        state, column, function = given
+        with suppress(ConfigError, JobDefinitionError):
+            load_function(function)
+        for found in parse_states([state], operators, 128, [column] if len(column) % 2 else []):
+            assert isinstance(found, ImportedState) and found.name == name
+
+    yield Target(mutate, read)
+
+
 TARGETS = {
     "manifest": store_manifest,
     "table-file": table_file,
@@ -364,5 +401,6 @@ TARGETS = {
     "server-answer": server_answer,
     "setting": setting,
     "settings-file": settings_file,
+    "state-option": state_option,
 }
 """By name: a context manager that takes the folder of the corpus."""

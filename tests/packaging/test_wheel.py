@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import blocks, read, section
 from tests.support.errors import reported_error
 from tests.support.job_fixture import AccountsJob
 
@@ -109,6 +110,20 @@ def test_without_extras_the_commands_work_on_a_job_root(tmp_path: Path) -> None:
     assert refused.returncode == 2
     error = reported_error(refused.stderr)
     assert (error.code, error.facts["package"]) == ("environment-unsupported", "pyspark")
+
+
+@pytest.mark.slow(reason="installs a wheel into a new environment")
+@pytest.mark.spark
+def test_with_the_extras_spark_and_delta_and_without_airflow_the_quickstart_runs(wheel: Path, tmp_path: Path) -> None:
+    programs = _environment_with(wheel, "spark,delta", tmp_path)
+    assert not any(name.startswith("apache-airflow") for name in _installed(programs))
+    quickstart = section(read("README.md"), "Quickstart")
+    (tmp_path / "job.py").write_text(*blocks(quickstart, "python"))
+    commands = "\n".join(blocks(quickstart, "bash"))
+    clean = {"PYTHONPATH": "", "PATH": f"{programs}:{os.environ['PATH']}"}
+    run(["bash", "-euc", f"cd {tmp_path}\n{commands}"], **clean)
+    status = run([str(programs / "stateflow"), "status", f"--job-root={tmp_path / 'root'}", "--json"], **clean)
+    assert json.loads(status)["checkpoint_id"] > 0
 
 
 def _environment_with(wheel: Path, extras: str, folder: Path) -> Path:

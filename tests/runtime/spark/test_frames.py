@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Annotated
 
@@ -16,12 +16,18 @@ from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import StructType
 
 from stateflow import KafkaSource, SparkSource, StreamExecutionEnvironment, precision
+from stateflow.api.functions.process import TaskInfo
 from stateflow.api.schema import RowSchema
+from stateflow.api.sink import Sink
 from stateflow.api.source import Source
+from stateflow.api.streams.data_stream import DataStream
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.spark.frames import check_frame, check_transforms, empty_frame
+from stateflow.runtime.spark.inputs import Inputs
+from stateflow.runtime.spark.observations import Observations, SeenByTasks
+from stateflow.runtime.spark.shuffle import find_unshuffled_input, find_written_rows
 from tests.support.errors import raises
 from tests.support.graphs import Nowhere
 
@@ -101,7 +107,6 @@ _REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "a self-join": (lambda df: df.alias("a").join(df.alias("b"), "key").select("key", "a.value"), "regular_join"),
     "a semi-join with itself": (lambda df: df.join(df.where("value > 1"), "key", "left_semi"), "regular_join"),
     "a join that keeps the table": (lambda df: _table(df).join(df, "key", "left").select("key", "value"), "join"),
-    "a right join": (lambda df: df.join(_table(df), "key", "right").select("key", "value"), "join"),
     "a full join": (lambda df: df.join(_table(df), "key", "full").select("key", "value"), "join"),
     "rows of the table": (lambda df: _table(df).join(df, "key", "left_semi").toDF("key", "value"), "join"),
     "exceptAll": (lambda df: df.exceptAll(_table(df)), "left anti"),
@@ -237,3 +242,79 @@ def test_a_source_whose_jars_spark_lacks_is_an_error_with_the_setting(
     with raises(ConfigError, format="kafka" if isinstance(source, KafkaSource) else "no.such") as refused:
         check_frame(source, spark_session, SourceSettings())
     assert "spark.jars.packages" in refused.value.hint
+
+
+# -- rows that need no shuffle ----------------------------------------------------------------------------------------
+
+
+class ByKey(Nowhere):
+    """A sink that needs all rows of a key in one task."""
+
+    @property
+    def ordering_key(self) -> tuple[str, ...]:
+        return ("key",)
+
+
+Operators = Callable[[DataStream], DataStream]
+
+
+def _unshuffled(spark: SparkSession, operators: Operators, partitions: int = 3, *sinks: Sink) -> DataFrame | None:
+    env, pairs = StreamExecutionEnvironment(), spark.sparkContext.parallelize([("a", n) for n in range(10)], partitions)
+    rows = operators(env.from_collection([], Pair, uid="rows"))
+    for number, sink in enumerate(sinks or (Nowhere(),)):
+        rows.sink_to(sink, uid=f"out-{number}")
+    plan, frame = plan_job(env.graph, 2), spark.createDataFrame(pairs, "key string, value bigint")
+    counter = Observations(plan, *SeenByTasks().next_attempt(spark.sparkContext))
+    info = TaskInfo("", 0, 0, 0, datetime.min.replace(tzinfo=UTC))
+    written = find_written_rows(plan, Inputs(plan.sources, frame, counter=counter), info)
+    return None if written is None else find_unshuffled_input(plan, written)
+
+
+def _as_read(rows: DataStream) -> DataStream:
+    return rows
+
+
+@pytest.mark.spark
+@pytest.mark.slow(reason="starts Python workers of Spark")
+def test_each_task_takes_whole_partitions_of_rows_that_are_only_written(spark_session: SparkSession) -> None:
+    frame = _unshuffled(spark_session, lambda rows: rows.transform(_ALLOWED["where"]), 7)
+    assert frame is not None
+    tasks = frame.rdd.glom().collect()
+    assert len(tasks) == 2 and all(tasks)
+    assert [tuple(row) for rows in tasks for row in rows] == [("A", n + 1) for n in range(2, 10)]
+
+
+_SHUFFLED: dict[str, tuple[Operators, tuple[Sink, ...]]] = {
+    "repartition": (lambda rows: rows.transform(lambda df: df.repartition(2)), ()),
+    "join": (lambda rows: rows.transform(_ALLOWED["left anti"]), ()),
+    "map": (lambda rows: rows.map(lambda row: row), ()),
+    "reduce": (lambda rows: rows.key_by("key").reduce(lambda _, row: row, uid="last"), ()),
+    "a sink by key": (_as_read, (ByKey(),)),
+    "two sinks": (_as_read, (Nowhere(), Nowhere())),
+}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", _SHUFFLED)
+def test_rows_of_other_jobs_are_shuffled(spark_session: SparkSession, name: str) -> None:
+    operators, sinks = _SHUFFLED[name]
+    assert _unshuffled(spark_session, operators, 3, *sinks) is None
+
+
+@pytest.mark.spark
+def test_rows_of_fewer_partitions_than_tasks_are_shuffled(spark_session: SparkSession) -> None:
+    assert _unshuffled(spark_session, _as_read, 1) is None
+    assert _unshuffled(spark_session, _as_read, 2) is not None
+
+
+@pytest.mark.spark
+def test_no_subquery_runs_to_choose_a_shuffle(spark_session: SparkSession) -> None:
+    spark_session.range(5).createOrReplaceTempView("limits")
+    context = spark_session.sparkContext
+    context.setJobGroup("choice", "")
+    try:
+        of_limits = "value > (SELECT min(id) FROM limits)"
+        assert _unshuffled(spark_session, lambda rows: rows.transform(lambda df: df.where(of_limits))) is None
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", "")
+    assert list(context.statusTracker().getJobIdsForGroup("choice")) == []
