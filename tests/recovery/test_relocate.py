@@ -250,8 +250,6 @@ def test_the_files_of_a_source_are_those_of_its_folder_or_pattern(tmp_path: Path
 
 # -- a partitioned source: killed at each step, and set to earlier positions ------------------------------------------
 
-KILLS = ("batch.begin", "batch.reported:2", "commit.manifest", "commit.after", "publish.after:2")
-
 
 @pytest.fixture
 def partitioned_job(tmp_path: Path) -> Iterator[LedgerJob]:
@@ -265,17 +263,6 @@ def _positions(job: LedgerJob) -> dict[str, int]:
     [source] = job.manifest["sources"]
     found: dict[str, int] = json.loads(source["offset"])
     return found
-
-
-@pytest.mark.slow(reason="starts a process for each kill")
-def test_each_row_is_read_once_wherever_runs_are_killed(partitioned_job: LedgerJob) -> None:
-    for number, step in enumerate(KILLS):
-        partitioned_job.send("a", 7)
-        partitioned_job.send(f"p{number}", 3)
-        partitioned_job.reach(step)
-    partitioned_job.finish()
-    partitioned_job.check_rows()
-    assert _positions(partitioned_job) == {"a": 35, **{f"p{number}": 3 for number in range(len(KILLS))}}
 
 
 @pytest.mark.slow(reason="runs and restores a job of several processes")

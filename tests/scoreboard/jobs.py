@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import psutil
@@ -196,3 +198,26 @@ class ServerFaults(Generic[J]):
         ended = run.wait(self.chain.look)
         assert ended.code in _ENDS, str(ended)
         return ended
+
+
+# -- file systems of a few megabytes, which can be full ---------------------------------------------------------------
+
+
+@contextmanager
+def small_disk(folder: Path, megabytes: int = 24) -> Iterator[Path]:
+    """A file system of a few megabytes; only root can make one."""
+    folder.mkdir()
+    size = f"size={megabytes}m,mode=700"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(folder: Path, leave: int) -> Path:
+    """Leaves so many bytes in the file system of a folder; returns the file that has all others."""
+    space, filler = os.statvfs(folder), folder / "filler"
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, max(1, space.f_bavail * space.f_frsize - leave))
+    return filler

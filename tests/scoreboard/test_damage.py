@@ -22,8 +22,7 @@ from tests.recovery.damaged_job import (
     unshare,
 )
 from tests.recovery.failing_disks import LOST_POWER, VARIABLE, DiskPlan
-from tests.scoreboard.disks import fill, small_disk
-from tests.scoreboard.jobs import accounts_job, check_complete
+from tests.scoreboard.jobs import accounts_job, check_complete, fill, small_disk
 from tests.scoreboard.row import Round, Row
 from tests.support import root_files
 from tests.support.job_fixture import SLICE, AccountsJob

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.scoreboard.disks import fill, small_disk
-from tests.scoreboard.jobs import KILLED, STEPS, ServerFaults, check_complete, checkpoint_settings
+from tests.scoreboard.jobs import KILLED, STEPS, ServerFaults, check_complete, checkpoint_settings, fill, small_disk
 from tests.scoreboard.row import Round, Row
 from tests.servers.kafka import KafkaCluster, kafka_cluster
 from tests.servers.postgres import Postgres, postgres_server
