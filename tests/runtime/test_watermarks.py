@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from stateflow import WatermarkStrategy
 from stateflow.checkpoint.log.documents import SourceWatermark
 from stateflow.clock import epoch_milliseconds
+from stateflow.runtime.executor import SourceTime
 from stateflow.runtime.task.row_conversion import event_times, latest_time
+from stateflow.runtime.task.vector_operator import watermarks_before_rows
 from stateflow.runtime.watermarks import (
     NO_TIME,
     SeenTimes,
@@ -136,3 +139,9 @@ def test_a_source_with_splits_has_the_lowest_watermark_of_those_that_are_not_idl
     # A batch without rows keeps the splits.
     again = advance_source_watermarks(known, {"s": strategy}, SeenTimes(), 1000)
     assert [s.name for each in again for s in each.splits] == [s.name for each in known for s in each.splits]
+
+
+def test_the_slowest_source_holds_back_the_watermark_before_a_row() -> None:
+    sources = (SourceTime(0, 0, 5), SourceTime(1, 10, 3))
+    times, origins, first_rows = np.array([20, 30, 40]), np.array([0, 1, 0]), np.zeros(3, np.int64)
+    assert watermarks_before_rows(sources, 2, times, origins, first_rows).tolist() == [3, 19, 19]

@@ -483,6 +483,7 @@ def _harness(function: Callable[[StateTtlConfig], Any], ttl: StateTtlConfig) -> 
 
 @pytest.mark.long(reason="draws many histories")
 @given(st.booleans(), st.lists(st.tuples(st.integers(0, 20), TIMED_ROWS), max_size=6))
+@example(False, [(20, [Timed("a", 0, 1), Timed("a", 40, 1)]), (15, []), (0, [Timed("a", 41, 0)])])
 @example(False, [(20, [Timed("a", 0, 1), Timed("b", 60, 1)]), (20, []), (0, [Timed("a", 41, 0), Timed("b", 41, 0)])])
 def test_the_time_to_live_of_a_key_counts_from_its_own_rows(
     renews: bool, batches: list[tuple[int, list[Timed]]]
