@@ -256,7 +256,10 @@ def test_a_dict_or_set_may_have_hundreds_of_thousands_of_keys(kind: Any, value: 
 
 
 DECODERS: list[Callable[[bytes], Any]] = [*(ValueSerializer[Any](kind).decode for kind in STORED), decode_untyped]
-ENCODED = [ValueSerializer[Any](kind).encode(value) for kind, (values, _) in STORED.items() for value in values]
+
+
+def _encoded() -> list[bytes]:
+    return [ValueSerializer[Any](kind).encode(value) for kind, (values, _) in STORED.items() for value in values]
 
 
 def _flip(encoded: bytes, bit: int) -> bytes:
@@ -264,7 +267,8 @@ def _flip(encoded: bytes, bit: int) -> bytes:
     return encoded[:at] + bytes([encoded[at] ^ 1 << bit % 8]) + encoded[at + 1 :]
 
 
-@given(st.binary(max_size=60) | st.builds(_flip, st.sampled_from(ENCODED), st.integers(0, 400)))
+# Not before the test of all values, which reports one that cannot be stored.
+@given(st.binary(max_size=60) | st.deferred(lambda: st.builds(_flip, st.sampled_from(_encoded()), st.integers(0, 400))))
 @example(b"")
 @example(b"\x01")
 @example(b"\x01" + b"\x91" * 100_000)
