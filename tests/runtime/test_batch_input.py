@@ -70,7 +70,7 @@ class FakeSource:
         writer = SimpleNamespace(mode=lambda _: SimpleNamespace(save=save))
         return SimpleNamespace(write=SimpleNamespace(format=lambda _: writer))
 
-    def truncated(self, files: Sequence[str]) -> dict[str, str]:
+    def find_truncated(self, files: Sequence[str]) -> dict[str, str]:
         return {file: "no footer" for file in files if file in self.broken}
 
 
