@@ -114,6 +114,7 @@ class EveryHistory(RuleBasedStateMachine):
     """Batches, time, failures, snapshots, restores: after each, the results and the state are those of the oracle."""
 
     harness: KeyedHarness
+    compact_at_files = 2
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +150,7 @@ class EveryHistory(RuleBasedStateMachine):
             parallelism=parallelism,
             on_error=DeadLetters(1000) if letters else "fail",
             max_parallelism=8,
-            rocksdb__compact_at_files=2,
+            rocksdb__compact_at_files=self.compact_at_files,
         )
         if filled:
             self.push([(key, namespace, filling) for key in KEYS for namespace in (None, "n")], [Rule("x", 1)])
