@@ -90,6 +90,7 @@ def plain(rows: list[Row], preceding: Preceding) -> list[Out]:
 VALUES = st.none() | st.integers(-5, 5) | st.sampled_from([LIMIT - 1, -LIMIT, 5 * 10**18])
 
 
+@pytest.mark.long(reason="draws many histories")
 @one_in(3)
 @given(
     st.lists(

@@ -115,6 +115,7 @@ def plain_dedup(rows: list[Row], keep: str, by: str) -> Row:
     return same[0] if keep == "first" else same[-1]
 
 
+@pytest.mark.long(reason="draws many histories")
 @one_in(2)
 @given(histories, st.sampled_from(["first", "last"]), st.sampled_from(["", "at"]), st.sampled_from([None, False, True]))
 def test_deduplication_keeps_the_row_that_plain_python_keeps(

@@ -111,6 +111,7 @@ CONTENTS = {
 }
 
 
+@pytest.mark.long(reason="writes 400 MB")
 @pytest.mark.parametrize("name", mostly_slow(CONTENTS, ["a line", "empty lines"], reason="runs a job on Spark"))
 def test_a_log_file_of_400_megabytes_is_refused_soon_and_takes_no_memory(table: Path, name: str) -> None:
     known, path = read_head(table, "app"), entry_path(table, 2)

@@ -351,6 +351,7 @@ def job(tmp_path: Path) -> Iterator[_Job]:
     made.end_all()
 
 
+@pytest.mark.long(reason="runs jobs as processes")
 @pytest.mark.parametrize("point", mostly_slow(_POINTS, ["task.sink-closed", "commit.after", "publish.after"]))
 def test_rows_are_published_once_although_a_run_is_killed(job: _Job, point: str) -> None:
     job.deliver(30)

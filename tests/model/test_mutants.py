@@ -34,6 +34,7 @@ def test_the_simulator_detects_that_a_rule_was_removed(name: str) -> None:
     play(found.seed, Search(plan=SIMULATED[name].plan))
 
 
+@pytest.mark.long(reason="plays many histories")
 def test_a_mutant_does_not_change_later_histories() -> None:
     before = [play(seed) for seed in range(3)]
     for name in SIMULATED:

@@ -218,6 +218,7 @@ skips = st.sampled_from(
 )
 
 
+@pytest.mark.long(reason="draws many patterns and histories")
 @one_in(3)
 @given(rules, histories(), st.sampled_from([None, None, 1, 4, 9]))
 def test_matches_are_all_sequences_that_keep_the_rules(

@@ -276,6 +276,7 @@ def _hashes(types: list[str], keys: list[bytes]) -> tuple[list[int], list[bool]]
     return hashes.tolist(), valid.tolist()
 
 
+@pytest.mark.long(reason="draws many keys")
 @given(st.data(), st.lists(st.sampled_from(sorted(USUAL)), max_size=3))
 def test_usual_keys_have_sparks_hashes_without_decoding(data: st.DataObject, types: list[str]) -> None:
     keys = data.draw(st.lists(st.tuples(*(USUAL[name] for name in types)), min_size=1, max_size=30))

@@ -34,6 +34,7 @@ def test_the_first_thousand_events_do_not_change() -> None:
     assert hashlib.sha256(rows.encode()).hexdigest() == GOLDEN
 
 
+@pytest.mark.long(reason="writes thousands of events")
 def test_written_files_have_the_events_in_order_and_are_written_once(tmp_path: Path) -> None:
     arguments = ["--events", "2500", "--events-per-file", "1000", "--processes", "1", "--out", str(tmp_path)]
     assert command.main(arguments) == 0

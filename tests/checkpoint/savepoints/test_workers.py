@@ -55,6 +55,8 @@ from tests.support.errors import raises
 from tests.support.stores import RocksStoreFixture, base_of
 from tests.support.table_files import ForgedTable, restart_outside
 
+pytestmark = pytest.mark.long(reason="starts processes")
+
 GIB = 1 << 30
 RANGES = st.tuples(st.integers(0, 32767), st.integers(0, 32767)).map(lambda r: KeyGroupRange(min(r), max(r)))
 
@@ -266,7 +268,6 @@ def test_a_worker_and_its_temporary_files_are_gone_after_the_with_statement(
     assert not list(tmp_path.glob(f"{PREFIX}*"))
 
 
-@pytest.mark.long(reason="starts processes")
 def test_files_are_in_the_order_of_the_work_and_all_workers_end_after_an_error(root: _Root) -> None:
     tasks = [root.task(number) for number in range(5)]
     workers = LocalWorkers()
@@ -353,7 +354,6 @@ def test_a_worker_ends_during_a_task_when_its_standard_input_does(root: _Root) -
                 assert child.wait(30) == 1
 
 
-@pytest.mark.long(reason="starts processes")
 def test_a_worker_ends_with_its_parent_while_another_child_has_the_pipe() -> None:
     change = BLOCKED.join(["worker.isolate = lambda _: exec('", "')"])
     command = [sys.executable, "-c", GRANDCHILD, repr(_changed(change))]
