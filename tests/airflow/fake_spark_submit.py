@@ -14,37 +14,7 @@ from pathlib import Path
 
 FOLDER = Path(os.environ["STATEFLOW_FAKE_SPARK"])
 RESULT = Path(sys.argv[sys.argv.index("--result-file") + 1])
-REPORT: dict[str, object] = {
-    "status": "finished",
-    "error": None,
-    "job": "fake",
-    "job_uuid": "0" * 32,
-    "generation": 7,
-    "started_from": 5,
-    "started_at": "checkpoint 5",
-    "checkpoint_id": 9,
-    "batches": 2,
-    "rows_in": 20,
-    "rows_out": {"delays": 20},
-    "offsets": {"flights": '{"logOffset": 1}'},
-    "stopped_because": "caught-up",
-    "quarantined_count": 0,
-    "quarantined": [],
-    "late_rows_dropped": 2,
-    "hot_keys": [],
-    "waiting": [
-        {
-            "operator": "price",
-            "input": "orders",
-            "rows": 1512,
-            "waits_for": ["products"],
-            "watermark": 1_768_911_059_999,
-            "exact": True,
-        }
-    ],
-    "idle": False,
-    "duration_s": 0.1,
-}
+REPORT: dict[str, object] = json.loads((Path(__file__).parent / "data" / "report.json").read_text())
 
 
 def write(path: Path, document: dict[str, object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 from typing import Any, cast
@@ -9,6 +10,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 from airflow.sdk import DAG
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from structlog.testing import capture_logs
 from syrupy.assertion import SnapshotAssertion
 
@@ -17,6 +21,7 @@ from stateflow.checkpoint.restore.plan_document import RestorePlan
 from stateflow.operations.job_savepoints import list_all
 from stateflow.requesters import airflow_user
 from stateflow_airflow.failures import PermanentFailure
+from stateflow_airflow.operators.base import escape, quote
 from stateflow_airflow.operators.recovery import (
     StateflowForkOperator,
     StateflowRestoreOperator,
@@ -141,38 +146,8 @@ def test_the_tables_the_names_and_the_positions_of_a_plan_are_those_of_the_task(
 
 
 def test_the_markdown_of_a_plan_matches_the_golden_file(golden: SnapshotAssertion) -> None:
-    state = {"uid": "a", "action": "dropped", "bytes": 2_500_000, "from_parallelism": 4, "to_parallelism": 0}
-    table = {"uid": "t|1", "mode": "restore", "table_id": "i", "table": "/tables/t", "now": 9, "then": 3}
-    sink = {**table, "rows_removed": None, "others": ["MERGE by <b>ada</b>"]}
-    kept = {**table, "uid": "k", "mode": "keep", "table": "/tables/k", "then": None, "rows_removed": 0, "others": []}
-    job = {"job": "j", "job_uuid": "u", "head": 9, "generation": 1, "ordinal": 3, "checkpoint_id": 9, "run_open": True}
-    target = {"target": "3", "target_checkpoint": 3, "target_sha256": "s", "target_at": "2026-01-31T03:00:00+00:00"}
-    other = {"label": "checkpoint 3", "mode": "restore", "foreign": True, "of_job": "other 77", "made_at": "now"}
-    plan = {
-        **job,
-        **target,
-        **other,
-        "job_file": "/jobs/<j>.py",
-        "job_file_changed_at": "2026-01-31T02:00:00+00:00",
-        "parallelism": 2,
-        "operators": ["a"],
-        "states": [{**state, "action": "matched", "to_parallelism": 2}, state],
-        "sources": [
-            {"uid": "s", "now": '{"row": 9}', "then": "x" * 99, "held": False},
-            {"uid": "gone", "now": "9", "then": "", "action": "removed"},
-            {"uid": "new", "now": "", "then": "-", "action": "new"},
-        ],
-        "graph": {
-            "maps": ["<i>=a"],
-            "moves": [{"kind": "state", "old": "o", "old_state": "<i>|", "new": "a", "new_state": "<b>|"}],
-            "dropped": [{"kind": "timers", "uid": "o", "state": "@timers"}],
-        },
-        "sinks": [sink, kept],
-        "left": [{"uid": "old", "table_id": "o", "checkpoint_id": 9}],
-        "dropped_checkpoints": [5, 9],
-        "saved": [{"checkpoint_id": 9, "savepoint": "late"}],
-    }
-    assert as_markdown(msgspec.convert(plan, RestorePlan)) == golden
+    plan = msgspec.json.decode((Path(__file__).parent / "data" / "plan.json").read_bytes(), type=RestorePlan)
+    assert as_markdown(plan) == golden
 
 
 # -- restores ---------------------------------------------------------------------------------------------------------
@@ -345,3 +320,47 @@ def test_a_fork_is_made_once(early: AccountsJob, tmp_path: Path) -> None:
     early.check_results()
     with fails(PermanentFailure, "config", root=forked.root.as_uri()):
         fork()
+
+
+# -- texts of others in the Markdown that an approver reads: what an independent renderer makes of them ---------------
+
+
+ATTACKS = (Path(__file__).parent / "data" / "attacks.txt").read_text().splitlines()
+ATTACKS.append("\u202egnorw \x1b[2J \u200b")
+ADDRESS = re.compile(r"(https?://|www(?=\.))[-.\w]+|[-.\w+]+@[-\w]+(\.[-\w]+)+", re.IGNORECASE)
+"""What GitHub's Markdown makes a link of, in texts from which escapes have been removed: the expressions of
+mdast-util-gfm-autolink-literal, which Airflow's pages use."""
+
+_RENDERER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+
+
+def _rendered(text: str) -> str:
+    return str(_RENDERER.render(text))
+
+
+def _plain(rendered: str) -> str:
+    return html.unescape(re.sub(r"<[^>]*>", "", rendered))
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_text_of_others_has_no_format_in_markdown(attack: str) -> None:
+    shown = _rendered(f"The reason: {escape(attack)}")
+    assert re.findall(r"<\w+", shown) == ["<p"]
+    assert re.findall(r"<\w+", _rendered(quote(attack))) == ["<blockquote", "<p"]
+    cells = _rendered(f"| a |\n|---|\n| {escape(attack)} |")
+    assert cells.count("<td") == 1 and not re.search(r"<(a|img|script|strong|em|code)\b", cells)
+    assert not ADDRESS.search(_plain(shown))
+    below = _rendered(quote(f"The reason\n{attack}"))
+    assert re.findall(r"<\w+", below) == ["<blockquote", "<p", "<br"]
+
+
+@given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]), max_size=60))
+def test_an_escaped_text_is_shown_unchanged(text: str) -> None:
+    assert _plain(_rendered(f"x {escape(text)} x")).replace("\u200b", "").split() == ["x", *text.split(), "x"]
+
+
+def test_a_quotation_keeps_its_lines_and_ends_nothing() -> None:
+    shown = _rendered(quote("wrong rows\n\n---\n**Approve**: safe") + "\n\nAfter.")
+    assert shown.count("<blockquote") == 1 and shown.rstrip().endswith("<p>After.</p>")
+    assert "<strong" not in shown and "<hr" not in shown
+    assert quote(" ") == "> \\-  "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,62 +23,9 @@ from stateflow.storage import open_storage
 from tests.support.cli_fixture import CliFixture, contents, invoke
 from tests.support.screens import normalized
 
-ROOT = ("--job-root", "<root>")
 WHO = ("--by", "anna", "--reason", "wrong rows")
-JOB = ("<job>", *ROOT, "--set", "max_parallelism=128", "--set", "local_dir=<scratch>")
 LEFT_BEHIND = "data/00000000000000000001/0000000002-l9/sum-1-000099.sst"
-
-STORY: dict[str, tuple[str, ...]] = {
-    "status-without-a-job": ("status", "--job-root", "<folder>/none"),
-    "history-of-a-run": ("history", *ROOT),
-    "verify": ("verify", *ROOT),
-    "verify-deep": ("verify", *ROOT, "--deep", "--checkpoint", "4"),
-    "savepoint-list-none": ("savepoint", "list", *ROOT),
-    "savepoint-create": ("savepoint", "create", *ROOT, "--name", "before", "--from-head", *WHO),
-    "savepoint-create-without-a-run": (
-        "savepoint",
-        "create",
-        *ROOT,
-        "--origin",
-        "periodic",
-        "--acknowledge-timeout",
-        "0",
-    ),
-    "savepoint-create-into": ("savepoint", "create", *ROOT, "--name", "apart", "--from-head", "--into", "<into>", *WHO),
-    "savepoint-list": ("savepoint", "list", *ROOT),
-    "savepoint-show": ("savepoint", "show", "before", *ROOT),
-    "savepoint-verify": ("savepoint", "verify", "before", *ROOT),
-    "savepoint-prune-dry-run": ("savepoint", "prune", *ROOT, "--keep", "1", "--dry-run"),
-    "restore-plan": ("restore", *JOB, "--plan", "2", "--out", "<plan>"),
-    "restore-execute": ("restore", *JOB, "--execute", "<plan>", *WHO),
-    "restore-execute-again": ("restore", *JOB, "--execute", "<plan>", *WHO),
-    "gc-dry-run": ("gc", *ROOT, "--retain", "1", "--dry-run"),
-    "gc-dry-run-files": ("gc", *ROOT, "--dry-run", "--files"),
-    "can-delete-no": ("can-delete", "FORMAT", *ROOT),
-    "can-delete-yes": ("can-delete", LEFT_BEHIND, *ROOT),
-    "gc": ("gc", *ROOT, "--retain", "1"),
-    "fork": ("fork", *ROOT, "before", "--into", "<fork>"),
-    "fork-shadow": ("fork", *ROOT, "before", "--into", "<shadow>", "--shadow"),
-    "run-after-a-restore": ("run", *JOB, "--set", "checkpoints.asynchronous=no"),
-    "history": ("history", *ROOT),
-    "status-of-a-fork": ("status", "--job-root", "<fork>"),
-    "pins": ("pins", *ROOT),
-    "pins-none": ("pins", "--job-root", "<fork>"),
-    "stop-with-savepoint": ("stop", *ROOT, "--acknowledge-timeout", "0", "--savepoint"),
-    "savepoint-dispose": ("savepoint", "dispose", "before", *ROOT),
-    "savepoint-create-periodic": (
-        "savepoint",
-        "create",
-        *ROOT,
-        "--name",
-        "nightly",
-        "--origin",
-        "periodic",
-        "--from-head",
-    ),
-    "savepoint-prune": ("savepoint", "prune", *ROOT, "--keep", "1"),
-    "checkpoints-trigger-without-a-run": ("checkpoints", "trigger", *ROOT, "--acknowledge-timeout", "0"),
-}
+STORY = dict(line.split(": ", 1) for line in (Path(__file__).parent / "data" / "story.txt").read_text().splitlines())
 """Screens in the order in which the commands run. Each may also change the job that the next ones see."""
 CODES = {"status-without-a-job": 2, "can-delete-no": 6, "checkpoints-trigger-without-a-run": 2}
 
@@ -109,8 +57,8 @@ def _pin(uri: str) -> None:
 def story(places: dict[str, Any]) -> dict[str, str]:
     """What each command of the story printed."""
     shown = {}
-    for name, words in STORY.items():
-        ended = invoke(*(_with_places(word, places) for word in words))
+    for name, command in STORY.items():
+        ended = invoke(*(_with_places(word, places) for word in shlex.split(command)))
         assert ended.exit_code == CODES.get(name, 0), (name, ended.output)
         shown[name] = normalized(ended.output, **places)
     return shown

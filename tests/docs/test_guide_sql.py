@@ -45,97 +45,21 @@ class _Other(msgspec.Struct):
     time: datetime
 
 
-def _windows(table: str, kind: str = "TUMBLE") -> str:
-    keys = " PARTITION BY auction" if kind == "SESSION" else ""
-    return f"TABLE({kind}(TABLE {table}{keys}, DESCRIPTOR(time), INTERVAL '10' SECOND))"
-
-
-def _window_join(how: str, kind: str = "TUMBLE") -> str:
-    same = "a.auction = b.auction AND a.window_start = b.window_start AND a.window_end = b.window_end"
-    return f"SELECT a.auction, b.price FROM {_windows('t', kind)} AS a {how} JOIN {_windows('u', kind)} AS b ON {same}"
-
-
-def _interval_join(how: str) -> str:
-    bounds = "b.time BETWEEN o.time AND o.time + INTERVAL '10' SECOND"
-    return f"SELECT b.auction, o.price FROM t b {how} JOIN u o ON b.auction = o.auction AND {bounds}"
-
-
-def _over(call: str, frame: str = "") -> str:
-    return f"SELECT auction, {call} OVER (PARTITION BY auction ORDER BY time {frame}) AS s FROM t"
-
-
-_CORRECTED = "(SELECT auction AS a, COUNT(*) AS n FROM t GROUP BY auction)"
-_MATCH = "PARTITION BY auction ORDER BY time MEASURES A.price AS p PATTERN (A B) DEFINE A AS A.price > 1"
-_CUMULATE = "CUMULATE(TABLE t, DESCRIPTOR(time), INTERVAL '1' MINUTE, INTERVAL '1' HOUR)"
-_BY_WINDOW = "GROUP BY auction, window_start, window_end"
-_NOT_BUILT = {
-    "`MATCH_RECOGNIZE`": [f"SELECT * FROM t MATCH_RECOGNIZE ({_MATCH}) AS m"],
-    "`PROCTIME()` outside of a look-up, `CURRENT_TIMESTAMP`, `RAND`, `UUID`": [
-        f"SELECT {call} AS c FROM t" for call in ("PROCTIME()", "CURRENT_TIMESTAMP", "RAND()", "UUID()")
-    ],
-    "an aggregate in an aggregate, in `WHERE` or in `GROUP BY`": [
-        "SELECT auction, MAX(COUNT(*)) AS n FROM t GROUP BY auction",
-        "SELECT auction, COUNT(*) AS n FROM t WHERE COUNT(*) > 1 GROUP BY auction",
-        "SELECT COUNT(*) AS n FROM t GROUP BY COUNT(*)",
-    ],
-    "an aggregate over all rows": ["SELECT COUNT(*) AS n FROM t"],
-    "`SUM(DISTINCT …)`, `AVG(DISTINCT …)`": [
-        f"SELECT auction, {name}(DISTINCT price) AS s FROM t GROUP BY auction" for name in ("SUM", "AVG")
-    ],
-    "`FIRST_VALUE`, `LAST_VALUE`, `APPROX_COUNT_DISTINCT` over corrected rows": [
-        f"SELECT n, {name}(a) AS f FROM {_CORRECTED} GROUP BY n"
-        for name in ("FIRST_VALUE", "LAST_VALUE", "APPROX_COUNT_DISTINCT")
-    ],
-    "`GROUP BY TUMBLE(time, …)` with `TUMBLE_START`": [
-        "SELECT TUMBLE_START(time, INTERVAL '1' MINUTE) AS s FROM t GROUP BY TUMBLE(time, INTERVAL '1' MINUTE)",
-        "SELECT COUNT(*) AS n FROM t GROUP BY TUMBLE(time, INTERVAL '1' MINUTE)",
-    ],
-    "windows without aggregates, `SELECT * FROM TABLE(TUMBLE(…))`": [f"SELECT * FROM {_windows('t')}"],
-    "`CUMULATE`, joins of `SESSION`": [
-        f"SELECT auction, window_start, COUNT(*) AS n FROM TABLE({_CUMULATE}) {_BY_WINDOW}",
-        _window_join("", "SESSION"),
-    ],
-    "outer interval joins": [_interval_join(how) for how in ("LEFT", "RIGHT", "FULL")],
-    "outer window joins": [_window_join(how) for how in ("LEFT", "RIGHT", "FULL")],
-    "`OVER` with decimals, `RANK`, `LAG`, frames after the row": [
-        _over("SUM(CAST(price AS DECIMAL(9, 2)))"),
-        _over("RANK()"),
-        _over("LAG(price)"),
-        _over("SUM(price)", "ROWS BETWEEN CURRENT ROW AND 1 FOLLOWING"),
-    ],
-    "`INTERVAL` of months": ["SELECT time + INTERVAL '1' MONTH AS t FROM t"],
-    "`CAST` of a text to a time, `TO_TIMESTAMP`, the type `TIME`": [
-        f"SELECT {call} AS c FROM t"
-        for call in ("CAST(name AS TIMESTAMP)", "CAST(name AS DATE)", "TO_TIMESTAMP(name)", "CAST(time AS TIME)")
-    ],
-    "`UNION` without `ALL`, `INTERSECT`, `EXCEPT`, `IN` with a query": [
-        *(f"SELECT auction FROM t {word} SELECT auction FROM u" for word in ("UNION", "INTERSECT", "EXCEPT")),
-        "SELECT auction FROM t WHERE auction IN (SELECT auction FROM u)",
-    ],
-    "`ORDER BY`, `LIMIT`": [f"SELECT auction FROM t {clause}" for clause in ("ORDER BY auction", "LIMIT 3")],
-    "arrays, maps, rows and their functions; JSON; functions of users": [
-        f"SELECT {call} AS c FROM t"
-        for call in ("ARRAY[1, 2]", "MAP['a', 1]", "ROW(1, 2)", "CARDINALITY(name)", "JSON_VALUE(name, '$')", "mine(1)")
-    ],
-    "late rows of joins and `OVER`; allowed lateness of `SESSION` and of windows in views": [
-        _window_join(""),
-        _interval_join(""),
-        _over("SUM(price)"),
-        f"SELECT auction, COUNT(*) AS n FROM {_windows('t', 'SESSION')} {_BY_WINDOW}",
-        f"CREATE TEMPORARY VIEW v AS SELECT auction, COUNT(*) AS n FROM {_windows('t')} {_BY_WINDOW}",
-    ],
-}
+def _not_built() -> list[tuple[str, list[str]]]:
+    """The rows of the table, each with the statements that the file has below the name of the row."""
+    parts = (Path(__file__).parent / "data" / "not_built.sql").read_text(encoding="utf-8").split("-- ")[1:]
+    return [(row, text.removesuffix(";\n").split(";\n")) for row, text in (part.split("\n", 1) for part in parts)]
 
 
 def test_each_row_of_the_table_of_what_is_not_built_is_an_error_with_place_and_hint() -> None:
     table = read("sql").partition("## What is not built\n")[2].strip().partition("\n\n")[0]
-    assert [line.split(" | ")[0].lstrip("| ") for line in table.splitlines()[2:]] == list(_NOT_BUILT)
+    assert [line.split(" | ")[0].lstrip("| ") for line in table.splitlines()[2:]] == [row for row, _ in _not_built()]
     env, strategy = StreamExecutionEnvironment(), WatermarkStrategy.for_monotonous_timestamps()
     for name in ("t", "u"):
         rows = env.from_collection([_Other(1, 1, "a", START)], _Other, uid=name)
         env.register_table(name, rows.assign_timestamps_and_watermarks(strategy.with_timestamp_column("time")))
     late = timedelta(seconds=5)
-    for at, (row, statements) in enumerate(_NOT_BUILT.items()):
+    for at, (row, statements) in enumerate(_not_built()):
         for n, text in enumerate(statements):
             lateness = late if row.startswith("late rows") else timedelta()
             with pytest.raises(JobDefinitionError) as caught:

@@ -49,6 +49,11 @@ BIDS = [
 ]
 AUCTIONS = [Auction(n % 6, n % 3, "xy"[n % 2], START + timedelta(seconds=4 * n)) for n in range(12)]
 TABLES: Mapping[str, Sequence[Any]] = {"bid": BIDS, "auction": AUCTIONS}
+TUMBLE = "TABLE(TUMBLE(TABLE bid, DESCRIPTOR(at), INTERVAL '10' SECOND))"
+IN_SQLITE = "-- In SQLite:"
+SECONDS = "CAST(strftime('%s', {}) AS INTEGER) - CAST(strftime('%s', '2026-01-01') AS INTEGER)"
+NAMES = {"TENS": TUMBLE, "SECONDS": SECONDS.format("at"), "SECONDS_SINCE": SECONDS.format("since")}
+"""What the files of queries have in braces; the seconds are those since `START`."""
 WATERMARKS = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
 
 
@@ -58,6 +63,20 @@ def register(env: StreamExecutionEnvironment, tables: Mapping[str, Sequence[Any]
         # The last column has the event time.
         *_, time = msgspec.structs.fields(type(rows[0]))
         env.register_table(name, stream.assign_timestamps_and_watermarks(WATERMARKS.with_timestamp_column(time.name)))
+
+
+def queries(file: str) -> list[tuple[str, str]]:
+    """The queries of a file, each with the one for SQLite, which is the same if the file has no other one."""
+    lines = [line for line in data(file).splitlines() if line == IN_SQLITE or not line.startswith("--")]
+    text = " ".join(" ".join(lines).split())
+    for name, value in NAMES.items():
+        text = text.replace(f"{{{name}}}", value)
+    pairs = [statement.partition(IN_SQLITE) for statement in text.split(";")[:-1]]
+    return [(query.strip(), (same or query).strip()) for query, _, same in pairs]
+
+
+def data(file: str) -> str:
+    return (Path(__file__).parent / "data" / file).read_text(encoding="utf-8")
 
 
 def declared(declare_statements: Callable[[StreamExecutionEnvironment], object]) -> StreamExecutionEnvironment:

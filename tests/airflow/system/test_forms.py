@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -31,32 +32,8 @@ DAGS = [
     for name in ("flights", "fleet", "aircraft")
     for suffix in ("", "_savepoint", "_retention", "_recovery")
 ]
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "flights": {"drain": False, "failpoint": None},
-    "fleet": {"drain": False},
-    "aircraft": {"drain": False, "failpoint": None},
-    "savepoint": {"name": None, "reason": None, "origin": "manual", "format": "default", "stop": False, "drain": False},
-    "retention": {"retain": None, "savepoints": 7, "preview": False},
-    "recovery": {
-        "sinks": "restore",
-        "drop": None,
-        "keep_tables": None,
-        "from_other_job": False,
-        "run": False,
-        "new_names": None,
-        "source_positions": None,
-        "claim_mode": "no-claim",
-    },
-}
-"""Conf of a DAG run whose form was sent as it was; of the families' DAGs under their suffix."""
-ENTRIES = {
-    "flights": {"failpoint": "batch.reported:3"},
-    "flights_savepoint": {"name": "before-v2", "reason": "an upgrade"},
-    "flights_recovery": {"target": "before-v2", "reason": "wrong\nsince 3", "drop": "old", "keep_tables": "older"},
-    "fleet_recovery": {"target": "latest", "reason": "to see it"},
-    "aircraft_recovery": {"target": "latest", "reason": "to see it"},
-}
-"""What is entered; into the other forms nothing."""
+DEFAULTS, ENTRIES = json.loads((Path(__file__).parents[1] / "data" / "forms.json").read_text()).values()
+"""Conf of a DAG run whose form was sent as it was, of the families' DAGs under their suffix; and what is entered."""
 
 
 # Milliseconds; a page takes ten seconds and more on a busy machine.

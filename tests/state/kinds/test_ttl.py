@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -182,44 +183,15 @@ class Batch:
         life.store = CountingStore(life.stores.reopened(life.store.inside))
 
 
-def scripts(text: str) -> dict[str, str]:
-    """The scripts of a text: a name, then the steps, which may continue in an indented line."""
-    lines = text.strip().replace("\n   ", "").splitlines()
+def scripts(file: str) -> dict[str, str]:
+    """The scripts of a file: a name, then the steps, which may continue in an indented line."""
+    lines = (Path(__file__).parent / "data" / file).read_text().strip().replace("\n   ", "").splitlines()
     return {name: steps for name, _, steps in (line.partition(" | ") for line in lines)}
 
 
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
-LIVES = scripts("""
-it lives for its whole time | 0 write 1, 99 read 1, 100 read none, left 0
-each write begins a new life | 0 write 1, 20 read 1, 50 write 2, 120 read 2, 170 write 3, 220 read 3, 300 read none,
-    300 clean, left 0
-an expired one that was read is gone | 0 write 1, 100 read none, 0 read none, left 0
-with update on read its time to live restarts | ttl on-read, 0 write 1, 50 read 1, 120 read 1, 250 read none, left 0
-the longest time does not overflow | ttl longest, 0 write 1, 253402300799999 clean, 253402300799999 read 1
-a full snapshot leaves nothing expired | 0 write 1, 60 write 2 b, 120 full snapshot, 0 read none, 0 read 2 b, left 2
-in event time the watermark decides | ttl event, -50 write 1, 49 clean, 49 read 1, 50 read none, left 0
-in event time it counts from the first watermark | ttl event, unknown write 1, unknown read 1,
-    unknown clean, 1000 read 1, 1099 read 1, 1100 read none, left 0
-a cleanup removes it unread | 0 write 1, 60 write 2 b, 100 clean, left 2, 100 read 2 b, 160 clean, left 0
-a cleanup does not remove it for its first write | 0 write 1, 50 write 2, 100 clean, 149 read 2, 150 clean, left 0
-a clock that goes back shortens no life | 1000 write 1, 950 write 2, 1050 clean, 1099 read 2, 1100 clean, left 0
-a read by a clock that went back shortens no life | ttl on-read, 1000 write 1, 1050 write 2, 1020 read 2, 1149 read 2
-an added time to live counts from then on | ttl none, 0 write 1, left 1, ttl 100, 1000 clean, 1099 read 1,
-    1100 read none, left 0
-a full snapshot removes an older one | ttl none, 0 write 1, ttl 100, 1000 clean, 1100 full snapshot, left 0
-a shorter time counts from the write | 0 write 1, ttl 30, 29 read 1, 30 clean, left 0
-a longer time counts from the write | 0 write 1, ttl 500, 499 read 1, 500 clean, left 0
-without a time to live, only the index goes | 0 write 1, 0 write 2 b, ttl none, 1000 read 1, 1000 clean, left 2,
-    1000 read 2 b, 1000 write 5, 2000 read 5
-a full snapshot removes the index of a removed one | 0 write 1, 0 write 2 b, ttl none, 10 full snapshot, left 2
-one that comes back counts from its return | 0 write 1, ttl none, 500 clean 1, ttl 100, 1000 clean, 1099 read 1,
-    1100 clean, left 0
-an index entry from before its return is used | 0 write 1, ttl none, 500 nothing, ttl 100, 1000 clean, left 2,
-    1100 clean, left 0
-it moves to event time once there is a watermark | unknown write 1, ttl event, unknown clean, left 2, 10 clean, left 2,
-    110 clean, left 0
-""")
+LIVES = scripts("lives.txt")
 
 
 @every_kind
@@ -229,17 +201,7 @@ def test_an_entry_of_each_kind_of_state_expires_after_its_time_to_live(kind: Kin
     Life(kind, prefetch=prefetch).play(script)
 
 
-CHANGES = scripts("""
-counts from the change | ttl before, 0 write 7, ttl after, 10 nothing, 109 read 7, 110 read none
-is removed when its new time is over | ttl before, 0 write 1, ttl after, 10 clean, 109 clean, left 2, 110 clean, left 0
-is removed by a full snapshot | ttl before, 0 write 1, ttl after, 10 nothing, 110 full snapshot, left 0
-has the new time once it is written | ttl before, 0 write 1, ttl after, 10 clean, 50 write 8, 149 read 8, 150 clean,
-    left 0
-counts from the second change | ttl before, 0 write 7, ttl after, 10 clean 1, ttl before, 20 clean, 119 read 7,
-    120 clean, left 0
-loses both indexes with its time to live | ttl before, 0 write 1, ttl after, 10 write 2 b, left 4, ttl none, 20 clean,
-    left 2, 10000 read 1, 10000 read 2 b
-""")
+CHANGES = scripts("changes_of_time.txt")
 
 
 @every_kind
