@@ -422,23 +422,14 @@ def test_identity_comes_from_airflow_and_not_from_what_a_user_enters(idle_job: A
     assert root_files.savepoints(idle_job.root)["mine"]["by"] == airflow_user("mallory")
 
 
-@pytest.mark.parametrize("then", ["run", "savepoint"])
-def test_an_approval_of_a_retention_is_void_after_another_run_or_periodic_savepoint(
-    saved: AccountsJob, then: str
-) -> None:
+def test_an_approval_of_a_retention_is_void_after_another_run(saved: AccountsJob) -> None:
     limits = {"retain": "1", "savepoints": "2"}
     yes = answered(asks_to_delete(saved, **limits), task())
     # A try that was killed has done a part of it.
     prune_savepoints(str(saved.root), SavepointRule(2))
     assert len(collect(saved, yes, **limits)["retained"]) == 1
-    if then == "run":
-        saved.deliver(70)
-        saved.finish()
-    else:
-        operator = StateflowSavepointOperator(
-            task_id="savepoint", job_root=str(saved.root), name="p4", origin="periodic"
-        )
-        operator.execute(new_run("2026-01-05").next_try())
+    saved.deliver(70)
+    saved.finish()
     before = everything(saved)
     # The user who requested it clears the task that deletes: no user is asked again.
     with fails(PermanentFailure, "not-approved", approved=yes["plan"]):

@@ -1,9 +1,8 @@
-"""What the demo relies on: files that arrive as promised, a comparison that finds every difference, and its kill."""
+"""What the demo relies on: expected rows, and a comparison that finds every difference."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -11,14 +10,8 @@ from typing import Any
 import pytest
 from flights_demo import compare, expected
 from flights_demo.client import AirflowClient, AirflowError
-from flights_demo.crash import DemoCheckFailed, Kill, look_for_kill
 
-from stateflow_airflow.launch import Command, Launcher
-from tests.airflow.conftest import REPOSITORY
-from tests.airflow.fakes import DEADLINE
-from tests.airflow.jobs import ACCOUNTS, settings
 from tests.servers.hostile import HostileServer, answer, hostile_server
-from tests.support.job_fixture import AccountsJob
 
 
 def test_expected_rows_are_those_that_were_computed_by_hand() -> None:
@@ -57,62 +50,6 @@ def test_comparison_finds_the_smallest_difference(row: int, column: str, value: 
     for rows in (ROUTES[:1], [*ROUTES, ROUTES[1]]):
         found = compare.compare("routes", compare.expected_table(rows, "routes"), right)
         assert (found.equal, found.rows, found.expected_rows) == (False, len(rows), 2)
-
-
-# -- the kill, over real runs without Spark that are launched as the operator launches them ---------------------------
-
-
-class Stage:
-    """A job root with one run that went well, and the launches of a second DAG run."""
-
-    def __init__(self, job: AccountsJob) -> None:
-        self.job = job
-        self.runs = job.folder / "runs"
-        self.tries = 0
-        job.deliver(20)
-        self._launch("first", 1, "")
-        job.deliver(80)
-
-    def next_try(self, failpoint: str) -> None:
-        self.tries += 1
-        self._launch("second", self.tries, failpoint)
-
-    def look(self) -> Kill | None:
-        return look_for_kill(self.runs, self.job.root)
-
-    def _launch(self, run: str, number: int, failpoint: str) -> None:
-        launcher = Launcher(self.runs / run)
-        argv = [sys.executable, "-m", "stateflow", "run", ACCOUNTS, "--job-root", str(self.job.root)]
-        argv += [word for key, value in settings(self.job).items() for word in ("--set", f"{key}={value}")]
-        argv += ["--run-id", f"flights/{run}/run/{number}"]
-        once = "../failpoint-reached" if number == 1 else f"../failpoint-reached-{number}"
-        environment = {
-            "STATEFLOW_FAILPOINT": failpoint,
-            "STATEFLOW_FAILPOINT_ONCE": once,
-            "PYTHONPATH": str(REPOSITORY),
-        }
-        with launcher.hold_lock():
-            launch = launcher.start(launcher.next_folder(), Command(argv, environment))
-        assert launcher.wait(launch, DEADLINE)
-        assert launch.exit_code() == (-9 if failpoint else 0), launch.log_file.read_text()
-
-
-@pytest.fixture
-def stage(job: AccountsJob) -> Stage:
-    return Stage(job)
-
-
-@pytest.mark.slow(reason="launches three runs in processes of their own")
-@pytest.mark.parametrize(
-    ("failpoint", "retried"), [("commit.after:3", False), ("commit.after:3", True), ("claim.after", False)]
-)
-def test_another_kill_than_the_promised_one_is_refused(stage: Stage, failpoint: str, retried: bool) -> None:
-    stage.next_try(failpoint)
-    if retried:
-        stage.next_try("claim.after")
-    with pytest.raises(DemoCheckFailed) as caught:
-        stage.look()
-    assert "committed" in caught.value.broken
 
 
 # -- calls of Airflow's API while its SQLite database is locked --------------------------------------------------------

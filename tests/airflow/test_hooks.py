@@ -119,19 +119,9 @@ def test_any_setting_comes_back_from_its_file(
 
 
 def test_the_other_options_keep_their_place(tmp_path: Path) -> None:
-    options = ["--master", "local[2]", "--conf", "a=b=c", "--verbose", "--conf", "d=", "--name", "x"]
-    kept, files = hide_conf(options, tmp_path)
+    kept, files = hide_conf("--master local[2] --conf a=b=c --verbose --conf d= --name x".split(), tmp_path)
     file = str(tmp_path / "spark.conf")
-    assert kept == [
-        "--master",
-        "local[2]",
-        "--verbose",
-        "--name",
-        "x",
-        "--properties-file",
-        file,
-        "--load-spark-defaults",
-    ]
+    assert kept == f"--master local[2] --verbose --name x --properties-file {file} --load-spark-defaults".split()
     assert files == {"spark.conf": "a=b=c\nd=\n"}
     assert hide_conf(["--name", "x"], tmp_path) == (["--name", "x"], {})
 

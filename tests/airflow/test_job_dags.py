@@ -273,15 +273,18 @@ def test_runs_of_a_continuous_job_are_renewed_but_not_the_one_after_a_restore(ru
         DagSerialization.to_dict(each)
 
 
-def test_only_runs_that_stay_up_are_renewed() -> None:
-    with fails(PermanentFailure, "config", renew_after="1 day, 0:00:00"):
-        stateflow_dags(job=replace(JOB, renew_after=timedelta(days=1)), application="/a.py", schedule="@hourly")
-
-
-def test_a_continuous_job_has_no_schedule() -> None:
-    job = StateflowJob(name="orders", root="/data/orders", mode="continuous")
-    with fails(PermanentFailure, "config", schedule="@hourly"):
-        stateflow_dags(job=job, application="/a.py", schedule="@hourly")
+@pytest.mark.parametrize(
+    ("options", "facts"),
+    [
+        ({"renew_after": timedelta(days=1)}, {"renew_after": "1 day, 0:00:00"}),
+        ({"mode": "continuous"}, {"schedule": "@hourly"}),
+    ],
+)
+def test_only_runs_that_stay_up_are_renewed_and_they_have_no_schedule(
+    options: dict[str, Any], facts: dict[str, str]
+) -> None:
+    with fails(PermanentFailure, "config", **facts):
+        stateflow_dags(job=replace(JOB, **options), application="/a.py", schedule="@hourly")
 
 
 @pytest.mark.parametrize("path", ["orders_savepoint.approve", "orders_savepoint.stop"])

@@ -62,6 +62,8 @@ def test_a_requested_checkpoint_waits_for_neither_interval_nor_pause() -> None:
     coordinator.record_completion(1, 1)
     assert coordinator.at_barrier(2, 2) is NotDue.INTERVAL
     assert coordinator.at_barrier(3, 3, requested=True) is Due.REQUESTED
+    coordinator.shut_down()
+    assert coordinator.at_barrier(4, 4, requested=True) is NotDue.SHUT_DOWN
 
 
 def test_at_most_max_in_flight_checkpoints_are_pending_in_addition_to_requested_ones() -> None:
@@ -106,12 +108,6 @@ def test_more_failures_in_a_row_than_are_tolerable_are_too_many(tolerable: int) 
         else:
             coordinator.record_failure(ordinal)
         assert coordinator.has_failed_too_often == ((ordinal if ordinal < 10 else ordinal - 10) > tolerable)
-
-
-def test_a_run_that_is_shut_down_takes_no_checkpoints() -> None:
-    coordinator = _coordinator()
-    coordinator.shut_down()
-    assert coordinator.at_barrier(1, 1, requested=True) is NotDue.SHUT_DOWN
 
 
 @given(

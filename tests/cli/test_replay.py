@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from stateflow.errors import ConfigError, IncompatibleState, Interrupted, StateflowError, WrongKeyType
+from stateflow.errors import ConfigError, IncompatibleState, Interrupted, StateflowError
 from stateflow.replay.key_trace import KeyDebugger, KeyRequest
 from stateflow.replay.run import ReplayRequest, replay
 from tests.support import root_files
@@ -48,19 +48,6 @@ def _shown(job: CliFixture, *words: str) -> str:
 
 def _json(job: CliFixture, *words: str) -> Any:
     return json.loads(_shown(job, *words, "--json"))
-
-
-def test_a_replay_shows_positions_rows_and_changes_of_state(job: CliFixture) -> None:
-    found = _json(job, "--batch", str(SECOND))
-    assert (found["batch"], found["base"], found["same"], found["deviation"]) == (SECOND, FIRST, True, "")
-    (batch,) = found["batches"]
-    assert (batch["rows_in"], batch["start"], batch["end"]) == (4, {"rows": '{"row": 4}'}, {"rows": '{"row": 8}'})
-    (emitted,) = found["emitted"]
-    # Rows 4 to 7 are b, c, a, b; before them, a had 0 and 3, b had 1, c had 2.
-    assert emitted["count"] == 4
-    assert sorted((row["key"], row["total"]) for row in emitted["rows"]) == [("a", 9), ("b", 5), ("b", 12), ("c", 7)]
-    changes = {change["key"][0]: (change["before"], change["after"]) for change in found["state"]["changes"]}
-    assert changes == {"a": (3, 9), "b": (1, 12), "c": (2, 7)}
 
 
 def test_rows_beyond_the_limit_are_counted(job: CliFixture) -> None:
@@ -100,11 +87,6 @@ def test_a_failing_row_fails_the_replay_as_a_run_would_fail(job: CliFixture) -> 
         replay(_request(job, SECOND))
     assert caught.value.code == "user-code"
     assert replay(_request(job, THIRD)).is_same
-
-
-def test_an_unknown_batch_is_refused_with_those_that_can_run_again(job: CliFixture) -> None:
-    with raises(ConfigError, batch=5, kept=[FIRST, SECOND, THIRD]):
-        replay(_request(job, 5))
 
 
 def test_a_job_without_the_operator_or_with_another_type_is_refused(job: CliFixture) -> None:
@@ -149,14 +131,6 @@ def _keyed(job: CliFixture, *key: str, debugger: KeyDebugger | None = None) -> R
     return ReplayRequest(job.job, job.root, SECOND, (dict(job.settings),), key=KeyRequest(key), debugger=debugger)
 
 
-def test_only_the_calls_and_the_state_of_the_key_are_shown(job: CliFixture) -> None:
-    (key,) = json.loads(_shown(job, "--batch", str(SECOND), "--key", "b", "--json"))["keys"]
-    assert (key["operator"], key["key"]) == ("sum", ["b"])
-    calls = [(call["given"]["number"], [row["total"] for row in call["emitted"]]) for call in key["calls"]]
-    assert calls == [(4, [5]), (7, [12])]
-    assert [(each["state"], each["before"], each["after"]) for each in key["state"]] == [("total", 1, 12)]
-
-
 def test_the_screen_of_a_key_matches_the_golden_file(job: CliFixture, golden: SnapshotAssertion) -> None:
     assert normalized(_shown(job, "--batch", str(SECOND), "--key", "b"), folder=job.folder) == golden
 
@@ -180,11 +154,6 @@ def test_timers_side_outputs_and_state_that_does_not_change_are_shown(cli: CliFi
 def test_options_for_a_key_need_one(job: CliFixture, options: tuple[str, ...]) -> None:
     ended = invoke("replay", str(job.job), "--job-root", job.root, "--batch", "3", *options)
     assert ended.exit_code == ConfigError.exit_code
-
-
-def test_values_that_are_no_key_of_the_operator_are_refused(job: CliFixture) -> None:
-    with raises(WrongKeyType, given=2, types=["string"], columns=["key"]):
-        replay(_keyed(job, "b", "c"))
 
 
 def _debugged(job: CliFixture, *typed: str) -> str:

@@ -15,32 +15,17 @@ from syrupy.assertion import SnapshotAssertion
 import stateflow
 from stateflow.errors import ConfigError, MissingFile, WrongKeyType
 from stateflow.query.metadata import SCHEMAS
-from tests.support.cli_fixture import CliFixture, invoke
+from tests.support.cli_fixture import JOB, CliFixture, invoke
 from tests.support.screens import normalized
 
-_HEAD = """
-from datetime import date
-from stateflow import (
-    CheckpointedFunction, FileSource, KeyedProcessFunction, ListStateDescriptor, MapStateDescriptor, StateTtlConfig,
-    StreamExecutionEnvironment, Time, ValueStateDescriptor,
+_HEAD = JOB.replace(
+    "import FileSource,",
+    "import CheckpointedFunction, FileSource, ListStateDescriptor, MapStateDescriptor, StateTtlConfig, Time,",
 )
-from pathlib import Path
-from stateflow.testing.sinks import FolderSink
-from stateflow.testing.sources import ScriptedSource
-import msgspec
+_BUILD = """
+from datetime import date
 
-HERE = Path(__file__).parent
 DAY = StateTtlConfig.new_builder(Time.days(1)).build()
-
-
-class Row(msgspec.Struct):
-    key: str
-    number: int
-
-
-class Total(msgspec.Struct):
-    key: str
-    total: int
 
 
 class Last(msgspec.Struct):
@@ -73,12 +58,9 @@ class Everything(KeyedProcessFunction, CheckpointedFunction):
         return []
 
 
-ROWS = [Row("abc"[n % 3], n) for n in range(12)]
-
-
 def build(env):
-    rows = env.from_source(ScriptedSource(Row, ROWS, HERE.parent / "ledger.json", slice_rows=4), uid="rows")
-    rows.key_by("key").process(Everything(), output=Total, uid="sum").sink_to(FolderSink(HERE.parent / "t"), uid="t")
+    rows = env.from_source(source(), uid="rows")
+    rows.key_by("key").process(Everything(), output=Total, uid="sum").sink_to(sink(), uid="t")
     by_both = rows.key_by("key", "number").process(Everything(), output=Total, uid="by-both")
     by_both.sink_to(FolderSink(HERE.parent / "u"), uid="u")
 """
@@ -88,7 +70,7 @@ def build(env):
 def job(tmp_path_factory: pytest.TempPathFactory) -> CliFixture:
     job = CliFixture(tmp_path_factory.mktemp("state"))
     job.settings["checkpoints.asynchronous"] = "no"
-    job.write("", _HEAD)
+    job.write(_BUILD, _HEAD)
     job.run()
     assert invoke("savepoint", "create", "--job-root", job.root, "--name", "before", "--from-head").exit_code == 0
     return job

@@ -24,17 +24,7 @@ def test_the_sink_of_the_guide_passes_the_suite(tmp_path: Path) -> None:
     [suite] = blocks(section(page, "Test it"), "python")
     (tmp_path / "sqlite_sink.py").write_text(sink)
     (tmp_path / "test_sqlite_sink.py").write_text(suite)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-        str(tmp_path),
-    ]
+    command = [sys.executable, *f"-m pytest -q -p no:cacheprovider --rootdir {tmp_path} {tmp_path}".split()]
     environment = {"PYTHONPATH": str(ROOT), "PATH": "", "TMPDIR": str(tmp_path)}
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -110,12 +110,6 @@ def test_orders_pass_once_a_week_however_they_are_cut_into_batches(job: ModuleTy
     check()
 
 
-def test_an_order_passes_again_after_a_week(job: ModuleType) -> None:
-    rows = [_order(job, "a", BEGIN + timedelta(days=day)) for day in (0, 1, 7, 8, 14)]
-    found, late = _deduplicate(job, [rows[:2], rows[2:]])
-    assert (found, late) == ([rows[0], rows[2], rows[4]], [])
-
-
 # -- enrich -----------------------------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,6 @@ from stateflow import (
     EventTimeSessionWindows,
     GlobalWindows,
     OutputTag,
-    ProcessingTimeSessionWindows,
     PurgingTrigger,
     RocksDBStateBackend,
     SlidingEventTimeWindows,
@@ -48,7 +47,7 @@ from stateflow.state.kinds.window_timers import DueTimers
 from stateflow.testing import KeyedHarness, KeyedInput
 from stateflow.types.time_window import TimeWindow
 from tests.support.errors import raises
-from tests.windows.timed_rows import LATE, Assigner, Sum, Timed, Total, ms
+from tests.windows.timed_rows import LATE, Assigner, Sum, Timed, Total, by_columns, ms
 
 WRONG: Any = "of another type"
 TENS = TumblingEventTimeWindows.of(ms(10))
@@ -129,42 +128,8 @@ class Counted(msgspec.Struct, frozen=True, order=True):
 COUNTED: dict[str, Sequence[str]] = {"start": ("window_start",), "end": ("window_end",), "total": ("sum", "value")}
 
 
-def _harness(assigner: Any, **more: Any) -> KeyedHarness:
-    def stream(rows: KeyedStream[DataStream]) -> DataStream:
-        windows = rows.window(assigner)
-        if assigner.is_event_time:
-            windows = windows.allowed_lateness(ms(more.pop("lateness", 0))).side_output_late_data(LATE)
-        return windows.aggregate_columns(COUNTED, output=Counted, uid="w")
-
-    return KeyedHarness(stream, KeyedInput(Timed, "key", event_time="at"), side_outputs=(LATE,))
-
-
-def test_windows_of_processing_time_end_by_the_time_of_the_batch() -> None:
-    with _harness(TumblingProcessingTimeWindows.of(ms(10))) as h:
-        h.advance_processing_time(12)
-        assert h.push(Timed("a", 1), Timed("b", 2)) == []
-        h.advance_processing_time(18)
-        assert h.push(Timed("a", 4)) == [] and len(h.timers()) == 2
-        h.advance_processing_time(19)
-        assert sorted(h.output) == [Counted("a", 10, 20, 5), Counted("b", 10, 20, 2)]
-        assert h.state_entries() == [] and h.timers() == []
-
-
-def test_sessions_of_processing_time_merge_over_batches() -> None:
-    with _harness(ProcessingTimeSessionWindows.with_gap(ms(10))) as h:
-        h.advance_processing_time(12)
-        assert h.push(Timed("a", 1), Timed("b", 2)) == []
-        h.advance_processing_time(18)
-        assert h.push(Timed("a", 4), Timed("a", 8)) == []
-        h.advance_processing_time(21)
-        assert h.output == [Counted("b", 12, 22, 2)]
-        h.advance_processing_time(27)
-        assert h.output[1:] == [Counted("a", 12, 28, 13)]
-        assert h.state_entries() == [] and h.timers() == []
-
-
 def test_a_session_stores_its_content_in_the_namespace_of_its_first_window() -> None:
-    with _harness(EventTimeSessionWindows.with_gap(ms(10))) as h:
+    with by_columns(SESSIONS) as h:
         h.push(Timed("a", 1, 3), Timed("a", 8, 30))
         h.push(Timed("a", 2, 8))
         session = {"start": 3, "end": 18, "state_start": 3, "state_end": 13}
@@ -177,12 +142,12 @@ def test_a_session_stores_its_content_in_the_namespace_of_its_first_window() -> 
         ]
         h.push(Timed("a", 4, 20), Timed("a", 16, 11))
         h.drain()
-        assert h.output == [Counted("a", 3, 40, 31)]
+        assert h.output == [Total("a", 31, 3, 40)]
 
 
 @pytest.mark.parametrize("at", [None, 1 << 62])
 def test_a_row_without_a_usable_event_time_is_an_error(at: int | None) -> None:
-    with _harness(TumblingEventTimeWindows.of(ms(10))) as h, pytest.raises(StateError) as e:
+    with by_columns(TENS) as h, pytest.raises(StateError) as e:
         h.push(Timed("a", 1, 1), Timed("a", 1, at))
     assert e.value.facts["operator"] == "w" and e.value.hint
 
@@ -367,15 +332,8 @@ def test_sums_of_slices_that_no_window_contains_are_not_limited(rows: list[tuple
         ]
 
 
-LATE_COLUMNS = {"total": ("sum", "value"), "start": ("window_start",), "end": ("window_end",)}
-
-
 def _late_sums(assigner: Assigner, lateness: int) -> KeyedHarness:
-    def declare(rows: KeyedStream[DataStream]) -> DataStream:
-        windows = rows.window(assigner).allowed_lateness(ms(lateness)).side_output_late_data(LATE)
-        return windows.aggregate_columns(LATE_COLUMNS, output=Total, uid="w")
-
-    return KeyedHarness(declare, KeyedInput(Timed, "key", event_time="at"), side_outputs=(LATE,))
+    return by_columns(assigner, lambda windows: windows.allowed_lateness(ms(lateness)).side_output_late_data(LATE))
 
 
 @pytest.mark.parametrize("assigner", [TumblingEventTimeWindows.of(ms(20)), EventTimeSessionWindows.with_gap(ms(20))])

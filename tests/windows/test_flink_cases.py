@@ -39,6 +39,7 @@ from tests.windows.timed_rows import (
     Total,
     Windowed,
     added,
+    by_columns,
     ms,
     processing,
     reducing,
@@ -46,6 +47,7 @@ from tests.windows.timed_rows import (
 
 Make = Callable[[Assigner, Declare], KeyedHarness]
 both = pytest.mark.parametrize("make", [reducing, processing])
+all_ways = pytest.mark.parametrize("make", [reducing, processing, by_columns])
 
 OUT_OF_ORDER = [
     *(Timed("key2", 1, at) for at in (3999, 3000)),
@@ -64,7 +66,7 @@ def _results(h: KeyedHarness, watermarks: list[int]) -> dict[int, list[tuple[str
     return found
 
 
-@both
+@all_ways
 def test_sliding_event_time_windows(make: Make) -> None:
     with make(SlidingEventTimeWindows.of(ms(3000), ms(1000)), lambda w: w) as h:
         h.push(*OUT_OF_ORDER)
@@ -84,7 +86,7 @@ def test_sliding_event_time_windows(make: Make) -> None:
             assert restored.state_entries() == []
 
 
-@both
+@all_ways
 def test_tumbling_event_time_windows(make: Make) -> None:
     with make(TumblingEventTimeWindows.of(ms(3000)), lambda w: w) as h:
         h.push(*OUT_OF_ORDER)
@@ -99,7 +101,7 @@ def test_tumbling_event_time_windows(make: Make) -> None:
             }
 
 
-@both
+@all_ways
 def test_session_windows(make: Make) -> None:
     with make(EventTimeSessionWindows.with_gap(ms(3000)), lambda w: w) as h:
         h.push(Timed("key2", 1, 0), Timed("key2", 2, 1000), Timed("key2", 3, 2500))
@@ -114,21 +116,12 @@ def test_session_windows(make: Make) -> None:
             assert restored.state_entries() == [] and restored.timers() == []
 
 
-@both
+@all_ways
 def test_sessions_that_touch_are_one(make: Make) -> None:
     """Flink's `TimeWindow.intersects` includes the bounds."""
     with make(EventTimeSessionWindows.with_gap(ms(3000)), lambda w: w) as h:
         h.push(Timed("a", 1, 0), Timed("a", 2, 3000), Timed("a", 4, 6001))
         assert h.drain() == [Total("a", 3, 0, 6000), Total("a", 4, 6001, 9001)]
-
-
-def test_a_row_that_connects_two_sessions_merges_their_content_and_timers() -> None:
-    with processing(EventTimeSessionWindows.with_gap(ms(1000))) as h:
-        h.push(Timed("a", 1, 0), Timed("a", 2, 1900))
-        assert [timer.time for timer in h.timers()] == [999, 2899]
-        h.push(Timed("a", 4, 950))
-        assert [(timer.time, timer.namespace) for timer in h.timers()] == [(2899, TimeWindow(0, 2900))]
-        assert h.advance_watermark(5000) == [Total("a", 7, 0, 2900)]
 
 
 @both
@@ -236,7 +229,7 @@ def test_an_evictor_keeps_the_last_rows_of_a_window() -> None:
         assert sorted(row.value for row in h.state("window-contents", "a")) == [4, 8, 16, 32]
 
 
-@both
+@all_ways
 def test_processing_time_windows(make: Make) -> None:
     with make(TumblingProcessingTimeWindows.of(ms(3000)), lambda w: w) as h:
         h.advance_processing_time(3)
@@ -250,7 +243,7 @@ def test_processing_time_windows(make: Make) -> None:
         assert h.state_entries() == []
 
 
-@both
+@all_ways
 def test_sliding_processing_time_windows(make: Make) -> None:
     with make(SlidingProcessingTimeWindows.of(ms(3000), ms(1000)), lambda w: w) as h:
         h.push(Timed("a", 1))
@@ -260,7 +253,7 @@ def test_sliding_processing_time_windows(make: Make) -> None:
         assert [(each.total, each.end) for each in h.advance_processing_time(4000)] == [(3, 3000), (2, 4000)]
 
 
-@both
+@all_ways
 def test_processing_time_sessions(make: Make) -> None:
     with make(ProcessingTimeSessionWindows.with_gap(ms(3000)), lambda w: w) as h:
         h.advance_processing_time(3)
@@ -339,7 +332,7 @@ def _with(lateness: int = 0, *, purges: bool = False) -> Declare:
 # -- windows of a fixed length ----------------------------------------------------------------------------------------
 
 
-@both
+@all_ways
 def test_a_row_for_an_ended_window_goes_to_the_late_output(make: Make) -> None:
     with make(TumblingEventTimeWindows.of(ms(2000)), _with()) as h:
         h.push(*_one(1000))
@@ -353,7 +346,7 @@ def test_a_row_for_an_ended_window_goes_to_the_late_output(make: Make) -> None:
         assert h.state_entries() == [] and h.timers() == []
 
 
-@both
+@all_ways
 def test_a_row_is_late_if_all_its_sliding_windows_have_ended(make: Make) -> None:
     with make(SlidingEventTimeWindows.of(ms(3000), ms(1000)), _with()) as h:
         h.push(*_one(1000))

@@ -76,3 +76,13 @@ def processing(
         return declare(rows.window(assigner)).process(function or Sum(), output=Total, uid="w")
 
     return KeyedHarness(stream, KeyedInput(Timed, "key", event_time="at"), side_outputs=(LATE,))
+
+
+def by_columns(assigner: Assigner, declare: Declare = lambda windows: windows) -> KeyedHarness:
+    """Returns a harness that sums the values of each window by columns."""
+    columns = {"total": ("sum", "value"), "start": ("window_start",), "end": ("window_end",)}
+
+    def stream(rows: KeyedStream[DataStream]) -> DataStream:
+        return declare(rows.window(assigner)).aggregate_columns(columns, output=Total, uid="w")
+
+    return KeyedHarness(stream, KeyedInput(Timed, "key", event_time="at"), side_outputs=(LATE,))

@@ -224,14 +224,6 @@ def test_a_claim_that_the_storage_does_not_confirm_fails_and_can_be_repeated() -
     assert _owner(storage) == (MINE, 1)
 
 
-def test_a_claim_of_a_deleted_savepoint_is_refused() -> None:
-    storage = MemoryStorage("memory://kept")
-    with raises(ConfigError, savepoint="memory://kept/savepoints/mine-00000000"):
-        _do(storage, ("claim", MINE, 1))
-    _do(storage, ("release", MINE, 2))
-    assert not is_claimed(storage, FOLDER)
-
-
 class _Disposed(PosixStorage):
     """Storage in which a user's command deletes the savepoint just before the first slot is created."""
 

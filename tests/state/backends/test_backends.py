@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from stateflow.clock import ManualClock
 from stateflow.config.settings import BACKENDS, RocksDBSettings, StateSettings
@@ -16,7 +13,7 @@ from stateflow.errors import ConfigError
 from stateflow.state.backends import hash_maps
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.backends.factory import StoreLocation, open_backend, read_entries
-from stateflow.state.backends.hash_maps import DictBackend, FilesystemBackend, check_limit
+from stateflow.state.backends.hash_maps import FilesystemBackend, check_limit
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.host_cache import HostCache
 from stateflow.storage import MemoryStorage, PosixStorage, Storage
@@ -71,37 +68,6 @@ class TestEveryBackend(StateBackendConformance):
     def _linked_files(self, subtasks: OperatorSubtasks, tmp_path: Path) -> None:
         """Stored files are links to those that a store has open: it must never change one."""
         subtasks.storage = PosixStorage(tmp_path / "root")
-
-
-@given(st.lists(st.none() | st.dictionaries(st.sampled_from([b"a", b"b", b"c"]), st.none() | st.just(b"x"))))
-def test_dictionaries_are_scanned_in_order_after_any_writes(steps: list[dict[bytes, bytes | None] | None]) -> None:
-    """None is a scan."""
-    store, model = DictBackend(), dict[bytes, bytes | None]()
-    for changes in [*steps, None]:
-        if changes is None:
-            assert list(store.scan(b"")) == sorted((k, v) for k, v in model.items() if v is not None)
-        else:
-            store.write(changes)
-            model |= changes
-
-
-@pytest.mark.parametrize(
-    ("before", "after"), [*product(["memory", "filesystem-files", "rocksdb", "rocksdb-full"], repeat=2)]
-)
-def test_state_of_any_backend_is_restored_by_any_other(tmp_path: Path, before: str, after: str) -> None:
-    first = _subtasks(tmp_path / "first", before)
-    first.open(parallelism=5)
-    first.write({key_of(g, bytes([n])): bytes([g, n]) for g in range(GROUPS) for n in range(5)})
-    first.write({key_of(g, b"\x03"): None for g in range(GROUPS)})
-    states, content = first.snapshot(), first.content()
-    first.close()
-
-    second = _subtasks(tmp_path / "second", after, first.storage)
-    second.open(states, 2)
-    assert second.content() == content
-    second.restored(2)
-    assert second.content() == content
-    second.close()
 
 
 @pytest.mark.parametrize("after", ["memory", "filesystem-files", "rocksdb"])

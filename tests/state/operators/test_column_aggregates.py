@@ -22,12 +22,14 @@ from hypothesis import strategies as st
 
 from stateflow.api.aggregates import hyperloglog
 from stateflow.api.aggregates.column_aggregates import ColumnAggregates
+from stateflow.api.aggregates.partial import Partial, PartialAggregation
 from stateflow.api.schema import RowSchema
 from stateflow.errors import CorruptFile, JobDefinitionError, StateError
 from stateflow.runtime.executor import ChainSpec
 from stateflow.runtime.task.row_conversion import to_batch, to_rows
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.types.columns.precision import precision
+from stateflow.types.columns.shapes import shape_of
 from tests.support.errors import raises
 from tests.support.operators import chain_of, outputs_of, pieces_of, vector_operator
 
@@ -295,13 +297,33 @@ def test_floats_are_divided_where_that_is_wanted() -> None:
         assert aggregates_of({"n": ("count", "whole"), "x": (kind, "whole")}).split(divide_floats=True) is None
 
 
-def test_many_rows_are_aggregated_in_bounded_memory_and_none_give_none() -> None:
-    aggregation = aggregates_of({"n": ("count", "whole")}).split()
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({}, [100]),
+        ({"rows_at_once": 40}, [40, 40, 20]),
+        ({"bytes_at_once": 3 * 10_000}, [20] * 5),
+        ({"bytes_at_once": 1}, [10] * 10),
+    ],
+)
+def test_a_part_has_no_more_rows_and_bytes_than_its_limits_or_one_batch(
+    limits: dict[str, Any], expected: list[int]
+) -> None:
+    aggregation = aggregates_of({"n": ("count", "text")}).split()
     assert aggregation is not None
-    first = replace(aggregation, rows_at_once=100)
-    made = first.apply([to_batch([Row(1, n)] * 40, RowSchema.of(Row)) for n in range(5)])
-    assert [b.to_pylist() for b in made] == [[{"key": 1, "n__count": n}] for n in (80, 80, 40)]
-    assert list(first.apply([to_batch([], RowSchema.of(Row))])) == []
+    # A batch has ten texts of 1,000 bytes each.
+    batch = to_batch([Row(1, text="k" * 1000)] * 10, RowSchema.of(Row)).select(["key", "text"])
+    found = replace(aggregation, **limits).apply([batch] * 10)
+    assert [row for made in found for row in made.column("n__count").to_pylist()] == expected
+    assert list(aggregation.apply([to_batch([], RowSchema.of(Row))])) == []
+
+
+@pytest.mark.parametrize(("key", "is_split"), [("key", True), ("whole__count", False), ("Whole__Count", False)])
+def test_rows_are_not_aggregated_if_names_differ_in_case_at_most(key: str, is_split: bool) -> None:
+    # Spark ignores the case of names.
+    partials = {"n": (Partial("whole__count", "whole", "count", shape_of(int)),)}
+    made = PartialAggregation.of([replace(RowSchema.of(Row).column("key"), name=key)], partials)
+    assert (made is not None) == is_split
 
 
 @pytest.mark.parametrize("count", [0, 10, 3000, 50_000])
