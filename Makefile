@@ -47,14 +47,14 @@ ui: setup  ## the same with Airflow's web interface
 # Lint first, because it is quick, but a line that is too long does not hide what the tests say: both run, both count,
 # and pytest has the last word.
 test: setup  ## lint, then the tests that are not marked slow or setup; PACKAGE=connectors/kafka those of a package
-	@$(MAKE) lint; lint=$$?; \
+	@$(MAKE) lint; lint=$$?; echo "make test: lint took $$SECONDS s"; \
 	if [ $$lint -ne 0 ]; then echo "make test: lint failed, see above; running the tests nevertheless"; fi; \
 	files=$$([ -z "$(PACKAGE)" ] || $(RUN) python scripts/affected_tests.py $(PACKAGE)) || exit 1; \
 	$(PYTEST) -m "not slow and not setup" $$files; tests=$$?; \
 	exit $$((lint || tests))
 
 test-all: setup  ## lint, then every test
-	@$(MAKE) lint; lint=$$?; \
+	@$(MAKE) lint; lint=$$?; echo "make test-all: lint took $$SECONDS s"; \
 	if [ $$lint -ne 0 ]; then echo "make test-all: lint failed, see above; running the tests nevertheless"; fi; \
 	$(PYTEST); tests=$$?; \
 	exit $$((lint || tests))
