@@ -16,12 +16,13 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import stateflow
 from stateflow.api.state_backends import StateBackend
-from stateflow.checkpoint.log.documents import Manifest
+from stateflow.checkpoint.log.documents import Manifest, SavepointFormat
 from stateflow.clock import ManualClock
 from stateflow.compare.changes import to_json
 from stateflow.compare.snapshots import DiffOptions, SnapshotDiff, compare, split_location
 from stateflow.compare.summary import DiffLimits, StateDiff, states_beyond
 from stateflow.errors import ConfigError
+from stateflow.operations import SavepointRequest, create_savepoint
 from stateflow.query.snapshot import Snapshot, open_snapshot
 from stateflow.query.state import entries_of
 from stateflow.storage import MemoryStorage
@@ -70,15 +71,22 @@ def jobs(tmp_path: Path) -> LocalJobs:
 def test_two_jobs_that_have_processed_the_same_rows_have_equal_state(
     jobs: LocalJobs, tmp_path: Path, other: dict[str, Any]
 ) -> None:
-    """Whatever their backends, parallelism and batches are."""
+    """Whatever their backends, parallelism and batches are; and what a further row changes is all that differs then."""
     rows = rows_of(1, 60)
     jobs.run(build_job(jobs, rows, 0))
     second = jobs_in(tmp_path / "two")
     second.run(build_job(second, rows, 0), **other)
-    found = stateflow.diff(str(jobs.folder / "root"), str(second.folder / "root"))
+    roots = str(jobs.folder / "root"), str(second.folder / "root")
+    found = stateflow.diff(*roots)
     assert changes_of(found) == {}
     assert found.keys == 0
     assert {state.operator for state in found.states} == {"every"}
+    # One more row, also in a canonical savepoint.
+    second.run(build_job(second, [*rows, Row(60, "z", 9, "update", value=5, at=-1)], 0), **other)
+    create_savepoint(roots[1], SavepointRequest(name="c", format=SavepointFormat.CANONICAL, from_head=True))
+    for change, sides in (("added", roots), ("removed", roots[::-1]), ("added", (roots[0], f"{roots[1]}@c"))):
+        wanted = {("every", state, change): [('["z",9]', "5")] for state in ("one", "brief")}
+        assert changes_of(stateflow.diff(*sides)) == wanted
 
 
 _A, _B = '["a",1]', '["b",2]'
@@ -293,6 +301,7 @@ class ComparedHistory(EveryHistory):
         super().teardown()
 
 
+@pytest.mark.long(reason="draws many histories")
 def test_after_any_history_the_difference_of_two_snapshots_is_that_of_their_values() -> None:
     few = settings(max_examples=max(1, settings().max_examples // 8), stateful_step_count=8)
     run_state_machine_as_test(ComparedHistory, settings=few)

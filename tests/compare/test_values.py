@@ -189,7 +189,6 @@ class Large(msgspec.Struct):
 
 
 def _snapshot(values: Mapping[Any, bytes], value_type: object, key_type: str = "int", kind: str = "value") -> Snapshot:
-    """A snapshot of the state ``last``, whose values are msgpack."""
     entries = {
         key_group([key], [key_type], GROUPS).to_bytes(2) + state_id("last") + encode_key((key, None)): b"\x01" + value
         for key, value in values.items()

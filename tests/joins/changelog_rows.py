@@ -19,8 +19,6 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """A result: ids and values of both rows."""
-
     left: str | None
     right: str | None
     kind: RowKind = RowKind.INSERT

@@ -31,8 +31,6 @@ class Right(msgspec.Struct, frozen=True):
 
 
 class Pair(msgspec.Struct, frozen=True, order=True):
-    """A joined pair: event times and values of both rows."""
-
     key: str | None
     left: int | None
     right: int | None

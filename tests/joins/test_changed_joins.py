@@ -18,8 +18,6 @@ from tests.support.errors import raises
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A nested row, with equal content as `ReorderedPart`."""
-
     size: int
     name: str
 

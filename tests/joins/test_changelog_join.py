@@ -31,8 +31,6 @@ Result = tuple[str, Any, Any]
 
 
 class Upsert(msgspec.Struct, frozen=True):
-    """A row that replaces the row of its key and id."""
-
     key: str | None
     id: int
     value: int = 0
@@ -247,7 +245,6 @@ class _Side:
         return [row for action, number in steps for row in self._apply(action, number)]
 
     def _apply(self, action: int, number: int) -> list[Any]:
-        """Inserts, or changes or deletes one of the rows."""
         new = Upsert(("a", "b", None)[number % 3], number // 4, action)
         if self.form == "appends":
             self.table.append(new)
@@ -302,8 +299,6 @@ histories = st.builds(
 
 
 def _tables(left: list[Any], right: list[Any], how: str, where: Any) -> Counter[tuple[Any, Any]]:
-    """Returns the join of two tables, by nested loops."""
-
     def is_joined(x: Any, y: Any) -> bool:
         return bool(x.key == y.key is not None and (where is None or where(x, y)))
 

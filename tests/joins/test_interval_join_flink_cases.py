@@ -114,8 +114,6 @@ def test_late_rows_are_dropped_by_default() -> None:
 
 
 class Emits(EmitPair):
-    """Emits to a side output, or raises."""
-
     TAG = OutputTag("sums", Pair)
 
     def process_element(self, left: Left, right: Right, ctx: JoinContext) -> Iterator[Pair]:

@@ -65,7 +65,6 @@ class Airports:
         self._folder = folder
 
     def write(self, *airports: Airport) -> None:
-        """Replaces the content."""
         columns = [("faa", pa.string()), ("city", pa.string()), ("altitude", pa.int64()), ("latitude", pa.float64())]
         schema = pa.schema([*columns, ("opened", pa.timestamp("us"))])
         rows = [dict(zip(schema.names, row, strict=True)) for row in airports]

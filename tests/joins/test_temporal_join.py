@@ -64,9 +64,6 @@ def test_a_late_row_gets_a_version_that_is_still_kept() -> None:
         assert sorted(h.advance_watermark(7), key=repr) == [Pair("k", 2, None, 1), Pair("k", 5, 5, 0, "b")]
 
 
-# -- a changelog of versions ------------------------------------------------------------------------------------------
-
-
 class Version(msgspec.Struct, frozen=True):
     kind: RowKind
     id: str | None
@@ -114,21 +111,15 @@ def test_changelogs_that_a_temporal_join_cannot_take_are_refused() -> None:
         assert caught.value.facts["key"] == ["id"] and caught.value.facts["upsert_key"] == list(keys)
 
 
-# -- random histories -------------------------------------------------------------------------------------------------
-
 events = st.tuples(st.sampled_from(["left", "left", ADD, UA, D]), st.sampled_from([None, "a", "b"]), st.integers(0, 30))
 cuts = st.lists(st.tuples(st.integers(0, 40), st.sampled_from([0, 0, 1, 3])), max_size=5).map(sorted)
 
 
 @one_in(3)
 @given(
-    st.lists(events, max_size=40),
-    cuts,
-    st.sampled_from(["inner", "left"]),
-    st.booleans(),
-    st.sampled_from([None, 1, 3]),
-    st.sampled_from([0, 30]),
-)
+    st.lists(events, max_size=40), cuts, st.sampled_from(["inner", "left"]), st.booleans(),
+    st.sampled_from([None, 1, 3]), st.sampled_from([0, 30]),
+)  # fmt: skip
 @example([(ADD, "a", 0), ("left", "a", 1), (ADD, "a", 1), ("left", "a", 30)], [(1, 0), (2, 3)], "left", False, None, 0)
 def test_rows_get_the_versions_of_plain_python(
     script: list[tuple[Any, str | None, int]],

@@ -27,8 +27,6 @@ from tests.joins.joined_rows import Keyed, Left, Pair, Right, harness, ms, pair_
 
 
 class Group(msgspec.Struct, frozen=True, order=True):
-    """The times of both sides of a window."""
-
     key: str
     start: int
     left: list[int]

@@ -42,8 +42,6 @@ class Search:
 
 @dataclass(frozen=True)
 class Failure:
-    """A history that broke a rule."""
-
     search: Search
     seed: int
     rule: str
@@ -61,8 +59,6 @@ class Failure:
 
 @dataclass
 class Report:
-    """The results of a number of histories."""
-
     histories: int = 0
     stats: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)

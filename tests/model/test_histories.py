@@ -10,15 +10,9 @@ from tests.model.history import Search, explore, play
 from tests.model.simulation.plan import PLANS, Fault
 
 _HISTORIES = {
-    "mixed": 600,
-    "rewinds": 1500,
-    "vacuum": 1200,
-    "keeping": 600,
-    "given-up": 1500,
-    "asynchronous": 1000,
-    "shared": 1000,
-    "claims": 600,
-}
+    "mixed": 600, "rewinds": 1500, "vacuum": 1200, "keeping": 600, "given-up": 1500, "asynchronous": 1000,
+    "shared": 1000, "claims": 600,
+}  # fmt: skip
 """Of directed searches; 300 by default."""
 _FEW = {"held": 150, "vacuum": 120}
 """What finds the planted bugs in `make test`; 25 by default."""

@@ -70,7 +70,6 @@ class Rule:
         return row.name in self.names and not (self.rises and path and path[-1][1].price > row.price)
 
     def declared(self, pattern: Pattern | None, name: str, skip: AfterMatchSkipStrategy) -> Pattern:
-        """The pattern with this stage."""
         condition = self._rising if self.rises else (lambda row, names=self.names: row.name in names)
         if pattern is None:
             made = Pattern.begin(name, condition, skip=skip)

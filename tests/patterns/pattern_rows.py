@@ -37,7 +37,6 @@ Condition = Callable[[Row], bool]
 
 
 def named(*names: str) -> Condition:
-    """A condition: the row has one of these names."""
     return lambda row: row.name in names
 
 
@@ -59,8 +58,6 @@ def as_text(match: Mapping[str, list[Row]]) -> Found:
 
 
 def matching(pattern: Pattern) -> Callable[[KeyedStream[DataStream]], DataStream]:
-    """The operator of a pattern."""
-
     def declare(rows: KeyedStream[DataStream]) -> DataStream:
         matched = rows.match_pattern(pattern)
         if pattern.within_ms is not None:
@@ -71,7 +68,6 @@ def matching(pattern: Pattern) -> Callable[[KeyedStream[DataStream]], DataStream
 
 
 def harness(pattern: Pattern, **settings: Any) -> KeyedHarness:
-    """A harness of the operator."""
     tags = () if pattern.within_ms is None else (TIMED_OUT,)
     return KeyedHarness(matching(pattern), INPUT, side_outputs=tags, **settings)
 
@@ -86,5 +82,4 @@ def matches(pattern: Pattern, text: str) -> list[str]:
 
 
 def texts(found: Iterable[Found]) -> list[str]:
-    """Matches as text, sorted."""
     return sorted(each.rows for each in found)

@@ -131,16 +131,13 @@ def histories(draw: st.DrawFn) -> History:
     events = draw(
         st.lists(
             st.tuples(
-                st.integers(0, 14),
-                st.sampled_from("kkj"),
-                st.sampled_from("aabbc"),
-                st.integers(0, 2),
+                st.integers(0, 14), st.sampled_from("kkj"), st.sampled_from("aabbc"), st.integers(0, 2),
                 st.integers(0, 4),
             ),
             min_size=3,
             max_size=11,
         )
-    )
+    )  # fmt: skip
     disorder = draw(st.sampled_from([0, 4]))
     # No row is later than declared.
     arrived = sorted(events, key=lambda event: event[0] + min(event[4], disorder))

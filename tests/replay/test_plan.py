@@ -228,6 +228,10 @@ def bounded_job(tmp_path: Path) -> Iterator[CliFixture]:
     store_cache.close_all()
 
 
+def _again(job: CliFixture, batch: int, **more: Any) -> ReplayReport:
+    return stateflow.replay_batch(job.job, job.root, batch, settings=job.settings, **more)
+
+
 def test_a_batch_is_returned_as_rows_and_changes_of_state(bounded_job: CliFixture) -> None:
     bounded_job.run()
     settings = bounded_job.folder / "job.toml"
@@ -251,9 +255,7 @@ def test_one_key_has_no_entry_of_a_longer_key(bounded_job: CliFixture, backend: 
     bounded_job.settings |= {"state.backend": backend, "parallelism": "2"}
     bounded_job.run()
     for number, name in enumerate(names):
-        report = stateflow.replay_batch(
-            bounded_job.job, bounded_job.root, THIRD, settings=bounded_job.settings, key=[name]
-        )
+        report = _again(bounded_job, THIRD, key=[name])
         (key,) = report.keys
         assert report.is_same
         assert [(call.given["key"], call.given["number"]) for call in key.calls] == [(name, 8 + number)]
@@ -265,11 +267,9 @@ def test_one_key_has_no_entry_of_a_longer_key(bounded_job: CliFixture, backend: 
 def test_what_cannot_be_replayed_is_an_error_with_what_can(bounded_job: CliFixture) -> None:
     bounded_job.run()
     with raises(ConfigError, batch=9, kept=[FIRST, SECOND, THIRD]):
-        stateflow.replay_batch(bounded_job.job, bounded_job.root, 9, settings=bounded_job.settings)
+        _again(bounded_job, 9)
     with raises(ConfigError, operator="other"):
-        stateflow.replay_batch(
-            bounded_job.job, bounded_job.root, THIRD, settings=bounded_job.settings, key=["a"], operator="other"
-        )
+        _again(bounded_job, THIRD, key=["a"], operator="other")
 
 
 def test_a_value_of_a_key_may_have_the_type_of_its_column(bounded_job: CliFixture) -> None:
@@ -278,9 +278,7 @@ def test_a_value_of_a_key_may_have_the_type_of_its_column(bounded_job: CliFixtur
     text = text.replace("yield Total(row.key,", "yield Total(row.key.decode(),")
     bounded_job.write(BUILD, text)
     bounded_job.run()
-    (key,) = stateflow.replay_batch(
-        bounded_job.job, bounded_job.root, SECOND, settings=bounded_job.settings, key=[b"b"]
-    ).keys
+    (key,) = _again(bounded_job, SECOND, key=[b"b"]).keys
     assert [call.given["number"] for call in key.calls] == [4, 7]
 
 
@@ -369,8 +367,6 @@ SLICE = 4
 
 
 class Timed(msgspec.Struct):
-    """A row of `EveryState` with an event time."""
-
     key: str
     number: int
     steps: bytes
@@ -378,19 +374,15 @@ class Timed(msgspec.Struct):
 
 
 class TickingClock(ManualClock):
-    """A clock by which every batch has another processing time."""
-
     def now(self) -> Any:
         self.sleep(timedelta(milliseconds=1))
         return super().now()
 
 
 visits = st.tuples(
-    st.sampled_from(["a", "b", "", "a\0"]),
-    st.sampled_from([None, "n"]),
-    st.lists(steps | st.just(("fail", "")), min_size=1, max_size=5),
-    st.integers(0, 120),
-)
+    st.sampled_from(["a", "b", "", "a\0"]), st.sampled_from([None, "n"]),
+    st.lists(steps | st.just(("fail", "")), min_size=1, max_size=5), st.integers(0, 120),
+)  # fmt: skip
 
 
 def _rows(drawn: Sequence[Any], start: int) -> list[Timed]:
@@ -461,11 +453,9 @@ def test_every_batch_of_a_random_job_leads_to_its_state_and_rows_again(
 
 
 def published(jobs: LocalJobs, name: str) -> dict[int, list[dict[str, Any]]]:
-    """The rows of a table by the checkpoint that published them."""
     return {token: rows for token, rows in folder_tables.by_token(jobs.sink(name).folder).items() if rows}
 
 
 def comparable(rows: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
-    """Rows as a table of JSON files has them."""
     found: list[dict[str, Any]] = json.loads(json.dumps(list(rows), default=str))
     return found

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
 from tests.replay.replay_process import SparkReplays, spark_replays
 from tests.servers.kafka import Kafka, kafka_broker
-from tests.spark.jobs import delta_input, folders
+from tests.spark.jobs import folders
 from tests.spark.kafka_job import KafkaJob
 from tests.spark.processes import ModuleJob
+from tests.spark.test_delta_input_job import DeltaJob
 from tests.support import folder_tables, root_files
 from tests.support.cli_fixture import contents
 from tests.support.ledger_job import LedgerJob
@@ -186,22 +186,6 @@ def test_records_that_kafka_has_removed_are_an_error(spark: SparkReplays, orders
 
 
 # -- Delta ------------------------------------------------------------------------------------------------------------
-
-
-class DeltaJob(ModuleJob):
-    """The job of `tests.spark.jobs.delta_input`, and the table that it reads."""
-
-    def __init__(self, folder: Path, **settings: object) -> None:
-        super().__init__(folder, delta_input, parallelism=2, **settings)  # type: ignore[arg-type]
-
-    @property
-    def input(self) -> Path:
-        return self.folder / "items"
-
-    def add(self, *ids: int) -> None:
-        rows = pa.table({"id": pa.array(ids, pa.int64()), "name": pa.array(["a"] * len(ids), pa.string())})
-        feed = {"delta.enableChangeDataFeed": "true"}
-        write_deltalake(str(self.input), rows, mode="append", configuration=feed)
 
 
 def test_batches_over_a_delta_table_show_their_rows(spark: SparkReplays, tmp_path: Path) -> None:

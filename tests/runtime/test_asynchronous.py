@@ -31,8 +31,6 @@ ROWS = [Row(f"k{n % 3}", n) for n in range(12 * SLICE)]
 
 
 class Count(KeyedProcessFunction[Row, Row]):
-    """Numbers the rows of a key."""
-
     def open(self, ctx: RuntimeContext) -> None:
         self.seen = ctx.get_state(ValueStateDescriptor("seen", int, default=0))
 

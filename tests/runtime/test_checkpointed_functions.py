@@ -25,16 +25,7 @@ from tests.support.graphs import Row
 from tests.support.local_jobs import LocalJobs
 
 ROWS = [Row("a", n) for n in range(6)]
-INTS = ListStateDescriptor("ints", int)
 RULES = MapStateDescriptor("rules", str, int)
-
-
-def _process(jobs: LocalJobs, function: Any, on_error: Any = "fail", **settings: Any) -> None:
-    def operators(rows: Any) -> Any:
-        return rows.key_by("key", order_by=("number",)).process(function, output=Row, uid="op", on_error=on_error)
-
-    # Synchronous checkpoints: each batch receives the notification about the checkpoint before it.
-    jobs.apply(ROWS, operators, checkpoints__asynchronous="no", **settings)
 
 
 class Calls(KeyedProcessFunction[Row, Row], CheckpointedFunction, CheckpointListener):
@@ -60,34 +51,17 @@ class Calls(KeyedProcessFunction[Row, Row], CheckpointedFunction, CheckpointList
 
 
 def test_each_batch_initializes_opens_notifies_and_snapshots(jobs: LocalJobs) -> None:
-    _process(jobs, Calls(), source__max_rows_per_batch=2, checkpoints__retained=9)
+    # With synchronous checkpoints, each batch receives the notification about the checkpoint before it.
+    jobs.apply(
+        ROWS,
+        lambda rows: rows.key_by("key", order_by=("number",)).process(Calls(), output=Row, uid="op"),
+        source__max_rows_per_batch=2, checkpoints__retained=9, checkpoints__asynchronous="no",
+    )  # fmt: skip
     first = ["initialize", "open", "snapshot"]
     committed = root_files.kept_refs(jobs.folder / "root")[0]["id"]
     later = ["initialize, restored", "open", f"complete {committed}", "snapshot"]
     calls = [(json.loads(log), count) for log, count, _ in jobs.rows()]
     assert calls == [([], 1), ([], 2), (first, 3), (first, 4), (later, 5), (later, 6)]
-
-
-class Adds(KeyedProcessFunction[Row, Row], CheckpointedFunction):
-    """Adds a row's number, then fails on odd ones."""
-
-    def initialize_state(self, ctx: FunctionInitializationContext) -> None:
-        self.ints = ctx.get_operator_state_store().get_list_state(INTS)
-
-    def process_element(self, row: Row, ctx: Context) -> Iterator[Row]:
-        self.ints.add(row.number)
-        if row.number % 2:
-            raise ValueError("odd")
-        yield Row(row.key, sum(self.ints.get()))
-
-
-def test_a_dead_letter_leaves_nothing_in_operator_state(jobs: LocalJobs) -> None:
-    _process(jobs, Adds(), on_error=DeadLetters(9))
-    assert [number for _, number, _ in jobs.rows()] == [0, 2, 6]
-    assert len(jobs.letters()) == 3
-
-
-# -- broadcast state ------------------------------------------------------------------------------------------------
 
 
 class Rules(KeyedBroadcastProcessFunction[Row, Row, Row]):

@@ -125,15 +125,11 @@ def test_functions_after_an_operator_are_applied_in_order_by_its_task(tmp_path: 
     assert sorted(jobs.rows()) == [(30, 15), (40, 20), (50, 25)]
 
 
-# -- row functions ----------------------------------------------------------------------------------------------------
-
 INFO = TaskInfo("", 3, 0, 128, datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC))
 SCHEMA = RowSchema.of(Row)
 
 
 class Noted(RichMapFunction[Row, Row]):
-    """Notes what is called."""
-
     def __init__(self, calls: list[str]) -> None:
         self.calls = calls
 

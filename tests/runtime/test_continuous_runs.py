@@ -65,8 +65,6 @@ class Arriving(Growing):
 
 
 class ContinuousJobs(TimerJobs):
-    """Runs of a job whose list of rows grows while it runs."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.clock = self.acting = ActingClock()
@@ -76,7 +74,6 @@ class ContinuousJobs(TimerJobs):
         self.polls: list[float] = []
 
     def add(self, seconds: float, *rows: Event) -> None:
-        """Makes rows arrive at a time."""
         self.acting.at(seconds, lambda: self.arrived.extend(rows))
 
     def build(self, function: Any, env: StreamExecutionEnvironment) -> None:
@@ -85,15 +82,12 @@ class ContinuousJobs(TimerJobs):
         made.sink_to(self.sink("out"), uid="out")
 
     def stay_up(self, function: Any, **settings: Any) -> JobRun:
-        """Makes a continuous run, until it ends."""
         run = self.prepare(partial(self.build, function), **{"run__until": "stopped", **settings})
         self.execute(run)
         return run
 
 
 class Polled(Arriving):
-    """Records when it is read."""
-
     def __init__(self, rows: list[Event], jobs: ContinuousJobs) -> None:
         super().__init__(rows)
         self._jobs = jobs

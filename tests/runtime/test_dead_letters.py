@@ -95,18 +95,6 @@ def test_each_task_of_each_batch_has_the_whole_budget(jobs: LocalJobs) -> None:
     assert len(jobs.letters()) == 4
 
 
-def test_without_dead_letters_a_failing_row_is_named_and_its_batch_leaves_nothing(jobs: LocalJobs) -> None:
-    rows = ROWS[:1] + ROWS[3:5] + ROWS[6:8] + ROWS[8:]
-    row = "Row(key='b', number=9, other=None)"
-    with raises(UserCodeError, operator="tally", key="{'key': 'b'}", row=row) as raised:
-        jobs.apply(rows, lambda rows: _tally(rows, "fail"), checkpoints__asynchronous=False)
-    assert all(word in raised.value.message for word in ("process_element", "ValueError", "9 is divided by 3"))
-    assert len(jobs.results) == 1 and len(jobs.rows()) == 4
-
-
-# -- declarations ---------------------------------------------------------------------------------------------------
-
-
 def test_dead_letters_need_a_sink_and_only_streams_with_the_policy_have_them() -> None:
     rows = StreamExecutionEnvironment({}).from_collection(ROWS, Row, uid="rows")
     for without in (rows, rows.map(lambda row: row), _tally(rows, "fail")):
@@ -124,15 +112,7 @@ def test_dead_letters_need_a_sink_and_only_streams_with_the_policy_have_them() -
     env.graph.check()
 
 
-# -- functions of two streams ---------------------------------------------------------------------------------------
-
-
-# -- row functions --------------------------------------------------------------------------------------------------
-
-
 class Counting(RichMapFunction[Row, Row]):
-    """Fails on every third row that it receives."""
-
     def open(self, ctx: RuntimeContext) -> None:
         self.seen = 0
 
@@ -191,8 +171,6 @@ def test_a_row_function_has_its_budget_in_each_batch(jobs: LocalJobs) -> None:
 
 
 class Broken(KeyedProcessFunction[Row, Row]):
-    """Meets an error of the system."""
-
     def process_element(self, row: Row, ctx: Context) -> None:
         raise BatchFailed("a disk is full", disk="sda")
 

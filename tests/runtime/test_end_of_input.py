@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +12,6 @@ import pytest
 from stateflow import FileSource, StreamExecutionEnvironment, TimerService
 from stateflow.api.sink import SinkContext, SinkTable
 from stateflow.api.source import CollectionSource, Source
-from stateflow.api.streams.data_stream import DataStream
 from stateflow.checkpoint.log.documents import SourcePosition
 from stateflow.connectors.python import PythonSource
 from stateflow.errors import StorageError
@@ -22,7 +20,7 @@ from stateflow.runtime.driver import batch_runner
 from stateflow.runtime.job import Positions
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.testing.sinks import FolderSink
-from tests.runtime.timer_jobs import STRATEGY, Alarm, Event, Note, Streams, TimerJobs, timed
+from tests.runtime.timer_jobs import Alarm, Event, Note, Streams, TimerJobs, timed
 from tests.support import root_files
 from tests.support.errors import raises
 from tests.support.local_jobs import Growing
@@ -107,29 +105,13 @@ def test_a_drained_checkpoint_is_marked_until_rows_follow(jobs: TimerJobs, caplo
     assert warned_of() == [drained.checkpoint_id]
 
 
-def test_a_source_that_has_ended_does_not_hold_the_watermark_back(jobs: TimerJobs) -> None:
-    def streams(env: StreamExecutionEnvironment) -> DataStream:
-        never_idle = STRATEGY.with_idleness(timedelta(days=1))
-        ended = env.from_collection([Event("a", 1)], Event, uid="ended")
-        growing = env.from_source(Growing([Event("b", at) for at in (2, 5 * HOUR)], Event), uid="rows")
-        first, second = (stream.assign_timestamps_and_watermarks(never_idle) for stream in (ended, growing))
-        return first.union(second)
-
-    jobs.process(streams, Alarm(HOUR))
-    fired = {(note.key, note.at, note.watermark) for note in jobs.notes("timer")}
-    assert fired == {(key, HOUR + at, 5 * HOUR - 1) for key, at in (("a", 1), ("b", 2))}
-
-
 def test_collections_and_sources_that_are_declared_bounded_are_bounded() -> None:
     env = StreamExecutionEnvironment()
     sources = {
-        "files": FileSource("/in", schema=Event),
-        "all-files": FileSource("/in", schema=Event, bounded=True),
-        "list": CollectionSource([], Event),
-        "growing": Growing([], Event),
-        "on-spark": PythonSource(CollectionSource([], Event)),
-        "growing-on-spark": PythonSource(Growing([], Event)),
-    }
+        "files": FileSource("/in", schema=Event), "all-files": FileSource("/in", schema=Event, bounded=True),
+        "list": CollectionSource([], Event), "growing": Growing([], Event),
+        "on-spark": PythonSource(CollectionSource([], Event)), "growing-on-spark": PythonSource(Growing([], Event)),
+    }  # fmt: skip
     first, *others = [env.from_source(cast(Source, source), uid=uid) for uid, source in sources.items()]
     first.union(*others).key_by("key").process(Alarm(), output=Note, uid="alarm")
     assert plan_job(env.graph, 1).bounded == {"all-files", "list", "on-spark"}

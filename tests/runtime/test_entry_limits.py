@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from stateflow import DeadLetters, ListStateDescriptor, ReducingStateDescriptor, RuntimeContext
+from stateflow import DeadLetters, ListStateDescriptor, RuntimeContext
 from stateflow.api.dead_letters import LONGEST_KEY, LONGEST_ROW
-from stateflow.api.functions.checkpointed import CheckpointedFunction, FunctionInitializationContext
 from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.config.settings import LARGEST_KEY, EntryLimits
@@ -27,6 +25,7 @@ from stateflow.runtime.task.operator_runtime import InitialState
 from stateflow.runtime.task.vector_operator import VectorOperator
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.kinds.timers import TimerIndex
+from stateflow.testing import KeyedHarness, KeyedInput
 from stateflow.types.descriptors import MapStateDescriptor, ValueStateDescriptor
 from tests.support import root_files
 from tests.support.errors import raises
@@ -34,6 +33,8 @@ from tests.support.graphs import Row
 from tests.support.local_jobs import Growing, LocalJobs
 from tests.support.operators import Row as OpRow
 from tests.support.operators import chain_of, pieces_of, task_info
+from tests.testing.every_state import INPUTS, KINDS, EveryState, Seen, Step, pack
+from tests.testing.every_state import Row as StepsRow
 
 SMALL_DOCUMENT = 20_000
 LIMIT = EntryLimits().key_bytes
@@ -52,8 +53,6 @@ WITH_HUGE_KEYS = [Row(key, n) for n, key in enumerate(["a", "b", HUGE, "a", HUGE
 
 
 class Count(KeyedProcessFunction[Row, Row]):
-    """Counts the rows of a key."""
-
     def open(self, ctx: RuntimeContext) -> None:
         self.count = ctx.get_state(ValueStateDescriptor("count", int))
 
@@ -145,138 +144,66 @@ def test_keys_of_1_mb_with_a_common_start_leave_small_checkpoints_and_are_found(
 
 # -- each kind of state -----------------------------------------------------------------------------------------------
 
-VALUE_LIMIT, MAP_KEY_LIMIT = 1000, 100
-LIMITS: dict[str, Any] = {"state__max_value_bytes": VALUE_LIMIT, "state__max_map_key_bytes": MAP_KEY_LIMIT}
-KINDS = {
-    "value": "state.max_value_bytes",
-    "list": "state.max_value_bytes",
-    "lists": "state.max_value_bytes",
-    "map": "state.max_value_bytes",
-    "map-key": "state.max_map_key_bytes",
-    "reducing": "state.max_value_bytes",
-    "split-list": "state.max_value_bytes",
+STEPS: dict[str, Callable[[str], Step]] = {
+    "value": lambda text: ("value", "update", text),
+    "list": lambda text: ("list", "add", text),
+    "lists": lambda text: ("list", "add_all", ["s", text]),
+    "map": lambda text: ("map", "put", "k", text),
+    "map-key": lambda text: ("map", "put", text, "s"),
+    "reducing": lambda text: ("reducing", "add", text),
+    "split-list": lambda text: ("split", "add", text),
 }
+"""Writes a text, by the kind of state."""
 
 
-class Write(msgspec.Struct):
-    """A text of some length for one kind of state."""
+@pytest.mark.parametrize("kind", STEPS)
+def test_an_entry_that_is_too_large_is_the_dead_letter_of_its_row_and_leaves_nothing(kind: str) -> None:
+    limit, setting = (100, "state.max_map_key_bytes") if kind == "map-key" else (1000, "state.max_value_bytes")
+    limits: dict[str, Any] = {"state__max_value_bytes": 1000, "state__max_map_key_bytes": 100}
+    function = EveryState(dict.fromkeys(KINDS), None)
 
-    key: str
-    number: int
-    kind: str
-    size: int
+    def write(size: int) -> None:
+        """Writes short texts of all kinds, and then one of some size."""
+        steps = [*(step("s") for step in STEPS.values()), STEPS[kind]("x" * size)]
+        h.push_both([StepsRow("a", 0, pack([(None, *step) for step in steps]))], [])
 
-
-class Seen(msgspec.Struct):
-    """What state has after a row."""
-
-    number: int
-    found: str
-
-
-class Everything(KeyedProcessFunction[Write, Seen], CheckpointedFunction):
-    """Writes a short text to each kind of state, and a text of the row's size to one."""
-
-    def initialize_state(self, context: FunctionInitializationContext) -> None:
-        self.split = context.get_operator_state_store().get_list_state(ListStateDescriptor("split", str))
-
-    def open(self, ctx: RuntimeContext) -> None:
-        self.value = ctx.get_state(ValueStateDescriptor("value", str))
-        self.list = ctx.get_list_state(ListStateDescriptor("list", str))
-        self.map = ctx.get_map_state(MapStateDescriptor("map", str, str))
-        self.reducing = ctx.get_reducing_state(ReducingStateDescriptor("reducing", lambda a, b: a + b, str))
-
-    def process_element(self, row: Write, ctx: Context) -> Iterator[Seen]:
-        self._write("s")
-        text = "x" * row.size
-        if row.kind == "value":
-            self.value.update(text)
-        elif row.kind == "list":
-            self.list.add(text)
-        elif row.kind == "lists":
-            self.list.add_all(["s", text])
-        elif row.kind == "map":
-            self.map.put("k", text)
-        elif row.kind == "map-key":
-            self.map.put(text, "s")
-        elif row.kind == "reducing":
-            self.reducing.add(text)
-        else:
-            self.split.add(text)
-        lengths = [len(self.value.value() or ""), len(self.reducing.get() or "")]
-        lists = [len(list(found)) for found in (self.list.get(), self.map.items(), self.split.get())]
-        yield Seen(row.number, json.dumps(lengths + lists))
-
-    def _write(self, text: str) -> None:
-        self.value.update(text)
-        self.list.add(text)
-        self.map.put(text, text)
-        self.reducing.add(text)
-        self.split.add(text)
+    with KeyedHarness(function, *INPUTS, output=Seen, on_error=DeadLetters(9), **limits) as h:
+        write(5)
+        before = h.state_entries(), h.operator_state("split")
+        for size in (limit + 1, 2 * limit):
+            write(size)
+        errors = [letter.error for letter in h.dead_letters]
+        assert len(errors) == 2 and all(e.startswith("EntryTooLarge") and setting in e for e in errors)
+        assert (h.state_entries(), h.operator_state("split")) == before
+        # An encoded value has more bytes, and a reduced one those of the rows before.
+        write(limit - 50)
+        assert len(h.dead_letters) == 2 and (h.state_entries(), h.operator_state("split")) != before
 
 
-def _writes(kind: str) -> list[Write]:
-    limit = MAP_KEY_LIMIT if kind == "map-key" else VALUE_LIMIT
-    # A value has two or four more bytes when it is encoded, and reduced ones have those of the rows before.
-    sizes = [5, 2 * limit, limit - 50, limit + 1, 5]
-    if kind == "reducing":
-        sizes[2] = 100
-    return [Write("a", number, kind, size) for number, size in enumerate(sizes)]
-
-
-def _everything(rows: Any, on_error: Any) -> Any:
-    keyed = rows.key_by("key", order_by=("number",))
-    return keyed.process(Everything(), output=Seen, uid="all", on_error=on_error)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_entry_that_is_too_large_is_the_dead_letter_of_its_row_and_leaves_nothing(
-    jobs: LocalJobs, kind: str
-) -> None:
-    """State afterwards is that of a job without these rows."""
-    settings: dict[str, Any] = {**LIMITS, "source__max_rows_per_batch": 2}
-    writes = _writes(kind)
-    jobs.apply(writes, lambda rows: _everything(rows, DeadLetters(9)), **settings)
-    letters = {json.loads(letter.row)["number"]: letter.error for letter in jobs.letters()}
-    assert sorted(letters) == [1, 3]
-    assert all(error.startswith("EntryTooLarge") and KINDS[kind] in error for error in letters.values())
-    good = LocalJobs(jobs.folder / "good")
-    left = [write for write in writes if write.number not in letters]
-    good.apply(left, lambda rows: _everything(rows, "fail"), **settings)
-    assert sorted(jobs.rows()) == sorted(good.rows())
-
-
-class Nested(KeyedProcessFunction[Write, Seen]):
+class Nested(KeyedProcessFunction[Row, Row]):
     """Writes as many empty lists as a row says, which take 80 times their size in memory."""
 
     def open(self, ctx: RuntimeContext) -> None:
         self.lists = ctx.get_state(ValueStateDescriptor("lists", list[list[int]]))
 
-    def process_element(self, row: Write, ctx: Context) -> Iterator[Seen]:
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Row]:
         before = len(self.lists.value() or ())
-        self.lists.update([[]] * row.size)
-        yield Seen(row.number, str(before))
+        self.lists.update([[]] * row.number)
+        yield Row(row.key, before)
 
 
-def test_a_value_that_takes_too_much_memory_is_the_dead_letter_of_its_row(jobs: LocalJobs) -> None:
-    writes = [Write("a", number, "", size) for number, size in enumerate([10, 2_000_000, 20])]
-    jobs.apply(
-        writes,
-        lambda rows: rows.key_by("key", order_by=("number",)).process(
-            Nested(), output=Seen, uid="nested", on_error=DeadLetters(9)
-        ),
-    )
-    (letter,) = jobs.letters()
-    assert json.loads(letter.row)["number"] == 1 and letter.error.startswith("EntryTooLarge")
-    assert sorted(jobs.rows()) == [(0, "0"), (2, "10")]
+def test_a_value_that_takes_too_much_memory_is_the_dead_letter_of_its_row() -> None:
+    with KeyedHarness(Nested(), KeyedInput(Row, "key"), output=Row, on_error=DeadLetters(9)) as h:
+        for size in (10, 2_000_000, 20):
+            h.push(Row("a", size))
+        (letter,) = h.dead_letters
+        assert letter.error.startswith("EntryTooLarge") and [row.number for row in h.output] == [0, 10]
 
 
 # -- vectorized functions ---------------------------------------------------------------------------------------------
 
 
 class Columns(VectorizedKeyedFunction):
-    """Writes texts of some length for each key, by columns."""
-
     def __init__(self, kind: str, size: int) -> None:
         self.kind = kind
         self.size = size
@@ -302,12 +229,10 @@ VECTOR_LIMITS = EntryLimits(100, 100, 1000)
 @pytest.mark.parametrize(
     ("kind", "size", "setting"),
     [
-        ("value", 1000, "state.max_value_bytes"),
-        ("map", 1000, "state.max_value_bytes"),
-        ("map-key", 99, "state.max_map_key_bytes"),
-        ("key", 99, "state.max_key_bytes"),
+        ("value", 1000, "state.max_value_bytes"), ("map", 1000, "state.max_value_bytes"),
+        ("map-key", 99, "state.max_map_key_bytes"), ("key", 99, "state.max_key_bytes"),
     ],
-)
+)  # fmt: skip
 def test_a_vectorized_function_has_the_same_limits(kind: str, size: int, setting: str) -> None:
     for smaller in (2 if kind.endswith("key") else 10, 0):
         store = DictBackend()

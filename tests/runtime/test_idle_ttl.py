@@ -23,8 +23,6 @@ TTL = timedelta(minutes=10)
 
 
 class Remember(KeyedProcessFunction[Event, Note]):
-    """Keeps the last row of each key for a while."""
-
     def __init__(self, ttl: StateTtlConfig) -> None:
         self.ttl = ttl
 
@@ -37,8 +35,6 @@ class Remember(KeyedProcessFunction[Event, Note]):
 
 
 class TtlJobs(ContinuousJobs):
-    """Continuous runs of `Remember`."""
-
     def stay_up_for(self, until: str, ttl: StateTtlConfig | None = None, **settings: Any) -> list[int]:
         """Makes a run; returns the number of rows of each of its batches."""
         function = Remember(ttl or StateTtlConfig.new_builder(TTL).build())
@@ -89,9 +85,6 @@ def test_a_subtask_without_rows_removes_expired_state_in_a_batch_with_rows_of_ot
     jobs.arrived.append(Event("a", 3))
     assert jobs.stay_up_for("1s", **settings) == [1]
     assert jobs.entries() == 2
-
-
-# -- the schedule of a subtask -----------------------------------------------------------------------------------------
 
 
 class _Found:

@@ -46,13 +46,9 @@ def _in_worker(function: object, cwd: Path) -> str:
     )
     (cwd / "worker.py").write_text(program)
     done = subprocess.run(
-        [sys.executable, "-m", "worker"],
-        input=_dumps(None, function),
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        check=False,
-    )
+        [sys.executable, "-m", "worker"], input=_dumps(None, function), cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode().strip()
 
@@ -140,12 +136,9 @@ def test_a_worker_keeps_its_classes_when_the_driver_imports_one_more_module(tmp_
         "print(len(set(kinds)))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
+        [sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
         check=False,
-    )
+    )  # fmt: skip
     assert done.stdout.split() == [b"1"], done.stderr.decode()
 
 
@@ -170,12 +163,10 @@ def test_a_name_that_two_modules_could_have_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "named"),
     [
-        ("import json\nimport rate_list", 2, "rate_list.py"),
-        ("import helper", 1, "missing_one"),
-        ("from . import helper", 1, "__init__.py"),
-        ("from helper import nothing", 1, "nothing"),
+        ("import json\nimport rate_list", 2, "rate_list.py"), ("import helper", 1, "missing_one"),
+        ("from . import helper", 1, "__init__.py"), ("from helper import nothing", 1, "nothing"),
     ],
-)
+)  # fmt: skip
 def test_an_import_that_fails_names_file_line_and_a_fix(text: str, line: int, named: str, tmp_path: Path) -> None:
     helper = "\nimport missing_one" if "missing" in named else "A = 1"
     job = _write(tmp_path, {"pay.py": text + _BUILD, "helper.py": helper})

@@ -48,8 +48,6 @@ class Stamped(msgspec.Struct):
 
 
 class Stamp(KeyedProcessFunction[Row, Stamped]):
-    """Emits the processing time of each row and of the end of each key's batch."""
-
     def process_element(self, row: Row, ctx: Context) -> Iterator[Stamped]:
         yield Stamped(row.number, ctx.current_processing_time().isoformat())
 

@@ -20,7 +20,6 @@ SECOND = timedelta(seconds=1)
 
 
 def delays(settings: RestartSettings, failures: Sequence[float], random: float = 0.5) -> list[float | None]:
-    """The delays after failures at these times."""
     strategy = restart_strategy(settings, lambda: random)
     found = [strategy.delay_after(at) for at in failures]
     return [None if delay is None else round(delay.total_seconds(), 6) for delay in found]
@@ -80,9 +79,6 @@ def test_the_failure_rate_counts_the_failures_of_the_interval(times: list[float]
     for number, delay in enumerate(delays(settings, times)):
         recent = [at for at in times[: number + 1] if at >= times[number] - 60]
         assert (delay is None) == (len(recent) > most)
-
-
-# -- attempts ---------------------------------------------------------------------------------------------------------
 
 
 class _Attempts:

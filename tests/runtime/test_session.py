@@ -28,8 +28,6 @@ from tests.support.processes import ROOT
 
 
 class FakeConf:
-    """Settings of a session."""
-
     def __init__(self, values: dict[str, str]) -> None:
         self.values = values
 

@@ -36,8 +36,6 @@ class Row(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Sent:
-    """A row of one of the inputs."""
-
     order: int
     position: int
     row: Row

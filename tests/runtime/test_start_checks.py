@@ -64,9 +64,6 @@ def jobs(tmp_path: Path) -> CountJobs:
     return CountJobs(tmp_path)
 
 
-# -- sinks and tables -----------------------------------------------------------------------------------------------
-
-
 def test_a_finished_run_has_recorded_its_publications_so_that_a_sink_can_be_removed(jobs: CountJobs) -> None:
     head = jobs.count("a", "b").job.root.head()
     assert pending_of(head) == []
@@ -112,12 +109,7 @@ def test_a_dropped_table_is_not_created_again(jobs: CountJobs) -> None:
     assert not (jobs.folder / "a").exists()
 
 
-# -- states ---------------------------------------------------------------------------------------------------------
-
-
 class OpenedByTasksOnly(Count):
-    """Fails when the driver opens it to discover its states."""
-
     opened = 0
 
     def open(self, ctx: RuntimeContext) -> None:
@@ -173,6 +165,3 @@ def test_an_open_that_fails_in_the_driver_does_not_prevent_a_start(caplog: pytes
     with raises(UserCodeError, operator="count") as refused:
         discover_state_schemas(plan, 128)
     assert "only workers reach this" in refused.value.message
-
-
-# -- job files ------------------------------------------------------------------------------------------------------

@@ -52,15 +52,9 @@ def _release(batch: BatchInfo, store: KeyedStateBackend, name: str) -> SubtaskSt
     taken = store.snapshot(f"data/x/{name}-")
     store_cache.release(KEY, store, name, batch.settings.state)
     return SubtaskState(
-        subtask=0,
-        first_group=0,
-        last_group=127,
-        snapshot=name,
-        files=list(taken.files),
-        backend=batch.settings.state.backend,
-        inline=taken.inline,
-        store_manifest=taken.store_manifest,
-    )
+        subtask=0, first_group=0, last_group=127, snapshot=name, files=list(taken.files),
+        backend=batch.settings.state.backend, inline=taken.inline, store_manifest=taken.store_manifest,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("before", BACKENDS)
@@ -86,8 +80,6 @@ def test_a_store_is_reused_only_with_exactly_its_snapshot_and_its_settings(
     again.close()
 
 
-# -- expired state --------------------------------------------------------------------------------------------------
-
 FULL: list[dict[str, Any]] = [
     {"state__backend": "memory"},
     {"state__backend": "filesystem"},
@@ -98,8 +90,6 @@ SECOND = StateTtlConfig.new_builder(Time.seconds(1)).use_event_time().disable_cl
 
 
 class LastTime(KeyedProcessFunction[Event, Note]):
-    """Keeps each key's last time: in one state for a second, and in another without a limit."""
-
     def open(self, ctx: RuntimeContext) -> None:
         self.short = ctx.get_state(ValueStateDescriptor("short", int, ttl=SECOND))
         self.long = ctx.get_state(ValueStateDescriptor("long", int))

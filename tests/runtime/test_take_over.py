@@ -126,12 +126,6 @@ def _open(job: AccountsJob) -> JobRoot:
 def _stop_of(generation: int) -> Request:
     at = ManualClock().now().isoformat()
     return Request(
-        id="a" * 32,
-        kind=RequestKind.STOP,
-        savepoint="",
-        origin=Origin.STOP,
-        by="x",
-        at=at,
-        generation=generation,
+        id="a" * 32, kind=RequestKind.STOP, savepoint="", origin=Origin.STOP, by="x", at=at, generation=generation,
         takes_over=True,
-    )
+    )  # fmt: skip

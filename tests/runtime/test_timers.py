@@ -159,8 +159,6 @@ def test_output_of_timers_precedes_the_advance_of_time_and_rows_follow_and_a_key
 
 
 class Watermarks(KeyedProcessFunction[Note, Note]):
-    """Emits the watermark with which it receives a row."""
-
     def process_element(self, row: Note, ctx: Context) -> Iterator[Note]:
         yield Note(row.what, row.key, row.at, row.time, ctx.timer_service().current_watermark())
 
@@ -202,15 +200,11 @@ def test_functions_of_connected_streams_have_timers_but_for_broadcast_rows(jobs:
 
 
 class NoOnTimer(KeyedProcessFunction[Event, Note]):
-    """Forgot on_timer."""
-
     def process_element(self, row: Event, ctx: Context) -> None:
         ctx.timer_service().register_event_time_timer(row.at)
 
 
 class Failing(Alarm):
-    """Fails in on_timer."""
-
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Note]:
         raise ValueError("Broken")
 
@@ -230,8 +224,6 @@ def test_an_error_in_on_timer_names_the_key_and_leaves_nothing(jobs: TimerJobs) 
 
 
 class Remembers(KeyedProcessFunction[Note, Note]):
-    """Reports the row before, which it remembers for some event time."""
-
     def open(self, ctx: RuntimeContext) -> None:
         event_time = StateTtlConfig.TtlTimeCharacteristic.EventTime
         ttl = StateTtlConfig.new_builder(datetime.timedelta(seconds=1)).set_ttl_time_characteristic(event_time)
@@ -266,20 +258,13 @@ def test_a_failed_drain_is_reported_and_the_job_continues(jobs: TimerJobs) -> No
 
 def _request_drain(jobs: TimerJobs) -> None:
     request = Request(
-        id="r1",
-        kind=RequestKind.STOP,
-        savepoint="last",
-        origin=Origin.STOP,
-        by="ada",
-        drain=True,
+        id="r1", kind=RequestKind.STOP, savepoint="last", origin=Origin.STOP, by="ada", drain=True,
         at="2026-01-01T00:00:00Z",
-    )
+    )  # fmt: skip
     post(jobs.storage, request)
 
 
 class FailsOnOdd(Alarm):
-    """Sets a timer with each row, and then fails on some."""
-
     def process_element(self, row: Event, ctx: Context) -> Iterator[Note]:
         yield from super().process_element(row, ctx)
         if row.at % 2:

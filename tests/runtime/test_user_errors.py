@@ -57,8 +57,6 @@ def _error_of(jobs: LocalJobs, operators: Apply) -> StateflowError:
 
 
 class Failing(KeyedProcessFunction[Row, Row]):
-    """Does something wrong with the row whose number is 3."""
-
     def __init__(self, wrong: Callable[[Any, Context], None]) -> None:
         self.wrong = wrong
 
@@ -122,8 +120,6 @@ class Largest(msgspec.Struct):
 
 
 class Forgets(KeyedProcessFunction[Row, Largest]):
-    """Leaves out the largest number of one key."""
-
     def process_element(self, row: Row, ctx: Context) -> Iterator[Largest]:
         missing: Any = None
         yield Largest(row.key, missing if row.key == "b" else 1.0)

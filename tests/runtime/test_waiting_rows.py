@@ -65,8 +65,6 @@ def declare(env: StreamExecutionEnvironment, orders: list[int], prices: list[int
 
 
 class Shop(LocalJobs):
-    """A job root, and runs of the join."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, ManualClock(), max_parallelism=8, parallelism=2)
         self.recorded = self.recorder = MemoryRecorder()
@@ -112,8 +110,6 @@ def test_rows_above_the_watermark_wait_for_the_source_with_the_lowest_one(shop: 
 
 
 class Numbered(KeyedProcessFunction[Order, Order]):
-    """Emits each order, and counts them."""
-
     def open(self, ctx: RuntimeContext) -> None:
         self.count = ctx.get_state(ValueStateDescriptor("count", int))
 

@@ -80,16 +80,12 @@ def test_a_source_that_a_later_version_adds_holds_the_watermark_back() -> None:
 @pytest.mark.parametrize(
     ("before", "sources", "wanted"),
     [
-        (None, [], None),
-        (None, [_of("a", 10), _of("b", 7)], 7),
-        (None, [_of("a", 10), _of("b", 7, idle=True)], 10),
-        (8, [_of("a", 10), _of("b", 7)], 8),
-        (8, [_of("a", 10), _of("b", None)], 8),
-        (None, [_of("a", 10), _of("b", None)], None),
-        (8, [_of("a", 10, idle=True), _of("b", 9, idle=True)], 8),
+        (None, [], None), (None, [_of("a", 10), _of("b", 7)], 7), (None, [_of("a", 10), _of("b", 7, idle=True)], 10),
+        (8, [_of("a", 10), _of("b", 7)], 8), (8, [_of("a", 10), _of("b", None)], 8),
+        (None, [_of("a", 10), _of("b", None)], None), (8, [_of("a", 10, idle=True), _of("b", 9, idle=True)], 8),
     ],
     ids=["none", "smallest", "idle-is-ignored", "never-back", "unknown-waits", "unknown-from-the-start", "all-idle"],
-)
+)  # fmt: skip
 def test_an_operator_s_watermark_is_the_smallest_of_its_sources_that_are_not_idle(
     before: int | None, sources: list[SourceWatermark], wanted: int | None
 ) -> None:

@@ -67,13 +67,9 @@ class Alarm(KeyedProcessFunction[Event, Note]):
         timers = ctx.timer_service()
         assert ctx.timestamp() == timestamp
         note = Note(
-            "timer",
-            ctx.get_current_key(),
-            timestamp,
-            timers.current_processing_time(),
-            timers.current_watermark(),
+            "timer", ctx.get_current_key(), timestamp, timers.current_processing_time(), timers.current_watermark(),
             ctx.time_domain().value,
-        )
+        )  # fmt: skip
         ctx.output(SIDE, note)
         yield note
 
@@ -81,7 +77,6 @@ class Alarm(KeyedProcessFunction[Event, Note]):
 def timed(
     env: StreamExecutionEnvironment, uid: str, rows: Sequence[Event], kind: type[CollectionSource] = Growing
 ) -> DataStream:
-    """A source with watermarks."""
     return env.from_source(kind(rows, Event), uid=uid).assign_timestamps_and_watermarks(STRATEGY)
 
 
@@ -92,8 +87,6 @@ class TimerJobs(LocalJobs):
         super().__init__(folder, ManualClock(), source__max_rows_per_batch=2, max_parallelism=8)
 
     def process(self, streams: Streams, function: Any, on_error: str | DeadLetters = "fail", **settings: Any) -> JobRun:
-        """Runs a job with one keyed function."""
-
         def build(env: StreamExecutionEnvironment) -> None:
             made = streams(env).key_by("key").process(function, output=Note, uid="op", on_error=on_error)
             made.sink_to(self.sink("out"), uid="out")
@@ -106,8 +99,6 @@ class TimerJobs(LocalJobs):
         return run
 
     def events(self, function: Any, *rows: Sequence[Event], **settings: Any) -> JobRun:
-        """Runs a function over one growing source for each sequence of rows."""
-
         def streams(env: StreamExecutionEnvironment) -> DataStream:
             first, *others = [timed(env, f"s{at}", each) for at, each in enumerate(rows)]
             return first.union(*others) if others else first
@@ -115,7 +106,6 @@ class TimerJobs(LocalJobs):
         return self.process(streams, function, **settings)
 
     def notes(self, what: str = "", table: str = "out") -> list[Note]:
-        """The notes of a kind, or all."""
         notes = [msgspec.convert(row, Note) for row in self.sink(table).rows()]
         return [note for note in notes if what in ("", note.what)]
 

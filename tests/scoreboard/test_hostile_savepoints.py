@@ -16,11 +16,9 @@ from tests.support.processes import Ended, Running
 from tests.support.restores import everything, go_back, plan_file
 
 _SETTINGS: dict[str, object] = {
-    "checkpoints__retained": 100,
-    "restart__strategy": "fixed-delay",
-    "restart__fixed_delay__attempts": 3,
+    "checkpoints__retained": 100, "restart__strategy": "fixed-delay", "restart__fixed_delay__attempts": 3,
     "restart__fixed_delay__delay": "0s",
-}
+}  # fmt: skip
 _SAVED, _DELIVERED = 30, 60
 _SECONDS = 60
 _REFUSED = (2, 4)

@@ -31,14 +31,8 @@ def test_state_equals_plain_dictionaries(round_: Round) -> int:
     Each answer is that of plain dictionaries; expired entries are removed.
     """
     few = settings(
-        max_examples=_EXAMPLES,
-        stateful_step_count=10,
-        deadline=None,
-        database=None,
-        print_blob=False,
-        suppress_health_check=list(HealthCheck),
-        verbosity=Verbosity.quiet,
-        phases=[Phase.generate],
-    )
+        max_examples=_EXAMPLES, stateful_step_count=10, deadline=None, database=None, print_blob=False,
+        suppress_health_check=list(HealthCheck), verbosity=Verbosity.quiet, phases=[Phase.generate],
+    )  # fmt: skip
     run_state_machine_as_test(seed(round_.seed)(EveryHistory), settings=few)
     return _EXAMPLES

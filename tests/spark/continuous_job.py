@@ -12,15 +12,12 @@ from tests.support.processes import Running, wait_for
 
 
 class ContinuousJob(ModuleJob):
-    """The job of `tests.spark.jobs.continuous`, and the folder that it reads."""
-
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, continuous, run__until="stopped", requests__interval="100ms", job__delay=1000)
         (folder / "in").mkdir()
         self._files = 0
 
     def add(self, *names: str) -> None:
-        """Adds a file with one row for each name."""
         self._files += 1
         new = self.folder / f"{self._files}.tmp"
         new.write_text("".join(json.dumps({"name": name, "number": 0}) + "\n" for name in names))

@@ -37,7 +37,6 @@ class KafkaJob(ModuleJob):
         self.kafka.create(topic or self.topic, partitions)
 
     def send(self, count: int, *, topic: str = "", partition: int = 0) -> None:
-        """Sends the next orders to a partition."""
         first = len(self.sent)
         orders = [
             {"id": n, "name": f"n{n % 3}", "price": n / 4 if n % 5 else None} for n in range(first, first + count)

@@ -34,8 +34,6 @@ DELTA = {
 
 
 class ModuleJob(JobFixture):
-    """A job with folders as tables, with Spark or without it."""
-
     def __init__(self, folder: Path, job: ModuleType, *, spark: bool = True, **settings: object) -> None:
         common = {"job__home": folder, "job__spark": "yes" if spark else "no", "checkpoints__asynchronous": "yes"}
         super().__init__(folder, common | settings, job_name=str(job.__file__), launcher=spawn if spark else fork)
@@ -48,7 +46,6 @@ class ModuleJob(JobFixture):
         return Counter(tuple(row.values()) for row in FolderSink(self.folder / table).rows())
 
     def close(self) -> None:
-        """Kills what still runs, and waits for the end of its child processes."""
         self.end_all()
         for process in self.processes:
             process.wait_family()
@@ -66,8 +63,6 @@ def observed_runs(job: JobFixture, *settings: Mapping[str, object]) -> dict[str,
 
 
 class _Observer:
-    """Reads Spark's list of executions after each batch."""
-
     def __init__(self) -> None:
         self.settings: dict[str, str | None] = {}
         self.batches: list[dict[str, Any]] = []

@@ -178,7 +178,6 @@ def _check_refusals(spark: SparkSession, counted: SparkCheckpoint, visited: Spar
 
 
 def new_session(more: Mapping[str, str]) -> SparkSession:
-    """Starts Spark for queries and for the job that continues them."""
     builder = SparkSession.builder.master("local[2,4]").appName("queries")
     for name, value in (_SETTINGS | dict(more)).items():
         builder = builder.config(name, value)

@@ -81,8 +81,6 @@ def test_namespaces_of_dataframes_keep_their_types(spark_session: SparkSession, 
     assert found == write(lambda table: table, tmp_path / "tables")
     read = read_state(str(tmp_path / "frames"), "op", "items").read_all().to_pylist()
     assert [(row["namespace"], row["value"]) for row in read] == [
-        (None, 1),
-        ({"type": "str", "value": "7"}, 2),
-        ({"type": "int", "value": "7"}, 3),
+        (None, 1), ({"type": "str", "value": "7"}, 2), ({"type": "int", "value": "7"}, 3),
         ({"type": "int", "value": "7"}, 4),
-    ]
+    ]  # fmt: skip

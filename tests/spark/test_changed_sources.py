@@ -42,7 +42,6 @@ def _declare(job: ModuleJob, given: str) -> None:
 
 
 def _run(job: ModuleJob, given: str) -> Counter[tuple[Any, ...]]:
-    """Runs the job; returns the rows that it added."""
     before = job.rows("out") if (job.folder / "out").exists() else Counter()
     _declare(job, given)
     job.finish()

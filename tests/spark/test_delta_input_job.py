@@ -14,16 +14,15 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.spark.jobs import delta_input
 from tests.spark.processes import DELTA, ModuleJob
+from tests.support import restores
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="each run is a driver with Spark, which takes seconds")]
 _FEED = {"delta.enableChangeDataFeed": "true"}
 
 
 class DeltaJob(ModuleJob):
-    """The job of `tests.spark.jobs.delta_input`, and the table that it reads."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, delta_input, parallelism=2, **DELTA)  # type: ignore[arg-type]
+    def __init__(self, folder: Path, **settings: object) -> None:
+        super().__init__(folder, delta_input, parallelism=2, **(DELTA | settings))  # type: ignore[arg-type]
 
     @property
     def input(self) -> Path:
@@ -37,10 +36,7 @@ class DeltaJob(ModuleJob):
         return self.rows("copied")
 
     def restore(self, start: str) -> None:
-        plan = str(self.folder / "plan.json")
-        for words in (["--plan", "latest", "--out", plan, "--source", f"items={start}"], ["--execute", plan]):
-            restored = self.begin("restore", self.job_file, *words, with_job=True).wait()
-            assert restored.code == 0, str(restored)
+        restores.go_back(self, "latest", "--source", f"items={start}")
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from pyarrow import parquet
 from stateflow import operations
 from tests.spark.jobs import folders
 from tests.spark.processes import ModuleJob
+from tests.support import restores
 from tests.support.processes import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="each run is a driver with Spark, which takes seconds")]
@@ -137,10 +138,7 @@ def test_corrupt_files_are_skipped_as_a_whole_and_recorded_once(job: ModuleJob, 
     expected = _expected([*range(7), *range(80, 90)], range(3))
     assert job.rows("out") == expected
     # A restore to an earlier checkpoint reads both again.
-    plan = str(tmp_path / "plan.json")
-    for words in (["--plan", str(first), "--out", plan], ["--execute", plan]):
-        restored = job.begin("restore", job.job_file, *words, with_job=True).wait()
-        assert restored.code == 0, str(restored)
+    restores.go_back(job, str(first))
     job.finish()
     assert job.rows("out") == expected
     assert operations.describe(root).quarantined_count == 4

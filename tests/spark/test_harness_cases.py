@@ -70,8 +70,6 @@ class Process(msgspec.Struct):
 
 
 class EmitProcess(KeyedProcessFunction[Row, Process]):
-    """Emits the process that it runs in."""
-
     def process_element(self, row: Row, ctx: Context) -> list[Process]:
         return [Process(os.getpid())]
 

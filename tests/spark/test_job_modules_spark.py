@@ -101,13 +101,10 @@ def test_workers_of_a_cluster_import_the_job_file_and_modules_of_the_same_folder
 
     with spark_cluster(tmp_path / "cluster", {"PYTHONPATH": str(ROOT)}) as cluster:
         settings = {
-            "parallelism": "2",
-            "job.home": str(tmp_path / "home"),
-            "storage.shared": "true",
-            "spark.master": cluster.url,
-            "spark.conf.spark.executor.memory": "700m",
+            "parallelism": "2", "job.home": str(tmp_path / "home"), "storage.shared": "true",
+            "spark.master": cluster.url, "spark.conf.spark.executor.memory": "700m",
             "spark.conf.spark.driver.host": "127.0.0.1",
-        }
+        }  # fmt: skip
         run = ["run", str(tmp_path / "x/v2/pay.py"), *(f"--set={name}={value}" for name, value in settings.items())]
         _call(tmp_path, *run)
         assert totals() == [("a", 300.0), ("b", 100.0)]

@@ -52,7 +52,6 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def _batches() -> list[tuple[list[Any], ...]]:
-    """The orders, payments and rates of each batch."""
     inputs = (joined.orders(), ORDER_SLICE), (joined.payments(), PAYMENT_SLICE), (joined.rates(), RATE_SLICE)
     slices = ([rows[at : at + size] for at in range(0, len(rows), size)] for rows, size in inputs)
     return list(zip_longest(*slices, fillvalue=[]))

@@ -19,7 +19,7 @@ from tests.servers.kafka import Kafka, kafka_broker
 from tests.servers.listening import certificate, schema_registry
 from tests.servers.running import CANARY, files_with, free_port
 from tests.spark.kafka_job import KafkaJob
-from tests.support.processes import Ended
+from tests.support import restores
 
 pytestmark = pytest.mark.spark
 _slow = pytest.mark.slow(reason="each run is a driver with Spark, which takes seconds")
@@ -91,14 +91,9 @@ def test_metadata_of_a_record_are_columns(job: KafkaJob) -> None:
 
 
 BAD = {
-    b"{": "JSON",
-    b"[1]": "JSON object",
-    b'{"id": "x", "name": "a"}': "JSON object",
-    b'{"name": "a"}': "id is null",
-    b'{"id": 1, "name": null}': "name is null",
-    b"\xff\xfe": "JSON",
-    None: "id is null",
-}
+    b"{": "JSON", b"[1]": "JSON object", b'{"id": "x", "name": "a"}': "JSON object", b'{"name": "a"}': "id is null",
+    b'{"id": 1, "name": null}': "name is null", b"\xff\xfe": "JSON", None: "id is null",
+}  # fmt: skip
 """Values that are no orders, each with a part of the reason."""
 
 
@@ -187,20 +182,10 @@ def test_a_restore_sets_positions_by_time_and_by_offset(job: KafkaJob) -> None:
     ends = json.dumps({job.topic: {"0": 8, "1": 0}})
     for start, expected in ((ends, 2), ("earliest", 10), ("latest", 0), ("timestamp:2020-01-01", 10)):
         before = len(job.table_rows("orders"))
-        _restore(job, start).check()
+        restores.go_back(job, "latest", "--source", f"orders={start}")
         job.finish()
         assert len(job.table_rows("orders")) - before == expected, start
-    _restore(job, "position:x").check_error(2, "config", uid="orders")
-
-
-def _restore(job: KafkaJob, start: str) -> Ended:
-    """Restores the newest checkpoint with another position of the source."""
-    plan = str(job.folder / "plan.json")
-    words = ["--plan", "latest", "--out", plan, "--source", f"orders={start}"]
-    planned = job.begin("restore", job.job_file, *words, with_job=True).wait()
-    if planned.code:
-        return planned
-    return job.begin("restore", job.job_file, "--execute", plan, with_job=True).wait()
+    restores.ask(job, "latest", "--source", "orders=position:x").check_error(2, "config", uid="orders")
 
 
 _FIELDS: list[dict[str, Any]] = [{"name": "id", "type": "long"}, {"name": "name", "type": "string"}]

@@ -104,20 +104,16 @@ def create_mapped(table: Path, mode: str, columns: Sequence[str]) -> None:
     prefix = "delta.columnMapping"
     fields = [
         {
-            "name": name,
-            "type": "string",
-            "nullable": True,
+            "name": name, "type": "string", "nullable": True,
             "metadata": {f"{prefix}.id": at, f"{prefix}.physicalName": f"col-{at}"},
         }
         for at, name in enumerate(columns, 1)
-    ]
+    ]  # fmt: skip
     metadata = {
-        "id": "mapped",
-        "format": {"provider": "parquet", "options": {}},
-        "schemaString": json.dumps({"type": "struct", "fields": fields}),
-        "partitionColumns": [],
+        "id": "mapped", "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": fields}), "partitionColumns": [],
         "configuration": {f"{prefix}.mode": mode},
-    }
+    }  # fmt: skip
     actions = {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}, {"metaData": metadata}
     make_log_folder(table / LOG_FOLDER)
     entry_path(table, 0).write_text("\n".join(map(json.dumps, actions)))
@@ -187,26 +183,14 @@ def _decimals(digits: int, scale: int) -> st.SearchStrategy[decimal.Decimal]:
 
 
 def every_row(texts: st.SearchStrategy[str], floats: st.SearchStrategy[float]) -> st.SearchStrategy[Every]:
-    """Rows in which each field but `id` may be None."""
     prices, durations = _decimals(12, 2), st.timedeltas(-_LONGEST, _LONGEST)
     inners = st.builds(Inner, _LONG, st.none() | prices, st.lists(durations, max_size=2))
     return st.builds(
-        Every,
-        id=_LONG,
-        amount=st.none() | floats,
-        text=st.none() | texts,
-        flag=st.none() | st.booleans(),
-        raw=st.none() | st.binary(max_size=5),
-        day=st.none() | st.dates(),
-        local=st.none() | st.datetimes(),
-        instant=st.none() | st.datetimes(timezones=st.just(datetime.UTC)),
-        price=st.none() | prices,
-        exact=st.none() | _decimals(38, 4),
-        time=st.none() | st.times(),
-        lasting=st.none() | durations,
-        uid=st.none() | st.uuids(),
-        colour=st.none() | st.sampled_from(Colour),
-        inner=st.none() | inners,
+        Every, id=_LONG, amount=st.none() | floats, text=st.none() | texts, flag=st.none() | st.booleans(),
+        raw=st.none() | st.binary(max_size=5), day=st.none() | st.dates(), local=st.none() | st.datetimes(),
+        instant=st.none() | st.datetimes(timezones=st.just(datetime.UTC)), price=st.none() | prices,
+        exact=st.none() | _decimals(38, 4), time=st.none() | st.times(), lasting=st.none() | durations,
+        uid=st.none() | st.uuids(), colour=st.none() | st.sampled_from(Colour), inner=st.none() | inners,
         numbers=st.none() | st.lists(st.none() | floats, max_size=3),
         named=st.none() | st.dictionaries(texts, st.none() | inners, max_size=2),
-    )
+    )  # fmt: skip

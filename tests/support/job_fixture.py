@@ -67,13 +67,11 @@ def events(number: int) -> list[Row]:
     rng = random.Random(7)
     return [
         {
-            "number": n,
-            "account": f"account-{rng.randrange(9)}",
-            "shop": f"shop-{rng.randrange(6)}",
+            "number": n, "account": f"account-{rng.randrange(9)}", "shop": f"shop-{rng.randrange(6)}",
             "amount": rng.choice([-2, -1, 1, 2]),
         }
         for n in range(number)
-    ]
+    ]  # fmt: skip
 
 
 def expected(rows: Sequence[Row]) -> Expected:

@@ -53,8 +53,6 @@ class StagedSinkTable(Generic[S]):
         return self.sink.open_table(self.about).token
 
 
-# -- Iceberg ----------------------------------------------------------------------------------------------------------
-
 NAMESPACE = "db"
 
 
@@ -133,8 +131,6 @@ class IcebergTable(StagedSinkTable[IcebergSink]):
     def table_exists(self) -> bool:
         return catalog_in(self.folder / "lake").table_exists(self.name)
 
-
-# -- PostgreSQL -------------------------------------------------------------------------------------------------------
 
 _numbers = itertools.count(1)
 

@@ -44,8 +44,6 @@ class DictStoreFixture(StoreFixture):
 
 
 class RocksStoreFixture(StoreFixture):
-    """RocksDB stores of one subtask on one host."""
-
     def __init__(self, folder: Path, storage: Storage | None = None) -> None:
         self.folder = folder
         self.storage = storage or MemoryStorage()
@@ -89,8 +87,6 @@ def base_of(taken: StoreSnapshot, subtask: int = 0) -> Base:
 
 
 class CountingStore(KeyedStateBackend):
-    """Counts what is asked of the store inside."""
-
     def __init__(self, inside: KeyedStateBackend) -> None:
         self.inside = inside
         self.gets = 0

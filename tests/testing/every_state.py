@@ -75,8 +75,6 @@ class Broken(Exception):
 
 
 class Joined(AggregateFunction[str, list[str], str]):
-    """Keeps a list of words; the result is one text."""
-
     def create_accumulator(self) -> list[str]:
         return []
 
@@ -187,9 +185,7 @@ def steps_of_timer(namespace: Any, domain: str, time: int) -> list[Step]:
             return [*((namespace, "timer", "register", *each) for each in times), (namespace, "map", "put", word, word)]
         case 3:
             return [
-                (namespace, "timer", "delete", domain, time + 1),
-                (namespace, "timer", "delete", other, time),
-                (namespace, "map", "items"),
-                (namespace, "value", "clear"),
-            ]
+                (namespace, "timer", "delete", domain, time + 1), (namespace, "timer", "delete", other, time),
+                (namespace, "map", "items"), (namespace, "value", "clear"),
+            ]  # fmt: skip
     return []

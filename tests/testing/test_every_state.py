@@ -71,29 +71,19 @@ visits = st.tuples(
 )
 pushes = st.lists(visits, min_size=1, max_size=4)
 filling = [
-    ("value", "update", NO_WORD),
-    ("list", "add_all", [NO_WORD, NO_WORD]),
-    ("map", "put_all", dict.fromkeys(MAP_KEYS, NO_WORD)),
-    ("reducing", "add", NO_WORD),
-    ("aggregating", "add", NO_WORD),
-    ("folding", "add", NO_WORD),
-    ("timer", "register", "event", 30),
-    ("timer", "register", "processing", 31),
-    ("timer", "register", "event", 102),
-    ("split", "add", NO_WORD),
-    ("union", "add", NO_WORD),
-]
+    ("value", "update", NO_WORD), ("list", "add_all", [NO_WORD, NO_WORD]),
+    ("map", "put_all", dict.fromkeys(MAP_KEYS, NO_WORD)), ("reducing", "add", NO_WORD), ("aggregating", "add", NO_WORD),
+    ("folding", "add", NO_WORD), ("timer", "register", "event", 30), ("timer", "register", "processing", 31),
+    ("timer", "register", "event", 102), ("split", "add", NO_WORD), ("union", "add", NO_WORD),
+]  # fmt: skip
 """Steps that fill every state."""
 rules = st.lists(st.builds(Rule, st.sampled_from(["x", "y"]), st.integers(0, 2)), max_size=2)
 ttls = st.builds(
-    StateTtlConfig,
-    st.sampled_from([timedelta(milliseconds=30), timedelta(milliseconds=100)]),
-    st.sampled_from(StateTtlConfig.UpdateType),
-    st.sampled_from(StateTtlConfig.StateVisibility),
-    st.sampled_from(StateTtlConfig.TtlTimeCharacteristic),
-    background_cleanup=st.booleans(),
+    StateTtlConfig, st.sampled_from([timedelta(milliseconds=30), timedelta(milliseconds=100)]),
+    st.sampled_from(StateTtlConfig.UpdateType), st.sampled_from(StateTtlConfig.StateVisibility),
+    st.sampled_from(StateTtlConfig.TtlTimeCharacteristic), background_cleanup=st.booleans(),
     cleanup_entries=st.sampled_from([None, 1, 20]),
-)
+)  # fmt: skip
 alike = st.builds(lambda ttl: dict.fromkeys(KINDS, ttl), st.none() | ttls)
 declarations = st.fixed_dictionaries({kind: st.none() | ttls for kind in KINDS}) | alike
 changes = st.dictionaries(st.sampled_from(KINDS), st.none() | ttls, max_size=3) | alike
@@ -122,13 +112,9 @@ class EveryHistory(RuleBasedStateMachine):
         self.checks = 0
 
     @initialize(
-        declared=declarations,
-        default=st.sampled_from([None, "default"]),
-        letters=st.booleans(),
-        filled=st.sampled_from([True, True, True, False]),
-        parallelism=parallelisms,
-        backend=backends,
-    )
+        declared=declarations, default=st.sampled_from([None, "default"]), letters=st.booleans(),
+        filled=st.sampled_from([True, True, True, False]), parallelism=parallelisms, backend=backends,
+    )  # fmt: skip
     def begin(
         self,
         declared: Mapping[str, StateTtlConfig | None],
@@ -217,12 +203,9 @@ class EveryHistory(RuleBasedStateMachine):
         self.kept = [*self.kept[-2:], Kept(self.harness.snapshot(), deepcopy(self.oracle))]
 
     @rule(
-        back=st.sampled_from([0, 0, 0, 1, 2, 3]),
-        parallelism=st.none() | parallelisms,
-        changes=st.just({}) | changes,
-        pushed=st.just([]) | pushes,
-        backend=backends,
-    )
+        back=st.sampled_from([0, 0, 0, 1, 2, 3]), parallelism=st.none() | parallelisms, changes=st.just({}) | changes,
+        pushed=st.just([]) | pushes, backend=backends,
+    )  # fmt: skip
     def restore(
         self,
         back: int,

@@ -193,8 +193,6 @@ def test_a_spark_expression_is_refused() -> None:
 
 
 class Notified(KeyedProcessFunction[Row, Row], CheckpointedFunction, CheckpointListener):
-    """Emits whether it was restored, and the checkpoint of its last notification."""
-
     def initialize_state(self, ctx: FunctionInitializationContext) -> None:
         self.restored = ctx.is_restored
         self.notified = 0

@@ -87,8 +87,6 @@ class _Service(_Timers):
 
 
 class Scripted(KeyedProcessFunction[Row, Seen]):
-    """Executes the script of a row, and emits what it sees."""
-
     def open(self, ctx: RuntimeContext) -> None:
         self.rows = ctx.get_state(ValueStateDescriptor("rows", int, default=0))
 
@@ -159,11 +157,9 @@ class History:
 
 
 steps = st.one_of(
-    st.builds("set {}".format, st.integers(-6, 40)),
-    st.builds("set {}".format, st.integers(0, 8)),
-    st.builds("delete {}".format, st.integers(0, 8)),
-    st.just("fail"),
-)
+    st.builds("set {}".format, st.integers(-6, 40)), st.builds("set {}".format, st.integers(0, 8)),
+    st.builds("delete {}".format, st.integers(0, 8)), st.just("fail"),
+)  # fmt: skip
 rows = st.tuples(st.sampled_from(KEYS), st.one_of(st.none(), st.integers(0, 60)), st.lists(steps, max_size=3))
 
 
@@ -248,8 +244,6 @@ def test_many_histories_have_the_order_of_flink_in_all_backends(history: History
 
 
 class Both(KeyedCoProcessFunction[Row, Row, Seen]):
-    """Executes the scripts of both inputs' rows; emits their event time."""
-
     def process_element1(self, row: Row, ctx: Context) -> Iterator[Seen]:
         watermark = ctx.timer_service().current_watermark()
         _Service(ctx).row(row)

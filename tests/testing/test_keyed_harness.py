@@ -165,12 +165,10 @@ def test_timers_are_listed_and_fire_in_order_of_time_also_after_a_restore() -> N
 @pytest.mark.parametrize(
     ("to", "facts"),
     [
-        (4, {"present": 5, "given": 4}),
-        ("5", {"given": "'5'"}),
-        (True, {"given": "True"}),
+        (4, {"present": 5, "given": 4}), ("5", {"given": "'5'"}), (True, {"given": "True"}),
         (1 << 62, {"given": 1 << 62}),
     ],
-)
+)  # fmt: skip
 def test_an_earlier_or_invalid_time_is_refused(to: Any, facts: dict[str, Any]) -> None:
     with reminders() as h:
         h.advance_watermark(5)

@@ -105,13 +105,12 @@ class QueryRun:
         self._query(tables).sink_to(sink, uid="result")
 
 
-@pytest.mark.long(reason="runs queries over thousands of events")
+LONG = "q3 q4 q5 q6 q8 q9 q11 q15 q16 q17 q18 q19 q20 cep0 cep1 cep2 cep3".split()
+_long = pytest.mark.long(reason="runs queries over thousands of events")
+
+
 @pytest.mark.parametrize(
-    "query",
-    [
-        *("q3", "q4", "q5", "q6", "q8", "q9", "q11", "q15", "q16", "q17", "q18", "q19", "q20"),
-        *("cep0", "cep1", "cep2", "cep3"),
-    ],
+    "query", [*(pytest.param(query, marks=_long) for query in LONG), "q1", "q2", "q13", "q14", "q21", "q22"]
 )
 def test_final_rows_are_those_of_plain_python(tmp_path: Path, query: str) -> None:
     job = QueryRun(tmp_path, query, parallelism=3, rows=900)
@@ -119,14 +118,6 @@ def test_final_rows_are_those_of_plain_python(tmp_path: Path, query: str) -> Non
     assert expected
     # The second run continues from the checkpoint of the first one.
     assert job.run([1_000, len(EVENTS)]) == expected
-
-
-@pytest.mark.parametrize("query", ["q1", "q2", "q13", "q14", "q21", "q22"])
-def test_selections_by_columns_are_those_of_plain_python(tmp_path: Path, query: str) -> None:
-    job = QueryRun(tmp_path, query, parallelism=2, rows=1_000)
-    expected = RESULTS[query](Events(EVENTS))
-    assert expected
-    assert job.run([len(EVENTS)]) == expected
 
 
 def test_windows_of_processing_time_are_those_of_the_arrivals(tmp_path: Path) -> None:

@@ -40,8 +40,6 @@ class TableChecker:
         self._counts = counts
         self._approved = approved
 
-    # -- changes of the table -----------------------------------------------------------------------------------------
-
     def published(self, token: int, paths: list[str]) -> None:
         self._content.append((token, paths))
         self.shown.add(token)
@@ -89,8 +87,6 @@ class TableChecker:
     def swept(self, path: str) -> None:
         if any(path in paths for _, paths in [*self.line, *self._content]):
             raise Violation("S3", f"{self.uid}: {path} belongs to a checkpoint on the job's line, and is swept")
-
-    # -- changes of the log -------------------------------------------------------------------------------------------
 
     def intend(self, seq: int, mode: str, wanted: list[Output]) -> None:
         """A CLAIM has an intent for this table; `wanted` is the target's line."""

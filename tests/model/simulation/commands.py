@@ -110,12 +110,10 @@ class RequestSavepoint(Command):
     def command(self) -> None:
         job = self.job
         request = SavepointRequest(
-            name=self.env.name("r"),
-            request_id=self.env.name("q"),
-            code=_CODE,
+            name=self.env.name("r"), request_id=self.env.name("q"), code=_CODE,
             acknowledge_timeout=timedelta(seconds=self.rng.choice((40, 200))),
             timeout=timedelta(seconds=self.rng.choice((30, 100, 300))),
-        )
+        )  # fmt: skip
         try:
             self.create_savepoint(request)
         except (RequestTimeout, StorageError, DataError):
@@ -126,8 +124,6 @@ class RequestSavepoint(Command):
 
 
 class Stop(Command):
-    """Stops the run."""
-
     times = 1
 
     def command(self) -> None:
@@ -146,8 +142,6 @@ class Stop(Command):
 
 
 class Dispose(Command):
-    """Disposes of savepoints."""
-
     def command(self) -> None:
         names = [s.name for s in operations.list_all(JOB_URI)]
         if names:
@@ -257,11 +251,6 @@ class Fork(Command):
 
 
 COMMANDS: dict[str, type[Command]] = {
-    "savepoint": CreateSavepoint,
-    "request": RequestSavepoint,
-    "stop": Stop,
-    "dispose": Dispose,
-    "unpin": DropPin,
-    "restore": Restore,
-    "fork": Fork,
-}
+    "savepoint": CreateSavepoint, "request": RequestSavepoint, "stop": Stop, "dispose": Dispose, "unpin": DropPin,
+    "restore": Restore, "fork": Fork,
+}  # fmt: skip

@@ -124,14 +124,10 @@ class Plan:
 
     def _with_commands(self, rng: random.Random) -> Plan:
         commands = (
-            ("savepoint", rng.randint(0, 2)),
-            ("request", rng.randint(0, 2)),
-            ("stop", rng.choice((0, 0, 1))),
-            ("restore", rng.choice((0, 1, 1, 2))),
-            ("dispose", rng.choice((0, 1))),
-            ("unpin", rng.choice((0, 0, 1))),
+            ("savepoint", rng.randint(0, 2)), ("request", rng.randint(0, 2)), ("stop", rng.choice((0, 0, 1))),
+            ("restore", rng.choice((0, 1, 1, 2))), ("dispose", rng.choice((0, 1))), ("unpin", rng.choice((0, 0, 1))),
             ("fork", rng.choice((0, 0, 1))),
-        )
+        )  # fmt: skip
         return replace(
             self,
             steps=350,
@@ -161,14 +157,9 @@ REWINDS = replace(
 """Runs that are paused long before they publish, while restores happen."""
 
 SAVEPOINTS = replace(
-    replace(_NO_FAULTS, uses_job_run=True, abort=0.0, pause=0.03, crash=0.01),
-    batches=6,
-    collectors=3,
-    shorten=0.8,
-    retain=1,
-    idle=15,
-    commands=(("savepoint", 2), ("request", 2), ("dispose", 1)),
-)
+    replace(_NO_FAULTS, uses_job_run=True, abort=0.0, pause=0.03, crash=0.01), batches=6, collectors=3, shorten=0.8,
+    retain=1, idle=15, commands=(("savepoint", 2), ("request", 2), ("dispose", 1)),
+)  # fmt: skip
 """Savepoints are made and disposed of among many collectors; all processes die or pause."""
 
 CLAIMS = replace(
@@ -204,25 +195,12 @@ PLANS: dict[str, Plan | None] = {
     "lost": LOST,
     # One healthy run among many collectors and commands that shorten the retention.
     "busy": replace(
-        replace(_NO_FAULTS, uses_job_run=True, abort=0.0),
-        batches=10,
-        collectors=3,
-        admins=3,
-        shorten=0.9,
-        sinks=0,
+        replace(_NO_FAULTS, uses_job_run=True, abort=0.0), batches=10, collectors=3, admins=3, shorten=0.9, sinks=0,
         retain=3,
     ),
     # Pins, adoptions and shortened retentions meet at the head.
     "commands": Plan(
-        drivers=2,
-        batches=2,
-        collectors=1,
-        admins=5,
-        shorten=0.5,
-        sinks=0,
-        adopts=0.8,
-        retain=3,
-        new_runs=0.02,
+        drivers=2, batches=2, collectors=1, admins=5, shorten=0.5, sinks=0, adopts=0.8, retain=3, new_runs=0.02,
         faults=0.0,
     ),
     "rewinds": REWINDS,
@@ -246,30 +224,16 @@ PLANS: dict[str, Plan | None] = {
     ),
     # Runs whose files are stored late, or never, and whose commits happen in the background.
     "asynchronous": Plan(
-        steps=600,
-        drivers=1,
-        batches=8,
-        sinks=2,
-        uses_job_run=True,
-        asynchronous=True,
-        abort=0.0,
-        lost_uploads=0.03,
-        pause=0.01,
-        crash=0.003,
-        new_runs=0.005,
+        steps=600, drivers=1, batches=8, sinks=2, uses_job_run=True, asynchronous=True, abort=0.0, lost_uploads=0.03,
+        pause=0.01, crash=0.003, new_runs=0.005,
         commands=(("savepoint", 1), ("request", 2), ("stop", 1), ("restore", 1)),
     ),
     # A storage that refuses some deletions: runs and commands continue, and a later collection deletes what is left.
     "denied": Plan(
-        steps=400,
-        drivers=2,
-        batches=6,
-        admins=2,
-        uses_job_run=True,
-        denied=0.5,
+        steps=400, drivers=2, batches=6, admins=2, uses_job_run=True, denied=0.5,
         commands=(("savepoint", 2), ("request", 1), ("restore", 1)),
     ),
-}
+}  # fmt: skip
 """Directed searches by name. Without a name each history draws its own plan."""
 
 

@@ -251,12 +251,9 @@ class ProtocolRun(Run):
         files = [f for f in self.base if job.chance(0.6)] + self.files
         folder = data_folder(self.generation, self.ordinal, job.clock.new_id())
         manifest = Manifest(
-            job_uuid=self.root.job.job_uuid,
-            generation=self.generation,
-            ordinal=self.ordinal,
-            operators=[_operator(folder, files)],
-            sources=[_position(folder)],
-        )
+            job_uuid=self.root.job.job_uuid, generation=self.generation, ordinal=self.ordinal,
+            operators=[_operator(folder, files)], sources=[_position(folder)],
+        )  # fmt: skip
         output = [PendingOutput(checkpoint_id=0, sink=s, committables=c) for s, c in self.output.items()]
         output = self.root.outputs.store(folder, "output", output)
         written = write_manifest(job.storage, folder, manifest)
@@ -298,22 +295,13 @@ class _FileWriter(Executor):
         attempt = job.clock.new_id()
         state = _operator(attempt, [f for f in base if job.chance(0.6)] + files).subtasks[0]
         report = TaskReport(
-            generation=generation,
-            ordinal=ordinal,
-            uid=_OPERATOR,
-            subtask=0,
-            attempt=attempt,
-            key_types=_KEY_TYPES,
-            key_names=["key"],
-            state=state,
-            output=output,
-        )
+            generation=generation, ordinal=ordinal, uid=_OPERATOR, subtask=0, attempt=attempt, key_types=_KEY_TYPES,
+            key_names=["key"], state=state, output=output,
+        )  # fmt: skip
         return Executed([report])
 
 
 class JobRunProcess(Run):
-    """A run as users have it."""
-
     run: JobRun | None = None
 
     @property
@@ -347,13 +335,9 @@ class JobRunProcess(Run):
 def job_of(job: SimJob, root: JobRoot) -> Job:
     # Seconds are steps.
     checkpoints = CheckpointSettings(
-        retained=job.plan.retain,
-        collect_every=3,
-        asynchronous=job.plan.asynchronous,
-        max_in_flight=2,
-        tolerable_failures=1,
-        timeout=timedelta(seconds=80),
-    )
+        retained=job.plan.retain, collect_every=3, asynchronous=job.plan.asynchronous, max_in_flight=2,
+        tolerable_failures=1, timeout=timedelta(seconds=80),
+    )  # fmt: skip
     settings = Settings(parallelism=1, max_parallelism=4, checkpoints=checkpoints)
     return Job(root, _JOB_PLAN, settings, job.bind(root), (("source", _DESCRIPTION),))
 
@@ -363,13 +347,9 @@ def _operator(snapshot: str, files: list[FileHandle]) -> OperatorState:
     # Any number of files is a snapshot of this format, and no backend opens them here.
     state = SubtaskState(subtask=0, first_group=0, last_group=3, snapshot=snapshot, files=stored, backend=CANONICAL)
     return OperatorState(
-        uid=_OPERATOR,
-        parallelism=1,
-        key_types=_KEY_TYPES,
-        key_names=["key"] * len(_KEY_TYPES),
-        states=[],
+        uid=_OPERATOR, parallelism=1, key_types=_KEY_TYPES, key_names=["key"] * len(_KEY_TYPES), states=[],
         subtasks=[state],
-    )
+    )  # fmt: skip
 
 
 def _position(offset: str) -> SourcePosition:

@@ -87,12 +87,10 @@ def test_a_batch_reaches_its_barrier_when_each_subtask_has_reported() -> None:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"ordinal": 0}, Acknowledgement.OTHER_BARRIER),
-        ({"generation": 2}, Acknowledgement.OTHER_BARRIER),
-        ({"subtask": 2}, Acknowledgement.UNKNOWN),
-        ({"attempt": "b"}, Acknowledgement.ANOTHER_ATTEMPT),
+        ({"ordinal": 0}, Acknowledgement.OTHER_BARRIER), ({"generation": 2}, Acknowledgement.OTHER_BARRIER),
+        ({"subtask": 2}, Acknowledgement.UNKNOWN), ({"attempt": "b"}, Acknowledgement.ANOTHER_ATTEMPT),
     ],
-)
+)  # fmt: skip
 def test_a_report_of_another_barrier_subtask_or_attempt_fails_the_batch(
     changed: dict[str, Any], why: Acknowledgement
 ) -> None:

@@ -33,17 +33,13 @@ class _NoBatches:
 @pytest.mark.parametrize(
     ("request_of", "answered", "status", "stopped"),
     [
-        ({}, "", "done", "stopped"),
-        ({"takes_over": True}, "", "done", "taken-over"),
-        ({"generation": GENERATION}, "", "done", "stopped"),
-        ({"generation": GENERATION - 1}, "", "withdrawn", ""),
-        ({"generation": GENERATION + 1}, "", None, ""),
-        ({"until": -1}, "", "withdrawn", ""),
-        ({"until": 1}, "", "done", "stopped"),
-        ({}, "withdrawn", "withdrawn", ""),
+        ({}, "", "done", "stopped"), ({"takes_over": True}, "", "done", "taken-over"),
+        ({"generation": GENERATION}, "", "done", "stopped"), ({"generation": GENERATION - 1}, "", "withdrawn", ""),
+        ({"generation": GENERATION + 1}, "", None, ""), ({"until": -1}, "", "withdrawn", ""),
+        ({"until": 1}, "", "done", "stopped"), ({}, "withdrawn", "withdrawn", ""),
     ],
     ids=["any", "take-over", "this-run", "older-run", "newer-run", "expired", "not-expired", "withdrawn-meanwhile"],
-)
+)  # fmt: skip
 def test_a_stop_ends_the_run_that_it_is_for_while_it_is_valid(
     request_of: dict[str, Any], answered: str, status: str | None, stopped: str
 ) -> None:

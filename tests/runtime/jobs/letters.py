@@ -19,8 +19,6 @@ from stateflow.testing.sources import ScriptedSource
 
 
 class Row(msgspec.Struct):
-    """A number."""
-
     key: str
     number: int
 
@@ -30,7 +28,6 @@ BAD = [n for n in range(60) if n % 7 == 0 or n % 11 == 10]
 
 
 def expected() -> Counter[tuple[str, int]]:
-    """The correct output: keys and sums."""
     sums: Counter[str] = Counter()
     result: Counter[tuple[str, int]] = Counter()
     for row in ROWS:
@@ -41,8 +38,6 @@ def expected() -> Counter[tuple[str, int]]:
 
 
 class Tally(KeyedProcessFunction[Row, Row]):
-    """Adds up the numbers of a key, then fails on multiples of 7."""
-
     def open(self, ctx: RuntimeContext) -> None:
         self.sum = ctx.get_state(ValueStateDescriptor("sum", int))
 
@@ -55,14 +50,12 @@ class Tally(KeyedProcessFunction[Row, Row]):
 
 
 def refuse_tens(row: Row) -> bool:
-    """Fails on further numbers."""
     if row.number % 11 == 10:
         raise ValueError("ten")
     return True
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     home = Path(env.parameter("home"))
     source = ScriptedSource(Row, ROWS, home / "ledger", slice_rows=20)
     if env.parameter("spark", "no") == "yes":

@@ -38,8 +38,6 @@ LATE = OutputTag("late", Row)
 
 
 class WithMap(KeyedProcessFunction[Row, Row]):
-    """Has a map and uses the subtask's number."""
-
     def open(self, ctx: RuntimeContext) -> None:
         self.seen = ctx.get_map_state(MapStateDescriptor("seen", str, int))
         self.part = ctx.info.subtask / ctx.info.parallelism
@@ -49,15 +47,11 @@ class WithMap(KeyedProcessFunction[Row, Row]):
 
 
 class NeedsTask(KeyedProcessFunction[Row, Row]):
-    """Cannot be opened outside a task."""
-
     def open(self, ctx: RuntimeContext) -> None:
         raise FileNotFoundError("model.bin")
 
 
 class WithTtl(Pass):
-    """Has a state without time-to-live and two that expire."""
-
     def open(self, ctx: RuntimeContext) -> None:
         day = StateTtlConfig.new_builder(timedelta(days=1, minutes=30)).build()
         second = StateTtlConfig.new_builder(timedelta(seconds=1)).update_ttl_on_read_and_write().use_event_time()
@@ -67,7 +61,6 @@ class WithTtl(Pass):
 
 
 def is_good(row: Row) -> bool:
-    """A filter."""
     return row.number > 0
 
 

@@ -17,8 +17,6 @@ STRATEGY = WatermarkStrategy.for_bounded_out_of_orderness(timedelta()).with_time
 
 
 class Alarm(KeyedProcessFunction[Row, Row]):
-    """A function with timers that is only declared."""
-
     def on_timer(self, timestamp: int, ctx: OnTimerContext) -> None:
         return None
 

@@ -108,8 +108,6 @@ Operators = Mapping[str, tuple[str, Keep]]
 
 
 def _job(jobs: LocalJobs, operators: Operators, *numbers: int, source: Any = None) -> Build:
-    """Sums rows of key "k" in each operator; one job for each version of a graph."""
-
     def build(env: StreamExecutionEnvironment) -> None:
         env.configure(max_parallelism=8)
         rows = env.from_source(source or Growing([Row("k", n) for n in numbers], Row), uid="rows")

@@ -48,7 +48,6 @@ def _sources(jobs: LocalJobs, **sources: LocalSource) -> Build:
 
 
 def _read(jobs: LocalJobs) -> dict[str, list[int]]:
-    """The numbers in the table, by source."""
     found: dict[str, list[int]] = {}
     for key, number, _ in sorted(jobs.rows()):
         found.setdefault(key, []).append(number)
@@ -139,18 +138,14 @@ def test_a_replaced_source_keeps_or_resets_its_position(source_jobs: LocalJobs, 
 @pytest.mark.parametrize(
     ("options", "facts"),
     [
-        (["a"], {"source": "a"}),
-        (["a=later"], {"source": "a=later"}),
-        (["a=timestamp:yesterday"], {"source": "a=timestamp:yesterday"}),
-        (["a={1"], {"source": "a={1"}),
-        (["a=position:"], {"source": "a=position:"}),
-        (["a=position:1\n2"], {"source": "a=position:1\n2"}),
+        (["a"], {"source": "a"}), (["a=later"], {"source": "a=later"}),
+        (["a=timestamp:yesterday"], {"source": "a=timestamp:yesterday"}), (["a={1"], {"source": "a={1"}),
+        (["a=position:"], {"source": "a=position:"}), (["a=position:1\n2"], {"source": "a=position:1\n2"}),
         (["a=latest"], {"uid": "a", "position": "latest"}),
         (["a=timestamp:2026-01-31"], {"uid": "a", "position": "timestamp"}),
-        (["c=earliest"], {"uid": "c", "known": ["a", "b"]}),
-        (["a=keep", "a=earliest"], {"uid": "a"}),
+        (["c=earliest"], {"uid": "c", "known": ["a", "b"]}), (["a=keep", "a=earliest"], {"uid": "a"}),
     ],
-)
+)  # fmt: skip
 def test_a_position_that_is_not_one_is_refused(
     source_jobs: LocalJobs, options: list[str], facts: dict[str, Any]
 ) -> None:

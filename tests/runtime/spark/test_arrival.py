@@ -59,8 +59,6 @@ class Arrivals:
         splits: str = "128m",
         transform: Transform = lambda rows: rows,
     ) -> list[list[Any]]:
-        """Returns the rows of each source."""
-
         def declared(env: StreamExecutionEnvironment) -> None:
             for at, source in enumerate(sources):
                 env.from_source(source, uid=f"s{at}").print(uid=f"p{at}")
@@ -250,8 +248,6 @@ def test_a_mirror_of_a_change_data_feed_has_the_newest_rows(arrivals: Arrivals, 
 
 
 class Shards(PartitionedSource):
-    """Three partitions of numbers."""
-
     @property
     def description(self) -> str:
         return "shards"
@@ -318,6 +314,3 @@ def test_files_in_folders_are_read_and_have_the_values_of_their_names(
     source = FileSource(folder, schema=Part, format=format)
     found = arrivals.of(source, by_tasks=by_tasks)[0]
     assert [tuple(row) for row in found] == [(0, 7), (1, 2), (2, None), (3, None), (4, 3)]
-
-
-# -- after the shuffle -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -36,18 +37,10 @@ LARGE = "\n".join(["v1", *['{"path":"file:///data/part.parquet","timestamp":1,"b
 SEVEN = b'v1\n{"path":"file:///data/part%2041.parquet","timestamp":1795486056780,"batchId":7}'
 FOLDER = data_folder(4, 2, "driver")
 IN_BATCH_7 = {
-    "metadata": b'{"id":"x"}',
-    "offsets/5": b"old",
-    "offsets/6": BEFORE,
-    "offsets/7": OFFSETS,
-    "commits/6": b"c",
-    "sources/0/5": b"five",
-    "sources/0/6.compact": LARGE,
-    "sources/0/7": SEVEN,
-    "sources/0/.7.crc": b"crc",
-    "sources/0/8.tmp": b"half",
-    "sources/1/0": b"first offset",
-}
+    "metadata": b'{"id":"x"}', "offsets/5": b"old", "offsets/6": BEFORE, "offsets/7": OFFSETS, "commits/6": b"c",
+    "sources/0/5": b"five", "sources/0/6.compact": LARGE, "sources/0/7": SEVEN, "sources/0/.7.crc": b"crc",
+    "sources/0/8.tmp": b"half", "sources/1/0": b"first offset",
+}  # fmt: skip
 """What Spark has written in the middle of batch 7."""
 
 
@@ -64,15 +57,11 @@ def _read(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("names", "needed"),
     [
-        ("", ""),
-        ("0", "0"),
-        ("10 9 2", "2 9 10"),
-        ("9.compact 9 8 10 11", "9.compact 10 11"),
-        ("9.compact 19.compact 18 20", "19.compact 20"),
-        ("9.compact", "9.compact"),
+        ("", ""), ("0", "0"), ("10 9 2", "2 9 10"), ("9.compact 9 8 10 11", "9.compact 10 11"),
+        ("9.compact 19.compact 18 20", "19.compact 20"), ("9.compact", "9.compact"),
         ("state.json 0 initial", "0 initial state.json"),
     ],
-)
+)  # fmt: skip
 def test_of_a_source_s_log_the_newest_compaction_and_later_entries_are_needed(names: str, needed: str) -> None:
     assert needed_entries(names.split()) == needed_entries(names.split()[::-1]) == needed.split()
 
@@ -273,8 +262,19 @@ def _created(folder: Path, position: SparkPosition, *sources: QuerySource) -> di
     }
 
 
-def test_spark_reads_what_the_previous_run_wrote(tmp_path: Path) -> None:
-    assert _created(tmp_path, _forged({"0/0": GOOD})) == {
+HOSTILE_SETTINGS = {
+    "spark.sql.streaming.multipleWatermarkPolicy": "max", "spark.sql.shuffle.partitions": "2000000000",
+    "spark.sql.streaming.stateStore.providerClass": "org.attacker.Provider",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [METADATA, json.dumps({"batchWatermarkMs": 2**62, "batchTimestampMs": 7, "conf": HOSTILE_SETTINGS, "more": {}})],
+    ids=["as written", "hostile settings"],
+)
+def test_spark_reads_what_the_previous_run_wrote_without_settings(tmp_path: Path, metadata: str) -> None:
+    assert _created(tmp_path, _forged({"0/0": GOOD}, metadata=metadata)) == {
         "offsets/0": f'v1\n{METADATA}\n{{"logOffset":0}}',
         "commits/0": 'v1\n{"nextBatchWatermarkMs":0}',
         "sources/0/0": GOOD.decode(),
@@ -284,18 +284,10 @@ def test_spark_reads_what_the_previous_run_wrote(tmp_path: Path) -> None:
 # -- files of others --------------------------------------------------------------------------------------------------
 
 OUTSIDE = [
-    "file:///etc/passwd",
-    "file:///data/in-private/x.txt",
-    "file:///data/in/../in-private/x.txt",
-    "file:///data/in/%2e%2e/in-private/x.txt",
-    "file:///data/in%2F..%2Fin-private%2Fx.txt",
-    "file:///data/in//x.txt",
-    "file:///data/private?/../in/x.txt",
-    "file://other/data/in/x.txt",
-    "hdfs:///data/in/x.txt",
-    "/data/in/x.txt",
-    "",
-]
+    "file:///etc/passwd", "file:///data/in-private/x.txt", "file:///data/in/../in-private/x.txt",
+    "file:///data/in/%2e%2e/in-private/x.txt", "file:///data/in%2F..%2Fin-private%2Fx.txt", "file:///data/in//x.txt",
+    "file:///data/private?/../in/x.txt", "file://other/data/in/x.txt", "hdfs:///data/in/x.txt", "/data/in/x.txt", "",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("uri", OUTSIDE)
@@ -338,12 +330,24 @@ def test_an_entry_that_spark_would_take_for_unread_input_is_refused(tmp_path: Pa
         _created(tmp_path, _forged({"0/0": GOOD, path: _entry(_line("file:///data/in/again"))}))
 
 
+AT_0 = '{"logOffset":0}'
+NO_POSITIONS = ["-", '{"logOffset":-1}', "0", '{"logOffset":0,"x":1}', '{"logOffset":"0"}', '{"logOffset":true}', "["]
+NO_METADATA = ["", "[]", '{"batchTimestampMs":"x"}', "{" * 100_000, METADATA + "\r{}"]
+
+
 @pytest.mark.parametrize(
-    "offset", ["-", '{"logOffset":-1}', "0", '{"logOffset":0,"x":1}', '{"logOffset":"0"}', '{"logOffset":true}', "["]
+    ("offsets", "metadata", "facts"),
+    [
+        *(((offset,), METADATA, {"source": "lines"}) for offset in NO_POSITIONS),
+        *(((AT_0,), metadata, {}) for metadata in NO_METADATA),
+        *((offsets, METADATA, {"sources": 1, "offsets": len(offsets)}) for offsets in ((), (AT_0, "-"))),
+    ],
 )
-def test_entries_without_a_position_of_their_source_are_refused(tmp_path: Path, offset: str) -> None:
-    with raises(CorruptFile, source="lines"):
-        _created(tmp_path, _forged({"0/0": GOOD}, (offset,)))
+def test_an_offset_log_without_the_position_of_each_source_is_refused(
+    tmp_path: Path, offsets: tuple[str, ...], metadata: str, facts: dict[str, Any]
+) -> None:
+    with raises(CorruptFile, **facts):
+        _created(tmp_path, _forged({"0/0": GOOD}, offsets, metadata))
 
 
 def test_a_source_with_unknown_files_has_no_entry_after_its_position(tmp_path: Path) -> None:
@@ -392,29 +396,3 @@ def test_the_files_of_a_source_are_those_that_spark_lists(
     address: str, uri: str, default: str | None, lists: bool
 ) -> None:
     assert FilePattern(address, default or "file:///").matches(uri) == lists
-
-
-# -- settings ---------------------------------------------------------------------------------------------------------
-
-HOSTILE_SETTINGS = {
-    "spark.sql.streaming.multipleWatermarkPolicy": "max",
-    "spark.sql.streaming.stateStore.providerClass": "org.attacker.Provider",
-    "spark.sql.shuffle.partitions": "2000000000",
-}
-
-
-def test_settings_of_a_savepoint_do_not_reach_spark(tmp_path: Path) -> None:
-    metadata = json.dumps({"batchWatermarkMs": 2**62, "batchTimestampMs": 7, "conf": HOSTILE_SETTINGS, "more": {}})
-    assert _created(tmp_path, _forged({"0/0": GOOD}, metadata=metadata))["offsets/0"].split("\n")[1] == METADATA
-
-
-@pytest.mark.parametrize("metadata", ["", "[]", '{"batchTimestampMs":"x"}', "{" * 100_000, METADATA + "\r{}"])
-def test_an_offset_log_that_is_not_spark_s_is_refused(tmp_path: Path, metadata: str) -> None:
-    with raises(CorruptFile):
-        _created(tmp_path, _forged({"0/0": GOOD}, metadata=metadata))
-
-
-@pytest.mark.parametrize("offsets", [(), ('{"logOffset":0}', "-")])
-def test_an_offset_log_of_another_number_of_sources_is_refused(tmp_path: Path, offsets: tuple[str, ...]) -> None:
-    with raises(CorruptFile, sources=1, offsets=len(offsets)):
-        _created(tmp_path, _forged({"0/0": GOOD}, offsets))

@@ -97,7 +97,6 @@ def _plan(build: Callable[[DataStream], object], source: Source) -> JobPlan:
 
 
 def _error(plan: JobPlan, rows: DataFrame | SourceRows, folder: Path) -> StateflowError | None:
-    """Returns the error of a batch."""
     environment = TaskEnvironment((folder / "root").as_uri(), folder / "local")
     batch = BatchInfo(BatchId(ManualClock(1).new_id(), 1, 1, datetime.now(UTC)), TaskSettings(128), environment)
     try:
@@ -133,12 +132,9 @@ def found_in(source: Source | LocalSource, spark: SparkSession, folder: Path) ->
 
 GOOD: dict[str, Any] = {"id": ID, "colour": "red", "number": 1, "tags": ["a"], "day": date(2026, 1, 2)}
 MISFITS: list[tuple[dict[str, Any], str, str]] = [
-    ({"id": "x"}, "id", "UUID"),
-    ({"colour": "pink"}, "colour", "Colour"),
-    ({"number": None}, "number", "bigint, ge=0"),
-    ({"number": -1}, "number", "bigint, ge=0"),
-    ({"tags": ["a", None]}, "tags[]", "array<string>"),
-]
+    ({"id": "x"}, "id", "UUID"), ({"colour": "pink"}, "colour", "Colour"), ({"number": None}, "number", "bigint, ge=0"),
+    ({"number": -1}, "number", "bigint, ge=0"), ({"tags": ["a", None]}, "tags[]", "array<string>"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

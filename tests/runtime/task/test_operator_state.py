@@ -31,8 +31,6 @@ def read_part(storage: Storage | None, part: OperatorPart) -> OperatorContent:
 
 
 class Root:
-    """A job root, and subtasks of one operator that write there."""
-
     def __init__(self, folder: Path) -> None:
         self.storage = PosixStorage(folder)
         self.parts: list[OperatorPart] = []
@@ -146,15 +144,10 @@ def test_the_bound_of_decoded_operator_state_is_above_its_size(content: Operator
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"\xff",
-        b"\x91\x01",
-        msgspec.msgpack.encode({"lists": {"a": [1]}}),
-        b"\xdd\xff\xff\xff\xff",
-        b"\x81" * 5000,
-        b"\x81\xa5lists\x81\xa1\xff\x90",
+        b"", b"\xff", b"\x91\x01", msgspec.msgpack.encode({"lists": {"a": [1]}}), b"\xdd\xff\xff\xff\xff",
+        b"\x81" * 5000, b"\x81\xa5lists\x81\xa1\xff\x90",
     ],
-)
+)  # fmt: skip
 def test_other_bytes_are_corrupt(data: bytes) -> None:
     with raises(CorruptFile, subtask=3) as refused:
         read_part(None, OperatorPart(subtask=3, memory=0, content=data))

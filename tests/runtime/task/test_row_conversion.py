@@ -200,7 +200,6 @@ class AnyColour(enum.Enum):
 
     @classmethod
     def _missing_(cls, value: object) -> AnyColour:
-        """Accepts every text."""
         return cls.RED
 
 

@@ -29,8 +29,6 @@ class Row(msgspec.Struct):
 
 
 class Repeat(KeyedProcessFunction[Row, Row]):
-    """Emits the number of each name's rows with each row, and minus that number after a delay."""
-
     def __init__(self, delay: int) -> None:
         self._delay = delay
 
@@ -49,7 +47,6 @@ class Repeat(KeyedProcessFunction[Row, Row]):
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     home = Path(env.parameter("home"))
     bounded = env.parameter("bounded", "no") == "yes"
     rows = env.from_source(FileSource(home / "in", schema=Row, format="json", bounded=bounded), uid="rows")

@@ -55,7 +55,6 @@ def _start(text: str) -> Any:
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     home = Path(env.parameter("home"))
     env.parameter("spark")
     kind, start = env.parameter("kind", "rows"), _start(env.parameter("start", "earliest"))

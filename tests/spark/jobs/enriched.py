@@ -22,12 +22,9 @@ class Priced(msgspec.Struct):
 
 
 class WithPrice(KeyedBroadcastProcessFunction[Sale, Price, Priced]):
-    """Emits each sale with the price of its item."""
-
     prices = MapStateDescriptor("prices", str, int)
 
     def process_broadcast_element(self, row: Price, ctx: Context) -> None:
-        """Keeps the price of an item."""
         state = ctx.get_broadcast_state(self.prices)
         if row.deleted:
             state.remove(row.item)
@@ -35,5 +32,4 @@ class WithPrice(KeyedBroadcastProcessFunction[Sale, Price, Priced]):
             state.put(row.item, row.price)
 
     def process_element(self, row: Sale, ctx: Context) -> list[Priced]:
-        """Returns the sale with its price; None for an item without one."""
         return [Priced(row.number, ctx.get_broadcast_state(self.prices).get(row.item))]

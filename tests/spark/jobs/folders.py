@@ -35,5 +35,4 @@ def build(env: StreamExecutionEnvironment) -> None:
 
 
 def added(before: Row, row: Row) -> Row:
-    """A reduce function."""
     return Row(row.name, before.number + row.number)

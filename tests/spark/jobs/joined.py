@@ -62,23 +62,18 @@ UNUSED = OutputTag("unused", Third)
 
 
 def orders() -> list[Order]:
-    """Orders of 17 shops."""
     return [Order(i, f"s{i * 7 % 17}") for i in range(ORDERS)]
 
 
 def payments() -> list[Payment]:
-    """Payments of the same shops, and of two more."""
     return [Payment(i, f"s{i * 5 % 19}", i * 3 % 50) for i in range(PAYMENTS)]
 
 
 def rates() -> list[Rate]:
-    """Rows for every subtask."""
     return [Rate(i, 10**i) for i in range(RATES)]
 
 
 class RowCounter:
-    """Counts the rows of a key."""
-
     def open(self, ctx: RuntimeContext) -> None:
         self.count = ctx.get_state(ValueStateDescriptor("count", int))
 
@@ -106,8 +101,6 @@ class Together(RowCounter, KeyedCoProcessFunction[Order, Payment, Event]):
 
 
 class Late(RowCounter, KeyedCoProcessFunction[Order, Event, Event]):
-    """Emits the rows of both streams."""
-
     def process_element1(self, row: Order, ctx: Context) -> Iterator[Event]:
         yield Event(row.shop, "order", row.number, self.increment())
 
@@ -139,22 +132,18 @@ class Rated(KeyedBroadcastProcessFunction[Order, Rate, Event]):
 
 
 def twice(row: Order) -> list[Order]:
-    """A flat map."""
     return [row, Order(-row.number, row.shop)]
 
 
 def is_even(row: Any) -> bool:
-    """A filter."""
     return bool(row.number % 2 == 0)
 
 
 def is_rated(row: Order) -> bool:
-    """A filter."""
     return row.number % 3 != 0
 
 
 def as_order(row: Payment) -> Order:
-    """A map to another class."""
     return Order(1000 + row.paid, row.shop_name)
 
 

@@ -60,7 +60,6 @@ METADATA = {name: name for name in ("topic", "partition", "offset", "key", "head
 
 
 def _format(registry: str) -> str | AvroFormat:
-    """Returns JSON, or Avro with a registry whose password is in the environment."""
     if not registry:
         return "json"
     return AvroFormat(registry=SchemaRegistry(registry, username="me", password=os.environ["REGISTRY_PASSWORD"]))
@@ -76,14 +75,12 @@ def _security(env: StreamExecutionEnvironment) -> KafkaSecurity | None:
 
 
 def _start(text: str) -> Start:
-    """Returns a time, offsets in JSON, or the text itself."""
     if text.startswith("{"):
         return {topic: {int(n): at for n, at in offsets.items()} for topic, offsets in json.loads(text).items()}
     return datetime.fromisoformat(text) if text[0].isdigit() else text
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     home = Path(env.parameter("home"))
     env.parameter("spark")
     budget = int(env.parameter("budget", "0"))

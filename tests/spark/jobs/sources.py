@@ -16,7 +16,6 @@ class Row(msgspec.Struct):
 
 
 def build(env: StreamExecutionEnvironment) -> None:
-    """Declares the job."""
     home = Path(env.parameter("home"))
     found = []
     for source in env.parameter("sources").split(","):

@@ -23,8 +23,6 @@ from stateflow import (
 
 
 class Flight(msgspec.Struct):
-    """One flight; one that was cancelled has no delay."""
-
     number: int
     carrier: str
     origin: str

@@ -23,8 +23,6 @@ from tests.support.jobs.sources import timed
 
 
 class Reading(msgspec.Struct):
-    """A value of a sensor, at a time in milliseconds since 1970."""
-
     sensor: str
     at: int
     value: int
