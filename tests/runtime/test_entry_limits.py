@@ -12,19 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from stateflow import DeadLetters, ListStateDescriptor, RuntimeContext
+from stateflow import DeadLetters, RuntimeContext
 from stateflow.api.dead_letters import LONGEST_KEY, LONGEST_ROW
-from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext
+from stateflow.api.functions.process import Context, KeyedProcessFunction
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.config.settings import LARGEST_KEY, EntryLimits
 from stateflow.errors import EntryTooLarge
 from stateflow.operations import ForkRequest, SavepointRequest, create_savepoint, fork
 from stateflow.operations.verification import verify
-from stateflow.runtime.task.keyed_operator import KeyedOperator
-from stateflow.runtime.task.operator_runtime import InitialState
 from stateflow.runtime.task.vector_operator import VectorOperator
 from stateflow.state.backends.hash_maps import DictBackend
-from stateflow.state.kinds.timers import TimerIndex
 from stateflow.testing import KeyedHarness, KeyedInput
 from stateflow.types.descriptors import MapStateDescriptor, ValueStateDescriptor
 from tests.support import root_files
@@ -33,7 +30,7 @@ from tests.support.graphs import Row
 from tests.support.local_jobs import Growing, LocalJobs
 from tests.support.operators import Row as OpRow
 from tests.support.operators import chain_of, pieces_of, task_info
-from tests.testing.every_state import INPUTS, KINDS, EveryState, Seen, Step, pack
+from tests.testing.every_state import INPUTS, KINDS, EveryState, Seen, Step, pack, unpack
 from tests.testing.every_state import Row as StepsRow
 
 SMALL_DOCUMENT = 20_000
@@ -251,48 +248,22 @@ def test_a_vectorized_function_has_the_same_limits(kind: str, size: int, setting
 # -- settings ---------------------------------------------------------------------------------------------------------
 
 
-class Keeps(KeyedProcessFunction[Any, Any]):
-    """Writes long texts once; then reads them, in rows and in timers."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def open(self, ctx: RuntimeContext) -> None:
-        self.value = ctx.get_state(ValueStateDescriptor("value", str))
-        self.list = ctx.get_list_state(ListStateDescriptor("list", str))
-        self.map = ctx.get_map_state(MapStateDescriptor("map", str, str))
-
-    def process_element(self, row: Any, ctx: Context) -> Iterator[Any]:
-        if self.size:
-            text = "x" * self.size
-            self.value.update(text)
-            self.list.add(text)
-            self.map.put(text, text)
-            ctx.timer_service().register_processing_time_timer(1)
-        yield from self._found()
-
-    def on_timer(self, timestamp: int, ctx: OnTimerContext) -> Iterator[Any]:
-        yield from self._found()
-
-    def _found(self) -> Iterator[Any]:
-        key, value = next(self.map.items())
-        assert self.map.get(key) == value
-        yield len(self.value.value() or ""), [len(each) for each in self.list.get()], len(key), len(value)
-
-
 def test_entries_stored_with_higher_limits_are_read_and_their_timers_fire() -> None:
-    store, index, key = DictBackend(), TimerIndex(), "k" * 200
-    chain = chain_of(Keeps(200))
-    first = KeyedOperator(chain, task_info(1), InitialState(store, timer_index=index))
-    found = (200, [200], 200, 200)
-    for piece in pieces_of(chain, [OpRow(key, 1), OpRow("a", 1)]):
-        assert first.process(*piece) == [found, found]
-    first.finish()
-    low = InitialState(store, timer_index=index, limits=EntryLimits(100, 100, 100))
-    second = KeyedOperator(chain_of(Keeps(0)), task_info(2), low)
-    assert [row for rows in second.fire() for row in rows] == [found, found]
-    (piece,) = pieces_of(chain, [OpRow("a", 2)])
-    assert second.process(*piece) == [found]
-    (piece,) = pieces_of(chain, [OpRow(key, 2)])
-    with raises(EntryTooLarge, operator="op", size=202, limit=100):
-        second.process(*piece)
+    long, text = "k" * 200, "x" * 200
+    writes = [("value", "update", text), ("list", "add", text), ("map", "put", text, text)]
+    reads = [("value", "value"), ("list", "get"), ("map", "items")]
+
+    def row(key: str, *steps: Step) -> StepsRow:
+        return StepsRow(key, 0, pack([(None, *step) for step in steps]))
+
+    with KeyedHarness(EveryState(dict.fromkeys(KINDS), None), *INPUTS, output=Seen) as h:
+        h.push_both([row(key, *writes, ("timer", "register", "processing", 4)) for key in (long, "a")], [])
+        snapshot = h.snapshot()
+    low: dict[str, Any] = {f"state__max_{name}_bytes": 100 for name in ("key", "map_key", "value")}
+    with KeyedHarness.restore(snapshot, **low) as h:
+        fired = {seen.key: unpack(seen.results)[-1] for seen in h.advance_processing_time(4)}
+        assert fired == {key: [text, None, None, None] for key in (long, "a")}
+        (seen,) = h.push_both([row("a", *reads)], [])
+        assert unpack(seen.results) == [text, [text], [[text, text]]]
+        with raises(EntryTooLarge, operator="EveryState", size="202", limit="100"):
+            h.push_both([row(long, *reads)], [])
