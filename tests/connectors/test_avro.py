@@ -356,6 +356,7 @@ _ANSWERS: dict[str, tuple[Callable[[], Any], type[StateflowError]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.long(reason="starts a server for each answer")
 @pytest.mark.parametrize("kind", _ANSWERS)
 def test_an_answer_that_is_no_schema_ends_the_task_and_rejects_no_record(kind: str) -> None:
     given, error = _ANSWERS[kind]

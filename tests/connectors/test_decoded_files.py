@@ -326,6 +326,7 @@ def test_rows_that_another_writer_has_written_are_read_back(
     assert decode(data, Nested, blocks=blocks) == list(map(_expected, rows))
 
 
+@pytest.mark.long(reason="draws many lines")
 @given(
     objects,
     st.integers(0, 200),
@@ -544,6 +545,7 @@ def _read(format: DecodedFormat, share: FileShare, row_class: type[Any]) -> list
     return [row for batch in format.read(share, schema) for row in to_rows(batch.columns, schema)]
 
 
+@pytest.mark.long(reason="reads a file in shares of every size")
 @pytest.mark.parametrize(("format", "row_class", "content", "options"), CONTENTS)
 def test_shares_of_a_file_have_each_row_once_and_in_order(
     tmp_path: Path, format: str, row_class: type[Any], content: bytes, options: dict[str, Any]

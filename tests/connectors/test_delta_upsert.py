@@ -90,6 +90,7 @@ def _files(sink: DeltaSink, about: SinkContext, token: int, parts: list[list[Pos
     return [file for rows, writing in zip(parts, writings, strict=True) for file in write(sink, about, rows, writing)]
 
 
+@pytest.mark.long(reason="draws many histories of a table")
 @given(st.lists(st.lists(st.lists(_ROWS, max_size=6), max_size=2), max_size=5), st.booleans(), st.booleans())
 @settings(max_examples=40)
 def test_a_table_has_the_last_row_of_each_key(

@@ -189,6 +189,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     return make(tmp_path, request)
 
 
+@pytest.mark.long(reason="starts a PostgreSQL server")
 def test_values_that_narrower_columns_have_are_written_and_others_end_the_batch_before_its_checkpoint(
     table: Any,
 ) -> None:

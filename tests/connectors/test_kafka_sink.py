@@ -212,6 +212,7 @@ def test_a_driver_that_another_one_overtook_publishes_nothing(
     assert sink.open_table(context).token == 2
 
 
+@pytest.mark.long(reason="waits for Kafka's transactions")
 def test_a_row_that_is_too_large_is_named_and_nothing_of_its_checkpoint_is_published(
     kafka: Kafka, sink: KafkaSink, context: SinkContext, topic: str
 ) -> None:
@@ -226,6 +227,7 @@ def test_a_row_that_is_too_large_is_named_and_nothing_of_its_checkpoint_is_publi
     assert len(committed(kafka.address, topic)) == 3
 
 
+@pytest.mark.long(reason="waits for Kafka's transactions")
 def test_a_missing_token_lets_only_new_output_be_published(
     kafka: Kafka, sink: KafkaSink, context: SinkContext, topic: str
 ) -> None:

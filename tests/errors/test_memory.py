@@ -92,6 +92,7 @@ UNITS: list[tuple[Any, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.long(reason="traces each allocation of a decoder")
 @pytest.mark.parametrize(("kind", "unit"), UNITS, ids=str)
 def test_the_bound_of_a_decoded_document_is_above_its_size(kind: Any, unit: str) -> None:
     text = f"[{','.join([unit] * 20_000)}]".encode()

@@ -37,6 +37,7 @@ def _by_columns(left: Keyed, right: Keyed) -> DataStream:
     return left.regular_join(right).select(Pair, COLUMNS, uid="join")
 
 
+@pytest.mark.long(reason="draws many histories")
 @one_in(4)
 @given(histories, st.permutations([_by_rows, _by_columns]))
 def test_regular_joins_have_the_pairs_of_nested_loops(history: History, declares: list[Declare]) -> None:

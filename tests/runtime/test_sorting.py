@@ -129,6 +129,7 @@ def _came(rows: int, size: int) -> list[pa.RecordBatch]:
     return [_batch(sent[at : at + size]) for at in range(0, rows, size)]
 
 
+@pytest.mark.long(reason="sorts many rows in little memory")
 def test_runs_of_several_blocks_are_merged(tmp_path: Path) -> None:
     """Four runs of some 20,000 rows; a block of each has some 300."""
     came = _came(80_000, 1000)
@@ -159,6 +160,7 @@ def test_the_file_of_a_run_has_no_name_and_an_unusable_folder_is_reported(tmp_pa
     assert "shuffle.sort_memory_bytes" in failed.value.hint
 
 
+@pytest.mark.long(reason="sorts many rows in little memory")
 def test_rows_take_no_more_memory_than_the_limit(tmp_path: Path) -> None:
     """Without the received batch."""
     memory = 4 << 20

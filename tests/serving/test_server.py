@@ -339,6 +339,7 @@ def test_a_server_may_start_before_the_job_and_leaves_no_lease(tmp_path: Path) -
 # -- bounds of answers, and connections -------------------------------------------------------------------------------
 
 
+@pytest.mark.long(reason="asks again and again for fewer keys")
 def test_a_client_asks_for_fewer_keys_if_an_answer_would_be_too_large(
     jobs: ShopsJob, server: StateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

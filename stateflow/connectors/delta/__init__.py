@@ -5,5 +5,4 @@
 - `log`: reads the newest version, appends entries, and opens the files that the log names.
 - `versions`: the files of each version, and the log entries of rewinds and upserts.
 - `maintenance`: combines small files, and deletes files that no version in use has.
-- `checkpoint_program`: the program of the process that creates a checkpoint of the log; it imports only deltalake.
 """

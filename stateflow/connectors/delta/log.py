@@ -19,6 +19,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import errno
+import inspect
 import logging
 import os
 import re
@@ -29,7 +30,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import resources
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -860,7 +860,6 @@ class DeletionVectors:
         )
 
 
-_PROGRAM = "checkpoint_program.py"
 _SHOWN = 500
 _SECONDS = 600
 """A checkpoint of a million files takes a tenth of it. Without a limit, a FIFO in the log would stop the driver."""
@@ -877,7 +876,7 @@ def checkpoint(table: Path, seconds: float = _SECONDS) -> None:
         StorageError: the process failed, or took too long.
     """
     # The program is passed as text: `-m` would import stateflow, which takes ten times as long as its own imports.
-    program = resources.files(__package__).joinpath(_PROGRAM).read_text()
+    program = f"{inspect.getsource(_create_checkpoint)}\n_create_checkpoint(__import__('sys').argv[1])"
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
     try:
         ended = subprocess.run(
@@ -899,3 +898,24 @@ def checkpoint(table: Path, seconds: float = _SECONDS) -> None:
             exit_code=ended.returncode,
             reason=ended.stderr.decode(errors="replace").strip()[-_SHOWN:],
         )
+
+
+def _create_checkpoint(table: str) -> None:
+    """Creates the checkpoint and removes expired entries, in a process that knows only the text of this function."""
+    import os
+    from pathlib import Path
+
+    from deltalake import DeltaTable
+
+    opened, folder = DeltaTable(table), Path(table, "_delta_log")
+    opened.create_checkpoint()
+    # deltalake does not sync. After a power failure, readers must not start from an incomplete checkpoint.
+    for path in (*folder.glob(f"{opened.version():020d}.checkpoint*"), folder / "_last_checkpoint", folder):
+        # Another writer can create a FIFO of such a name at any time; opening it would wait.
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+    if (opened.metadata().configuration.get("delta.enableExpiredLogCleanup") or "true").lower() == "true":
+        opened.cleanup_metadata()

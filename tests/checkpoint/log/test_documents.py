@@ -219,6 +219,7 @@ def test_a_missing_or_damaged_list_is_named() -> None:
         _read_by_others(job)
 
 
+@pytest.mark.long(reason="draws many lists")
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(0, 3_000), st.integers(1, 500))
 def test_what_is_stored_is_read_and_no_part_is_larger_than_allowed(stats: list[int], inline: int, part: int) -> None:
     files = [Committable(path=f"{n}", size=n, rows=n, stats="é" * s) for n, s in enumerate(stats)]

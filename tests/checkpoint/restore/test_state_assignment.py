@@ -179,6 +179,7 @@ def written(draw: st.DrawFn) -> WrittenOperatorState:
     return WrittenOperatorState({s: c for s, c in contents.items() if s not in left_out}, parallelism)
 
 
+@pytest.mark.long(reason="draws many states")
 @given(written(), st.integers(1, M))
 def test_operator_state_is_divided_by_flinks_rules(before: WrittenOperatorState, parallelism: int) -> None:
     found = [assign(before, subtask, parallelism, M) for subtask in range(parallelism)]
