@@ -264,6 +264,13 @@ def test_topics_that_do_not_fit_are_refused(kafka: Kafka, sink: KafkaSink, conte
     assert KafkaSink(kafka.address, topic=compacted, key="number").check(context)
 
 
+def test_of_two_handles_one_commits(kafka: Kafka, sink: KafkaSink, context: SinkContext, topic: str) -> None:
+    first, second = sink.open_table(context), sink.open_table(context)
+    files = staged(first)
+    assert (first.commit(1, files), second.commit(1, files)) == (1, None)
+    assert len(committed(kafka.address, topic)) == 3
+
+
 def test_a_topic_that_was_created_again_is_another_table(kafka: Kafka, sink: KafkaSink, context: SinkContext) -> None:
     name = f"d-{uuid4().hex[:8]}"
     ids = set()

@@ -107,6 +107,7 @@ _REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "a self-join": (lambda df: df.alias("a").join(df.alias("b"), "key").select("key", "a.value"), "regular_join"),
     "a semi-join with itself": (lambda df: df.join(df.where("value > 1"), "key", "left_semi"), "regular_join"),
     "a join that keeps the table": (lambda df: _table(df).join(df, "key", "left").select("key", "value"), "join"),
+    "a right join": (lambda df: df.join(_table(df), "key", "right").select("key", "value"), "join"),
     "a full join": (lambda df: df.join(_table(df), "key", "full").select("key", "value"), "join"),
     "rows of the table": (lambda df: _table(df).join(df, "key", "left_semi").toDF("key", "value"), "join"),
     "exceptAll": (lambda df: df.exceptAll(_table(df)), "left anti"),
