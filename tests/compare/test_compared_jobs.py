@@ -1,4 +1,4 @@
-"""Two jobs, or two checkpoints of one job, are compared: what is found is the difference of plain dictionaries."""
+"""Two jobs, or two checkpoints of one job, are compared; the expected differences come from plain dictionaries."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def _snapshot_of(kept: Kept) -> Snapshot:
 
 
 def _values_of(snapshot: Snapshot) -> dict[Address, Any]:
-    """What is stored, with each list as one value."""
+    """Returns the stored entries, with each list as one value."""
     values: dict[Address, Any] = {}
     for operator in snapshot.manifest.operators:
         for entry in entries_of(operator, snapshot.storage, ManualClock()):

@@ -1,4 +1,4 @@
-"""Records of Kafka as rows, and rows as records: what is decoded, written and rejected; without a broker."""
+"""Records of Kafka as rows, and rows as records: decoding, encoding and rejection, without a broker."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ GUIDE = read("run-continuously")
 START, STOP = (shlex.split(block) for block in blocks_of(GUIDE))
 
 NO_VALUES = ("run.until", "payments_savepoint")
-"""Code in the first columns of tables that is no value of ``run.until``."""
+"""Code in the first columns of tables that is not a value of ``run.until``."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The guides about changing and querying state: code runs, commands are typed, output is what is printed."""
+"""The guides about changing and querying state: code runs, commands are typed, output is compared."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_the_guide_has_the_types_of_the_error() -> None:
     assert [name for name in types if name.lower() not in text] == []
 
 
-# -- query state: the client and the request of the guide get what is right -------------------------------------------
+# -- query state: the client and the request of the guide get the right values ----------------------------------------
 
 
 QUERIES = read("query-state")

@@ -32,6 +32,7 @@ from stateflow.types.serializers import ValueSerializer, decode_untyped
 from tests.serving.shops_job import ITEMS, SHOPS, Expected, Sale, ShopsJob, Totals, sales
 from tests.support.errors import raises
 from tests.support.local_jobs import LocalJobs
+from tests.support.stores import RecordedFetches
 
 KEYS = [(shop, day) for shop in SHOPS for day in range(-3, 4)]
 
@@ -238,20 +239,6 @@ def test_files_that_are_collected_while_they_are_fetched_belong_to_an_older_chec
     follower.close()
 
 
-class Recording(PosixStorage):
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.fetched: list[tuple[str, int]] = []
-
-    def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
-        self.fetched.append((key, 0))
-        super().fetch(key, target, limit)
-
-    def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
-        self.fetched.append((key, offset))
-        super().fetch_part(key, offset, size, target)
-
-
 def _files(jobs: ShopsJob) -> set[tuple[str, int]]:
     """The files of the newest checkpoint, each with its offset in the stored object."""
     rows = stateflow.read_metadata(jobs.root, "files").to_pylist()
@@ -260,7 +247,7 @@ def _files(jobs: ShopsJob) -> set[tuple[str, int]]:
 
 def test_only_new_files_of_a_checkpoint_are_fetched(tmp_path: Path) -> None:
     jobs = ShopsJob(tmp_path, state__backend="rocksdb", state__inline_below_bytes=1)
-    storage = Recording(tmp_path / "root")
+    storage = RecordedFetches(tmp_path / "root")
     follower = Follower(storage, tmp_path / "server", SystemClock(), FollowSettings())
     known: set[tuple[str, int]] = set()
     has_shared = False

@@ -16,7 +16,7 @@ from stateflow.state.backends.rocksdb.backend import RocksDBBackend
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.host_cache import HostCache
 from stateflow.state.kinds.keyed_state import KeyedState
-from stateflow.storage import MemoryStorage, Storage
+from stateflow.storage import MemoryStorage, PosixStorage, Storage
 from stateflow.types.key_encoding import encode_key
 
 
@@ -133,3 +133,19 @@ def address(key: object) -> tuple[bytes, bytes]:
 
 def set_key(state: KeyedState, key: object) -> None:
     state.set_key(*address(key))
+
+
+class RecordedFetches(PosixStorage):
+    """A folder that records which parts of objects were fetched, by the place where they begin."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.fetched: list[tuple[str, int]] = []
+
+    def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
+        self.fetched.append((key, 0))
+        super().fetch(key, target, limit)
+
+    def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
+        self.fetched.append((key, offset))
+        super().fetch_part(key, offset, size, target)

@@ -33,7 +33,7 @@ class RetentionLimits:
 
     Attributes:
         number: maximum number of restorable checkpoints, including the newest.
-        max_age: maximum age of those other than the newest, by the clocks of the runs that committed them.
+        max_age: maximum age of every checkpoint but the newest, by the clocks of the runs that committed them.
     """
 
     number: int

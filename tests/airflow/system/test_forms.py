@@ -24,7 +24,7 @@ CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.slow(reason="starts Airflow and a browser"),
     pytest.mark.airflow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: `make setup` installs it"),
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium was not found: `make setup` installs it"),
 ]
 
 DAGS = [

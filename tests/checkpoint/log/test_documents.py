@@ -161,7 +161,7 @@ KINDS: dict[str, type[Any]] = {
 
 @pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: path.name)
 def test_what_was_written_is_read_also_with_fields_of_a_newer_version(path: Path, golden: SnapshotAssertion) -> None:
-    """The golden file has what is read of each field."""
+    """The golden file has the value of each field."""
     stored, kind = path.read_bytes(), KINDS.get(path.name, LogEntry)
     document = unseal(stored, kind, path.name)[0]
     assert "".join(f"{name}: {getattr(document, name)!r}\n" for name in kind.__struct_fields__) == golden

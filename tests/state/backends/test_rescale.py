@@ -35,6 +35,7 @@ from stateflow.testing.conformance.state_backend import GROUPS, Opener, Operator
 from stateflow.types.key_groups import KeyGroupRange
 from tests.support.errors import raises
 from tests.support.memory import MemoryPeak, file_size_limit
+from tests.support.stores import RecordedFetches
 
 SETTINGS = RocksDBSettings(write_buffer_bytes=1 << 20, block_cache_bytes=1 << 20, compact_at_files=6)
 Changes = Mapping[bytes, bytes | None]
@@ -216,22 +217,6 @@ def test_a_key_group_next_to_those_of_a_subtask_is_hidden(tmp_path: Path) -> Non
         subtasks.close()
 
 
-class _Fetches(MemoryStorage):
-    """Records which parts of objects were fetched, by the place where they begin."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fetched: list[tuple[str, int]] = []
-
-    def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
-        self.fetched.append((key, 0))
-        super().fetch(key, target, limit)
-
-    def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
-        self.fetched.append((key, offset))
-        super().fetch_part(key, offset, size, target)
-
-
 def _places(states: Sequence[SubtaskState]) -> dict[tuple[str, int], int]:
     """The size of each file, by its object and where it begins there."""
     files = (file for state in states for file in state.files)
@@ -242,7 +227,7 @@ def _places(states: Sequence[SubtaskState]) -> dict[tuple[str, int], int]:
 def test_a_rescaled_store_fetches_each_file_once_and_writes_almost_none_again(
     tmp_path: Path, before: int, after: int
 ) -> None:
-    subtasks, rng = Subtasks(tmp_path, before, storage := _Fetches()), random.Random(1)
+    subtasks, rng = Subtasks(tmp_path, before, storage := RecordedFetches(tmp_path / "storage")), random.Random(1)
     for _ in range(2):
         subtasks.write({key_of(g, bytes([n])): rng.randbytes(500) for g in range(GROUPS) for n in range(4)})
         subtasks.snapshot()
