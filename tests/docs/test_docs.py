@@ -26,6 +26,7 @@ from stateflow.checkpoint.log import documents
 from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Spread
 from stateflow.checkpoint.log.manifest_files import seal
 from stateflow.cli.main import main
+from stateflow.environment import declare
 from stateflow.errors import StateflowError
 from stateflow.failpoints import NAMES
 from stateflow.observability import METRICS
@@ -35,7 +36,7 @@ from stateflow.state import handles
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.serializers import ValueSerializer
 from stateflow_airflow.versions import SUPPORTED, require_supported
-from tests.docs.pages import DOCS, ROOT, blocks, code, read, rows, section
+from tests.docs.pages import DOCS, ROOT, blocks, code, load_module, read, rows, section
 
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 PROJECT: dict[str, Any] = tomllib.loads(read("pyproject.toml"))["project"]
@@ -195,6 +196,31 @@ def test_each_command_can_be_parsed_and_each_python_block_compiled(page: Path) -
             assert refused.param is not None and isinstance(refused.param.type, click.Path), (words, refused)
     for block in blocks(text, "python"):
         compile(block, page.name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+_WITH_A_JOB = frozenset(
+    "bootstrap-state change-state debug-one-key look-into-state move-state query-state run-continuously test-a-job "
+    "test-a-new-version upgrade-with-a-savepoint write-a-connector".split()
+)
+"""Guides whose code continues a job, or a file, that their tests have."""
+_WITH_CODE = [page for page in _PROSE if blocks(page.read_text(encoding="utf-8"), "python")]
+
+
+@pytest.mark.long(reason="one page has a DAG, for which Airflow is imported")
+@pytest.mark.parametrize(
+    "page", [page for page in _WITH_CODE if page.stem not in _WITH_A_JOB], ids=lambda page: page.stem
+)
+def test_the_code_of_each_page_runs_and_its_job_can_be_declared(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CATALOG_CREDENTIAL", "FLIGHTS_PASSWORD", "KAFKA_PASSWORD", "REGISTRY_PASSWORD"):
+        monkeypatch.setenv(name, "none")
+    (tmp_path / "kafka-ca.pem").write_text("certificates\n")
+    text = "\n".join(blocks(page.read_text(encoding="utf-8"), "python")).replace("/etc/ssl", str(tmp_path))
+    module = load_module(tmp_path / f"page_{page.stem.replace('-', '_')}.py", text)
+    if build := getattr(module, "build", None):
+        names = re.findall(r'env\.parameter\("(\w+)"', text)
+        declare(build, "job", ({f"job.{name}": "broker:9092" for name in names},))
 
 
 # --- Site and walks --------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import pytest
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
-from stateflow import FileSource, IcebergSink, PostgresSink, StreamExecutionEnvironment
+from stateflow import FileSource, StreamExecutionEnvironment
 from stateflow.api.schema import Column, RowSchema
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.connectors.iceberg.table import iceberg_type
@@ -95,13 +95,6 @@ def test_the_types_of_iceberg_and_postgresql_are_those_of_their_sinks() -> None:
         assert all(target_field(Column("x", shape), name, False) for name in re.findall("`(.+?)`", also)), field
     texts, numbers = shape_of(TYPES["Currency"]), shape_of(TYPES["Stars"])
     assert (str(iceberg_type(texts)), postgres_type(texts), postgres_type(numbers)) == ("string", "text", "bigint")
-
-
-def test_the_sinks_of_the_guides_can_be_declared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CATALOG_CREDENTIAL", "none")
-    monkeypatch.setenv("FLIGHTS_PASSWORD", "none")
-    assert isinstance(_executed(ICEBERG)["movements"], IcebergSink)
-    assert isinstance(_executed(POSTGRES)["newest"], PostgresSink)
 
 
 @pytest.mark.spark

@@ -106,7 +106,7 @@ STREAMS: dict[str, Callable[[ModuleType], dict[str, list[Any]]]] = {
     "from-flink": _from_flink,
 }
 FOLDERS = {"path", "url", "table"}
-"""Parameters that are no streams."""
+"""Parameters that are not streams."""
 ON_SPARK = {"large_by_spark", "large", "above_limit", "with_cities", "with_known_cities", "with_country"}
 """Functions that a harness cannot run."""
 FORWARDED = {"bidders", "from_changes"}

@@ -31,7 +31,7 @@ from stateflow.types.key_groups import KeyGroupRange
 from stateflow.types.serializers import ValueSerializer
 from tests.fuzz.mutations import changed_bytes, changed_json, random_text
 from tests.fuzz.target import Target
-from tests.query.columns.every_kind import KEY_GROUPS, Row, Rule, harness, snapshot_of
+from tests.query.every_kind import KEY_GROUPS, Row, Rule, harness, snapshot_of
 
 Entry = tuple[bytes, bytes]
 Input = tuple[bytes, dict[str, str], int]

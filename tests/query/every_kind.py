@@ -35,7 +35,7 @@ from stateflow.query.snapshot import Snapshot
 from stateflow.query.state_table import Rows
 from stateflow.state.backends import canonical_file, hash_maps
 from stateflow.state.backends.entry_stream import select_key_groups
-from stateflow.state.backends.factory import open_location, read_blocks
+from stateflow.state.backends.factory import open_store_location, read_blocks
 from stateflow.state.handles import CANONICAL, Base, StateFile, StateSchema, SubtaskState
 from stateflow.state.schema import type_schema
 from stateflow.storage import MemoryStorage, Storage, open_storage
@@ -201,7 +201,7 @@ def _canonical(storage: Storage, operator: OperatorState, subtask: SubtaskState)
             uid=operator.uid, key_types=operator.key_types, max_parallelism=KEY_GROUPS, first_group=first,
             last_group=last, states=operator.states,
         )  # fmt: skip
-        with open_location(storage, SystemClock()) as location:
+        with open_store_location(storage, SystemClock()) as location:
             blocks = select_key_groups(read_blocks(location, Base.of(subtask)), KeyGroupRange(first, last))
             content = b"".join(canonical_file.encode_file(header, blocks))
         handle = write_bytes(storage, f"data/canonical/{subtask.subtask}-{first}", content)

@@ -27,7 +27,7 @@ from stateflow.state.stored_key import state_id
 from stateflow.testing.harness.job import OPERATOR
 from stateflow.types.key_encoding import encode_key
 from stateflow.types.key_groups import KeyGroupRange, key_group, subtask_of
-from tests.query.columns.every_kind import (
+from tests.query.every_kind import (
     COLUMNS,
     KEY_GROUPS,
     PlainState,
