@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import metadata
 from typing import NoReturn
 
 import msgspec
@@ -23,7 +22,7 @@ from stateflow.checkpoint.restore.source_positions import (
     with_sources,
 )
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, put_marker, read_savepoint
-from stateflow.clock import is_timestamp
+from stateflow.clock import epoch_milliseconds, is_timestamp
 from stateflow.errors import ConfigError, DataError, MissingFile
 from stateflow.runtime.restore.graph_changes import choose_starts
 from stateflow.state.handles import FileHandle
@@ -144,14 +143,6 @@ def _remove_others(target: SavepointFolder, files: list[FileHandle]) -> None:
     target.storage.delete([blob.key for blob in target.storage.list(prefix) if blob.key not in used])
 
 
-def installed_version() -> str:
-    """Returns the version of stateflow; empty if it is not installed as a package."""
-    try:
-        return metadata.version("stateflow")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 AnySource = Source | LocalSource
 Position = str | int | datetime | Mapping[str, object] | InitialPosition
 """``earliest``, ``latest``, a version, a time, offsets, the source's own text, or a position that is known already."""
@@ -199,7 +190,7 @@ def with_positions(
     starts |= {uid: _start(uid, each, base, at) for uid, each in given.items()}
     descriptions = kept | {uid: each.source.description for uid, each in given.items()}
     wanted = sorted(descriptions.items())
-    now = int(at.timestamp() * 1000)
+    now = epoch_milliseconds(at)
     watermarks = [
         SourceWatermark(uid=uid, watermark=given[uid].watermark, active_at=now)
         for uid in sorted(given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import time, timedelta
@@ -46,7 +45,7 @@ from stateflow.state.kinds.keyed_state_batch import AnyMapState, AnySingleValueS
 from stateflow.state.kinds.list_state import ListState
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.kinds.single_value import SingleValueState
-from stateflow.state.stored_key import TIMER_IDS, VOID_NAMESPACE, TimeDomain
+from stateflow.state.stored_key import TIMER_IDS, VOID_NAMESPACE, TimeDomain, encode_epoch
 from stateflow.types.columns.conversion import PER_MILLISECOND
 from stateflow.types.declared_types import SCALAR_TYPES, parse_arrow_type, python_type_of
 from stateflow.types.descriptors import (
@@ -372,7 +371,7 @@ class StateEncoder:
         if len(numbers) and int(numbers.max()) > _LARGEST_INDEX:
             raise DataError("a list state has more elements than positions", largest=_LARGEST_INDEX)
         indices = numbers.astype(">u4").view(np.uint8).reshape(-1, 4)
-        return join_columns(struct.pack(">Q", self.epoch), from_rows(indices))
+        return join_columns(encode_epoch(self.epoch), from_rows(indices))
 
 
 @dataclass

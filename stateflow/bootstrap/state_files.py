@@ -6,7 +6,6 @@ with a bounded part of them in memory. Columns have the names that `stateflow.re
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -481,7 +480,7 @@ def _flattened(column: pa.Array) -> list[pa.Array]:
     return list(column.flatten()) if pa.types.is_struct(column.type) else [column]
 
 
-@contextlib.contextmanager
+@contextmanager
 def _file_named(file: RowFile) -> Iterator[None]:
     """Adds a file to errors of its body; raises DataError for one that cannot be read."""
     try:
@@ -659,7 +658,7 @@ class RowFile:
         path = self.storage.local_path(self.key)
         return f"{self.storage.uri}/{self.key}" if path is None else path.as_uri()
 
-    @contextlib.contextmanager
+    @contextmanager
     def local_copy(self) -> Iterator[Path]:
         """Yields the path of a local file with the content; raises MissingFile if the file was deleted."""
         with self.storage.local_copy(self.key) as path:

@@ -16,7 +16,6 @@ from stateflow.bootstrap.document import (
     GivenSource,
     Position,
     complete_savepoint,
-    installed_version,
     time_of_savepoint,
     with_positions,
     with_stored_logs,
@@ -31,7 +30,7 @@ from stateflow.checkpoint.log.documents import Manifest, OperatorState, Origin, 
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers
 from stateflow.checkpoint.savepoints.catalog import VERSION, StoredSavepoint, savepoint_at
-from stateflow.checkpoint.savepoints.create import ManifestCopy, ManifestFiles
+from stateflow.checkpoint.savepoints.create import ManifestCopy, ManifestFiles, installed_version
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.clock import Clock, SystemClock, epoch_milliseconds
 from stateflow.config.settings import SavepointSettings

@@ -12,9 +12,11 @@ from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 from msgspec.structs import replace
 
 from stateflow import failpoints
+from stateflow.api.input_files import file_uri
 from stateflow.checkpoint.history import flush_pending_records, write_action
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import ActionRecord, Manifest, RestoreFacts, SourceFile, SourcePosition
@@ -22,17 +24,10 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.checkpoint.log.transitions import Adoption
 from stateflow.checkpoint.restore.source_positions import INLINE_LIMIT
-from stateflow.errors import ConfigError, DataError, PlanOutdated
+from stateflow.errors import ConfigError, CorruptFile, DataError, PlanOutdated
 from stateflow.operations.job_root import now, open_root
 from stateflow.runtime.restore.state_import import import_state
-from stateflow.runtime.spark.checkpoint_location import (
-    FolderMove,
-    LoggedFile,
-    parse_logged_files,
-    relocate_description,
-    relocate_log,
-    source_log,
-)
+from stateflow.runtime.spark.checkpoint_location import decode_logged_file, source_log
 from stateflow.state.host_cache import hash_file
 from stateflow.storage import Storage
 from stateflow.storage.paths import data_folder
@@ -327,3 +322,95 @@ def _store_log(storage: Storage, folder: str, file: SourceFile, logs: Mapping[st
         return SourceFile(path=file.path, content=content)
     key = f"{folder}sources-{file.path.replace('/', '-')}"
     return SourceFile(path=file.path, handle=write_bytes(storage, key, content))
+
+
+@dataclass(frozen=True)
+class FolderMove:
+    """The old and new path of a folder that was moved; both are absolute local paths."""
+
+    old: PurePosixPath
+    new: PurePosixPath
+
+    def path(self, old: PurePosixPath) -> Path:
+        """Returns the new path of a file. Raises ValueError for a file that is not in the old folder."""
+        return Path(self.new / old.relative_to(self.old))
+
+    def uri(self, old: str) -> str:
+        """Returns the new URI of a file. The part below the folder is kept unchanged: Spark compares text."""
+        below = len(local_path(old).relative_to(self.old).parts)
+        tail = old.split("/")[-below:] if below else []
+        return "/".join([file_uri(self.new), *tail])
+
+
+@dataclass(frozen=True)
+class LoggedFile:
+    """A file in the log of files that were read.
+
+    Attributes:
+        path: its path when it was read.
+        modified: its modification time when it was read, in milliseconds since 1970.
+    """
+
+    path: PurePosixPath
+    modified: int
+
+
+def local_path(uri: str) -> PurePosixPath:
+    """Returns the path of a local file from Spark's URI. Raises ConfigError for a file that is not local."""
+    try:
+        parts = urlsplit(uri)
+    except ValueError as e:
+        raise CorruptFile("an entry of Spark's source log has no valid path", path=uri[:200]) from e
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
+        raise ConfigError(
+            "only files of this host's file systems can be relocated",
+            hint="keep the old address; or set the position: stateflow restore with --source UID=earliest",
+            file=uri,
+        )
+    return PurePosixPath(unquote(parts.path))
+
+
+def parse_logged_files(log: bytes, name: str) -> list[LoggedFile]:
+    """Returns the files of one entry of the source's log. Raises CorruptFile when it cannot be parsed."""
+    files = (decode_logged_file(line, file=name) for line in log.split(b"\n") if line.startswith(b"{"))
+    return [LoggedFile(local_path(file.path), file.timestamp) for file in files]
+
+
+def relocate_log(log: bytes, name: str, move: FolderMove) -> bytes:
+    """Returns an entry of the log with every path replaced, and all else unchanged.
+
+    Raises:
+        ConfigError: a file is not in the folder.
+        CorruptFile: the entry cannot be parsed.
+    """
+    lines = log.split(b"\n")
+    for number, line in enumerate(lines):
+        if line.startswith(b"{"):
+            file = decode_logged_file(line, file=name)
+            try:
+                moved = move.uri(file.path)
+            except ValueError as e:
+                raise ConfigError(
+                    "the source has read a file outside of the moved folder",
+                    hint="relocate a folder that contains all of its files",
+                    file=file.path,
+                    folder=str(move.old),
+                ) from e
+            lines[number] = msgspec.json.encode(replace(file, path=moved))
+    return b"\n".join(lines)
+
+
+def relocate_description(description: str, old: str, new: str) -> str | None:
+    """Returns the description of a file source after its folder was moved; None when it does not read from `old`.
+
+    Args:
+        old: the folder as in the job file, or a parent of it.
+    """
+    head, colon, rest = description.removesuffix("]").partition(":")
+    if not (head.startswith("FileSource[") and colon and description.endswith("]")):
+        return None
+    folder = old.rstrip("/")
+    below = rest.removeprefix(folder)
+    if not rest.startswith(folder) or (below and not below.startswith("/")):
+        return None
+    return f"{head}:{new.rstrip('/')}{below}]"

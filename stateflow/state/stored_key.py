@@ -93,6 +93,12 @@ def decode_group(stored: bytes) -> int:
     return int.from_bytes(stored[GROUP_PART].ljust(GROUP_BYTES, b"\0"))
 
 
+encode_epoch: Callable[[int], bytes] = struct.Struct(">Q").pack
+"""Returns the first part of the position of an element: the epoch of the batch that added it."""
+encode_index: Callable[[int], bytes] = struct.Struct(">I").pack
+"""Returns the second part of the position of an element: its number within the epoch."""
+
+
 def encode_time(time: int) -> bytes:
     """Returns a time of 64 bits as 8 bytes that sort as the times do."""
     return _TIME.pack(time + _ZERO)

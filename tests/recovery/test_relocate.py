@@ -22,14 +22,16 @@ from stateflow.checkpoint.log.manifest_files import check_hashes, files_of, writ
 from stateflow.checkpoint.log.transitions import Commit, pending_of
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile
-from stateflow.operations.relocation import FileCheck, check_files, files_of_source
-from stateflow.runtime.spark.checkpoint_location import (
+from stateflow.operations.relocation import (
+    FileCheck,
     FolderMove,
+    check_files,
+    files_of_source,
     parse_logged_files,
     relocate_description,
     relocate_log,
-    source_log,
 )
+from stateflow.runtime.spark.checkpoint_location import source_log
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import data_folder
 from tests.support import restores

@@ -378,6 +378,10 @@ class SinkIntent(Document, frozen=True, kw_only=True):
     """The applications of other job roots that must no longer write to the table, with the token that each may have;
     None for any."""
 
+    def __post_init__(self) -> None:
+        if self.to_version is not None and self.seen_version is None:
+            raise ValueError("a table is restored, and the newest version that the plan saw is missing")
+
     @property
     def is_checked(self) -> bool:
         """Whether the applications of `takes_over` may only have the tokens of the plan."""
@@ -603,7 +607,6 @@ class Request(Document, frozen=True, kw_only=True):
     drain: bool = False
     format: SavepointFormat | None = None
     """The format of the savepoint; None for the default of the run, which depends on the kind."""
-    """Of the savepoint."""
     full: bool = False
     """For a checkpoint: whether it must not share files with any earlier checkpoint."""
     at: str

@@ -45,8 +45,26 @@ from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import DATA, FORMAT, PROBE, probe_key
 from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
-_TRIES = 50
+_TRIES, _FORMAT_TRIES = 50, 4
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """The job that a job root is created for; an existing root must match it.
+
+    Attributes:
+        name: name of the job.
+        max_parallelism: number of key groups. None accepts that of an existing root, and means the default for a new
+            root.
+        key_types: Spark type names of the key columns, by operator uid; written into the FORMAT of a new root.
+    """
+
+    name: str
+    max_parallelism: int | None
+    key_types: dict[str, list[str]]
 
 
 class JobRoot:
@@ -286,25 +304,6 @@ class JobRoot:
         return Author.now(self.clock, self.writer, note, request)
 
 
-_FORMAT_TRIES = 4
-
-
-@dataclass(frozen=True)
-class NewJob:
-    """The job that a job root is created for; an existing root must match it.
-
-    Attributes:
-        name: name of the job.
-        max_parallelism: number of key groups. None accepts that of an existing root, and means the default for a new
-            root.
-        key_types: Spark type names of the key columns, by operator uid; written into the FORMAT of a new root.
-    """
-
-    name: str
-    max_parallelism: int | None
-    key_types: dict[str, list[str]]
-
-
 def write_format(storage: Storage, document: JobFormat) -> None:
     """Writes FORMAT unless it exists. A process that loses the race, or gets no answer, reads the stored document.
 
@@ -366,9 +365,6 @@ def check_same_job(found: JobFormat, wanted: NewJob, uri: str) -> None:
             found=found.max_parallelism,
             wanted=wanted.max_parallelism,
         )
-
-
-log = logging.getLogger(__name__)
 
 
 LEASE = timedelta(minutes=10)

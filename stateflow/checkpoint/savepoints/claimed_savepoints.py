@@ -35,7 +35,7 @@ def claimed_savepoint(root: JobRoot, stored: StoredSavepoint) -> ClaimedSavepoin
     return ClaimedSavepoint(folder=folder, id=stored.document.id, name=stored.document.name, generation=0)
 
 
-def check_claimable(root: JobRoot, head: Head, stored: StoredSavepoint) -> None:
+def check_claim_of_job(root: JobRoot, head: Head, stored: StoredSavepoint) -> None:
     """Raises an error if the job cannot claim the savepoint now; changes nothing.
 
     Args:
@@ -60,9 +60,9 @@ def announce_claim(root: JobRoot, head: Head, stored: StoredSavepoint) -> Claime
 
     All checks are made here, because that CLAIM fences a run: a restore that cannot claim must not end one.
 
-    Raises ConfigError when the savepoint's folder is read-only; otherwise as `check_claimable`.
+    Raises ConfigError when the savepoint's folder is read-only; otherwise as `check_claim_of_job`.
     """
-    check_claimable(root, head, stored)
+    check_claim_of_job(root, head, stored)
     claim_slots.check_writable(stored.storage, stored.folder, root.clock.new_id())
     return claimed_savepoint(root, stored)
 

@@ -225,7 +225,7 @@ def _make_pinned(root: JobRoot, spec: SavepointSpec, workers: SavepointWorkers, 
         checkpoint_id=spec.checkpoint.id,
         manifest=manifest,
         sinks=spec.sinks,
-        stateflow=_version(),
+        stateflow=installed_version(),
     )
     data, digest = seal(document)
     if not put_marker(storage, folder, data):
@@ -352,7 +352,8 @@ def _names(files: Iterable[FileHandle]) -> dict[str, str]:
 
 
 @cache
-def _version() -> str:
+def installed_version() -> str:
+    """Returns the version of stateflow; empty if it is not installed as a package."""
     try:
         return metadata.version("stateflow")
     except metadata.PackageNotFoundError:

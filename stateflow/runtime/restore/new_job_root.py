@@ -36,15 +36,17 @@ from stateflow.clock import Clock
 from stateflow.config.settings import Settings
 from stateflow.errors import ConfigError, SinkDiverged, StateflowError
 from stateflow.observability import log_event
-from stateflow.runtime.job import check_reader
+from stateflow.runtime.job import check_same_reader
 from stateflow.runtime.job_loader import source_descriptions, writer_name
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.planning.state_discovery import discover_states_if_possible
 from stateflow.runtime.restore.graph_changes import ChangedGraph, DeclaredGraph, GraphRequest, change_graph
-from stateflow.runtime.restore.planner import check_content
+from stateflow.runtime.restore.planner import check_state_files
 from stateflow.runtime.restore.state_import import StateLocation, import_state
 from stateflow.storage import Storage, open_location
 from stateflow.storage.paths import FORMAT
+
+log = logging.getLogger(__name__)
 
 
 class ExistingTables(StrEnum):
@@ -61,6 +63,249 @@ class ExistingTables(StrEnum):
     KEEP = "keep"
     """Continue in them whatever they hold: rows after the savepoint are written a second time. Sinks of other jobs may
     write to them, too."""
+
+
+@dataclass(frozen=True)
+class InitialSavepoint:
+    """The savepoint that a new job root starts from, and how it is used.
+
+    Attributes:
+        savepoint: path or URI of its folder, or of its ``_savepoint``.
+        tables: policy for tables that the savepoint's job has written.
+        from_other_job: whether the savepoint may belong to a job of another name.
+        drop: uids of operators that the job no longer has, whose state is dropped; ``UID.STATE`` for one state.
+        changes: new names in the job, and positions of sources.
+        claim_mode: who owns the savepoint afterwards.
+    """
+
+    savepoint: str
+    tables: ExistingTables = ExistingTables.REFUSE
+    from_other_job: bool = False
+    drop: frozenset[str] = frozenset()
+    changes: GraphChanges = field(default_factory=GraphChanges)
+    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
+
+
+@dataclass(frozen=True)
+class NewJobRoot:
+    """A job, and the storage of its new root.
+
+    Attributes:
+        reads_by_spark: whether Spark reads the job's sources.
+        note: reason for the history.
+    """
+
+    storage: Storage
+    clock: Clock
+    graph: Graph
+    settings: Settings
+    reads_by_spark: bool
+    note: str = ""
+
+    def plan(self) -> JobPlan:
+        """Returns the physical plan of the job."""
+        return plan_job(self.graph, self.settings.parallelism)
+
+
+def create_job_root(new: NewJobRoot, initial: InitialSavepoint) -> None:
+    """Creates a job root from a savepoint.
+
+    Does nothing if an earlier call has created it from the same savepoint; completes an earlier call that was killed.
+    Nothing is written before the job, its tables and all files of the savepoint are checked.
+
+    Raises:
+        ConfigError, WrongJobRoot: the storage holds something else, or savepoint, job and tables do not fit.
+        SinkDiverged: a table does not hold the output of the savepoint.
+        SavepointClaimed: a job has claimed the savepoint that is to be claimed.
+        MissingFile, CorruptFile: the savepoint is damaged.
+    """
+    if is_created(new.storage, new.clock, initial):
+        return
+    started = new.clock.monotonic()
+    stored = savepoint_at(initial.savepoint, new.storage.uri)
+    graph, tables = _checked_start(new, stored, initial)
+    _warn_of_new_sources(graph)
+    probe_storage(new.storage, new.clock, 0)
+    root = JobRoot.create_from(new.storage, new.clock, _format(new, stored, graph.manifest), writer_name())
+    _check_origin(root.job, stored.document, initial, new.storage)
+    failpoints.hit("begin.created")
+    try:
+        _import_savepoint(root, stored, graph, tables, note=new.note, started=started, claim_mode=initial.claim_mode)
+    except StateflowError:
+        # A run that started concurrently may have created the root first, and collects files that are not its own.
+        if root.log.read_head() is None:
+            raise
+
+
+def is_created(storage: Storage, clock: Clock, initial: InitialSavepoint) -> bool:
+    """Returns whether the job root was created from this savepoint. Raises ConfigError when it holds anything else."""
+    if storage.size(FORMAT) is None:
+        check_vacant(storage)
+        return False
+    found = read_format(storage)
+    has_entries = JobRoot.open(storage, clock).log.read_head() is not None
+    try:
+        document = savepoint_at(initial.savepoint, storage.uri).document
+    except StateflowError:
+        # The savepoint is no longer needed, and may have been deleted.
+        if has_entries and found.begun_with == open_location(savepoint_uri(initial.savepoint), storage.uri).uri:
+            return True
+        raise
+    _check_origin(found, document, initial, storage)
+    return has_entries
+
+
+def _check_origin(found: JobFormat, document: Savepoint, initial: InitialSavepoint, storage: Storage) -> None:
+    if found.forked_from != document.id:
+        raise ConfigError(
+            "the job root was not created from this savepoint",
+            hint="omit --from-savepoint to continue from the root's newest checkpoint; restore the savepoint with "
+            "stateflow restore; or pass another --job-root",
+            root=storage.uri,
+            begun_with=found.begun_with or found.forked_from or "nothing: the job started without state",
+            savepoint=initial.savepoint,
+            savepoint_id=document.id,
+        )
+
+
+def _checked_start(
+    new: NewJobRoot, stored: StoredSavepoint, initial: InitialSavepoint
+) -> tuple[ChangedGraph, dict[str, SinkIntent]]:
+    """Returns what the job starts from, and how it takes over tables by uid of the sink, after all checks."""
+    graph = check_savepoint_fits(new, stored, initial)
+    if initial.claim_mode is ClaimMode.CLAIM:
+        # An earlier attempt that was killed may have claimed it for this root.
+        own_uuid = read_format(new.storage).job_uuid if new.storage.size(FORMAT) is not None else ""
+        check_claimable(stored.storage, stored.folder, own_uuid)
+        check_writable(stored.storage, stored.folder, new.clock.new_id())
+    tables = {node.uid: plan_table(node, stored.document, initial.tables) for node in new.graph.sinks}
+    stored.verify()
+    check_state_files(stored.document.manifest, StateLocation.of(stored))
+    return graph, {uid: intent for uid, intent in tables.items() if intent is not None}
+
+
+def _warn_of_new_sources(graph: ChangedGraph) -> None:
+    """Logs the sources that begin at their start because the savepoint has no position of them."""
+    for change in graph.source_changes:
+        if change.action is SourceAction.NEW and change.uid not in graph.chosen.starts:
+            text = f"source {change.uid}: {source_caution(change.action)}"
+            log_event(log, logging.WARNING, "warning", text=text, warning=text)
+
+
+def check_savepoint_fits(new: NewJobRoot, stored: StoredSavepoint, initial: InitialSavepoint) -> ChangedGraph:
+    """Returns the state that the job root starts from; does not check tables nor the savepoint's files.
+
+    Raises:
+        ConfigError, WrongJobRoot, IncompatibleState: the job does not fit the savepoint.
+    """
+    document = stored.document
+    if document.job != new.settings.name and not initial.from_other_job:
+        raise ConfigError(
+            "the savepoint belongs to another job",
+            hint="to start from its state anyway, pass --from-other-job; or set the job's name: --set name=…",
+            savepoint=stored.uri,
+            of_job=document.job,
+            this_job=new.settings.name,
+        )
+    plan, settings = new.plan(), new.settings
+    same = NewJob(settings.name, settings.max_parallelism, plan.key_types)
+    key_groups = _key_groups(new, document)
+    states, sources = discover_states_if_possible(plan, key_groups), source_descriptions(plan)
+    declared = DeclaredGraph(plan, sources, key_groups, states, frozenset(node.uid for node in new.graph.sinks))
+    # An attempt after a kill finds the root's FORMAT, and skips the files of its own time.
+    request = GraphRequest(initial.changes, initial.drop, new.clock.now())
+    manifest = readable_without_positions(document.manifest, new.reads_by_spark)
+    graph = change_graph(manifest, StateLocation.of(stored), declared, request)
+    _check_removed_sources(graph, initial.drop)
+    check_same_job(_format(new, stored, graph.manifest), same, stored.uri)
+    # Of the larger number: the manifest still has the key groups of the savepoint.
+    largest = max(document.max_parallelism, key_groups)
+    wanted = CurrentJob(plan.parallelism, largest, plan.key_types, sources, states)
+    assign_state(document.checkpoint_id, graph.manifest, wanted)
+    check_same_reader(graph.manifest, new.reads_by_spark)
+    return graph
+
+
+def _key_groups(new: NewJobRoot, document: Savepoint) -> int:
+    """Returns the max parallelism of the new root: that of the settings, or else of the savepoint."""
+    return new.settings.max_parallelism or document.max_parallelism
+
+
+def _check_removed_sources(graph: ChangedGraph, drop: frozenset[str]) -> None:
+    """Raises ConfigError for a source that the job does not have: no plan shows that its position is dropped."""
+    removed = [uid for uid in graph.sources.removed if uid not in drop]
+    if removed:
+        raise ConfigError(
+            "the savepoint has positions of sources that the job does not have",
+            hint="map a renamed source with --map OLD=NEW, or drop the position: --drop UID",
+            uids=removed,
+        )
+
+
+def _format(new: NewJobRoot, stored: StoredSavepoint, manifest: Manifest) -> JobFormat:
+    document = stored.document
+    return JobFormat(
+        version=FORMAT_VERSION,
+        job=new.settings.name,
+        job_uuid=new.clock.new_id(),
+        max_parallelism=_key_groups(new, document),
+        forked_from=document.id,
+        begun_with=stored.uri,
+        shadow=False,
+        key_types={o.uid: o.key_types for o in manifest.operators},
+    )
+
+
+def _import_savepoint(
+    root: JobRoot,
+    stored: StoredSavepoint,
+    graph: ChangedGraph,
+    tables: dict[str, SinkIntent],
+    *,
+    note: str,
+    started: float,
+    claim_mode: ClaimMode,
+) -> None:
+    """Imports the savepoint into the new root, and adopts it.
+
+    Args:
+        note: reason for the history.
+        started: when the creation began, in seconds of the monotonic clock.
+        claim_mode: who owns the savepoint afterwards.
+    """
+    document, manifest = stored.document, graph.manifest
+    label = f"savepoint {document.name} (checkpoint {document.checkpoint_id}) of {document.job}"
+    claimed = None
+    if claim_mode is ClaimMode.CLAIM:
+        claimed = take_over(root, stored, 0, root.requester)
+    else:
+        undo_claim(root, stored)
+    location = StateLocation.of(stored, checked=True)
+    handle = import_state(root, graph.shared, location, 0, graph.operators.rewrites)
+    failpoints.hit("begin.imported")
+    facts = {
+        "of": document.id,
+        "at": label,
+        "shadow": "False",
+        "parent_job": f"{document.job} {document.job_uuid}",
+        "savepoint_path": stored.uri,
+        **({"claim_mode": claim_mode.value} if claimed else {}),
+    }
+    took_ms = round((root.clock.monotonic() - started) * 1000, 1)
+    at = root.clock.now().isoformat(timespec="milliseconds")
+    size = manifest.full_bytes
+    record = ActionRecord(
+        seq=1, kind="fork", at=at, by=root.requester, reason=note, took_ms=took_ms, bytes=size, facts=facts
+    )
+    # Before the first entry, after which a later attempt finds the root complete. An attempt after a kill uses the same
+    # name.
+    write_action(root.storage, record, MADE)
+    # The first run takes over the tables before anything else, also after a kill.
+    adoption = Adoption(
+        upto=0, manifest=handle, sources=manifest.sources, savepoint=label, claimed=claimed, sinks=tables or None
+    )
+    root.adopt(None, adoption, f"begins with {label}" + (f": {note}" if note else ""))
+    failpoints.hit("begin.adopted")
 
 
 def plan_table(node: SinkNode, document: Savepoint, policy: ExistingTables) -> SinkIntent | None:
@@ -228,249 +473,3 @@ def _check_other_jobs(node: SinkNode, own: SinkContext) -> None:
             table=node.sink.location,
             of_jobs=sorted(others),
         )
-
-
-_log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class InitialSavepoint:
-    """The savepoint that a new job root starts from, and how it is used.
-
-    Attributes:
-        savepoint: path or URI of its folder, or of its ``_savepoint``.
-        tables: policy for tables that the savepoint's job has written.
-        from_other_job: whether the savepoint may belong to a job of another name.
-        drop: uids of operators that the job no longer has, whose state is dropped; ``UID.STATE`` for one state.
-        changes: new names in the job, and positions of sources.
-        claim_mode: who owns the savepoint afterwards.
-    """
-
-    savepoint: str
-    tables: ExistingTables = ExistingTables.REFUSE
-    from_other_job: bool = False
-    drop: frozenset[str] = frozenset()
-    changes: GraphChanges = field(default_factory=GraphChanges)
-    claim_mode: ClaimMode = ClaimMode.NO_CLAIM
-
-
-@dataclass(frozen=True)
-class NewJobRoot:
-    """A job, and the storage of its new root.
-
-    Attributes:
-        reads_by_spark: whether Spark reads the job's sources.
-        note: reason for the history.
-    """
-
-    storage: Storage
-    clock: Clock
-    graph: Graph
-    settings: Settings
-    reads_by_spark: bool
-    note: str = ""
-
-    def plan(self) -> JobPlan:
-        """Returns the physical plan of the job."""
-        return plan_job(self.graph, self.settings.parallelism)
-
-
-def create_job_root(new: NewJobRoot, initial: InitialSavepoint) -> None:
-    """Creates a job root from a savepoint.
-
-    Does nothing if an earlier call has created it from the same savepoint; completes an earlier call that was killed.
-    Nothing is written before the job, its tables and all files of the savepoint are checked.
-
-    Raises:
-        ConfigError, WrongJobRoot: the storage holds something else, or savepoint, job and tables do not fit.
-        SinkDiverged: a table does not hold the output of the savepoint.
-        SavepointClaimed: a job has claimed the savepoint that is to be claimed.
-        MissingFile, CorruptFile: the savepoint is damaged.
-    """
-    if is_created(new.storage, new.clock, initial):
-        return
-    started = new.clock.monotonic()
-    stored = savepoint_at(initial.savepoint, new.storage.uri)
-    graph, tables = _checked_start(new, stored, initial)
-    _warn_of_new_sources(graph)
-    probe_storage(new.storage, new.clock, 0)
-    root = JobRoot.create_from(new.storage, new.clock, _format(new, stored, graph.manifest), writer_name())
-    _check_origin(root.job, stored.document, initial, new.storage)
-    failpoints.hit("begin.created")
-    try:
-        _import_savepoint(root, stored, graph, tables, note=new.note, started=started, claim_mode=initial.claim_mode)
-    except StateflowError:
-        # A run that started concurrently may have created the root first, and collects files that are not its own.
-        if root.log.read_head() is None:
-            raise
-
-
-def is_created(storage: Storage, clock: Clock, initial: InitialSavepoint) -> bool:
-    """Returns whether the job root was created from this savepoint. Raises ConfigError when it holds anything else."""
-    if storage.size(FORMAT) is None:
-        check_vacant(storage)
-        return False
-    found = read_format(storage)
-    has_entries = JobRoot.open(storage, clock).log.read_head() is not None
-    try:
-        document = savepoint_at(initial.savepoint, storage.uri).document
-    except StateflowError:
-        # The savepoint is no longer needed, and may have been deleted.
-        if has_entries and found.begun_with == open_location(savepoint_uri(initial.savepoint), storage.uri).uri:
-            return True
-        raise
-    _check_origin(found, document, initial, storage)
-    return has_entries
-
-
-def _check_origin(found: JobFormat, document: Savepoint, initial: InitialSavepoint, storage: Storage) -> None:
-    if found.forked_from != document.id:
-        raise ConfigError(
-            "the job root was not created from this savepoint",
-            hint="omit --from-savepoint to continue from the root's newest checkpoint; restore the savepoint with "
-            "stateflow restore; or pass another --job-root",
-            root=storage.uri,
-            begun_with=found.begun_with or found.forked_from or "nothing: the job started without state",
-            savepoint=initial.savepoint,
-            savepoint_id=document.id,
-        )
-
-
-def _checked_start(
-    new: NewJobRoot, stored: StoredSavepoint, initial: InitialSavepoint
-) -> tuple[ChangedGraph, dict[str, SinkIntent]]:
-    """Returns what the job starts from, and how it takes over tables by uid of the sink, after all checks."""
-    graph = check_savepoint_fits(new, stored, initial)
-    if initial.claim_mode is ClaimMode.CLAIM:
-        # An earlier attempt that was killed may have claimed it for this root.
-        own_uuid = read_format(new.storage).job_uuid if new.storage.size(FORMAT) is not None else ""
-        check_claimable(stored.storage, stored.folder, own_uuid)
-        check_writable(stored.storage, stored.folder, new.clock.new_id())
-    tables = {node.uid: plan_table(node, stored.document, initial.tables) for node in new.graph.sinks}
-    stored.verify()
-    check_content(stored.document.manifest, StateLocation.of(stored))
-    return graph, {uid: intent for uid, intent in tables.items() if intent is not None}
-
-
-def _warn_of_new_sources(graph: ChangedGraph) -> None:
-    """Logs the sources that begin at their start because the savepoint has no position of them."""
-    for change in graph.source_changes:
-        if change.action is SourceAction.NEW and change.uid not in graph.chosen.starts:
-            text = f"source {change.uid}: {source_caution(change.action)}"
-            log_event(_log, logging.WARNING, "warning", text=text, warning=text)
-
-
-def check_savepoint_fits(new: NewJobRoot, stored: StoredSavepoint, initial: InitialSavepoint) -> ChangedGraph:
-    """Returns the state that the job root starts from; does not check tables nor the savepoint's files.
-
-    Raises:
-        ConfigError, WrongJobRoot, IncompatibleState: the job does not fit the savepoint.
-    """
-    document = stored.document
-    if document.job != new.settings.name and not initial.from_other_job:
-        raise ConfigError(
-            "the savepoint belongs to another job",
-            hint="to start from its state anyway, pass --from-other-job; or set the job's name: --set name=…",
-            savepoint=stored.uri,
-            of_job=document.job,
-            this_job=new.settings.name,
-        )
-    plan, settings = new.plan(), new.settings
-    same = NewJob(settings.name, settings.max_parallelism, plan.key_types)
-    key_groups = _key_groups(new, document)
-    states, sources = discover_states_if_possible(plan, key_groups), source_descriptions(plan)
-    declared = DeclaredGraph(plan, sources, key_groups, states, frozenset(node.uid for node in new.graph.sinks))
-    # An attempt after a kill finds the root's FORMAT, and skips the files of its own time.
-    request = GraphRequest(initial.changes, initial.drop, new.clock.now())
-    manifest = readable_without_positions(document.manifest, new.reads_by_spark)
-    graph = change_graph(manifest, StateLocation.of(stored), declared, request)
-    _check_removed_sources(graph, initial.drop)
-    check_same_job(_format(new, stored, graph.manifest), same, stored.uri)
-    # Of the larger number: the manifest still has the key groups of the savepoint.
-    largest = max(document.max_parallelism, key_groups)
-    wanted = CurrentJob(plan.parallelism, largest, plan.key_types, sources, states)
-    assign_state(document.checkpoint_id, graph.manifest, wanted)
-    check_reader(graph.manifest, new.reads_by_spark)
-    return graph
-
-
-def _key_groups(new: NewJobRoot, document: Savepoint) -> int:
-    """Returns the max parallelism of the new root: that of the settings, or else of the savepoint."""
-    return new.settings.max_parallelism or document.max_parallelism
-
-
-def _check_removed_sources(graph: ChangedGraph, drop: frozenset[str]) -> None:
-    """Raises ConfigError for a source that the job does not have: no plan shows that its position is dropped."""
-    removed = [uid for uid in graph.sources.removed if uid not in drop]
-    if removed:
-        raise ConfigError(
-            "the savepoint has positions of sources that the job does not have",
-            hint="map a renamed source with --map OLD=NEW, or drop the position: --drop UID",
-            uids=removed,
-        )
-
-
-def _format(new: NewJobRoot, stored: StoredSavepoint, manifest: Manifest) -> JobFormat:
-    document = stored.document
-    return JobFormat(
-        version=FORMAT_VERSION,
-        job=new.settings.name,
-        job_uuid=new.clock.new_id(),
-        max_parallelism=_key_groups(new, document),
-        forked_from=document.id,
-        begun_with=stored.uri,
-        shadow=False,
-        key_types={o.uid: o.key_types for o in manifest.operators},
-    )
-
-
-def _import_savepoint(
-    root: JobRoot,
-    stored: StoredSavepoint,
-    graph: ChangedGraph,
-    tables: dict[str, SinkIntent],
-    *,
-    note: str,
-    started: float,
-    claim_mode: ClaimMode,
-) -> None:
-    """Imports the savepoint into the new root, and adopts it.
-
-    Args:
-        note: reason for the history.
-        started: when the creation began, in seconds of the monotonic clock.
-        claim_mode: who owns the savepoint afterwards.
-    """
-    document, manifest = stored.document, graph.manifest
-    label = f"savepoint {document.name} (checkpoint {document.checkpoint_id}) of {document.job}"
-    claimed = None
-    if claim_mode is ClaimMode.CLAIM:
-        claimed = take_over(root, stored, 0, root.requester)
-    else:
-        undo_claim(root, stored)
-    location = StateLocation.of(stored, checked=True)
-    handle = import_state(root, graph.shared, location, 0, graph.operators.rewrites)
-    failpoints.hit("begin.imported")
-    facts = {
-        "of": document.id,
-        "at": label,
-        "shadow": "False",
-        "parent_job": f"{document.job} {document.job_uuid}",
-        "savepoint_path": stored.uri,
-        **({"claim_mode": claim_mode.value} if claimed else {}),
-    }
-    took_ms = round((root.clock.monotonic() - started) * 1000, 1)
-    at = root.clock.now().isoformat(timespec="milliseconds")
-    size = manifest.full_bytes
-    record = ActionRecord(
-        seq=1, kind="fork", at=at, by=root.requester, reason=note, took_ms=took_ms, bytes=size, facts=facts
-    )
-    # Before the first entry, after which a later attempt finds the root complete. An attempt after a kill uses the same
-    # name.
-    write_action(root.storage, record, MADE)
-    # The first run takes over the tables before anything else, also after a kill.
-    adoption = Adoption(
-        upto=0, manifest=handle, sources=manifest.sources, savepoint=label, claimed=claimed, sinks=tables or None
-    )
-    root.adopt(None, adoption, f"begins with {label}" + (f": {note}" if note else ""))
-    failpoints.hit("begin.adopted")

@@ -12,17 +12,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from stateflow.api.input_files import file_uri
 from stateflow.api.source import Source
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourceFile, SourcePosition, SparkPosition
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.checkpoint.restore.source_positions import INLINE_LIMIT, SPARK_COMMIT, offset_lines
-from stateflow.errors import BatchFailed, ConfigError, CorruptFile, InternalError
+from stateflow.errors import BatchFailed, CorruptFile, InternalError
 from stateflow.private_files import make_folders, make_new_folder, make_own_folder, write_private
 from stateflow.state.host_cache import check_content, remove_tree
 from stateflow.storage import Storage
@@ -195,7 +194,7 @@ class SparkLocation:
         wanted = range(0 if before is None else before + 1, last + 1)
         # A compacted entry has all files that were ever read; most of them need no parsing.
         files = [
-            _decode_file(line, source=source, entry=name)
+            decode_logged_file(line, source=source, entry=name)
             for name in _entries_of(wanted, os.listdir(folder))
             for line in _content(folder / name).splitlines()
             if line.startswith(b"{") and _may_be_of(wanted, line)
@@ -530,7 +529,7 @@ def checked_log(name: str, content: bytes, newest: int, source: QuerySource) -> 
 def _checked_entry(number: int, content: bytes, uid: str, pattern: FilePattern) -> bytes:
     facts = {"source": uid, "entry": number}
     version, *lines = content.split(b"\n")
-    files = [_decode_file(line, **facts) for line in lines if line]
+    files = [decode_logged_file(line, **facts) for line in lines if line]
     if version != _VERSION.encode() or any(not 0 <= file.batchId <= number for file in files):
         raise _corrupt("an entry of Spark's source log has another version, or files of later batches", **facts)
     for file in files:
@@ -544,7 +543,7 @@ def _checked_entry(number: int, content: bytes, uid: str, pattern: FilePattern) 
     return b"\n".join([version, *map(msgspec.json.encode, files)])
 
 
-def _decode_file(line: bytes, **facts: object) -> _ReadFile:
+def decode_logged_file(line: bytes, **facts: object) -> _ReadFile:
     """Returns a line of the log of a file source; raises CorruptFile with these facts if it is not one."""
     try:
         return _read_file.decode(line)
@@ -566,9 +565,6 @@ def _corrupt(message: str, **facts: object) -> CorruptFile:
     return CorruptFile(message, hint=_HINT, **facts)
 
 
-# -- Hadoop's glob patterns -------------------------------------------------------------------------------------------
-
-
 def _without_braces(pattern: str) -> list[str]:
     """Returns one pattern for each alternative in ``{a,b}``; an alternative may contain a slash."""
     braces = _INNERMOST_BRACES.search(pattern)
@@ -586,95 +582,3 @@ def _python_pattern(part: str) -> str:
 
 def _parts(pattern: str) -> list[str]:
     return [part for part in pattern.split("/") if part]
-
-
-@dataclass(frozen=True)
-class FolderMove:
-    """The old and new path of a folder that was moved; both are absolute local paths."""
-
-    old: PurePosixPath
-    new: PurePosixPath
-
-    def path(self, old: PurePosixPath) -> Path:
-        """Returns the new path of a file. Raises ValueError for a file that is not in the old folder."""
-        return Path(self.new / old.relative_to(self.old))
-
-    def uri(self, old: str) -> str:
-        """Returns the new URI of a file. The part below the folder is kept unchanged: Spark compares text."""
-        below = len(local_path(old).relative_to(self.old).parts)
-        tail = old.split("/")[-below:] if below else []
-        return "/".join([file_uri(self.new), *tail])
-
-
-@dataclass(frozen=True)
-class LoggedFile:
-    """A file in the log of files that were read.
-
-    Attributes:
-        path: its path when it was read.
-        modified: its modification time when it was read, in milliseconds since 1970.
-    """
-
-    path: PurePosixPath
-    modified: int
-
-
-def local_path(uri: str) -> PurePosixPath:
-    """Returns the path of a local file from Spark's URI. Raises ConfigError for a file that is not local."""
-    try:
-        parts = urlsplit(uri)
-    except ValueError as e:
-        raise CorruptFile("an entry of Spark's source log has no valid path", path=uri[:200]) from e
-    if parts.scheme != "file" or parts.netloc not in ("", "localhost"):
-        raise ConfigError(
-            "only files of this host's file systems can be relocated",
-            hint="keep the old address; or set the position: stateflow restore with --source UID=earliest",
-            file=uri,
-        )
-    return PurePosixPath(unquote(parts.path))
-
-
-def parse_logged_files(log: bytes, name: str) -> list[LoggedFile]:
-    """Returns the files of one entry of the source's log. Raises CorruptFile when it cannot be parsed."""
-    files = (_decode_file(line, file=name) for line in log.split(b"\n") if line.startswith(b"{"))
-    return [LoggedFile(local_path(file.path), file.timestamp) for file in files]
-
-
-def relocate_log(log: bytes, name: str, move: FolderMove) -> bytes:
-    """Returns an entry of the log with every path replaced, and all else unchanged.
-
-    Raises:
-        ConfigError: a file is not in the folder.
-        CorruptFile: the entry cannot be parsed.
-    """
-    lines = log.split(b"\n")
-    for number, line in enumerate(lines):
-        if line.startswith(b"{"):
-            file = _decode_file(line, file=name)
-            try:
-                moved = move.uri(file.path)
-            except ValueError as e:
-                raise ConfigError(
-                    "the source has read a file outside of the moved folder",
-                    hint="relocate a folder that contains all of its files",
-                    file=file.path,
-                    folder=str(move.old),
-                ) from e
-            lines[number] = msgspec.json.encode(msgspec.structs.replace(file, path=moved))
-    return b"\n".join(lines)
-
-
-def relocate_description(description: str, old: str, new: str) -> str | None:
-    """Returns the description of a file source after its folder was moved; None when it does not read from `old`.
-
-    Args:
-        old: the folder as in the job file, or a parent of it.
-    """
-    head, colon, rest = description.removesuffix("]").partition(":")
-    if not (head.startswith("FileSource[") and colon and description.endswith("]")):
-        return None
-    folder = old.rstrip("/")
-    below = rest.removeprefix(folder)
-    if not rest.startswith(folder) or (below and not below.startswith("/")):
-        return None
-    return f"{head}:{new.rstrip('/')}{below}]"

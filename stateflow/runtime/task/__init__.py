@@ -2,8 +2,8 @@
 
 task: runs a task; reads its input in phases, and opens the operator of its chain
 input_reader: rows by key and time, as operators read them
-keyed_operator: calls a keyed function row by row, and its timers; joins two inputs
-vector_operator: calls a vectorized function with all rows of a key or window
+keyed_operator: calls a keyed function row by row, and its timers
+vector_operator: calls a vectorized function, or a join of two inputs, with all rows of a key or window
 operator_runtime: context, state and errors of an operator's function
 stateless_functions: functions without keyed state
 outputs: the rows and barriers that a task emits

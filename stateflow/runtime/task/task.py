@@ -45,13 +45,18 @@ from stateflow.runtime.executor import (
     TaskSpec,
 )
 from stateflow.runtime.task import store_cache
-from stateflow.runtime.task.keyed_operator import JoinOperator, KeyedOperator, WindowJoinOperator
+from stateflow.runtime.task.keyed_operator import KeyedOperator
 from stateflow.runtime.task.operator_runtime import InitialState
 from stateflow.runtime.task.operator_state import OperatorParts
 from stateflow.runtime.task.outputs import InputBarriers, Outputs, report_batch
 from stateflow.runtime.task.row_conversion import check_declared, event_times
 from stateflow.runtime.task.store_cache import SubtaskStore
-from stateflow.runtime.task.vector_operator import VectorOperator, WindowVectorOperator
+from stateflow.runtime.task.vector_operator import (
+    JoinOperator,
+    VectorOperator,
+    WindowJoinOperator,
+    WindowVectorOperator,
+)
 from stateflow.state.handles import Base, Committable, OperatorContent, OperatorPart, StateSchema, SubtaskState, is_due
 from stateflow.state.kinds.timers import NO_WATERMARK
 from stateflow.state.kinds.ttl import TtlCleanup

@@ -36,13 +36,13 @@ from stateflow.config.settings import LARGEST_KEY, LARGEST_VALUE
 from stateflow.state.backends.entry_stream import EntryBlock, EntryColumns, block_of, read_exactly, unreadable_file
 from stateflow.state.binary_columns import binary_headers, join_columns, parts_of, sizes_of
 from stateflow.state.handles import Document, StateSchema
-from stateflow.state.stored_key import GROUP_BYTES, encode_group
+from stateflow.state.stored_key import GROUP_BYTES, decode_group, encode_group
 from stateflow.types.decoders import decode_json
 from stateflow.types.key_groups import KeyGroupRange
 
 _NAME, _VERSION = b"SFCS", 1
 _MAGIC = _NAME + bytes([_VERSION])
-_HEAD, _BLOCK, _GROUP, _COUNT = struct.Struct(">IQ"), struct.Struct(">IIQ"), struct.Struct(">H"), struct.Struct(">Q")
+_HEAD, _BLOCK, _COUNT = struct.Struct(">IQ"), struct.Struct(">IIQ"), struct.Struct(">Q")
 _END, _IS_BLOCK, _END_OF_GROUP = b"\x00", b"\x01", b"\x02"
 BLOCK_BYTES = 256 << 10
 """Bytes of keys and values with which a block ends."""
@@ -238,7 +238,7 @@ def _find_groups(stream: BinaryIO, name: str) -> tuple[list[_Group], int]:
             stream.seek(_read_head(stream, name)[0], os.SEEK_CUR)
             blocks += 1
         elif tag == _END_OF_GROUP:
-            (number,) = _GROUP.unpack(read_exactly(stream, GROUP_BYTES, name))
+            number = decode_group(read_exactly(stream, GROUP_BYTES, name))
             if not blocks or not last < number <= header.last_group:
                 raise unreadable_file(
                     name, "a key group has no entries, or is not in order or not in the range of the file"

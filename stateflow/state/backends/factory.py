@@ -57,7 +57,7 @@ class StoreLocation:
 
 
 @contextmanager
-def open_location(storage: Storage, clock: Clock) -> Iterator[StoreLocation]:
+def open_store_location(storage: Storage, clock: Clock) -> Iterator[StoreLocation]:
     """Opens a location to read the state of one subtask; its local files are removed at the end of the block.
 
     Args:
@@ -139,7 +139,7 @@ def read_blocks(
     check_backends_known(base.parts)
     for run in _foreign_runs(base):
         yield from _read_blocks(location, run) if ranges is None else _blocks_in(ranges, location, run)
-    yield from blocks_of(_native_entries(location, base, ranges or (ALL_KEYS,)))
+    yield from blocks_of(_native_entries(location, base, (ALL_KEYS,) if ranges is None else ranges))
 
 
 def _blocks_in(ranges: Sequence[KeyRange], location: StoreLocation, base: Base) -> Iterator[EntryBlock]:

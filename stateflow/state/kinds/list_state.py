@@ -8,7 +8,6 @@ state's history.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import repeat
@@ -20,7 +19,7 @@ from stateflow.state.column_serializer import ColumnSerializer, columns_of
 from stateflow.state.kinds.key_context import KeyContext, RowTimes
 from stateflow.state.kinds.ttl import Ttl
 from stateflow.state.schema import state_schema
-from stateflow.state.stored_key import state_id
+from stateflow.state.stored_key import encode_epoch, encode_index, state_id
 from stateflow.types.descriptors import ListStateDescriptor
 from stateflow.types.serializers import value_serializer
 
@@ -37,7 +36,7 @@ class ListState(Generic[T]):
         self.ttl = ttl
         self._context = context
         self._largest_value = context.limits.value_bytes
-        self._epoch = struct.pack(">Q", context.time.epoch)
+        self._epoch = encode_epoch(context.time.epoch)
         self._added = 0
 
     @cached_property
@@ -88,8 +87,8 @@ class ListState(Generic[T]):
         """
         rows: Iterable[tuple[bytes, bytes]] = zip(prefixes, elements, strict=True)
         if self.ttl is None:
-            before, pack = self._added, struct.Struct(">I").pack
-            added = {prefix + self._epoch + pack(number): data for number, (prefix, data) in enumerate(rows, before)}
+            epoch, before = self._epoch, self._added
+            added = {prefix + epoch + encode_index(number): data for number, (prefix, data) in enumerate(rows, before)}
             self._added = before + len(added)
             self._context.pending |= added
             return
@@ -126,7 +125,7 @@ class ListState(Generic[T]):
             self._put(prefix, data)
 
     def _put(self, prefix: bytes, data: bytes, row: int | None = None) -> None:
-        key = prefix + struct.pack(">I", self._added)
+        key = prefix + encode_index(self._added)
         self._added += 1
         if self.ttl is None:
             self._context.pending[key] = data

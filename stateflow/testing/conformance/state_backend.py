@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import gc
 import random  # noqa: TID251 - seeded dice for tests; nothing is decided by it
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
@@ -32,6 +31,7 @@ from stateflow.clock import ManualClock
 from stateflow.state.backends.base import KeyedStateBackend
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.host_cache import HostCache
+from stateflow.state.stored_key import decode_group, encode_group
 from stateflow.storage import MemoryStorage, Storage
 from stateflow.types.key_groups import range_of, subtask_of
 
@@ -48,7 +48,7 @@ _numbers = count(1)
 
 def key_of(group: int, rest: bytes = b"") -> bytes:
     """Returns a stored key: its key group, then `rest`."""
-    return struct.pack(">H", group) + rest
+    return encode_group(group) + rest
 
 
 class OperatorSubtasks:
@@ -130,7 +130,7 @@ class OperatorSubtasks:
 
 
 def _owner(key: bytes, parallelism: int) -> int:
-    return subtask_of(struct.unpack(">H", key[:2])[0], parallelism, GROUPS)
+    return subtask_of(decode_group(key), parallelism, GROUPS)
 
 
 __all__ = ["GROUPS", "Opener", "OperatorSubtasks", "StateBackendConformance", "key_of"]

@@ -16,7 +16,7 @@ from stateflow.runtime.executor import BatchInfo, OperatorBase
 from stateflow.runtime.planning.state_discovery import discover_states
 from stateflow.runtime.task.operator_runtime import batch_time
 from stateflow.runtime.task.operator_state import OperatorParts
-from stateflow.state.backends.factory import open_location, read_entries
+from stateflow.state.backends.factory import open_store_location, read_entries
 from stateflow.state.backends.hash_maps import DictBackend
 from stateflow.state.handles import Base, SubtaskState
 from stateflow.state.kinds.keyed_state import KeyedState
@@ -133,7 +133,7 @@ class OperatorView:
         return [(subtask, self._entries_of(subtask)) for subtask in (self.stored.subtasks if self.stored else ())]
 
     def _entries_of(self, subtask: SubtaskState) -> dict[bytes, bytes]:
-        with open_location(self.batch.environment.storage, SystemClock()) as location:
+        with open_store_location(self.batch.environment.storage, SystemClock()) as location:
             return dict(read_entries(location, Base.of(subtask)))
 
     def _key_values(self, key: object) -> tuple[object, ...]:

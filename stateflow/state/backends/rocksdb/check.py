@@ -2,8 +2,8 @@
 
 A store is checked once on each host: the cache remembers the stores that this host has written or checked. A user
 who may write a job root or a savepoint can choose the bytes of a store and record the hashes that fit, and RocksDB
-trusts its files: a forged one could crash or block the process. So Python follows the structure of every data file,
-and a child process opens the store first. A process that may crash without harm needs no child.
+trusts its files: a forged one could crash or block the process. So Python follows the structure of every data file
+before RocksDB opens the store. A process that may crash without harm skips that.
 
 A manifest names the smallest and the largest key of each data file, and every checkpoint contains it. So a key of 1 MB
 would be in every checkpoint, several times. A long bound is stored as a prefix, from which the key groups are known,
