@@ -38,14 +38,3 @@ def run_timed(job: Path, root: Path, settings: Mapping[str, str]) -> tuple[RunRe
     timeline = Timeline()
     result = run_job(RunRequest(job, str(root), (dict(settings),), "benchmark", on_batch=timeline.note))
     return result, timeline
-
-
-def run_means(folder: Path, **settings: str) -> tuple[RunResult, Timeline]:
-    """Runs the job of running means over ``folder/events`` in a fresh job root below `folder`."""
-    layer = {
-        "job.events": str(folder / "events"),
-        "job.table": str(folder / "table"),
-        "local_dir": str(folder / "local"),
-        **settings,
-    }
-    return run_timed(JOB, folder / "root", layer)

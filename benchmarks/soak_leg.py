@@ -135,7 +135,7 @@ def _jvm() -> dict[str, float]:
 
 
 def _anonymous(pid: int) -> float:
-    """Resident bytes of a process that are no file's; 0 when it has ended."""
+    """Resident bytes of a process that do not belong to a file; 0 when it has ended."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):

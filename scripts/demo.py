@@ -17,7 +17,6 @@ from flights_demo.airflow_home import USER, AirflowHome, wipe
 from flights_demo.broker import Broker
 from flights_demo.client import AirflowError
 from flights_demo.crash import DemoCheckFailed, Kill
-from flights_demo.deliveries import YEAR
 from flights_demo.expected import read_flights
 from flights_demo.flights import csv_file, prepare
 from flights_demo.layout import Layout
@@ -28,7 +27,6 @@ from flights_demo.upgrade import deploy, go_back, take_savepoint
 from flights_demo.verdict import compare_tables, replayed, show_checkpoints, show_sample
 
 KILLED_QUARTER = 2
-FIRST_RUN = f"{YEAR}-Q1"
 STARTING = 180.0
 
 

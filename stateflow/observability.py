@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class LogContext:
@@ -206,9 +208,6 @@ class MemoryRecorder:
         """Sets the gauge `name` to `value`."""
         assert METRICS[name].kind is MetricKind.GAUGE
         self.gauges[name] = value
-
-
-log = logging.getLogger(__name__)
 
 
 _SERVICE = "stateflow"

@@ -109,7 +109,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 PREFIX = "stateflow-scratch-"
-"""What the names of all such folders begin with."""
+"""Prefix of the names of all such folders."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
@@ -185,7 +185,7 @@ def _new_folder() -> tuple[Path, int | None]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """Opens a folder of this user; None for what belongs to another user, is no folder, or no longer exists."""
+    """Opens a folder of this user; None if it belongs to another user, is not a folder, or no longer exists."""
     try:
         folder = os.open(path, _DIRECTORY)
     except OSError:

@@ -30,7 +30,7 @@ class Spans:
 
 @dataclass(frozen=True)
 class Pool:
-    """A long text, and for each position the next and the previous one that is no space."""
+    """A long text, and for each position the next and the previous one that is not a space."""
 
     text: npt.NDArray[np.uint8]
     next_letter: Numbers

@@ -59,7 +59,7 @@ def end_in_background(launcher: Launcher, launch: Launch, seconds: float) -> Non
     if not begin(launcher, launch, seconds):
         launcher.stop(launch)
         return
-    # The shell ends at once, so that the program is no child process of this one.
+    # The shell ends at once, so that the program is not a child process of this one.
     subprocess.run(
         ["/bin/sh", "-c", '"$@" >/dev/null 2>&1 </dev/null &', "sh", sys.executable, "-m", __name__, launch.folder],
         env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

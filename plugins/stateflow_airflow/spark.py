@@ -23,6 +23,8 @@ from airflow.sdk import conf
 
 from stateflow_airflow.failures import config_failure
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SparkSubmit:
@@ -49,9 +51,6 @@ class SparkSubmit:
             for name, given in (("conf", conf), ("env_vars", env_vars))
         )
         return replace(self, conf=next(texts), env_vars=next(texts))
-
-
-log = logging.getLogger(__name__)
 
 
 PASSED = (

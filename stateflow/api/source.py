@@ -93,7 +93,7 @@ class Source(ABC):
     """Whether each part of the source, such as a partition, has a watermark of its own. Then the frame of `stream` ends
     with the columns `SPLIT` and, with dead letters, `REJECTED` of `stateflow.api.schema`."""
     on_error: OnError = None
-    """What happens to records of a source with splits that cannot be decoded."""
+    """Policy for records of a source with splits that cannot be decoded."""
 
     @property
     def unchecked(self) -> str:

@@ -29,6 +29,7 @@ from stateflow.cli.common import (
     count_of,
     graph_options,
     human_bytes,
+    log,
     print_error,
     print_text,
     settings_layers,
@@ -45,9 +46,6 @@ from stateflow.runtime.driver.termination import DRAINED
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.restore.new_job_root import ExistingTables, InitialSavepoint
 from stateflow.runtime.watermarks import waiting_texts
-
-log = logging.getLogger(__name__)
-
 
 _RUN_ARGUMENTS, _SPARK_SUBMIT = "stateflow.run-arguments", "stateflow.spark-submit"
 _SEPARATOR = "--"
@@ -330,9 +328,6 @@ def _replace_process(command: list[str]) -> NoReturn:
     os.execv(command[0], command)
 
 
-_stateflow_log = logging.getLogger("stateflow")
-
-
 _SPINNER_WIDTH = 2
 """Columns of the spinner and the space after it."""
 
@@ -424,13 +419,13 @@ class LogProgress:
         self._handler = logging.StreamHandler(sys.stderr)
         self._handler.setFormatter(_JsonFormatter() if as_json else _TextFormatter())
         self._handler.addFilter(ContextFilter())
-        _stateflow_log.addHandler(self._handler)
-        _stateflow_log.setLevel(logging.INFO)
-        _stateflow_log.propagate = False
+        log.addHandler(self._handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
 
     def step(self, description: str) -> None:
         """Logs the step."""
-        log_event(_stateflow_log, logging.INFO, "step", text=description, doing=description)
+        log_event(log, logging.INFO, "step", text=description, doing=description)
 
     def started(self, run: JobRun) -> None:
         """Logs what the run starts from."""
@@ -440,7 +435,7 @@ class LogProgress:
         # One text line per batch: with a checkpoint after every batch, the checkpoint's own line reports the batch.
         self._omits_batches = self._is_asynchronous and not has_interval and not self._as_json
         log_event(
-            _stateflow_log,
+            log,
             logging.INFO,
             "restored",
             text=_start_text(run),
@@ -459,7 +454,7 @@ class LogProgress:
         # An asynchronous checkpoint logs its own "committed" event, possibly before this line.
         event = "committed" if result.committed and not self._is_asynchronous else "processed"
         log_event(
-            _stateflow_log,
+            log,
             logging.INFO,
             event,
             checkpoint=result.checkpoint_id,
@@ -474,13 +469,13 @@ class LogProgress:
     def failed(self, error: StateflowError) -> None:
         """Logs the error as JSON, or prints it as text."""
         if self._as_json:
-            log_event(_stateflow_log, logging.ERROR, "failed", code=error.code, error=str(error))
+            log_event(log, logging.ERROR, "failed", code=error.code, error=str(error))
         else:
             print_error(error)
 
     def ended(self) -> None:
         """Removes the log handler."""
-        _stateflow_log.removeHandler(self._handler)
+        log.removeHandler(self._handler)
 
 
 def _start_text(run: JobRun) -> str:

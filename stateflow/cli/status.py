@@ -213,7 +213,7 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
     found = operations.timeline(job_root, newest)
     if as_json:
         for record, integrity in zip(found.records, found.integrity, strict=True):
-            # The driver of a checkpoint is no requester.
+            # The driver of a checkpoint is not a requester.
             who = requester_facts(record.by) if isinstance(record, ActionRecord) else {}
             print_json({**msgspec.to_builtins(record), **who, "integrity": integrity})
     else:
@@ -364,31 +364,31 @@ def _lines(tree: _Tree) -> list[_Line]:
     """Returns the line of the present state, then the others in the order of their first rows."""
     start = min(tree.live, default=0)
     live = _Line(None, 0 if start in tree.older else start, len(tree.parent) - 1)
-    lines, lineage_ranges = [live], dict.fromkeys(tree.live, live)
+    lines, line_of = [live], dict.fromkeys(tree.live, live)
     points = frozenset(tree.points)
     for row in range(len(tree.parent)):
-        line = _joined(row, tree, lineage_ranges, live)
+        line = _joined(row, tree, line_of, live)
         if line is None:
             line = _begun(row, tree)
             lines.append(line)
         line.rows.append(row)
         line.last = max(line.last, row)
         if row in points:
-            line.tip, lineage_ranges[row] = row, line
+            line.tip, line_of[row] = row, line
     return lines
 
 
-def _joined(row: int, tree: _Tree, lineage_ranges: Mapping[int, _Line], live: _Line) -> _Line | None:
+def _joined(row: int, tree: _Tree, line_of: Mapping[int, _Line], live: _Line) -> _Line | None:
     """Returns the line that a row continues; None when the row begins a new one."""
     if row in tree.live:
         return live
     parent = tree.parent[row]
-    line = live if parent is None else lineage_ranges[parent]
+    line = live if parent is None else line_of[parent]
     if row in tree.forks:
         return None
     # The points of the live line are known. Another line is continued by the first row derived from its newest point.
-    is_position = row in tree.undone
-    return line if not is_position or (line is not live and line.tip == parent) else None
+    is_undone = row in tree.undone
+    return line if not is_undone or (line is not live and line.tip == parent) else None
 
 
 def _begun(row: int, tree: _Tree) -> _Line:
@@ -418,18 +418,18 @@ def _graph(records: Sequence[Record], tree: _Tree) -> list[tuple[str, str]]:
     lines = _lines(tree)
     _assign_columns(lines)
     width = 2 * max(line.column for line in lines) + 1
-    lineage_ranges = {row: line for line in lines for row in line.rows}
+    line_of = {row: line for line in lines for row in line.rows}
     cells, below = ([[" "] * width for _ in records] for _ in range(2))
     for line in lines:
         for row in range(line.first, line.last + 1):
             cells[row][2 * line.column] = "│"
             below[row][2 * line.column] = "│" if row < line.last else " "
     for row, record in enumerate(records):
-        cells[row][2 * lineage_ranges[row].column] = _mark(record, row in tree.undone)
+        cells[row][2 * line_of[row].column] = _mark(record, row in tree.undone)
     # From left to right, so that the corner of a near line becomes a crossing.
     for line in sorted(lines, key=lambda x: x.column):
         if line.base is not None:
-            _branch(cells[line.base], lineage_ranges[line.base].column, line.column)
+            _branch(cells[line.base], line_of[line.base].column, line.column)
     return [("".join(row), "".join(under)) for row, under in zip(cells, below, strict=True)]
 
 

@@ -300,9 +300,7 @@ def _owner(subtasks: Iterable[SubtaskState], group: int) -> SubtaskState | None:
 def _content(subtask: SubtaskState | None) -> tuple[frozenset[str], bytes]:
     if subtask is None:
         return frozenset(), b""
-    # Older snapshots have the manifest of RocksDB among their files.
-    files = (file for file in subtask.files if not file.local_name.startswith("MANIFEST-"))
-    return frozenset(file.sha256 for file in files), subtask.inline or b""
+    return frozenset(file.sha256 for file in subtask.files), subtask.inline or b""
 
 
 PREFIX = "_operator/"

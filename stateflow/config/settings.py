@@ -72,7 +72,7 @@ class StateSettings:
             values](#limits-of-keys-and-values).
         max_map_key_bytes: the same for a key of a map state. At most 1 MiB.
         max_value_bytes: maximum size of one encoded value: a value, an element of a list, a value of a map, or an
-            accumulator. At most 16 MiB, and less if it takes more than 100 MiB in memory.
+            accumulator. At most 16 MiB encoded and 100 MiB decoded.
     """
 
     backend: Choice = "rocksdb"
@@ -286,10 +286,10 @@ class RunSettings:
     Attributes:
         until: ``input-ends``: the run ends when it has processed what the sources held at its start. ``stopped``: it
             waits for more input until ``stateflow stop``, SIGTERM or SIGINT; see [keep a
-            job running](guides/run-continuously.md). A duration, such as ``8h``, counted from when it was restored, or
-            a time of day, such as ``18:00`` (in UTC) or ``18:00 Europe/Berlin``: so does such a run, and ends then, or
-            at the next occurrence of that time, after the batch that it is processing. With ``run.drain`` every run
-            ends as with ``input-ends``.
+            job running](guides/run-continuously.md). With a duration, such as ``8h``, or a time of day, such as
+            ``18:00`` (in UTC) or ``18:00 Europe/Berlin``, the run keeps waiting for input until that time, then
+            finishes its current batch and ends. A duration counts from when the run was restored, and a time of day is
+            its next occurrence. With ``run.drain`` every run ends as with ``input-ends``.
         interval: time between two polls for input of a run that waits for more. A poll that finds input starts a batch,
             and a batch that takes longer delays the next poll. Without it, a run polls again as soon as a batch has
             ended, and every 500 ms when it finds no input.

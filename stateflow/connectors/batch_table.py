@@ -184,7 +184,7 @@ class BatchTable(LocalSource):
 
     @cached_property
     def _identity(self) -> RowIdentity:
-        """What two equal rows have in common, whether they are removed or not."""
+        """The identity of a row: the same for two equal rows, whether they are removed or not."""
         return RowIdentity.of(column for column in self.schema.columns if column.name != self._deleted)
 
     def _files(self, table: DeltaTable) -> _Files:

@@ -12,6 +12,7 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD, ActionRecord
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.savepoints.catalog import list_savepoints
+from stateflow.clock import epoch_milliseconds
 from stateflow.errors import ConfigError
 from stateflow.launch import open_existing
 from stateflow.operations.job_root import JobCode
@@ -54,7 +55,7 @@ def vacuum_tables(job_root: str, code: JobCode, request: VacuumRequest) -> list[
 
     job = open_existing(code.file, job_root, code.layers)
     tables = _tables(job, request.tables)
-    now = int(job.root.clock.now().timestamp() * 1000)
+    now = epoch_milliseconds(job.root.clock.now())
     older_than = int(request.older_than.total_seconds() * 1000)
     # Before the logs of the tables are read: a later checkpoint needs only what an earlier one or a table has.
     head = job.root.head()

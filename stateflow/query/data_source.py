@@ -65,6 +65,8 @@ from stateflow.types.columns.conversion import with_scalars
 from stateflow.types.decoders import msgpack_decoder
 from stateflow.types.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupRange
 
+log = logging.getLogger(__name__)
+
 FORMAT_NAME = "stateflow"
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _OPTIONS = ("path", "snapshot", "operator", "state", "columns", "table", "lease_seconds")
@@ -195,7 +197,7 @@ class ReadRequest:
 
 @dataclass(frozen=True)
 class _Part:
-    """What one task reads.
+    """The part of a state that one task reads.
 
     Attributes:
         storage: URI of the storage with the files.
@@ -326,9 +328,6 @@ def _cast(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
     """Returns a batch with Spark's types, which differ in units and in names of parts."""
     arrays = [batch.column(each.name).cast(each.type) for each in target]
     return pa.RecordBatch.from_arrays(arrays, schema=target)
-
-
-log = logging.getLogger(__name__)
 
 
 _RENEWALS = 3

@@ -14,7 +14,7 @@ from stateflow.clock import Clock, SystemClock
 from stateflow.errors import CorruptFile
 from stateflow.query.snapshot import open_snapshot
 from stateflow.state.backends.entry_stream import Entry
-from stateflow.state.backends.factory import open_location, read_entries
+from stateflow.state.backends.factory import open_store_location, read_entries
 from stateflow.state.handles import Base, StateSchema, SubtaskState
 from stateflow.state.kinds.keyed_state import state_names
 from stateflow.state.stored_key import POSITION_BYTES, STATE_PART, decode_parts
@@ -89,7 +89,7 @@ def read_stored_entries(
         MissingFile, CorruptFile: a file is missing or damaged.
     """
     for subtask in operator.subtasks:
-        with open_location(storage, clock) as location:
+        with open_store_location(storage, clock) as location:
             yield subtask, read_entries(location, Base.of(subtask))
 
 

@@ -20,7 +20,7 @@ from stateflow.errors import ConfigError, CorruptFile, StateflowError
 from stateflow.helpers import did_you_mean
 from stateflow.query.value_types import WRITTEN_AT, Refused, ValueReader, decode_write_times
 from stateflow.state.backends.entry_stream import EntryBlock
-from stateflow.state.backends.factory import open_location, read_blocks
+from stateflow.state.backends.factory import open_store_location, read_blocks
 from stateflow.state.handles import Base, OperatorContent, StateSchema, SubtaskState
 from stateflow.state.key_columns import (
     KEY_GROUP,
@@ -122,7 +122,7 @@ def key_fields(operator: OperatorState) -> list[pa.Field]:
     They have the names that the job gives them. A name that another column has gets the prefix ``key_``.
 
     Raises:
-        CorruptFile: a recorded type is none that a key has.
+        CorruptFile: a recorded type is not a type of keys.
     """
     fields, taken = [], set(_RESERVED)
     for name, kind in zip(operator.key_names, operator.key_types, strict=True):
@@ -405,7 +405,7 @@ def _stored_blocks(
     subtask: SubtaskState, ranges: Sequence[KeyRange], storage: Storage, clock: Clock
 ) -> Iterator[EntryBlock]:
     """Yields the entries of a subtask in blocks that are large enough for work by columns."""
-    with open_location(storage, clock) as location:
+    with open_store_location(storage, clock) as location:
         keys: list[bytes] = []
         values: list[bytes] = []
         size = 0

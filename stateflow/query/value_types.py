@@ -17,7 +17,7 @@ tuple[A, B]                               struct with fields ``_1``, ``_2``
 dict                                      map, if its keys are scalars
 class                                     struct, by the stored names of its fields
 T | None                                  the column of T, with nulls
-anything else, a recursive class          text: the value as JSON of `state.schema.plain_json`
+anything else, a recursive class          text: the value as JSON of `state.schema.json_text`
 ========================================  =========================================================
 """
 
@@ -129,7 +129,7 @@ def value_type(schema: TypeSchema, refused: Refused = Refused.NOTHING) -> ValueT
         found = _Builder(schema.classes, refused).build(schema.root, ())
         value_decoder(found.python, from_plain)
     except (ValueError, TypeError, IndexError, RecursionError):
-        # The recorded type is none that this version writes, or has a name that msgspec refuses.
+        # This version does not write the recorded type, or msgspec refuses its name.
         return _json_type()
     return found
 

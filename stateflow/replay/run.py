@@ -48,7 +48,7 @@ from stateflow.replay.state_diff import StateChanges, StateComparison
 from stateflow.requesters import by_process
 from stateflow.runtime.driver.batch_runner import Batch, BatchRunner, CompletedBarrier, StartingPoint
 from stateflow.runtime.executor import BatchInfo, Executor
-from stateflow.runtime.job import Job, Positions, check_reader
+from stateflow.runtime.job import Job, Positions, check_same_reader
 from stateflow.runtime.job_loader import open_job, writer_name
 from stateflow.runtime.local_run import LocalExecutor
 from stateflow.runtime.preflight import StartContext
@@ -165,7 +165,7 @@ class _Replay:
         """Runs the batches and returns what they did."""
         planned = plan_replay(self._found.target, self._found.base)
         state = assign_state(self._found.base_id, self._base, self._job.wanted)
-        check_reader(self._base or self._target, self._start.on_spark)
+        check_same_reader(self._base or self._target, self._start.on_spark)
         start = StartingPoint(SCRATCH_GENERATION, state.operators, self._base)
         with start_reading(
             replace(self._start, settings=self._job.settings),

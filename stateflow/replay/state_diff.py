@@ -15,7 +15,7 @@ from stateflow.private_files import ScratchFolder
 from stateflow.query.state import check_entry
 from stateflow.replay.key_trace import WantedKey
 from stateflow.state.backends.entry_stream import EntryBlock
-from stateflow.state.backends.factory import open_location, read_blocks
+from stateflow.state.backends.factory import open_store_location, read_blocks
 from stateflow.state.handles import Base, OperatorContent, StateSchema
 from stateflow.state.kinds.keyed_state import state_names
 from stateflow.state.kinds.timers import Timer, timers_in
@@ -152,7 +152,7 @@ class StateComparison:
             return
         ranges = _ranges(operator, wanted)
         for subtask in filter(wanted.is_in, operator.subtasks):
-            with open_location(self.storage, SystemClock()) as location:
+            with open_store_location(self.storage, SystemClock()) as location:
                 for block in read_blocks(location, Base.of(subtask), ranges):
                     own = [at for at, key in enumerate(block.keys) if _is_of_key(key, wanted)]
                     if own:

@@ -259,7 +259,7 @@ class StartChecks:
         if manifest is not None and checked is not None:
             files = [f for f in files_of(manifest) if f.key not in checked]
             check_hashes(self.job.root.storage, files)
-        check_reader(manifest, self.reads_by_spark)
+        check_same_reader(manifest, self.reads_by_spark)
         return restored
 
     def _check_sinks(self, head: Head) -> None:
@@ -303,7 +303,7 @@ class StartChecks:
                 )
 
 
-def check_reader(manifest: Manifest | None, reads_by_spark: bool) -> None:
+def check_same_reader(manifest: Manifest | None, reads_by_spark: bool) -> None:
     """Raises ConfigError for positions that the runner of this job cannot read.
 
     Runs on Spark and without it store positions differently.

@@ -149,7 +149,6 @@ _KEYS_AT_ONCE = 16
 """Keys whose values are read before their size is checked."""
 _MOST_GROUPS = 1024
 """Key groups that one page of keys visits: most of them may have no key."""
-_TEXT_TAG = b"\x02"
 
 
 @dataclass(frozen=True)

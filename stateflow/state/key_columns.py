@@ -362,7 +362,7 @@ class _Cursor:
 def _read_ints(cursor: _Cursor, kind: pa.DataType) -> pa.Array:
     numbers = (cursor.words(1) ^ _SIGN).view(np.int64)
     narrow = numbers.astype(kind.to_pandas_dtype())
-    cursor.skip((cursor.data[cursor.at] == 0x15) & (narrow == numbers), 9)
+    cursor.skip((cursor.data[cursor.at] == _INT) & (narrow == numbers), 9)
     return pa.array(narrow, kind)
 
 
@@ -372,7 +372,7 @@ def _read_floats(cursor: _Cursor, kind: pa.DataType) -> pa.Array:
     # A value that is not a float of this column may overflow; it is read again, or was not a float at all.
     with np.errstate(over="ignore", invalid="ignore"):
         narrow = numbers.astype(kind.to_pandas_dtype())
-    cursor.skip((cursor.data[cursor.at] == 0x21) & ((narrow == numbers) | np.isnan(numbers)), 9)
+    cursor.skip((cursor.data[cursor.at] == _FLOAT) & ((narrow == numbers) | np.isnan(numbers)), 9)
     return pa.array(narrow, kind)
 
 
@@ -405,7 +405,7 @@ def _read_texts(cursor: _Cursor, kind: pa.DataType) -> pa.Array:
     return slices(data, np.where(fits, before + 1, before), np.where(fits, ends, before), kind)
 
 
-_NAMESPACES = {0x15: ("int", pa.int64()), 2: ("str", pa.string())}
+_NAMESPACES = {_INT: ("int", pa.int64()), 2: ("str", pa.string())}
 """Names and Arrow types of the types of namespaces that are decoded for all keys at once, by their codes."""
 _READERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[_Cursor, pa.DataType], pa.Array]], ...] = (
     (pa.types.is_signed_integer, _read_ints),

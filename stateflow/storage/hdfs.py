@@ -48,6 +48,8 @@ from stateflow.storage.base import (
 )
 from stateflow.types.decoders import decode_json
 
+log = logging.getLogger(__name__)
+
 _ANSWER_LIMIT = 32 << 20
 """Bytes of an answer that are read at most: a folder of 100,000 files has about as many."""
 _REFUSAL_LIMIT = 64 << 10
@@ -371,9 +373,6 @@ def reason_of(error: Exception) -> str:
     while found is not None and not (isinstance(found, OSError) and found.strerror):
         found = found.__cause__ or found.__context__
     return f"{type(error).__name__}: {found.strerror}" if isinstance(found, OSError) else type(error).__name__
-
-
-log = logging.getLogger(__name__)
 
 
 _TEMPORARY = ".aside"

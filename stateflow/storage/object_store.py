@@ -58,7 +58,7 @@ _CLIENT: ClientConfig = {"timeout": timedelta(seconds=60), "connect_timeout": ti
 _IDENTITY = re.compile(r"/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity/")
 """Requests for the machine's identity, which obstore sends when it has found no other credentials."""
 _BODY = re.compile(r"(status code: \d{3}[A-Za-z ]*|[Ii]nvalid [A-Za-z ]*[Rr]esponse\b).*", re.DOTALL)
-"""What obstore puts in front of an answer's text, and that text."""
+"""Obstore's words in front of an answer's text, and that text."""
 _QUERY = re.compile(r"\?[^\s\"'<>,)]+")
 """The query of a URL, which may contain a signature."""
 

@@ -35,6 +35,8 @@ from stateflow.storage.base import (
     write_chunks,
 )
 
+log = logging.getLogger(__name__)
+
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TYPES = {
@@ -487,9 +489,6 @@ def _storage_error(e: OSError, key: str) -> StorageError | ConfigError | Corrupt
             path=e.filename,
         )
     return StorageError("file system operation failed", path=e.filename or key, reason=e.strerror, errno=e.errno)
-
-
-log = logging.getLogger(__name__)
 
 
 _REMEMBERED_FOLDERS = 1000

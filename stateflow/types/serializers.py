@@ -57,7 +57,7 @@ class ValueSerializer(Generic[T]):
     """Encoder and decoder of values of one declared type.
 
     Args:
-        value_type: a type in `arrow_types.SUPPORTED`.
+        value_type: a type in `declared_types.SUPPORTED`.
         state: name of the state, for errors.
 
     Raises:

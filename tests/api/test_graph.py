@@ -171,7 +171,7 @@ MISTAKES: dict[str, Callable[[Job], object]] = {
     "a side output with two row classes": lambda job: list(map(process(job.rows).get_side_output, TWO_TAGS)),
     "an output tag without a name": lambda job: OutputTag("", Row),
     "a strategy without a column": lambda job: job.timed(WatermarkStrategy.for_monotonous_timestamps()),
-    "a column that is no time": lambda job: job.timed(TIMED.with_timestamp_column("key")),
+    "a column that is not a time": lambda job: job.timed(TIMED.with_timestamp_column("key")),
     "no strategy object": lambda job: job.timed("number"),
     "a negative bound": lambda job: for_bound(timedelta(-1)),
     "a bound without a unit": lambda job: for_bound(5),

@@ -49,7 +49,7 @@ def _read_bugs(text: str) -> Iterator[Bug]:
     for block in text.split("\n\n"):
         file, _, bugs = f"{block}\n".partition("\n")
         if rest := _BUG.sub("", bugs).strip():
-            raise ValueError(f"these lines of {file} are no bugs:\n{rest}")
+            raise ValueError(f"these lines of {file} are not bugs:\n{rest}")
         for name, tests, old, new in _BUG.findall(bugs):
             yield Bug(name, file, _code(old), _code(new), tuple(tests.split()))
 

@@ -119,7 +119,7 @@ def test_a_table_has_the_last_row_of_each_key(
 
 
 def test_only_files_with_a_key_are_written_again(tmp_path: Path) -> None:
-    # Names of folders are no columns.
+    # Names of folders are not columns.
     folder = tmp_path / "number=7" / "t"
     sink, about = _sink(folder), context(Position)
     sink.prepare(about)

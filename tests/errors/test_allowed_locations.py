@@ -1,4 +1,4 @@
-"""No command opens a location that the environment does not allow, or takes a target that is no checkpoint."""
+"""No command opens a location that the environment does not allow, or takes a target that is not a checkpoint."""
 
 from __future__ import annotations
 

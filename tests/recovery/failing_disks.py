@@ -2,7 +2,7 @@
 
 It remembers what a power cut would leave: content that was synced, and names in folders that were synced. Everything
 else may be there, in part, or not: rng decide. An error of fsync loses what was to be synced, as Linux has it.
-RocksDB's own files are no concern: nothing of a checkpoint is in them.
+RocksDB's own files do not matter: nothing of a checkpoint is in them.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def test_a_run_that_failed_at_a_step_restarts_and_succeeds(job: AccountsJob, poi
     job.settings = _AGAIN
     job.deliver(60)
     ended = job.run(f"{second_time(point)}:error", checkpoints__collect_every=2).check()
-    # A collection or an index of the history that fails is no reason to fail a run: the next one makes up for it.
+    # A collection or an index of the history that fails is not a reason to fail a run: the next one makes up for it.
     assert job.marker.exists() and ended.result["restarts"] == (0 if point.startswith(("gc.", "history.")) else 1)
     job.check()
 

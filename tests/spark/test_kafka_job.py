@@ -94,7 +94,7 @@ BAD = {
     b"{": "JSON", b"[1]": "JSON object", b'{"id": "x", "name": "a"}': "JSON object", b'{"name": "a"}': "id is null",
     b'{"id": 1, "name": null}': "name is null", b"\xff\xfe": "JSON", None: "id is null",
 }  # fmt: skip
-"""Values that are no orders, each with a part of the reason."""
+"""Values that are not orders, each with a part of the reason."""
 
 
 @_slow
@@ -213,7 +213,7 @@ def test_values_in_avro_are_read_with_the_schemas_of_a_registry(job: KafkaJob, m
     with schema_registry() as registry:
         settings = {"job__registry": registry.address, "job__budget": 3}
         registry.register(4, {"type": "record", "name": "Order", "fields": newer})
-        # A registry that does not answer is no reason to reject records.
+        # A registry that does not answer is not a reason to reject records.
         job.run(job__registry=f"http://127.0.0.1:{free_port()}", job__budget=3).check_error(5, "storage")
         registry.register(3, {"type": "record", "name": "Order", "fields": older})
         job.finish(**settings)

@@ -1,5 +1,5 @@
 """Planted bugs: plausible mistakes in the product's code, by name. A search for faults must find the bug
-planted for it; otherwise finding nothing in the real code is no evidence.
+planted for it; otherwise finding nothing in the real code is not evidence.
 
 ``python -m tests.support.mutants`` is the command line with the planted bug that the environment names.
 """

@@ -160,7 +160,7 @@ def kept_entries(root: Path) -> list[Entry]:
 def live_files(root: Path) -> dict[str, tuple[int, str]]:
     """Size and hash of every data file that the head or a checkpoint it keeps needs."""
     live: dict[str, tuple[int, str]] = {}
-    # A job that was restored from a savepoint begins with state that is no checkpoint of its own.
+    # A job that was restored from a savepoint begins with state that is not a checkpoint of its own.
     for entry in [*kept_entries(root), *([head(root)] if head(root).doc["manifest"] else [])]:
         manifest = read_manifest(root, entry.doc["manifest"])
         for handle in [entry.doc["manifest"], *handles(manifest)]:

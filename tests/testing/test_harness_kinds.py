@@ -1,7 +1,4 @@
-"""Functions with one input of every kind in the harness, and short jobs of several operators.
-
-`test_every_state.py` and `test_key_time.py` have functions with two inputs.
-"""
+"""Functions of every kind in the harness, with null keys and misplaced calls, and short jobs of several operators."""
 
 from __future__ import annotations
 

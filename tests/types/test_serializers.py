@@ -92,7 +92,7 @@ def test_bytes_sort_and_differ_as_keys_do(a: Key, b: Key) -> None:
     left, right = encode_key(a), encode_key(b)
     assert (left < right) == (_sort_key(a) < _sort_key(b))
     assert (left == right) == (_sort_key(a) == _sort_key(b))
-    # What keyed state relies on: keys of as many parts, none of them null, are no prefixes of one another.
+    # What keyed state relies on: keys of as many parts, none of them null, are not prefixes of one another.
     if len(a) == len(b) and left != right:
         assert not (left + b"\0").startswith(right + b"\0")
 

@@ -511,7 +511,7 @@ def test_a_window_is_not_removed_before_its_end_if_its_end_and_the_lateness_exce
         windows = rows.window(TumblingEventTimeWindows.of(ms(1000))).allowed_lateness(ms(2000))
         return windows.reduce(added, Sum(), output=Total, uid="w")
 
-    # Rows advance the watermark: the harness takes none that is no timestamp.
+    # Rows advance the watermark: the harness takes only timestamps.
     last = (1 << 63) - 1
     with KeyedHarness(stream, KeyedInput(Timed, "key", event_time="at", out_of_orderness=ms(0))) as h:
         assert h.push(*_one(last - 1750)) == h.push(*_one(last - 1500)) == []

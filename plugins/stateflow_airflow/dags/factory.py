@@ -195,8 +195,8 @@ def savepoint_dag(job: StateflowJob, application: str) -> DAG:
         **asked,
         **RETRIES,
     }
-    run_dag = job.name if job.is_continuous else ""
-    doc = _SAVEPOINT_DOC.format(name=job.name, pause=_PAUSE.format(name=job.name) if run_dag else "")
+    stopped = job.name if job.is_continuous else ""
+    doc = _SAVEPOINT_DOC.format(name=job.name, pause=_PAUSE.format(name=job.name) if stopped else "")
     options: dict[str, Any] = {"params": _savepoint_params(), "user_defined_filters": {"quoted": quote}}
     with new_dag(job, "_savepoint", doc, schedule=None, **options, **CREATED_UNPAUSED) as dag:
         StateflowSavepointOperator(task_id="savepoint", pre_execute=_skip_if_stopping, **given)
@@ -205,7 +205,7 @@ def savepoint_dag(job: StateflowJob, application: str) -> DAG:
             subject=f"Stop {job.name}?",
             body="**Reason**:\n\n{{ (params.reason or '') | quoted }}",
             drain="{{ params.drain }}",
-            run_dag=run_dag,
+            run_dag=stopped,
             pre_execute=skip_unless("stop", True),
             **asked,
             **approval(job),
@@ -213,7 +213,7 @@ def savepoint_dag(job: StateflowJob, application: str) -> DAG:
         stop = StateflowStopOperator(
             task_id="stop",
             drain="{{ params.drain }}",
-            run_dag=run_dag,
+            run_dag=stopped,
             spark=job.spark,
             approval=approve.output,
             self_approval=job.self_approval,

@@ -188,7 +188,7 @@ def airflow_user(name: str) -> str:
 
 _SPECIAL = re.compile(
     r"[\\`*\[\]|~]"
-    # An underscore within a word is no emphasis.
+    # An underscore within a word is not emphasis.
     r"|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])"
     # Headings, lists, quotations, and the second line of a table with one column.
     r"|^[#>+=:-]|" + "|".join(rf"(?<=^[0-9]{{{digits}}})[.)]" for digits in range(1, 10))

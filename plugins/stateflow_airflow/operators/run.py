@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from airflow.sdk.types import DagRunProtocol
     from pydantic import JsonValue
 
+log = logging.getLogger("airflow.task")
+
 
 RUNNING, FINISHED, FAILED, CLEARED = "running", "finished", "failed", "cleared"
 
@@ -456,9 +458,6 @@ def _segment(name: str) -> str:
     return safe if safe == name else f"{safe}-{sha256(name.encode()).hexdigest()[:8]}"
 
 
-log = logging.getLogger("airflow.task")
-
-
 _SCHEDULED = "scheduled"
 """Type of the DAG runs that a schedule has created."""
 
@@ -509,16 +508,16 @@ def warn_if_longer(duration_s: float, dag: DAG | None, dag_run: DagRunProtocol) 
     return True
 
 
-def remove_old_runs(task_folder: Path, keep: int) -> None:
+def remove_old_runs(parent: Path, keep: int) -> None:
     """Removes folders of old DAG runs from the folder of their task, except those with an active launch.
 
     The age of a run is the age of its last launch: DAG runs may run in any order of their names.
 
     Args:
-        task_folder: has one folder per DAG run.
+        parent: has one folder per DAG run.
         keep: number of newest DAG runs to keep.
     """
-    ages = {folder: _last_change(folder) for folder in task_folder.iterdir() if folder.is_dir()}
+    ages = {folder: _last_change(folder) for folder in parent.iterdir() if folder.is_dir()}
     for folder in sorted(ages, key=lambda folder: ages[folder])[: max(0, len(ages) - keep)]:
         _remove_unless_used(folder)
 

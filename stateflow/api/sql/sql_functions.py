@@ -30,7 +30,7 @@ SqlOf = Callable[..., str]
 EXACT = Context(prec=100)
 """Computes with all digits that the largest decimals can have, also of a product."""
 _ALL_DIGITS = Context(prec=400)
-"""Those of the greatest DOUBLE."""
+"""Computes with all digits that the greatest DOUBLE can have."""
 Result = Callable[[Types], SqlType | None]
 """The type of a result, without null; None if there is no such function of these types."""
 

@@ -290,7 +290,7 @@ class SessionSets:
 
 @dataclass(frozen=True)
 class _Changes:
-    """What happens to the sessions of a batch.
+    """The sessions of a batch, and which of them fire and are removed.
 
     Attributes:
         sessions: the sessions, with the namespaces of their contents.

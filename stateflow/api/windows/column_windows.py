@@ -123,7 +123,7 @@ def is_sorted(major: Array, minor: Array) -> bool:
 
 
 BOUNDS = ("window_start", "window_end", "window_time")
-"""What an output column may have: start, end, and the last instant of the window, as in Flink SQL."""
+"""The bounds that an output column may have: start, end, and the last instant of the window, as in Flink SQL."""
 
 
 @dataclass(frozen=True)

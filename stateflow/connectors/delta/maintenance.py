@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from stateflow import failpoints
 from stateflow.api.sink import Writing
-from stateflow.clock import SystemClock
+from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.connectors.data_files import FileName, Limits, ParquetWriter, cast_read, disk_error, list_own_files
 from stateflow.connectors.delta.log import (
     Action,
@@ -36,7 +36,7 @@ from stateflow.connectors.delta.log import (
     remove_file,
     size_of,
 )
-from stateflow.connectors.delta.sink import COMPACTED, OwnTable, add_action, check_protocol, now_ms
+from stateflow.connectors.delta.sink import COMPACTED, OwnTable, add_action, check_protocol
 from stateflow.connectors.delta.versions import (
     ENGINE,
     ActiveFiles,
@@ -243,7 +243,7 @@ class Compaction:
         )
 
     def _actions(self, rewrites: Sequence[_Rewrite], read_version: int) -> list[Action]:
-        now = now_ms()
+        now = epoch_milliseconds(_clock.now())
         old, new = [f for r in rewrites for f in r.old], [f for r in rewrites for f in r.new]
         info = {
             "timestamp": now,

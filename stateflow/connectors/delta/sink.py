@@ -37,7 +37,7 @@ from stateflow.api.sink import (
     TableChanges,
     Writing,
 )
-from stateflow.clock import SystemClock
+from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.connectors.column_policy import columns_to_add
 from stateflow.connectors.data_files import (
     FileName,
@@ -200,12 +200,25 @@ class DeltaSink(Sink):
         self._heads: dict[str, DeltaHead] = {}
         self._target: pa.Schema | None = None
 
+    @classmethod
+    def _of(
+        cls,
+        table: str,
+        schema_evolution: SchemaEvolution,
+        upsert: UpsertSettings | None,
+        partition_by: tuple[str, ...],
+        entry: CatalogEntry | None = None,
+    ) -> DeltaSink:
+        sink = cls(table, partition_by=partition_by, schema_evolution=schema_evolution)
+        sink._upsert, sink._entry = upsert, entry
+        return sink
+
     def __repr__(self) -> str:
         return f"DeltaSink({self.table!r})"
 
     def __reduce__(self) -> tuple[Callable[..., DeltaSink], tuple[object, ...], pa.Schema | None]:
         # Tasks need neither the cached heads nor the name in the catalog.
-        return _sink, (self.table, self.schema_evolution, self._upsert, self._partition_by), self._target
+        return self._of, (self.table, self.schema_evolution, self._upsert, self._partition_by), self._target
 
     def __setstate__(self, target: pa.Schema | None) -> None:
         self._target = target
@@ -222,12 +235,7 @@ class DeltaSink(Sink):
         if self._upsert is None:
             return super().for_changelog(changelog)
         upsert = self._upsert.for_changelog(changelog)
-        return _sink(self.table, self.schema_evolution, upsert, self._partition_by, self._entry)
-
-    def with_upsert(self, upsert: UpsertSettings | None, entry: CatalogEntry | None) -> DeltaSink:
-        """Returns this sink with other settings of upserts and another name in the catalog."""
-        self._upsert, self._entry = upsert, entry
-        return self
+        return self._of(self.table, self.schema_evolution, upsert, self._partition_by, self._entry)
 
     @property
     def location(self) -> str:
@@ -270,7 +278,12 @@ class DeltaSink(Sink):
             added = self._check_table(context, head)
             if not added:
                 return head.metadata.id
-            if append_after(self._root, head, column_actions(self.table, head, added, now_ms())) is not None:
+            if (
+                append_after(
+                    self._root, head, column_actions(self.table, head, added, epoch_milliseconds(_clock.now()))
+                )
+                is not None
+            ):
                 _logger.info("added columns: table=%s columns=%s", self.table, [column.name for column in added])
             head = self._existing_head(context)
         raise StorageError(
@@ -314,7 +327,7 @@ class DeltaSink(Sink):
         return leftovers
 
     def shadow(self) -> DeltaSink:
-        return _sink(f"{self.table}_shadow", self.schema_evolution, self._upsert, self._partition_by)
+        return self._of(f"{self.table}_shadow", self.schema_evolution, self._upsert, self._partition_by)
 
     def own_table(self, context: SinkContext) -> OwnTable:
         """Returns the table for its maintenance."""
@@ -367,7 +380,7 @@ class DeltaSink(Sink):
 
     def _create(self, context: SinkContext) -> DeltaHead:
         """Creates the table, unless another process creates it first."""
-        now = now_ms()
+        now = epoch_milliseconds(_clock.now())
         actions = new_table(str(uuid.UUID(_clock.new_id())), self._schema(context), now, self._partition_by)
         info = {"timestamp": now, "operation": "CREATE TABLE", "engineInfo": ENGINE}
         make_log_folder(self._root / LOG_FOLDER)
@@ -392,17 +405,6 @@ class DeltaSink(Sink):
                 table=self.table,
                 found=sorted(others)[:3],
             )
-
-
-def _sink(
-    table: str,
-    schema_evolution: SchemaEvolution,
-    upsert: UpsertSettings | None,
-    partition_by: tuple[str, ...],
-    entry: CatalogEntry | None = None,
-) -> DeltaSink:
-    sink = DeltaSink(table, partition_by=partition_by, schema_evolution=schema_evolution)
-    return sink.with_upsert(upsert, entry)
 
 
 def _table_folder(address: str) -> Path:
@@ -465,11 +467,6 @@ class OwnTable:
         if head is None:
             raise SinkDiverged("the sink's table does not exist", hint="run the job first", table=str(self.path))
         return head
-
-
-def now_ms() -> int:
-    """Returns the time in milliseconds since 1970."""
-    return int(_clock.now().timestamp() * 1000)
 
 
 class DeltaSinkTable(SinkTable):
@@ -574,7 +571,7 @@ class DeltaSinkTable(SinkTable):
             assign_rows(pa.RecordBatch.from_arrays(whole, names=target.names), target, {"file": path})
 
     def _append_actions(self, token: int, committables: list[Committable]) -> list[Action]:
-        now = now_ms()
+        now = epoch_milliseconds(_clock.now())
         info = {
             "timestamp": now,
             "operation": "STREAMING UPDATE",
@@ -600,7 +597,7 @@ class DeltaSinkTable(SinkTable):
     def _rewind_actions(
         self, to_version: int | None, token: int, change: FileChange, taken_over: Iterable[str] = ()
     ) -> list[Action]:
-        now = now_ms()
+        now = epoch_milliseconds(_clock.now())
         parameters = {"queryId": self._context.application, "epochId": str(token)}
         result = "kept" if to_version is None else f"back to version {to_version}"
         info = {
@@ -679,7 +676,7 @@ class UpsertTable(DeltaSinkTable):
         return DeltaUpsert(self._root, self._settings, self._stored, name)
 
     def _upsert_actions(self, token: int, rewrite: RewrittenFiles) -> list[Action]:
-        now = now_ms()
+        now = epoch_milliseconds(_clock.now())
         info = {
             "timestamp": now,
             "operation": "MERGE",
@@ -998,13 +995,13 @@ def missing_columns(table: str, fields: Sequence[DeltaField], schema: RowSchema)
     )
 
 
-def column_actions(table: str, head: DeltaHead, columns: Sequence[Column], now_ms: int) -> list[Action]:
+def column_actions(table: str, head: DeltaHead, columns: Sequence[Column], now: int) -> list[Action]:
     """Returns the actions of a commit that adds nullable columns to a table.
 
     Args:
         table: its path, for errors.
         head: the table's newest version.
-        now_ms: time of the commit, in milliseconds since 1970.
+        now: time of the commit, in milliseconds since 1970.
 
     Raises:
         SinkRefused: the table's protocol would have to be replaced for a column.
@@ -1022,7 +1019,7 @@ def column_actions(table: str, head: DeltaHead, columns: Sequence[Column], now_m
         "createdTime": about.created_time,
     }
     info = {
-        "timestamp": now_ms,
+        "timestamp": now,
         "operation": "ADD COLUMNS",
         "operationParameters": {"columns": msgspec.json.encode(added).decode()},
         "readVersion": head.version,

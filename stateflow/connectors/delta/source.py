@@ -458,7 +458,7 @@ _SHOWN = 500
 
 @dataclass(frozen=True)
 class _Failure:
-    """What one of Delta's error conditions means."""
+    """The error for one of Delta's error conditions."""
 
     error: type[StateflowError]
     message: str

@@ -600,8 +600,8 @@ def _other(version: int, entry: DeltaEntry | None, application: str) -> OtherCom
 
 def _change(newest: Content, older: Content) -> FileChange:
     removed = tuple(file for key, file in newest.files.items() if key not in older.files)
-    restored = tuple(file for key, file in older.files.items() if key not in newest.files)
-    return FileChange(removed, restored)
+    returned = tuple(file for key, file in older.files.items() if key not in newest.files)
+    return FileChange(removed, returned)
 
 
 def remove_action(file: DataFile, now: int) -> Action:
@@ -616,9 +616,6 @@ def _add(file: DataFile) -> Action:
 
 def _without(file: DataFile, *names: str) -> Action:
     return {name: value for name, value in file.action.items() if name in _FIELDS and name not in names}
-
-
-# -- compatibility of two versions ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -886,7 +883,7 @@ class DeltaUpsert:
     def _has_key_partition(self, file: DataFile, winners: pa.Table) -> bool:
         """Returns whether the rows of a file may have one of the keys, by the values of its partition."""
         values = {name: self._partition_value(file, name) for name in self._settings.keys if name in self._partition_by}
-        # The columns of a key are never null: a partition of null has rows of none.
+        # The columns of a key are never null: in a partition of null, no row has a key.
         found = (value.is_valid and pc.any(pc.equal(winners.column(n), value)).as_py() for n, value in values.items())
         return all(found)
 

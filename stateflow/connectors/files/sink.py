@@ -40,7 +40,7 @@ from stateflow.api.sink import (
     TableChanges,
     Writing,
 )
-from stateflow.clock import SystemClock
+from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.connectors.data_files import (
     FileName,
     ParquetWriter,
@@ -146,7 +146,7 @@ class FileSink(Sink):
             columns = [(column.name, column.spark_type) for column in context.schema.columns]
             by = list(self._partition_by)
             marker = Marker(table_id=_clock.new_id(), format=self.format, columns=columns, partition_by=by)
-            append(self._root, 0, marker, [], now_ms())
+            append(self._root, 0, marker, [], epoch_milliseconds(_clock.now()))
             table_id = self.check(context)
         if table_id is None:
             raise StorageError("the sink's folder was created, but cannot be found", path=self.path)
@@ -257,11 +257,6 @@ def _has_other_keys(shape: Shape) -> bool:
 _HINT = "choose a newer checkpoint, or keep the table as it is and correct its rows yourself"
 
 
-def now_ms() -> int:
-    """Returns the time in milliseconds since 1970."""
-    return int(_clock.now().timestamp() * 1000)
-
-
 class FileSinkTable:
     """The files of a folder at one version; a commit creates the next version, or fails.
 
@@ -289,7 +284,7 @@ class FileSinkTable:
         """As `SinkTable.commit`."""
         if len({c.path for c in committables}) < len(committables):
             raise InternalError("a checkpoint has a file twice", application=self._application, token=token)
-        version, now = self.version + 1, now_ms()
+        version, now = self.version + 1, epoch_milliseconds(_clock.now())
         facts = ((c, FileFacts(version=version, rows=c.rows)) for c in committables)
         lines = [file_line(self._root, c.path, c.size, fact, now) for c, fact in facts]
         return self._append(version, self._next_marker(token), lines)
@@ -339,11 +334,15 @@ class FileSinkTable:
         version = self.version + 1
         unchanged = msgspec.structs.replace(self._marker, application="", back_to=None)
         while not is_compact(version):
-            if not append(self._root, version, unchanged, [], now_ms()):
+            if not append(self._root, version, unchanged, [], epoch_milliseconds(_clock.now())):
                 return None
             version += 1
         marker = msgspec.structs.replace(self._next_marker(token), back_to=to_version)
-        return version if append(self._root, version, marker, list(then.values()), now_ms()) else None
+        return (
+            version
+            if append(self._root, version, marker, list(then.values()), epoch_milliseconds(_clock.now()))
+            else None
+        )
 
     def take_over(self, token: int, former: Mapping[str, int], by: Successor) -> int | None:
         """As `SinkTable.take_over`."""
@@ -353,14 +352,14 @@ class FileSinkTable:
 
     def _append(self, version: int, marker: Marker, lines: Sequence[SinkFileStatus]) -> int | None:
         if not is_compact(version):
-            return version if append(self._root, version, marker, lines, now_ms()) else None
+            return version if append(self._root, version, marker, lines, epoch_milliseconds(_clock.now())) else None
         before = content(self._root, self.version)
         if before is None:
             if not self._is_newest():
                 # A newer run has removed the entries.
                 return None
             raise self._too_old(self.version)
-        if not append(self._root, version, marker, [*before.values(), *lines], now_ms()):
+        if not append(self._root, version, marker, [*before.values(), *lines], epoch_milliseconds(_clock.now())):
             return None
         remove_old_entries(self._root, version)
         return version

@@ -39,6 +39,7 @@ from stateflow.api.input_files import (
 )
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Arrange, InitialPosition, Source, StartKind, StartPosition
+from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import LIMITS, SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy, check_header, check_source_columns
 from stateflow.connectors.files.text_files import (
@@ -637,7 +638,7 @@ def skip_files(path: str, local: Path | None, until: datetime) -> InitialPositio
             hint="use earliest, or move the files",
             path=path,
         )
-    limit = int(until.timestamp() * 1000)
+    limit = epoch_milliseconds(until)
     modified = {file: file.stat().st_mtime_ns // _NANOSECONDS_OF_MS for file in _files(local)}
     skipped = sorted((file, time) for file, time in modified.items() if time < limit)
     if not skipped:

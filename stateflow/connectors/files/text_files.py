@@ -318,9 +318,6 @@ def whole_rows(blocks: Iterable[bytes], end: Callable[[bytes], int]) -> Iterator
         yield b"".join(left)
 
 
-# -- lines ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Lines:
     """How a file is divided into lines.

@@ -47,6 +47,8 @@ from stateflow.connectors.iceberg.snapshots import SnapshotToken
 from stateflow.connectors.iceberg.target import IcebergSettings
 from stateflow.errors import EnvironmentUnsupported, SinkRefused, StateflowError, StorageError
 
+_logger = logging.getLogger(__name__)
+
 _LONGEST_REASON = 500
 _OF_PROTOCOL = frozenset({"prefix", "warehouse", "namespace-separator", "view-endpoints-supported"})
 """Properties of a REST catalog that its server sets."""
@@ -310,9 +312,6 @@ class CatalogConnection:
     def _reason(self, error: Exception) -> str:
         text = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         return self.settings.without_secrets(text)[:_LONGEST_REASON]
-
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,8 @@ from stateflow.state.handles import Committable
 from stateflow.types.columns.shapes import Entries, Items, Leaf, Record, Shape
 from stateflow.types.declared_types import BY_NAME
 
+_logger = logging.getLogger(__name__)
+
 _clock = SystemClock()
 
 
@@ -388,7 +390,6 @@ _NEW_TABLE = {
     TableProperties.METADATA_DELETE_AFTER_COMMIT_ENABLED: "true",
     TableProperties.MANIFEST_MERGE_ENABLED: "true",
 }
-_logger = logging.getLogger(__name__)
 
 
 def find_usable_table(connection: CatalogConnection, schema: RowSchema) -> Table | None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from confluent_kafka import KafkaError
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
+log = logging.getLogger(__name__)
+
 
 _PROTOCOLS = ("SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _LOGIN_MODULES = {
@@ -132,7 +134,6 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
-log = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 30.0
 
 

@@ -452,7 +452,7 @@ def _with_values(
 def _with_misfits(values: pa.StructArray, errors: pa.Array, columns: Sequence[Column]) -> pa.Array:
     """Returns the reasons, with one for each value that has a part of another type than declared.
 
-    Not for nulls, whose reasons `KafkaColumns.reason` has.
+    Not for nulls, whose reasons `RecordColumns.reason` has.
     """
     present = values.drop_null()
     parts = [present.field(at) for at in range(len(columns))]

@@ -510,9 +510,8 @@ def _version_to_restore(sink: BoundSink, table: SinkTable, rewind: Rewind, plann
     them.
     """
     intent = rewind.sinks[sink.uid]
-    if intent.to_version is None or intent.to_version == table.version:
+    if intent.to_version is None or intent.seen_version is None or intent.to_version == table.version:
         return None
-    assert intent.seen_version is not None
     changes = table.changes_since(intent.seen_version)
     unplanned = _unplanned_commits(sink, rewind, changes)
     if not unplanned:

@@ -1,7 +1,7 @@
 """What must hold after every step, checked by code that shares nothing with the code under test.
 
 It reads the stored bytes as plain JSON, follows the log as it grows, and knows what each kept checkpoint needs. The
-rules have the names that `reference/reliability.md` gives them, and:
+rules are:
 
     I1  one hash chain                        I6  what was acknowledged is in the chain
     I2  an entry's generation is its CLAIM's  I7  the head is never deleted, the log never shrinks or has a gap

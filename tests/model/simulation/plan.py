@@ -8,7 +8,7 @@ from enum import StrEnum
 
 PUT, READ, WRITE, TABLE, START = "put", "read", "write", "table", "start"
 """Kinds of calls, by what can go wrong: put-if-absent, reads, writes that may be repeated, a sink's commit. START is
-the first step of an actor, or its step after a wait, which is no call."""
+the first step of an actor, or its step after a wait, which is not a call."""
 
 
 class Fault(StrEnum):

@@ -69,7 +69,7 @@ def _is_not_retained(error: DataError) -> bool:
 
 
 class GaveUp(Exception):
-    """A run ended for a reason that is no violation; Airflow would start another."""
+    """A run ended for a reason that is not a violation; Airflow would start another."""
 
 
 class Run:
