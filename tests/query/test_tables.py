@@ -23,6 +23,8 @@ from stateflow.operations import SavepointRequest, create_savepoint
 from stateflow.query.reader import state_table
 from stateflow.query.snapshot import Snapshot
 from stateflow.query.state_table import Rows
+from stateflow.state.backends.factory import open_store_location, read_blocks
+from stateflow.state.handles import Base
 from stateflow.state.stored_key import state_id
 from stateflow.testing.harness.job import OPERATOR
 from stateflow.types.key_encoding import encode_key
@@ -180,6 +182,17 @@ def test_keys_fetch_the_files_of_their_subtasks_only() -> None:
         assert read_table(snapshot, "last", keys=("a",)).num_rows == 1
         with pytest.raises(MissingFile):
             read_table(snapshot, "last")
+
+
+@pytest.mark.parametrize("backend", [MemoryStateBackend(), RocksDBStateBackend()], ids=lambda each: type(each).__name__)
+def test_no_ranges_of_keys_read_no_keys(backend: Any) -> None:
+    with harness(backend) as job:
+        job.push_both([Row("a", 1, 2)], [])
+        snapshot = snapshot_of(job)
+    for stored in (snapshot, as_canonical(snapshot)):
+        for subtask in stored.operator(OPERATOR).subtasks:
+            with open_store_location(stored.storage, SystemClock()) as location:
+                assert list(read_blocks(location, Base.of(subtask), [])) == []
 
 
 def test_a_damaged_value_is_named_and_only_decoded_if_the_column_is_read() -> None:

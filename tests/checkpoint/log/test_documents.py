@@ -33,6 +33,7 @@ from stateflow.checkpoint.log.documents import (
     RequestAnswer,
     RetainedLink,
     RetainedSegment,
+    SinkIntent,
     SourcePosition,
 )
 from stateflow.checkpoint.log.entry_lists import OutputLists, OutputSizes, SegmentSizes
@@ -84,6 +85,15 @@ OTHER_SHAPES = [b"{}", b"[]", b"null", b'{"version": "one"}', b"not json", b'{"j
 @pytest.mark.parametrize("line", [*OTHER_SHAPES, LINE.replace(b"128", b'"128"')])
 def test_a_whole_document_of_another_shape_is_refused(line: bytes) -> None:
     assert _check_refused(line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n").facts["reason"]
+
+
+def test_a_table_to_restore_has_the_version_that_the_plan_saw() -> None:
+    def sealed(seen: bytes) -> bytes:
+        line = b'{"table_id":"t","mode":"restore","to_version":3,"seen_version":%s}' % seen
+        return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
+
+    assert unseal(sealed(b"4"), SinkIntent, "the/file")[0].seen_version == 4
+    assert _check_refused(sealed(b"null"), SinkIntent).facts["reason"]
 
 
 @given(st.integers(0, 300), st.integers(-3, 3))

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stateflow.api.aggregates import hyperloglog
+from stateflow.api.aggregates.builtin import REGISTERS, Sketches, decode_sketches, sketch
 from stateflow.api.aggregates.column_aggregates import ColumnAggregates
 from stateflow.api.aggregates.partial import Partial, PartialAggregation
 from stateflow.api.schema import RowSchema
@@ -331,22 +331,22 @@ def test_an_estimate_is_within_four_standard_errors(count: int) -> None:
     errors = []
     for seed in range(10):
         values = pa.array(np.arange(count) * 7919 + seed * 10**9)
-        (found,) = hyperloglog.sketch(values, np.zeros(count, np.int64), 1).estimates().tolist()
+        (found,) = sketch(values, np.zeros(count, np.int64), 1).estimates().tolist()
         # Of few, two may share a register.
         errors.append(max(0, abs(found - count) - 1) / max(count, 1))
-    assert max(errors) <= 4 * 1.04 / math.sqrt(hyperloglog.REGISTERS)
+    assert max(errors) <= 4 * 1.04 / math.sqrt(REGISTERS)
     assert statistics.fmean(errors) <= 0.02
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.text(max_size=2)), max_size=30), st.integers(0, 30))
 def test_sketches_of_parts_merge_to_that_of_the_whole(rows: list[tuple[int, str]], cut: int) -> None:
-    def of(part: Sequence[tuple[int, str]]) -> hyperloglog.Sketches:
-        return hyperloglog.sketch(pa.array([t for _, t in part], pa.string()), np.array([k for k, _ in part], int), 3)
+    def of(part: Sequence[tuple[int, str]]) -> Sketches:
+        return sketch(pa.array([t for _, t in part], pa.string()), np.array([k for k, _ in part], int), 3)
 
     whole = of(rows).encode()
     assert of(rows[:cut]).merge(of(rows[cut:])).encode() == whole
-    assert hyperloglog.decode(whole).encode() == whole
-    assert hyperloglog.decode([b or None for b in whole]).merge(of(rows)).encode() == whole
+    assert decode_sketches(whole).encode() == whole
+    assert decode_sketches([b or None for b in whole]).merge(of(rows)).encode() == whole
 
 
 def test_hashes_never_change() -> None:
@@ -358,11 +358,11 @@ def test_hashes_never_change() -> None:
         pa.array([True]),
         pa.array([datetime.date(2026, 1, 1)]),
     ]
-    found = [hyperloglog.sketch(c, np.zeros(len(c), np.int64), 1).encode()[0].hex() for c in columns]
+    found = [sketch(c, np.zeros(len(c), np.int64), 1).encode()[0].hex() for c in columns]
     assert found == ["018f010041b00100", "811c0300415b0300", "02b6020001490300", "01440200", "41270200"]
 
 
 @pytest.mark.parametrize("data", [b"abc", b"\xff" * 4, b"\xff" * 4096, b"\x00" * 8000])
 def test_impossible_registers_are_a_corrupt_file(data: bytes) -> None:
     with pytest.raises(CorruptFile):
-        hyperloglog.decode([data])
+        decode_sketches([data])
