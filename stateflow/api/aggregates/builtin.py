@@ -622,7 +622,7 @@ def distinct_columns(aggregates: Sequence[Aggregate]) -> dict[str, DistinctColum
     return {name: DistinctColumn(next(iter(of.values())), list(of)) for name, of in filters.items()}
 
 
-# -- sketches of distinct values ----------------------------------------------------------------------------------------
+# -- sketches of distinct values --------------------------------------------------------------------------------------
 
 REGISTERS = 4096
 _INDEX_SHIFT, _RANK_BITS = 52, 6
