@@ -1,7 +1,7 @@
 """Small functions without a state that all packages use.
 
 Checks of choices and of names that become part of a storage path, suggestions for unknown names, the line of user
-code that an exception comes from, and a call at an interval while other code runs.
+code that an exception comes from, a call at an interval while other code runs, and the installed version.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from difflib import SequenceMatcher
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from traceback import extract_tb
 
@@ -139,3 +141,12 @@ def call_periodically(interval: timedelta, call: Callable[[], object]) -> Iterat
     finally:
         ended.set()
         thread.join()
+
+
+@cache
+def installed_version() -> str:
+    """Returns the version of stateflow; empty if it is not installed as a package."""
+    try:
+        return metadata.version("stateflow")
+    except metadata.PackageNotFoundError:
+        return ""

@@ -1,6 +1,6 @@
 """Writes savepoints without a run: from DataFrames, Arrow tables, files and Spark's checkpoints, and changed copies.
 
-- `writer`: `SavepointWriter`; `document`: the savepoint's document and source positions
+- `writer`: `SavepointWriter`, and the fields of the savepoint; `document`: source positions, and storing the document
 - `layout`: the operators and how their state is divided
 - `frames`: rows of a state; `encoded_values`, `encoded_entries`: the bytes that stores have for them
 - `keyed_files`, `spark_keyed_files`: files of keyed state, written in this process and on Spark

@@ -30,12 +30,12 @@ from stateflow.checkpoint.log.documents import Manifest, OperatorState, Origin, 
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.savepoints.canonical.worker_pool import LocalWorkers
 from stateflow.checkpoint.savepoints.catalog import VERSION, StoredSavepoint, savepoint_at
-from stateflow.checkpoint.savepoints.create import ManifestCopy, ManifestFiles, installed_version
+from stateflow.checkpoint.savepoints.create import ManifestCopy, ManifestFiles
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.clock import Clock, SystemClock, epoch_milliseconds
 from stateflow.config.settings import SavepointSettings
 from stateflow.errors import ConfigError, StateflowError
-from stateflow.helpers import check_name, did_you_mean
+from stateflow.helpers import check_name, did_you_mean, installed_version
 from stateflow.query.snapshot import savepoint_snapshot
 from stateflow.requesters import os_user
 from stateflow.state.handles import SubtaskState

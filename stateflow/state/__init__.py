@@ -4,7 +4,7 @@
 - `backends`: ordered bytes by key, their snapshots, and rescaling.
 - `handles`: references to stored state, which tasks report and manifests contain.
 - `schema`: descriptions of stored types; `schema_compatibility`: whether stored values can be read as declared.
-- `stored_key`: the layout of the keys of entries.
+- `stored_key`: the layout of the keys of entries, with the position of a list's element.
 - `key_columns`, `column_serializer`, `binary_columns`: keys and values of many entries as Arrow columns.
 - `rehash`: key groups of stored entries for another max parallelism.
 - `operator_content`: reads and decodes stored operator state.

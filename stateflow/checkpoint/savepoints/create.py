@@ -17,8 +17,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import metadata
 
 from msgspec.structs import replace
 
@@ -43,6 +41,7 @@ from stateflow.checkpoint.savepoints.cleanup import finish_savepoint, sweep_exte
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.config.settings import SavepointSettings
 from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
+from stateflow.helpers import installed_version
 from stateflow.private_files import ScratchFolder, open_private
 from stateflow.state.handles import FileHandle, FilePart, StateFile, SubtaskState
 from stateflow.state.host_cache import check_content
@@ -349,15 +348,6 @@ def replace_keys(manifest: Manifest, names: dict[str, str]) -> Manifest:
 def _names(files: Iterable[FileHandle]) -> dict[str, str]:
     """Returns the key of each file in a savepoint, derived from its content."""
     return {f.key: f"{SAVEPOINT_FILES}{f.sha256}" for f in files}
-
-
-@cache
-def installed_version() -> str:
-    """Returns the version of stateflow; empty if it is not installed as a package."""
-    try:
-        return metadata.version("stateflow")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 _MERGE_THREADS = 2

@@ -10,5 +10,5 @@ outputs: the rows and barriers that a task emits
 store_cache: the state of a subtask, and the stores that a worker keeps open
 operator_state: operator state, and its parts after a rescale
 row_conversion: between Arrow columns and objects of row classes
-dead_letters: rows whose function failed, and their budget
+dead_letters: rows whose function failed and records that a source rejected, and their budget
 """
