@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import metadata
-
 import click
 
 from stateflow.cli.check import check, plan
@@ -18,17 +16,11 @@ from stateflow.cli.run import run, submit
 from stateflow.cli.savepoints import change, savepoint, stop, write
 from stateflow.cli.state import state
 from stateflow.cli.status import history, status
-
-
-def _version() -> str:
-    try:
-        return metadata.version("stateflow")
-    except metadata.PackageNotFoundError:
-        return "unknown (not installed)"
+from stateflow.helpers import installed_version
 
 
 @click.group(cls=StateflowGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version=_version())
+@click.version_option(version=installed_version() or "unknown (not installed)")
 def main() -> None:
     """Checkpoints, recovery and managed state for PySpark jobs."""
 
