@@ -83,7 +83,7 @@ class _Soak:
 
     def play(self) -> dict[str, Any]:
         """Runs everything, checks what came out, and returns the figures."""
-        self.folder.mkdir()
+        self.folder.mkdir(parents=True)
         if self.on_spark:
             _write_files(self.folder / "events", self._source, self._source.fill + self.batches)
         first, *others = _shares(self.batches, self.size.runs)

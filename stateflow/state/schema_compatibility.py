@@ -94,7 +94,8 @@ def compare_schemas(stored: StateSchema, declared: Declaration) -> FitResult:
     if (stored.kind, stored.key_type) != (wanted.kind, wanted.key_type):
         texts = declaration_text(stored), declaration_text(wanted)
         return _refused(*texts, "the kind of state has changed", NEW_NAME)
-    if stored.windows != wanted.windows:
+    # A savepoint that was written without a run does not have the kind.
+    if stored.windows and stored.windows != wanted.windows:
         return _refused(stored.windows, wanted.windows, "the kind of windows has changed", _OTHER_WINDOWS)
     if stored.arguments != wanted.arguments:
         return _refused(stored.arguments, wanted.arguments, *_OTHER_ARGUMENTS)

@@ -320,6 +320,20 @@ def test_an_incompatible_type_is_reported_with_field_types_and_fix(
 
 
 @pytest.mark.parametrize(
+    ("stored", "fit"),
+    [
+        ("windows of event time", Fit.AS_IS),
+        ("windows of processing time", Fit.INCOMPATIBLE),
+        ("", Fit.AS_IS),  # Of a savepoint that was written without a run.
+    ],
+)
+def test_the_content_of_windows_of_another_kind_is_refused(stored: str, fit: Fit) -> None:
+    wanted = msgspec.structs.replace(schema_of(int), windows="windows of event time")
+    found = compare_schemas(msgspec.structs.replace(wanted, windows=stored), Declaration(wanted))
+    assert found.fit is fit
+
+
+@pytest.mark.parametrize(
     ("root", "declared"),
     [
         (TypeNode(kind="int", limits={"ge": "low"}), Small),
