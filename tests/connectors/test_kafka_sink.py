@@ -192,12 +192,14 @@ def test_a_lost_response_of_a_commit_is_resolved_by_the_token(
     assert len(committed(kafka.address, topic)) == 6
 
 
+@pytest.mark.long(reason="a broker fences and settles transactions")
 def test_records_of_a_key_keep_the_order_of_their_rows(kafka: Kafka, topic: str, context: SinkContext) -> None:
     table = KafkaSink(kafka.address, topic=topic, key="text").open_table(context)
     assert table.commit(1, staged(table, rows=5000)) == 1
     assert [json.loads(m.value() or b"")["number"] for m in committed(kafka.address, topic)] == [*range(5000)]
 
 
+@pytest.mark.long(reason="a broker fences and settles transactions")
 def test_a_driver_that_another_one_overtook_publishes_nothing(
     kafka: Kafka, topic: str, sink: KafkaSink, context: SinkContext
 ) -> None:
@@ -264,6 +266,7 @@ def test_topics_that_do_not_fit_are_refused(kafka: Kafka, sink: KafkaSink, conte
     assert KafkaSink(kafka.address, topic=compacted, key="number").check(context)
 
 
+@pytest.mark.long(reason="a broker fences and settles transactions")
 def test_of_two_handles_one_commits(kafka: Kafka, sink: KafkaSink, context: SinkContext, topic: str) -> None:
     first, second = sink.open_table(context), sink.open_table(context)
     files = staged(first)

@@ -53,6 +53,7 @@ QUICK = {
 """One or two of each kind, which the other tests try with other bytes."""
 
 
+@pytest.mark.long(reason="another process reads the input, with its memory measured")
 @pytest.mark.parametrize("name", sorted(QUICK))
 def test_hostile_input_takes_bounded_memory_and_time(tmp_path: Path, name: str) -> None:
     attacks.ATTACKS[name].prepare(tmp_path)

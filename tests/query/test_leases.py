@@ -174,6 +174,7 @@ def _check_nothing_stays(job: SummedJob, monkeypatch: pytest.MonkeyPatch) -> Non
     assert _left(job) == []
 
 
+@pytest.mark.long(reason="kills processes that read")
 def test_killed_readers_keep_their_checkpoint_until_their_leases_end(
     job: SummedJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def _sendings(draw: st.DrawFn, inputs: int = 1) -> list[list[Sent]]:
     return [sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
 
 
+@pytest.mark.long(reason="random rows, sorted on disk as well")
 @pytest.mark.parametrize("memory", [1, 2000, MUCH])
 @pytest.mark.parametrize("inputs", [1, 2])
 @given(data=st.data())
