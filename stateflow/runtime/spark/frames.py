@@ -13,6 +13,7 @@ from typing import Protocol
 import pyarrow as pa
 from py4j.java_gateway import JavaObject
 from pyspark import TaskContext
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
@@ -132,6 +133,7 @@ def _run_steps(steps: tuple[RowStep, ...], schema: RowSchema, info: TaskInfo, ba
 
 
 _RELATED = "join or compare", "keyed.regular_join, interval_join or temporal_join, or a join in windows"
+_OUTER = "keep the rows of a static table that match none of", "the stream on the other side of the join"
 _GROUPED = "group", "key_by(…) and a KeyedProcessFunction"
 _LIMITED = "limit", "keyed.top_n, or a condition"
 _SINGLED = "find duplicates among", "keyed.deduplicate"
@@ -402,7 +404,8 @@ def check_transforms(spark: SparkSession, plan: JobPlan) -> None:
             try:
                 expressions.frame(node)
             except UserCodeError as e:
-                if _READ_MARK not in str(e.__cause__):
+                # The text of an error of Spark's analysis has the plan, and so the mark.
+                if isinstance(e.__cause__, AnalysisException) or _READ_MARK not in str(e.__cause__):
                     raise
                 raise _refusal(*_READ, str(e.facts["transform"])) from e
 
@@ -471,7 +474,7 @@ class _PlanWalk:
         elif any(part in kind for part in _OF_GROUPS):
             self.refused.append(_GROUPED)
         elif kind in ("Join", "AsOfJoin") and not _keeps_rows(plan, reading):
-            self.refused.append(_RELATED)
+            self.refused.append(_RELATED if all(reading) else _OUTER)
         elif kind == "Union" and not all(reading):
             self.refused.append(_ADDED)
         elif not plan.deterministic() and any(map(_is_per_batch, _sequence(plan.expressions()))):

@@ -22,7 +22,7 @@ from stateflow.api.sink import Sink
 from stateflow.api.source import Source
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.config.settings import SourceSettings
-from stateflow.errors import ConfigError, JobDefinitionError
+from stateflow.errors import ConfigError, JobDefinitionError, UserCodeError
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.spark.frames import check_frame, check_transforms, empty_frame
 from stateflow.runtime.spark.inputs import Inputs
@@ -106,10 +106,10 @@ _REFUSED: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "a window without partitions": (lambda df: df.withColumn("value", f.sum("value").over(Window.orderBy("key"))), ""),
     "a self-join": (lambda df: df.alias("a").join(df.alias("b"), "key").select("key", "a.value"), "regular_join"),
     "a semi-join with itself": (lambda df: df.join(df.where("value > 1"), "key", "left_semi"), "regular_join"),
-    "a join that keeps the table": (lambda df: _table(df).join(df, "key", "left").select("key", "value"), "join"),
-    "a right join": (lambda df: df.join(_table(df), "key", "right").select("key", "value"), "join"),
-    "a full join": (lambda df: df.join(_table(df), "key", "full").select("key", "value"), "join"),
-    "rows of the table": (lambda df: _table(df).join(df, "key", "left_semi").toDF("key", "value"), "join"),
+    "a join that keeps the table": (lambda df: _table(df).join(df, "key", "left").select("key", "value"), "other side"),
+    "a right join": (lambda df: df.join(_table(df), "key", "right").select("key", "value"), "other side"),
+    "a full join": (lambda df: df.join(_table(df), "key", "full").select("key", "value"), "other side"),
+    "rows of the table": (lambda df: _table(df).join(df, "key", "left_semi").toDF("key", "value"), "other side"),
     "exceptAll": (lambda df: df.exceptAll(_table(df)), "left anti"),
     "intersect": (lambda df: df.intersect(_table(df)), "left semi"),
     "static rows": (lambda df: df.union(_table(df)), "source"),
@@ -190,6 +190,24 @@ def test_what_needs_other_rows_of_the_stream_is_refused_before_a_run(name: str, 
             _check(spark_session, *functions)
         assert instead in refused.value.hint
         assert "test_frames.py" in str(refused.value.facts["transform"])
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda df: df.where("valu > 1"),
+        lambda df: df.selectExpr("key", "valu AS value"),
+        lambda df: df.where(df["valu"]),
+    ],
+)
+def test_a_column_that_does_not_exist_is_named(
+    function: Callable[[DataFrame], DataFrame], spark_session: SparkSession
+) -> None:
+    """Spark's error has the plan, in which the rows of a test are marked."""
+    with raises(UserCodeError) as refused:
+        _check(spark_session, function)
+    assert "`valu`" in str(refused.value)
 
 
 @pytest.mark.spark
