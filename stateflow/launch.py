@@ -44,6 +44,7 @@ from stateflow.runtime.restart_strategy import restart_strategy, with_restarts
 from stateflow.runtime.restore.new_job_root import InitialSavepoint, NewJobRoot, create_job_root
 from stateflow.runtime.watermarks import Waiting, waiting_for_others
 from stateflow.storage import open_storage
+from stateflow.storage.paths import FORMAT
 
 IDLE = "idle"
 """`RunResult.stopped_because` of a start that had nothing to do."""
@@ -283,7 +284,9 @@ def _record_failed_start(job_root: str, error: StateflowError) -> None:
     if isinstance(error, (Fenced, WrongJobRoot)) or (isinstance(error, StorageError) and "storage" in error.facts):
         return
     try:
-        record_failed_start(JobRoot.open(open_storage(job_root), SystemClock()), error)
+        storage = open_storage(job_root)
+        if storage.size(FORMAT) is not None:
+            record_failed_start(JobRoot.open(storage, SystemClock()), error)
     except StateflowError as e:
         _log.info("the failed start is not in the history of the job: %s", e)
 

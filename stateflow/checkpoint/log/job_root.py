@@ -353,7 +353,7 @@ def check_same_job(found: JobFormat, wanted: NewJob, uri: str) -> None:
     if found.job != wanted.name:
         raise WrongJobRoot(
             "the job root belongs to another job",
-            hint="give each job a root of its own",
+            hint="give each job a root of its own; for a job file with a new name, keep the job's name: --set name=…",
             root=uri,
             found=found.job,
             wanted=wanted.name,
