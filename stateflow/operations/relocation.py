@@ -337,7 +337,7 @@ class FolderMove:
 
     def uri(self, old: str) -> str:
         """Returns the new URI of a file. The part below the folder is kept unchanged: Spark compares text."""
-        below = len(local_path(old).relative_to(self.old).parts)
+        below = len(_path_of_uri(old).relative_to(self.old).parts)
         tail = old.split("/")[-below:] if below else []
         return "/".join([file_uri(self.new), *tail])
 
@@ -355,7 +355,7 @@ class LoggedFile:
     modified: int
 
 
-def local_path(uri: str) -> PurePosixPath:
+def _path_of_uri(uri: str) -> PurePosixPath:
     """Returns the path of a local file from Spark's URI. Raises ConfigError for a file that is not local."""
     try:
         parts = urlsplit(uri)
@@ -373,7 +373,7 @@ def local_path(uri: str) -> PurePosixPath:
 def parse_logged_files(log: bytes, name: str) -> list[LoggedFile]:
     """Returns the files of one entry of the source's log. Raises CorruptFile when it cannot be parsed."""
     files = (decode_logged_file(line, file=name) for line in log.split(b"\n") if line.startswith(b"{"))
-    return [LoggedFile(local_path(file.path), file.timestamp) for file in files]
+    return [LoggedFile(_path_of_uri(file.path), file.timestamp) for file in files]
 
 
 def relocate_log(log: bytes, name: str, move: FolderMove) -> bytes:

@@ -638,7 +638,7 @@ class Sketches:
     """HyperLogLog sketches, which estimate the number of distinct values, for many keys at once.
 
     A sketch has 4096 registers, so the standard error is 1.6 %. A sparse sketch stores its non-zero registers, sorted,
-    in four bytes each; a dense sketch stores all registers in one byte each. The estimator is that of O. Ertl, "New
+    in four bytes each; a dense sketch stores all registers in one byte each. The estimator is from O. Ertl, "New
     cardinality estimation algorithms for HyperLogLog sketches", 2017, which needs no tables for small cardinalities.
     Hash function and layout are part of the stored format. The non-zero registers are ordered by key and register.
 

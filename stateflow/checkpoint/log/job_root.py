@@ -57,8 +57,8 @@ class NewJob:
 
     Attributes:
         name: name of the job.
-        max_parallelism: number of key groups. None accepts that of an existing root, and means the default for a new
-            root.
+        max_parallelism: number of key groups. None accepts the number of an existing root, and means the default for
+            a new one.
         key_types: Spark type names of the key columns, by operator uid; written into the FORMAT of a new root.
     """
 

@@ -201,7 +201,7 @@ class DeltaSink(Sink):
         self._target: pa.Schema | None = None
 
     @classmethod
-    def _of(
+    def _from_settings(
         cls,
         table: str,
         schema_evolution: SchemaEvolution,
@@ -218,7 +218,7 @@ class DeltaSink(Sink):
 
     def __reduce__(self) -> tuple[Callable[..., DeltaSink], tuple[object, ...], pa.Schema | None]:
         # Tasks need neither the cached heads nor the name in the catalog.
-        return self._of, (self.table, self.schema_evolution, self._upsert, self._partition_by), self._target
+        return self._from_settings, (self.table, self.schema_evolution, self._upsert, self._partition_by), self._target
 
     def __setstate__(self, target: pa.Schema | None) -> None:
         self._target = target
@@ -235,7 +235,7 @@ class DeltaSink(Sink):
         if self._upsert is None:
             return super().for_changelog(changelog)
         upsert = self._upsert.for_changelog(changelog)
-        return self._of(self.table, self.schema_evolution, upsert, self._partition_by, self._entry)
+        return self._from_settings(self.table, self.schema_evolution, upsert, self._partition_by, self._entry)
 
     @property
     def location(self) -> str:
@@ -327,7 +327,7 @@ class DeltaSink(Sink):
         return leftovers
 
     def shadow(self) -> DeltaSink:
-        return self._of(f"{self.table}_shadow", self.schema_evolution, self._upsert, self._partition_by)
+        return self._from_settings(f"{self.table}_shadow", self.schema_evolution, self._upsert, self._partition_by)
 
     def own_table(self, context: SinkContext) -> OwnTable:
         """Returns the table for its maintenance."""
