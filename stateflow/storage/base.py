@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import io
 import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from stateflow.errors import CorruptFile, DataError, MissingFile, StorageError
 from stateflow.private_files import open_private
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 
 def key_parts(key: str, uri: str) -> list[str]:
@@ -45,10 +49,21 @@ class PutResult(enum.Enum):
 
 @dataclass(frozen=True)
 class BlobInfo:
-    """A stored object's key, relative to the storage's root, and its size in bytes."""
+    """A stored object.
+
+    Two are equal if key and size are.
+
+    Attributes:
+        key: key relative to the storage's root.
+        size: size in bytes.
+        modified_ms: time of the object's creation by the storage's clock, in milliseconds since 1970.
+        version: identifies the object, also when another one has its key later.
+    """
 
     key: str
     size: int
+    modified_ms: int = field(default=0, compare=False)
+    version: str = field(default="", compare=False)
 
 
 class Storage(ABC):
@@ -151,9 +166,30 @@ class Storage(ABC):
 
             yield read
 
+    @contextlib.contextmanager
+    def open(self, key: str) -> Iterator[BinaryIO]:
+        """Yields a file for reading the object, which can seek. An object of up to 4 MiB is read at once.
+
+        Raises:
+            MissingFile: the object does not exist.
+        """
+        size = self.size(key)
+        if size is None:
+            raise missing_object(self, key)
+        with self.open_parts(key) as read:
+            if size <= _READ_AT_ONCE:
+                yield io.BytesIO(read(0, size) if size else b"")
+            else:
+                yield io.BufferedReader(_PartsFile(read, size), _READ_AHEAD)
+
     @abstractmethod
+    def info(self, key: str) -> BlobInfo | None:
+        """Returns the object's size, time and version; None when it does not exist."""
+
     def size(self, key: str) -> int | None:
         """Returns the object's size in bytes, or None when it does not exist."""
+        found = self.info(key)
+        return None if found is None else found.size
 
     def durable_size(self, key: str) -> int | None:
         """Returns the object's size in bytes after making sure that the object survives a failure of any machine.
@@ -220,6 +256,47 @@ class Storage(ABC):
     def local_path(self, key: str) -> Path | None:
         """Returns the path of the object on this host's file system; None for storage that is not a file system."""
         return None
+
+
+_READ_AT_ONCE = 4 << 20
+_READ_AHEAD = 1 << 20
+"""A request takes as long as reading some hundred kilobytes."""
+
+
+class _PartsFile(io.RawIOBase):
+    """An object as a file: each read is one request for a part.
+
+    Args:
+        read: as `Storage.open_parts` yields it.
+        size: size of the object in bytes.
+    """
+
+    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+        self._read_part = read
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence])
+        return self._at
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer).cast("B")
+        wanted = min(len(view), self._size - self._at)
+        # The offset of a request must be within the object.
+        data = self._read_part(self._at, wanted) if wanted > 0 else b""
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 def missing_object(storage: Storage, key: str) -> MissingFile:

@@ -142,12 +142,19 @@ class HdfsFileStatus(msgspec.Struct):
         type: ``FILE`` or ``DIRECTORY``.
         length: size in bytes.
         modificationTime: modification time in milliseconds since 1970.
+        fileId: number of the file, which no other file has had; 0 if the server does not number files.
     """
 
     pathSuffix: str
     type: str
     length: int
     modificationTime: int
+    fileId: int = 0
+
+
+def _blob_info(key: str, status: HdfsFileStatus) -> BlobInfo:
+    version = f"{status.fileId}.{status.length}.{status.modificationTime}"
+    return BlobInfo(key, status.length, status.modificationTime, version)
 
 
 class _OneStatus(msgspec.Struct):
@@ -208,8 +215,8 @@ class WebHdfs:
         self._opened: HdfsSession | None = None
         self._process = 0
 
-    def size(self, path: str) -> int | None:
-        """Returns the size of a file in bytes; None when it does not exist or is a folder."""
+    def status(self, path: str) -> HdfsFileStatus | None:
+        """Returns the status of a file; None when it does not exist or is a folder."""
         try:
             with self._asked("GET", path, op="GETFILESTATUS") as answer:
                 found = decode_answer(answer, _OneStatus, self._clock).FileStatus
@@ -217,7 +224,12 @@ class WebHdfs:
             if e.is_missing:
                 return None
             raise
-        return found.length if found.type == "FILE" else None
+        return found if found.type == "FILE" else None
+
+    def size(self, path: str) -> int | None:
+        """Returns the size of a file in bytes; None when it does not exist or is a folder."""
+        found = self.status(path)
+        return None if found is None else found.length
 
     def list(self, path: str) -> Listing | None:
         """Returns the content of a folder; None when it does not exist.
@@ -458,9 +470,10 @@ class HdfsStorage(Storage):
             self._existing_size(key)
         write_chunks(self._chunks(key, offset, size), target)
 
-    def size(self, key: str) -> int | None:
+    def info(self, key: str) -> BlobInfo | None:
         with self._translate_errors(key):
-            return self._hdfs.size(self._path(key))
+            found = self._hdfs.status(self._path(key))
+        return None if found is None else _blob_info(key, found)
 
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
         folder = prefix.rpartition("/")[0]
@@ -581,7 +594,7 @@ class HdfsStorage(Storage):
                         folders.append((key, level + 1))
                 elif name:  # that of a file itself is empty
                     files += 1
-                    yield BlobInfo(key, status.length)
+                    yield _blob_info(key, status)
         if skipped:
             log.warning("skipped %d folders that are more than %d levels below %r", skipped, _MOST_LEVELS, start)
 

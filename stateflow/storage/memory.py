@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.errors import DataError
 from stateflow.private_files import write_private
 from stateflow.storage.base import (
@@ -19,6 +20,8 @@ from stateflow.storage.base import (
     missing_object,
 )
 
+_clock = SystemClock()
+
 
 class MemoryStorage(Storage):
     """Objects in a dictionary that is protected by a lock."""
@@ -28,6 +31,8 @@ class MemoryStorage(Storage):
     def __init__(self, uri: str = "memory://") -> None:
         self.uri = uri
         self._objects: dict[str, bytes] = {}
+        self._infos: dict[str, BlobInfo] = {}
+        self._created = 0
         self._lock = threading.Lock()
 
     def put_new(self, key: str, data: bytes) -> PutResult:
@@ -35,6 +40,9 @@ class MemoryStorage(Storage):
         with self._lock:
             if key in self._objects:
                 return PutResult.EXISTS
+            self._created += 1
+            now = epoch_milliseconds(_clock.now())
+            self._infos[key] = BlobInfo(key, len(data), now, str(self._created))
             self._objects[key] = bytes(data)
             return PutResult.CREATED
 
@@ -64,18 +72,18 @@ class MemoryStorage(Storage):
     def open_parts(self, key: str) -> Iterator[Callable[[int, int], bytes]]:
         yield lambda offset, size: self.get(key)[offset : offset + size]
 
-    def size(self, key: str) -> int | None:
+    def info(self, key: str) -> BlobInfo | None:
         key_parts(key, self.uri)
-        data = self._objects.get(key)
-        return None if data is None else len(data)
+        return self._infos.get(key)
 
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
         with self._lock:
-            found = [(k, len(v)) for k, v in self._objects.items() if k.startswith(prefix) and k > start_after]
-        return [BlobInfo(key, size) for key, size in sorted(found)]
+            found = [blob for key, blob in self._infos.items() if key.startswith(prefix) and key > start_after]
+        return sorted(found, key=lambda blob: blob.key)
 
     def delete(self, keys: Iterable[str]) -> None:
         with self._lock:
             for key in keys:
                 key_parts(key, self.uri)
                 self._objects.pop(key, None)
+                self._infos.pop(key, None)

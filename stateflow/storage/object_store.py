@@ -21,6 +21,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from stateflow.clock import epoch_milliseconds
 from stateflow.errors import ConfigError, DataError, EnvironmentUnsupported, StorageError
 from stateflow.private_files import open_private
 from stateflow.storage.base import (
@@ -35,7 +36,7 @@ from stateflow.storage.base import (
 )
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import GetOptions, ObjectMeta
     from obstore.store import ClientConfig, RetryConfig
 
 log = logging.getLogger(__name__)
@@ -166,10 +167,10 @@ class ObjectStorage(Storage):
             while (chunk := next(found, None)) is not None:
                 yield bytes(chunk)
 
-    def size(self, key: str) -> int | None:
+    def info(self, key: str) -> BlobInfo | None:
         with self._translate_errors(key):
             try:
-                return int(obstore.head(self._store, self.full_key(key))["size"])
+                return _blob_info(key, obstore.head(self._store, self.full_key(key)))
             except FileNotFoundError:
                 return None
 
@@ -194,7 +195,7 @@ class ObjectStorage(Storage):
                 chunk_size=1000,
             )
             cut = len(self._prefix)
-            found = [BlobInfo(each["path"][cut:], each["size"]) for chunk in stream for each in chunk]
+            found = [_blob_info(each["path"][cut:], each) for chunk in stream for each in chunk]
         wanted = (blob for blob in found if blob.key.startswith(prefix) and blob.key > start_after)
         return sorted(wanted, key=lambda blob: blob.key)
 
@@ -273,6 +274,14 @@ class ObjectStorage(Storage):
                 key=key,
                 reason=_reason(e),
             ) from None
+
+
+def _blob_info(key: str, found: ObjectMeta) -> BlobInfo:
+    # A header has the tag in quotes, and Azure's lists have it without.
+    modified, tag = epoch_milliseconds(found["last_modified"]), (found["e_tag"] or "").strip('"')
+    # S3's tag is the same for equal bytes. Not the object's version, which lists do not have; and the time in seconds,
+    # which is all that the header of an answer has.
+    return BlobInfo(key, found["size"], modified, f"{tag}.{modified // 1000}")
 
 
 def _reason(error: Exception) -> str:

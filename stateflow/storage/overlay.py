@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from stateflow.errors import InternalError
 from stateflow.storage.base import BlobInfo, PutResult, Storage
@@ -56,8 +57,13 @@ class OverlayStorage(Storage):
         with self._of(key).open_parts(key) as read:
             yield read
 
-    def size(self, key: str) -> int | None:
-        return self._of(key).size(key)
+    @contextmanager
+    def open(self, key: str) -> Iterator[BinaryIO]:
+        with self._of(key).open(key) as file:
+            yield file
+
+    def info(self, key: str) -> BlobInfo | None:
+        return self._of(key).info(key)
 
     def durable_size(self, key: str) -> int | None:
         return self._of(key).durable_size(key)

@@ -224,7 +224,7 @@ class PosixStorage(Storage):
 
             yield read
 
-    def size(self, key: str) -> int | None:
+    def info(self, key: str) -> BlobInfo | None:
         try:
             with self._folder_of(key) as (folder, name):
                 found = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -232,7 +232,7 @@ class PosixStorage(Storage):
             return None
         except OSError as e:
             raise _storage_error(e, key) from e
-        return found.st_size if stat.S_ISREG(found.st_mode) else None
+        return blob_info(key, found) if stat.S_ISREG(found.st_mode) else None
 
     def durable_size(self, key: str) -> int | None:
         size = self.size(key)
@@ -632,6 +632,12 @@ class _Level:
             return cls(folder, path, list(entries))
 
 
+def blob_info(key: str, found: os.stat_result) -> BlobInfo:
+    """Returns the facts of a file as those of an object."""
+    version = f"{found.st_dev}.{found.st_ino}.{found.st_size}.{found.st_mtime_ns}"
+    return BlobInfo(key, found.st_size, found.st_mtime_ns // 1_000_000, version)
+
+
 def _files_below(folder: int, path: str) -> Iterator[BlobInfo]:
     levels, skipped = [_Level.of(folder, path)], 0
     try:
@@ -645,7 +651,7 @@ def _files_below(folder: int, path: str) -> Iterator[BlobInfo]:
             inner_path = f"{level.path}/{entry.name}" if level.path else entry.name
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 if entry.is_file(follow_symlinks=False):
-                    yield BlobInfo(inner_path, entry.stat(follow_symlinks=False).st_size)
+                    yield blob_info(inner_path, entry.stat(follow_symlinks=False))
                 elif entry.is_dir(follow_symlinks=False):
                     if len(levels) < _MOST_LEVELS:
                         levels.append(_opened_level(level.folder, entry.name, inner_path))

@@ -121,6 +121,31 @@ class StorageConformance:
         with pytest.raises(MissingFile), storage.open_parts("folder/missing") as read:
             read(0, 1)
 
+    @pytest.mark.parametrize("size", [0, 100, 6_000_000])
+    def test_an_object_is_read_as_a_file(self, storage: Storage, size: int) -> None:
+        data = bytes(range(250)) * (size // 250) + b"x" * (size % 250)
+        storage.put_new("folder/object", data)
+        with storage.open("folder/object") as file:
+            assert file.seek(0, 2) == size
+            assert file.read(10) == b""
+            for offset, length in ((size // 2, 70_000), (0, 10), (max(0, size - 40), 100), (size // 3, 3_000_000)):
+                file.seek(offset)
+                assert file.read(length) == data[offset : offset + length]
+        with pytest.raises(MissingFile), storage.open("folder/missing"):
+            pass
+
+    def test_an_object_has_a_version_of_its_own(self, storage: Storage) -> None:
+        assert storage.info("folder/object") is None
+        storage.put_new("folder/object", b"first")
+        first, (listed,) = storage.info("folder/object"), storage.list("folder/")
+        assert first is not None
+        assert (first, first.version) == (BlobInfo("folder/object", 5), listed.version)
+        assert abs(first.modified_ms - listed.modified_ms) < 1000
+        storage.delete(["folder/object"])
+        storage.put_new("folder/object", b"other")
+        again = storage.info("folder/object")
+        assert again is not None and again.version != first.version
+
     def test_a_file_does_not_overwrite_an_object(self, storage: Storage, tmp_path: Path) -> None:
         source = tmp_path / "source"
         source.write_bytes(b"second")

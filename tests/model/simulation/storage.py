@@ -95,7 +95,7 @@ class SimStorage(MemoryStorage):
             if key in self._objects:
                 self.scheduler.changed(key, created=False)
                 self.observer.deleted(key)
-                del self._objects[key]
+                MemoryStorage.delete(self, [key])
                 self.scheduler.stats["deletions"] += 1
 
 
