@@ -27,13 +27,18 @@ ARCHIVE = -XX:SharedArchiveFile=$(CURDIR)/.venv/spark.jsa -Xlog:cds=off -Xlog:cd
 # The tests start many short-lived JVMs: compiling well costs them more than it gives.
 PYTEST = $(RUN) JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC $(ARCHIVE)" bash scripts/run_tests.sh -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo broker ui test test-all bugs scoreboard lint format golden bench reference docs requirements image-digests sbom clean
+.PHONY: help setup kubernetes demo broker ui test test-all bugs scoreboard lint format golden bench reference docs requirements image-digests sbom clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 setup:  ## make .venv with everything in it; returns at once when nothing has changed
 	@bash scripts/setup.sh
+
+# Not part of setup: it takes ten minutes of CPU time. Only tests of drivers in Kubernetes need it; without, they are skipped.
+kubernetes:  ## build the programs of the tests' Kubernetes from their Go modules; needs Go 1.21 or newer
+	@command -v go >/dev/null || { echo "make kubernetes: install Go 1.21 or newer: it gets the version that it needs itself"; exit 1; }
+	@cd tests/servers/kubernetes_modules && go build -trimpath -ldflags "-s -w" -o $(CURDIR)/.kubernetes/ ./...
 
 demo: setup  ## a year of flights under a real Airflow, killed on the way, compared row for row
 	@$(RUN) python scripts/demo.py
