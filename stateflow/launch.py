@@ -20,6 +20,7 @@ from stateflow.environment import StreamExecutionEnvironment, declare
 from stateflow.errors import Fenced, InternalError, StateflowError, StorageError, WrongJobRoot
 from stateflow.helpers import call_periodically
 from stateflow.observability import Recorder, log_event, telemetry
+from stateflow.runtime.backlog import JobBacklog, measure, read_positions, record_backlog
 from stateflow.runtime.driver.job_run import JobRun, active_generation, end_active_run
 from stateflow.runtime.driver.termination import RunBounds
 from stateflow.runtime.executor import Executor
@@ -74,6 +75,7 @@ class RunResult:
         waiting: rows that wait for rows of other sources, by operator and input; see `Waiting`.
         idle: whether there was nothing to do, so that Spark was not started and the job root was not changed. Then
             `generation` is that of the last run.
+        backlog: the input that arrived since, and waits for the next run; see `JobBacklog`.
     """
 
     job: str
@@ -95,6 +97,7 @@ class RunResult:
     hot_keys: tuple[HotKey, ...] = ()
     waiting: tuple[Waiting, ...] = ()
     idle: bool = False
+    backlog: JobBacklog | None = None
 
 
 def idle_result(start: StartContext, began: float) -> RunResult | None:
@@ -109,10 +112,13 @@ def idle_result(start: StartContext, began: float) -> RunResult | None:
     if isinstance(found, str):
         log_event(_log, logging.INFO, "not_idle", text=f"Spark is needed: {found}", reason=found)
         return None
-    with telemetry(start.settings.telemetry, start.settings.name) as recorder:
-        recorder.count("num_idle_starts")
     head, root = found.head, found.job.root
     manifest = root.checkpoints.manifest_at(head)
+    sources = {node.uid: node.source for node in found.job.plan.sources}
+    with telemetry(start.settings.telemetry, start.settings.name) as recorder:
+        recorder.count("num_idle_starts")
+        backlog = measure(read_positions(sources, manifest, root.storage), None, start.clock)
+        record_backlog(recorder, backlog, start.clock.now())
     return RunResult(
         job=root.job.job,
         job_uuid=root.job.job_uuid,
@@ -128,6 +134,7 @@ def idle_result(start: StartContext, began: float) -> RunResult | None:
         duration_s=round(start.clock.monotonic() - began, 3),
         waiting=waiting_for_others(manifest.waiting if manifest else ()),
         idle=True,
+        backlog=backlog,
     )
 
 
@@ -455,6 +462,7 @@ class _Runs:
             late_rows_dropped=run.totals.late_rows_dropped,
             hot_keys=tuple(run.totals.hot_keys.values()),
             waiting=waiting_for_others(run.manifest.waiting if run.manifest else ()),
+            backlog=run.measure_backlog(),
             quarantined_count=run.totals.quarantined_count,
             quarantined=[{"source": q.source, "file": q.file, "error": q.error} for q in run.totals.quarantined],
         )

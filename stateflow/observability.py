@@ -168,6 +168,11 @@ METRICS = {
     "num_cleanup_failures": _counter("failed clean-ups of old requests and of leftovers in sinks"),
     "num_files_quarantined": _counter("skipped corrupt input files"),
     "last_batch_duration": _gauge("s", "time from the start of the newest batch to its barrier"),
+    "stateflow.source.backlog.rows": _gauge("{row}", "rows that wait at a source"),
+    "stateflow.source.backlog.size": _gauge("By", "bytes that wait at a source"),
+    "stateflow.source.backlog.files": _gauge("{file}", "files that wait at a source"),
+    "stateflow.source.backlog.age": _gauge("s", "time since the oldest input that waits at a source was written"),
+    "stateflow.backlog.catch_up_time": _gauge("s", "time to read all that waits, at the rate of the last runs"),
 }
 """Every metric that a run records, by name."""
 
@@ -175,20 +180,20 @@ METRICS = {
 class Recorder(Protocol):
     """Receives the values of `METRICS`."""
 
-    def count(self, name: str, amount: int = 1) -> None:
-        """Adds `amount` to the counter `name`."""
+    def count(self, name: str, amount: float = 1, **attributes: str) -> None:
+        """Adds `amount` to the counter `name`; each combination of attributes is a series of its own."""
 
-    def gauge(self, name: str, value: float) -> None:
-        """Sets the gauge `name` to `value`."""
+    def gauge(self, name: str, value: float, **attributes: str) -> None:
+        """Sets the gauge `name` to `value`; attributes as for `count`."""
 
 
 class NullRecorder:
     """Recorder that discards all values."""
 
-    def count(self, name: str, amount: int = 1) -> None:
+    def count(self, name: str, amount: float = 1, **attributes: str) -> None:
         """Does nothing."""
 
-    def gauge(self, name: str, value: float) -> None:
+    def gauge(self, name: str, value: float, **attributes: str) -> None:
         """Does nothing."""
 
 
@@ -196,18 +201,24 @@ class MemoryRecorder:
     """Recorder that keeps all values in memory, for tests."""
 
     def __init__(self) -> None:
-        self.counters: defaultdict[str, int] = defaultdict(int)
+        self.counters: defaultdict[str, float] = defaultdict(int)
         self.gauges: dict[str, float] = {}
 
-    def count(self, name: str, amount: int = 1) -> None:
+    def count(self, name: str, amount: float = 1, **attributes: str) -> None:
         """Adds `amount` to the counter `name`."""
         assert METRICS[name].kind is MetricKind.COUNTER
-        self.counters[name] += amount
+        self.counters[_series(name, attributes)] += amount
 
-    def gauge(self, name: str, value: float) -> None:
+    def gauge(self, name: str, value: float, **attributes: str) -> None:
         """Sets the gauge `name` to `value`."""
         assert METRICS[name].kind is MetricKind.GAUGE
-        self.gauges[name] = value
+        self.gauges[_series(name, attributes)] = value
+
+
+def _series(name: str, attributes: Mapping[str, str]) -> str:
+    """Returns the name of a series, such as ``name{source=flights}``."""
+    given = ",".join(f"{key}={value}" for key, value in sorted(attributes.items()))
+    return f"{name}{{{given}}}" if given else name
 
 
 _SERVICE = "stateflow"
@@ -234,13 +245,13 @@ class OpenTelemetryRecorder:
             else:
                 self._gauges[name] = meter.create_gauge(name, spec.unit, spec.text)
 
-    def count(self, name: str, amount: int = 1) -> None:
+    def count(self, name: str, amount: float = 1, **attributes: str) -> None:
         """Adds `amount` to the counter `name`."""
-        self._counters[name].add(amount, self._attributes)
+        self._counters[name].add(amount, {**self._attributes, **attributes})
 
-    def gauge(self, name: str, value: float) -> None:
+    def gauge(self, name: str, value: float, **attributes: str) -> None:
         """Sets the gauge `name` to `value`."""
-        self._gauges[name].set(value, self._attributes)
+        self._gauges[name].set(value, {**self._attributes, **attributes})
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ RETURNED = (
     "late_rows_dropped",
     "hot_keys",
     "waiting",
+    "backlog",
     "idle",
     "duration_s",
 )

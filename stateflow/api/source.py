@@ -68,6 +68,31 @@ class InitialPosition:
     text: str = ""
 
 
+@dataclass(frozen=True)
+class Backlog:
+    """Input of a source that waits after a position. A number that the source cannot tell is None.
+
+    Attributes:
+        rows: number of rows.
+        bytes: their size, as it is stored at the source.
+        files: number of files.
+        oldest_at: when the oldest of it was written, by the source's clock; None also if nothing waits.
+        exact: whether `rows` is exact, and not an estimate or an upper bound.
+        unknown: why one of the numbers is not known; empty if the source has told all that it can.
+    """
+
+    rows: int | None = None
+    bytes: int | None = None
+    files: int | None = None
+    oldest_at: datetime | None = None
+    exact: bool = True
+    unknown: str = ""
+
+
+NO_BACKLOG = Backlog(unknown="the source does not tell how much input waits")
+"""The answer of a source that has no way to tell."""
+
+
 def _as_read(rows: DataFrame) -> DataFrame:
     return rows
 
@@ -282,6 +307,17 @@ class Source(ABC):
         """
         return None
 
+    def backlog(self, offset: str, logs: Sequence[bytes]) -> Backlog:
+        """Returns how much input waits after a position; without Spark, and without reading the input.
+
+        It may raise any error, and may be abandoned after a few seconds: the backlog is then unknown.
+
+        Args:
+            offset: the position, as in Spark's offset log; `FROM_START` for a source that was not read yet.
+            logs: contents of the files of Spark's log of the source at that position.
+        """
+        return NO_BACKLOG
+
     def files_since(self, offset: str, logs: Sequence[bytes]) -> int | None:
         """Returns the number of files read since a position; None for a source without files. Arguments: as `holds`."""
         return None
@@ -377,6 +413,10 @@ class LocalSource(ABC):
     def has_new_input(self, position: str) -> bool | None:
         """Returns whether there is input after `position`; None if unknown. See `Source.has_new_input`."""
         return None
+
+    def backlog(self, position: str | None) -> Backlog:
+        """Returns how much input waits after `position`; None is the start. See `Source.backlog`."""
+        return NO_BACKLOG
 
     def initial_position(self, start: StartPosition) -> InitialPosition:
         """See `Source.initial_position`."""
@@ -503,6 +543,10 @@ class CollectionSource(LocalSource):
 
     def holds(self, position: str) -> bool | None:
         return True
+
+    def backlog(self, position: str | None) -> Backlog:
+        """See `LocalSource.backlog`."""
+        return Backlog(rows=max(0, len(self._rows) - (int(json.loads(position)["row"]) if position else 0)))
 
     def initial_position(self, start: StartPosition) -> InitialPosition:
         """Returns the position after all rows, or a given one: ``{"row": N}`` after N rows."""

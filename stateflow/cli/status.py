@@ -46,8 +46,10 @@ from stateflow.cli.common import (
     with_settings,
 )
 from stateflow.config.sources import SettingsLayer
+from stateflow.errors import StateflowError
 from stateflow.operations import JobCode
 from stateflow.requesters import describe_requester, requester_facts
+from stateflow.runtime.backlog import JobBacklog, SourceBacklog
 from stateflow.runtime.watermarks import waiting_texts
 
 _NEWEST = 10
@@ -62,7 +64,7 @@ _FIRST_GENERATION = 1
     "--job",
     type=JOB_FILE,
     metavar="JOB.py",
-    help="Job file; used to check which tables an incomplete restore has restored.",
+    help="Job file; used to measure how much input waits, and which tables an incomplete restore has restored.",
 )
 @with_settings
 @JSON
@@ -74,15 +76,24 @@ def status(job_root: str, job: Path | None, layers: tuple[SettingsLayer, ...], a
     restored: dict[str, bool] = {}
     if job is not None and found.restoring is not None:
         restored = operations.read_restored_tables(job_root, JobCode(job, layers))
+    backlog, unknown = _measure_backlog(job_root, job, layers)
     if as_json:
         checkpoints = [{**msgspec.to_builtins(r), "undone": r.checkpoint_id in undone} for r in records]
         restoring = found.restoring and {**dataclasses.asdict(found.restoring), **requester_facts(found.restoring.by)}
         print_json(
-            {**dataclasses.asdict(found), "restoring": restoring, "tables_back": restored, "checkpoints": checkpoints}
+            {
+                **dataclasses.asdict(found),
+                "restoring": restoring,
+                "tables_back": restored,
+                "backlog": backlog and dataclasses.asdict(backlog),
+                "backlog_unknown": unknown,
+                "checkpoints": checkpoints,
+            }
         )
         return
     restore = _incomplete_restore(found.restoring, restored)
-    for line in [*_position(found), *restore, *map(_background_failure, found.background), *_skipped(found)]:
+    waits = [] if job is None else describe_backlog(backlog, unknown)
+    for line in [*_position(found), *waits, *restore, *map(_background_failure, found.background), *_skipped(found)]:
         print_text(one_line(line))
     if records:
         Console().print(_checkpoint_table(records, undone))
@@ -91,6 +102,49 @@ def status(job_root: str, job: Path | None, layers: tuple[SettingsLayer, ...], a
             print_text(f"aborted at {in_utc(record.committed_at)}: {record.failure}")
     if undone:
         print_text("○  undone by a restore to an earlier point")
+
+
+def _measure_backlog(
+    job_root: str, job: Path | None, layers: tuple[SettingsLayer, ...]
+) -> tuple[JobBacklog | None, str]:
+    """Returns the backlog; None and why if it cannot be measured: the rest of the status does not need the job file."""
+    if job is None:
+        return None, "only the job file has the sources: add --job JOB.py"
+    try:
+        return operations.measure_backlog(job_root, JobCode(job, layers)), ""
+    except StateflowError as e:
+        return None, f"[{e.code}] {e.sentence}"
+
+
+def describe_backlog(backlog: JobBacklog | None, unknown: str) -> list[str]:
+    """Returns the lines about the input that waits."""
+    if backlog is None:
+        return [f"input that waits: unknown: {unknown}"]
+    needed = "" if not backlog.catch_up_s else f", {_minutes(backlog.catch_up_s)} at the rate of the last runs"
+    total = [] if len(backlog.sources) == 1 else [f"input that waits: {_rows(backlog.rows, backlog.exact)}{needed}"]
+    needed = needed if len(backlog.sources) == 1 else ""
+    return [*total, *(f"source {each.uid} has waiting: {_waiting(each)}{needed}" for each in backlog.sources)]
+
+
+def _waiting(source: SourceBacklog) -> str:
+    numbers = [
+        "" if source.files is None else "1 file" if source.files == 1 else f"{source.files:,} files",
+        "" if source.rows is None else _rows(source.rows, source.exact),
+        "" if source.bytes is None else human_bytes(source.bytes),
+        f"since {in_utc(source.oldest_at)}" if source.oldest_at else "",
+    ]
+    known = ", ".join(filter(None, numbers))
+    return "; ".join(filter(None, [known or "unknown", source.unknown]))
+
+
+def _rows(rows: int | None, exact: bool) -> str:
+    if rows is None:
+        return "an unknown number of rows"
+    return f"{'' if exact or not rows else 'about '}{rows:,} {'row' if rows == 1 else 'rows'}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 60 else f"{seconds / 60:,.0f} min"
 
 
 def _position(found: operations.JobDescription) -> list[str]:

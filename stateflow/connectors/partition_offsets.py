@@ -100,6 +100,21 @@ def has_new_rows(position: Mapping[P, int], ends: Mapping[P, int]) -> bool | Non
     return any(ends[partition] > offset for partition, offset in position.items())
 
 
+def count_waiting(position: Mapping[P, int], earliest: Mapping[P, int], ends: Mapping[P, int]) -> int:
+    """Returns the number of offsets after a position that the source still has.
+
+    A partition that the position does not have is read from its first offset, and one that was created again, and
+    ends before the position, has none.
+
+    Args:
+        position: the offsets of the next rows to read.
+        earliest: the first offset of each partition that exists.
+        ends: the offset after the last row of each partition that exists.
+    """
+    firsts = {partition: earliest.get(partition, 0) for partition in ends}
+    return sum(max(0, end - max(firsts[p], position.get(p, 0))) for p, end in ends.items())
+
+
 def position_error(kind: str, hint: str, source: str, position: str, error: Exception) -> ConfigError:
     """Returns the error for a position that a source cannot parse.
 

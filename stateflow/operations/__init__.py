@@ -63,6 +63,7 @@ from stateflow.operations.status import (
     ReadInput,
     RunFailure,
     describe,
+    measure_backlog,
     newest_checkpoint,
     read_input,
 )
@@ -116,6 +117,7 @@ __all__ = [
     "list_all",
     "list_pins",
     "list_savepoints_in",
+    "measure_backlog",
     "newest_checkpoint",
     "optimize_tables",
     "plan_restore",

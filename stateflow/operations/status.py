@@ -10,14 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from stateflow.checkpoint.history import background_failures, find_failed_start, read_origin, run_failure
+from stateflow.checkpoint.history import (
+    background_failures,
+    find_failed_start,
+    read_origin,
+    read_pending_records,
+    read_records,
+    run_failure,
+)
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import ActionRecord, Manifest, SourceWatermark
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.restore.plan_document import is_run_open
 from stateflow.errors import DataError, MissingFile
-from stateflow.operations.job_root import offsets_of, open_root
+from stateflow.launch import open_existing
+from stateflow.operations.job_root import JobCode, offsets_of, open_root
 from stateflow.requesters import describe_requester
+from stateflow.runtime.backlog import RATE_RECORDS, JobBacklog, measure, read_positions, rows_per_second
 from stateflow.runtime.watermarks import Waiting, waiting_for_others
 from stateflow.storage.paths import SAVEPOINTS
 
@@ -282,6 +291,25 @@ def _restoring(head: Head) -> PendingRestore | None:
     if facts is None:
         return PendingRestore(rewind.seq, head.checkpoint_label, "", "", "", tables)
     return PendingRestore(rewind.seq, facts.label, facts.by, facts.reason, facts.at, tables)
+
+
+def measure_backlog(job_root: str, code: JobCode) -> JobBacklog:
+    """Returns how much input waits after a job's newest checkpoint, also while no run is active; starts no Spark.
+
+    A source that fails, or does not answer in time, is no error: its backlog is unknown and says why.
+
+    Raises:
+        JobDefinitionError, ConfigError: the job file or a setting is invalid, or the job root does not exist.
+        DataError: the newest log entry or its manifest is damaged.
+        StorageError: the job root cannot be read.
+    """
+    job = open_existing(code.file, job_root, code.layers)
+    root, sources = job.root, {node.uid: node.source for node in job.plan.sources}
+    if root.log.read_head() is None:
+        return measure(read_positions(sources, None, root.storage), None, root.clock)
+    manifest, pending = root.read_kept(lambda h: (root.checkpoints.manifest_at(h), read_pending_records(root, h)))
+    rate = rows_per_second(read_records(root.storage, RATE_RECORDS, pending))
+    return measure(read_positions(sources, manifest, root.storage), rate, root.clock)
 
 
 def newest_checkpoint(job_root: str) -> NewestCheckpoint | None:

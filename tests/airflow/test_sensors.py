@@ -20,13 +20,22 @@ from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.errors import StorageError
 from stateflow.operations import NewestCheckpoint, ReadInput
+from stateflow.runtime.backlog import SourceBacklog, sum_up
 from stateflow.storage import BlobInfo, MemoryStorage
 from stateflow.storage.locations import register_memory, unregister_memory
 from stateflow_airflow.failures import PermanentFailure
-from stateflow_airflow.sensors import StateflowCheckpointSensor, StateflowWatermarkSensor
-from stateflow_airflow.sensors.sensors import Check, FreshnessTrigger, Measure
+from stateflow_airflow.sensors import StateflowBacklogSensor, StateflowCheckpointSensor, StateflowWatermarkSensor
+from stateflow_airflow.sensors.sensors import (
+    BacklogLimits,
+    Check,
+    FreshnessTrigger,
+    JobSensor,
+    Measure,
+    compare_backlog,
+)
 from tests.airflow.fakes import FakeRun, fails
 from tests.runtime.timer_jobs import Alarm, Event, Note, timed
+from tests.support.cli_fixture import ASKED, CliFixture
 from tests.support.local_jobs import LocalJobs
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -77,7 +86,7 @@ def by_lag(max_lag: timedelta | str, **given: Any) -> StateflowWatermarkSensor:
     return StateflowWatermarkSensor(**{"task_id": "wait", "job_root": URI, "max_lag": max_lag, "timeout": 0, **given})
 
 
-def execute(sensor: StateflowCheckpointSensor | StateflowWatermarkSensor) -> dict[str, Any]:
+def execute(sensor: JobSensor) -> dict[str, Any]:
     return dict(sensor.execute(FakeRun().next_try()))
 
 
@@ -158,6 +167,55 @@ def test_a_job_without_a_checkpoint_is_waited_for_and_a_missing_or_damaged_one_f
     storage.put_new(entry.key, b"damaged")
     with fails(PermanentFailure, "corrupt-file"):
         execute(by_age("1h"))
+
+
+# -- backlog ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("waits", "limits", "status"),
+    [
+        ({"rows": 100}, {"max_rows": 100}, "fresh"),
+        ({"rows": 101}, {"max_rows": 100}, "stale"),
+        ({"rows": None, "unknown": "no answer"}, {"max_rows": 100}, "stale"),
+        ({"rows": 600, "rate": 10.0}, {"max_catch_up": timedelta(minutes=1)}, "fresh"),
+        ({"rows": 601, "rate": 10.0}, {"max_catch_up": timedelta(minutes=1)}, "stale"),
+        ({"rows": 1}, {"max_catch_up": timedelta(minutes=1)}, "stale"),
+        ({"rows": 0}, {"max_rows": 1, "max_catch_up": timedelta(0), "max_age": timedelta(0)}, "fresh"),
+        ({"rows": 1, "age": 60}, {"max_age": timedelta(minutes=1)}, "fresh"),
+        ({"rows": 1, "age": 61}, {"max_age": timedelta(minutes=1)}, "stale"),
+        ({"rows": 1, "age": 61}, {"max_rows": 5, "max_age": timedelta(minutes=1)}, "stale"),
+    ],
+    ids=str,
+)
+def test_a_backlog_is_within_its_limits_if_each_number_is_known_and_not_greater(
+    waits: dict[str, Any], limits: dict[str, Any], status: str
+) -> None:
+    oldest = (NOW - timedelta(seconds=waits["age"])).isoformat() if "age" in waits else None
+    of_source = SourceBacklog("rows", waits["rows"], None, None, oldest, exact=True, unknown=waits.get("unknown", ""))
+    outcome = compare_backlog(sum_up([of_source], waits.get("rate"), NOW), BacklogLimits(**limits), NOW)
+    assert outcome.status.value == status
+    assert outcome.facts["rows"] == waits["rows"] and waits.get("unknown", "") in outcome.text
+
+
+def test_a_backlog_sensor_asks_the_sources_of_the_job_file_while_no_run_is_active(tmp_path: Path) -> None:
+    cli = CliFixture(tmp_path)
+    cli.write(ASKED)
+    cli.run()
+
+    def by_rows(**given: Any) -> StateflowBacklogSensor:
+        arguments = {"job": str(cli.job), "job_root": cli.root, "max_rows": 2, "timeout": 0, **given}
+        return StateflowBacklogSensor(task_id="wait", settings=cli.settings, **arguments)
+
+    assert execute(by_rows())["rows"] == 0
+    (tmp_path / "more.json").write_text("3")
+    with pytest.raises(AirflowSensorTimeout, match="rows 3 of at most 2"):
+        execute(by_rows())
+    found = execute(by_rows(max_rows="3"))
+    assert (found["rows"], found["sources"][0]["uid"]) == (3, "rows")
+    for wrong in ({"max_rows": None}, {"max_rows": "many"}, {"job": "job.py"}, {"job_root": str(tmp_path / "none")}):
+        with fails(PermanentFailure, "config"):
+            execute(by_rows(**wrong))
 
 
 # -- deferred ---------------------------------------------------------------------------------------------------------

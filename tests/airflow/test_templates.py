@@ -45,7 +45,7 @@ from stateflow_airflow.operators.savepoint import (
 )
 from stateflow_airflow.operators.template_values import to_duration, to_lines, to_names, to_settings, to_words
 from stateflow_airflow.operators.validation.diff import StateflowDiffOperator
-from stateflow_airflow.sensors import StateflowCheckpointSensor, StateflowWatermarkSensor
+from stateflow_airflow.sensors import StateflowBacklogSensor, StateflowCheckpointSensor, StateflowWatermarkSensor
 from stateflow_airflow.services.serve import StateflowServeOperator
 from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.fakes import fails
@@ -112,6 +112,7 @@ OPERATORS: dict[Any, set[str]] = {
     StateflowClaimApprovalOperator: {"job_root", "from_savepoint", "subject"},
     StateflowRetentionApprovalOperator: {"job_root", "subject"},
     StateflowStopApprovalOperator: {"job_root", "subject"},
+    StateflowBacklogSensor: {"job", "job_root"},
     StateflowCheckpointSensor: {"job_root", "max_age"},
     StateflowWatermarkSensor: {"job_root", "max_lag"},
 }

@@ -55,7 +55,7 @@ def test_the_runbook_has_a_row_for_each_error_and_no_other() -> None:
 
 
 def test_the_metrics_are_all_described_with_kind_and_unit() -> None:
-    page = rows(read("observe-a-job"))
+    page = rows(section(read("observe-a-job"), "Metrics"))
     described = {code(row[0])[0]: tuple(row[1:]) for row in page if code(row[0]) and len(row) == 4}
     assert described == {name: (about.kind.value, about.unit, about.text) for name, about in METRICS.items()}
 

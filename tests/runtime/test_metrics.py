@@ -117,7 +117,7 @@ def test_each_batch_is_recorded_with_the_names_of_flink_and_has_one_processing_t
 
     def on_batch(result: BatchResult) -> None:
         results.append(result)
-        gauges.append(dict(recorder.gauges))
+        gauges.append({name: value for name, value in recorder.gauges.items() if "." not in name})
         clock.sleep(HOUR)
 
     start, run = clock.now(), jobs.prepare(build)

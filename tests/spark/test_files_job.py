@@ -104,6 +104,19 @@ def test_a_corrupt_file_ends_the_run_once_with_its_name(job: ModuleJob, tmp_path
     _check_sums(job)
 
 
+def test_the_backlog_is_measured_without_spark_after_a_run(job: ModuleJob, tmp_path: Path) -> None:
+    home = tmp_path / folders.PARQUET
+    _parquet(home / "read.parquet", range(5))
+    _json(tmp_path / "json" / "one.json", range(3))
+    assert job.finish().result["backlog"]["rows"] == 0
+    waiting = [_parquet(home / f"{number}.parquet", range(number)) for number in (4, 6)]
+    shown = job.command("status", "--job", job.job_file, "--json", with_job=True)
+    found = {each["uid"]: each for each in shown.check().document["backlog"]["sources"]}
+    (parquet,) = [each for each in found.values() if each["rows"]]
+    assert (parquet["rows"], parquet["files"], parquet["exact"]) == (10, 2, True)
+    assert parquet["bytes"] == sum(file.stat().st_size for file in waiting)
+
+
 def test_corrupt_files_are_skipped_as_a_whole_and_recorded_once(job: ModuleJob, tmp_path: Path) -> None:
     home, root = tmp_path / folders.PARQUET, str(job.root)
     _parquet(home / "good.parquet", range(5))

@@ -250,3 +250,16 @@ def test_the_login_of_a_broker_with_tls_is_in_no_file(tmp_path: Path, monkeypatc
             assert files_with(password, job.folder) == files_with(wrong, job.folder) == []
         finally:
             job.close()
+
+
+@_slow
+def test_the_backlog_is_measured_without_spark_after_a_run(job: KafkaJob) -> None:
+    job.send_at(0, *range(1_000, 1_008))
+    assert job.finish().result["backlog"]["rows"] == 0
+    job.send_at(1, *range(2_000, 2_005))
+    shown = job.command("status", "--job", job.job_file, "--json", with_job=True)
+    backlog = shown.check().document["backlog"]
+    (source,) = backlog["sources"]
+    assert (source["rows"], source["unknown"]) == (5, "")
+    assert datetime.datetime.fromisoformat(source["oldest_at"]).timestamp() == 2_000
+    assert backlog["catch_up_s"] == pytest.approx(5 / backlog["rows_per_s"], rel=0.01)

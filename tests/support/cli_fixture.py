@@ -67,6 +67,25 @@ def build(env):
     totals.sink_to(sink(), uid="totals")
 """
 
+ASKED = """
+import json
+
+from stateflow.api.source import Backlog
+
+
+class Asked(ScriptedSource):
+    def backlog(self, position):
+        more = HERE.parent / "more.json"
+        rows = len(ROWS) - (json.loads(position)["row"] if position else 0)
+        return Backlog(rows=rows + (json.loads(more.read_text()) if more.exists() else 0))
+
+
+def build(env):
+    rows = env.from_source(Asked(Row, ROWS, HERE.parent / "ledger.json", slice_rows=4), uid="rows")
+    rows.key_by("key").process(Sum(), output=Total, uid="sum").sink_to(sink(), uid="totals")
+"""
+"""A job whose source tells how many rows wait: those of the list, and as many more as a file says."""
+
 STREAM = "def build(env):\n    rows = env.from_source(source(), uid='rows')\n    "
 
 

@@ -90,9 +90,10 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     ``started_at``, ``generation``, ``stopped_because``, ``quarantined_count``, ``quarantined``, ``late_rows_dropped``,
     ``hot_keys`` (of joins that compare millions of pairs of one key: ``operator``, ``key``, ``pairs``),
     ``waiting`` (rows that wait for rows of other sources: ``operator``, ``input``, ``rows``, ``waits_for``,
-    ``watermark``), ``idle`` (whether there was nothing to do, so that Spark was not started) and ``duration_s``, with a
-    warning in the log if it exceeds the schedule's interval. ``offsets`` has positions in each source's format, such as
-    ``{"payments": {"logOffset": 4}}``.
+    ``watermark``), ``backlog`` (the input that waits at the end of the run: ``rows``, ``oldest_at``, ``catch_up_s``,
+    ``sources`` and others), ``idle`` (whether there was nothing to do, so that Spark was not started) and
+    ``duration_s``, with a warning in the log if it exceeds the schedule's interval. ``offsets`` has positions in each
+    source's format, such as ``{"payments": {"logOffset": 4}}``.
     Each asset in `outlets` gets an event with the first two.
 
     Args:

@@ -1,6 +1,7 @@
-"""The sensors of a job's freshness, their checks, and the trigger by which deferred sensors wait without a worker slot.
+"""The sensors of a job's freshness and backlog, and the trigger by which deferred sensors wait without a worker slot.
 
-The checks run in workers and in the triggerer, and need nothing but the job root.
+The checks of freshness run in workers and in the triggerer, and need nothing but the job root. The backlog is measured
+in workers only: it needs the job file, and asks the sources.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
@@ -19,13 +20,22 @@ from airflow.sdk.exceptions import AirflowSensorTimeout
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from stateflow_airflow.failures import BY_ERROR_CODE, PermanentFailure, config_failure, hide_tracebacks, log_failure
-from stateflow_airflow.operators.template_values import check_job_root, check_texts, to_duration, to_words
+from stateflow_airflow.operators.base import TaskArgument
+from stateflow_airflow.operators.template_values import (
+    check_job_root,
+    check_texts,
+    job_code,
+    to_count,
+    to_duration,
+    to_words,
+)
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from stateflow.operations import NewestCheckpoint, ReadInput
+    from stateflow.runtime.backlog import JobBacklog
 
 
 _LONGEST_S = 1e12
@@ -247,29 +257,20 @@ _BACKSTOP = timedelta(minutes=1)
 """Airflow ends a deferred sensor this long after its timeout, if the storage does not respond and the trigger hangs."""
 
 
-class FreshnessSensor(BaseSensorOperator):
-    """A sensor that checks a job root; see its subclasses.
+class JobSensor(BaseSensorOperator):
+    """A sensor of a job; see its subclasses.
 
     Args:
         job_root: the job root.
-        deferrable: whether it waits in the triggerer, without a worker slot; by default Airflow's setting
-            ``[operators] default_deferrable``. The first check is made by the worker, and defers only if needed.
     """
 
     ui_color = "#e6f1f2"
 
     def __init__(
-        self,
-        *,
-        job_root: str,
-        deferrable: bool | None = None,
-        retry_policy: RetryPolicy | None = BY_ERROR_CODE,
-        **kwargs: Any,
+        self, *, job_root: str, retry_policy: RetryPolicy | None = BY_ERROR_CODE, **kwargs: TaskArgument
     ) -> None:
         super().__init__(retry_policy=retry_policy, **kwargs)
         self.job_root = job_root
-        default = conf.getboolean("operators", "default_deferrable", fallback=False)
-        self.deferrable = default if deferrable is None else deferrable
         self._last = ""
 
     def pre_execute(self, context: Context) -> None:
@@ -278,16 +279,55 @@ class FreshnessSensor(BaseSensorOperator):
         check_texts(self)
 
     @abstractmethod
-    def check(self) -> Check:
-        """Returns the check. Raises PermanentFailure for an invalid argument."""
+    def measure(self, now: datetime) -> CheckOutcome:
+        """Checks the condition once. Raises PermanentFailure for an invalid argument."""
 
     def poke(self, context: Context) -> PokeReturnValue:
         """Checks once."""
         from stateflow.clock import SystemClock
 
-        outcome = self.check().run(SystemClock().now())
+        outcome = self.measure(SystemClock().now())
         self._last = outcome.text
         return PokeReturnValue(self._is_fresh(outcome), dict(outcome.facts))
+
+    def execute(self, context: Context) -> Mapping[str, object]:
+        """Waits until the check succeeds. Returns its facts."""
+        try:
+            return cast("Mapping[str, object]", super().execute(context))
+        except AirflowSensorTimeout as error:
+            raise self._timed_out(self._last) from error
+
+    def _is_fresh(self, outcome: CheckOutcome) -> bool:
+        """Logs the outcome. Raises PermanentFailure for an error that waiting does not fix."""
+        if outcome.status is SensorStatus.FAILED:
+            raise log_failure(PermanentFailure(outcome.code, outcome.text, outcome.hint, outcome.facts))
+        self.log.info("%s: %s", outcome.status.value, outcome.text)
+        return outcome.status is SensorStatus.FRESH
+
+    def _timed_out(self, text: str) -> AirflowSensorTimeout:
+        return AirflowSensorTimeout(f"no success within {timedelta(seconds=self.timeout)}: {text}")
+
+
+class FreshnessSensor(JobSensor):
+    """A sensor that checks a job root; see its subclasses.
+
+    Args:
+        deferrable: whether it waits in the triggerer, without a worker slot; by default Airflow's setting
+            ``[operators] default_deferrable``. The first check is made by the worker, and defers only if needed.
+    """
+
+    def __init__(self, *, deferrable: bool | None = None, **kwargs: TaskArgument) -> None:
+        super().__init__(**kwargs)
+        default = conf.getboolean("operators", "default_deferrable", fallback=False)
+        self.deferrable = default if deferrable is None else deferrable
+
+    @abstractmethod
+    def check(self) -> Check:
+        """Returns the check. Raises PermanentFailure for an invalid argument."""
+
+    def measure(self, now: datetime) -> CheckOutcome:
+        """Makes the check."""
+        return self.check().run(now)
 
     def execute(self, context: Context) -> Mapping[str, object]:
         """Waits until the check succeeds. Returns its facts."""
@@ -296,10 +336,7 @@ class FreshnessSensor(BaseSensorOperator):
             if not poked:
                 self._defer()
             return cast("Mapping[str, object]", poked.xcom_value)
-        try:
-            return cast("Mapping[str, object]", super().execute(context))
-        except AirflowSensorTimeout as error:
-            raise self._timed_out(self._last) from error
+        return super().execute(context)
 
     def execute_complete(self, context: Context, event: Event) -> Mapping[str, object]:
         """Ends the task with the outcome that the trigger has found. Returns its facts."""
@@ -315,16 +352,6 @@ class FreshnessSensor(BaseSensorOperator):
         until = (SystemClock().now() + timeout).isoformat()
         trigger = FreshnessTrigger(self.check().to_arguments(), self.poke_interval, until)
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout + _BACKSTOP)
-
-    def _is_fresh(self, outcome: CheckOutcome) -> bool:
-        """Logs the outcome. Raises PermanentFailure for an error that waiting does not fix."""
-        if outcome.status is SensorStatus.FAILED:
-            raise log_failure(PermanentFailure(outcome.code, outcome.text, outcome.hint, outcome.facts))
-        self.log.info("%s: %s", outcome.status.value, outcome.text)
-        return outcome.status is SensorStatus.FRESH
-
-    def _timed_out(self, text: str) -> AirflowSensorTimeout:
-        return AirflowSensorTimeout(f"no success within {timedelta(seconds=self.timeout)}: {text}")
 
 
 class StateflowCheckpointSensor(FreshnessSensor):
@@ -396,6 +423,105 @@ class StateflowWatermarkSensor(FreshnessSensor):
         """Returns the check. Raises PermanentFailure for an invalid argument."""
         limit = _seconds("max_lag", self.max_lag)
         return Check(Measure.WATERMARK, check_job_root(self.job_root), limit, to_words(self.sources))
+
+
+class StateflowBacklogSensor(JobSensor):
+    """Waits until little enough input waits at a job's sources after its newest checkpoint; fails on `timeout`.
+
+    With ``timeout=0`` it checks once: the task fails if more input waits, which is an alert. It loads the job file in
+    the worker and asks the sources, also while no run is active, for ten seconds at most; it starts no Spark. Use
+    ``mode="reschedule"`` to wait without a worker slot. A number that a source cannot tell, or whose server does not
+    answer, is unknown and exceeds every limit; the log says why.
+
+    Errors and further arguments as of `StateflowCheckpointSensor`.
+
+    **Returns** (XCom) the fields of ``backlog`` in ``stateflow status --json``: ``rows``, ``oldest_at``,
+    ``catch_up_s``, ``sources`` and others.
+
+    Args:
+        job: absolute path of the job file, on the worker. Templated.
+        job_root: the job root, see `StateflowRunOperator`. Templated.
+        max_rows: greatest number of rows that may wait. Templated; None for no limit.
+        max_age: greatest age of the oldest input that waits; a timedelta, or a text such as ``15m``. Templated; None
+            for no limit.
+        max_catch_up: greatest time that a run needs to read all that waits, at the rate of the last runs. Templated;
+            None for no limit.
+        settings: as for `StateflowRunOperator`. Templated.
+    """
+
+    template_fields: Sequence[str] = ("job", "job_root", "max_rows", "max_age", "max_catch_up", "settings")
+    template_fields_renderers = {"settings": "json"}
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        max_rows: int | str | None = None,
+        max_age: timedelta | str | None = None,
+        max_catch_up: timedelta | str | None = None,
+        settings: Mapping[str, object] | str | None = None,
+        **kwargs: TaskArgument,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.job = job
+        self.max_rows, self.max_age, self.max_catch_up = max_rows, max_age, max_catch_up
+        # Not copied: the output of a task or a template is a mapping only once it is rendered.
+        self.settings = cast("Mapping[str, object]", settings or {})
+
+    def measure(self, now: datetime) -> CheckOutcome:
+        """Asks the sources once. Raises PermanentFailure for an invalid argument."""
+        from stateflow.errors import StateflowError
+        from stateflow.operations import measure_backlog
+
+        limits = BacklogLimits(
+            to_count("max_rows", self.max_rows, "rows"),
+            to_duration("max_age", self.max_age),
+            to_duration("max_catch_up", self.max_catch_up),
+        )
+        if limits == BacklogLimits():
+            raise config_failure("the sensor has no limit", "pass max_rows, max_age or max_catch_up")
+        code, root = job_code(self.job, self.settings), check_job_root(self.job_root)
+        try:
+            return compare_backlog(measure_backlog(root, code), limits, now)
+        except StateflowError as error:
+            if error.retryable:
+                text = f"the job root could not be read: [{error.code}] {error.sentence}"
+                return CheckOutcome(SensorStatus.STALE, text)
+            return CheckOutcome(SensorStatus.FAILED, error.sentence, code=error.code, hint=error.hint)
+
+
+@dataclass(frozen=True)
+class BacklogLimits:
+    """The greatest backlog of a job; None for no limit. Attributes as the arguments of `StateflowBacklogSensor`."""
+
+    max_rows: int | None = None
+    max_age: timedelta | None = None
+    max_catch_up: timedelta | None = None
+
+
+def compare_backlog(found: JobBacklog, limits: BacklogLimits, now: datetime) -> CheckOutcome:
+    """Returns whether a backlog is within its limits. Pure."""
+    is_empty = found.rows == 0
+    age_s = (now - datetime.fromisoformat(found.oldest_at)).total_seconds() if found.oldest_at else None
+    # Each with its limit; nothing has an age if nothing waits.
+    compared: list[tuple[str, float | None, float | None]] = [
+        ("rows", found.rows, limits.max_rows),
+        ("age", 0.0 if is_empty else age_s, _in_seconds(limits.max_age)),
+        ("time to catch up", found.catch_up_s, _in_seconds(limits.max_catch_up)),
+    ]
+    texts, is_within = [], True
+    for name, value, limit in compared:
+        if limit is not None:
+            is_within &= value is not None and value <= limit
+            shown = [str(each) if name == "rows" else _duration(each) for each in (value, limit) if each is not None]
+            texts.append(f"{name} {' of at most '.join(shown) if value is not None else f'unknown, limit {shown[0]}'}")
+    texts += [f"source {each.uid}: {each.unknown}" for each in found.sources if each.unknown]
+    status = SensorStatus.FRESH if is_within else SensorStatus.STALE
+    return CheckOutcome(status, f"input that waits: {'; '.join(texts)}", asdict(found))
+
+
+def _in_seconds(duration: timedelta | None) -> float | None:
+    return None if duration is None else duration.total_seconds()
 
 
 def _seconds(name: str, value: timedelta | str) -> float:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from stateflow.api.input_files import file_uri, plain_path, unreadable_in
 from stateflow.api.schema import ARRIVED, arrival, arrival_place
-from stateflow.api.source import FROM_START, InitialPosition, StartKind, StartPosition
+from stateflow.api.source import FROM_START, Backlog, InitialPosition, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy, select_declared
@@ -260,6 +260,74 @@ class DeltaSource(SparkSource):
             return None
         return unread > 0
 
+    def backlog(self, offset: str, logs: Sequence[bytes]) -> Backlog:
+        """See `Source.backlog`: adds up what the log entries after the position say about their files."""
+        table = self._table()
+        position = self._first_offset_of(table) if offset == FROM_START else self._parsed(offset)
+        if position.reservoirId != str(table.metadata().id):
+            return Backlog(unknown="the table was replaced since it was read")
+        first, skipped, found = position.reservoirVersion, position.files_read, list[_Added]()
+        if position.isStartingVersion:
+            found, first, skipped = self._added_at(first)[skipped:], first + 1, 0
+        later = self._added_since(first)
+        if later is None:
+            return Backlog(unknown="the table is not on a file system of this host")
+        for version, added in later:
+            found += added[skipped if version == first else 0 :]
+        rows = [each.rows for each in found]
+        known = None if None in rows else sum(each or 0 for each in rows)
+        return Backlog(
+            known,
+            sum(each.bytes for each in found),
+            len(found),
+            min((each.at for each in found), default=None),
+            exact=not self._changes,
+            unknown="" if known is not None else "files of the table have no statistics about their rows",
+        )
+
+    def _first_offset_of(self, table: DeltaTable) -> _Offset:
+        """Returns the offset at which a new job begins, as of now."""
+        if self._start == StartKind.EARLIEST:
+            whole = _at_version(table, table.version())
+            return msgspec.structs.replace(whole, isStartingVersion=True)
+        if isinstance(self._start, datetime):
+            return _at_version(table, _first_version_since(table, self._start))
+        return _at_version(table, self._start if isinstance(self._start, int) else table.version() + 1)
+
+    def _added_at(self, version: int) -> list[_Added]:
+        """Returns the files of the table at a version, in the order in which they are read."""
+        found = pa.table(self._table(version).get_add_actions()).to_pylist()
+        ordered = sorted(found, key=lambda each: (each["modification_time"], each["path"]))
+        return [
+            _Added(
+                each.get("num_records"),
+                each["size_bytes"],
+                datetime.fromtimestamp(each["modification_time"] / 1000, UTC),
+            )
+            for each in ordered
+        ]
+
+    def _added_since(self, first: int) -> Iterator[tuple[int, list[_Added]]] | None:
+        """Returns the files with rows for the source in each log entry from a version on; None if none can be read."""
+        if "://" in self.path:
+            return None
+        return self._added_locally(first)
+
+    def _added_locally(self, first: int) -> Iterator[tuple[int, list[_Added]]]:
+        for version in sorted(v for v in list_log(Path(self.path)).entries if v >= first):
+            path = entry_path(Path(self.path), version)
+            with open_log_file(path) as file:
+                actions = list(map(_sized_line.decode, log_lines(file, path)))
+            yield version, list(self._added_in(actions, datetime.fromtimestamp(os.stat(path).st_mtime, UTC)))
+
+    def _added_in(self, actions: Sequence[_SizedLine], at: datetime) -> Iterator[_Added]:
+        """Yields the files of one log entry that the source reads."""
+        changed = [action.cdc for action in actions if action.cdc is not None] if self._changes else []
+        kept = [each for a in actions for each in (a.add, a.remove if self._changes else None) if each is not None]
+        skips = not self._changes and any(a.remove is not None and a.remove.dataChange for a in actions)
+        for each in [] if skips else changed or [each for each in kept if each.dataChange]:
+            yield _Added(each.rows, each.size or 0, at)
+
     def initial_position(self, start: StartPosition) -> InitialPosition:
         """See `Source.initial_position`. A position may be the number of a version."""
         if start.kind is StartKind.LATEST:
@@ -419,6 +487,44 @@ class _LogLine(msgspec.Struct):
 
 
 _log_line = json_decoder(_LogLine)
+
+
+@dataclass(frozen=True)
+class _Added:
+    """A file that a source reads: its number of rows, if it is known, its size, and when it was committed."""
+
+    rows: int | None
+    bytes: int
+    at: datetime
+
+
+class _Rows(msgspec.Struct):
+    numRecords: int | None = None
+
+
+class _SizedFile(msgspec.Struct):
+    size: int | None = None
+    dataChange: bool = True
+    stats: str | None = None
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows that its statistics have; None without them, or if they cannot be decoded."""
+        try:
+            return _rows.decode(self.stats).numRecords if self.stats else None
+        except (msgspec.DecodeError, RecursionError):
+            return None
+
+
+class _SizedLine(msgspec.Struct):
+    """An action of a log entry: only files, with their sizes."""
+
+    add: _SizedFile | None = None
+    remove: _SizedFile | None = None
+    cdc: _SizedFile | None = None
+
+
+_rows, _sized_line = json_decoder(_Rows), json_decoder(_SizedLine)
 
 
 def _entries(spark: SparkSession, table: str, first: int, last: int) -> Iterator[tuple[int, list[bytes]]]:

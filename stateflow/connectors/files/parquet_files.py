@@ -90,8 +90,13 @@ def bytes_per_row(files: Sequence[Path]) -> float | None:
     Raises:
         OSError, pyarrow.ArrowException: a file cannot be read.
     """
-    rows = sum(parquet.read_metadata(file).num_rows for file in files)
+    rows = sum(map(count_rows, files))
     return sum(file.stat().st_size for file in files) / rows if rows else None
+
+
+def count_rows(file: Path) -> int:
+    """Returns the number of rows that the footer of a file has. Raises as `bytes_per_row` does."""
+    return int(parquet.read_metadata(file).num_rows)
 
 
 def first_with_nanoseconds(files: Iterable[Path]) -> Path | None:

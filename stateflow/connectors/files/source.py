@@ -10,10 +10,11 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from functools import partial, reduce
 from itertools import islice
 from pathlib import Path
@@ -38,7 +39,7 @@ from stateflow.api.input_files import (
     unreadable_in,
 )
 from stateflow.api.schema import RowSchema
-from stateflow.api.source import Arrange, InitialPosition, Source, StartKind, StartPosition
+from stateflow.api.source import FROM_START, Arrange, Backlog, InitialPosition, Source, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import LIMITS, SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy, check_header, check_source_columns
@@ -77,10 +78,26 @@ _FOREVER = "36500d"
 _UNSUPPORTED = {"cleansource", "sourcearchivedir", "maxfilespertrigger", "maxbytespertrigger", "latestfirst"}
 _PATTERN_CHARACTERS = "*?[{"
 _SAMPLED_FILES = 20
+_SAMPLED_TEXTS, _SAMPLED_BYTES = 8, 1 << 16
+"""Files of text, and bytes of each, whose lines are counted to estimate the rows of all."""
 _UNREADABLE_HINT = "check that all files have the declared format, are complete, and can be read by this user"
 
 
 _Reader = TypeVar("_Reader", "DataFrameReader", "DataStreamReader")
+
+
+@dataclass(frozen=True)
+class WaitingFile:
+    """A file that was not read yet.
+
+    Attributes:
+        uri: percent-encoded, as in Spark's log of the source.
+        modified_at: when it was written.
+    """
+
+    uri: str
+    bytes: int
+    modified_at: datetime
 
 
 class FileSource(Source):
@@ -332,6 +349,78 @@ class FileSource(Source):
         """See `Source.has_new_input`: lists local files. Unknown for others, and for patterns with brackets."""
         return None if self._local is None else has_new_files(self._local, offset, logs)
 
+    def backlog(self, offset: str, logs: Sequence[bytes]) -> Backlog:
+        """See `Source.backlog`: lists the files that Spark's log does not have, and estimates their rows from a few."""
+        known = set[str]() if offset == FROM_START else logged_paths(offset, logs)
+        if known is None:
+            return Backlog(unknown="the log of files that were read does not belong to the position")
+        found = self.list_waiting(known)
+        if found is None:
+            return Backlog(unknown="only Spark can list the files of this path or pattern")
+        rows, exact = self._count_rows(found)
+        unknown = "" if rows is not None else f"rows of {self.format} files are not counted without reading them"
+        oldest = min((file.modified_at for file in found), default=None)
+        return Backlog(rows, sum(file.bytes for file in found), len(found), oldest, exact, unknown)
+
+    def list_waiting(self, known: Collection[str]) -> list[WaitingFile] | None:
+        """Returns the files that a run would read; None if they cannot be listed here. Raises OSError.
+
+        Args:
+            known: URIs of the files that were read.
+        """
+        local, wanted = self._local, _option_as_given(self.options, "pathglobfilter")
+        if local is None or _is_unclear(local) or any(c in wanted for c in _UNCLEAR):
+            return None
+        found = []
+        with suppress(FileNotFoundError):  # a pattern that matches no file yet
+            for path in listed_files(local):
+                uri = file_uri(path)
+                if uri not in known and (not wanted or fnmatchcase(path.name, wanted)):
+                    status = path.stat()
+                    found.append(WaitingFile(uri, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC)))
+        return found
+
+    def sample_rows(self, file: WaitingFile) -> tuple[int, int] | None:
+        """Returns a number of rows and of the bytes that they take in a file; None if it is not known.
+
+        Reads the footer of a Parquet file, and the beginning of a file of text. Raises OSError.
+        """
+        from pyarrow import lib
+
+        from stateflow.connectors.files.parquet_files import count_rows
+
+        path = local_path(file.uri)
+        if path is None:
+            return None
+        if self.format == "parquet":
+            try:
+                return count_rows(Path(path)), file.bytes
+            except lib.ArrowException:
+                return None  # the batch that reads a corrupt file reports it
+        with Path(path).open("rb") as opened:
+            data = opened.read(_SAMPLED_BYTES)
+        ends_without_newline = 0 < len(data) == file.bytes and not data.endswith(b"\n")
+        return data.count(b"\n") + ends_without_newline, len(data)
+
+    def _count_rows(self, files: Sequence[WaitingFile]) -> tuple[int | None, bool]:
+        """Returns the number of rows of files and whether it is exact; None if there is no way to estimate it."""
+        if not files:
+            return 0, True
+        if _option(self.options, "wholetext") == "true":
+            return len(files), True
+        is_whole = _option(self.options, "multiline") == "true" and self.format == "json"
+        if self.format == "orc" or is_whole or (self._text and not all(is_divisible(file.uri) for file in files)):
+            return None, False
+        most = _SAMPLED_FILES if self.format == "parquet" else _SAMPLED_TEXTS
+        picked = files if len(files) <= most else [files[at * len(files) // most] for at in range(most)]
+        samples = [self.sample_rows(file) for file in picked]
+        rows, size = (sum(each[at] for each in samples if each) for at in (0, 1))
+        if not rows:
+            return (0, False) if size == sum(file.bytes for file in files) else (None, False)
+        headers = len(files) if _option(self.options, "header") == "true" else 0
+        total = round(sum(file.bytes for file in files) * rows / size) - headers
+        return max(0, total), self.format == "parquet" and len(picked) == len(files) and None not in samples
+
     def initial_position(self, start: StartPosition) -> InitialPosition:
         """Returns the position after the local files that were modified before a time; see `skip_files`."""
         assert start.timestamp is not None
@@ -491,7 +580,11 @@ def _nanosecond_file(local: Path | None) -> Path | None:
 
 def _option(options: Mapping[str, str], lower_name: str) -> str:
     """Returns the value of an option of Spark's reader in lower case; empty if it is not set."""
-    return next((str(v).lower() for name, v in options.items() if name.lower() == lower_name), "")
+    return _option_as_given(options, lower_name).lower()
+
+
+def _option_as_given(options: Mapping[str, str], lower_name: str) -> str:
+    return next((str(v) for name, v in options.items() if name.lower() == lower_name), "")
 
 
 def _check_one_limit(files: int | None, rows: int) -> None:
@@ -567,17 +660,31 @@ def has_new_files(local: Path, offset: str, logs: Sequence[bytes]) -> bool | Non
         offset: the position, as in Spark's offset log.
         logs: the entries of Spark's log of the source.
     """
-    if any(c in str(local) for c in _UNCLEAR) and not local.is_dir():
+    known = None if _is_unclear(local) else logged_paths(offset, logs)
+    if known is None:
         return None
+    try:
+        return any(file_uri(file) not in known for file in listed_files(local))
+    except OSError:
+        return None
+
+
+def _is_unclear(local: Path) -> bool:
+    """Returns whether only Hadoop knows what a path means."""
+    return any(c in str(local) for c in _UNCLEAR) and not local.is_dir()
+
+
+def logged_paths(offset: str, logs: Sequence[bytes]) -> set[str] | None:
+    """Returns the URIs of all files that Spark's log has up to a position; None if the log does not belong to it."""
     try:
         newest, known = _offset.decode(offset).logOffset, set[str]()
         for file in (file for log in logs for file in _read_files(log)):
             if not 0 <= file.batchId <= newest:
-                return None  # the log does not belong to the position
+                return None
             known.add(file.path)
-        return any(file_uri(file) not in known for file in listed_files(local))
-    except (ValueError, RecursionError, OSError):
+    except (ValueError, RecursionError):
         return None
+    return known
 
 
 def listed_files(local: Path) -> Iterator[Path]:

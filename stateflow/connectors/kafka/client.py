@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stateflow.clock import epoch_milliseconds
+from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.errors import (
     ConfigError,
     EnvironmentUnsupported,
@@ -29,7 +29,7 @@ from stateflow.errors import (
 from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError
+    from confluent_kafka import Consumer, KafkaError
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
 log = logging.getLogger(__name__)
@@ -135,6 +135,9 @@ def _escaped(text: str) -> str:
 
 
 TIMEOUT_SECONDS = 30.0
+_READ_AT_ONCE = 100
+"""Partitions of which one record each is read together: a broker returns up to 64 KiB of each."""
+_clock = SystemClock()
 
 
 KEEP_BROKERS = {"metadata.recovery.strategy": "none"}
@@ -196,6 +199,7 @@ class KafkaClient:
         from confluent_kafka.admin import AdminClient
 
         self._address = bootstrap_servers
+        self._options = options
         # With a logger, because librdkafka would otherwise print to standard error.
         self._admin = AdminClient({**KEEP_BROKERS, "bootstrap.servers": bootstrap_servers, **options}, logger=log)
 
@@ -247,6 +251,61 @@ class KafkaClient:
         found = self._offsets(partitions, OffsetSpec.for_timestamp(epoch_milliseconds(time)))
         later = [partition for partition, offset in found.items() if offset < 0]
         return {**found, **(self.ends(later) if later else {})}
+
+    def oldest_time(self, offsets: Offsets, *, committed: bool, seconds: float) -> tuple[datetime | None, bool]:
+        """Returns the earliest timestamp of the first records after offsets, and whether all partitions answered.
+
+        Reads one record of each partition.
+
+        Args:
+            offsets: one offset per partition, with a record at or after it.
+            committed: as for `ends`.
+            seconds: how long all of it may take.
+
+        Raises StorageError.
+        """
+        from confluent_kafka import Consumer
+
+        isolation = "read_committed" if committed else "read_uncommitted"
+        # A group is required, and never joined: partitions are assigned, and no offset is committed.
+        own = {"group.id": "stateflow-backlog", "enable.auto.commit": False, "isolation.level": isolation}
+        limits = {"fetch.message.max.bytes": 1 << 16, "fetch.wait.max.ms": 100, "enable.partition.eof": True}
+        given = {**KEEP_BROKERS, "bootstrap.servers": self._address, **self._options, **own, **limits}
+        until, found = _clock.monotonic() + seconds, list[datetime]()
+        with self._translate_errors():
+            consumer = Consumer(given, logger=log)
+            try:
+                ordered = sorted(offsets.items())
+                for at in range(0, len(ordered), _READ_AT_ONCE):
+                    times = self._first_times(consumer, dict(ordered[at : at + _READ_AT_ONCE]), until)
+                    if times is None:
+                        return None, False
+                    found += times
+            finally:
+                consumer.close()
+        return min(found, default=None), True
+
+    def _first_times(self, consumer: Consumer, offsets: Offsets, until: float) -> list[datetime] | None:
+        """Returns the timestamps of the first records of partitions; None if not all answered in time."""
+        from confluent_kafka import KafkaException, TopicPartition
+
+        consumer.assign([TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()])
+        missing, found = set(offsets), list[datetime]()
+        while missing:
+            if (left := until - _clock.monotonic()) <= 0:
+                return None
+            for message in consumer.consume(len(missing), min(left, 0.2)):
+                error = message.error()
+                if error is not None and error.name() != "_PARTITION_EOF":
+                    raise KafkaException(error)
+                partition = (str(message.topic()), int(message.partition() or 0))
+                if partition not in missing:
+                    continue
+                missing.discard(partition)
+                consumer.incremental_unassign([TopicPartition(*partition)])
+                if error is None and message.timestamp()[0]:
+                    found.append(datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC))
+        return found
 
     def _listed(self) -> list[Partition]:
         with self._translate_errors():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from stateflow.api.dead_letters import FAIL, DeadLetters, check_policy
 from stateflow.api.schema import REJECTED, RejectedRecord, RowSchema, failing_filter
-from stateflow.api.source import FROM_START, InitialPosition, Source, StartKind, StartPosition
+from stateflow.api.source import FROM_START, Backlog, InitialPosition, Source, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.kafka.client import (
@@ -26,6 +26,7 @@ from stateflow.connectors.kafka.client import (
 from stateflow.connectors.kafka.formats import GUARD, Json, Raw, RecordColumns, ValueFormat
 from stateflow.connectors.partition_offsets import (
     Gap,
+    count_waiting,
     gaps_after,
     gaps_between,
     has_new_rows,
@@ -73,6 +74,8 @@ _PARTITIONS_DIFFER = re.compile(
 )
 """Spark's message about the offsets of a start."""
 _ISOLATION = "kafka.isolation.level"
+_OLDEST_SECONDS = 5.0
+"""How long the first records after a position may take to arrive."""
 
 OnDataLoss = Literal["fail", "continue"]
 Start = str | datetime | Mapping[str, Mapping[int, int]]
@@ -264,12 +267,42 @@ class KafkaSource(Source):
 
     def has_new_input(self, offset: str, logs: Sequence[bytes]) -> bool | None:
         """See `Source.has_new_input`: compares the position with the ends of all partitions."""
-        # Spark reads up to the first open transaction, unless an option says otherwise.
-        isolation = next((v for k, v in self._options.items() if k.lower() == _ISOLATION), "read_committed")
         client = self._client()
-        ends = client.ends(client.partitions(self.topics), committed=isolation == "read_committed")
+        ends = client.ends(client.partitions(self.topics), committed=self._reads_committed)
         position = self._parsed(offset)
         return has_new_rows(position, ends) if position else None
+
+    def backlog(self, offset: str, logs: Sequence[bytes]) -> Backlog:
+        """See `Source.backlog`: the offsets between the position and the ends, and the time of one record of each.
+
+        Offsets also count the marks that end transactions, and records that compaction has removed.
+        """
+        client = self._client()
+        partitions = client.partitions(self.topics)
+        earliest = client.earliest(partitions)
+        # After the first ones: retention must not remove all that the ends have seen.
+        ends = client.ends(partitions, committed=self._reads_committed)
+        position = self._start_offsets(client, partitions) if offset == FROM_START else self._parsed(offset)
+        rows = count_waiting(position, earliest, ends)
+        firsts = {p: max(position.get(p, 0), earliest[p]) for p in partitions}
+        waiting = {p: first for p, first in firsts.items() if first < ends[p]}
+        oldest, complete = client.oldest_time(waiting, committed=self._reads_committed, seconds=_OLDEST_SECONDS)
+        unknown = "" if complete else "Kafka did not return the oldest records in time"
+        return Backlog(rows=rows, oldest_at=oldest, exact=False, unknown=unknown)
+
+    def _start_offsets(self, client: KafkaClient, partitions: list[Partition]) -> Mapping[Partition, int]:
+        """Returns the offsets at which a new job begins, as of now."""
+        if isinstance(self._start, datetime):
+            return client.at(partitions, self._start)
+        if isinstance(self._start, Mapping):
+            return {(topic, n): offset for topic, given in self._start.items() for n, offset in given.items()}
+        return {} if self._start == StartKind.EARLIEST else client.ends(partitions)
+
+    @property
+    def _reads_committed(self) -> bool:
+        """Whether Spark reads up to the first open transaction, as it does unless an option says otherwise."""
+        isolation = next((v for k, v in self._options.items() if k.lower() == _ISOLATION), "read_committed")
+        return isolation == "read_committed"
 
     def _gaps(self, offset: str) -> list[Gap[Partition]]:
         position, client = self._parsed(offset), self._client()

@@ -6,14 +6,21 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Literal
 
 from stateflow.api.dead_letters import FAIL, DeadLetters, check_policy
 from stateflow.api.schema import RowSchema
-from stateflow.api.source import InitialPosition, LocalSource, Slice, StartKind, StartPosition
+from stateflow.api.source import Backlog, InitialPosition, LocalSource, Slice, StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy
-from stateflow.connectors.partition_offsets import gaps_after, has_new_rows, position_error, shorten_texts
+from stateflow.connectors.partition_offsets import (
+    count_waiting,
+    gaps_after,
+    has_new_rows,
+    position_error,
+    shorten_texts,
+)
 from stateflow.connectors.partitioned.positions import (
     Available,
     Offsets,
@@ -127,6 +134,16 @@ class PartitionedSource(LocalSource):
         """
         return splits_between(start, end, self._split_size)
 
+    def oldest_waiting(self, position: Offsets) -> datetime | None:
+        """Returns when the oldest row at or after a position was written, for the backlog; None if it is not known.
+
+        Override it if that takes a few requests at most. Called only while rows wait.
+
+        Args:
+            position: the next offset of each partition.
+        """
+        return None
+
     # -- calls of the runtime -----------------------------------------------------------------------------------------
 
     def available(self) -> Available:
@@ -235,6 +252,20 @@ class PartitionedSource(LocalSource):
     def has_new_input(self, position: str) -> bool | None:
         """See `LocalSource.has_new_input`: compares the position with the ends of all partitions."""
         return has_new_rows(self.parse_offsets(position), self.available().ends)
+
+    def backlog(self, position: str | None) -> Backlog:
+        """See `LocalSource.backlog`: compares the position with the ends of all partitions.
+
+        Offsets are counted, of which a source may skip some. Override it for exact numbers.
+        """
+        available = self.available()
+        if position is None:
+            before = available.earliest if self._start is StartKind.EARLIEST else available.ends
+        else:
+            before = self.parse_offsets(position)
+        rows = count_waiting(before, available.earliest, available.ends)
+        oldest = self.oldest_waiting(before) if rows else None
+        return Backlog(rows=rows, oldest_at=oldest, exact=False)
 
     def initial_position(self, start: StartPosition) -> InitialPosition:
         """See `Source.initial_position`: the ends of all partitions, or given offsets such as ``{"a":12}``."""

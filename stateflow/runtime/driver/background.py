@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -32,6 +33,7 @@ from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.errors import Fenced, InternalError, StateflowError
 from stateflow.observability import Recorder
+from stateflow.runtime.backlog import RATE_RECORDS
 from stateflow.runtime.job import Job
 from stateflow.runtime.publisher import Publisher
 from stateflow.state.handles import FileHandle
@@ -229,6 +231,7 @@ class Maintenance:
 
     Attributes:
         pending_records: records of checkpoints that only manifests hold so far, oldest first.
+        recent: the newest records of the run, oldest first.
         collected: sequence number of the log's head at the last collection of data; 0 before the first one.
     """
 
@@ -240,6 +243,7 @@ class Maintenance:
         self._completed = 0
         self._index: HistoryIndexWriter | None = None
         self.pending_records: list[CheckpointRecord] = []
+        self.recent: deque[CheckpointRecord] = deque(maxlen=RATE_RECORDS)
         self.collected = 0
 
     @property
@@ -265,6 +269,7 @@ class Maintenance:
     def add_record(self, record: CheckpointRecord) -> None:
         """Adds a record of a checkpoint, for the next manifest."""
         self.pending_records = [*self.pending_records, record][-MAX_PENDING_RECORDS:]
+        self.recent.append(record)
 
     def after_checkpoint(self, head: Head) -> None:
         """Counts a checkpoint, and does the maintenance that is due.

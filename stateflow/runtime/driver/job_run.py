@@ -27,6 +27,7 @@ from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import AT_LEAST_ONCE
 from stateflow.errors import DataError, Fenced, RequestTimeout, StateflowError, StorageError
 from stateflow.observability import BATCH, set_log_context, span
+from stateflow.runtime.backlog import JobBacklog, measure, read_positions, record_backlog, rows_per_second
 from stateflow.runtime.driver.background import BackgroundWork, Maintenance, RunContext
 from stateflow.runtime.driver.batch_runner import Batch, BatchRunner, CompletedBarrier, StartingPoint
 from stateflow.runtime.driver.checkpointing import CheckpointPipeline
@@ -41,6 +42,10 @@ log = logging.getLogger(__name__)
 
 
 _POLL = timedelta(seconds=0.1)
+_BACKLOG_EVERY = timedelta(minutes=1)
+"""Shortest time between two measurements of the backlog."""
+_BACKLOG_SHARE = 100
+"""So many times as long as a measurement has taken, no other one begins: they take 1 % of a run at most."""
 _ACKNOWLEDGE = timedelta(seconds=5)
 """How long an active run may take to confirm that it has seen the request."""
 
@@ -189,6 +194,7 @@ class JobRun:
         self.savepoint_workers = executor.savepoint_workers
         self._checks = StartChecks(job, executor.reads_by_spark)
         self._is_claimed = self._is_restored = False
+        self._backlog_at = 0.0
 
     @property
     def head(self) -> Head:
@@ -267,6 +273,7 @@ class JobRun:
         self._maintenance.start(restored.head, restored.pending_records)
         self._requests.open(self._committed_point())
         self._fence_watch.begin()
+        self._backlog_at = self._context.now + _BACKLOG_EVERY.total_seconds()
 
     def run_batch(self, rows: object, capture: PositionCapture) -> BatchResult:
         """Runs one micro-batch up to its barrier; with synchronous checkpoints, up to its published checkpoint.
@@ -284,6 +291,7 @@ class JobRun:
             result = self._process(Batch(rows, capture, self.batches.watermarks()))
             self._serve_requests(result)
             failpoints.hit("batch.end")
+            self._observe_backlog()
         return result
 
     def run_tick(self, ended: frozenset[str] = frozenset()) -> BatchResult:
@@ -305,9 +313,26 @@ class JobRun:
         with self.guard.translate_errors():
             self._fence_watch.check()
             self._pipeline.checkpoint_if_idle()
+            self._observe_backlog()
             if self._requests.is_waiting:
                 self.commit_pending()
                 self._requests.serve(self._committed_point())
+
+    def measure_backlog(self) -> JobBacklog:
+        """Returns how much input waits after the newest barrier, and reports it as metrics; see `measure`."""
+        root, sources = self.job.root, {node.uid: node.source for node in self.job.plan.sources}
+        began = self._context.now
+        rate = rows_per_second(self._maintenance.recent)
+        found = measure(read_positions(sources, self.manifest, root.storage), rate, root.clock)
+        record_backlog(self.job.recorder, found, root.clock.now())
+        ended = self._context.now
+        self._backlog_at = ended + max(_BACKLOG_EVERY.total_seconds(), _BACKLOG_SHARE * (ended - began))
+        return found
+
+    def _observe_backlog(self) -> None:
+        # In this thread, between batches: a source of a user is never called from two threads at once.
+        if self._context.now >= self._backlog_at:
+            self.measure_backlog()
 
     def drain(self) -> PublishedCheckpoint:
         """Fires every event-time timer; returns the checkpoint of that batch."""

@@ -1,0 +1,231 @@
+"""How much input waits at a job's sources after its newest checkpoint, and how long a run would take to read it.
+
+Sources are asked in threads that are abandoned after a time: an answer that is late or an error, whatever its kind,
+makes a backlog unknown, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+
+from stateflow.api.source import NO_BACKLOG, Backlog, LocalSource, Source, local_position
+from stateflow.checkpoint.log.documents import COMPLETED, NOT_BEGUN, CheckpointRecord, Manifest
+from stateflow.clock import Clock, parse_timestamp
+from stateflow.errors import StateflowError
+from stateflow.observability import Recorder
+from stateflow.runtime.spark.checkpoint_location import source_log
+from stateflow.storage import Storage
+
+log = logging.getLogger(__name__)
+
+LONGEST = timedelta(seconds=10)
+"""How long all sources together may take to answer."""
+RATE_RECORDS = 20
+"""Checkpoints from which the rate of the last runs is computed."""
+_LONGEST_REASON = 300
+
+
+@dataclass(frozen=True)
+class SourceBacklog:
+    """The input of one source that waits. A number is None if it is not known.
+
+    Attributes:
+        uid: the source.
+        rows: number of rows.
+        bytes: their size at the source.
+        files: number of files.
+        oldest_at: ISO 8601 timestamp of when the oldest of it was written; None also if nothing waits.
+        exact: whether `rows` is exact, and not an estimate or an upper bound.
+        unknown: why a number is not known; empty if the source has told all that it can.
+    """
+
+    uid: str
+    rows: int | None
+    bytes: int | None
+    files: int | None
+    oldest_at: str | None
+    exact: bool
+    unknown: str
+
+
+@dataclass(frozen=True)
+class JobBacklog:
+    """The input of a job that waits after its newest checkpoint. A number is None if it is not known.
+
+    Attributes:
+        at: ISO 8601 timestamp of the measurement.
+        rows: rows of all sources; None if one of them does not know.
+        exact: whether `rows` is exact.
+        oldest_at: when the oldest of it was written; None also if nothing waits or a source does not know.
+        rows_per_s: the rows that the last runs have read in a second of work.
+        catch_up_s: how long a run takes to read `rows` at that rate, without the time of its start.
+        sources: the backlog of each source, by uid.
+    """
+
+    at: str
+    rows: int | None
+    exact: bool
+    oldest_at: str | None
+    rows_per_s: float | None
+    catch_up_s: float | None
+    sources: tuple[SourceBacklog, ...]
+
+
+@dataclass(frozen=True)
+class ReadPosition:
+    """The position of one source.
+
+    Attributes:
+        source: the source as the job declares it.
+        offset: its position, as in the manifest; `NOT_BEGUN` for one that was not read yet.
+        logs: returns the contents of the files of Spark's log of the source; called in the thread that asks it.
+        on_spark: whether the position is one of Spark.
+    """
+
+    source: Source | LocalSource
+    offset: str
+    logs: Callable[[], Sequence[bytes]] = lambda: ()
+    on_spark: bool = False
+
+    def backlog(self) -> Backlog:
+        """Asks the source."""
+        if isinstance(self.source, Source):
+            return self.source.backlog(self.offset, self.logs())
+        if self.offset == NOT_BEGUN:
+            return self.source.backlog(None)
+        return self.source.backlog(local_position(self.offset) if self.on_spark else self.offset)
+
+
+def read_positions(
+    sources: Mapping[str, Source | LocalSource], manifest: Manifest | None, storage: Storage
+) -> dict[str, ReadPosition]:
+    """Returns the position of each source at a checkpoint, by uid.
+
+    Args:
+        sources: the sources that the job declares, by uid.
+        manifest: the manifest of the checkpoint; None before the first one.
+        storage: the job root.
+    """
+    spark = manifest.spark if manifest else None
+    stored = {p.uid: (number, p.offset) for number, p in enumerate(manifest.sources)} if manifest else {}
+
+    def logs_of(number: int) -> Callable[[], Sequence[bytes]]:
+        files = [f for f in spark.source_files if f.path.startswith(f"{number}/")] if spark else []
+        return lambda: [source_log(storage, file) for file in files]
+
+    return {
+        uid: ReadPosition(source, stored[uid][1], logs_of(stored[uid][0]), spark is not None)
+        if uid in stored
+        else ReadPosition(source, NOT_BEGUN)
+        for uid, source in sorted(sources.items())
+    }
+
+
+def measure(
+    positions: Mapping[str, ReadPosition], rate: float | None, clock: Clock, longest: timedelta = LONGEST
+) -> JobBacklog:
+    """Asks all sources, each in a thread; never raises an error of a source.
+
+    Args:
+        rate: as of `rows_per_s`.
+        longest: how long all of them may take together.
+    """
+    began = clock.monotonic()
+    asked = [_Question(uid, position) for uid, position in positions.items()]
+    for question in asked:
+        question.start()
+    found = []
+    for question in asked:
+        question.join(max(0.0, longest.total_seconds() - (clock.monotonic() - began)))
+        found.append(question.answer or _unknown(question.uid, f"no answer within {longest.total_seconds():g} s"))
+    return sum_up(found, rate, clock.now())
+
+
+def sum_up(sources: Iterable[SourceBacklog], rate: float | None, now: datetime) -> JobBacklog:
+    """Returns the backlog of a job. Pure."""
+    found = tuple(sources)
+    counts = [each.rows for each in found]
+    rows = None if None in counts else sum(each or 0 for each in counts)
+    oldest = [each.oldest_at for each in found if each.oldest_at is not None]
+    # The oldest of another source may be older.
+    is_hidden = any(each.oldest_at is None and each.rows != 0 and each.files != 0 for each in found)
+    catch_up = 0.0 if rows == 0 else None if rows is None or not rate else round(rows / rate, 3)
+    return JobBacklog(
+        at=now.isoformat(timespec="milliseconds"),
+        rows=rows,
+        exact=rows is not None and all(each.exact for each in found),
+        oldest_at=None if is_hidden or not oldest else min(oldest, key=datetime.fromisoformat),
+        rows_per_s=None if rate is None else round(rate, 3),
+        catch_up_s=catch_up,
+        sources=found,
+    )
+
+
+def rows_per_second(records: Iterable[CheckpointRecord]) -> float | None:
+    """Returns how many rows checkpoints have read per second of work; None if they read none. Pure.
+
+    Checkpoints of one run overlap if they are asynchronous, so the time in which any of them worked counts.
+    """
+    read = [record for record in records if record.status == COMPLETED and record.rows_in]
+    spans = sorted(_span(record) for record in read)
+    seconds, until = 0.0, float("-inf")
+    for start, end in spans:
+        seconds += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return sum(record.rows_in for record in read) / seconds if seconds > 0 else None
+
+
+def record_backlog(recorder: Recorder, backlog: JobBacklog, now: datetime) -> None:
+    """Reports a backlog as metrics; what is not known is not reported."""
+    for each in backlog.sources:
+        values = {"rows": each.rows, "size": each.bytes, "files": each.files, "age": _age(each.oldest_at, now)}
+        for name, value in values.items():
+            if value is not None:
+                recorder.gauge(f"stateflow.source.backlog.{name}", value, source=each.uid)
+    if backlog.catch_up_s is not None:
+        recorder.gauge("stateflow.backlog.catch_up_time", backlog.catch_up_s)
+
+
+def _age(oldest_at: str | None, now: datetime) -> float | None:
+    return None if oldest_at is None else max(0.0, (now - datetime.fromisoformat(oldest_at)).total_seconds())
+
+
+class _Question(threading.Thread):
+    """Asks one source; `answer` is None until it has answered."""
+
+    def __init__(self, uid: str, position: ReadPosition) -> None:
+        # A daemon: a client that waits for a dead server must not keep the process from ending.
+        super().__init__(name=f"stateflow-backlog-{uid}", daemon=True)
+        self.uid = uid
+        self._position = position
+        self.answer: SourceBacklog | None = None
+
+    def run(self) -> None:
+        try:
+            self.answer = _of_source(self.uid, self._position.backlog())
+        except BaseException as e:
+            # A client's library or a user's source may raise anything, and even exit. What waits is then unknown.
+            reason = f"[{e.code}] {e.sentence}" if isinstance(e, StateflowError) else f"{type(e).__name__}: {e}"
+            log.info("the backlog of source %s is unknown: %s", self.uid, reason)
+            self.answer = _unknown(self.uid, reason[:_LONGEST_REASON])
+
+
+def _of_source(uid: str, found: Backlog) -> SourceBacklog:
+    oldest = found.oldest_at
+    if oldest is not None:
+        zoned = oldest if oldest.tzinfo else oldest.replace(tzinfo=UTC)
+        return SourceBacklog(**{**asdict(found), "uid": uid, "oldest_at": zoned.isoformat(timespec="milliseconds")})
+    return SourceBacklog(**{**asdict(found), "uid": uid})
+
+
+def _unknown(uid: str, reason: str) -> SourceBacklog:
+    return SourceBacklog(**{**asdict(NO_BACKLOG), "uid": uid, "exact": False, "unknown": reason})
+
+
+def _span(record: CheckpointRecord) -> tuple[float, float]:
+    end = parse_timestamp(record.committed_at).timestamp()
+    return end - record.duration_ms / 1000, end

@@ -1,0 +1,214 @@
+"""The backlog of a job: sources that answer, fail or hang, the rate of the last runs, and where it is shown."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.api.source import Backlog, CollectionSource
+from stateflow.checkpoint.log.documents import ABORTED, COMPLETED, NOT_BEGUN, CheckpointRecord
+from stateflow.clock import ManualClock, SystemClock
+from stateflow.errors import StorageError
+from stateflow.observability import MemoryRecorder
+from stateflow.runtime.backlog import (
+    JobBacklog,
+    ReadPosition,
+    SourceBacklog,
+    measure,
+    record_backlog,
+    rows_per_second,
+    sum_up,
+)
+from stateflow.runtime.job import BatchResult
+from stateflow.runtime.local_run import run_local
+from tests.support.cli_fixture import ASKED, CliFixture, invoke
+from tests.support.graphs import Row
+from tests.support.local_jobs import Growing, LocalJobs
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+class Asked(CollectionSource):
+    """Answers with what it is given."""
+
+    def __init__(self, answer: object) -> None:
+        super().__init__([], Row)
+        self.answer = answer
+        self.asked: list[str | None] = []
+
+    def backlog(self, position: str | None) -> Any:
+        self.asked.append(position)
+        if isinstance(self.answer, threading.Event):
+            self.answer.wait()
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+
+def ask(rate: float | None = None, seconds: float = 30, **answers: object) -> JobBacklog:
+    positions = {uid: ReadPosition(Asked(answer), NOT_BEGUN) for uid, answer in answers.items()}
+    return measure(positions, rate, SystemClock(), timedelta(seconds=seconds))
+
+
+def test_rows_of_all_sources_are_added_and_the_oldest_counts() -> None:
+    minutes = [NOW - timedelta(minutes=n) for n in range(9)]
+    found = ask(10.0, a=Backlog(rows=7, oldest_at=minutes[3]), b=Backlog(rows=5, oldest_at=minutes[8], exact=False))
+    assert (found.rows, found.exact, found.catch_up_s, found.rows_per_s) == (12, False, 1.2, 10.0)
+    assert found.oldest_at == minutes[8].isoformat(timespec="milliseconds")
+    # A time without a zone is in UTC.
+    naive = ask(a=Backlog(rows=1, oldest_at=NOW.replace(tzinfo=None)))
+    assert naive.oldest_at == NOW.isoformat(timespec="milliseconds")
+    # The oldest of a source that does not know it may be older.
+    assert ask(a=Backlog(rows=7, oldest_at=NOW), b=Backlog(rows=5)).oldest_at is None
+    assert ask(a=Backlog(rows=7, oldest_at=NOW), b=Backlog(rows=0)).oldest_at is not None
+
+
+def test_a_source_that_fails_makes_its_backlog_unknown_and_nothing_else() -> None:
+    found = ask(
+        1.0, a=Backlog(rows=3), b=StorageError("the broker is away"), c=OSError("refused"), d=SystemExit(1), e="much"
+    )
+    assert (found.rows, found.catch_up_s, found.exact) == (None, None, False)
+    reasons = {each.uid: each.unknown for each in found.sources}
+    assert reasons["a"] == "" and "the broker is away" in reasons["b"] and "refused" in reasons["c"]
+    assert reasons["d"] and reasons["e"]
+
+
+def test_a_source_that_hangs_is_abandoned() -> None:
+    hangs = threading.Event()
+    try:
+        found = ask(seconds=0.01, a=hangs, b=Backlog(rows=3))
+        assert [each.rows for each in found.sources] == [None, 3]
+        assert found.sources[0].unknown == "no answer within 0.01 s"
+    finally:
+        hangs.set()
+
+
+def test_a_job_without_input_that_waits_has_caught_up_whatever_its_rate() -> None:
+    assert ask(a=Backlog(rows=0)).catch_up_s == 0
+    assert ask(a=Backlog(rows=1)).catch_up_s is None
+
+
+def record(rows: int, start: float, end: float, status: str = COMPLETED) -> CheckpointRecord:
+    numbers: dict[str, Any] = {
+        "checkpoint_id": 1,
+        "generation": 1,
+        "ordinal": 1,
+        "run": 1,
+        "increment_bytes": 0,
+        "full_bytes": 0,
+    }
+    at = (NOW + timedelta(seconds=end)).isoformat()
+    return CheckpointRecord(
+        **numbers,
+        files=0,
+        by="",
+        rows_in=rows,
+        rows_out={},
+        committed_at=at,
+        duration_ms=(end - start) * 1000,
+        status=status,
+    )
+
+
+def test_the_rate_counts_the_time_in_which_any_checkpoint_worked() -> None:
+    assert rows_per_second([]) is None
+    assert rows_per_second([record(0, 0, 5)]) is None
+    assert rows_per_second([record(100, 0, 10), record(300, 1000, 1010)]) == pytest.approx(20)
+    # Asynchronous ones overlap.
+    assert rows_per_second([record(100, 0, 10), record(100, 5, 15), record(100, 6, 9)]) == pytest.approx(20)
+    # Checkpoints without rows, and aborted ones, whose rows pass to the next one.
+    assert rows_per_second([record(100, 0, 10), record(0, 20, 90), record(9, 90, 95, ABORTED)]) == pytest.approx(10)
+
+
+def test_metrics_have_what_is_known() -> None:
+    recorder = MemoryRecorder()
+    oldest = (NOW - timedelta(seconds=90)).isoformat()
+    sources = [
+        SourceBacklog("a", 7, None, 2, oldest, exact=True, unknown=""),
+        SourceBacklog("b", 1, 8, None, None, exact=True, unknown=""),
+    ]
+    record_backlog(recorder, sum_up(sources, 4.0, NOW), NOW)
+    prefix = "stateflow.source.backlog"
+    assert recorder.gauges == {
+        f"{prefix}.rows{{source=a}}": 7,
+        f"{prefix}.files{{source=a}}": 2,
+        f"{prefix}.age{{source=a}}": 90,
+        f"{prefix}.rows{{source=b}}": 1,
+        f"{prefix}.size{{source=b}}": 8,
+        "stateflow.backlog.catch_up_time": 2,
+    }
+
+
+class GrowingAsked(Growing):
+    """Counts how often it is asked, and for which positions."""
+
+    asked: list[str | None]
+
+    def backlog(self, position: str | None) -> Backlog:
+        self.asked = [*getattr(self, "asked", []), position]
+        return Backlog(rows=5)
+
+
+def test_a_run_measures_the_backlog_between_batches_and_at_most_once_a_minute(tmp_path: Path) -> None:
+    clock, recorder, source = ManualClock(), MemoryRecorder(), GrowingAsked([Row("a", n) for n in range(12)], Row)
+    jobs = LocalJobs(tmp_path, clock, source__max_rows_per_batch=1)
+    jobs.recorder = recorder
+
+    def build(env: Any) -> None:
+        env.from_source(source, uid="rows").sink_to(jobs.sink("out"), uid="out")
+
+    def on_batch(result: BatchResult) -> None:
+        clock.sleep(timedelta(seconds=15))
+
+    run = jobs.prepare(build)
+    run.start()
+    run_local(run, {"rows": source}, on_batch)
+    assert [json.loads(position or "{}") for position in source.asked] == [{"row": 5}, {"row": 9}]
+    assert recorder.gauges["stateflow.source.backlog.rows{source=rows}"] == 5
+
+
+# -- where it is shown ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> CliFixture:
+    fixture = CliFixture(tmp_path)
+    fixture.settings["checkpoints.asynchronous"] = "no"
+    fixture.write(ASKED)
+    return fixture
+
+
+def status(cli: CliFixture, *more: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(invoke("status", "--job-root", cli.root, "--json", *more).output)
+    return found
+
+
+def test_the_result_and_the_status_have_the_backlog_while_no_run_is_active(cli: CliFixture) -> None:
+    result = cli.run()
+    assert result.backlog is not None and (result.backlog.rows, result.backlog.catch_up_s) == (0, 0)
+    (cli.folder / "more.json").write_text("30")
+    found = status(cli, "--job", str(cli.job))
+    backlog = found["backlog"]
+    assert (backlog["rows"], backlog["exact"], found["backlog_unknown"]) == (30, True, "")
+    of_source = {"uid": "rows", "rows": 30, "bytes": None, "files": None, "oldest_at": None, "exact": True}
+    assert backlog["sources"] == [{**of_source, "unknown": ""}]
+    # Its twelve rows in the time of its three checkpoints.
+    seconds = sum(each["duration_ms"] for each in found["checkpoints"]) / 1000
+    assert backlog["rows_per_s"] == pytest.approx(12 / seconds, rel=0.5)
+    assert backlog["catch_up_s"] == pytest.approx(30 / backlog["rows_per_s"], rel=0.01)
+    lines = invoke("status", "--job-root", cli.root, "--job", str(cli.job)).output
+    assert "source rows has waiting: 30 rows, " in lines
+
+
+def test_a_status_without_a_job_file_or_with_a_broken_one_says_why_the_backlog_is_unknown(cli: CliFixture) -> None:
+    cli.run()
+    assert status(cli)["backlog"] is None and "--job" in status(cli)["backlog_unknown"]
+    cli.job.write_text("raise ValueError('no')")
+    found = status(cli, "--job", str(cli.job))
+    assert found["backlog"] is None and found["backlog_unknown"] and found["checkpoint_id"]
