@@ -109,6 +109,7 @@ requirements: setup  ## pin packages, JARs and npm packages with their hashes; U
 	@$(RUN) python scripts/fetch_jars.py --record --package kafka
 	@$(RUN) python scripts/fetch_jars.py --record --package kafka-broker
 	@$(RUN) python scripts/fetch_jars.py --record --package jdbc
+	@$(RUN) python scripts/fetch_jars.py --record --package yarn
 	@$(RUN) python scripts/lock_npm.py $${UPGRADE:+--upgrade}
 
 image-digests:  ## write the digests of the base images into docker/images.lock; needs docker with buildx

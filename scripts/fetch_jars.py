@@ -1,4 +1,4 @@
-"""Downloads the JARs that Spark needs for Delta tables, Kafka and PostgreSQL, and an HDFS and a Kafka broker for tests.
+"""Downloads the JARs that Spark needs for Delta tables, Kafka and PostgreSQL; for tests HDFS, YARN and a Kafka broker.
 
 The JARs for Delta go to ``.venv/jars``, those of ``--package hdfs`` to ``.venv/hdfs``, and so on; ``--into`` changes
 the folder. They are resolved from Maven Central by Spark's Ivy, so a mirror that is configured for Spark is used. A
@@ -61,12 +61,18 @@ def jdbc() -> str:
     return "org.postgresql:postgresql:42.7.14"
 
 
+def yarn() -> str:
+    """Returns the Maven coordinate of the cryptography with which a ResourceManager starts; HDFS' JAR has the rest."""
+    return "org.bouncycastle:bcpkix-jdk18on:1.78.1"
+
+
 PACKAGES = {
     "delta": (delta, "jars"),
     "hdfs": (hdfs, "hdfs"),
     "kafka": (kafka, "kafka"),
     "kafka-broker": (kafka_broker, "kafka-broker"),
     "jdbc": (jdbc, "jdbc"),
+    "yarn": (yarn, "yarn"),
 }
 """Functions that return the coordinate of a package, and its folder below ``.venv``."""
 

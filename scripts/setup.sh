@@ -280,6 +280,7 @@ make_class_archive() {
 # machine that does not reach one of these, or has no Node.
 fetch_servers() {
     fetch_hdfs
+    fetch_yarn
     fetch_kafka
     fetch_moto
     fetch_node_servers
@@ -290,6 +291,12 @@ fetch_servers() {
 fetch_hdfs() {
     JAVA_HOME=$(cat "$JAVA_HOME_FILE") "$VENV/bin/python" "$ROOT/scripts/fetch_jars.py" --package hdfs ||
         say "continuing without HDFS: its tests are skipped until 'make setup' has downloaded it"
+}
+
+# The rest of YARN is in the JAR of HDFS.
+fetch_yarn() {
+    JAVA_HOME=$(cat "$JAVA_HOME_FILE") "$VENV/bin/python" "$ROOT/scripts/fetch_jars.py" --package yarn ||
+        say "continuing without YARN: its tests are skipped until 'make setup' has downloaded it"
 }
 
 fetch_kafka() {

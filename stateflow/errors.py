@@ -29,6 +29,7 @@
     ├── StorageError                   the storage failed or did not respond: a retry may succeed
     ├── BatchFailed                    a micro-batch is incomplete: a new run starts from the newest checkpoint
     │   └── SparkGone                  Spark's process has ended; this process cannot start another one
+    ├── ClusterFailed                  the cluster that runs the driver refused, lost or ended it: a retry may succeed
     ├── QueryError                     a query of a job's state failed
     │   ├── UnknownJob                 the job root has no job
     │   ├── UnknownState               no state has the queryable name
@@ -275,6 +276,14 @@ class SparkGone(BatchFailed):
     code = "spark-gone"
 
 
+class ClusterFailed(StateflowError):
+    """A cluster did not start a driver, lost it, or does not respond; the log defines the state of the job."""
+
+    code = "cluster-failed"
+    exit_code = 5
+    retryable = True
+
+
 class RequestTimeout(StateflowError):
     """A run acknowledged a request and did not complete it in time; the request was withdrawn."""
 
@@ -353,3 +362,11 @@ class InternalError(StateflowError):
 
     code = "internal"
     retryable = True
+
+
+def error_class(code: str) -> type[StateflowError]:
+    """Returns the class of errors with a code; `ClusterFailed` for a code that this version does not know."""
+    found: list[type[StateflowError]] = [StateflowError]
+    for each in found:
+        found += each.__subclasses__()
+    return next((each for each in found if each.code == code and each is not StateflowError), ClusterFailed)

@@ -8,6 +8,7 @@ its header ``Retry-After`` says, and requests accepts any number of cookies.
 from __future__ import annotations
 
 import http.client
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import Any, Self
 
 import requests
 import urllib3.connection
+import urllib3.exceptions
 from requests.adapters import HTTPAdapter
 from urllib3 import BaseHTTPResponse, HTTPConnectionPool, HTTPResponse, HTTPSConnectionPool, PoolManager, Retry
 
@@ -25,6 +27,10 @@ from stateflow.clock import Clock
 _CHUNK = 1 << 20
 _TRANSFER_SECONDS, _BYTES_PER_SECOND = 60.0, 10_000
 """A transfer fails after this time, plus a second for each so many bytes."""
+
+
+_ANSWER_SECONDS = 20.0
+"""How long a server may take to connect, and to send each part of an answer of `exchange_json`."""
 
 
 class BadAnswer(Exception):
@@ -48,6 +54,27 @@ def stream_answer(answer: requests.Response, clock: Clock, limit: int) -> Iterat
         if clock.monotonic() - started > _TRANSFER_SECONDS + received / _BYTES_PER_SECOND:
             raise BadAnswer(f"the server sends too slowly: {received} bytes so far")
         yield piece
+
+
+def exchange_json(
+    session: requests.Session, method: str, url: str, clock: Clock, limit: int = 8 << 20
+) -> tuple[int, object]:
+    """Sends a request without a body; returns the status of the answer and its document.
+
+    Args:
+        limit: size of the longest answer, in bytes.
+
+    Raises:
+        BadAnswer: the server cannot be reached, or its answer is too long, too slow, or is not a document of JSON.
+    """
+    try:
+        with session.request(method, url, stream=True, timeout=_ANSWER_SECONDS) as answer:
+            data = read_answer(answer, clock, limit)
+            return answer.status_code, json.loads(data) if data else None
+    except (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as e:
+        raise BadAnswer(f"the server cannot be reached: {type(e).__name__}") from e
+    except (ValueError, RecursionError) as e:
+        raise BadAnswer("the answer is not a document of JSON") from e
 
 
 LINE_BYTES = 256 << 10

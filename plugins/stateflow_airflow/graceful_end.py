@@ -27,6 +27,10 @@ _DEADLINE = "ending"
 """File of a launch folder that exists once its driver was signalled: seconds since the host's boot until which it may
 take to end. A driver that gets a second signal ends without a checkpoint."""
 _PROGRAM = b"stateflow/__main__.py"
+LAUNCH_ID = "--launch-id"
+"""Option of a process that follows a driver in a cluster."""
+_CLUSTER_SECONDS = 90.0
+"""How long such a process may take in addition, to have the cluster kill the driver and to remove what that leaves."""
 
 
 def end(launcher: Launcher, launch: Launch, seconds: float) -> None:
@@ -79,7 +83,8 @@ def begin(launcher: Launcher, launch: Launch, seconds: float) -> bool:
     if driver is None:
         return False
     # First the file: without it, another process would send a second signal.
-    if _record_deadline(Path(launch.folder), since_boot() + seconds):
+    more = _CLUSTER_SECONDS if launch.launch_id else 0.0
+    if _record_deadline(Path(launch.folder), since_boot() + seconds + more):
         processes.send(driver, signal.SIGTERM)
     return True
 
@@ -88,7 +93,10 @@ def is_driver(arguments: bytes) -> bool:
     """Returns whether a process with these arguments, each followed by a zero byte, is a driver. Pure."""
     words = arguments.split(b"\0")
     # spark-submit has the program among its arguments, too, but its first one is Java.
-    return len(words) > 2 and words[1].endswith(_PROGRAM) and words[2] == b"run"
+    if len(words) <= 2 or not words[1].endswith(_PROGRAM):
+        return False
+    # The process that follows a driver in a cluster ends that as a driver ends itself.
+    return words[2] == b"run" or (words[2] == b"submit" and LAUNCH_ID.encode() in words)
 
 
 def _is_driver(process: Process) -> bool:

@@ -14,7 +14,8 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -22,6 +23,7 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
 from stateflow_airflow.failures import TransientFailure, config_failure
+from stateflow_airflow.graceful_end import LAUNCH_ID
 from stateflow_airflow.launch import Command
 from stateflow_airflow.spark import SparkSubmit, hide_conf
 
@@ -30,6 +32,24 @@ _JAVA_OPTIONS = "SPARK_SUBMIT_OPTS"
 _DRIVER_PYTHON = "PYSPARK_DRIVER_PYTHON"
 _JAVA_VERSIONS = (17, 21)
 """Supported Java versions, as in the library, which is not imported here."""
+
+
+_CLUSTER = "cluster"
+_MASTERS_WITH_DRIVERS = ("yarn",)
+"""Beginnings of the masters that run drivers in the cluster; a standalone master does not run those of Python."""
+
+
+@dataclass(frozen=True)
+class ClusterLaunch:
+    """The launch of a driver in a cluster.
+
+    Attributes:
+        id: the id by which the cluster finds the driver again.
+        end_timeout: how long the driver may take to end with a checkpoint.
+    """
+
+    id: str
+    end_timeout: timedelta
 
 
 class _Submit(SparkSubmitHook):
@@ -70,13 +90,7 @@ class StateflowSubmitHook(BaseHook):
                 this host.
         """
         connection = self._existing_connection()
-        submit = _Submit(
-            name=name,
-            conn_id=self.spark.conn_id,
-            conf=dict(self.spark.conf),
-            env_vars=dict(self.spark.env_vars),
-            **self.spark.options,
-        )
+        submit = self._submit(name, self.spark.env_vars)
         self._check(connection, submit)
         program = str(_program())
         executable, *options = submit.command_line(program)[:-1]
@@ -85,6 +99,31 @@ class StateflowSubmitHook(BaseHook):
         if with_log:
             environment |= _log_to_file(environment, folder)
         return Command([_executable(executable), *options, program, *arguments], environment, files)
+
+    def cluster_command(
+        self, name: str, arguments: Sequence[str], folder: Path, launch: ClusterLaunch
+    ) -> Command | None:
+        """Returns the command that runs the job in a cluster and follows it; None for a connection in client mode.
+
+        Args:
+            name, arguments, folder: as of `command`.
+            launch: the launch that the cluster finds the driver by.
+
+        Raises: as `command`.
+        """
+        connection = self._existing_connection()
+        # The provider's hook would put the variables into Spark's settings, which many see.
+        submit = self._submit(name, {})
+        if submit.deploy_mode != _CLUSTER:
+            return None
+        self._check(connection, submit, may_run_in_cluster=True)
+        executable, *options = submit.command_line(str(_program()))[:-1]
+        options, files = hide_conf(options, folder)
+        given = [LAUNCH_ID, launch.id, "--end-timeout", f"{launch.end_timeout.total_seconds():.0f}s"]
+        given += [f"--driver-env={variable}" for variable in sorted(self.spark.env_vars)]
+        command = [sys.executable, str(_program()), "submit", *arguments[1:], *given, "--", _executable(executable)]
+        environment = {variable: str(value) for variable, value in self.spark.env_vars.items()}
+        return Command([*command, *options], environment, files, launch.id)
 
     def session(self, name: str, folder: Path) -> Command:
         """Returns the environment and files with which this process starts its Spark session as `command` would.
@@ -95,6 +134,10 @@ class StateflowSubmitHook(BaseHook):
         # The last argument is the program; a session replaces it with Spark's shell.
         arguments = shlex.join([*command.argv[1:-1], "pyspark-shell"])
         return replace(command, env={**command.env, "PYSPARK_SUBMIT_ARGS": arguments})
+
+    def _submit(self, name: str, env_vars: Mapping[str, str]) -> _Submit:
+        conf = dict(self.spark.conf)
+        return _Submit(name=name, conn_id=self.spark.conn_id, conf=conf, env_vars=dict(env_vars), **self.spark.options)
 
     def _existing_connection(self) -> Connection:
         try:
@@ -115,13 +158,21 @@ class StateflowSubmitHook(BaseHook):
             )
         return connection
 
-    def _check(self, connection: Connection, submit: _Submit) -> None:
-        if submit.deploy_mode != "client":
+    def _check(self, connection: Connection, submit: _Submit, *, may_run_in_cluster: bool = False) -> None:
+        if submit.deploy_mode != "client" and not may_run_in_cluster:
             raise config_failure(
-                f"deploy mode {submit.deploy_mode!r} of connection {self.spark.conn_id!r} is not supported",
-                "use client mode: the driver must run on the worker's host, where the task can end it",
+                f"deploy mode {submit.deploy_mode!r} of connection {self.spark.conn_id!r} is not supported here",
+                "use a connection in client mode: only the run of a job can have its driver in the cluster",
                 connection=self.spark.conn_id,
                 deploy_mode=submit.deploy_mode,
+            )
+        if submit.deploy_mode != "client" and not submit.master.startswith(_MASTERS_WITH_DRIVERS):
+            raise config_failure(
+                f"the master {submit.master!r} does not run Python drivers in the cluster",
+                "use client mode; YARN runs drivers in the cluster",
+                connection=self.spark.conn_id,
+                deploy_mode=submit.deploy_mode,
+                master=submit.master,
             )
         # If its own lookup of the connection fails, the provider's hook silently uses the master "yarn".
         if submit.master == "yarn" and "yarn" not in f"{connection.conn_type} {connection.host}":

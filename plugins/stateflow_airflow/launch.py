@@ -42,6 +42,7 @@ class Launch:
         boot: id of the host's boot.
         turn: the task's `max_tries` at the launch. Retries keep it, and Airflow raises it when a user clears the task.
             None if it is unknown.
+        launch_id: the id by which a cluster finds the driver that the program follows; None for a driver on this host.
     """
 
     folder: str
@@ -50,6 +51,7 @@ class Launch:
     host: str
     boot: str
     turn: int | None = None
+    launch_id: str | None = None
 
     @property
     def log_file(self) -> Path:
@@ -92,14 +94,14 @@ def result_file(folder: Path) -> Path:
     return folder / "result.json"
 
 
-def write_record(folder: Path, pid: int, turn: int | None) -> Launch:
+def write_record(folder: Path, pid: int, turn: int | None, launch_id: str | None = None) -> Launch:
     """Writes the record of the process `pid` durably to `folder`, and returns it."""
     from stateflow.private_files import open_private
 
     process = processes.find(pid)
     if process is None:
         raise ChildProcessError(f"the launch shell in {folder} ended before its program started")
-    launch = Launch(str(folder), pid, process.started, socket.gethostname(), processes.boot_id(), turn)
+    launch = Launch(str(folder), pid, process.started, socket.gethostname(), processes.boot_id(), turn, launch_id)
     draft = folder / "launch.json.new"
     with open_private(draft) as file:
         file.write(json.dumps(asdict(launch)).encode())
@@ -146,11 +148,13 @@ class Command:
         argv: the program and its arguments, which every user of the host can see.
         env: its environment.
         files: content of files that it finds in its launch folder, by name.
+        launch_id: see `Launch`.
     """
 
     argv: Sequence[str]
     env: Mapping[str, str]
     files: Mapping[str, str] = field(default_factory=dict)
+    launch_id: str | None = None
 
 
 class Launcher:
@@ -211,7 +215,7 @@ class Launcher:
         child = self._spawn(folder, command)
         assert child.stdin is not None
         with child.stdin as gate:
-            launch = write_record(folder, child.pid, self.turn)
+            launch = write_record(folder, child.pid, self.turn, command.launch_id)
             gate.write(b"go\n")
         return launch
 

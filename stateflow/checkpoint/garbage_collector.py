@@ -34,6 +34,7 @@ from stateflow.storage.paths import (
     FORMAT,
     HISTORY,
     HISTORY_INDEX,
+    LAUNCHES,
     LOG,
     PROBE,
     REQUESTS,
@@ -72,6 +73,7 @@ class Fate(enum.Enum):
     SAVEPOINT = "it belongs to a savepoint; `stateflow savepoint dispose` deletes it"
     UNFINISHED = "it belongs to an unfinished or partly deleted savepoint; a collection deletes it"
     REQUEST = "it is a request to a run, or its answer; a run deletes old ones"
+    LAUNCH = "it is the result of a launch in a cluster; later launches delete old ones"
     SERVER = "it is the lease of a state server; servers delete those that have ended"
     OUTSIDE = "it is outside of what a collection searches"
     GARBAGE = "nothing needs it, and no later commit can"
@@ -83,7 +85,13 @@ class Fate(enum.Enum):
         return self is Fate.GARBAGE
 
 
-_OUTSIDE = {HISTORY: Fate.HISTORY, SAVEPOINTS: Fate.SAVEPOINT, REQUESTS: Fate.REQUEST, SERVERS: Fate.SERVER}
+_OUTSIDE = {
+    HISTORY: Fate.HISTORY,
+    SAVEPOINTS: Fate.SAVEPOINT,
+    REQUESTS: Fate.REQUEST,
+    LAUNCHES: Fate.LAUNCH,
+    SERVERS: Fate.SERVER,
+}
 """Key prefixes with separate retention rules, which `find_garbage` does not search."""
 
 

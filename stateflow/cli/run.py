@@ -9,16 +9,19 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Callable, Collection, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NoReturn, Protocol, cast
 
 import click
+import msgspec
 from rich.console import Console
 from rich.text import Text
 
 import stateflow
+from stateflow.checkpoint.launches import check_launch, record_run, store_result
+from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.restore.plan_document import GraphChanges
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.cli.common import (
@@ -33,22 +36,39 @@ from stateflow.cli.common import (
     print_error,
     print_text,
     settings_layers,
+    to_duration,
     visible,
     with_options,
 )
+from stateflow.clock import SystemClock
 from stateflow.config.sources import SettingsLayer
-from stateflow.errors import ConfigError, StateflowError, StorageError
+from stateflow.errors import ConfigError, StateflowError, StorageError, error_class
 from stateflow.launch import RunRequest, RunResult, run_if_idle, run_job
 from stateflow.observability import ContextFilter, log_event, set_log_context
-from stateflow.private_files import open_private
+from stateflow.private_files import ScratchFolder, open_private
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.termination import DRAINED
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.restore.new_job_root import ExistingTables, InitialSavepoint
 from stateflow.runtime.watermarks import waiting_texts
+from stateflow.storage import open_storage
+from stateflow.storage.paths import FORMAT
+from stateflow.submission import open_cluster
+from stateflow.submission.cluster import SparkSubmit
+from stateflow.submission.cluster_run import FINISHED, ClusterRun, RunInCluster
+from stateflow.submission.shipment import LaunchFile, Shipment, make_shipment, passed_environment, read_launch_file
 
 _RUN_ARGUMENTS, _SPARK_SUBMIT = "stateflow.run-arguments", "stateflow.spark-submit"
 _SEPARATOR = "--"
+
+
+def _enter_launch(ctx: click.Context, option: click.Parameter, path: str | None) -> LaunchFile | None:
+    """Returns the content of the launch file, after adding its variables to the environment. Raises ConfigError."""
+    if path is None:
+        return None
+    launch = read_launch_file(Path(path))
+    os.environ.update(launch.environment)
+    return launch
 
 
 @click.command()
@@ -102,6 +122,7 @@ _SEPARATOR = "--"
     help="With --from-savepoint: no-claim leaves the savepoint to you; with claim the job owns it, and deletes it once "
     "its state is no longer one of the job's retained checkpoints.",
 )
+@click.option("--launch-file", "launch", callback=_enter_launch, hidden=True, help="What submit gives to a driver.")
 @click.option(
     "--log-format",
     type=click.Choice(["auto", "text", "json"]),
@@ -124,6 +145,7 @@ def run(
     maps: tuple[str, ...],
     sources: tuple[str, ...],
     claim_mode: str,
+    launch: LaunchFile | None,
     log_format: str,
 ) -> None:
     """Run a job until it has caught up with its sources or reaches a bound; with run.until, until it is stopped.
@@ -141,34 +163,67 @@ def run(
     result, error = None, None
     try:
         _check_paths(job_root, result_file)
-        layers = _run_layers(config, assignments, drain=drain)
+        layers = _run_layers(config, assignments, drain=drain, launch=launch)
         changes, claim = GraphChanges(maps, sources), ClaimMode(claim_mode)
         options = InitialSavepoint(
             from_savepoint, ExistingTables(tables), from_other_job, frozenset(drop), changes, claim
         )
         initial, shares_tables = _initial_savepoint(options), options.tables is ExistingTables.KEEP
-        callbacks = progress.step, progress.started, progress.batch
+        callbacks = progress.step, _recording(launch, progress.started), progress.batch
         result = run_job(RunRequest(job, job_root, layers, run_id, *callbacks, initial, shares_tables))
     except (Exception, KeyboardInterrupt) as e:
         error = as_stateflow_error(e)
         progress.failed(error)
     progress.ended()
-    _store_outcome(result_file, result, error)
+    _store_outcome(result_file, result, error, launch=launch, job_root=job_root)
     assert result is not None
     if drain and result.stopped_because != DRAINED:
         print_text("not drained: the run ended before it had caught up; run it again", err=True)
     print_text(_summary(result))
 
 
-def _run_layers(config: Path | None, assignments: tuple[str, ...], *, drain: bool) -> tuple[SettingsLayer, ...]:
+def _recording(launch: LaunchFile | None, started: Callable[[JobRun], None]) -> Callable[[JobRun], None]:
+    """Returns the callback for a run that has claimed the job; it also stores to which launch the run belongs."""
+
+    def on_start(run: JobRun) -> None:
+        if launch is not None:
+            record_run(run.job.root.storage, launch.launch, run.head.entry.generation)
+        started(run)
+
+    return on_start
+
+
+def _report_to_submitter(launch: str, job_root: str, document: Mapping[str, object]) -> None:
+    """Stores the result of a driver in a cluster below the job root. An error is logged: the run ended as it did."""
+    try:
+        storage = open_storage(job_root)
+        head = JobRoot.open(storage, SystemClock()).log.read_head() if storage.size(FORMAT) is not None else None
+        store_result(storage, launch, head.entry.seq if head else 0, document)
+    except StateflowError as e:
+        log.warning("the result of the launch could not be stored: %s", e)
+
+
+def _run_layers(
+    config: Path | None, assignments: tuple[str, ...], *, drain: bool, launch: LaunchFile | None = None
+) -> tuple[SettingsLayer, ...]:
     """Returns the settings of a run from its options. Raises ConfigError."""
-    return (*settings_layers(config, assignments), *([{"run.drain": True}] if drain else []))
+    shipped = launch.layers() if launch is not None else ()
+    return (*shipped, *settings_layers(config, assignments), *([{"run.drain": True}] if drain else []))
 
 
-def _store_outcome(result_file: Path | None, result: RunResult | None, error: StateflowError | None) -> None:
-    """Writes the result file, and exits with the code of an error."""
+def _store_outcome(
+    result_file: Path | None,
+    result: RunResult | None,
+    error: StateflowError | None,
+    *,
+    launch: LaunchFile | None = None,
+    job_root: str = "",
+) -> None:
+    """Writes the result file, and for a launch in a cluster its result; then exits with the code of an error."""
+    if launch is not None:
+        _report_to_submitter(launch.launch, job_root, _document(result, error))
     if result_file and result_file.parent.is_dir():
-        _write_result(result_file, result, error)
+        _write_document(result_file, _document(result, error))
     if error:
         sys.exit(error.exit_code)
 
@@ -218,13 +273,9 @@ def _row_counts(rows_in: int, rows_out: Mapping[str, int]) -> str:
     return f"{total}, {sum(rows_out.values()):,} out" + (f" ({each})" if len(rows_out) > 1 else "")
 
 
-def _write_result(path: Path, result: RunResult | None, error: StateflowError | None) -> None:
-    """Replaces the result file atomically.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
-    document: dict[str, object] = {"status": "failed" if error else "finished", "error": None}
+def _document(result: RunResult | None, error: StateflowError | None) -> dict[str, object]:
+    """Returns the result of a run, or its error, as in the result file."""
+    document: dict[str, object] = {"status": "failed" if error else FINISHED, "error": None}
     if error:
         document["error"] = {
             "code": error.code,
@@ -235,6 +286,15 @@ def _write_result(path: Path, result: RunResult | None, error: StateflowError | 
         }
     if result:
         document |= dataclasses.asdict(result)
+    return document
+
+
+def _write_document(path: Path, document: Mapping[str, object]) -> None:
+    """Replaces the result file atomically.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
     partial = path.with_name(path.name + ".partial")
     try:
         # Facts may have values and keys that JSON does not support.
@@ -270,40 +330,154 @@ def _submit(log_format: str, run_id: str, result_file: Path | None, **others: ob
 
     spark-submit starts a JVM before the job file is read. This command first asks the sources for new input. Unless
     they all confirm that there is none, or with run.skip_idle off, spark-submit replaces this process.
+
+    With --deploy-mode cluster, on YARN, the driver runs in the cluster, and this command follows it: it reports the
+    checkpoints, and ends with the result of the run. A first SIGTERM or SIGINT ends the run with a checkpoint. After
+    this command was killed, the same command with the same --launch-id follows the same driver.
     """
     ctx = click.get_current_context()
     progress = make_progress(log_format)
     set_log_context(job="", run=run_id, generation=0, batch=0, checkpoint=0)
-    result, error = None, None
+    document: Mapping[str, object] | None = None
     try:
-        command = _spark_command(ctx.meta[_SPARK_SUBMIT], ctx.meta[_RUN_ARGUMENTS])
-        progress.step("checking whether there is anything to do")
-        result = _idle_result(others, run_id)
-    except (ConfigError, KeyboardInterrupt) as e:
+        spark_submit = _spark_submit(ctx.meta[_SPARK_SUBMIT])
+        if spark_submit.is_cluster_mode:
+            document = _run_in_cluster(spark_submit, progress, run_id, others)
+        else:
+            _refuse_cluster_options(ctx)
+            progress.step("checking whether there is anything to do")
+            result = _idle_result(others, run_id)
+            document = None if result is None else _document(result, None)
+    except (StateflowError, KeyboardInterrupt) as e:
         error = as_stateflow_error(e)
         progress.failed(error)
+        progress.ended()
+        _store_outcome(result_file, None, error)
     progress.ended()
-    if error is None and result is None:
-        _replace_process(command)
-    _store_outcome(result_file, result, error)
-    assert result is not None
-    print_text(_summary(result))
+    if document is None:
+        main = str(Path(stateflow.__file__).with_name("__main__.py"))
+        arguments: list[str] = ctx.meta[_RUN_ARGUMENTS]
+        _replace_process([spark_submit.program, *spark_submit.options, main, "run", *arguments])
+    _end_with(document, result_file)
 
 
-submit = _SubmitCommand("submit", callback=_submit, params=run.params, help=_submit.__doc__)
+_CLUSTER_ONLY = ("launch_id", "end_timeout", "driver_environment")
+_CLUSTER_OPTIONS = (
+    click.Option(
+        ["--launch-id"],
+        default="",
+        metavar="ID",
+        help="With --deploy-mode cluster: the id under which the driver is found again; by default a new one.",
+    ),
+    click.Option(
+        ["--end-timeout"],
+        callback=to_duration,
+        default="1 min",
+        show_default=True,
+        metavar="DURATION",
+        help="With --deploy-mode cluster: how long the run may take to end with a checkpoint before it is killed.",
+    ),
+    click.Option(
+        ["--driver-env", "driver_environment"],
+        multiple=True,
+        metavar="NAME",
+        help="With --deploy-mode cluster: an environment variable that the driver gets as well, or a pattern with *; "
+        "repeatable. Those of buckets, HDFS and OpenTelemetry are always passed on.",
+    ),
+)
 
 
-def _spark_command(spark_submit: list[str], arguments: list[str]) -> list[str]:
-    """Returns the command that runs the job on Spark. Raises ConfigError if spark-submit is missing."""
-    program = shutil.which(spark_submit[0]) if spark_submit else None
-    if program is None:
+submit = _SubmitCommand("submit", callback=_submit, params=[*run.params, *_CLUSTER_OPTIONS], help=_submit.__doc__)
+
+
+def _spark_submit(words: list[str]) -> SparkSubmit:
+    """Returns the command line of spark-submit. Raises ConfigError if spark-submit is missing."""
+    found = shutil.which(words[0]) if words else None
+    if found is None:
         raise ConfigError(
             "the command line of spark-submit is missing, or does not exist",
             hint="append -- and the command line: -- spark-submit --master …",
-            given=spark_submit[:1],
+            given=words[:1],
         )
-    main = Path(stateflow.__file__).with_name("__main__.py")
-    return [program, *spark_submit[1:], str(main), "run", *arguments]
+    return SparkSubmit(found, tuple(words[1:]), dict(os.environ))
+
+
+def _refuse_cluster_options(ctx: click.Context) -> None:
+    """Raises ConfigError for options of a driver in a cluster that were given for one on this host."""
+    options = [parameter for parameter in ctx.command.params if parameter.name in _CLUSTER_ONLY]
+    given = [option.opts[0] for option in options if _is_given(ctx, option)]
+    if given:
+        raise ConfigError(
+            "an option is for drivers in a cluster only", hint="add --deploy-mode cluster, or omit it", given=given
+        )
+
+
+def _is_given(ctx: click.Context, parameter: click.Parameter) -> bool:
+    return ctx.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
+
+
+def _run_options(ctx: click.Context, without: Collection[str]) -> list[str]:
+    """Returns the options of this command as words, except those that were not given, and arguments."""
+    words = []
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        if name in without or not _is_given(ctx, parameter) or not isinstance(parameter, click.Option):
+            continue
+        value = ctx.params[name]
+        if parameter.is_flag:
+            words.append(parameter.opts[0])
+        else:
+            words += [f"{parameter.opts[0]}={each}" for each in (value if parameter.multiple else [value])]
+    return words
+
+
+def _run_in_cluster(
+    spark_submit: SparkSubmit, progress: Progress, run_id: str, options: Mapping[str, object]
+) -> Mapping[str, object]:
+    """Runs the job in the cluster, unless there is nothing to do; returns the result of the run."""
+    ctx, clock = click.get_current_context(), SystemClock()
+    job_root = str(options["job_root"])
+    _check_paths(job_root, None)
+    launch = check_launch(str(options["launch_id"]) or clock.new_id())
+    end_timeout = cast("timedelta", options["end_timeout"])
+    target = RunInCluster(launch, open_storage(job_root), end_timeout, run_id, progress.step)
+    driver = ClusterRun(open_cluster(spark_submit, clock), target, clock)
+    if not options["launch_id"] or driver.find_active() is None:
+        progress.step("checking whether there is anything to do")
+        if (result := _idle_result(options, run_id)) is not None:
+            return _document(result, None)
+        progress.step(f"the driver's launch id is {launch}")
+    config, further = cast("Path | None", options["config"]), cast("tuple[str, ...]", options["driver_environment"])
+    with ScratchFolder() as folder:
+
+        def shipment() -> Shipment:
+            content = LaunchFile(
+                launch,
+                passed_environment(os.environ, further),
+                config.read_text() if config is not None else "",
+                cast("tuple[str, ...]", options["assignments"]),
+            )
+            shipped = (*_CLUSTER_ONLY, "config", "assignments", "result_file", "log_format", "launch")
+            run_options = [*_run_options(ctx, shipped), "--log-format=text"]
+            return make_shipment(folder.path, cast("Path", options["job"]), content, run_options)
+
+        return driver.run(shipment)
+
+
+def _end_with(document: Mapping[str, object], result_file: Path | None) -> None:
+    """Writes the result of a run to its file, prints it, and exits with the code of an error."""
+    if result_file and result_file.parent.is_dir():
+        _write_document(result_file, document)
+    if document.get("status") == FINISHED:
+        values = {name: value for name, value in document.items() if name not in ("status", "error")}
+        print_text(_summary(msgspec.convert(values, RunResult)))
+        return
+    found = document.get("error")
+    given: Mapping[str, object] = found if isinstance(found, Mapping) else {}
+    kind = error_class(str(given.get("code", "")))
+    error = kind(str(given.get("message", "the run has failed")), hint=str(given.get("hint", "")))
+    print_error(error)
+    sys.exit(error.exit_code)
 
 
 def _idle_result(options: Mapping[str, object], run_id: str) -> RunResult | None:

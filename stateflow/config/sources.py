@@ -64,14 +64,28 @@ def read_toml(path: Path) -> SettingsLayer:
     try:
         with path.open("rb") as file:
             text = file.read(_LARGEST_FILE + 1)
-        _check_size(text)
-        return dict(_flatten(tomllib.loads(text.decode()), ""))
     except FileNotFoundError as e:
         raise ConfigError("the settings file does not exist", hint="check --config", path=str(path)) from e
     except OSError as e:
         raise ConfigError(
             "the settings file cannot be read", hint="check its permissions", path=str(path), reason=str(e.strerror)
         ) from e
+    return parse_toml(text, path)
+
+
+def parse_toml(text: bytes, path: Path) -> SettingsLayer:
+    """Returns the settings in the text of a TOML file; tables become dotted names.
+
+    Args:
+        text: the text, or its first bytes if it is too large.
+        path: where the text was read from, for errors.
+
+    Raises:
+        ConfigError: the text is too large or is not TOML.
+    """
+    try:
+        _check_size(text)
+        return dict(_flatten(tomllib.loads(text.decode()), ""))
     except (ValueError, RecursionError) as e:
         raise ConfigError(
             "the settings file is not valid TOML", hint="correct the named line", path=str(path), reason=str(e)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 CONF = "--conf"
@@ -47,6 +48,48 @@ def hide_conf(options: Sequence[str], file: Path) -> tuple[list[str], str | None
 def option(options: Sequence[str], name: str) -> str | None:
     """Returns the value of an option, the last one if it is given several times; None if it is not given."""
     return dict(_pairs(options)).get(name)
+
+
+def read_conf(options: Sequence[str], defaults: Path | None) -> dict[str, str]:
+    """Returns the settings with which spark-submit starts, by name, as far as options and files give them.
+
+    Args:
+        options: the options, without the executable and the program.
+        defaults: the file of Spark's defaults; None without one.
+
+    Raises:
+        OSError: a file of settings cannot be read.
+        UnicodeDecodeError: that file is not text.
+    """
+    pairs = [(name, value or "") for name, value in _pairs(options)]
+    files = [Path(value) for name, value in pairs if name == PROPERTIES_FILE][-1:]
+    found: dict[str, str] = {}
+    # With a file of the user, spark-submit does not read its defaults.
+    for path in files or ([defaults] if defaults is not None and defaults.is_file() else []):
+        found |= _properties(path.read_text())
+    given = [value.partition("=") for name, value in pairs if name == CONF]
+    return found | {name.strip(): value.strip() for name, _, value in given}
+
+
+def default_conf_file(environment: Mapping[str, str], home: Path | None) -> Path | None:
+    """Returns the file of Spark's defaults, which may not exist; None if its folder is unknown.
+
+    Args:
+        environment: the environment of spark-submit.
+        home: Spark's folder, if the environment names none.
+    """
+    folder = environment.get("SPARK_CONF_DIR")
+    spark = environment.get("SPARK_HOME") or home
+    if not folder and spark is None:
+        return None
+    return (Path(folder) if folder else Path(str(spark)) / "conf") / "spark-defaults.conf"
+
+
+def _properties(text: str) -> dict[str, str]:
+    """Returns the settings in a text of Java properties whose names have no escapes, as Spark's have none."""
+    lines = (line.strip() for line in text.splitlines())
+    parts = (re.split(r"\s*[=:\s]\s*", line, maxsplit=1) for line in lines if line and line[0] not in "#!")
+    return {part[0]: part[1] if len(part) > 1 else "" for part in parts}
 
 
 def _pairs(options: Sequence[str]) -> Iterator[tuple[str, str | None]]:

@@ -111,6 +111,19 @@ def is_file(path: Path) -> bool:
         return False
 
 
+def collect_job_files(path: Path) -> tuple[str, dict[str, bytes]]:
+    """Returns the path of a job file and the texts of the modules that it imports by path, below one folder.
+
+    Nothing is imported: the process that submits a job may lack the packages that the job needs.
+
+    Raises:
+        JobDefinitionError: the file does not exist, or has the name of an existing module.
+    """
+    if not is_file(path):
+        raise JobDefinitionError("the job file does not exist", hint="check the path", path=str(path))
+    return JobModules().collect(path)
+
+
 def load_function(text: str) -> Callable[..., object]:
     """Returns the function that a text names.
 
@@ -316,8 +329,29 @@ class JobModules(MetaPathFinder):
     def load(self, path: Path) -> ModuleType:
         """Imports a file, after collecting the modules of its folder that it imports. Raises what its import raises."""
         name = self._add_root(path)
+        self._install()
         self._follow()
         return importlib.import_module(name)
+
+    def collect(self, path: Path) -> tuple[str, dict[str, bytes]]:
+        """Returns the path of a job file and the texts of its modules by path, below one folder; imports nothing.
+
+        Args:
+            path: the job file.
+        """
+        self._add_root(path)
+        self._follow()
+        base = self._folders[0]
+        if package := _package_of(base):
+            base = base.parents[package.count(".")]
+        texts = {}
+        for file in self.files.values():
+            if file.source is not None:
+                found = Path(file.path).absolute()
+                # Only the job file may be a link: its modules are next to the file that it leads to.
+                at = self._folders[0] / path.name if file.path == str(path) else found
+                texts[str(at.relative_to(base))] = file.source
+        return str((self._folders[0] / path.name).relative_to(base)), texts
 
     def clear(self) -> None:
         """Forgets the modules of an earlier job: the files may have changed."""
@@ -404,7 +438,6 @@ class JobModules(MetaPathFinder):
         is_part = package and any(isinstance(n, ast.ImportFrom) and n.level for n in _nodes(source))
         name = f"{package}.{path.stem}" if is_part else path.stem
         self._folders.append(folder)
-        self._install()
         if is_part:
             self._add(package)
         self._put(name, CodeFile(str(path), source, is_package=False))

@@ -18,6 +18,7 @@ SAVEPOINTS = "savepoints/"
 HISTORY_INDEX = "history-index/"
 REQUESTS = "requests/"
 SERVERS = "servers/"
+LAUNCHES = "launches/"
 
 _SEQ = 20
 _ENTRY = re.compile(r"log/([0-9]{20})")
@@ -25,6 +26,7 @@ _DATA = re.compile(r"data/([0-9]{20})/([0-9]{10})-([A-Za-z0-9]{1,64})/([A-Za-z0-
 _OWNED = re.compile(r"(spark|probe|history-index)/([0-9]{20})/.+")
 _HISTORY = re.compile(r"history/([0-9]{20})-(?:checkpoints-([0-9]{1,18})-[0-9a-f]{8}\.json)?.*", re.DOTALL)
 _SERVER = re.compile(r"servers/([0-9a-f]{32})-([0-9]{10})")
+_LAUNCH = re.compile(r"launches/([a-z0-9-]{1,50})/(run|result)-([0-9]{20})")
 _SAFE = re.compile(r"[A-Za-z0-9._-]{1,200}(/[A-Za-z0-9._-]{1,200}){0,7}")
 
 
@@ -166,6 +168,27 @@ def request_seen_key(request_id: str) -> str:
 def request_done_key(request_id: str) -> str:
     """Returns the key of the result of a request."""
     return f"{REQUESTS}{request_id}.done"
+
+
+def launch_folder(launch: str) -> str:
+    """Returns the prefix of what the driver of a launch stores for the process that has submitted it."""
+    return f"{LAUNCHES}{launch}/"
+
+
+def launch_run_key(launch: str, generation: int) -> str:
+    """Returns the key of the record that a run belongs to a launch."""
+    return f"{launch_folder(launch)}run-{generation:0{_SEQ}d}"
+
+
+def launch_result_key(launch: str, seq: int) -> str:
+    """Returns the key of the result of a launch that ended when `seq` was the newest log entry."""
+    return f"{launch_folder(launch)}result-{seq:0{_SEQ}d}"
+
+
+def parse_launch(key: str) -> tuple[str, str, int] | None:
+    """Returns launch, ``run`` or ``result``, and number of an object of a launch; None for any other key."""
+    match = _LAUNCH.fullmatch(key)
+    return (match[1], match[2], int(match[3])) if match else None
 
 
 def server_key(server_id: str, number: int) -> str:

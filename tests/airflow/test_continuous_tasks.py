@@ -197,6 +197,8 @@ def test_a_driver_that_does_not_end_in_time_is_killed_although_its_task_is_gone(
         (["python3", "/opt/stateflow/__main__.py", "run", "/job.py"], True),
         # The check before spark-submit, and the JVM.
         (["python3", "/opt/stateflow/__main__.py", "submit", "/job.py"], False),
+        # The process that follows a driver in a cluster.
+        (["python3", "/opt/stateflow/__main__.py", "submit", "/job.py", "--launch-id", "one", "--", "s"], True),
         (["/opt/java", "-cp", "x", "org.apache.spark.deploy.SparkSubmit", "/opt/stateflow/__main__.py", "run"], False),
         (["python3", "-m", "stateflow_worker_daemon"], False),
         ([], False),

@@ -74,6 +74,7 @@ def test_variables_and_options_are_passed_on(spark: FakeSpark, monkeypatch: pyte
     [
         ({"conn_type": "spark"}, {"missing": "host"}),
         ({**YARN, "extra": {"deploy-mode": "cluster"}}, {"deploy_mode": "cluster"}),
+        ({**YARN, "host": "local[2]", "extra": {"deploy-mode": "cluster"}}, {"deploy_mode": "cluster"}),
     ],
 )
 def test_a_connection_that_cannot_be_used_is_refused(

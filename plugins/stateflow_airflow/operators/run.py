@@ -148,6 +148,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     # Airflow stores this key for tries that may still be running when this code is replaced: never rename it.
     external_id_key = "stateflow_launch"
     _launcher: Launcher | None = None
+    _stored: Launch | None = None
+    """The launch that Airflow has stored for the task."""
     _killed = False
 
     def __init__(
@@ -219,9 +221,14 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         self.forget_launch(context)
         return returned
 
-    def command(self, folder: Path, context: Context) -> Command:
-        """Returns the command of the run, with its settings and Spark's in files of the folder."""
-        from stateflow_airflow.hooks import StateflowSubmitHook, prepend_check
+    def command(self, folder: Path, context: Context, launch_id: str | None = None) -> Command:
+        """Returns the command of the run, with its settings and Spark's in files of the folder.
+
+        Args:
+            launch_id: id of the launch whose driver in the cluster is followed, if it is active; None for a new one.
+        """
+        from stateflow.clock import SystemClock
+        from stateflow_airflow.hooks import ClusterLaunch, StateflowSubmitHook, prepend_check
 
         _check_paths(self.job, self.job_root, self.from_savepoint)
         settings, env_vars = to_settings("settings", self.settings), to_settings("env_vars", self.env_vars)
@@ -243,9 +250,13 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         spark = self.spark.with_rendered(self.conf, self.env_vars)
         with_log = settings.get("spark.log") != "full"
         name = f"stateflow {Path(self.job).stem}"
-        command = prepend_check(StateflowSubmitHook(spark).command(name, arguments, folder, with_log=with_log))
+        hook = StateflowSubmitHook(spark)
+        launch = ClusterLaunch(launch_id or SystemClock().new_id(), self.end_timeout)
+        command = hook.cluster_command(name, arguments, folder, launch)
+        if command is None:
+            command = prepend_check(hook.command(name, arguments, folder, with_log=with_log))
         environment = {**collect_environment(), **command.env, **allowed_locations(self.locations)}
-        return Command(command.argv, environment, {**files, **command.files})
+        return replace(command, env=environment, files={**files, **command.files})
 
     def open_launches(self, context: Context) -> None:
         """Finds the launches of this task; to be called before `execute_resumable`."""
@@ -268,19 +279,22 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             launcher.remove_old(_KEPT_LAUNCHES)
             remove_old_runs(task_folder(root_folder(self.run_folder), context), self.kept_runs)
             folder = launcher.next_folder()
-            launch = launcher.start(folder, self.command(folder, context))
+            launch = launcher.start(folder, self.command(folder, context, self._lost_launch_id(launcher)))
         self.log.info("Started process %d; its files are in %s", launch.pid, launch.folder)
         return asdict(launch)
 
     def get_job_status(self, external_id: JsonValue, context: Context) -> str:
         """Returns the launch's status, from its process and then from its result file."""
         launcher, launch = self._task_launcher(), to_launch(cast("dict[str, object]", external_id))
+        self._stored = launch
         if not launcher.is_of_this_turn(launch):
             return CLEARED
         if launch.process() or any(map(launcher.is_of_this_turn, launcher.active_launches())):
             return RUNNING
         launch = self._counting(external_id)
-        if not launch.is_local:
+        if launch.launch_id and not launch.is_local:
+            self.log.info("The run was submitted by host %s; its driver is in the cluster", launch.host)
+        elif not launch.is_local:
             self.log.warning(
                 "The last run was launched on host %s and cannot be found from here; a new one fences it", launch.host
             )
@@ -363,6 +377,16 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         command = self.command(folder, context)
         files = {**command.files, PREDECESSOR: Path(current.folder).name}
         return launcher.start(folder, replace(command, files=files), current)
+
+    def _lost_launch_id(self, launcher: Launcher) -> str | None:
+        """Returns the id of this turn's newest launch, if its driver is in a cluster and the end of it is not known.
+
+        The worker that has followed it may have died together with its host, on which its launch folder may be.
+        """
+        known = next(iter(launcher.launches()), self._stored)
+        if known is None or not launcher.is_of_this_turn(known):
+            return None
+        return None if known.exit_code() is not None or known.result_file.exists() else known.launch_id
 
     def _end(self, launches: list[Launch]) -> None:
         graceful_end.end_all(self._task_launcher(), launches, self.end_timeout.total_seconds())

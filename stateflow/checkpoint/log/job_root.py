@@ -42,7 +42,7 @@ from stateflow.errors import (
 from stateflow.helpers import call_periodically, check_name
 from stateflow.requesters import by_process
 from stateflow.storage import PutResult, Storage
-from stateflow.storage.paths import DATA, FORMAT, PROBE, probe_key
+from stateflow.storage.paths import DATA, FORMAT, LAUNCHES, PROBE, probe_key
 from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM
 
 log = logging.getLogger(__name__)
@@ -336,8 +336,8 @@ def read_format(storage: Storage) -> JobFormat:
 
 
 def check_vacant(storage: Storage) -> None:
-    """Raises ConfigError unless the storage is empty, apart from objects of a storage probe."""
-    others = [blob.key for blob in storage.list("") if not blob.key.startswith(PROBE)]
+    """Raises ConfigError unless the storage is empty, apart from storage probes, and results of starts that failed."""
+    others = [blob.key for blob in storage.list("") if not blob.key.startswith((PROBE, LAUNCHES))]
     if others:
         raise ConfigError(
             "the folder of the new job root is not empty", hint="choose another one", root=storage.uri, found=others[0]

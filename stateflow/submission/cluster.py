@@ -1,0 +1,211 @@
+"""The interface to a kind of cluster that runs drivers, and what all kinds share.
+
+A cluster finds the application of a launch by the launch's id, which is stored with the application in the cluster. So
+nothing that the submitting process knows has to survive it: not even the answer to the submission.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+
+from stateflow.config.submit_options import default_conf_file, option, read_conf
+from stateflow.errors import ClusterFailed, ConfigError, Interrupted
+from stateflow.submission.shipment import Shipment
+
+CLUSTER_MODE = "cluster"
+_DEPLOY_MODE, _MASTER = "spark.submit.deployMode", "spark.master"
+_POLL_SECONDS = 0.2
+_SHOWN_LINES = 15
+"""Lines of spark-submit's output that an error shows."""
+_TOOL_SECONDS = 120.0
+"""How long a program of Hadoop may take."""
+
+
+class Phase(StrEnum):
+    """How far the application of a driver is."""
+
+    WAITING = "waiting"
+    """Accepted; its driver has not started."""
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    KILLED = "killed"
+
+
+@dataclass(frozen=True)
+class Application:
+    """The application of a launch, as the cluster describes it.
+
+    Attributes:
+        id: its id in the cluster.
+        phase: how far it is.
+        reason: the cluster's diagnostics; may be empty.
+        log: where a user finds the driver's log; empty if it is unknown.
+    """
+
+    id: str
+    phase: Phase
+    reason: str = ""
+    log: str = ""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its driver may still work, or start to."""
+        return self.phase in (Phase.WAITING, Phase.RUNNING)
+
+
+class Cluster(ABC):
+    """A cluster that runs drivers.
+
+    Calls raise ClusterFailed if the cluster does not respond, and ConfigError if it refuses for a reason that remains.
+    """
+
+    @abstractmethod
+    def submit(self, shipment: Shipment, is_cancelled: Callable[[], bool]) -> None:
+        """Submits a driver, and returns once the cluster has accepted it.
+
+        The application must have one attempt only, and be found by the id of the launch. Secrets are in
+        `Shipment.launch_file`; they must not get into arguments, Spark's settings or descriptions of the application.
+
+        Args:
+            shipment: the driver.
+            is_cancelled: whether the caller has been asked to end; raises Interrupted then.
+        """
+
+    @abstractmethod
+    def find(self, launch: str) -> Application | None:
+        """Returns the newest application of a launch; None if the cluster knows none."""
+
+    @abstractmethod
+    def kill(self, application: Application) -> None:
+        """Asks the cluster to end an application; returns before it has ended. One that has ended is not an error."""
+
+    @abstractmethod
+    def clean_up(self, application: Application) -> None:
+        """Removes what an application that was killed or has failed may have left, such as staged files."""
+
+
+@dataclass(frozen=True)
+class SparkSubmit:
+    """A command line of spark-submit, without the program that it runs.
+
+    Attributes:
+        program: path of spark-submit.
+        options: its options.
+        environment: the environment in which it runs.
+    """
+
+    program: str
+    options: Sequence[str]
+    environment: Mapping[str, str]
+
+    @cached_property
+    def conf(self) -> dict[str, str]:
+        """Spark's settings from options and files, by name. Raises ConfigError."""
+        try:
+            return read_conf(self.options, default_conf_file(self.environment, _home_of(self.program)))
+        except (OSError, UnicodeDecodeError) as e:
+            raise ConfigError(
+                "a file of Spark settings cannot be read", hint="check --properties-file", reason=str(e)
+            ) from e
+
+    @property
+    def master(self) -> str:
+        """The master, such as ``yarn``; empty if none is given."""
+        return option(self.options, "--master") or self.conf.get(_MASTER, "")
+
+    @property
+    def is_cluster_mode(self) -> bool:
+        """Whether the driver runs in the cluster."""
+        return (option(self.options, "--deploy-mode") or self.conf.get(_DEPLOY_MODE, "")) == CLUSTER_MODE
+
+    def tool(self, java_class: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Runs a program of Hadoop that is part of Spark's JARs, with the configuration of spark-submit.
+
+        Raises ClusterFailed if it does not end in time.
+        """
+        spark_class = str(Path(self.program).with_name("spark-class"))
+        try:
+            return subprocess.run(
+                [spark_class, java_class, *arguments],
+                env=dict(self.environment),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_TOOL_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise ClusterFailed(
+                "a program of Hadoop did not run", hint="check the configuration of Hadoop", program=java_class
+            ) from e
+
+
+def run_spark_submit(
+    spark_submit: SparkSubmit, options: Sequence[str], shipment: Shipment, is_cancelled: Callable[[], bool]
+) -> None:
+    """Runs spark-submit until it has submitted a driver; its output goes to a file in the folder of the shipment.
+
+    Args:
+        spark_submit: the program and its environment.
+        options: the complete options, followed by the program and its arguments.
+        shipment: the driver.
+        is_cancelled: as of `Cluster.submit`.
+
+    Raises:
+        ClusterFailed: it has failed, with the end of its output.
+        Interrupted: the call was cancelled; the driver may have been submitted nevertheless.
+    """
+    log = shipment.folder / "spark-submit.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [spark_submit.program, *options],
+            env=dict(spark_submit.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        while (code := _wait(process)) is None:
+            if is_cancelled():
+                raise Interrupted("the submission was interrupted", hint="run the command again")
+    finally:
+        process.kill()
+        process.wait()
+    if code:
+        raise ClusterFailed(
+            "spark-submit could not submit the driver",
+            hint="see its last lines",
+            exit_code=code,
+            reason=_reason(log.read_text(errors="replace")),
+        )
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(_POLL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def _reason(output: str) -> str:
+    """Returns the exception in the output of spark-submit; its last lines if there is none."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(("Exception in thread", "Caused by:", "Error:"))]
+    return "\n".join(errors[:3] or lines[-_SHOWN_LINES:])
+
+
+def _home_of(spark_submit: str) -> Path | None:
+    """Returns Spark's folder, of which spark-submit is in ``bin``; None if it is elsewhere, as that of pip is."""
+    found = shutil.which(spark_submit)
+    home = Path(os.path.realpath(found)).parent.parent if found else None
+    return home if home is not None and (home / "jars").is_dir() else None

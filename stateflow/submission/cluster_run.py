@@ -1,0 +1,275 @@
+"""A run whose driver is in a cluster: submitted or found again, followed and stopped through the job root, ended.
+
+Nothing but the id of the launch is needed to continue here after this process was killed: the cluster finds the
+application by it, and the job root has the application's run and its result.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+
+from stateflow.checkpoint.history import read_records
+from stateflow.checkpoint.job_requests import RequestClient, RequestTimeouts
+from stateflow.checkpoint.launches import forget_launch, generation_of, read_launch_result
+from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.clock import Clock
+from stateflow.errors import ClusterFailed, Interrupted, StateflowError
+from stateflow.storage import Storage
+from stateflow.storage.paths import FORMAT
+from stateflow.submission.cluster import Application, Cluster, Phase
+from stateflow.submission.shipment import Shipment
+
+log = logging.getLogger(__name__)
+
+_POLL = timedelta(seconds=1)
+_PROGRESS_POLLS = 3
+"""The job root is read for the progress at every so many of these polls."""
+_UNREACHABLE = timedelta(minutes=10)
+"""How long the cluster may not respond, or not know the application, before the run is given up."""
+_KILL_REPEATED = timedelta(seconds=30)
+FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class RunInCluster:
+    """What a run in a cluster belongs to, and how it is ended.
+
+    Attributes:
+        launch: id of the launch.
+        storage: the job root.
+        end_timeout: how long the run may take to end with a checkpoint once this process was asked to end.
+        note: who requests a stop.
+        report: called with each step, for display.
+    """
+
+    launch: str
+    storage: Storage
+    end_timeout: timedelta
+    note: str
+    report: Callable[[str], None]
+
+
+class ClusterRun:
+    """Submits a driver, or finds it again, and follows it to its end.
+
+    Args:
+        cluster: the cluster.
+        run: the run.
+        clock: the clock of this process.
+        poll: interval at which the cluster is asked for the state of the application.
+    """
+
+    def __init__(self, cluster: Cluster, run: RunInCluster, clock: Clock, poll: timedelta = _POLL) -> None:
+        self._cluster = cluster
+        self._run = run
+        self._clock = clock
+        self._poll = poll
+        self._signals = 0
+        self._wake = threading.Event()
+        self._progress = _Progress(run, clock)
+
+    def find_active(self) -> Application | None:
+        """Returns the application of an earlier process with this launch, if it is active or has succeeded."""
+        found = self._cluster.find(self._run.launch)
+        return found if found is not None and (found.is_active or found.phase is Phase.SUCCEEDED) else None
+
+    def run(self, shipment: Callable[[], Shipment]) -> Mapping[str, object]:
+        """Returns the result of the run, as its driver has stored it in the job root.
+
+        SIGTERM and SIGINT end the run with a checkpoint; a second one, or the end of the time for it, kills it.
+
+        Args:
+            shipment: makes the driver to submit; called if there is no application to follow.
+
+        Raises:
+            ClusterFailed: the driver was not started, was killed by the cluster, or has ended without a result.
+            Interrupted: this process was asked to end, and the driver has ended without a result.
+        """
+        with self._signals_counted():
+            application = self.find_active()
+            if application is None:
+                forget_launch(self._run.storage, self._run.launch)
+                self._run.report("submitting the driver")
+                self._cluster.submit(shipment(), lambda: self._signals > 0)
+                application = self._wait_until_found()
+            else:
+                self._run.report(f"found the driver of this launch: {application.id}")
+            return self._result(self._follow(application))
+
+    @contextmanager
+    def _signals_counted(self) -> Iterator[None]:
+        def count(number: int, frame: FrameType | None) -> None:
+            self._signals += 1
+            self._wake.set()
+
+        before = {number: signal.signal(number, count) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _wait_until_found(self) -> Application:
+        deadline = self._clock.monotonic() + _UNREACHABLE.total_seconds()
+        while True:
+            found = self._find(deadline)
+            if found is not None:
+                return found
+
+    def _find(self, deadline: float) -> Application | None:
+        """Returns the application; None, after a pause, if the cluster does not respond or does not know it."""
+        try:
+            found = self._cluster.find(self._run.launch)
+            problem = ClusterFailed("the cluster does not know the application", hint="see its own log")
+        except ClusterFailed as e:
+            found, problem = None, e
+        if found is None:
+            if self._clock.monotonic() > deadline:
+                raise problem
+            log.warning("%s; trying again", problem.sentence)
+            self._pause()
+        return found
+
+    def _pause(self) -> None:
+        self._wake.wait(self._poll.total_seconds())
+        self._wake.clear()
+
+    def _follow(self, application: Application) -> Application:
+        """Returns the application as it has ended."""
+        shown, polls, ending = None, 0, _Ending(self._cluster, self._run, self._clock)
+        deadline = self._clock.monotonic() + _UNREACHABLE.total_seconds()
+        while application.is_active:
+            if shown != application.phase:
+                shown = application.phase
+                is_running = application.phase is Phase.RUNNING
+                log_at = f"; its log: {application.log}" if application.log and is_running else ""
+                self._run.report(f"{application.id} is {application.phase}{log_at}")
+            if polls % _PROGRESS_POLLS == 0:
+                self._progress.show()
+            polls += 1
+            if self._signals:
+                ending.proceed(application, self._signals)
+            self._pause()
+            if (found := self._find(deadline)) is not None:
+                application = found
+                deadline = self._clock.monotonic() + _UNREACHABLE.total_seconds()
+        self._progress.show()
+        self._run.report(f"{application.id} has ended: {application.phase}")
+        return application
+
+    def _result(self, application: Application) -> Mapping[str, object]:
+        if application.phase is not Phase.SUCCEEDED:
+            self._cluster.clean_up(application)
+        result = read_launch_result(self._run.storage, self._run.launch)
+        if result is not None:
+            return result
+        if self._signals:
+            raise Interrupted(
+                "the driver in the cluster was ended before it had stored a result",
+                hint="run the job again: it continues from its newest checkpoint",
+                application=application.id,
+            )
+        raise ClusterFailed(
+            "the driver in the cluster has ended without a result",
+            hint=f"see its log: {application.log}" if application.log else "see its log in the cluster",
+            application=application.id,
+            phase=str(application.phase),
+            reason=application.reason,
+        )
+
+
+class _Ending:
+    """Ends an application: with a checkpoint by a request in the job root; by the cluster if that takes too long."""
+
+    def __init__(self, cluster: Cluster, run: RunInCluster, clock: Clock) -> None:
+        self._cluster = cluster
+        self._run = run
+        self._clock = clock
+        self._deadline: float | None = None
+        self._requested = 0
+        self._killed_at: float | None = None
+
+    def proceed(self, application: Application, signals: int) -> None:
+        """Does what is due; called at each poll since the first signal."""
+        now = self._clock.monotonic()
+        if self._deadline is None:
+            self._deadline = now + self._run.end_timeout.total_seconds()
+        generation = self._request_stop() if signals == 1 and self._killed_at is None else 0
+        if generation and now < self._deadline:
+            return
+        if self._killed_at is None or now - self._killed_at > _KILL_REPEATED.total_seconds():
+            self._run.report(f"killing {application.id}")
+            self._killed_at = now
+            self._cluster.kill(application)
+
+    def _request_stop(self) -> int:
+        """Requests the run of the launch to stop, once for each generation; returns it, and 0 if there is no run."""
+        run = self._run
+        try:
+            generation = generation_of(run.storage, run.launch)
+            if generation and generation != self._requested:
+                root = JobRoot.open(run.storage, self._clock)
+                request = Request(
+                    id=self._clock.new_id(),
+                    kind=RequestKind.STOP,
+                    savepoint="",
+                    origin=Origin.STOP,
+                    by=root.requester,
+                    reason=f"the launch was ended: {run.note}".removesuffix(": "),
+                    at=self._clock.now().isoformat(timespec="milliseconds"),
+                    generation=generation,
+                )
+                RequestClient(root, RequestTimeouts(answer=run.end_timeout)).submit(request)
+                self._requested = generation
+                run.report("requested the run to end with a checkpoint")
+        except StateflowError as e:
+            log.warning("the run cannot be requested to end, so the cluster ends it: %s", e)
+            return 0
+        return generation
+
+
+class _Progress:
+    """Reports the checkpoints of a launch from the log and the history of the job."""
+
+    def __init__(self, run: RunInCluster, clock: Clock) -> None:
+        self._run = run
+        self._clock = clock
+        self._generation = 0
+        self._checkpoint = 0
+
+    def show(self) -> None:
+        """Reports what is new; an error of the storage is logged, since the run itself does not depend on this."""
+        try:
+            self._show()
+        except StateflowError as e:
+            log.warning("the progress of the run cannot be read: %s", e)
+
+    def _show(self) -> None:
+        storage = self._run.storage
+        generation = generation_of(storage, self._run.launch)
+        if not generation or storage.size(FORMAT) is None:
+            return
+        root = JobRoot.open(storage, self._clock)
+        head = root.log.read_head()
+        if head is None or head.entry.generation != generation:
+            return
+        if generation != self._generation:
+            self._generation, self._checkpoint = generation, 0
+            self._run.report(f"run {head.entry.runs} has claimed the job (generation {generation})")
+        after = max(self._checkpoint, generation)
+        if head.checkpoint_id <= after:
+            return
+        manifest = root.checkpoints.manifest_at(head)
+        pending = manifest.pending_records(head.checkpoint_id) if manifest else []
+        records = [record for record in read_records(storage, 20, pending) if record.checkpoint_id > after]
+        self._checkpoint = head.checkpoint_id
+        rows = sum(record.rows_in for record in records if record.status == "completed")
+        self._run.report(f"checkpoint {head.checkpoint_id}: {rows:,} rows in since the last report")

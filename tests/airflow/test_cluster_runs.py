@@ -1,0 +1,152 @@
+"""Tasks whose driver is in a cluster: their command, and which driver a try follows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.checkpoint.launches import store_result
+from stateflow.storage import open_storage
+from stateflow_airflow.failures import PermanentFailure
+from stateflow_airflow.hooks import ClusterLaunch, StateflowSubmitHook
+from stateflow_airflow.launch import Launch, read_record
+from stateflow_airflow.operators.run import StateflowRunOperator, run_folder
+from stateflow_airflow.spark import SparkSubmit
+from tests.airflow.conftest import REPOSITORY
+from tests.airflow.fakes import FakeRun, FakeSpark, fails
+from tests.airflow.test_run_operator import RETURNED
+from tests.servers.listening import QuietHandler, listening
+
+_YARN = {"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}}
+_REPORT = json.loads((Path(__file__).parent / "data" / "report.json").read_text())
+Make = Callable[..., StateflowRunOperator]
+
+
+@pytest.fixture
+def operator(tmp_path: Path, spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> Make:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(_YARN))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    (tmp_path / "job.py").write_text("def build(env): ...\n")
+    (tmp_path / "root").mkdir()
+
+    def make(**changes: Any) -> StateflowRunOperator:
+        paths = {name: str(tmp_path / name) for name in ("job.py", "root", "runs")}
+        given = {"job": paths["job.py"], "job_root": paths["root"], "run_folder": paths["runs"]}
+        return StateflowRunOperator(**{"task_id": "run", **given, **changes})
+
+    return make
+
+
+def test_the_command_follows_a_driver_and_shows_no_variable(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(_YARN))
+    hook = StateflowSubmitHook(
+        SparkSubmit(conf={"spark.a": "b"}, env_vars={"COLOUR": "blue"}, options={"driver_memory": "2g"})
+    )
+    launch = ClusterLaunch("one", timedelta(minutes=2))
+    made = hook.cluster_command("stateflow job", ["run", "job.py", "--run-id", "r"], Path("/launch"), launch)
+    assert made is not None
+    at = made.argv.index("--")
+    program = str(REPOSITORY / "stateflow" / "__main__.py")
+    assert made.argv[:4] == [sys.executable, program, "submit", "job.py"]
+    assert {("--run-id", "r"), ("--launch-id", "one"), ("--end-timeout", "120s")} <= set(pairwise(made.argv[:at]))
+    assert "--driver-env=COLOUR" in made.argv[:at]
+    assert made.argv[at + 1] == str(spark.bin / "spark-submit")
+    assert {("--master", "yarn"), ("--deploy-mode", "cluster"), ("--driver-memory", "2g")} <= set(
+        pairwise(made.argv[at:])
+    )
+    assert made.env == {"COLOUR": "blue"} and "blue" not in str(made.files) and "spark.a=b" in made.files["spark.conf"]
+    assert made.launch_id == "one"
+
+
+@pytest.mark.parametrize("host", ["spark://master:7077", "local[2]"])
+def test_a_master_that_runs_no_python_drivers_is_refused(
+    spark: FakeSpark, operator: Make, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps({**_YARN, "host": host}))
+    with fails(PermanentFailure, "config", deploy_mode="cluster"):
+        operator().execute(FakeRun().next_try())
+    assert not spark.launches()
+
+
+# -- which driver a try follows ----------------------------------------------------------------------------------------
+
+
+class _Manager(QuietHandler):
+    """A ResourceManager whose applications of the launches in `known` have succeeded."""
+
+    known: dict[str, str]
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        launch = self.path.partition("applicationTags=stateflow-")[2]
+        self.asked.append(launch)
+        state = self.known.get(launch)
+        found = {"id": "application_1_0001", "state": "FINISHED", "finalStatus": state}
+        body = json.dumps({"apps": {"app": [found]} if state else {}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[dict[str, str], list[str]]]:
+    known: dict[str, str] = {}
+    asked: list[str] = []
+    with listening(_Manager, known=known, asked=asked) as address:
+        name, host = "yarn.resourcemanager.webapp.address", address.removeprefix("http://")
+        text = f"<a><property><name>{name}</name><value>{host}</value></property></a>"
+        (tmp_path / "yarn-site.xml").write_text(text)
+        monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+        yield known, asked
+
+
+def _lost(run: FakeRun, launch_id: str | None) -> dict[str, Any]:
+    """What Airflow has stored for a try whose worker and host are gone."""
+    stored = {"folder": "/gone", "pid": 1, "started": 1, "host": "gone", "boot": "b", "turn": run.ti.max_tries}
+    return stored | {"launch_id": launch_id}
+
+
+@pytest.mark.long(reason="starts the program")
+def test_a_try_on_another_host_follows_the_driver_of_the_try_before(
+    operator: Make, manager: tuple[dict[str, str], list[str]], tmp_path: Path, spark: FakeSpark
+) -> None:
+    known, asked = manager
+    known["lost"] = "SUCCEEDED"
+    store_result(open_storage(str(tmp_path / "root")), "lost", 1, _REPORT)
+    run = FakeRun()
+    run.store[StateflowRunOperator.external_id_key] = _lost(run, "lost")
+    assert operator().execute(run.next_try()) == RETURNED
+    assert set(asked) == {"lost"} and not spark.launches()
+
+
+@pytest.mark.long(reason="starts the program three times")
+def test_a_failed_or_cleared_run_gets_another_launch(
+    operator: Make, manager: tuple[dict[str, str], list[str]], spark: FakeSpark
+) -> None:
+    """The fake spark-submit fails, and so does each try."""
+    spark.script("exit 1", "exit 1", "exit 1")
+    _, asked = manager
+    run = FakeRun()
+    for clear in (False, False, True):
+        if clear:
+            run.clear()
+        with pytest.raises(Exception, match="cluster-failed"):
+            operator().execute(run.next_try())
+    assert len(set(asked)) == 3
+    folders = sorted(run_folder(Path(operator().run_folder or ""), run.next_try()).glob("launch-*"))
+    records = [read_record(folder) for folder in folders]
+    assert [record.launch_id for record in records if record] == list(dict.fromkeys(asked))
+
+
+def test_a_stored_launch_of_an_earlier_version_is_read() -> None:
+    stored = _lost(FakeRun(), None)
+    del stored["launch_id"]
+    assert Launch(**stored).launch_id is None

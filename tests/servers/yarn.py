@@ -1,0 +1,173 @@
+"""A YARN: a ResourceManager and a NodeManager as processes on loopback, from the JARs of the set-up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+import pyspark
+import pytest
+
+from tests.servers.running import ROOT, free_port, running
+
+_HADOOP, _BOUNCY_CASTLE = ROOT / ".venv" / "hdfs", ROOT / ".venv" / "yarn"
+_SPARK_JARS = Path(pyspark.__file__).parent / "jars"
+_STARTS_WITHIN = 90.0
+_SERVERS = "org.apache.hadoop.yarn.server"
+_CAPACITY = "org.apache.hadoop.yarn.server.resourcemanager.scheduler.capacity.CapacityScheduler"
+
+
+@dataclass
+class Yarn:
+    """A running YARN.
+
+    Attributes:
+        folder: its configuration, its logs, and the folders of its containers.
+        staging: the folder in which submissions stage their files.
+        address: the address of its REST API.
+        variables: the environment variables that spark-submit and stateflow need to use it.
+    """
+
+    folder: Path
+    staging: Path
+    address: str
+    variables: dict[str, str]
+    _nodes: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def applications(self) -> list[dict[str, object]]:
+        """All applications that the ResourceManager knows, as it describes them."""
+        found = httpx.get(f"{self.address}/ws/v1/cluster/apps", timeout=30).json()["apps"] or {"app": []}
+        applications: list[dict[str, object]] = found["app"]
+        return applications
+
+    def processes(self, word: str) -> list[psutil.Process]:
+        """The processes of containers whose command line has the word."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if word in " ".join(process.cmdline()) and str(self.folder) in " ".join(process.environ().values()):
+                    found.append(process)
+        return found
+
+    def start_node(self) -> None:
+        """Starts the NodeManager, again if it was stopped, and waits until it is registered."""
+        port = free_port()
+        log = self.folder / f"node-{port}.log"
+        options = {
+            "yarn.nodemanager.address": "127.0.0.1:0",
+            "yarn.nodemanager.localizer.address": f"127.0.0.1:{free_port()}",
+            "yarn.nodemanager.webapp.address": f"127.0.0.1:{port}",
+        }
+        given = [f"-D{name}={value}" for name, value in options.items()]
+        self._nodes.enter_context(running([*_java(self.folder, "nodemanager.NodeManager"), *given], port, log))
+        self.wait_for_nodes(1)
+
+    def stop_node(self) -> None:
+        """Kills the NodeManager; its containers continue, and end once the ResourceManager has lost it."""
+        self._nodes.close()
+
+    def wait_for_nodes(self, count: int) -> None:
+        ends = time.monotonic() + _STARTS_WITHIN
+        while True:
+            metrics = httpx.get(f"{self.address}/ws/v1/cluster/metrics", timeout=30).json()["clusterMetrics"]
+            if metrics["activeNodes"] == count:
+                return
+            assert time.monotonic() < ends, f"YARN has not {count} nodes: {metrics}"
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def yarn_server(folder: Path) -> Iterator[Yarn]:
+    """A YARN without applications; the test is skipped if its JARs are not installed."""
+    if not (_HADOOP.exists() and _BOUNCY_CASTLE.exists()):
+        pytest.skip("no YARN is installed: make setup downloads it if Maven Central can be reached")
+    conf, staging = folder / "conf", folder / "staging"
+    for each in (conf, staging, folder / "local", folder / "logs"):
+        each.mkdir(parents=True)
+    web = free_port()
+    _write_settings(conf, folder, web)
+    (conf / "log4j.properties").write_text(_LOG)
+    address = f"http://127.0.0.1:{web}"
+    variables = {"HADOOP_CONF_DIR": str(conf), "YARN_CONF_DIR": str(conf), "HADOOP_USER_NAME": "tests"}
+    with running(_java(folder, "resourcemanager.ResourceManager"), web, folder / "manager.log", folder):
+        yarn = Yarn(folder, staging, address, variables)
+        try:
+            yarn.start_node()
+            yield yarn
+        finally:
+            yarn.stop_node()
+            _end_containers(yarn)
+
+
+def _end_containers(yarn: Yarn) -> None:
+    """Ends what a killed NodeManager leaves."""
+    for process in yarn.processes(""):
+        if process.pid != os.getpid():
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(signal.SIGKILL)
+
+
+def _java(folder: Path, program: str) -> list[str]:
+    java = str(Path(os.environ["JAVA_HOME"]) / "bin" / "java")
+    path = f"{folder}/conf:{_HADOOP}/*:{_BOUNCY_CASTLE}/*:{_SPARK_JARS}/*"
+    return [java, "-Xmx400m", "-cp", path, f"{_SERVERS}.{program}"]
+
+
+_LOG = """\
+log4j.rootLogger=INFO,console
+log4j.appender.console=org.apache.log4j.ConsoleAppender
+log4j.appender.console.layout=org.apache.log4j.PatternLayout
+log4j.appender.console.layout.ConversionPattern=%d %p %c{1}: %m%n
+"""
+
+
+def _write_settings(conf: Path, folder: Path, web: int) -> None:
+    ports = {
+        name: f"127.0.0.1:{free_port()}"
+        for name in ("address", "scheduler.address", "resource-tracker.address", "admin.address")
+    }
+    yarn = {
+        **{f"yarn.resourcemanager.{name}": address for name, address in ports.items()},
+        "yarn.resourcemanager.hostname": "127.0.0.1",
+        "yarn.resourcemanager.bind-host": "127.0.0.1",
+        "yarn.resourcemanager.webapp.address": f"127.0.0.1:{web}",
+        "yarn.resourcemanager.scheduler.class": _CAPACITY,
+        "yarn.resourcemanager.nm.liveness-monitor.expiry-interval-ms": "30000",
+        "yarn.resourcemanager.nodemanagers.heartbeat-interval-ms": "200",
+        "yarn.am.liveness-monitor.expiry-interval-ms": "120000",
+        "yarn.nodemanager.bind-host": "127.0.0.1",
+        "yarn.nodemanager.hostname": "127.0.0.1",
+        "yarn.nodemanager.local-dirs": str(folder / "local"),
+        "yarn.nodemanager.log-dirs": str(folder / "logs"),
+        "yarn.nodemanager.resource.memory-mb": "6000",
+        "yarn.nodemanager.resource.cpu-vcores": "8",
+        "yarn.nodemanager.vmem-check-enabled": "false",
+        "yarn.nodemanager.pmem-check-enabled": "false",
+        "yarn.nodemanager.disk-health-checker.enable": "false",
+        "yarn.nodemanager.delete.debug-delay-sec": "0",
+        "yarn.scheduler.minimum-allocation-mb": "128",
+        "yarn.log-aggregation-enable": "false",
+    }
+    capacity = {
+        "yarn.scheduler.capacity.root.queues": "default",
+        "yarn.scheduler.capacity.root.default.capacity": "100",
+        "yarn.scheduler.capacity.maximum-am-resource-percent": "0.9",
+        "yarn.scheduler.capacity.node-locality-delay": "-1",
+    }
+    _write(conf / "core-site.xml", {"fs.defaultFS": "file:///", "hadoop.tmp.dir": str(folder / "tmp")})
+    _write(conf / "yarn-site.xml", yarn)
+    _write(conf / "capacity-scheduler.xml", capacity)
+
+
+def _write(path: Path, settings: Mapping[str, str]) -> None:
+    text = "".join(
+        f"<property><name>{name}</name><value>{value}</value></property>" for name, value in settings.items()
+    )
+    path.write_text(f"<configuration>{text}</configuration>")

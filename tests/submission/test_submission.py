@@ -1,0 +1,425 @@
+"""Drivers in a cluster, without a real one: what is shipped; how a run is followed, found again, stopped and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow.checkpoint.job_requests import open_requests
+from stateflow.checkpoint.launches import KEEP, generation_of, read_launch_result, record_run, store_result
+from stateflow.checkpoint.log.documents import RequestKind
+from stateflow.clock import ManualClock, SystemClock
+from stateflow.config.submit_options import default_conf_file, read_conf
+from stateflow.errors import ClusterFailed, ConfigError, DataError, Fenced, Interrupted, StateflowError, error_class
+from stateflow.storage import MemoryStorage
+from stateflow.storage.paths import LAUNCHES, launch_result_key
+from stateflow.submission import open_cluster
+from stateflow.submission.cluster import Application, Cluster, Phase, SparkSubmit
+from stateflow.submission.cluster_run import ClusterRun, RunInCluster
+from stateflow.submission.shipment import LaunchFile, Shipment, make_shipment, passed_environment, read_launch_file
+from stateflow.submission.yarn import Yarn, resource_managers
+from tests.checkpoint.log.memory_job import MemoryJob
+from tests.servers.listening import QuietHandler, listening
+
+_ANSWERS = Path(__file__).parent / "resource_manager"
+_SECRET = "what-nobody-may-see"
+
+
+# -- what is shipped ---------------------------------------------------------------------------------------------------
+
+
+def _write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_py", ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def test_the_job_file_and_the_modules_that_it_imports_are_shipped(tmp_path: Path) -> None:
+    folder = _write(
+        tmp_path / "jobs",
+        pay_py="import rates, not_installed_here\nfrom shop.visits import Visits\ndef build(env): ...\n",
+        rates_py="FACTOR = 2",
+        shop__init_py="",
+        other_py="raise RuntimeError",
+    )
+    _write(folder, shop__visits_py="class Visits: ...")
+    (folder / "shop" / "init.py").rename(folder / "shop" / "__init__.py")
+    content = LaunchFile("one", {"AWS_KEY": _SECRET}, "[job]\nname = 'x'\n", ["job.secret=s"])
+    made = make_shipment(tmp_path, folder / "pay.py", content, ["--job-root", "/root"])
+    assert sorted(zipfile.ZipFile(made.job_archive).namelist()) == [
+        "pay.py", "rates.py", "shop/__init__.py", "shop/visits.py",
+    ]  # fmt: skip
+    assert made.arguments("launch.json") == [
+        "run", "stateflow-job/pay.py", "--job-root", "/root", "--launch-file", "launch.json",
+    ]  # fmt: skip
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (made.job_archive, made.launch_file)} == {0o600}
+    found = read_launch_file(made.launch_file)
+    assert found == content
+    assert found.layers() == ({"job.name": "x"}, {"job.secret": "s"})
+
+
+def test_a_job_file_of_a_package_keeps_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs" / "shop"
+    folder.mkdir(parents=True)
+    for name, text in {"__init__.py": "", "pay.py": "from .rates import A", "rates.py": "A = 1"}.items():
+        (folder / name).write_text(text)
+    made = make_shipment(tmp_path, folder / "pay.py", LaunchFile("one"), [])
+    assert made.job == "shop/pay.py"
+    assert sorted(zipfile.ZipFile(made.job_archive).namelist()) == ["shop/__init__.py", "shop/pay.py", "shop/rates.py"]
+
+
+def test_the_driver_gets_the_variables_of_storages_and_those_that_are_named() -> None:
+    given = {
+        "AWS_REGION": "r",
+        "STATEFLOW_LAUNCH": "/x",
+        "STATEFLOW_FAILPOINT": "",
+        "PATH": "p",
+        "MY_A": "1",
+        "OTHER": "",
+    }
+    assert passed_environment(given, ["MY_*"]) == {"AWS_REGION": "r", "STATEFLOW_FAILPOINT": "", "MY_A": "1"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"launch": "../x", "environment": {}, "config": "", "assignments": []}']
+)
+def test_a_launch_file_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "launch.json").write_text(text)
+    with pytest.raises(ConfigError):
+        read_launch_file(tmp_path / "launch.json")
+
+
+# -- the options of spark-submit ---------------------------------------------------------------------------------------
+
+
+def test_settings_come_from_options_and_from_one_file(tmp_path: Path) -> None:
+    defaults, own = tmp_path / "spark-defaults.conf", tmp_path / "own.conf"
+    defaults.write_text("# comment\nspark.master  yarn\nspark.submit.deployMode=cluster\n\nspark.yarn.tags: a,b\n")
+    own.write_text("spark.master=local[2]")
+    assert read_conf([], defaults) == {
+        "spark.master": "yarn", "spark.submit.deployMode": "cluster", "spark.yarn.tags": "a,b",
+    }  # fmt: skip
+    assert read_conf(["--properties-file", str(own), "--conf", "spark.x=a=b"], defaults) == {
+        "spark.master": "local[2]", "spark.x": "a=b",
+    }  # fmt: skip
+    assert default_conf_file({"SPARK_CONF_DIR": str(tmp_path)}, None) == defaults
+    assert default_conf_file({}, None) is None
+
+
+@pytest.mark.parametrize("options", [["--deploy-mode", "cluster"], ["--conf", "spark.submit.deployMode=cluster"]])
+@pytest.mark.parametrize("master", ["spark://host:7077", "local[2]", ""])
+def test_a_master_that_runs_no_python_drivers_is_refused(options: list[str], master: str) -> None:
+    given = [*options, *(["--master", master] if master else [])]
+    submit = SparkSubmit("spark-submit", given, {"SPARK_CONF_DIR": "/nowhere"})
+    assert submit.is_cluster_mode
+    with pytest.raises(ConfigError):
+        open_cluster(submit, SystemClock())
+
+
+# -- what the driver stores --------------------------------------------------------------------------------------------
+
+
+def test_results_of_the_newest_launches_are_kept() -> None:
+    storage = MemoryStorage()
+    for number in range(KEEP + 5):
+        record_run(storage, f"l{number}", number)
+        store_result(storage, f"l{number}", number + 1, {"status": "finished", "number": number})
+    kept = {blob.key.split("/")[1] for blob in storage.list(LAUNCHES)}
+    assert kept == {f"l{number}" for number in range(5, KEEP + 5)}
+    assert read_launch_result(storage, "l7") == {"status": "finished", "number": 7}
+    assert (generation_of(storage, "l7"), generation_of(storage, "l1")) == (7, 0)
+
+
+def test_a_result_that_is_too_long_loses_its_details() -> None:
+    storage = MemoryStorage()
+    error = {"code": "data", "message": "m", "facts": {"rows": "x" * (2 << 20)}}
+    store_result(storage, "one", 0, {"status": "failed", "error": error, "offsets": {"a": "1"}})
+    assert read_launch_result(storage, "one") == {
+        "status": "failed", "error": {"code": "data", "message": "m"}, "offsets": {"a": "1"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("data", [b"", b"[1]", b"\xff", b"[" * 100_000])
+def test_a_damaged_result_is_an_error(data: bytes) -> None:
+    storage = MemoryStorage()
+    storage.put_new(launch_result_key("one", 3), data)
+    with pytest.raises(DataError):
+        read_launch_result(storage, "one")
+
+
+def test_errors_keep_their_class() -> None:
+    assert error_class("fenced") is Fenced
+    assert error_class("of-a-newer-version") is ClusterFailed
+
+
+# -- a run -------------------------------------------------------------------------------------------------------------
+
+
+class FakeCluster(Cluster):
+    """A cluster whose applications do what `script` says at each call of `find`; None is a call that fails."""
+
+    def __init__(self, *script: Phase | None) -> None:
+        self.script = list(script)
+        self.submitted = 0
+        self.killed = 0
+        self.cleaned = 0
+        self.on_find: Callable[[int], None] = lambda number: None
+        self.calls = 0
+
+    def submit(self, shipment: Shipment, is_cancelled: Callable[[], bool]) -> None:
+        self.submitted += 1
+
+    def find(self, launch: str) -> Application | None:
+        self.calls += 1
+        self.on_find(self.calls)
+        if self.killed:
+            return Application("a-1", Phase.KILLED)
+        phase = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if phase is None:
+            raise ClusterFailed("away")
+        return Application("a-1", phase, "why", "http://log")
+
+    def kill(self, application: Application) -> None:
+        self.killed += 1
+
+    def clean_up(self, application: Application) -> None:
+        self.cleaned += 1
+
+
+class Unknown(FakeCluster):
+    """A cluster that does not know the launch before it is submitted."""
+
+    def find(self, launch: str) -> Application | None:
+        return super().find(launch) if self.submitted else None
+
+
+def _run(cluster: Cluster, storage: MemoryStorage, end_timeout: float = 60) -> Any:
+    run = RunInCluster("one", storage, timedelta(seconds=end_timeout), "note", lambda step: None)
+    return ClusterRun(cluster, run, SystemClock(), poll=timedelta(milliseconds=1)).run(_no_shipment)
+
+
+def _no_shipment() -> Shipment:
+    return Shipment("one", Path(), Path(), Path(), "job.py", [])
+
+
+RESULT = {"status": "finished", "checkpoint_id": 4}
+
+
+def test_a_run_is_submitted_and_followed_while_the_cluster_is_sometimes_away() -> None:
+    storage = MemoryStorage()
+    store_result(storage, "one", 3, {"status": "of an earlier submission"})
+    cluster = Unknown(Phase.WAITING, None, Phase.RUNNING, None, Phase.SUCCEEDED)
+    cluster.on_find = lambda number: store_result(storage, "one", 4, RESULT) if number == 4 else None
+    assert _run(cluster, storage) == RESULT
+    assert (cluster.submitted, cluster.killed, cluster.cleaned) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("found", [Phase.RUNNING, Phase.SUCCEEDED])
+def test_a_driver_that_an_earlier_process_has_submitted_is_followed(found: Phase) -> None:
+    storage = MemoryStorage()
+    store_result(storage, "one", 4, RESULT)
+    cluster = FakeCluster(found, Phase.SUCCEEDED)
+    assert _run(cluster, storage) == RESULT
+    assert cluster.submitted == 0
+
+
+@pytest.mark.parametrize("found", [Phase.FAILED, Phase.KILLED])
+def test_a_driver_that_has_failed_is_submitted_again(found: Phase) -> None:
+    storage = MemoryStorage()
+    store_result(storage, "one", 4, {"status": "failed"})
+    cluster = FakeCluster(found, Phase.RUNNING, Phase.SUCCEEDED)
+    with pytest.raises(ClusterFailed) as caught:
+        _run(cluster, storage)
+    assert cluster.submitted == 1
+    assert caught.value.facts["phase"] == "succeeded"
+
+
+def test_a_driver_without_a_result_has_failed_for_the_reason_of_the_cluster() -> None:
+    cluster = FakeCluster(Phase.RUNNING, Phase.FAILED)
+    with pytest.raises(ClusterFailed) as caught:
+        _run(cluster, MemoryStorage())
+    assert caught.value.facts == {"application": "a-1", "phase": "failed", "reason": "why"}
+    assert "http://log" in caught.value.hint
+    assert cluster.cleaned == 1
+
+
+def test_the_result_counts_whatever_the_cluster_says() -> None:
+    storage = MemoryStorage()
+    store_result(storage, "one", 4, RESULT)
+    assert _run(FakeCluster(Phase.RUNNING, Phase.FAILED), storage) == RESULT
+
+
+def _signals_at(first: int, *others: int) -> Callable[[int], None]:
+    def send(number: int) -> None:
+        if number in (first, *others):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return send
+
+
+def test_a_signal_requests_the_run_of_the_launch_to_stop() -> None:
+    job = MemoryJob()
+    head = job.head
+    record_run(job.storage, "one", head.entry.generation)
+    cluster = FakeCluster(Phase.RUNNING)
+
+    def on_find(number: int) -> None:
+        _signals_at(2)(number)
+        if number == 6:
+            store_result(job.storage, "one", 9, RESULT)
+            cluster.script = [Phase.SUCCEEDED]
+
+    cluster.on_find = on_find
+    assert _run(cluster, job.storage) == RESULT
+    (request,) = open_requests(job.storage)
+    assert (request.kind, request.generation) == (RequestKind.STOP, head.entry.generation)
+    assert (cluster.killed, cluster.submitted) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "end_timeout", "signals"),
+    [(False, 60, (2,)), (True, 0.01, (2,)), (True, 60, (2, 4))],
+    ids=["no-run", "too-slow", "second-signal"],
+)
+def test_a_run_that_cannot_stop_is_killed_by_the_cluster(
+    claimed: bool, end_timeout: float, signals: tuple[int, ...]
+) -> None:
+    job = MemoryJob()
+    if claimed:
+        record_run(job.storage, "one", job.head.entry.generation)
+    cluster = FakeCluster(Phase.RUNNING)
+    cluster.on_find = _signals_at(*signals)
+    with pytest.raises(Interrupted):
+        _run(cluster, job.storage, end_timeout)
+    assert (cluster.killed, cluster.cleaned) == (1, 1)
+
+
+# -- YARN, by answers of a real ResourceManager ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("site", "found"),
+    [
+        ({"hostname": "rm"}, ("http://rm:8088",)),
+        ({"hostname": "rm", "webapp.address": "${yarn.resourcemanager.hostname}:99"}, ("http://rm:99",)),
+        (
+            {"ha.enabled": "true", "ha.rm-ids": "a, b", "hostname.a": "one", "webapp.address.b": "two:80"},
+            ("http://one:8088", "http://two:80"),
+        ),
+    ],
+)
+def test_the_address_of_the_resource_manager(site: dict[str, str], found: tuple[str, ...]) -> None:
+    assert resource_managers({f"yarn.resourcemanager.{name}": value for name, value in site.items()}) == found
+
+
+def test_a_secure_resource_manager_and_none() -> None:
+    secure = {"yarn.http.policy": "HTTPS_ONLY", "yarn.resourcemanager.hostname": "rm"}
+    assert resource_managers(secure) == ("https://rm:8090",)
+    for site in ({}, {"yarn.resourcemanager.hostname": "0.0.0.0"}):
+        with pytest.raises(ConfigError):
+            resource_managers(site)
+
+
+class _Handler(QuietHandler):
+    answer: tuple[int, bytes]
+    asked: list[str]
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        status, body = self.answer
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@contextmanager
+def _yarn(folder: Path, status: int, body: bytes) -> Iterator[tuple[Yarn, list[str]]]:
+    asked: list[str] = []
+    with listening(_Handler, answer=(status, body), asked=asked) as address:
+        name = "yarn.resourcemanager.webapp.address"
+        text = f"<property><name>{name}</name><value>{address.removeprefix('http://')}</value></property>"
+        (folder / "yarn-site.xml").write_text(f"<configuration>{text}</configuration>")
+        yield Yarn(SparkSubmit("spark-submit", [], {"HADOOP_CONF_DIR": str(folder)}), ManualClock()), asked
+
+
+@pytest.mark.parametrize(
+    ("answer", "phase"),
+    [
+        ("accepted", Phase.WAITING),
+        ("running", Phase.RUNNING),
+        ("succeeded", Phase.SUCCEEDED),
+        ("no-python", Phase.FAILED),
+        ("unknown-queue", Phase.FAILED),
+        ("am-killed", Phase.FAILED),
+    ],
+)
+def test_an_application_as_the_resource_manager_describes_it(tmp_path: Path, answer: str, phase: Phase) -> None:
+    body = (_ANSWERS / f"{answer}.json").read_bytes()
+    (app,) = json.loads(body)["apps"]["app"]
+    with _yarn(tmp_path, 200, body) as (yarn, asked):
+        found = yarn.find("one")
+    assert found is not None
+    assert (found.id, found.phase, found.log) == (app["id"], phase, app.get("amContainerLogs", ""))
+    assert "\tat " not in found.reason and len(found.reason) <= 2000
+    assert asked == ["/ws/v1/cluster/apps?applicationTags=stateflow-one"]
+
+
+def test_the_resource_manager_knows_no_application(tmp_path: Path) -> None:
+    with _yarn(tmp_path, 200, b'{"apps":{}}') as (yarn, _):
+        assert yarn.find("one") is None
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (200, b"<html>", ClusterFailed),
+        (200, b'{"apps": {"app": [{"id": "application_1_2; rm -r"', ClusterFailed),
+        (200, b'{"apps": {"app": [{"id": "--help", "state": "RUNNING"}]}}', ClusterFailed),
+        (200, b'{"apps": {"app": 3}}', ClusterFailed),
+        (307, b"", ClusterFailed),
+        (500, b"{}", ClusterFailed),
+        (401, b"{}", ConfigError),
+    ],
+)
+def test_another_answer_is_an_error(tmp_path: Path, status: int, body: bytes, error: type[StateflowError]) -> None:
+    with _yarn(tmp_path, status, body) as (yarn, _), pytest.raises(error):
+        yarn.find("one")
+
+
+def test_the_command_line_on_yarn(tmp_path: Path) -> None:
+    """The files and arguments as a spark-submit gets them that only writes them down."""
+    _write(tmp_path, job_py="def build(env): ...\n")
+    program = tmp_path / "spark-submit"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/words\n')
+    program.chmod(0o700)
+    options = ["--queue", "q", "--conf", f"spark.secret={_SECRET}", "--conf", "spark.yarn.tags=mine"]
+    (tmp_path / "yarn-site.xml").write_text(
+        "<a><property><name>yarn.resourcemanager.hostname</name><value>h</value></property></a>"
+    )
+    environment = {**os.environ, "HADOOP_CONF_DIR": str(tmp_path), "SPARK_CONF_DIR": str(tmp_path)}
+    content = LaunchFile("one", {"AWS_KEY": _SECRET}, "", [f"job.secret={_SECRET}"])
+    shipment = make_shipment(tmp_path, tmp_path / "job.py", content, ["--job-root", "/root"])
+    Yarn(SparkSubmit(str(program), options, environment), ManualClock()).submit(shipment, lambda: False)
+    words = (tmp_path / "words").read_text().splitlines()
+    driver = tmp_path / "stateflow_driver.py"
+    at = words.index(str(driver))
+    assert words[at + 1 :] == ["run", "stateflow-job/job.py", "--job-root", "/root"]
+    assert words[:2] == ["--queue", "q"] and _SECRET not in " ".join(words)
+    conf = read_conf(words[:at], None)
+    assert conf["spark.yarn.tags"] == "mine,stateflow-one"
+    assert (conf["spark.yarn.maxAppAttempts"], conf["spark.submit.deployMode"]) == ("1", "cluster")
+    assert conf["spark.app.name"] == "stateflow job"
+    assert _SECRET in driver.read_text() and stat.S_IMODE(driver.stat().st_mode) == 0o600

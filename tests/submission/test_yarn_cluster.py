@@ -1,0 +1,190 @@
+"""Drivers on a real YARN: a ResourceManager and a NodeManager run what spark-submit submits, and the tests kill it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyspark
+import pytest
+
+from stateflow.storage.paths import LAUNCHES
+from stateflow.testing.sinks import FolderSink
+from tests.servers.running import ROOT
+from tests.servers.yarn import Yarn, yarn_server
+from tests.support.processes import wait_for
+
+pytestmark = [pytest.mark.slow(reason="starts YARN, and Spark in its containers"), pytest.mark.spark]
+
+_SPARK = Path(pyspark.__file__).parent
+_JOB = ROOT / "tests" / "spark" / "jobs" / "continuous.py"
+_DEADLINE = 240.0
+_CLASSES = {"driver": "deploy.yarn.ApplicationMaster", "executor": "executor.YarnCoarseGrainedExecutorBackend"}
+_SECRET = "what-nobody-may-see"
+
+
+@pytest.fixture(scope="module")
+def yarn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yarn]:
+    with yarn_server(tmp_path_factory.mktemp("yarn") / "server") as server:
+        yield server
+
+
+class Submission:
+    """A job of a test, and ``stateflow submit`` for it as a process."""
+
+    def __init__(self, yarn: Yarn, folder: Path, launch: str) -> None:
+        self.yarn = yarn
+        self.folder = folder
+        self.launch = launch
+        self.root = folder / "root"
+        self.options: list[str] = []
+        self.settings = {"job.home": str(folder), "job.delay": "100000000", "parallelism": "2", "storage.shared": "yes"}
+        (folder / "in").mkdir(parents=True)
+
+    def add_rows(self, *names: str) -> None:
+        number = len(list((self.folder / "in").iterdir()))
+        lines = [json.dumps({"name": name, "number": number}) for name in names]
+        (self.folder / "in" / f"{number}.json").write_text("\n".join(lines) + "\n")
+
+    def counts(self) -> list[tuple[str, int]]:
+        """The output: for each row, its name and how often that has occurred."""
+        out = self.folder / "out"
+        return sorted((row["name"], row["number"]) for row in FolderSink(out).rows()) if out.exists() else []
+
+    def start(self, *spark_options: str, **variables: str) -> subprocess.Popen[bytes]:
+        settings = [f"--set={name}={value}" for name, value in self.settings.items()]
+        command = [sys.executable, "-m", "stateflow", "submit", str(_JOB), "--job-root", str(self.root), *settings]
+        command += ["--launch-id", self.launch, "--result-file", str(self.folder / "result.json"), *self.options]
+        command += ["--log-format", "text", "--", str(_SPARK / "bin" / "spark-submit"), *self.spark(), *spark_options]
+        environment = {**os.environ, **self.yarn.variables, **variables}
+        with (self.folder / "submit.log").open("ab") as log:
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)
+
+    def spark(self) -> list[str]:
+        conf = [word for name, value in spark_conf(self.yarn).items() for word in ("--conf", f"{name}={value}")]
+        return ["--master", "yarn", "--deploy-mode", "cluster", *conf]
+
+    def log(self) -> str:
+        return (self.folder / "submit.log").read_text()
+
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+        return found
+
+    def finish(self, process: subprocess.Popen[bytes]) -> int:
+        return process.wait(_DEADLINE)
+
+    def wait_until_claimed(self, process: subprocess.Popen[bytes]) -> None:
+        """Waits until the run of this launch has claimed the job."""
+
+        def claimed() -> bool:
+            assert process.poll() is None, self.log()
+            return any(self.root.glob(f"{LAUNCHES}{self.launch}/run-*"))
+
+        wait_for(claimed, self.log, _DEADLINE)
+
+    def application(self) -> dict[str, Any]:
+        tag = f"stateflow-{self.launch}"
+        return max((a for a in self.yarn.applications() if a["applicationTags"] == tag), key=lambda a: str(a["id"]))
+
+    def containers(self, kind: str) -> list[psutil.Process]:
+        """The Java processes of this launch's containers: of the driver, or of executors."""
+        known = f"org.apache.spark.{_CLASSES[kind]}"
+        found = self.yarn.processes(str(self.application()["id"]))
+        # Each has a shell above it, with the same words.
+        return [p for p in found if known in p.cmdline() and Path(p.cmdline()[0]).name == "java"]
+
+    def assert_nothing_is_left(self) -> None:
+        application = str(self.application()["id"])
+        assert not list(self.yarn.staging.glob(f"**/{application}"))
+        wait_for(lambda: not self.yarn.processes(application), self.log, _DEADLINE)
+
+
+def spark_conf(yarn: Yarn) -> dict[str, str]:
+    return {
+        "spark.yarn.jars": f"local:{_SPARK}/jars/*",
+        "spark.yarn.stagingDir": yarn.staging.as_uri(),
+        "spark.pyspark.python": sys.executable,
+        "spark.executor.instances": "1",
+        **{f"spark.{part}.memory": "600m" for part in ("driver", "executor")},
+        **{f"spark.{part}.memoryOverhead": "300m" for part in ("driver", "executor")},
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        **{f"spark.{part}.SPARK_LOCAL_IP": "127.0.0.1" for part in ("executorEnv", "yarn.appMasterEnv")},
+        **{f"spark.{part}.PYTHONPATH": str(ROOT) for part in ("executorEnv", "yarn.appMasterEnv")},
+    }
+
+
+@pytest.fixture
+def submission(yarn: Yarn, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Submission]:
+    launch = re.sub("[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[-40:].strip("-")
+    given = Submission(yarn, tmp_path / "home", launch)
+    yield given
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if str(given.folder) in " ".join(process.cmdline()):
+                process.kill()
+
+
+def test_a_job_runs_to_its_end(submission: Submission) -> None:
+    submission.add_rows("a", "b", "a")
+    assert submission.finish(submission.start()) == 0, submission.log()
+    assert submission.counts() == [("a", 1), ("a", 2), ("b", 1)]
+    result = submission.result()
+    assert (result["status"], result["rows_in"], result["rows_out"]) == ("finished", 3, {"out": 3})
+    assert submission.application()["finalStatus"] == "SUCCEEDED"
+    submission.assert_nothing_is_left()
+    # The submitting process was killed before it had reported the end: it does not run the job again.
+    (submission.folder / "result.json").unlink()
+    assert submission.finish(submission.start()) == 0, submission.log()
+    assert submission.result() == result
+    assert sum(a["applicationTags"] == f"stateflow-{submission.launch}" for a in submission.yarn.applications()) == 1
+
+
+def test_the_submitting_process_is_killed_and_its_successor_ends_the_run_with_a_checkpoint(
+    submission: Submission,
+) -> None:
+    submission.settings |= {"run.until": "stopped"}
+    first = submission.start()
+    submission.wait_until_claimed(first)
+    first.kill()
+    first.wait()
+    second = submission.start()
+    application = submission.application()
+    submission.add_rows("a", "b")
+    wait_for(lambda: len(submission.counts()) == 2, submission.log, _DEADLINE)
+    second.send_signal(signal.SIGTERM)
+    assert submission.finish(second) == 0, submission.log()
+    result = submission.result()
+    assert (result["status"], result["stopped_because"], result["rows_in"]) == ("finished", "stopped", 2)
+    assert submission.application()["id"] == application["id"]
+    submission.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("options", "fact"),
+    [(["--queue", "nowhere"], "unknown queue"), (["--conf", "spark.pyspark.python=/no/python"], "/no/python")],
+    ids=["queue", "python"],
+)
+def test_what_the_cluster_refuses_is_in_the_error(submission: Submission, options: list[str], fact: str) -> None:
+    submission.add_rows("a")
+    assert submission.finish(submission.start(*options)) == 5, submission.log()
+    error = submission.result()["error"]
+    assert error["code"] == "cluster-failed" and fact in error["facts"]["reason"]
+    submission.assert_nothing_is_left()
+
+
+def test_an_error_of_the_job_is_that_of_client_mode(submission: Submission) -> None:
+    submission.add_rows("a")
+    submission.settings["job.delay"] = "soon"
+    assert submission.finish(submission.start()) == 2, submission.log()
+    assert submission.result()["error"]["code"] == "job-definition"
