@@ -422,4 +422,7 @@ def test_the_command_line_on_yarn(tmp_path: Path) -> None:
     assert conf["spark.yarn.tags"] == "mine,stateflow-one"
     assert (conf["spark.yarn.maxAppAttempts"], conf["spark.submit.deployMode"]) == ("1", "cluster")
     assert conf["spark.app.name"] == "stateflow job"
+    # Archives go to executors, too, and stay in a cache of their hosts.
+    assert conf["spark.yarn.dist.archives"] == f"{shipment.job_archive.as_uri()}#stateflow-job"
+    assert "spark.yarn.dist.files" not in conf
     assert _SECRET in driver.read_text() and stat.S_IMODE(driver.stat().st_mode) == 0o600
