@@ -19,6 +19,7 @@ from benchmarks.nexmark.programs import SPARK_KEYS, Load, run_ours, run_spark, s
 from benchmarks.peers.nexmark_ours import Order
 from benchmarks.processes import ProgramFailed
 from stateflow.connectors.files.sink import content, versions
+from stateflow.connectors.table_folder import DiskFolder
 
 KILLED_AT = "commit.manifest:2"
 """The failpoint at which the driver is killed: a batch's files are stored, its checkpoint is not committed."""
@@ -121,7 +122,8 @@ def _rows(table: pa.Table) -> Iterator[Row]:
 
 def _partitioned(table: Path, partition_by: tuple[str, ...]) -> pa.Table:
     """Returns the rows that are published in a folder of a file sink, with the columns of its partitions."""
-    published = [str(table / path) for path in content(table, versions(table)[-1]) or {}]
+    folder = DiskFolder(table)
+    published = [str(table / path) for path in content(folder, versions(folder)[-1]) or {}]
     columns = dataset.partitioning(pa.schema([(name, pa.string()) for name in partition_by]), flavor="hive")
     return dataset.dataset(published, partitioning=columns, partition_base_dir=str(table)).to_table()
 

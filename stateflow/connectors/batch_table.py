@@ -34,6 +34,7 @@ from stateflow.connectors.data_files import cast_read
 from stateflow.connectors.delta.log import check_log, damaged_file, open_logged_file, plain_path
 from stateflow.connectors.delta_types import COLUMN_MAPPING
 from stateflow.connectors.partition_offsets import position_error
+from stateflow.connectors.table_folder import DiskFolder
 from stateflow.errors import (
     ConfigError,
     CorruptFile,
@@ -238,7 +239,7 @@ class BatchTable(LocalSource):
 
         with self._translate_errors(version):
             if os.path.isdir(self._table):
-                check_log(Path(self._table))
+                check_log(DiskFolder(Path(self._table)))
             opened = DeltaTable(self._table, version=version)
         # deltalake refuses other features of readers; it would read these columns by their names, which files lack.
         if opened.metadata().configuration.get(COLUMN_MAPPING, "none").lower() != "none":
@@ -340,15 +341,16 @@ class _Files:
                 return pa.concat_tables([self._checked([each], names) for each in fragments])
             if isinstance(e, CorruptFile):
                 raise
-            raise damaged_file(Path(self.folder), fragments[0].path, e) from e
+            raise damaged_file(DiskFolder(Path(self.folder)), fragments[0].path, e) from e
 
     def _opened(self, fragments: Sequence[ParquetFileFragment], names: Sequence[str]) -> pa.Table:
         """Returns the rows of files below the table's folder, which Arrow gets as open files: it would follow links."""
         with ExitStack() as stack:
-            paths = [stack.enter_context(open_logged_file(Path(self.folder), quote(each.path))) for each in fragments]
+            folder = DiskFolder(Path(self.folder))
+            files = [stack.enter_context(open_logged_file(folder, quote(each.path))) for each in fragments]
             opened = [
                 _FORMAT.make_fragment(f"/proc/self/fd/{file.fileno()}", fs.LocalFileSystem(), each.partition_expression)
-                for each, file in zip(fragments, paths, strict=True)
+                for each, file in zip(fragments, files, strict=True)
             ]
             return self._read(opened, names, fs.LocalFileSystem())
 

@@ -1,8 +1,4 @@
-"""Data files before they are committed: their names, how they become durable, and their statistics for Delta.
-
-A file is written without a name, synced and then linked: it exists completely or not at all, and a task that dies
-leaves nothing. Unlike in a job root the umask decides who may read, because the readers of a table are often not the
-users who run the job.
+"""Data files before they are committed: their names, how they are written, and their statistics for Delta.
 
 Statistics come from the Parquet footer. A missing bound is always correct, because readers then read the file. So a
 bound that JSON, or some reader of Delta, cannot represent exactly enough is left out, not rounded inwards.
@@ -11,17 +7,13 @@ bound that JSON, or some reader of Delta, cannot represent exactly enough is lef
 from __future__ import annotations
 
 import dataclasses
-import errno
-import io
 import math
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -29,13 +21,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stateflow.api.sink import SinkContext, SinkWriter, Writing
-from stateflow.errors import ConfigError, CorruptFile, StorageError
+from stateflow.connectors.table_folder import TableFolder, translate_disk_errors
+from stateflow.errors import ConfigError, StorageError
 from stateflow.state.handles import Committable
+from stateflow.storage import BlobInfo
 from stateflow.types.columns.conversion import with_scalars
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
 
 # 40 % of snappy's size on a million rows of a keyed aggregation, for a quarter more CPU; 0.3 ms more for ten rows.
 _COMPRESSION = "zstd"
@@ -113,31 +103,11 @@ class FileName:
         return cls(found["job_uuid"], found["uid"], writing, int(found["part"]), found["folder"] or "")
 
 
-def list_own_files(table: Path, depth: int) -> Iterator[FileName]:
-    """Yields the names of all data files that sinks wrote into a table, of any job. Raises StorageError.
-
-    Args:
-        depth: number of the table's partition columns.
-    """
-    pending = [""]
-    while pending:
-        folder = pending.pop()
-        for entry in _entries(table / folder):
-            path = f"{folder}/{entry.name}" if folder else entry.name
-            if name := FileName.parse(path):
-                yield name
-            elif "=" in entry.name and path.count("/") < depth and entry.is_dir(follow_symlinks=False):
-                pending.append(path)
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as found:
-            return list(found)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as e:
-        raise disk_error(e, folder) from e
+def list_own_files(table: TableFolder) -> Iterator[tuple[FileName, BlobInfo]]:
+    """Yields all data files that sinks wrote into a table, of any job. Raises StorageError."""
+    for file in table.files(""):
+        if name := FileName.parse(file.key):
+            yield name, file
 
 
 @dataclass(frozen=True)
@@ -146,138 +116,6 @@ class Limits:
 
     row_group_bytes: int = 64 << 20
     file_bytes: int = 1 << 30
-
-
-class UnnamedFile(io.RawIOBase):
-    """A new file in `folder` that has no name until `link`; the kernel removes it when it is closed before that.
-
-    Args:
-        fd: descriptor of the file, which this object closes. `create` opens it before the object exists, because the
-            finalizer of an object closes it even if its constructor failed.
-    """
-
-    def __init__(self, folder: Path, fd: int) -> None:
-        self.folder = folder
-        self.size = 0
-        self._fd = fd
-
-    @classmethod
-    def create(cls, folder: Path) -> UnnamedFile:
-        """Creates the file. Raises OSError."""
-        return cls(folder, os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666))
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: ReadableBuffer) -> int:
-        view = memoryview(data).cast("B")
-        total = len(view)
-        while view:
-            view = view[os.write(self._fd, view) :]
-        self.size += total
-        return total
-
-    def tell(self) -> int:
-        return self.size
-
-    def link(self, name: str) -> bool:
-        """Makes the bytes durable, then links them as `name`, durably. Returns False when `name` exists.
-
-        Args:
-            name: a name in the folder, or a path below it, whose folders exist.
-        """
-        os.fsync(self._fd)
-        target = self.folder / name
-        try:
-            # Linking an unnamed file needs AT_SYMLINK_FOLLOW, which Python passes only together with a directory fd.
-            own = f"/proc/self/fd/{self._fd}"
-            os.link(own, target, src_dir_fd=self._fd, follow_symlinks=True)
-        except FileExistsError:
-            return False
-        sync_folder(target.parent)
-        return True
-
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            os.close(self._fd)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names in `folder` durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def make_folders(root: Path, folders: str) -> None:
-    """Creates folders below an existing one, durably.
-
-    Also folders that exist are made durable: another process may have created them just now.
-    """
-    path = root
-    for name in folders.split("/"):
-        parent, path = path, path / name
-        path.mkdir(exist_ok=True)
-        if path.is_symlink():
-            raise CorruptFile(
-                "a folder of a partition is a link, which would lead the files of a sink out of its table",
-                hint="replace it by a folder",
-                folder=str(path),
-            )
-        sync_folder(parent)
-
-
-def make_log_folder(folder: Path) -> None:
-    """Creates the folder of a table's log durably, with the folders above it; harmless if it exists."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        for path in reversed(missing):
-            path.mkdir(exist_ok=True)
-            sync_folder(path.parent)
-    except OSError as e:
-        raise disk_error(e, folder) from e
-
-
-def check_writable(*folders: Path) -> None:
-    """Raises ConfigError or StorageError unless files can be created in each folder, or above it if it is missing."""
-    for folder in folders:
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-        try:
-            UnnamedFile.create(existing).close()
-        except OSError as e:
-            raise disk_error(e, existing) from e
-
-
-def remove_leftovers(root: Path, names: Iterable[str]) -> None:
-    """Deletes files below a folder, some of which may be deleted already."""
-    for name in names:
-        try:
-            (root / name).unlink(missing_ok=True)
-        except OSError as e:
-            raise disk_error(e, root / name) from e
-
-
-def disk_error(e: OSError, path: Path) -> ConfigError | StorageError:
-    """Translates an error of the file system that a table is in.
-
-    Args:
-        path: the file or folder that was accessed.
-    """
-    facts = {"path": str(path), "reason": e.strerror or str(e)}
-    if e.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
-        return ConfigError("access to the table's folder was denied", hint="check owner and permissions", **facts)
-    if e.errno in (errno.EOPNOTSUPP, errno.EISDIR):
-        return ConfigError(
-            "the table's file system does not support O_TMPFILE",
-            hint="use a local or clustered Linux file system, not NFS",
-            **facts,
-        )
-    if e.errno == errno.ENOTDIR:
-        return ConfigError("the table's path is not a folder", hint="choose another path", **facts)
-    return StorageError("operation on the table's file system failed", **facts, errno=e.errno)
 
 
 def cast_read(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
@@ -302,7 +140,7 @@ class ParquetWriter(SinkWriter):
     """Writes the rows of one attempt to a Parquet file, or to several when it exceeds `limits`.
 
     Args:
-        folder: folder of the table.
+        table: the folder of the table.
         name: name of the first file; later ones differ in `part`.
         stored: the columns of the file, all of whose parts are nullable.
         of: how emitted rows are stored; not needed by a writer of stored rows.
@@ -310,14 +148,14 @@ class ParquetWriter(SinkWriter):
 
     def __init__(
         self,
-        folder: Path,
+        table: TableFolder,
         name: FileName,
         stored: pa.Schema,
         limits: Limits | None = None,
         *,
         of: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None,
     ) -> None:
-        self._folder = folder
+        self._table = table
         self._name = name
         self._limits = limits or Limits()
         self._stored = stored
@@ -361,14 +199,12 @@ class ParquetWriter(SinkWriter):
         """Writes the rows in memory as one row group."""
         if not self._rows:
             return
-        table = pa.Table.from_batches(self._rows, self._stored)
+        rows = pa.Table.from_batches(self._rows, self._stored)
         self._rows, self._rows_bytes = [], 0
-        try:
+        with translate_disk_errors(self._table.address):
             if self._file is None:
-                self._file = _ParquetFile(self._folder, self._stored)
-            self._file.add(table)
-        except OSError as e:
-            raise disk_error(e, self._folder) from e
+                self._file = _ParquetFile(self._table, self._stored)
+            self._file.add(rows)
         if self._file.size >= self._limits.file_bytes:
             self.finish_file()
 
@@ -377,20 +213,16 @@ class ParquetWriter(SinkWriter):
         if self._file is None:
             return
         name = dataclasses.replace(self._name, part=len(self._done))
-        try:
-            if name.folder:
-                make_folders(self._folder, name.folder)
+        with translate_disk_errors(self._table.address):
             self._done.append(self._file.finish(name.path))
-        except OSError as e:
-            raise disk_error(e, self._folder) from e
         self._file = None
 
 
 class _ParquetFile:
     """A Parquet file that has no name yet."""
 
-    def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        self._file = UnnamedFile.create(folder)
+    def __init__(self, table: TableFolder, schema: pa.Schema) -> None:
+        self._file = table.new_file()
         self._schema = schema
         self._metadata: list[pq.FileMetaData] = []
         self._doubles = {f.name: DoubleBounds() for f in schema if pa.types.is_floating(f.type)}
@@ -417,10 +249,10 @@ class _ParquetFile:
         self._writer.write_table(rows, row_group_size=rows.num_rows)
 
     def finish(self, path: str) -> Committable:
-        """Completes the file, and links it as `path`, relative to the table."""
+        """Completes the file, and publishes it as `path`, relative to the table."""
         self._writer.close()
         with self._file:
-            if not self._file.link(path):
+            if not self._file.publish(path):
                 raise StorageError("a sink's file exists already", name=path)
         metadata = self._metadata[0]
         stats = statistics(metadata, self._schema, self._doubles)

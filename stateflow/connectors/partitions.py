@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -24,6 +23,7 @@ from stateflow.api.sink import SinkWriter
 from stateflow.connectors.data_files import FileName, Limits, ParquetWriter
 from stateflow.connectors.delta_types import check_rows, to_stored
 from stateflow.connectors.store_assignment import assign_rows, has_length, nullable_schema
+from stateflow.connectors.table_folder import TableFolder
 from stateflow.errors import DataError, JobDefinitionError
 from stateflow.state.handles import Committable
 from stateflow.types.columns.conversion import with_nullable_parts
@@ -141,12 +141,12 @@ class PartitionedWriter(SinkWriter):
     further rows of its partition go to another file.
 
     Args:
-        table: folder of the table.
+        table: the table's folder.
         name: name of the files, which differ in their attempt.
         rows: how the table stores rows.
     """
 
-    def __init__(self, table: Path, name: FileName, rows: StoredRows, limits: Limits | None = None) -> None:
+    def __init__(self, table: TableFolder, name: FileName, rows: StoredRows, limits: Limits | None = None) -> None:
         self._table = table
         self._name = name
         self._rows = rows

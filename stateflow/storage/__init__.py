@@ -3,7 +3,7 @@
 - `base`: the interface `Storage`, and helpers that several backends share.
 - `posix`, `memory`, `object_store`, `hdfs`: a module for each backend; `overlay`: scratch storage over another one.
 - `locations`: opens the storage that a URI or location names, if allowed, with the credentials of the environment.
-- `paths`: the names of all objects.
+- `paths`: the names of all objects; `race_probe`: whether a storage lets one of several writers create an object.
 """
 
 from stateflow.storage.base import BlobInfo, PutResult, Storage

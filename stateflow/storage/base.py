@@ -66,6 +66,19 @@ class BlobInfo:
     version: str = field(default="", compare=False)
 
 
+@dataclass(frozen=True)
+class FolderList:
+    """The content of a folder.
+
+    Attributes:
+        files: the objects directly in it.
+        folders: the names of the folders directly in it, sorted.
+    """
+
+    files: tuple[BlobInfo, ...]
+    folders: tuple[str, ...]
+
+
 class Storage(ABC):
     """A flat store of immutable objects below one root.
 
@@ -177,10 +190,10 @@ class Storage(ABC):
         if size is None:
             raise missing_object(self, key)
         with self.open_parts(key) as read:
-            if size <= _READ_AT_ONCE:
+            if size <= READ_AT_ONCE:
                 yield io.BytesIO(read(0, size) if size else b"")
             else:
-                yield io.BufferedReader(_PartsFile(read, size), _READ_AHEAD)
+                yield open_in_parts(read, size)
 
     @abstractmethod
     def info(self, key: str) -> BlobInfo | None:
@@ -210,8 +223,15 @@ class Storage(ABC):
         Args:
             prefix: the folder, which ends with a slash; empty for the root.
         """
-        below = (blob.key.removeprefix(prefix).partition("/") for blob in self.list(prefix))
-        return tuple(sorted({name for name, slash, _ in below if slash}))
+        return self.list_folder(prefix).folders
+
+    def list_folder(self, prefix: str) -> FolderList:
+        """Returns the objects and folders directly below a folder; argument as of `folders`."""
+        found = [(blob, *blob.key.removeprefix(prefix).partition("/")[:2]) for blob in self.list(prefix)]
+        return FolderList(
+            tuple(blob for blob, _, slash in found if not slash),
+            tuple(sorted({name for _, name, slash in found if slash})),
+        )
 
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
@@ -258,9 +278,20 @@ class Storage(ABC):
         return None
 
 
-_READ_AT_ONCE = 4 << 20
+READ_AT_ONCE = 4 << 20
+"""Bytes of an object that `Storage.open` reads in one request."""
 _READ_AHEAD = 1 << 20
 """A request takes as long as reading some hundred kilobytes."""
+
+
+def open_in_parts(read: Callable[[int, int], bytes], size: int) -> BinaryIO:
+    """Returns an object as a file that reads it part by part.
+
+    Args:
+        read: as `Storage.open_parts` yields it.
+        size: size of the object in bytes.
+    """
+    return io.BufferedReader(_PartsFile(read, size), _READ_AHEAD)
 
 
 class _PartsFile(io.RawIOBase):

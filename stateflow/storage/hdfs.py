@@ -38,6 +38,7 @@ from stateflow.errors import ConfigError, DataError, StorageError
 from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, read_answer, stream_answer
 from stateflow.storage.base import (
     BlobInfo,
+    FolderList,
     PutResult,
     Storage,
     check_limit,
@@ -483,14 +484,20 @@ class HdfsStorage(Storage):
             wanted = (b for b in self._walk(folder) if b.key.startswith(prefix) and b.key > start_after)
             return sorted(wanted, key=lambda blob: blob.key)
 
-    def folders(self, prefix: str) -> tuple[str, ...]:
+    def list_folder(self, prefix: str) -> FolderList:
         folder = prefix.rstrip("/")
         if folder:
             key_parts(folder, self.uri)
         with self._translate_errors(prefix):
             listing = self._hdfs.list(f"{self._folder}/{folder}".rstrip("/"))
-        found = (s.pathSuffix for s in (listing.statuses if listing is not None else ()) if s.type == "DIRECTORY")
-        return tuple(sorted(name for name in found if (f"{folder}/{name}" if folder else name) != _TEMPORARY))
+        files, folders = [], []
+        for status in listing.statuses if listing is not None else ():
+            key = f"{folder}/{status.pathSuffix}" if folder else status.pathSuffix
+            if status.type == "FILE" and status.pathSuffix:
+                files.append(_blob_info(key, status))
+            elif status.type == "DIRECTORY" and key != _TEMPORARY:
+                folders.append(status.pathSuffix)
+        return FolderList(tuple(files), tuple(sorted(folders)))
 
     def delete(self, keys: Iterable[str]) -> None:
         folders = set()

@@ -8,6 +8,7 @@ identity. An address contains none of them, so they appear in no log and no mani
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import re
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import obstore
 from obstore import exceptions
@@ -25,13 +26,16 @@ from stateflow.clock import epoch_milliseconds
 from stateflow.errors import ConfigError, DataError, EnvironmentUnsupported, StorageError
 from stateflow.private_files import open_private
 from stateflow.storage.base import (
+    READ_AT_ONCE,
     BlobInfo,
+    FolderList,
     PutResult,
     Storage,
     check_same_content,
     key_parts,
     limit_chunks,
     missing_object,
+    open_in_parts,
     write_chunks,
 )
 
@@ -159,6 +163,19 @@ class ObjectStorage(Storage):
     def open_parts(self, key: str) -> Iterator[Callable[[int, int], bytes]]:
         yield lambda offset, size: b"".join(self._chunks(key, (offset, offset + size)))
 
+    @contextlib.contextmanager
+    def open(self, key: str) -> Iterator[BinaryIO]:
+        # The answer has the size, and its bytes come only when they are read.
+        with self._translate_errors(key):
+            got = obstore.get(self._store, self.full_key(key))
+            size = got.meta["size"]
+            data = bytes(got.bytes()) if size <= READ_AT_ONCE else None
+        if data is not None:
+            yield io.BytesIO(data)
+        else:
+            with self.open_parts(key) as read:
+                yield open_in_parts(read, size)
+
     def _chunks(self, key: str, span: tuple[int, int] | None = None) -> Iterator[bytes]:
         options: GetOptions | None = {"range": span} if span else None
         with self._translate_errors(key):
@@ -174,13 +191,17 @@ class ObjectStorage(Storage):
             except FileNotFoundError:
                 return None
 
-    def folders(self, prefix: str) -> tuple[str, ...]:
+    def list_folder(self, prefix: str) -> FolderList:
         folder = prefix.rstrip("/")
         if folder:
             key_parts(folder, self.uri)
         with self._translate_errors(prefix):
             found = obstore.list_with_delimiter(self._store, f"{self._prefix}{folder}".rstrip("/") or None)
-        return tuple(sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]))
+        cut = len(self._prefix)
+        return FolderList(
+            tuple(_blob_info(each["path"][cut:], each) for each in found["objects"]),
+            tuple(sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])),
+        )
 
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
         folder = prefix.rpartition("/")[0]

@@ -1,8 +1,9 @@
-"""The tests' Spark session, by the name that tests here use, a Delta table, and a PostgreSQL server."""
+"""The tests' Spark session, by the name that tests here use, a Delta table, a PostgreSQL server, and stores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,14 @@ import pytest
 
 from stateflow.connectors import DeltaSink
 from tests.servers.postgres import Postgres, postgres_server
+from tests.servers.running import azure_server, s3_server
 from tests.support.delta_tables import context
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_numbers = itertools.count()
 _DRIVERS = (
     "test_drivers_that_are_interrupted_neither_lose_nor_repeat_a_row",
     "test_an_older_driver_that_publishes_late_does_not_harm_the_newest",
@@ -56,3 +59,31 @@ def sink(table: Path) -> DeltaSink:
     made = DeltaSink(table)
     made.prepare(context())
     return made
+
+
+@pytest.fixture(scope="session")
+def _s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    with s3_server(tmp_path_factory.mktemp("s3"), "bucket") as environment:
+        yield environment
+
+
+@pytest.fixture
+def s3(_s3: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """An unused address in a bucket of an S3 server, for which the environment has credentials."""
+    for name, value in _s3.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://bucket/tables/{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def _azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    with azure_server(tmp_path_factory.mktemp("azure"), "container") as environment:
+        yield environment
+
+
+@pytest.fixture
+def azure(_azure: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """An unused address in a container of an Azure server, for which the environment has credentials."""
+    for name, value in _azure.items():
+        monkeypatch.setenv(name, value)
+    return f"az://container/tables/{next(_numbers)}"

@@ -14,11 +14,24 @@ from deltalake import DeltaTable, QueryBuilder
 from stateflow import failpoints
 from stateflow.api.sink import SinkContext, Writing
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.log import append_entry, checkpoint, entry_path, list_log
+from stateflow.connectors.delta.log import append_entry, list_log
 from stateflow.connectors.delta.maintenance import Compaction, CompactionReport, Holder, VacuumReport, vacuum
 from stateflow.connectors.delta.sink import COMPACTED
+from stateflow.connectors.table_folder import DiskFolder
 from stateflow.errors import SinkDiverged, SinkRefused, StorageError
-from tests.support.delta_tables import Pair, commit_elsewhere, context, ids, pairs, put, snapshot, visible, write
+from tests.support.delta_tables import (
+    Pair,
+    checkpoint,
+    commit_elsewhere,
+    context,
+    entry_path,
+    ids,
+    pairs,
+    put,
+    snapshot,
+    visible,
+    write,
+)
 from tests.support.errors import raises
 
 _ABOUT = context()
@@ -322,10 +335,10 @@ def test_output_that_was_published_before_its_checkpoint_is_kept(sink: DeltaSink
 def test_a_start_makes_a_checkpoint_when_two_are_missing(sink: DeltaSink, table: Path) -> None:
     DeltaTable(str(table)).alter.set_table_properties({"delta.checkpointInterval": "5"})
     for newest in range(2, 11):
-        assert append_entry(table, newest, [{"commitInfo": {"operation": "WRITE"}}])
+        assert append_entry(DiskFolder(table), newest, [{"commitInfo": {"operation": "WRITE"}}])
         if newest > 8:
             DeltaSink(table).sweep(_ABOUT, _all)
-            assert list_log(table).checkpoints == ({10} if newest == 10 else frozenset())
+            assert list_log(DiskFolder(table)).checkpoints == ({10} if newest == 10 else frozenset())
 
 
 def test_a_checkpoint_without_one_of_its_parts_is_ignored(table: Path) -> None:
@@ -340,7 +353,7 @@ def test_a_checkpoint_without_one_of_its_parts_is_ignored(table: Path) -> None:
     for name in names:
         version, rest = name.split(".", 1)
         (log / f"{int(version):020d}.{rest}.parquet").touch()
-    found = list_log(table)
+    found = list_log(DiskFolder(table))
     assert found.checkpoints == {4, 8}
     assert [found.newest_checkpoint(v) for v in (3, 4, 7, 9)] == [0, 4, 4, 8]
 
@@ -352,7 +365,7 @@ def test_a_checkpoint_leaves_no_threads_in_the_driver_and_its_failure_is_an_erro
     DeltaTable(str(table))
     before = len(os.listdir("/proc/self/task"))
     checkpoint(table)
-    assert list_log(table).checkpoints == {1}
+    assert list_log(DiskFolder(table)).checkpoints == {1}
     assert len(os.listdir("/proc/self/task")) <= before + 2
     with raises(StorageError, table=str(tmp_path / "none"), exit_code=1):
         checkpoint(tmp_path / "none")

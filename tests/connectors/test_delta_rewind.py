@@ -20,9 +20,18 @@ from hypothesis import strategies as st
 
 from stateflow.api.sink import SinkRewind
 from stateflow.connectors import DeltaSink
-from stateflow.connectors.delta.log import checkpoint, entry_path
 from stateflow.errors import InternalError, SinkDiverged, SinkRefused
-from tests.support.delta_tables import Pair, commit_elsewhere, context, ids, pairs, put, snapshot
+from tests.support.delta_tables import (
+    Pair,
+    checkpoint,
+    commit_elsewhere,
+    context,
+    entry_path,
+    ids,
+    pairs,
+    put,
+    snapshot,
+)
 from tests.support.errors import raises
 from tests.support.examples import one_in
 

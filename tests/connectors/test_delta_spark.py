@@ -20,10 +20,9 @@ from pyspark.sql import SparkSession
 from stateflow.api.sink import CatalogEntry, SinkRewind
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta import versions
-from stateflow.connectors.delta.log import checkpoint
 from stateflow.errors import ConfigError, SinkDiverged, SinkRefused
 from stateflow.runtime.spark.table_registration import check_entry, register_tables, warn_of_lost_names
-from tests.support.delta_tables import Colour, Every, Inner, context, ids, pairs, put, snapshot
+from tests.support.delta_tables import Colour, Every, Inner, checkpoint, context, ids, pairs, put, snapshot
 from tests.support.errors import raises
 
 pytestmark = pytest.mark.spark

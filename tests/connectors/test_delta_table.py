@@ -27,10 +27,10 @@ from hypothesis import strategies as st
 from stateflow.api.sink import SinkContext, Writing
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.data_files import FileName, Limits, ParquetWriter
-from stateflow.connectors.delta.log import checkpoint, entry_path
 from stateflow.connectors.delta_types import stored_type, target_schema
 from stateflow.connectors.partitions import StoredRows
 from stateflow.connectors.store_assignment import nullable_schema
+from stateflow.connectors.table_folder import DiskFolder
 from stateflow.errors import (
     ConfigError,
     CorruptFile,
@@ -50,8 +50,10 @@ from tests.support.delta_tables import (
     Pair,
     Price,
     batch,
+    checkpoint,
     commit_elsewhere,
     context,
+    entry_path,
     ids,
     pairs,
     put,
@@ -108,7 +110,7 @@ def test_a_place_with_other_files_is_refused(tmp_path: Path) -> None:
     (folder / "sales.csv").write_text("x")
     refusals: list[tuple[Path, type[StateflowError], dict[str, object]]] = [
         (folder, SinkRefused, {"table": str(folder), "found": ["sales.csv"]}),
-        (file, ConfigError, {"table": str(file)}),
+        (file, ConfigError, {"path": str(file)}),
         (file / "y", ConfigError, {"path": str(file / "y"), "reason": os.strerror(errno.ENOTDIR)}),
     ]
     for place, error, facts in refusals:
@@ -118,7 +120,7 @@ def test_a_place_with_other_files_is_refused(tmp_path: Path) -> None:
     assert list(snapshot(folder)) == ["sales.csv"]
 
 
-@pytest.mark.parametrize("address", ["memory://x", "s3://bucket/x", "/data/a%20b/out", "/data/a\\b"])
+@pytest.mark.parametrize("address", ["/data/a%20b/out", "/data/a\\b"])
 def test_other_addresses_are_refused(address: str) -> None:
     with raises(ConfigError, table=address):
         DeltaSink(address)
@@ -238,7 +240,7 @@ def test_a_checkpoint_that_fails_does_not_fail_the_commit(
     (table / "_delta_log" / f"{2:020d}.checkpoint.parquet").mkdir()
     with caplog.at_level(logging.WARNING):
         assert sink.open_table(_ABOUT).commit(1, []) == 2
-    assert [set(record.args or ()) for record in caplog.records] == [{table, 2}]
+    assert [set(record.args or ()) for record in caplog.records] == [{str(table), 2}]
 
 
 def test_a_damaged_log_is_named(sink: DeltaSink, table: Path) -> None:
@@ -246,9 +248,8 @@ def test_a_damaged_log_is_named(sink: DeltaSink, table: Path) -> None:
     entry_path(table, 1).write_text('{"txn": ')
     with raises(CorruptFile, file=str(entry_path(table, 1))):
         sink.open_table(_ABOUT)
-    with raises(SinkRefused, table=str(table)) as refused:
+    with raises(CorruptFile, file=str(entry_path(table, 1))):
         DeltaSink(table).open_table(_ABOUT)
-    assert refused.value.facts.keys() == {"table", "reason"}
 
 
 def test_an_empty_entry_is_a_version_without_changes(sink: DeltaSink, table: Path) -> None:
@@ -492,7 +493,8 @@ attempts = st.from_regex(r"[A-Za-z0-9]{1,32}", fullmatch=True)
 
 def _writer(folder: Path, limits: Limits | None = None, about: SinkContext = PAIR) -> ParquetWriter:
     rows = StoredRows(about.schema, target_schema(about.schema), about.uid)
-    return ParquetWriter(folder, FileName.first(about, _WRITING), nullable_schema(rows.target), limits, of=rows.of)
+    name, schema = FileName.first(about, _WRITING), nullable_schema(rows.target)
+    return ParquetWriter(DiskFolder(folder), name, schema, limits, of=rows.of)
 
 
 @given(uids, numbers, numbers, st.integers(0, 10**4), attempts, st.integers(0, 12))

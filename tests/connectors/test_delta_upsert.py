@@ -25,7 +25,6 @@ from stateflow.api.sink import Sink, SinkContext, Writing
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.data_files import FileName, Limits
 from stateflow.connectors.delta import versions
-from stateflow.connectors.delta.log import checkpoint
 from stateflow.connectors.delta_types import target_schema
 from stateflow.connectors.partitions import (
     NULL,
@@ -34,10 +33,11 @@ from stateflow.connectors.partitions import (
     parse_partition_folder,
     parse_partition_value,
 )
+from stateflow.connectors.table_folder import DiskFolder
 from stateflow.errors import JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused
 from stateflow.runtime.task.row_conversion import check_required, to_batch
 from stateflow.state.handles import Committable
-from tests.support.delta_tables import Colour, Every, Instant, Price, batch, context, put, write
+from tests.support.delta_tables import Colour, Every, Instant, Price, batch, checkpoint, context, put, write
 from tests.support.errors import raises
 from tests.support.examples import one_in
 
@@ -353,7 +353,7 @@ def test_many_partitions_need_few_open_files_and_little_memory(tmp_path: Path) -
     about = context(Reading)
     name = FileName.first(about, Writing(1, 1, 0, "a"))
     how = StoredRows(about.schema, target_schema(about.schema), "out", ["number"])
-    writer = PartitionedWriter(tmp_path, name, how, Limits(row_group_bytes=20_000))
+    writer = PartitionedWriter(DiskFolder(tmp_path), name, how, Limits(row_group_bytes=20_000))
     rows = [Reading(id=i, number=i % 100, text="x" * 50) for i in range(300)]
     largest = 0
     for _ in range(4):

@@ -13,6 +13,7 @@ import pytest
 
 from stateflow.connectors.files import sink as file_sink
 from stateflow.connectors.files.sink import FileSink
+from stateflow.connectors.table_folder import DiskFolder, TableFolder
 from stateflow.errors import ConfigError, CorruptFile, JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused
 from tests.support import file_tables
 from tests.support.delta_tables import Every, Instant, context, put, snapshot, write
@@ -124,7 +125,7 @@ def test_an_interrupted_rewind_changes_nothing_and_is_repeated(tmp_path: Path, m
     _fill(sink, 12)
     append = file_sink.append
 
-    def interrupted(root: Path, version: int, *rest: Any) -> bool:
+    def interrupted(root: TableFolder, version: int, *rest: Any) -> bool:
         if version == 16:
             raise KeyboardInterrupt
         return append(root, version, *rest)
@@ -146,7 +147,7 @@ def test_old_entries_are_deleted_and_a_restore_to_before_them_is_refused(
     monkeypatch.setattr(file_sink, "_KEPT_VERSIONS", 20)
     sink = _sink(tmp_path / "t")
     _fill(sink, 63)
-    assert file_sink.versions(tmp_path / "t") == [*range(39, 64)]
+    assert file_sink.versions(DiskFolder(tmp_path / "t")) == [*range(39, 64)]
     assert _ids(sink) == [*range(1, 64)]
     with raises(SinkDiverged, version=38):
         sink.open_table(_ABOUT).plan_rewind(38)
@@ -224,6 +225,6 @@ def test_partition_columns_are_checked(tmp_path: Path, columns: Any) -> None:
 
 def test_arguments_are_checked() -> None:
     with pytest.raises(ConfigError):
-        FileSink("memory://x")
+        FileSink("s3://bucket/x?y")
     with pytest.raises(ConfigError):
         FileSink("x", format="orc")  # type: ignore[arg-type]

@@ -112,6 +112,25 @@ class TestDeltaUpserts(TestDeltaAppends):
     factory = staticmethod(delta_upsert)
 
 
+@pytest.mark.slow(reason="runs the suite of sinks in stores")
+class TestDeltaAppendsInS3(TestDeltaAppends):
+    @pytest.fixture
+    def address(self, s3: str) -> str:
+        return s3
+
+
+class TestDeltaUpsertsInS3(TestDeltaAppendsInS3):
+    actions = 15
+    factory = staticmethod(delta_upsert)
+
+
+@pytest.mark.slow(reason="runs the suite of sinks in stores")
+class TestDeltaAppendsInAzure(TestDeltaAppends):
+    @pytest.fixture
+    def address(self, azure: str) -> str:
+        return azure
+
+
 @pytest.mark.slow(reason="runs the suite of sinks once more")
 class TestDeltaPartitions(InFolder):
     factory = staticmethod(delta_partitions)

@@ -35,9 +35,10 @@ from stateflow.checkpoint.savepoints.catalog import list_savepoints, open_savepo
 from stateflow.checkpoint.savepoints.claim_slots import check_claimable, claim_savepoint, is_claimed, is_claimed_by
 from stateflow.clock import SystemClock
 from stateflow.config.sources import parse_assignments, read_toml, resolve
-from stateflow.connectors.delta.log import entry_path, read_head
+from stateflow.connectors.delta.log import read_head
 from stateflow.connectors.delta.sink import _differences, _refusals
 from stateflow.connectors.delta.versions import _columns, _missing, read_entry, restored
+from stateflow.connectors.table_folder import DiskFolder
 from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.operations.job_savepoints import describe_savepoint
 from stateflow.runtime.job_loader import load_function
@@ -54,6 +55,7 @@ from tests.fuzz.state_table_target import state_table
 from tests.fuzz.store_targets import store_manifest, table_file
 from tests.fuzz.target import Target
 from tests.servers.hostile import answer, hostile_server
+from tests.support.delta_tables import entry_path
 
 
 class _Row(msgspec.Struct):
@@ -235,7 +237,7 @@ def request(folder: Path) -> Iterator[Target]:
 def delta_log(folder: Path) -> Iterator[Target]:
     table = folder / "delta"
     lines = [line for path in sorted((table / "_delta_log").glob("*.json")) for line in path.read_bytes().splitlines()]
-    known = read_head(table, "app")
+    known = read_head(DiskFolder(table), "app")
     assert known is not None
     path = entry_path(table, known.version + 1)
 
@@ -244,13 +246,13 @@ def delta_log(folder: Path) -> Iterator[Target]:
 
     def read(data: bytes) -> None:
         path.write_bytes(data)
-        entry = read_entry(table, known.version + 1)
+        entry = read_entry(DiskFolder(table), known.version + 1)
         assert entry is not None
         restored(entry)
         for file in (*entry.added, *entry.removed):
-            list(_missing(table, file))
+            list(_missing(DiskFolder(table), file))
             assert file.key
-        head = read_head(table, "app", known)
+        head = read_head(DiskFolder(table), "app", known)
         assert head is not None
         _columns(head.metadata)
         list(_refusals(head, RowSchema.of(_Row), ()))

@@ -35,8 +35,9 @@ from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.clock import SystemClock
 from stateflow.config.settings import LARGEST_VALUE
 from stateflow.config.sources import read_toml
-from stateflow.connectors.delta.log import LOG_FOLDER, entry_path
+from stateflow.connectors.delta.log import LOG_FOLDER
 from stateflow.connectors.delta.versions import read_entry
+from stateflow.connectors.table_folder import DiskFolder
 from stateflow.errors import CorruptFile, StateflowError
 from stateflow.operations import RekeyRequest, rekey_savepoint
 from stateflow.operations.job_root import open_root
@@ -58,6 +59,7 @@ from stateflow.types.serializers import VALUE_FORMAT, ValueSerializer, check_unt
 from tests.fuzz.corpus import make_store
 from tests.fuzz.mutations import sealed
 from tests.servers.hostile import answer
+from tests.support.delta_tables import entry_path
 from tests.support.memory import MemoryPeak
 from tests.support.table_files import ForgedTable, bomb, write_store
 
@@ -381,7 +383,7 @@ def _delta(line: Callable[[], bytes], size: int = 0) -> Attack:
         if size:
             os.truncate(entry_path(folder, 0), size)
 
-    return Attack(prepare, lambda folder: read_entry(folder, 0))
+    return Attack(prepare, lambda folder: read_entry(DiskFolder(folder), 0))
 
 
 def _toml(text: Callable[[], bytes], code: str = "config") -> Attack:
@@ -539,7 +541,9 @@ FIFOS = {
     ),
     "FIFO for a request": _fifo("requests/q", lambda folder: open_requests(PosixStorage(folder)), "accepted"),
     "FIFO for an object": _fifo("data/x", lambda folder: list(PosixStorage(folder).chunks("data/x"))),
-    "FIFO for a log entry of Delta": _fifo(f"{LOG_FOLDER}/{0:020d}.json", lambda folder: read_entry(folder, 0)),
+    "FIFO for a log entry of Delta": _fifo(
+        f"{LOG_FOLDER}/{0:020d}.json", lambda folder: read_entry(DiskFolder(folder), 0)
+    ),
 }
 
 _FIFO_SECONDS, _WALL_SECONDS = 10, 60

@@ -8,6 +8,7 @@ import enum
 import json
 import uuid
 from collections.abc import Iterable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,15 +22,29 @@ from hypothesis import strategies as st
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, Writing
 from stateflow.clock import SystemClock
-from stateflow.connectors.data_files import make_log_folder
-from stateflow.connectors.delta.log import LOG_FOLDER, entry_path
+from stateflow.connectors.delta import log
+from stateflow.connectors.delta.log import LOG_FOLDER
+from stateflow.connectors.table_folder import DiskFolder
 from stateflow.runtime.task.row_conversion import to_batch
 from stateflow.state.handles import Committable
+from stateflow.storage import open_storage
 from stateflow.types.columns.precision import precision
 
 JOB = "0123456789abcdef0123456789abcdef"
 
 Instant = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+
+
+def entry_path(table: Path, version: int) -> Path:
+    """Returns the path of the log entry of a version."""
+    return table / log.entry_path(version)
+
+
+def checkpoint(table: Path, seconds: float = 600) -> None:
+    """Creates a checkpoint of the newest version of a table."""
+    folder = DiskFolder(table)
+    listing = log.list_log(folder)
+    log.checkpoint(folder, max((*listing.entries, *listing.checkpoints), default=0), {}, seconds)
 
 
 Price = Annotated[decimal.Decimal, precision(12, scale=2)]
@@ -115,14 +130,20 @@ def create_mapped(table: Path, mode: str, columns: Sequence[str]) -> None:
         "configuration": {f"{prefix}.mode": mode},
     }  # fmt: skip
     actions = {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}, {"metaData": metadata}
-    make_log_folder(table / LOG_FOLDER)
+    DiskFolder(table).make_folder(LOG_FOLDER)
     entry_path(table, 0).write_text("\n".join(map(json.dumps, actions)))
 
 
 def rows(table: Path | str) -> list[dict[str, Any]]:
     """The rows of a table whose files have no deleted rows."""
     uris = DeltaTable(str(table)).file_uris()
-    return [row for uri in uris for row in pq.read_table(uri, partitioning=None).to_pylist()]
+    return [row for uri in uris for row in pq.read_table(_file(uri), partitioning=None).to_pylist()]
+
+
+def _file(uri: str) -> str | BytesIO:
+    """Returns what Arrow reads a file from, which knows no address of Azure."""
+    folder, _, name = uri.rpartition("/")
+    return BytesIO(open_storage(folder).get(name)) if uri.startswith("az:") else uri
 
 
 def visible(table: Path | str) -> list[dict[str, Any]]:

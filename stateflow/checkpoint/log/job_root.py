@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,7 +24,7 @@ from stateflow.checkpoint.log.completed_checkpoints import AdminEntries, Complet
 from stateflow.checkpoint.log.documents import FORMAT_VERSION, ClaimedSavepoint, EntryRef, JobFormat, LogEntry, Pin
 from stateflow.checkpoint.log.entry_lists import OutputLists
 from stateflow.checkpoint.log.fencing import FENCED_HINT, FenceGuard
-from stateflow.checkpoint.log.manifest_files import LIMIT, get_or_none, seal, unseal
+from stateflow.checkpoint.log.manifest_files import LIMIT, seal, unseal
 from stateflow.checkpoint.log.transitions import Adoption, Author, Commit, Settlement
 from stateflow.clock import Clock
 from stateflow.errors import (
@@ -41,8 +40,9 @@ from stateflow.errors import (
 )
 from stateflow.helpers import call_periodically, check_name
 from stateflow.requesters import by_process
-from stateflow.storage import PutResult, Storage
+from stateflow.storage import Storage
 from stateflow.storage.paths import DATA, FORMAT, LAUNCHES, PROBE, probe_key
+from stateflow.storage.race_probe import check_put_if_absent
 from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM
 
 log = logging.getLogger(__name__)
@@ -426,10 +426,6 @@ def _unpin(admin: AdminEntries, pin: Pin) -> None:
         log.warning("could not remove the pin of checkpoint %d, which ends by itself: %s", pin.checkpoint.id, e)
 
 
-_RACERS = 8
-_ROUNDS = 3
-
-
 def next_generation(storage: Storage, clock: Clock) -> int:
     """Returns the generation that the next run will claim, according to the log; 1 when the job does not exist."""
     if storage.size(FORMAT) is None:
@@ -454,7 +450,7 @@ def probe_job_root(storage: Storage, clock: Clock) -> None:
 
 
 def probe_storage(storage: Storage, clock: Clock, generation: int) -> None:
-    """Lets several threads create the same object concurrently, several times.
+    """Probes whether the storage lets exactly one of several writers create an object.
 
     Args:
         storage: the storage to probe.
@@ -463,27 +459,6 @@ def probe_storage(storage: Storage, clock: Clock, generation: int) -> None:
             interrupted probe.
 
     Raises:
-        EnvironmentUnsupported: not exactly one thread won, or other bytes than the winner's are stored.
-        StorageError: the storage did not confirm a result.
+        EnvironmentUnsupported, StorageError: as `check_put_if_absent`.
     """
-    for _ in range(_ROUNDS):
-        key = probe_key(generation, clock.new_id())
-        with ThreadPoolExecutor(_RACERS) as pool:
-            results = list(pool.map(lambda i: storage.put_new(key, _content(i)), range(_RACERS)))  # noqa: B023
-        if PutResult.UNKNOWN in results:
-            storage.delete([key])
-            raise StorageError("the storage does not confirm whether it created an object", hint="try again", key=key)
-        winners = [i for i, r in enumerate(results) if r is PutResult.CREATED]
-        stored = get_or_none(storage, key)
-        storage.delete([key])
-        if len(winners) != 1 or stored != _content(winners[0]):
-            raise EnvironmentUnsupported(
-                "the storage does not let exactly one of several writers create an object",
-                hint="a checkpoint log needs an atomic put-if-absent; use another storage",
-                storage=storage.uri,
-                winners=len(winners),
-            )
-
-
-def _content(racer: int) -> bytes:
-    return f"racer {racer}\n".encode() * 64
+    check_put_if_absent(storage, lambda: probe_key(generation, clock.new_id()))

@@ -2,12 +2,11 @@
 
 deltalake would load all active files to read the newest version or to append: 6 ms in a new table, 260 ms with
 100,000 files, for each checkpoint. From a known version only the later entries are read here, and an entry is one
-put-if-absent of its version, durable before it is visible. The first read, Delta's own checkpoints and the clean-up
-of the log use deltalake. See ``docs/design/0003``.
+put-if-absent of its version, durable before it is visible. deltalake reads and creates Delta's own checkpoints, in a
+local copy of the log, so that it needs no access to the table's storage. See ``docs/design/0003``.
 
-Any writer of the table can put files and paths into its log: a FIFO, on which a reader would wait without end, a line
-that does not fit into memory, or a path through ``..`` or a link that would let readers copy the rows of another table.
-So lines and files are read with limits, below the table's folder, and without following links.
+Any writer of the table can put a line into its log that does not fit into memory, or a path that leads elsewhere: lines
+are read with limits, and files below the table's folder.
 
 For a checkpoint deltalake loads all active files of a table, starts a hundred threads, and keeps most of the memory: a
 driver that created a checkpoint every 100 commits grew by 50 MB in 4,000 commits, and by more with a larger table. A
@@ -18,14 +17,13 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import errno
-import inspect
 import logging
 import os
 import re
-import stat
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -42,11 +40,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from stateflow.api.sink import Successor
-from stateflow.connectors.data_files import UnnamedFile, disk_error, own_names
+from stateflow.clock import SystemClock, epoch_milliseconds
+from stateflow.connectors.data_files import own_names
 from stateflow.connectors.delta_types import DeltaField
 from stateflow.connectors.parquet_batches import read_batches
+from stateflow.connectors.table_folder import TableFolder
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused, StorageError
-from stateflow.storage.posix import LinkedFolder, NotRegular, open_file, open_folder, open_path, open_root
+from stateflow.storage import BlobInfo
 from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
@@ -61,8 +61,11 @@ Action = dict[str, Any]
 _CHECKPOINT_INTERVAL = 100
 _INTERVAL = re.compile(r"[1-9][0-9]{0,8}")
 _TRIES = 20
-
-
+_LONGEST_SUMMARY = 16 << 10
+"""Bytes of protocol and metadata that an entry has of the version before it. Very wide tables have more."""
+_OWN_ENTRIES = 8
+"""How many of the newest entries are read to find one of the application, before a checkpoint is read."""
+_clock = SystemClock()
 _logger = logging.getLogger(__name__)
 
 
@@ -103,7 +106,11 @@ class _Checkpoint(msgspec.Struct):
     sidecar: _Sidecar | None = None
 
 
-_sidecar = json_decoder(_Checkpoint)
+class _LastCheckpoint(msgspec.Struct):
+    version: int
+
+
+_sidecar, _last_checkpoint = json_decoder(_Checkpoint), json_decoder(_LastCheckpoint)
 _V2_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.[0-9a-fA-F-]{36}\.(?:json|parquet)")
 _CLASSIC_CHECKPOINT = re.compile(r"\d{20}\.checkpoint\.parquet")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -118,19 +125,29 @@ class _Transaction(msgspec.Struct, frozen=True, rename="camel"):
     version: int
 
 
+class _Before(msgspec.Struct, frozen=True, rename="camel"):
+    """Protocol and metadata of the version before an entry."""
+
+    protocol: Protocol
+    meta_data: Metadata
+
+
+class _CommitInfo(msgspec.Struct, frozen=True):
+    """A ``commitInfo``; only entries of stateflow have the field."""
+
+    stateflow: _Before | None = None
+
+
 class _Action(msgspec.Struct, frozen=True, rename="camel"):
     """One line of a log entry; actions on files are skipped."""
 
     protocol: Protocol | None = None
     meta_data: Metadata | None = None
     txn: _Transaction | None = None
+    commit_info: _CommitInfo | None = None
 
 
 _actions, _schema = json_decoder(_Action), json_decoder(_Schema)
-FileId = tuple[int, int, int, int]
-"""Identifies a file, also when another one has the same name later: device, inode, size, and time in nanoseconds."""
-
-
 TAKEN_OVER = "#taken-over"
 """Ends the name of an application of the log: the sink with the rest of the name must no longer write."""
 
@@ -147,23 +164,23 @@ class DeltaHead:
     Attributes:
         token: the version of the application's last transaction; 0 when there is none.
         is_taken_over: whether another application has taken over the table from this one.
-        file_id: identity of the log file of `version`; None when that file no longer exists.
+        entry: version of the log file of `version`, as in `BlobInfo`; empty when that file no longer exists.
     """
 
     version: int
     protocol: Protocol
     metadata: Metadata
     token: int
-    file_id: FileId | None
+    entry: str
     is_taken_over: bool = False
 
 
-def entry_path(table: Path, version: int) -> Path:
-    """Returns the path of the log entry that created `version`."""
-    return table / LOG_FOLDER / f"{version:020d}.json"
+def entry_path(version: int) -> str:
+    """Returns the path, in its table, of the log entry that created `version`."""
+    return f"{LOG_FOLDER}/{version:020d}.json"
 
 
-def read_head(table: Path, application: str, known: DeltaHead | None = None) -> DeltaHead | None:
+def read_head(table: TableFolder, application: str, known: DeltaHead | None = None) -> DeltaHead | None:
     """Returns the newest version of a table; None if the table does not exist.
 
     Args:
@@ -173,62 +190,81 @@ def read_head(table: Path, application: str, known: DeltaHead | None = None) -> 
     Raises:
         SinkRefused: this version cannot read the table.
     """
-    if known is None or not is_current(table, known):
-        known = _load(table, application)
-    return _follow(table, application, known) if known else None
+    if known is not None and (followed := _follow(table, application, known)) is not None:
+        return followed
+    for _ in range(_TRIES):
+        listing = newest_log(table)
+        if not listing.entries and not listing.checkpoints:
+            return None
+        # A clean-up may remove files that were listed.
+        with suppress(FileNotFoundError):
+            return _own_head(table, application, listing) or _load(table, application, listing)
+    raise _changes_too_fast(table)
 
 
-def is_current(table: Path, head: DeltaHead) -> bool:
+def is_current(table: TableFolder, head: DeltaHead) -> bool:
     """Returns whether `head` is still a version of the table at this path."""
-    return head.file_id is not None and _file_id(entry_path(table, head.version)) == head.file_id
+    found = table.info(entry_path(head.version))
+    return found is not None and found.version == head.entry
 
 
-def append_entry(table: Path, version: int, actions: Iterable[Mapping[str, object]]) -> bool:
-    """Creates the log entry `version`, atomically and durably. Returns False when it exists already.
+def append_entry(
+    table: TableFolder, version: int, actions: Iterable[Mapping[str, object]], head: DeltaHead | None = None
+) -> bool:
+    """Creates the log entry `version`, atomically and durably. Returns False when another one exists.
+
+    Args:
+        head: the version before it, which a later start then finds in this entry; None for a new table.
 
     Raises:
         StorageError: the entry may or may not have been written; the caller must read the table again.
     """
-    folder = table / LOG_FOLDER
-    try:
-        with UnnamedFile.create(folder) as file:
-            file.write(b"\n".join(msgspec.json.encode(action) for action in actions) + b"\n")
-            return file.link(entry_path(table, version).name)
-    except OSError as e:
-        raise disk_error(e, folder) from e
+    # An id of its own tells this entry from one with the same actions when a storage's answer was lost.
+    more: dict[str, object] = {"txnId": _clock.new_id()}
+    listed = list(actions)
+    if head is not None and not any("metaData" in action or "protocol" in action for action in listed):
+        summary = msgspec.json.encode({"protocol": head.protocol, "metaData": head.metadata})
+        more |= {"stateflow": msgspec.Raw(summary)} if len(summary) <= _LONGEST_SUMMARY else {}
+    lines = [{**a, "commitInfo": {**_dict(a["commitInfo"]), **more}} if "commitInfo" in a else a for a in listed]
+    return table.create(entry_path(version), b"\n".join(msgspec.json.encode(line) for line in lines) + b"\n")
 
 
-def append_after(table: Path, head: DeltaHead, actions: Iterable[Mapping[str, object]]) -> int | None:
+def _dict(value: object) -> dict[str, object]:
+    assert isinstance(value, dict)
+    return value
+
+
+def append_after(table: TableFolder, head: DeltaHead, actions: Iterable[Mapping[str, object]]) -> int | None:
     """Creates the version after `head` and returns it; returns None when the table has changed since.
 
     Raises StorageError as `append_entry` does.
     """
     version = head.version + 1
     # Appending to a table that was dropped and created again would leave a gap in its log.
-    if not is_current(table, head) or not append_entry(table, version, actions):
+    if not is_current(table, head) or not append_entry(table, version, actions, head):
         return None
     maintain_log(table, version, head.metadata)
     return version
 
 
-def maintain_log(table: Path, version: int, metadata: Metadata) -> None:
+def maintain_log(table: TableFolder, version: int, metadata: Metadata) -> None:
     """Creates a Delta checkpoint and removes expired log entries, if the commit of `version` makes that due.
 
     A failure is only logged, because nothing depends on it.
     """
     if (version + 1) % _checkpoint_interval(metadata) == 0:
-        _try_checkpoint(table, version)
+        _try_checkpoint(table, version, metadata)
 
 
-def create_overdue_checkpoint(table: Path, head: DeltaHead) -> None:
+def create_overdue_checkpoint(table: TableFolder, head: DeltaHead) -> None:
     """Creates a Delta checkpoint at the start of a run when two or more are missing.
 
     A checkpoint is missing after a driver was killed after its commit, or had no disk space. Each later start would
     otherwise read all entries since the last checkpoint. A failure is only logged.
     """
-    newest = list_log(table).newest_checkpoint(head.version)
+    newest = newest_log(table).newest_checkpoint(head.version)
     if head.version - newest >= 2 * _checkpoint_interval(head.metadata):
-        _try_checkpoint(table, head.version)
+        _try_checkpoint(table, head.version, head.metadata)
 
 
 def _checkpoint_interval(metadata: Metadata) -> int:
@@ -236,15 +272,15 @@ def _checkpoint_interval(metadata: Metadata) -> int:
     return int(interval) if _INTERVAL.fullmatch(interval) else _CHECKPOINT_INTERVAL
 
 
-def _try_checkpoint(table: Path, version: int) -> None:
+def _try_checkpoint(table: TableFolder, version: int, metadata: Metadata) -> None:
     try:
-        log_names(table)
-        checkpoint(table)
+        checkpoint(table, version, metadata.configuration or {})
     except Exception:
-        _logger.warning("no checkpoint of the Delta table %s at version %d was created", table, version, exc_info=True)
+        message = "no checkpoint of the Delta table %s at version %d was created"
+        _logger.warning(message, table.address, version, exc_info=True)
 
 
-def read_transactions(table: Path) -> dict[str, int]:
+def read_transactions(table: TableFolder) -> dict[str, int]:
     """Returns the version of the last transaction of each application that has one in the newest version.
 
     Raises:
@@ -252,38 +288,43 @@ def read_transactions(table: Path) -> dict[str, int]:
         StorageError: it changes faster than it can be read.
     """
     for _ in range(_TRIES):
-        listing = list_log(table)
+        listing = newest_log(table)
         newest = max((*listing.entries, *listing.checkpoints), default=0)
-        first = listing.newest_checkpoint(newest)
-        names = sorted(n for n, v in listing.names.items() if v >= first and ".compacted." not in n)
         # Checkpoints first, then the later entries in order; the log of a checkpoint's own version adds nothing.
-        names.sort(key=lambda name: ".checkpoint." not in name)
+        names = sorted(listing.of_version(newest), key=lambda name: (".checkpoint." not in name, name))
         with suppress(FileNotFoundError):
-            found = (txn for name in names for txn in _transactions(table / LOG_FOLDER / name))
+            found = (txn for name in names for txn in _transactions(table, name))
             return {txn.app_id: txn.version for txn in found}
-    raise StorageError("the Delta table's log changes too fast to read it", table=str(table), tries=_TRIES)
+    raise _changes_too_fast(table)
 
 
-def _transactions(path: Path) -> Iterator[_Transaction]:
-    if path.suffix == ".json":
-        with open_log_file(path) as file:
-            yield from (a.txn for a in _decoded(path, log_lines(file, path)) if a.txn)
+def _changes_too_fast(table: TableFolder) -> StorageError:
+    return StorageError("the Delta table's log changes too fast to read it", table=table.address, tries=_TRIES)
+
+
+def _transactions(table: TableFolder, name: str) -> Iterator[_Transaction]:
+    path = f"{LOG_FOLDER}/{name}"
+    if name.endswith(".json"):
+        with open_log_file(table, path) as file:
+            yield from (a.txn for a in _decoded(f"{table}/{path}", log_lines(file, f"{table}/{path}")) if a.txn)
         return
     try:
-        yield from (msgspec.convert(each, _Transaction) for each in _checkpoint_values(path, "txn"))
+        yield from (msgspec.convert(each, _Transaction) for each in _checkpoint_values(table, path, "txn"))
     except (pa.ArrowException, msgspec.ValidationError) as e:
-        raise CorruptFile("a checkpoint in the Delta table's log cannot be read", file=str(path), reason=str(e)) from e
+        raise CorruptFile(
+            "a checkpoint in the Delta table's log cannot be read", file=f"{table}/{path}", reason=str(e)
+        ) from e
 
 
-def _checkpoint_values(path: Path, column: str) -> Iterator[object]:
+def _checkpoint_values(table: TableFolder, path: str, column: str) -> Iterator[object]:
     """Yields the values of a column of a checkpoint that are not null, which few are."""
-    with open_log_file(path) as file, pq.ParquetFile(file) as opened:
+    with open_log_file(table, path) as file, pq.ParquetFile(file) as opened:
         if column in opened.schema_arrow.names:
             for batch in read_batches(file, opened, [column]):
                 yield from batch.column(0).drop_null().to_pylist()
 
 
-def find_unreferenced_files(table: Path, application: str, files: Mapping[str, int]) -> set[str]:
+def find_unreferenced_files(table: TableFolder, application: str, files: Mapping[str, int]) -> set[str]:
     """Returns the `files` that no readable version of the table and no tombstone refers to.
 
     The newest version and its tombstones are read from Delta's checkpoint. Older log entries are read only for files
@@ -293,12 +334,13 @@ def find_unreferenced_files(table: Path, application: str, files: Mapping[str, i
         application: the application whose commits may refer to the files.
         files: names of stateflow's data files, each with the generation that wrote it.
     """
-    opened = open_deltalake(table)
-    missing = files.keys() - {uri.rpartition("/")[2] for uri in opened.file_uris()}
-    if missing:
-        # A vacuum that is not full lists files of the log only, and all tombstones are older than zero hours.
-        removed = opened.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=True, full=False)
-        missing -= {path.rpartition("/")[2] for path in removed}
+    missing = set(files)
+    with open_version(table) as opened:
+        if opened is not None:
+            missing -= {uri.rpartition("/")[2] for uri in opened.file_uris()}
+            # A vacuum that is not full lists files of the log only, and all tombstones are older than zero hours.
+            removed = opened.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=True, full=False)
+            missing -= {path.rpartition("/")[2] for path in removed}
     if missing:
         # Versions older than Delta's tombstones remain readable until the log is cleaned up.
         oldest = min(files[name] for name in missing)
@@ -310,7 +352,7 @@ def find_unreferenced_files(table: Path, application: str, files: Mapping[str, i
     return missing
 
 
-def _logs(table: Path, application: str, oldest: int) -> Iterator[Iterator[bytes]]:
+def _logs(table: TableFolder, application: str, oldest: int) -> Iterator[Iterator[bytes]]:
     """Yields the log's files line by line, newest entry first, as far back as they may refer to the files.
 
     The commits of a generation have tokens above its number, or, in at-least-once mode, the newest token below it.
@@ -320,12 +362,12 @@ def _logs(table: Path, application: str, oldest: int) -> Iterator[Iterator[bytes
     """
     listing = list_log(table)
     for name in listing.other_texts:
-        yield _lines(table / LOG_FOLDER / name)
+        yield _lines(table, f"{LOG_FOLDER}/{name}")
     newest_below = None
     for version in sorted(listing.entries, reverse=True):
-        path = entry_path(table, version)
-        yield _lines(path)
-        token = _token_of(path, application)
+        path = entry_path(version)
+        yield _lines(table, path)
+        token = _token_of(table, path, application)
         if token is None or token >= oldest:
             continue
         if newest_below is not None and token < newest_below:
@@ -333,122 +375,212 @@ def _logs(table: Path, application: str, oldest: int) -> Iterator[Iterator[bytes
         newest_below = token
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _lines(table: TableFolder, path: str) -> Iterator[bytes]:
     """Yields the lines of a file of the log; none when a clean-up has removed it meanwhile."""
-    with suppress(FileNotFoundError), open_log_file(path) as file:
-        yield from log_lines(file, path)
+    with suppress(FileNotFoundError), open_log_file(table, path) as file:
+        yield from log_lines(file, f"{table}/{path}")
 
 
-def _token_of(path: Path, application: str) -> int | None:
-    found = [a.txn.version for a in _decoded(path, _lines(path)) if a.txn and a.txn.app_id == application]
+def _token_of(table: TableFolder, path: str, application: str) -> int | None:
+    found = [
+        a.txn.version for a in _decoded(f"{table}/{path}", _lines(table, path)) if a.txn and a.txn.app_id == application
+    ]
     return found[-1] if found else None
 
 
-def check_log(table: Path, *, is_view: bool = False) -> None:
-    """Checks a log before deltalake opens it, if there is one; arguments and errors as of `log_names`.
+@contextmanager
+def open_version(table: TableFolder, version: int | None = None) -> Iterator[DeltaTable | None]:
+    """Opens a version of a table with deltalake, in a local folder that has its log up to this version, and no data.
 
-    Raises CorruptFile also for a checkpoint whose sidecars are not in the log.
+    Yields None when the log no longer contains the version, or does not exist.
+
+    Args:
+        version: the version; None for the newest one.
+
+    Raises:
+        SinkRefused: deltalake cannot read the table.
+        CorruptFile: the log is damaged, or leads out of the table.
     """
-    if not (table / LOG_FOLDER).is_dir():
-        return
-    names = [*log_names(table, is_view=is_view)]
-    # One of the older name may have sidecars, too. Only the newest is read; a log has hundreds.
-    classic = max(filter(_CLASSIC_CHECKPOINT.fullmatch, names), default="")
-    for name in names:
-        if name != classic and not _V2_CHECKPOINT.fullmatch(name):
-            continue
-        path = table / LOG_FOLDER / name
-        if is_view:
-            path = path.readlink()  # made here, to a name in the log that is not a link itself
-        for sidecar in _sidecars_of_text(path) if name.endswith(".json") else _sidecars_of_parquet(path):
-            if not _PLAIN_NAME.fullmatch(sidecar):
-                raise CorruptFile(
-                    "a checkpoint of the Delta table names a file outside of its log",
-                    hint="remove the checkpoint, or restore the log from a copy",
-                    file=str(path),
-                    sidecar=sidecar[:500],
-                )
+    with tempfile.TemporaryDirectory(prefix="stateflow-delta-") as scratch:
+        yield view_version(table, Path(scratch), version)
 
 
-def _sidecars_of_text(path: Path) -> Iterator[str]:
-    try:
-        for action in map(_sidecar.decode, _lines(path)):
-            if action.sidecar is not None:
-                yield action.sidecar.path
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        message = "a checkpoint of the Delta table cannot be decoded"
-        raise CorruptFile(message, file=str(path), reason=str(e)) from e
-
-
-def _sidecars_of_parquet(path: Path) -> Iterator[str]:
-    try:
-        with suppress(FileNotFoundError):
-            yield from (msgspec.convert(each, _Sidecar).path for each in _checkpoint_values(path, "sidecar"))
-    except (pa.ArrowException, msgspec.ValidationError) as e:
-        message = "a checkpoint of the Delta table cannot be decoded"
-        raise CorruptFile(message, file=str(path), reason=str(e)) from e
-
-
-def open_deltalake(table: Path, *, is_view: bool = False) -> DeltaTable:
-    """Opens a table with deltalake; `is_view` as for `log_names`.
-
-    Raises SinkRefused, CorruptFile, StorageError, or deltalake's TableNotFoundError.
-    """
-    check_log(table, is_view=is_view)
+def view_version(table: TableFolder, scratch: Path, version: int | None = None) -> DeltaTable | None:
+    """Opens a version as `open_version` does, in a new folder in the local folder `scratch`."""
     # The import takes 0.2 s, and tasks never need it.
     from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError, TableNotFoundError
 
+    view, newest = copy_log(table, scratch, version)
     try:
-        return DeltaTable(str(table))
+        opened = DeltaTable(str(view))
     except TableNotFoundError:
-        raise
+        return None
     except DeltaError as e:
         hint = "check whether it has a feature that this version does not support, or a damaged log"
         raise SinkRefused("the Delta table cannot be read", hint=hint, **_facts(table, e)) from e
     except OSError as e:
         raise StorageError("the Delta table's log cannot be read", **_facts(table, e)) from e
+    return opened if opened.version() == newest else None
 
 
-def _load(table: Path, application: str) -> DeltaHead | None:
-    from deltalake.exceptions import TableNotFoundError
+def _facts(table: TableFolder, e: Exception) -> dict[str, str]:
+    # deltalake's messages may have a backtrace after the first line.
+    return {"table": table.address, "reason": str(e).strip().partition("\n")[0]}
 
+
+def copy_log(table: TableFolder, scratch: Path, version: int | None = None) -> tuple[Path, int]:
+    """Copies or links the log up to a version, from the newest checkpoint on, to a new folder in `scratch`.
+
+    Returns:
+        The folder, which deltalake can open, and the version.
+    """
+    for attempt in range(_TRIES):
+        listing = newest_log(table)
+        newest = max((*listing.entries, *listing.checkpoints), default=-1) if version is None else version
+        if newest < min(listing.names.values(), default=0):
+            listing = list_log(table)
+        # A clean-up may remove files that were listed.
+        with suppress(FileNotFoundError):
+            _copy_files(table, scratch / str(attempt), listing.of_version(newest))
+            return scratch / str(attempt), newest
+    raise _changes_too_fast(table)
+
+
+def _copy_files(table: TableFolder, view: Path, names: Iterable[str]) -> None:
+    """Makes some files of the log available in a local folder. Raises FileNotFoundError if one no longer exists."""
+    copy = view / LOG_FOLDER
+    (copy / _SIDECARS).mkdir(parents=True)
+    used = [name for name in names if not name.endswith(".compacted.json")]
+    table.fetch_all([(f"{LOG_FOLDER}/{name}", copy / name) for name in used])
+    sidecars = {sidecar for name in used for sidecar in _sidecars_of(table, name)}
+    table.fetch_all([(f"{LOG_FOLDER}/{_SIDECARS}/{name}", copy / _SIDECARS / name) for name in sorted(sidecars)])
+
+
+def check_log(table: TableFolder) -> None:
+    """Checks a log before another library opens the table.
+
+    Raises:
+        CorruptFile: it has something other than files, or a checkpoint whose sidecars are not in the log.
+    """
+    names = list_log(table).names
+    # One of the older name may have sidecars, too. Only the newest is read; a log has hundreds.
+    classic = max(filter(_CLASSIC_CHECKPOINT.fullmatch, names), default="")
+    for name in names:
+        if name == classic or _V2_CHECKPOINT.fullmatch(name):
+            for _ in _sidecars_of(table, name):
+                pass
+
+
+def _sidecars_of(table: TableFolder, name: str) -> Iterator[str]:
+    """Yields the names of the sidecars of a checkpoint. Raises CorruptFile for one that is not in the log."""
+    if not _CLASSIC_CHECKPOINT.fullmatch(name) and not _V2_CHECKPOINT.fullmatch(name):
+        return
+    path = f"{LOG_FOLDER}/{name}"
     try:
-        opened = open_deltalake(table)
-    except TableNotFoundError:
-        return None
-    needs, about, version = opened.protocol(), opened.metadata(), opened.version()
-    return DeltaHead(
-        version=version,
-        protocol=Protocol(
-            needs.min_reader_version, needs.min_writer_version, needs.reader_features, needs.writer_features
-        ),
-        metadata=Metadata(
-            str(about.id),
-            opened.schema().to_json(),
-            about.partition_columns,
-            dict(about.configuration),
-            about.name,
-            about.description,
-            about.created_time,
-        ),
-        token=opened.transaction_version(application) or 0,
-        file_id=_file_id(entry_path(table, version)),
-        is_taken_over=opened.transaction_version(application + TAKEN_OVER) is not None,
+        if name.endswith(".json"):
+            actions = map(_sidecar.decode, _lines(table, path))
+            found = [action.sidecar.path for action in actions if action.sidecar is not None]
+        else:
+            values = _checkpoint_values(table, path, "sidecar")
+            found = [msgspec.convert(each, _Sidecar).path for each in values]
+    except (pa.ArrowException, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        message = "a checkpoint of the Delta table cannot be decoded"
+        raise CorruptFile(message, file=f"{table}/{path}", reason=str(e)) from e
+    for sidecar in found:
+        if not _PLAIN_NAME.fullmatch(sidecar):
+            raise CorruptFile(
+                "a checkpoint of the Delta table names a file outside of its log",
+                hint="remove the checkpoint, or restore the log from a copy",
+                file=f"{table}/{path}",
+                sidecar=sidecar[:500],
+            )
+        yield sidecar
+
+
+def _load(table: TableFolder, application: str, listing: LogListing) -> DeltaHead | None:
+    """Returns the newest listed version as deltalake reads it; None if a log has none."""
+    version = max((*listing.entries, *listing.checkpoints))
+    with open_version(table, version) as opened:
+        if opened is None:
+            return None
+        return DeltaHead(
+            version=version,
+            protocol=protocol_of(opened),
+            metadata=metadata_of(opened),
+            token=opened.transaction_version(application) or 0,
+            entry=listing.identity(version),
+            is_taken_over=opened.transaction_version(application + TAKEN_OVER) is not None,
+        )
+
+
+def folder_of_view(opened: DeltaTable) -> Path:
+    """Returns the local folder of a version that `view_version` has opened."""
+    return Path(unquote(urlsplit(opened.table_uri).path))
+
+
+def protocol_of(opened: DeltaTable) -> Protocol:
+    """Returns the protocol of an opened version."""
+    needs = opened.protocol()
+    return Protocol(needs.min_reader_version, needs.min_writer_version, needs.reader_features, needs.writer_features)
+
+
+def metadata_of(opened: DeltaTable) -> Metadata:
+    """Returns the metadata of an opened version."""
+    about = opened.metadata()
+    return Metadata(
+        str(about.id),
+        opened.schema().to_json(),
+        about.partition_columns,
+        dict(about.configuration),
+        about.name,
+        about.description,
+        about.created_time,
     )
 
 
-def _follow(table: Path, application: str, head: DeltaHead) -> DeltaHead:
-    """Returns the head after all entries that are later than `head`."""
-    while True:
-        path = entry_path(table, head.version + 1)
-        try:
-            with open_log_file(path) as file:
-                file_id = _file_id_of(os.fstat(file.fileno()))
-                head = _applied(head, application, _decoded(path, log_lines(file, path)))
-        except FileNotFoundError:
+def _own_head(table: TableFolder, application: str, listing: LogListing) -> DeltaHead | None:
+    """Returns the newest listed version by the application's last entry; None if the last few have none.
+
+    Such an entry says what the version before it had, and sets the application's token. So a start reads an entry
+    instead of a checkpoint and all entries after it.
+    """
+    newest, first = max(listing.entries, default=0), max(listing.checkpoints, default=0)
+    later: list[list[_Action]] = []
+    for version in range(newest, max(first, newest - _OWN_ENTRIES) - 1, -1):
+        if version not in listing.entries:
+            return None
+        actions = _actions_of(table, version)
+        before = next((a.commit_info.stateflow for a in actions if a.commit_info), None)
+        token = next((a.txn.version for a in actions if a.txn and a.txn.app_id == application), None)
+        if before is not None and token is not None:
+            head = DeltaHead(newest, before.protocol, before.meta_data, token, listing.identity(newest))
+            for each in reversed(later):
+                head = _applied(head, application, each)
             return head
-        head = dataclasses.replace(head, version=head.version + 1, file_id=file_id)
+        later.append(actions)
+    return None
+
+
+def _actions_of(table: TableFolder, version: int) -> list[_Action]:
+    """Returns the actions of a log entry. Raises FileNotFoundError."""
+    path = entry_path(version)
+    with open_log_file(table, path) as file:
+        return list(_decoded(f"{table}/{path}", log_lines(file, f"{table}/{path}")))
+
+
+def _follow(table: TableFolder, application: str, head: DeltaHead) -> DeltaHead | None:
+    """Returns the head after all entries that are later than `head`; None if that is no longer a version."""
+    found = table.sequence(entry_path, head.version)
+    if not found or found[0].version != head.entry:
+        return None
+    for info in found[1:]:
+        try:
+            head = _applied(head, application, _actions_of(table, head.version + 1))
+        except FileNotFoundError:
+            return None
+        head = dataclasses.replace(head, version=head.version + 1, entry=info.version)
+    return head
 
 
 def _applied(head: DeltaHead, application: str, actions: Iterable[_Action]) -> DeltaHead:
@@ -463,34 +595,18 @@ def _applied(head: DeltaHead, application: str, actions: Iterable[_Action]) -> D
     return head
 
 
-def _decoded(path: Path, lines: Iterable[bytes]) -> Iterator[_Action]:
+def _decoded(path: str, lines: Iterable[bytes]) -> Iterator[_Action]:
     try:
         for line in lines:
             yield _actions.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         message = "a log entry of the Delta table cannot be decoded"
-        raise CorruptFile(message, file=str(path), reason=str(e)) from e
-
-
-def _file_id(path: Path) -> FileId | None:
-    try:
-        return _file_id_of(path.stat())
-    except FileNotFoundError:
-        return None
-    except OSError as e:
-        raise disk_error(e, path) from e
-
-
-def _file_id_of(status: os.stat_result) -> FileId:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _facts(table: Path, e: Exception) -> dict[str, str]:
-    # deltalake's messages may have a backtrace after the first line.
-    return {"table": str(table), "reason": str(e).strip().partition("\n")[0]}
+        raise CorruptFile(message, file=path, reason=str(e)) from e
 
 
 LOG_FOLDER = "_delta_log"
+LAST_CHECKPOINT = f"{LOG_FOLDER}/_last_checkpoint"
+_SIDECARS = "_sidecars"
 
 
 _LOG_FILE = re.compile(
@@ -505,11 +621,13 @@ class LogListing:
 
     Attributes:
         names: the version of each file by name; the first version for a file that covers several.
+        files: the file of each name.
         entries: versions that have a log entry.
         checkpoints: versions that have a complete checkpoint.
     """
 
     names: Mapping[str, int]
+    files: Mapping[str, BlobInfo]
     entries: frozenset[int]
     checkpoints: frozenset[int]
 
@@ -522,58 +640,57 @@ class LogListing:
         """Returns the newest version up to `version` that has a checkpoint; 0 when there is none."""
         return max((v for v in self.checkpoints if v <= version), default=0)
 
+    def identity(self, version: int) -> str:
+        """Returns the version, as in `BlobInfo`, of the entry of a version; empty without one."""
+        file = self.files.get(entry_path(version).rpartition("/")[2])
+        return file.version if file else ""
 
-def list_log(table: Path) -> LogListing:
-    """Lists the files of a table's log. Raises StorageError."""
-    found = [match for name in log_names(table) if (match := _LOG_FILE.fullmatch(name))]
-    parts_found = Counter((int(m["version"]), int(m["parts"] or 1)) for m in found if m["checkpoint"])
-    return LogListing(
-        names={match.string: int(match["version"]) for match in found},
-        entries=frozenset(int(m["version"]) for m in found if m["kind"] == "json"),
-        checkpoints=frozenset(version for (version, parts), number in parts_found.items() if number >= parts),
-    )
+    def of_version(self, version: int) -> list[str]:
+        """Returns the files that a version is read from: the newest checkpoint up to it, and the entries since."""
+        first = self.newest_checkpoint(version)
+        return sorted(name for name, number in self.names.items() if first <= number <= version)
 
 
-def log_names(table: Path, *, is_view: bool = False) -> list[str]:
-    """Returns the names in the folder of a table's log.
+def list_log(table: TableFolder, since: int = 0) -> LogListing:
+    """Lists the files of a table's log.
 
     Args:
-        is_view: whether the log consists of links that this process has made.
+        since: the first version to list; 0 for all.
 
     Raises:
         CorruptFile: the log, or one of its folders, such as `_sidecars`, has a FIFO or a device, for whose content
             deltalake would wait, or a link, by which it would read another table's log.
     """
-    found = _checked_files(table / LOG_FOLDER, is_view)
-    for entry in found:
-        if entry.is_dir():
-            _checked_files(Path(entry.path), is_view)
-    return [entry.name for entry in found]
-
-
-def _checked_files(folder: Path, is_view: bool) -> list[os.DirEntry[str]]:
-    if not is_view and folder.is_symlink():
-        raise _not_a_file(str(folder))
-    try:
-        with os.scandir(folder) as entries:
-            found = list(entries)
-    except OSError as e:
-        raise disk_error(e, folder) from e
-    for entry in found:
-        # Views of a log consist of links, whose files a clean-up may have removed.
-        is_link = entry.is_symlink()
-        is_known = is_link and is_view and not os.path.exists(entry.path)
-        if (is_link and not is_view) or not (entry.is_file() or entry.is_dir() or is_known):
-            raise _not_a_file(entry.path)
-    return found
-
-
-def _not_a_file(path: str) -> CorruptFile:
-    return CorruptFile(
-        "the Delta table's log contains something other than files",
-        hint="remove it, or restore the file from a copy",
-        file=path,
+    # The names of a version sort after its number alone.
+    listed = table.files(LOG_FOLDER, f"{since:020d}" if since else "")
+    files = {file.key.removeprefix(f"{LOG_FOLDER}/"): file for file in listed}
+    found = [match for name in files if (match := _LOG_FILE.fullmatch(name))]
+    parts_found = Counter((int(m["version"]), int(m["parts"] or 1)) for m in found if m["checkpoint"])
+    return LogListing(
+        names={match.string: int(match["version"]) for match in found},
+        files=files,
+        entries=frozenset(int(m["version"]) for m in found if m["kind"] == "json"),
+        checkpoints=frozenset(version for (version, parts), number in parts_found.items() if number >= parts),
     )
+
+
+def newest_log(table: TableFolder) -> LogListing:
+    """Lists the log from the checkpoint that it names as the newest one, without thousands of older entries."""
+    since = _named_checkpoint(table)
+    if since:
+        listing = list_log(table, since)
+        if since in listing.checkpoints:
+            return listing
+    return list_log(table)
+
+
+def _named_checkpoint(table: TableFolder) -> int:
+    """Returns the version that the log names as its newest checkpoint; 0 without one. It may be wrong."""
+    try:
+        with open_log_file(table, LAST_CHECKPOINT) as file:
+            return _last_checkpoint.decode(file.read(_LONGEST_LINE)).version
+    except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return 0
 
 
 _LONGEST_LINE = 3 << 20
@@ -584,31 +701,22 @@ _MOST_LINES = 500_000
 
 
 @contextmanager
-def open_log_file(path: Path) -> Iterator[BinaryIO]:
+def open_log_file(table: TableFolder, path: str) -> Iterator[BinaryIO]:
     """Opens a file of the log.
+
+    Args:
+        path: its path in the table.
 
     Raises:
         FileNotFoundError: the file does not exist.
         CorruptFile: the name refers to something other than a regular file.
         ConfigError, StorageError: the file cannot be read.
     """
-    try:
-        with open_path(path) as file:
-            yield file
-    except FileNotFoundError:
-        raise
-    except NotRegular as e:
-        raise CorruptFile(
-            "a file of the Delta table's log is not a regular file",
-            hint="remove it, or restore the file from a copy",
-            file=str(path),
-            found=e.strerror,
-        ) from e
-    except OSError as e:
-        raise disk_error(e, path) from e
+    with table.open(path) as file:
+        yield file
 
 
-def log_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+def log_lines(file: BinaryIO, path: str) -> Iterator[bytes]:
     """Yields the lines of a log file that have content. Raises CorruptFile for too many lines, or one that is too long.
 
     Args:
@@ -623,7 +731,7 @@ def log_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
             raise CorruptFile(
                 "a file of the Delta table's log has too many lines, or one that is too long",
                 hint="restore the file from a copy",
-                file=str(path),
+                file=path,
                 line=number,
                 longest=_LONGEST_LINE,
             )
@@ -662,11 +770,11 @@ def plain_path(path: str) -> str:
 
 
 @contextmanager
-def open_logged_file(table: Path, path: str) -> Iterator[BinaryIO]:
+def open_logged_file(table: TableFolder, path: str) -> Iterator[BinaryIO]:
     """Opens a file that the log names.
 
     Args:
-        table: the table's folder, which may be reached through links.
+        table: the table's folder.
         path: as in the log.
 
     Raises:
@@ -675,18 +783,23 @@ def open_logged_file(table: Path, path: str) -> Iterator[BinaryIO]:
             damaged.
         ConfigError, StorageError: it cannot be read.
     """
-    with _parent(table, path) as (folder, name), os.fdopen(open_file(folder, name), "rb") as file:
-        yield file
+    try:
+        with table.open(plain_path(path)) as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except OSError as e:  # Arrow's, while the content was read, such as about a wrong checksum.
+        raise damaged_file(table, path, e) from e
 
 
 @contextmanager
-def open_logged_parquet(table: Path, path: str) -> Iterator[pq.ParquetFile]:
+def open_logged_parquet(table: TableFolder, path: str) -> Iterator[pq.ParquetFile]:
     """Opens a Parquet file that the log names. Raises as `open_logged_file`."""
     with _parquet(table, path) as (_, opened):
         yield opened
 
 
-def read_parquet(table: Path, path: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+def read_parquet(table: TableFolder, path: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a file that the log names, in batches of bounded size. Raises as `open_logged_file`.
 
     Args:
@@ -697,7 +810,7 @@ def read_parquet(table: Path, path: str, columns: Sequence[str] | None = None) -
 
 
 @contextmanager
-def _parquet(table: Path, path: str) -> Iterator[tuple[BinaryIO, pq.ParquetFile]]:
+def _parquet(table: TableFolder, path: str) -> Iterator[tuple[BinaryIO, pq.ParquetFile]]:
     with open_logged_file(table, path) as file:
         try:
             # Times of 96 bits have nanoseconds, which years after 2262 do not have in 64 bits.
@@ -708,62 +821,18 @@ def _parquet(table: Path, path: str) -> Iterator[tuple[BinaryIO, pq.ParquetFile]
             raise damaged_file(table, path, e) from e
 
 
-def size_of(table: Path, path: str) -> int | None:
+def size_of(table: TableFolder, path: str) -> int | None:
     """Returns the size of a file that the log names; None if it does not exist. Raises as `open_logged_file`."""
-    try:
-        with _parent(table, path) as (folder, name):
-            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if not stat.S_ISREG(found.st_mode):
-                raise NotRegular(errno.EINVAL, "something else than a file")
-            return found.st_size
-    except FileNotFoundError:
-        return None
+    found = table.info(plain_path(path))
+    return None if found is None else found.size
 
 
-def remove_file(table: Path, path: str) -> None:
-    """Deletes a file that the log names, if it exists. Raises as `open_logged_file`."""
-    try:
-        with _parent(table, path) as (folder, name):
-            os.unlink(name, dir_fd=folder)
-    except FileNotFoundError:
-        return
-
-
-@contextmanager
-def _parent(table: Path, path: str) -> Iterator[tuple[int, str]]:
-    """Yields the open folder of a file, and the file's name; translates errors."""
-    *folders, name = logged_parts(path)
-    opened: list[int] = []
-    try:
-        opened.append(open_root(table))
-        for each in folders:
-            opened.append(open_folder(opened[-1], each))
-        yield opened[-1], name
-    except FileNotFoundError:
-        raise
-    except (LinkedFolder, NotRegular, IsADirectoryError, NotADirectoryError) as e:
-        raise CorruptFile(
-            "a file of a Delta table is a link, in a linked folder, or not a regular file",
-            hint="replace it by a copy of the file",
-            table=str(table),
-            file=path[:500],
-            found=e.strerror,
-        ) from e
-    except OSError as e:
-        if e.errno is None:  # Arrow's, while the content was read, such as about a wrong checksum.
-            raise damaged_file(table, path, e) from e
-        raise disk_error(e, table / "/".join((*folders, name))) from e
-    finally:
-        for number in opened:
-            os.close(number)
-
-
-def damaged_file(table: Path, path: str, error: Exception) -> CorruptFile:
+def damaged_file(table: TableFolder, path: str, error: Exception) -> CorruptFile:
     """Returns the error of a file whose content cannot be read."""
     return CorruptFile(
         "a file of a Delta table is damaged",
         hint="restore the file from a copy, or delete its rows from the table",
-        table=str(table),
+        table=table.address,
         file=path[:500],
         reason=str(error)[:500],
     )
@@ -800,12 +869,12 @@ class DeletionVectors:
     """The deletion vectors of a version of a table; read by deltalake, all at once, when the first one is needed.
 
     Args:
-        table: folder of the table.
+        table: the table's folder.
         version: the version.
         vectors: its deletion vectors, as in the log.
     """
 
-    def __init__(self, table: Path, version: int, vectors: Sequence[Action]) -> None:
+    def __init__(self, table: TableFolder, version: int, vectors: Sequence[Action]) -> None:
         self._table = table
         self._version = version
         self._vectors = vectors
@@ -824,7 +893,7 @@ class DeletionVectors:
         """
         if self._kept is None:
             self._kept = self._read()
-        found = self._kept.get(os.path.realpath(self._table / plain_path(path)))
+        found = self._kept.get(plain_path(path))
         if found is None or len(found) > count:
             raise self._unreadable(f"it has no vector for {count} rows of {path}")
         # A vector ends at its last deleted row.
@@ -833,28 +902,38 @@ class DeletionVectors:
     def _read(self) -> dict[str, pa.Array]:
         from deltalake.exceptions import DeltaError
 
+        with tempfile.TemporaryDirectory(prefix="stateflow-delta-") as scratch:
+            opened = view_version(self._table, Path(scratch), self._version)
+            if opened is None:
+                raise self._unreadable("the log no longer has this version")
+            view = folder_of_view(opened)
+            self._fetch_vectors(view)
+            try:
+                found = pa.table(opened.deletion_vectors().read_all())
+            except (DeltaError, OSError) as e:
+                raise self._unreadable(f"{type(e).__name__}: {e}") from e
+            return dict(self._masks(found, os.path.realpath(view)))
+
+    def _fetch_vectors(self, view: Path) -> None:
         # deltalake would open whatever the log names.
-        for path in map(vector_path, self._vectors):
-            if path is not None and size_of(self._table, path) is None:
+        paths = {plain_path(path) for path in map(vector_path, self._vectors) if path is not None}
+        for path in paths:
+            if self._table.info(path) is None:
                 raise self._unreadable(f"{path} does not exist")
-        try:
-            opened = open_deltalake(self._table)
-            opened.load_as_version(self._version)
-            found = pa.table(opened.deletion_vectors().read_all())
-        except (DeltaError, OSError) as e:
-            raise self._unreadable(f"{type(e).__name__}: {e}") from e
-        masks: dict[str, pa.Array] = {}
-        paths = found.column("filepath").to_pylist()
-        for number, uri in enumerate(paths):
+            (view / path).parent.mkdir(parents=True, exist_ok=True)
+        self._table.fetch_all([(path, view / path) for path in sorted(paths)])
+
+    @staticmethod
+    def _masks(found: pa.Table, view: str) -> Iterator[tuple[str, pa.Array]]:
+        for number, uri in enumerate(found.column("filepath").to_pylist()):
             mask = found.column("selection_vector").slice(number, 1).combine_chunks()
-            masks[os.path.realpath(unquote(urlsplit(uri).path))] = pc.list_flatten(mask)
-        return masks
+            yield os.path.relpath(unquote(urlsplit(uri).path), view), pc.list_flatten(mask)
 
     def _unreadable(self, reason: str) -> SinkDiverged:
         return SinkDiverged(
             "the deletion vectors of the Delta table cannot be read",
             hint="restore its files, or let Spark remove the vectors: REORG TABLE ... APPLY (PURGE)",
-            table=str(self._table),
+            table=self._table.address,
             version=self._version,
             reason=reason[:500],
         )
@@ -865,22 +944,51 @@ _SECONDS = 600
 """A checkpoint of a million files takes a tenth of it. Without a limit, a FIFO in the log would stop the driver."""
 
 
-def checkpoint(table: Path, seconds: float = _SECONDS) -> None:
-    """Creates a checkpoint of the newest version, then removes expired log entries.
+def checkpoint(
+    table: TableFolder, version: int, configuration: Mapping[str, str | None], seconds: float = _SECONDS
+) -> None:
+    """Creates a checkpoint of a version, then removes expired log entries.
 
     Args:
         table: the table.
-        seconds: time after which the process is killed.
+        version: the version.
+        configuration: properties of the table.
+        seconds: time after which the process that creates it is killed.
 
     Raises:
         StorageError: the process failed, or took too long.
     """
+    with tempfile.TemporaryDirectory(prefix="stateflow-delta-") as scratch:
+        view, _ = copy_log(table, Path(scratch), version)
+        known = set(view.rglob("*"))
+        _run_checkpoint(table, view, seconds)
+        for path in sorted(set(view.rglob("*")) - known):
+            if path.name != LAST_CHECKPOINT.rpartition("/")[2]:
+                _store(table, str(path.relative_to(view)), path)
+        newest = view / LAST_CHECKPOINT
+        if newest.exists():  # unless the version had a checkpoint
+            # Not in one step: a reader that finds none lists the log.
+            table.delete([LAST_CHECKPOINT])
+            table.create(LAST_CHECKPOINT, newest.read_bytes())
+    if (configuration.get("delta.enableExpiredLogCleanup") or "true").lower() == "true":
+        _remove_expired(table, configuration.get("delta.logRetentionDuration") or "interval 30 days")
+
+
+def _store(table: TableFolder, path: str, source: Path) -> None:
+    """Stores a file of a checkpoint, unless another process has created the same one."""
+    with source.open("rb") as file, table.new_file() as target:
+        shutil.copyfileobj(file, target)
+        if not target.publish(path) and table.info(path) is None:
+            raise StorageError("a file of a checkpoint was deleted meanwhile", table=table.address, file=path)
+
+
+def _run_checkpoint(table: TableFolder, view: Path, seconds: float) -> None:
     # The program is passed as text: `-m` would import stateflow, which takes ten times as long as its own imports.
-    program = f"{inspect.getsource(_create_checkpoint)}\n_create_checkpoint(__import__('sys').argv[1])"
+    program = "import sys; from deltalake import DeltaTable; DeltaTable(sys.argv[1]).create_checkpoint()"
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)
     try:
         ended = subprocess.run(
-            [sys.executable, "-P", "-c", program, str(table)],
+            [sys.executable, "-P", "-c", program, str(view)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -890,32 +998,34 @@ def checkpoint(table: Path, seconds: float = _SECONDS) -> None:
         )
     except subprocess.TimeoutExpired as e:
         message = "creating a checkpoint of the Delta table took too long"
-        raise StorageError(message, table=str(table), seconds=seconds) from e
+        raise StorageError(message, table=table.address, seconds=seconds) from e
     if ended.returncode:
         raise StorageError(
             "creating a checkpoint of the Delta table failed",
-            table=str(table),
+            table=table.address,
             exit_code=ended.returncode,
             reason=ended.stderr.decode(errors="replace").strip()[-_SHOWN:],
         )
 
 
-def _create_checkpoint(table: str) -> None:
-    """Creates the checkpoint and removes expired entries, in a process that knows only the text of this function."""
-    import os
-    from pathlib import Path
+_MILLISECONDS = {"second": 1000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000}
+_INTERVAL_PART = re.compile(r"(\d{1,9})\s+(second|minute|hour|day|week)s?\b")
 
-    from deltalake import DeltaTable
 
-    opened, folder = DeltaTable(table), Path(table, "_delta_log")
-    opened.create_checkpoint()
-    # deltalake does not sync. After a power failure, readers must not start from an incomplete checkpoint.
-    for path in (*folder.glob(f"{opened.version():020d}.checkpoint*"), folder / "_last_checkpoint", folder):
-        # Another writer can create a FIFO of such a name at any time; opening it would wait.
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
-    if (opened.metadata().configuration.get("delta.enableExpiredLogCleanup") or "true").lower() == "true":
-        opened.cleanup_metadata()
+def _remove_expired(table: TableFolder, retention: str) -> None:
+    """Removes the log of versions that are older than the table keeps them, and that no kept version is read from.
+
+    Args:
+        retention: as Delta writes an interval.
+    """
+    parts = _INTERVAL_PART.findall(retention.lower())
+    if not parts:
+        _logger.warning("the log of %s is not cleaned up: %r is not an interval of days", table, retention)
+        return
+    kept_ms = sum(int(number) * _MILLISECONDS[unit] for number, unit in parts)
+    cutoff = epoch_milliseconds(_clock.now()) - kept_ms
+    listing = list_log(table)
+    old = {name for name in listing.names if listing.files[name].modified_ms < cutoff}
+    # Versions after this checkpoint are read from it; those before it have expired, as it has itself.
+    until = max((v for v in listing.checkpoints if f"{v:020d}.json" in old), default=0)
+    table.delete(f"{LOG_FOLDER}/{name}" for name, version in listing.names.items() if version < until and name in old)

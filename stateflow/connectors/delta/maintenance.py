@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -21,7 +20,7 @@ import pyarrow as pa
 from stateflow import failpoints
 from stateflow.api.sink import Writing
 from stateflow.clock import SystemClock, epoch_milliseconds
-from stateflow.connectors.data_files import FileName, Limits, ParquetWriter, cast_read, disk_error, list_own_files
+from stateflow.connectors.data_files import FileName, Limits, ParquetWriter, cast_read, list_own_files
 from stateflow.connectors.delta.log import (
     Action,
     DeltaHead,
@@ -32,8 +31,8 @@ from stateflow.connectors.delta.log import (
     log_lines,
     open_log_file,
     open_logged_parquet,
+    plain_path,
     read_parquet,
-    remove_file,
     size_of,
 )
 from stateflow.connectors.delta.sink import COMPACTED, OwnTable, add_action, check_protocol
@@ -49,6 +48,7 @@ from stateflow.connectors.delta.versions import (
 from stateflow.connectors.delta_types import target_schema
 from stateflow.connectors.partitions import data_columns, folder_of, to_logged_path
 from stateflow.connectors.store_assignment import can_assign, nullable_schema
+from stateflow.connectors.table_folder import TableFolder
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused, StateflowError, StorageError
 from stateflow.state.handles import Committable
 from stateflow.types.decoders import json_decoder
@@ -139,7 +139,7 @@ class Compaction:
     ) -> CompactionReport:
         size = sum(file.size for files in groups for file in files)
         table = self._table
-        return CompactionReport(table.uid, str(table.path), version, sum(map(len, groups)), after, size, skipped)
+        return CompactionReport(table.uid, table.path.address, version, sum(map(len, groups)), after, size, skipped)
 
     def _groups(self, files: Iterable[DataFile]) -> Iterator[tuple[DataFile, ...]]:
         """Yields small files of a partition that fit into one file, at least two each."""
@@ -204,7 +204,7 @@ class Compaction:
             raise SinkDiverged(
                 "a data file of the Delta table does not exist",
                 hint="restore the file, or the table to a version without it",
-                table=str(self._table.path),
+                table=self._table.path.address,
                 file=file.path,
             )
 
@@ -238,7 +238,7 @@ class Compaction:
         raise StorageError(
             "every attempt to commit combined files of the Delta table conflicted with another writer",
             hint="optimize the table when fewer processes write to it",
-            table=str(self._table.path),
+            table=self._table.path.address,
             tries=_TRIES,
         )
 
@@ -380,13 +380,14 @@ def vacuum(
     # Listed before the log is read: a file that is committed in between is then found in the log.
     leftovers = _incomplete(table, now)
     head = table.head()
-    check_protocol(str(table.path), head)
+    check_protocol(table.path.address, head)
     scan = scan_log(table.path, head.version)
     if not ignores_other_jobs:
         _check_other_jobs(table, scan)
     newest = read_content(table.path, head.version, table.application)
     if newest is None:
-        raise SinkDiverged("the files of the Delta table cannot be listed", table=str(table.path), version=head.version)
+        message = "the files of the Delta table cannot be listed"
+        raise SinkDiverged(message, table=table.path.address, version=head.version)
     versions, lost = _needed_versions(table, scan, holders)
     expired = _expired(table.path, scan, newest, now - older_than)
     held, kept = [], set[str]()
@@ -396,9 +397,9 @@ def vacuum(
         held.append(HeldVersion(version, labels, len(found), sum(expired[path] for path in found)))
     sizes = {path: size for path, size in expired.items() if path not in kept} | leftovers
     if not dry_run:
-        _delete(table.path, sizes)
+        table.path.delete(map(plain_path, sizes))
     return VacuumReport(
-        table.uid, str(table.path), head.version, len(sizes), sum(sizes.values()), tuple(held), tuple(lost)
+        table.uid, table.path.address, head.version, len(sizes), sum(sizes.values()), tuple(held), tuple(lost)
     )
 
 
@@ -412,7 +413,7 @@ def _check_other_jobs(table: OwnTable, scan: LogScan) -> None:
         raise SinkRefused(
             "another job has written to the Delta table, and its checkpoints may need older versions",
             hint="pass --ignore-other-jobs if they are never restored",
-            table=str(table.path),
+            table=table.path.address,
             jobs=others[:3],
         )
 
@@ -441,14 +442,14 @@ def _needed_versions(
     return found, list(dict.fromkeys(lost))
 
 
-def _expired(table: Path, scan: LogScan, newest: Content, until: int) -> dict[str, int]:
+def _expired(table: TableFolder, scan: LogScan, newest: Content, until: int) -> dict[str, int]:
     """Returns the sizes of files that were removed before a time and still exist, by path as in the log."""
     active = {file.path for file in newest.files.values()}
     paths = (p for p, removed in scan.removed.items() if removed is not None and removed < until and p not in active)
     return {path: size for path in paths if (size := _size(table, path)) is not None}
 
 
-def _size(table: Path, path: str) -> int | None:
+def _size(table: TableFolder, path: str) -> int | None:
     """Returns the size of a file of the log; None without such a file, or for one that may be another table's."""
     try:
         return size_of(table, path)
@@ -458,25 +459,13 @@ def _size(table: Path, path: str) -> int | None:
 
 def _incomplete(table: OwnTable, now: int) -> dict[str, int]:
     """Returns the sizes of files that a killed compaction left, by path."""
-    depth = len(table.partition_by)
-    names = {str(name): name.path for name in list_own_files(table.path, depth) if name.job_uuid == COMPACTED}
-    old = {name: to_logged_path(path) for name, path in names.items() if _is_old(table.path / path, now)}
+    old = {
+        str(name): file
+        for name, file in list_own_files(table.path)
+        if name.job_uuid == COMPACTED and file.modified_ms < now - _INCOMPLETE_MS
+    }
     unused = find_unreferenced_files(table.path, table.application, dict.fromkeys(old, 0)) if old else set[str]()
-    return {old[name]: size for name in unused if (size := _size(table.path, old[name])) is not None}
-
-
-def _is_old(path: Path, now: int) -> bool:
-    try:
-        return path.lstat().st_mtime * 1000 < now - _INCOMPLETE_MS
-    except FileNotFoundError:
-        return False
-    except OSError as e:
-        raise disk_error(e, path) from e
-
-
-def _delete(table: Path, sizes: Mapping[str, int]) -> None:
-    for path in sizes:
-        remove_file(table, path)
+    return {to_logged_path(old[name].key): old[name].size for name in unused}
 
 
 class _Remove(msgspec.Struct, rename="camel"):
@@ -520,7 +509,7 @@ class LogScan:
         return None if not first else first - 1
 
 
-def scan_log(table: Path, newest: int) -> LogScan:
+def scan_log(table: TableFolder, newest: int) -> LogScan:
     """Reads the entries of a table's log up to a version. Raises CorruptFile."""
     removed: dict[str, int | None] = {}
     tokens: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -529,7 +518,7 @@ def scan_log(table: Path, newest: int) -> LogScan:
     while first - 1 in entries:
         first -= 1
     for version in range(first, newest + 1):
-        for line in _lines(entry_path(table, version)):
+        for line in _lines(table, version):
             if line.remove is not None:
                 removed[line.remove.path] = line.remove.deletion_timestamp
             if line.txn is not None:
@@ -537,13 +526,14 @@ def scan_log(table: Path, newest: int) -> LogScan:
     return LogScan(removed, tokens)
 
 
-def _lines(path: Path) -> Iterator[_Line]:
+def _lines(table: TableFolder, version: int) -> Iterator[_Line]:
+    path = entry_path(version)
     try:
-        with open_log_file(path) as file:
-            for line in log_lines(file, path):
+        with open_log_file(table, path) as file:
+            for line in log_lines(file, f"{table}/{path}"):
                 yield _line.decode(line)
     except FileNotFoundError:
         return  # expired and removed meanwhile
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
         message = "a log entry of the Delta table cannot be decoded"
-        raise CorruptFile(message, file=str(path), reason=str(e)) from e
+        raise CorruptFile(message, file=f"{table}/{path}", reason=str(e)) from e

@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -39,15 +38,7 @@ from stateflow.api.sink import (
 )
 from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.connectors.column_policy import columns_to_add
-from stateflow.connectors.data_files import (
-    FileName,
-    ParquetWriter,
-    check_writable,
-    disk_error,
-    list_own_files,
-    make_log_folder,
-    remove_leftovers,
-)
+from stateflow.connectors.data_files import FileName, ParquetWriter, list_own_files
 from stateflow.connectors.delta.log import (
     LOG_FOLDER,
     TAKEN_OVER,
@@ -66,7 +57,6 @@ from stateflow.connectors.delta.log import (
     read_head,
     read_parquet,
     read_transactions,
-    size_of,
 )
 from stateflow.connectors.delta.versions import (
     ENGINE,
@@ -105,6 +95,7 @@ from stateflow.connectors.partitions import (
     to_logged_path,
 )
 from stateflow.connectors.store_assignment import assign_rows, can_assign, nullable_schema
+from stateflow.connectors.table_folder import TableFolder, open_table_folder
 from stateflow.connectors.upserts import UpsertSettings, names_of
 from stateflow.errors import (
     ConfigError,
@@ -120,7 +111,6 @@ from stateflow.errors import (
 )
 from stateflow.helpers import check_choice
 from stateflow.state.handles import Committable
-from stateflow.storage import open_storage
 from stateflow.types.decoders import json_decoder
 
 SchemaEvolution = Literal["refuse", "add-columns"]
@@ -145,7 +135,8 @@ class DeltaSink(Sink):
     names the property, before the first batch and whenever the table changes.
 
     Args:
-        table: a path, or ``file:///path``.
+        table: a path or ``file:///path``, or ``s3://bucket/prefix``, ``az://container/prefix``,
+            ``gs://bucket/prefix`` or ``webhdfs://namenode:9870/path``, with the credentials of a job root there.
         mode: ``"append"``, or ``"upsert"``: each row replaces the row of its key, all rows of a checkpoint at once.
             Data files with rows of these keys are written again, so the cost grows with their size; the driver holds
             the rows of a checkpoint in memory. The table must have exactly the columns of the rows.
@@ -164,7 +155,7 @@ class DeltaSink(Sink):
 
     Raises:
         JobDefinitionError: arguments of an upsert are missing, or given for an append.
-        ConfigError: the path is not on a POSIX file system, looks percent-encoded or has a backslash; or
+        ConfigError: the address is not valid, or the path looks percent-encoded or has a backslash; or
             `schema_evolution` is not one of its values, or `register_as` is not such a name.
     """
 
@@ -191,7 +182,7 @@ class DeltaSink(Sink):
                 keys=list(upsert.keys),
             )
         self._root = _table_folder(os.fspath(table))
-        self.table = str(self._root)
+        self.table = self._root.address
         self.schema_evolution: SchemaEvolution = schema_evolution
         self._upsert = upsert if mode == _UPSERT else None
         self._partition_by = names_of(partition_by)
@@ -243,7 +234,7 @@ class DeltaSink(Sink):
 
     @property
     def host_local(self) -> bool:
-        return True
+        return self._root.host_local
 
     @property
     def catalog_entry(self) -> CatalogEntry | None:
@@ -251,16 +242,14 @@ class DeltaSink(Sink):
 
     def check(self, context: SinkContext) -> str | None:
         _require_deltalake(self.table)
-        if self._root.exists() and not self._root.is_dir():
-            raise ConfigError("the Delta table's path is not a folder", hint="choose another", table=self.table)
         head = self._head(context)
         if head is None:
             new_table("", self._schema(context), 0, self._partition_by)
             self._check_vacant()
-            check_writable(self._root)
+            self._root.check_writable()
             return None
         self._check_table(context, head)
-        check_writable(self._root, self._root / LOG_FOLDER)
+        self._root.check_writable(LOG_FOLDER)
         return head.metadata.id
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
@@ -272,7 +261,10 @@ class DeltaSink(Sink):
 
     def prepare(self, context: SinkContext) -> str:
         self.check(context)
-        head = self._head(context) or self._create(context)
+        head = self._head(context)
+        if head is None or not head.token:
+            self._root.check_put_if_absent()
+        head = head or self._create(context)
         for _ in range(_TRIES):
             # Another process may have created the table, or changed it, meanwhile.
             added = self._check_table(context, head)
@@ -318,12 +310,12 @@ class DeltaSink(Sink):
             create_overdue_checkpoint(self._root, head)
         # List the folder before reading the log: a file that is committed in between is then found in the log.
         own = (context.job_uuid, context.uid)
-        files = (n for n in list_own_files(self._root, len(self._partition_by)) if (n.job_uuid, n.uid) == own)
+        files = (n for n, _ in list_own_files(self._root) if (n.job_uuid, n.uid) == own)
         possible = {str(n): n for n in files if is_leftover(n.writing.generation, n.writing.ordinal, n.path)}
         generations = {name: file.writing.generation for name, file in possible.items()}
         found = find_unreferenced_files(self._root, context.application, generations) if possible else ()
         leftovers = sorted(possible[name].path for name in found)
-        remove_leftovers(self._root, leftovers)
+        self._root.delete(leftovers)
         return leftovers
 
     def shadow(self) -> DeltaSink:
@@ -383,7 +375,7 @@ class DeltaSink(Sink):
         now = epoch_milliseconds(_clock.now())
         actions = new_table(str(uuid.UUID(_clock.new_id())), self._schema(context), now, self._partition_by)
         info = {"timestamp": now, "operation": "CREATE TABLE", "engineInfo": ENGINE}
-        make_log_folder(self._root / LOG_FOLDER)
+        self._root.make_folder(LOG_FOLDER)
         append_entry(self._root, 0, [{"commitInfo": info}, *actions])
         head = self._head(context)
         if head is None:
@@ -392,12 +384,7 @@ class DeltaSink(Sink):
 
     def _check_vacant(self) -> None:
         """Raises SinkRefused when a new table's folder has other files, which the first VACUUM would delete."""
-        try:
-            others = [n for n in os.listdir(self._root) if n[0] not in "._" and FileName.parse(n) is None]
-        except FileNotFoundError:
-            return
-        except OSError as e:
-            raise disk_error(e, self._root) from e
+        others = [n for n in self._root.names() if n[0] not in "._" and FileName.parse(n) is None]
         if others:
             raise SinkRefused(
                 "the sink's folder is neither a Delta table nor empty",
@@ -407,20 +394,16 @@ class DeltaSink(Sink):
             )
 
 
-def _table_folder(address: str) -> Path:
-    """Returns the folder of a table. Raises ConfigError unless it is on a POSIX file system, under a plain path."""
-    log = open_storage(address).local_path(LOG_FOLDER)
-    if log is None:
-        raise ConfigError(
-            "a Delta table must be on a POSIX file system", hint="use a path or file:///path", table=address
-        )
-    if _CHANGED_BY_READERS.search(str(log)):
+def _table_folder(address: str) -> TableFolder:
+    """Returns the folder of a table. Raises ConfigError for an address that is not valid, or a path that is encoded."""
+    folder = open_table_folder(address)
+    if folder.host_local and _CHANGED_BY_READERS.search(folder.address):
         raise ConfigError(
             "a Delta table's path must neither look percent-encoded nor have a backslash: readers would change it",
             hint="choose a path without either",
             table=address,
         )
-    return log.parent
+    return folder
 
 
 def _require_deltalake(table: str) -> None:
@@ -443,14 +426,14 @@ class OwnTable:
     """The table of a sink.
 
     Attributes:
-        path: folder of the table.
+        path: the table's folder.
         job_uuid: UUID of the job.
         uid: uid of the sink.
         schema: columns of the table that the sink writes.
         partition_by: the partition columns.
     """
 
-    path: Path
+    path: TableFolder
     job_uuid: str
     uid: str
     schema: RowSchema
@@ -465,14 +448,14 @@ class OwnTable:
         """Returns the newest version. Raises SinkDiverged if the table does not exist."""
         head = read_head(self.path, self.application, known)
         if head is None:
-            raise SinkDiverged("the sink's table does not exist", hint="run the job first", table=str(self.path))
+            raise SinkDiverged("the sink's table does not exist", hint="run the job first", table=self.path.address)
         return head
 
 
 class DeltaSinkTable(SinkTable):
     """A table at the version of its head; a commit creates the next version, or fails."""
 
-    def __init__(self, root: Path, context: SinkContext, head: DeltaHead, stored: StoredRows) -> None:
+    def __init__(self, root: TableFolder, context: SinkContext, head: DeltaHead, stored: StoredRows) -> None:
         self.table_id = head.metadata.id
         self._stored = stored
         self.version = head.version
@@ -483,7 +466,12 @@ class DeltaSinkTable(SinkTable):
         self._head = head
 
     def missing(self, committables: list[Committable]) -> list[str]:
-        return [c.path for c in committables if self._size(c.path) != c.size]
+        for committable in committables:
+            if FileName.parse(committable.path) is None:
+                message = "a file to publish was not written by a sink"
+                raise DataError(message, path=committable.path, table=self._root.address)
+        sizes = self._root.sizes([c.path for c in committables])
+        return [c.path for c, size in zip(committables, sizes, strict=True) if size != c.size]
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
         # One attempt: `sink_commit` opens the table again and retries after a concurrent commit.
@@ -501,7 +489,7 @@ class DeltaSinkTable(SinkTable):
         if token <= self.token or not (to_version is None or 0 <= to_version < self.version):
             raise InternalError(
                 "a rewind needs an older version and a larger token",
-                table=str(self._root),
+                table=self._root.address,
                 version=self.version,
                 to_version=to_version,
                 known=self.token,
@@ -520,15 +508,10 @@ class DeltaSinkTable(SinkTable):
 
     def _is_stale(self) -> bool:
         """Whether the table has changed since the handle was made, so that a commit would fail."""
-        return not is_current(self._root, self._head) or entry_path(self._root, self.version + 1).exists()
+        return not is_current(self._root, self._head) or self._root.info(entry_path(self.version + 1)) is not None
 
     def _rewinder(self) -> Rewinder:
         return Rewinder(self._root, self._context.application, self._head)
-
-    def _size(self, path: str) -> int | None:
-        if FileName.parse(path) is None:
-            raise DataError("a file to publish was not written by a sink", path=path, table=str(self._root))
-        return size_of(self._root, to_logged_path(path))
 
     def _check_distinct(self, token: int, committables: list[Committable]) -> None:
         if len({c.path for c in committables}) < len(committables):
@@ -548,7 +531,7 @@ class DeltaSinkTable(SinkTable):
                 raise SchemaMismatch(
                     "files that are not published yet do not have the types of the table's columns",
                     hint="change the columns back to the types that they had when the rows were written",
-                    table=str(self._root),
+                    table=self._root.address,
                     file=committable.path,
                     expected=str(columns),
                     found=str(found),
@@ -634,7 +617,7 @@ class UpsertTable(DeltaSinkTable):
 
     def __init__(
         self,
-        root: Path,
+        root: TableFolder,
         context: SinkContext,
         head: DeltaHead,
         stored: StoredRows,

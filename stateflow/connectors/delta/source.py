@@ -25,6 +25,7 @@ from stateflow.connectors.delta.log import LOG_FOLDER, check_log, entry_path, li
 from stateflow.connectors.delta.versions import check_entry, check_file, read_content
 from stateflow.connectors.partition_offsets import position_error
 from stateflow.connectors.spark import SparkSource
+from stateflow.connectors.table_folder import DiskFolder
 from stateflow.errors import (
     ConfigError,
     CorruptInput,
@@ -209,7 +210,9 @@ class DeltaSource(SparkSource):
             )
         if "://" in self.path or position.isStartingVersion or position.reservoirVersion > table.version():
             return  # of a table elsewhere, Spark reports the same
-        entries = [version for version in list_log(Path(self.path)).entries if version >= position.reservoirVersion]
+        entries = [
+            version for version in list_log(DiskFolder(Path(self.path))).entries if version >= position.reservoirVersion
+        ]
         earliest = min(entries, default=table.version() + 1)
         if earliest > position.reservoirVersion:
             raise InputLost(
@@ -227,7 +230,7 @@ class DeltaSource(SparkSource):
         """
         if "://" in self.path:
             return
-        table, end = Path(self.path), self._parsed(after).reservoirVersion
+        table, end = DiskFolder(Path(self.path)), self._parsed(after).reservoirVersion
         start = self._parsed(before) if before else None
         # The first batches read the whole table, and of several, each a part.
         snapshot = self._first_version if start is None else start.reservoirVersion if start.isStartingVersion else None
@@ -314,11 +317,14 @@ class DeltaSource(SparkSource):
         return self._added_locally(first)
 
     def _added_locally(self, first: int) -> Iterator[tuple[int, list[_Added]]]:
-        for version in sorted(v for v in list_log(Path(self.path)).entries if v >= first):
-            path = entry_path(Path(self.path), version)
-            with open_log_file(path) as file:
+        folder = DiskFolder(Path(self.path))
+        listing = list_log(folder, first)
+        for version in sorted(v for v in listing.entries if v >= first):
+            path = entry_path(version)
+            with open_log_file(folder, path) as file:
                 actions = list(map(_sized_line.decode, log_lines(file, path)))
-            yield version, list(self._added_in(actions, datetime.fromtimestamp(os.stat(path).st_mtime, UTC)))
+            at = datetime.fromtimestamp(listing.files[path.rpartition("/")[2]].modified_ms / 1000, UTC)
+            yield version, list(self._added_in(actions, at))
 
     def _added_in(self, actions: Sequence[_SizedLine], at: datetime) -> Iterator[_Added]:
         """Yields the files of one log entry that the source reads."""
@@ -415,7 +421,7 @@ class DeltaSource(SparkSource):
                 "versions of a Delta table cannot be read without deltalake", hint="pip install 'stateflow[delta]'"
             ) from e
         if "://" not in self.path:
-            check_log(Path(self.path))
+            check_log(DiskFolder(Path(self.path)))
         try:
             return DeltaTable(self.path, version=version)
         except (DeltaError, OSError) as e:
@@ -538,9 +544,10 @@ def _entries(spark: SparkSession, table: str, first: int, last: int) -> Iterator
     if first > last:
         return
     if "://" not in table:
-        for version in sorted(v for v in list_log(Path(table)).entries if first <= v <= last):
-            path = entry_path(Path(table), version)
-            with suppress(FileNotFoundError), open_log_file(path) as file:
+        folder = DiskFolder(Path(table))
+        for version in sorted(v for v in list_log(folder, first).entries if first <= v <= last):
+            path = entry_path(version)
+            with suppress(FileNotFoundError), open_log_file(folder, path) as file:
                 yield version, list(log_lines(file, path))
         return
     # Only Hadoop has the credentials; a pattern, because not all of them need to exist.

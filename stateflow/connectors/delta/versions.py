@@ -2,7 +2,7 @@
 
 An entry is read as it is in the log. The files of a version come from deltalake, which supports every format of Delta's
 checkpoints, but returns neither the original statistics nor deletion vectors. So deltalake creates one more checkpoint,
-in a temporary folder with links to the log up to that version, and the files are read from that checkpoint.
+in a temporary folder that has the log up to that version, and the files are read from that checkpoint.
 
 After a rewind the versions of a table form a tree: an entry of stateflow that restores version 6 is based on 6, not on
 the entry before it. A rewind undoes the entries between the newest version and the restored one in this tree. A preview
@@ -16,13 +16,11 @@ all.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
@@ -32,7 +30,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from stateflow.api.sink import OtherCommit, SinkRewind, TableChanges
-from stateflow.connectors.data_files import FileName, ParquetWriter, cast_read, disk_error
+from stateflow.connectors.data_files import FileName, ParquetWriter, cast_read
 from stateflow.connectors.delta.log import (
     LOG_FOLDER,
     Action,
@@ -41,12 +39,14 @@ from stateflow.connectors.delta.log import (
     Metadata,
     Protocol,
     entry_path,
+    folder_of_view,
     list_log,
     log_lines,
-    open_deltalake,
+    metadata_of,
     open_log_file,
+    open_version,
+    protocol_of,
     read_parquet,
-    remove_file,
     size_of,
     vector_path,
 )
@@ -61,6 +61,7 @@ from stateflow.connectors.partitions import (
     to_logged_path,
 )
 from stateflow.connectors.store_assignment import assign_rows, nullable_schema
+from stateflow.connectors.table_folder import TableFolder
 from stateflow.connectors.upserts import (
     POSITION,
     UpsertSettings,
@@ -70,13 +71,13 @@ from stateflow.connectors.upserts import (
     winning_rows,
     without_deletes,
 )
-from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused, StateflowError, StorageError
+from stateflow.errors import CorruptFile, MissingFile, SinkDiverged, SinkRefused, StateflowError, StorageError
 from stateflow.private_files import write_private
 from stateflow.state.handles import Committable
 from stateflow.types.decoders import json_decoder
 
-_SIDECARS = "_sidecars"
-
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 ENGINE, RESTORE = "stateflow", "RESTORE"
 _VERSION = re.compile(r"[0-9]{1,20}")
@@ -225,26 +226,40 @@ def restored(entry: DeltaEntry) -> int | None:
     return int(text)
 
 
-def check_entry(table: Path, version: int) -> None:
+def check_entry(table: TableFolder, version: int) -> None:
     """Checks the files that the log entry of a version names, if it exists.
 
     Raises:
         CorruptFile: one is not a file below the table's folder, or the entry is damaged.
     """
-    path = entry_path(table, version)
+    for action in _entry_actions(table, version) or ():
+        for kind in action.keys() & {"add", "remove", "cdc"}:
+            with _decoding(table, version):
+                file = DataFile.of(action[kind])
+            check_file(table, file)
+
+
+def _entry_actions(table: TableFolder, version: int) -> list[Action] | None:
+    """Returns the actions of a log entry; None if it does not exist. Raises CorruptFile."""
+    path = entry_path(version)
     try:
-        with open_log_file(path) as file:
-            for action in map(_action.decode, log_lines(file, path)):
-                for kind in action.keys() & {"add", "remove", "cdc"}:
-                    check_file(table, DataFile.of(action[kind]))
+        with open_log_file(table, path) as file, _decoding(table, version):
+            return [_action.decode(line) for line in log_lines(file, f"{table}/{path}")]
     except FileNotFoundError:
-        return
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        return None
+
+
+@contextmanager
+def _decoding(table: TableFolder, version: int) -> Iterator[None]:
+    """Raises CorruptFile if a part of a log entry cannot be decoded in its body."""
+    try:
+        yield
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError, TypeError) as e:
         message = "a log entry of the Delta table cannot be decoded"
-        raise CorruptFile(message, file=str(path), reason=str(e)) from e
+        raise CorruptFile(message, file=f"{table}/{entry_path(version)}", reason=str(e)) from e
 
 
-def check_file(table: Path, file: DataFile) -> None:
+def check_file(table: TableFolder, file: DataFile) -> None:
     """Raises CorruptFile unless a file and its deletion vector are files below the table's folder, if they exist."""
     size_of(table, file.path)
     vector = vector_path(file.vector) if file.vector else None
@@ -252,17 +267,13 @@ def check_file(table: Path, file: DataFile) -> None:
         size_of(table, vector)
 
 
-def read_entry(table: Path, version: int) -> DeltaEntry | None:
+def read_entry(table: TableFolder, version: int) -> DeltaEntry | None:
     """Returns the log entry of a version; None when the log has no such entry."""
-    path = entry_path(table, version)
-    try:
-        with open_log_file(path) as file:
-            return _entry(version, (_action.decode(line) for line in log_lines(file, path)))
-    except FileNotFoundError:
+    actions = _entry_actions(table, version)
+    if actions is None:
         return None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError, TypeError) as e:
-        message = "a log entry of the Delta table cannot be decoded"
-        raise CorruptFile(message, file=str(path), reason=str(e)) from e
+    with _decoding(table, version):
+        return _entry(version, actions)
 
 
 def _entry(version: int, actions: Iterable[Action]) -> DeltaEntry:
@@ -281,56 +292,31 @@ def _entry(version: int, actions: Iterable[Action]) -> DeltaEntry:
     return DeltaEntry(version, info, tokens, tuple(files["add"]), tuple(files["remove"]))
 
 
-def read_content(table: Path, version: int, application: str) -> Content | None:
+def read_content(table: TableFolder, version: int, application: str) -> Content | None:
     """Returns the content of the table at `version`; None when its log no longer contains that."""
-    from deltalake.exceptions import TableNotFoundError
-
-    with tempfile.TemporaryDirectory(prefix="stateflow-delta-") as scratch:
-        view = Path(scratch)
-        _link_log(table, view, version)
-        try:
-            opened = open_deltalake(view, is_view=True)
-        except (TableNotFoundError, SinkRefused):
+    with open_version(table, version) as opened:
+        if opened is None:
             return None
-        if opened.version() != version:
-            return None
-        needs, about = opened.protocol(), opened.metadata()
-        metadata = Metadata(
-            str(about.id), opened.schema().to_json(), about.partition_columns, dict(about.configuration)
-        )
-        files = _files(view, version, metadata)
+        metadata = metadata_of(opened)
         return Content(
             version=version,
-            protocol=Protocol(
-                needs.min_reader_version, needs.min_writer_version, needs.reader_features, needs.writer_features
-            ),
+            protocol=protocol_of(opened),
             metadata=metadata,
             token=opened.transaction_version(application) or 0,
-            files={file.key: file for file in files},
+            files={file.key: file for file in _files(opened, metadata)},
         )
 
 
-def _link_log(table: Path, view: Path, version: int) -> None:
-    """Links the log of a table into a view that starts at the newest checkpoint up to `version`, and ends there."""
-    source, links = (table / LOG_FOLDER).absolute(), view / LOG_FOLDER
-    links.mkdir()
-    listing = list_log(table)
-    first = listing.newest_checkpoint(version)
-    for name, number in listing.names.items():
-        if first <= number <= version and not name.endswith(".compacted.json"):
-            (links / name).symlink_to(source / name)
-    if (source / _SIDECARS).is_dir():
-        (links / _SIDECARS).symlink_to(source / _SIDECARS)
+def _files(opened: DeltaTable, metadata: Metadata) -> Iterable[DataFile]:
+    """Returns the files of the version of `open_version`.
 
-
-def _files(view: Path, version: int, metadata: Metadata) -> Iterable[DataFile]:
-    """Returns the files of a view's newest version.
-
-    So that statistics are JSON text, as in the log, an extra log entry of the view removes the table's settings for
+    So that statistics are JSON text, as in the log, an extra log entry in its folder removes the table's settings for
     checkpoints.
     """
+    from deltalake import DeltaTable
     from deltalake.exceptions import DeltaError
 
+    view, version = folder_of_view(opened), opened.version()
     mapping = (metadata.configuration or {}).get(COLUMN_MAPPING)
     plain = {
         "id": metadata.id,
@@ -341,9 +327,9 @@ def _files(view: Path, version: int, metadata: Metadata) -> Iterable[DataFile]:
         "configuration": {} if mapping is None else {COLUMN_MAPPING: mapping},
         "createdTime": 0,
     }
-    write_private(entry_path(view, version + 1), msgspec.json.encode({"metaData": plain}))
+    write_private(view / entry_path(version + 1), msgspec.json.encode({"metaData": plain}))
     try:
-        open_deltalake(view, is_view=True).create_checkpoint()
+        DeltaTable(str(view)).create_checkpoint()
     except DeltaError as e:
         raise StorageError(
             "the files of a version of the Delta table cannot be listed",
@@ -371,7 +357,7 @@ class ActiveFiles:
         application: the application that commits.
     """
 
-    def __init__(self, table: Path, application: str) -> None:
+    def __init__(self, table: TableFolder, application: str) -> None:
         self._table = table
         self._application = application
         self._id = ""
@@ -395,7 +381,7 @@ class ActiveFiles:
             raise SinkDiverged(
                 "the files of a version of the Delta table cannot be listed",
                 hint="restore its log",
-                table=str(self._table),
+                table=self._table.address,
                 version=head.version,
             )
         self._id, self._version, self._files = head.metadata.id, head.version, dict(content.files)
@@ -405,25 +391,17 @@ class ActiveFiles:
         if version < self._version:
             return False
         for number in range(self._version + 1, version + 1):
-            try:
-                self._apply(entry_path(self._table, number))
-            except FileNotFoundError:
+            actions = _entry_actions(self._table, number)
+            if actions is None:
                 return False
+            with _decoding(self._table, number):
+                removed = [DataFile.of(action["remove"]).key for action in actions if "remove" in action]
+                added = [DataFile.of(action["add"]) for action in actions if "add" in action]
+            for key in removed:
+                self._files.pop(key, None)
+            self._files |= {file.key: file for file in added}
             self._version = number
         return True
-
-    def _apply(self, path: Path) -> None:
-        try:
-            with open_log_file(path) as file:
-                actions = [_action.decode(line) for line in log_lines(file, path)]
-            removed = [DataFile.of(action["remove"]).key for action in actions if "remove" in action]
-            added = [DataFile.of(action["add"]) for action in actions if "add" in action]
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError, TypeError) as e:
-            message = "a log entry of the Delta table cannot be decoded"
-            raise CorruptFile(message, file=str(path), reason=str(e)) from e
-        for key in removed:
-            self._files.pop(key, None)
-        self._files |= {file.key: file for file in added}
 
 
 _HINT = "choose a newer checkpoint, or keep the table as it is and correct its rows yourself"
@@ -457,7 +435,7 @@ class Rewinder:
         head: the version to rewind from.
     """
 
-    def __init__(self, table: Path, application: str, head: DeltaHead) -> None:
+    def __init__(self, table: TableFolder, application: str, head: DeltaHead) -> None:
         self._table = table
         self._application = application
         self._head = head
@@ -489,7 +467,7 @@ class Rewinder:
         entries = {v: self._entry(v) for v in self._later_versions(version)}
         published = any(e is not None and self._application in e.tokens for e in entries.values())
         others = (_other(v, e, self._application) for v, e in entries.items())
-        return TableChanges(str(self._table), published, tuple(o for o in others if o))
+        return TableChanges(self._table.address, published, tuple(o for o in others if o))
 
     def _later_versions(self, version: int) -> Iterator[int]:
         """Yields the later versions that have a log entry, and the first version of each gap.
@@ -536,14 +514,14 @@ class Rewinder:
         return SinkDiverged(
             "the Delta table cannot be rewound: its log no longer contains that version",
             hint=_HINT,
-            table=str(self._table),
+            table=self._table.address,
             **facts,
         )
 
     def _checked(self, newest: Content, older: Content) -> FileChange:
         """Returns the change from `newest` to `older`, after checking that it is possible and permitted."""
         change = _change(newest, older)
-        facts = {"table": str(self._table), "version": older.version}
+        facts = {"table": self._table.address, "version": older.version}
         if found := _incompatibility(newest, older, change):
             raise SinkDiverged(f"the Delta table cannot be rewound: {found.reason}", hint=_HINT, **facts, **found.facts)
         missing = sorted(f for file in change.restored for f in _missing(self._table, file))
@@ -652,7 +630,7 @@ def _columns(metadata: Metadata) -> dict[str, object]:
     }
 
 
-def _missing(table: Path, file: DataFile) -> Iterator[str]:
+def _missing(table: TableFolder, file: DataFile) -> Iterator[str]:
     """Yields the names of files that are needed to read a data file and do not exist. Raises CorruptFile."""
     if size_of(table, file.path) != file.size:
         yield file.path
@@ -820,13 +798,13 @@ class DeltaUpsert:
     """One upsert.
 
     Args:
-        table: folder of the table.
+        table: the table's folder.
         settings: how rows are matched.
         rows: how the table stores the emitted rows, and its partition columns.
         name: name of the first file that is written.
     """
 
-    def __init__(self, table: Path, settings: UpsertSettings, rows: StoredRows, name: FileName) -> None:
+    def __init__(self, table: TableFolder, settings: UpsertSettings, rows: StoredRows, name: FileName) -> None:
         self._table = table
         self._settings = settings
         self._rows = rows
@@ -873,7 +851,7 @@ class DeltaUpsert:
             found = read_parquet(self._table, to_logged_path(path))
             batches = [assign_rows(batch, self._rows.target, {"file": path}) for batch in found]
         except FileNotFoundError as e:
-            raise disk_error(e, self._table / path) from e
+            raise MissingFile("emitted rows do not exist", table=self._table.address, file=path) from e
         rows = pa.Table.from_batches(batches, self._every)
         for at, field in enumerate(self._every):
             if field.name in self._empty:
@@ -1014,7 +992,7 @@ class DeltaUpsert:
         return SinkDiverged(
             "a data file of the Delta table cannot be rewritten",
             hint="restore the file, or the table to a version without it",
-            table=str(self._table),
+            table=self._table.address,
             file=file.path,
             reason=reason[:500],
         )
@@ -1028,12 +1006,11 @@ class _Match:
     remaining: pa.ChunkedArray
 
 
-def remove_files(table: Path, names: Iterable[str]) -> None:
+def remove_files(table: TableFolder, paths: Iterable[str]) -> None:
     """Removes data files that no version of the table has; the next run removes what is left."""
-    for name in names:
-        # Another process has removed it, or a sweep will.
-        with suppress(StateflowError):
-            remove_file(table, to_logged_path(name))
+    # Another process has removed them, or a sweep will.
+    with suppress(StateflowError):
+        table.delete(paths)
 
 
 def _order(file: Committable) -> tuple[int, int, int, int]:

@@ -11,7 +11,6 @@ does not store: table id, columns, and the token of each application.
 from __future__ import annotations
 
 import dataclasses
-import errno
 import io
 import math
 import os
@@ -21,7 +20,7 @@ from datetime import datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote
 
 import msgspec
 import pyarrow as pa
@@ -41,21 +40,12 @@ from stateflow.api.sink import (
     Writing,
 )
 from stateflow.clock import SystemClock, epoch_milliseconds
-from stateflow.connectors.data_files import (
-    FileName,
-    ParquetWriter,
-    UnnamedFile,
-    check_writable,
-    disk_error,
-    make_folders,
-    make_log_folder,
-    remove_leftovers,
-)
+from stateflow.connectors.data_files import FileName, ParquetWriter
 from stateflow.connectors.delta_types import check_rows
 from stateflow.connectors.json_rows import duration_text, encode, json_objects
 from stateflow.connectors.partitions import NULL, data_columns, parse_partition_folder, split_by_partition
+from stateflow.connectors.table_folder import TableFolder, open_table_folder, translate_disk_errors
 from stateflow.errors import (
-    ConfigError,
     CorruptFile,
     DataError,
     InternalError,
@@ -67,8 +57,6 @@ from stateflow.errors import (
 )
 from stateflow.helpers import check_choice
 from stateflow.state.handles import Committable
-from stateflow.storage import open_storage
-from stateflow.storage.posix import NotRegular, read_file
 from stateflow.types.columns.conversion import with_scalars
 from stateflow.types.columns.shapes import Entries, Leaf, Shape, parts_of
 from stateflow.types.declared_types import special_float
@@ -86,7 +74,9 @@ class FileSink(Sink):
     see files that are not committed*, and files that a restore has undone.
 
     Args:
-        path: the folder, or ``file:///path``; a POSIX file system that supports ``O_TMPFILE``.
+        path: the folder, or ``file:///path``, on a POSIX file system that supports ``O_TMPFILE``; or
+            ``s3://bucket/prefix``, ``az://container/prefix``, ``gs://bucket/prefix`` or
+            ``webhdfs://namenode:9870/path``, with the credentials of a job root there.
         format: ``"parquet"``, ``"json"`` (one object per line, without nulls) or ``"csv"`` (with a header; quotes in
             values are doubled: read it with Spark's options ``header=True``, ``escape='"'`` and ``multiLine=True``,
             and with the partition columns last; it reads an empty text as null). JSON and CSV have columns of int,
@@ -95,20 +85,16 @@ class FileSink(Sink):
             empty text becomes null, as in Spark.
 
     Raises:
-        ConfigError: the folder is not on a POSIX file system, or `format` is not one of its values.
+        ConfigError: the address is not valid, or `format` is not one of its values.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], *, format: Format = "parquet", partition_by: str | Sequence[str] = ()
     ) -> None:
         check_choice("format", format, (PARQUET, JSON, CSV))
-        address = os.fspath(path)
-        log = open_storage(address).local_path(LOG_FOLDER)
-        if log is None:
-            raise ConfigError("a sink's folder must be on a POSIX file system", hint="use a path", path=address)
-        self.path = str(log.parent)
+        self._root = open_table_folder(os.fspath(path))
+        self.path = self._root.address
         self.format: Format = format
-        self._root = log.parent
         self._partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
 
     def __repr__(self) -> str:
@@ -120,7 +106,7 @@ class FileSink(Sink):
 
     @property
     def host_local(self) -> bool:
-        return True
+        return self._root.host_local
 
     def check(self, context: SinkContext) -> str | None:
         head = self._head()
@@ -130,7 +116,7 @@ class FileSink(Sink):
         if head is not None:
             return head.marker.table_id
         self._check_vacant()
-        check_writable(self._root)
+        self._root.check_writable()
         return None
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
@@ -142,7 +128,8 @@ class FileSink(Sink):
     def prepare(self, context: SinkContext) -> str:
         table_id = self.check(context)
         if table_id is None:
-            make_log_folder(self._root / LOG_FOLDER)
+            self._root.check_put_if_absent()
+            self._root.make_folder(LOG_FOLDER)
             columns = [(column.name, column.spark_type) for column in context.schema.columns]
             by = list(self._partition_by)
             marker = Marker(table_id=_clock.new_id(), format=self.format, columns=columns, partition_by=by)
@@ -168,11 +155,11 @@ class FileSink(Sink):
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
         # List the folder before the log is read: a file that is published in between is then known.
         own = (context.job_uuid, context.uid)
-        names = [n for n in list_files(self._root, self.format, len(self._partition_by)) if (n.job_uuid, n.uid) == own]
+        names = [n for n in list_files(self._root, self.format) if (n.job_uuid, n.uid) == own]
         written = {file_path(name, self.format): name.writing for name in names}
         possible = {path for path, w in written.items() if is_leftover(w.generation, w.ordinal, path)}
         leftovers = sorted(possible.difference(known_files(self._root))) if possible else []
-        remove_leftovers(self._root, leftovers)
+        self._root.delete(leftovers)
         return leftovers
 
     def shadow(self) -> FileSink:
@@ -233,12 +220,7 @@ class FileSink(Sink):
 
     def _check_vacant(self) -> None:
         """Raises SinkRefused for a folder with other files: Spark would no longer see them."""
-        try:
-            others = sorted(name for name in os.listdir(self._root) if name != LOG_FOLDER)
-        except FileNotFoundError:
-            return
-        except OSError as e:
-            raise disk_error(e, self._root) from e
+        others = sorted(name for name in self._root.names() if name != LOG_FOLDER)
         if others:
             raise SinkRefused(
                 "the sink's folder has other files, which readers would no longer see",
@@ -266,7 +248,7 @@ class FileSinkTable:
         head: the newest entry of the log.
     """
 
-    def __init__(self, root: Path, context: SinkContext, head: VersionEntry) -> None:
+    def __init__(self, root: TableFolder, context: SinkContext, head: VersionEntry) -> None:
         self.table_id = head.marker.table_id
         self.version = head.version
         self.token: int | None = head.marker.tokens.get(context.application, 0)
@@ -278,7 +260,8 @@ class FileSinkTable:
 
     def missing(self, committables: list[Committable]) -> list[str]:
         """As `SinkTable.missing`."""
-        return [c.path for c in committables if self._size(c.path) != c.size]
+        sizes = self._sizes([c.path for c in committables])
+        return [c.path for c, size in zip(committables, sizes, strict=True) if size != c.size]
 
     def commit(self, token: int, committables: list[Committable]) -> int | None:
         """As `SinkTable.commit`."""
@@ -317,7 +300,7 @@ class FileSinkTable:
             others.insert(0, OtherCommit(version + 1, frozenset(), text))
         published = any(self._is_ours(e) for e in entries.values())
         return TableChanges(
-            str(self._root), published, tuple(o for o in others if o.files or o.operation or o.rows is None)
+            self._root.address, published, tuple(o for o in others if o.files or o.operation or o.rows is None)
         )
 
     def rewind(self, to_version: int | None, token: int) -> int | None:
@@ -386,12 +369,14 @@ class FileSinkTable:
         now, then = content(self._root, self.version), content(self._root, to_version)
         if now is None or then is None:
             raise self._too_old(to_version)
-        missing = sorted(path for path in then.keys() - now.keys() if self._size(path) != then[path].size)
+        returned = sorted(then.keys() - now.keys())
+        sizes = self._sizes(returned)
+        missing = [path for path, size in zip(returned, sizes, strict=True) if size != then[path].size]
         if missing:
             raise SinkDiverged(
                 "the folder cannot be rewound: files of that version no longer exist",
                 hint=_HINT,
-                table=str(self._root),
+                table=self._root.address,
                 version=to_version,
                 files=missing[:3],
             )
@@ -401,7 +386,7 @@ class FileSinkTable:
         return SinkDiverged(
             "the folder cannot be rewound: its log no longer has that version",
             hint=_HINT,
-            table=str(self._root),
+            table=self._root.address,
             version=version,
         )
 
@@ -422,15 +407,11 @@ class FileSinkTable:
         text = f"version {entry.version}: {what} by {who}"
         return OtherCommit(entry.version, frozenset({who}), text, tuple(files), operation, rows)
 
-    def _size(self, path: str) -> int | None:
-        if parse_path(path, self._marker.format) is None:
-            raise DataError("a file to publish was not written by a sink", path=path, table=str(self._root))
-        try:
-            return (self._root / path).lstat().st_size
-        except FileNotFoundError:
-            return None
-        except OSError as e:
-            raise disk_error(e, self._root / path) from e
+    def _sizes(self, paths: Sequence[str]) -> list[int | None]:
+        for path in paths:
+            if parse_path(path, self._marker.format) is None:
+                raise DataError("a file to publish was not written by a sink", path=path, table=self._root.address)
+        return self._root.sizes(paths)
 
 
 def _rows(files: Iterable[SinkFileStatus]) -> int:
@@ -460,17 +441,9 @@ def parse_path(path: str, kind: str) -> FileName | None:
     return None if name is None or name.folder else dataclasses.replace(name, folder=folders)
 
 
-def list_files(root: Path, kind: str, depth: int) -> Iterator[FileName]:
-    """Yields the names of all files that sinks wrote into a folder, of any job.
-
-    Args:
-        depth: number of partition columns.
-    """
-    for folder, folders, files in os.walk(root):
-        below = os.path.relpath(folder, root)
-        prefix = "" if below == "." else f"{below}/"
-        folders[:] = [name for name in folders if "=" in name and prefix.count("/") < depth]
-        yield from filter(None, (parse_path(prefix + name, kind) for name in files))
+def list_files(root: TableFolder, kind: str) -> Iterator[FileName]:
+    """Yields the names of all files that sinks wrote into a folder, of any job."""
+    yield from filter(None, (parse_path(file.key, kind) for file in root.files("")))
 
 
 class DataWriter(SinkWriter):
@@ -485,7 +458,7 @@ class DataWriter(SinkWriter):
     """
 
     def __init__(
-        self, root: Path, name: FileName, schema: RowSchema, *, format: str, partition_by: Sequence[str]
+        self, root: TableFolder, name: FileName, schema: RowSchema, *, format: str, partition_by: Sequence[str]
     ) -> None:
         self._root = root
         self._name = name
@@ -533,16 +506,11 @@ class DataWriter(SinkWriter):
     def _text(self, name: FileName, batches: list[pa.RecordBatch]) -> Committable:
         path = file_path(name, self._kind)
         table = pa.Table.from_batches(batches)
-        try:
-            if name.folder:
-                make_folders(self._root, name.folder)
-            with UnnamedFile.create(self._root) as file:
-                file.write(_json(table) if self._kind == JSON else _csv(table))
-                if not file.link(path):
-                    raise StorageError("a sink's file exists already", name=path)
-                return Committable(path=path, size=file.size, rows=table.num_rows)
-        except OSError as e:
-            raise disk_error(e, self._root / path) from e
+        with translate_disk_errors(self._root.address), self._root.new_file() as file:
+            file.write(_json(table) if self._kind == JSON else _csv(table))
+            if not file.publish(path):
+                raise StorageError("a sink's file exists already", name=path)
+            return Committable(path=path, size=file.size, rows=table.num_rows)
 
 
 def _parquet_schema(schema: RowSchema) -> pa.Schema:
@@ -697,39 +665,32 @@ def is_compact(version: int) -> bool:
     return (version + 1) % COMPACT_INTERVAL == 0
 
 
-def file_line(root: Path, path: str, size: int, facts: FileFacts, now: int) -> SinkFileStatus:
+def file_line(root: TableFolder, path: str, size: int, facts: FileFacts, now: int) -> SinkFileStatus:
     """Returns the line for a file, at a time in milliseconds since 1970."""
-    return SinkFileStatus(path=(root / path).as_uri(), size=size, modification_time=now, stateflow=facts)
+    return SinkFileStatus(path=_uri(root, path), size=size, modification_time=now, stateflow=facts)
 
 
-def versions(root: Path) -> list[int]:
+def versions(root: TableFolder) -> list[int]:
     """Returns the versions that have an entry, oldest first; none if the table does not exist."""
-    try:
-        names = os.listdir(root / LOG_FOLDER)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as e:
-        raise disk_error(e, root) from e
+    names = (file.key.removeprefix(f"{LOG_FOLDER}/") for file in root.files(LOG_FOLDER))
     return sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
 
 
-def read_entry(root: Path, version: int) -> VersionEntry | None:
+def read_entry(root: TableFolder, version: int) -> VersionEntry | None:
     """Returns the entry of a version; None if it does not exist, or if another program wrote it.
 
     Raises:
         CorruptFile: the entry is damaged.
     """
-    path = root / LOG_FOLDER / _name(version)
+    path = f"{LOG_FOLDER}/{_name(version)}"
     try:
-        # Other writers of the folder could leave a link, or a FIFO on which a reader waits without end.
-        lines = read_file(path, _LARGEST).splitlines()
+        with root.open(path) as file:
+            data = file.read(_LARGEST + 1)
     except FileNotFoundError:
         return None
-    except OSError as e:
-        if isinstance(e, NotRegular | IsADirectoryError) or e.errno == errno.EFBIG:
-            reason = e.strerror or str(e)
-            raise CorruptFile("an entry of a folder's log cannot be read", file=str(path), reason=reason) from e
-        raise disk_error(e, path) from e
+    if len(data) > _LARGEST:
+        raise CorruptFile("an entry of a folder's log is too large", file=f"{root}/{path}", limit=_LARGEST)
+    lines = data.splitlines()
     try:
         marker = msgspec.json.decode(lines[1], type=_MarkerLine).stateflow if len(lines) > 1 else None
         if lines[:1] != [_VERSION_LINE] or marker is None:
@@ -737,23 +698,17 @@ def read_entry(root: Path, version: int) -> VersionEntry | None:
         found = [msgspec.json.decode(line, type=_FileLine) for line in lines[2:]]
         return VersionEntry(version=version, marker=marker, files={_relative(root, f.path): f for f in found})
     except (msgspec.DecodeError, ValueError) as e:
-        raise CorruptFile("an entry of a folder's log is damaged", file=str(path), reason=str(e)) from e
+        raise CorruptFile("an entry of a folder's log is damaged", file=f"{root}/{path}", reason=str(e)) from e
 
 
-def append(root: Path, version: int, marker: Marker, files: Sequence[SinkFileStatus], now: int) -> bool:
+def append(root: TableFolder, version: int, marker: Marker, files: Sequence[SinkFileStatus], now: int) -> bool:
     """Creates the entry of a version, durably; returns False if it exists."""
-    first = SinkFileStatus(path=(root / _MARKER).as_uri(), size=0, modification_time=now, stateflow=marker)
+    first = SinkFileStatus(path=_uri(root, _MARKER), size=0, modification_time=now, stateflow=marker)
     lines = [_VERSION_LINE, *map(msgspec.json.encode, (first, *files))]
-    folder = root / LOG_FOLDER
-    try:
-        with UnnamedFile.create(folder) as file:
-            file.write(b"\n".join(lines))
-            return file.link(_name(version))
-    except OSError as e:
-        raise disk_error(e, folder) from e
+    return root.create(f"{LOG_FOLDER}/{_name(version)}", b"\n".join(lines))
 
 
-def content(root: Path, version: int) -> dict[str, _FileLine] | None:
+def content(root: TableFolder, version: int) -> dict[str, _FileLine] | None:
     """Returns all files of a version by path; None if the log no longer has what is needed."""
     files: dict[str, _FileLine] = {}
     for number in range(version - (version + 1) % COMPACT_INTERVAL, version + 1):
@@ -764,26 +719,20 @@ def content(root: Path, version: int) -> dict[str, _FileLine] | None:
     return files
 
 
-def remove_old_entries(root: Path, newest: int) -> None:
+def remove_old_entries(root: TableFolder, newest: int) -> None:
     """Deletes entries that are more than 1,000 versions old; the oldest that remains lists all files of the table."""
     oldest = newest - _KEPT_VERSIONS - (newest - _KEPT_VERSIONS + 1) % COMPACT_INTERVAL
-    for version in versions(root):
-        if version >= oldest:
-            return
-        try:
-            (root / LOG_FOLDER / _name(version)).unlink(missing_ok=True)
-        except OSError as e:
-            raise disk_error(e, root) from e
+    root.delete(f"{LOG_FOLDER}/{_name(version)}" for version in versions(root) if version < oldest)
 
 
-def known_files(root: Path) -> Iterator[str]:
+def known_files(root: TableFolder) -> Iterator[str]:
     """Yields the paths of the files that some version of the log has; some of them several times."""
     for version in versions(root):
         entry = read_entry(root, version)
         yield from entry.files if entry else ()
 
 
-def has_foreign_entries(root: Path, found: Iterable[int]) -> bool:
+def has_foreign_entries(root: TableFolder, found: Iterable[int]) -> bool:
     """Returns whether the newest entry was written by another program, such as Spark's own sink."""
     newest = max(found, default=None)
     return newest is not None and read_entry(root, newest) is None
@@ -793,10 +742,17 @@ def _name(version: int) -> str:
     return f"{version}.compact" if is_compact(version) else str(version)
 
 
-def _relative(root: Path, uri: str) -> str:
+def _uri(root: TableFolder, path: str) -> str:
+    """Returns the URI of a file as Spark's log has it."""
+    if root.host_local:
+        return Path(root.address, path).as_uri()
+    return f"{root.address}/{quote(path)}"
+
+
+def _relative(root: TableFolder, uri: str) -> str:
     """Returns a path of the log relative to the table. Raises ValueError for one that is elsewhere."""
-    found = urlsplit(uri)
-    path = Path(unquote(found.path)).relative_to(root)
-    if (found.scheme, found.netloc) != ("file", "") or ".." in path.parts or "\0" in str(path):
+    base = f"{_uri(root, '').rstrip('/')}/"
+    path = unquote(uri.removeprefix(base))
+    if not uri.startswith(base) or "\0" in path or any(name in ("", ".", "..") for name in path.split("/")):
         raise ValueError(f"a file outside of the folder: {uri[:500]}")
-    return str(path)
+    return path

@@ -104,6 +104,9 @@ def check_sinks(sinks: Iterable[SinkNode], master: str, shared: bool) -> None:
         ConfigError: tasks on other hosts would write a sink's files to their own disks.
     """
     local = [node.uid for node in sinks if node.sink.host_local]
+    in_memory = [node.uid for node in sinks if node.sink.location.startswith("memory:")]
+    if in_memory:
+        raise ConfigError("tasks of Spark cannot write to a table in memory", hint="use a path", sinks=in_memory)
     if local and not is_local(master) and not shared:
         raise ConfigError(
             "a sink's table is on this host only, but tasks run on other hosts",

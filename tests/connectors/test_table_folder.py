@@ -1,0 +1,210 @@
+"""The folder of a table keeps its contract on disks and in stores, also when answers are lost."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from stateflow.connectors.table_folder import DiskFolder, StoreFolder, TableFolder, open_table_folder
+from stateflow.errors import ConfigError, CorruptFile, EnvironmentUnsupported, StorageError
+from stateflow.storage import MemoryStorage, PutResult, register_memory, unregister_memory
+from tests.support.errors import raises
+
+_numbers = itertools.count()
+_LOG = "_log"
+
+
+def _entry(number: int) -> str:
+    return f"{_LOG}/{number:020d}.json"
+
+
+class Conformance:
+    """The contract of `TableFolder`."""
+
+    def test_an_entry_is_created_once_by_one_of_many(self, folder: TableFolder) -> None:
+        folder.make_folder(_LOG)
+        start = threading.Barrier(8)
+
+        def create(racer: int) -> bool:
+            start.wait()
+            return folder.create(_entry(0), b"%d" % racer * 1000)
+
+        with ThreadPoolExecutor(8) as pool:
+            results = list(pool.map(create, range(8)))
+        assert results.count(True) == 1
+        with folder.open(_entry(0)) as file:
+            assert file.read() == b"%d" % results.index(True) * 1000
+
+    def test_a_new_file_is_seen_when_it_is_published_and_not_before(self, folder: TableFolder) -> None:
+        folder.make_folder(_LOG)
+        path = "day=2026-01-01%20x/name-1.parquet"
+        with folder.new_file() as discarded:
+            discarded.write(b"x")
+        with folder.new_file() as file:
+            for _ in range(3):
+                file.write(b"abc")
+            assert (file.size, file.tell(), folder.files("")) == (9, 9, [])
+            assert file.publish(path)
+        assert [(found.key, found.size) for found in folder.files("")] == [(path, 9)]
+        assert folder.sizes([path, "missing", path]) == [9, None, 9]
+
+    def test_a_large_file_is_read_by_parts(self, folder: TableFolder) -> None:
+        folder.make_folder(_LOG)
+        block = bytes(range(256)) * 4096
+        with folder.new_file() as file:
+            for _ in range(18):
+                file.write(block)
+            assert file.publish("large")
+        with folder.open("large") as opened:
+            assert opened.seek(0, 2) == 18 << 20
+            opened.seek((17 << 20) - 3)
+            assert opened.read(6) == b"\xfd\xfe\xff\x00\x01\x02"
+
+    def test_what_is_missing(self, folder: TableFolder, tmp_path: Path) -> None:
+        assert folder.info(_entry(0)) is None
+        assert (folder.names(), folder.files(_LOG), folder.sequence(_entry, 0)) == ([], [], [])
+        with pytest.raises(FileNotFoundError), folder.open(_entry(0)):
+            pass
+        with pytest.raises(FileNotFoundError):
+            folder.fetch(_entry(0), tmp_path / "copy")
+        folder.delete([_entry(0), "none/x"])
+
+    def test_a_sequence_ends_at_its_first_gap(self, folder: TableFolder) -> None:
+        folder.make_folder(_LOG)
+        for number in (0, 1, 2, 4, 10):
+            assert folder.create(_entry(number), b"%d" % number)
+        for first, found in ((0, [0, 1, 2]), (2, [2]), (3, []), (10, [10])):
+            assert [file.key for file in folder.sequence(_entry, first)] == list(map(_entry, found))
+        assert [file.key for file in folder.files(_LOG, f"{2:020d}")] == [_entry(n) for n in (2, 4, 10)]
+
+    def test_a_file_of_the_same_name_is_another_version(self, folder: TableFolder) -> None:
+        folder.make_folder(_LOG)
+        assert folder.create(_entry(0), b"first")
+        before = folder.info(_entry(0))
+        assert before is not None and before.version == folder.files(_LOG)[0].version
+        folder.delete([_entry(0)])
+        assert folder.create(_entry(0), b"other")
+        after = folder.info(_entry(0))
+        assert after is not None and after.version != before.version
+
+    def test_data_is_at_the_top_and_in_folders_of_partitions(self, folder: TableFolder) -> None:
+        folder.make_folder(_LOG)
+        folder.create(_entry(0), b"x")
+        for path in ("a.parquet", "_day=1/x=2/b.parquet"):
+            with folder.new_file() as file:
+                file.write(b"x")
+                assert file.publish(path)
+        assert [file.key for file in folder.files("")] == ["_day=1/x=2/b.parquet", "a.parquet"]
+        assert sorted(folder.names()) == ["_day=1", _LOG, "a.parquet"]
+
+    def test_files_are_fetched(self, folder: TableFolder, tmp_path: Path) -> None:
+        folder.make_folder(_LOG)
+        for number in range(3):
+            folder.create(_entry(number), b"%d" % number)
+        folder.fetch_all([(_entry(n), tmp_path / f"copy-{n}") for n in range(3)])
+        assert [(tmp_path / f"copy-{n}").read_bytes() for n in range(3)] == [b"0", b"1", b"2"]
+
+    def test_the_probe_accepts_it_and_leaves_nothing(self, folder: TableFolder) -> None:
+        folder.make_folder(_LOG)
+        folder.check_put_if_absent()
+        folder.check_writable()
+        assert folder.files("") == folder.files(_LOG) == []
+
+
+class TestDisk(Conformance):
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> TableFolder:
+        return open_table_folder(str(tmp_path / "table"))
+
+
+class TestMemory(Conformance):
+    @pytest.fixture
+    def folder(self) -> Iterator[TableFolder]:
+        address = f"memory://table-{next(_numbers)}"
+        yield open_table_folder(address)
+        unregister_memory(address)
+
+
+class TestS3(Conformance):
+    @pytest.fixture
+    def folder(self, s3: str) -> TableFolder:
+        return open_table_folder(f"{s3}/")
+
+
+@pytest.mark.long(reason="starts a server of Azure's API")
+class TestAzure(Conformance):
+    @pytest.fixture
+    def folder(self, azure: str) -> TableFolder:
+        return open_table_folder(azure)
+
+
+class Lossy(MemoryStorage):
+    """Memory that answers a put with `answer`; whether it is done first is the key of `lost`."""
+
+    def __init__(self, answer: PutResult, *, does_it: bool) -> None:
+        super().__init__(f"memory://lossy-{next(_numbers)}")
+        self.answer, self.does_it = answer, does_it
+        register_memory(self)
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        if self.does_it:
+            super().put_new(key, data)
+        return self.answer
+
+
+@pytest.mark.parametrize("answer", [PutResult.UNKNOWN, PutResult.EXISTS])
+def test_an_entry_whose_answer_was_lost_is_the_writers_own(answer: PutResult) -> None:
+    storage = Lossy(answer, does_it=True)
+    folder = StoreFolder(storage.uri)
+    assert folder.create(_entry(0), b"first")
+    # The entry of another writer is not.
+    assert not folder.create(_entry(0), b"second")
+    with folder.new_file() as file:
+        file.write(b"x")
+        assert file.publish("data")
+    unregister_memory(storage.uri)
+
+
+def test_an_entry_that_may_arrive_later_is_an_error() -> None:
+    storage = Lossy(PutResult.UNKNOWN, does_it=False)
+    with raises(StorageError, file=_entry(0)):
+        StoreFolder(storage.uri).create(_entry(0), b"first")
+    unregister_memory(storage.uri)
+
+
+def test_a_store_without_put_if_absent_is_refused() -> None:
+    storage = Lossy(PutResult.CREATED, does_it=True)
+    with raises(EnvironmentUnsupported, winners=8):
+        StoreFolder(storage.uri).check_put_if_absent()
+    assert storage.list("") == []
+    unregister_memory(storage.uri)
+
+
+@pytest.mark.parametrize("path", ["link/x", "link", "fifo", "folder"])
+def test_links_and_special_files_are_not_followed_or_opened(tmp_path: Path, path: str) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "x").write_text("secret")
+    table = tmp_path / "table"
+    (table / "folder").mkdir(parents=True)
+    (table / "link").symlink_to(other)
+
+    os.mkfifo(table / "fifo")
+    folder = DiskFolder(table)
+    with raises(CorruptFile, file=f"{table}/{path}"), folder.open(path):
+        pass
+    with raises(CorruptFile, file=f"{table}/{path}"):
+        folder.info(path)
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/a?x=1", "s3://key:secret@bucket/a", "ftp://host/a", ""])
+def test_addresses_that_are_not_valid_are_refused(address: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        open_table_folder(address)
+    assert "secret" not in str(refused.value)
