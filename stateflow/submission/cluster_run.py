@@ -98,7 +98,7 @@ class ClusterRun:
             if application is None:
                 forget_launch(self._run.storage, self._run.launch)
                 self._run.report("submitting the driver")
-                self._cluster.submit(shipment(), lambda: self._signals > 0)
+                self._submit(shipment())
                 application = self._wait_until_found()
             else:
                 self._run.report(f"found the driver of this launch: {application.id}")
@@ -116,6 +116,27 @@ class ClusterRun:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _submit(self, shipment: Shipment) -> None:
+        try:
+            self._cluster.submit(shipment, lambda: self._signals > 0)
+        except Interrupted:
+            # The cluster may have accepted the driver nevertheless; then it is followed, and ended.
+            if self._cluster.find(self._run.launch) is None:
+                raise
+        except ClusterFailed as e:
+            found = self._cluster.find(self._run.launch)
+            if found is None or found.is_active:
+                raise
+            self._cluster.clean_up(found)
+            # spark-submit does not say why an application has failed that it could submit.
+            raise ClusterFailed(
+                "the cluster did not start the driver",
+                hint="see the reason",
+                application=found.id,
+                phase=str(found.phase),
+                reason=found.reason or e.facts.get("reason", ""),
+            ) from e
 
     def _wait_until_found(self) -> Application:
         deadline = self._clock.monotonic() + _UNREACHABLE.total_seconds()

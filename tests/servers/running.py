@@ -55,13 +55,19 @@ def node_program(package: str, script: str) -> list[str]:
 
 @contextlib.contextmanager
 def running(
-    command: Sequence[str], port: int, log: Path, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    port: int,
+    log: Path,
+    cwd: Path = ROOT,
+    environment: Mapping[str, str] | None = None,
+    *,
+    within: float = _STARTS_WITHIN,
 ) -> Iterator[None]:
     """Runs a program that listens on `port`."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=cwd, env=environment)
     try:
-        _wait_for(process, port, log)
+        _wait_for(process, port, log, within)
         yield
     finally:
         process.kill()
@@ -109,8 +115,8 @@ def _variables(port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    ends = time.monotonic() + _STARTS_WITHIN
+def _wait_for(process: subprocess.Popen[bytes], port: int, log: Path, within: float) -> None:
+    ends = time.monotonic() + within
     while True:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             return

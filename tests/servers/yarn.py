@@ -19,7 +19,7 @@ from tests.servers.running import ROOT, free_port, running
 
 _HADOOP, _BOUNCY_CASTLE = ROOT / ".venv" / "hdfs", ROOT / ".venv" / "yarn"
 _SPARK_JARS = Path(pyspark.__file__).parent / "jars"
-_STARTS_WITHIN = 90.0
+_STARTS_WITHIN = 240.0
 _SERVERS = "org.apache.hadoop.yarn.server"
 _CAPACITY = "org.apache.hadoop.yarn.server.resourcemanager.scheduler.capacity.CapacityScheduler"
 
@@ -66,7 +66,8 @@ class Yarn:
             "yarn.nodemanager.webapp.address": f"127.0.0.1:{port}",
         }
         given = [f"-D{name}={value}" for name, value in options.items()]
-        self._nodes.enter_context(running([*_java(self.folder, "nodemanager.NodeManager"), *given], port, log))
+        command = [*_java(self.folder, "nodemanager.NodeManager"), *given]
+        self._nodes.enter_context(running(command, port, log, within=_STARTS_WITHIN))
         self.wait_for_nodes(1)
 
     def stop_node(self) -> None:
@@ -96,7 +97,8 @@ def yarn_server(folder: Path) -> Iterator[Yarn]:
     (conf / "log4j.properties").write_text(_LOG)
     address = f"http://127.0.0.1:{web}"
     variables = {"HADOOP_CONF_DIR": str(conf), "YARN_CONF_DIR": str(conf), "HADOOP_USER_NAME": "tests"}
-    with running(_java(folder, "resourcemanager.ResourceManager"), web, folder / "manager.log", folder):
+    command = _java(folder, "resourcemanager.ResourceManager")
+    with running(command, web, folder / "manager.log", folder, within=_STARTS_WITHIN):
         yarn = Yarn(folder, staging, address, variables)
         try:
             yarn.start_node()
@@ -151,6 +153,7 @@ def _write_settings(conf: Path, folder: Path, web: int) -> None:
         "yarn.nodemanager.vmem-check-enabled": "false",
         "yarn.nodemanager.pmem-check-enabled": "false",
         "yarn.nodemanager.disk-health-checker.enable": "false",
+        "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "100",
         "yarn.nodemanager.delete.debug-delay-sec": "0",
         "yarn.scheduler.minimum-allocation-mb": "128",
         "yarn.log-aggregation-enable": "false",

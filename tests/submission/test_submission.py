@@ -261,6 +261,39 @@ def test_the_result_counts_whatever_the_cluster_says() -> None:
     assert _run(FakeCluster(Phase.RUNNING, Phase.FAILED), storage) == RESULT
 
 
+class Refusing(FakeCluster):
+    """A cluster whose submission fails with an error, and may have an application nevertheless."""
+
+    def __init__(self, error: StateflowError, *script: Phase | None) -> None:
+        super().__init__(*script)
+        self.error = error
+
+    def submit(self, shipment: Shipment, is_cancelled: Callable[[], bool]) -> None:
+        super().submit(shipment, is_cancelled)
+        raise self.error
+
+    def find(self, launch: str) -> Application | None:
+        return super().find(launch) if self.submitted and self.script else None
+
+
+def test_an_application_that_fails_at_once_gives_the_reason_of_the_submission() -> None:
+    with pytest.raises(ClusterFailed) as caught:
+        _run(Refusing(ClusterFailed("exit code 1", reason="FAILED"), Phase.FAILED), MemoryStorage())
+    assert caught.value.facts == {"application": "a-1", "phase": "failed", "reason": "why"}
+    with pytest.raises(ClusterFailed) as caught:
+        _run(Refusing(ClusterFailed("exit code 1", reason="no cluster")), MemoryStorage())
+    assert caught.value.facts == {"reason": "no cluster"}
+
+
+def test_a_submission_that_was_interrupted_is_followed_if_the_cluster_has_accepted_it() -> None:
+    storage = MemoryStorage()
+    cluster = Refusing(Interrupted("interrupted"), Phase.RUNNING, Phase.SUCCEEDED)
+    cluster.on_find = lambda number: store_result(storage, "one", 4, RESULT) if number == 2 else None
+    assert _run(cluster, storage) == RESULT
+    with pytest.raises(Interrupted):
+        _run(Refusing(Interrupted("interrupted")), storage)
+
+
 def _signals_at(first: int, *others: int) -> Callable[[int], None]:
     def send(number: int) -> None:
         if number in (first, *others):

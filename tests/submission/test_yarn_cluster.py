@@ -7,19 +7,21 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pyspark
 import pytest
 
 from stateflow.storage.paths import LAUNCHES
 from stateflow.testing.sinks import FolderSink
-from tests.servers.running import ROOT
+from tests.servers.running import ROOT, files_with
 from tests.servers.yarn import Yarn, yarn_server
 from tests.support.processes import wait_for
 
@@ -27,7 +29,8 @@ pytestmark = [pytest.mark.slow(reason="starts YARN, and Spark in its containers"
 
 _SPARK = Path(pyspark.__file__).parent
 _JOB = ROOT / "tests" / "spark" / "jobs" / "continuous.py"
-_DEADLINE = 240.0
+_DEADLINE = 600.0
+_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _CLASSES = {"driver": "deploy.yarn.ApplicationMaster", "executor": "executor.YarnCoarseGrainedExecutorBackend"}
 _SECRET = "what-nobody-may-see"
 
@@ -117,6 +120,8 @@ def spark_conf(yarn: Yarn) -> dict[str, str]:
         "spark.executor.instances": "1",
         **{f"spark.{part}.memory": "600m" for part in ("driver", "executor")},
         **{f"spark.{part}.memoryOverhead": "300m" for part in ("driver", "executor")},
+        # Compiling well costs more than it gives.
+        **{f"spark.{part}.extraJavaOptions": _QUICK for part in ("driver", "executor")},
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         **{f"spark.{part}.SPARK_LOCAL_IP": "127.0.0.1" for part in ("executorEnv", "yarn.appMasterEnv")},
@@ -148,6 +153,53 @@ def test_a_job_runs_to_its_end(submission: Submission) -> None:
     assert submission.finish(submission.start()) == 0, submission.log()
     assert submission.result() == result
     assert sum(a["applicationTags"] == f"stateflow-{submission.launch}" for a in submission.yarn.applications()) == 1
+
+
+def test_secrets_are_in_no_argument_setting_page_or_file_that_stays(submission: Submission) -> None:
+    submission.settings |= {"run.until": "stopped"}
+    (submission.folder / "job.toml").write_text(f'[job]\nsecret = "{_SECRET}"\n')
+    submission.options = ["--config", str(submission.folder / "job.toml"), "--driver-env", "MY_*"]
+    process = submission.start(
+        "--conf", "spark.ui.enabled=true", "--conf", "spark.ui.port=0", AWS_SECRET_ACCESS_KEY=_SECRET, MY_KEY=_SECRET
+    )
+    submission.wait_until_claimed(process)
+    application = submission.application()
+    # The driver has them.
+    (driver,) = submission.containers("driver")
+    (python,) = [child for child in driver.children() if "stateflow_driver.py" in " ".join(child.cmdline())]
+    assert "AWS_SECRET_ACCESS_KEY" not in python.environ()
+    shown = [" ".join(_words(each)) for each in psutil.process_iter()]
+    shown += [" ".join(each.environ().values()) for each in (driver, python, *submission.containers("executor"))]
+    address, tracking = submission.yarn.address, str(application["trackingUrl"]).rstrip("/")
+    for page in (
+        f"{address}/ws/v1/cluster/apps/{application['id']}",
+        f"{address}/cluster/app/{application['id']}",
+        f"{address}/ws/v1/cluster/apps/{application['id']}/appattempts",
+        f"{tracking}/api/v1/applications/{application['id']}/environment",
+    ):
+        shown.append(httpx.get(page, timeout=60, follow_redirects=True).raise_for_status().text)
+    assert "spark.yarn.tags" in shown[-1]
+    assert not [text for text in shown if _SECRET in text]
+    # Spark's staging folder has them, until the end.
+    assert not files_with(_SECRET, submission.yarn.folder / "local") + files_with(
+        _SECRET, submission.yarn.folder / "logs"
+    )
+    (staged,) = files_with(_SECRET, submission.yarn.staging)
+    assert stat.S_IMODE(Path(staged).parent.stat().st_mode) == 0o700
+    subprocess.run(
+        [sys.executable, "-m", "stateflow", "stop", "--job-root", str(submission.root)], check=True, cwd=ROOT
+    )
+    assert submission.finish(process) == 0, submission.log()
+    assert submission.result()["stopped_because"] == "stopped"
+    assert _SECRET not in submission.log()
+    submission.assert_nothing_is_left()
+    assert not files_with(_SECRET, submission.yarn.folder)
+
+
+def _words(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return list(process.cmdline())
+    return []
 
 
 def test_the_submitting_process_is_killed_and_its_successor_ends_the_run_with_a_checkpoint(

@@ -1,0 +1,185 @@
+"""A stand-in for YARN and spark-submit: containers are processes of this host, and jobs on it do without Spark.
+
+It answers as the ResourceManager does where stateflow asks (``tests/submission/resource_manager`` has real answers).
+Its spark-submit starts the program that it is given, with the archives that the settings name. A driver starts within a
+second instead of thirty.
+
+As a program: ``python -m tests.servers.local_yarn FOLDER submit|tool …``, which the scripts in ``bin`` call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import psutil
+
+from tests.servers.listening import QuietHandler, listening
+from tests.servers.running import ROOT
+
+_APPLICATIONS, _STAGING = "applications", "staging/.sparkStaging"
+
+
+@dataclass(frozen=True)
+class LocalYarn:
+    """A running stand-in.
+
+    Attributes:
+        folder: of its applications, each with the working folder of its driver.
+        variables: the environment variables of processes that use it.
+    """
+
+    folder: Path
+    variables: dict[str, str]
+
+    @property
+    def command_line(self) -> list[str]:
+        """The command line of spark-submit that runs drivers here."""
+        submit = str(self.folder / "bin" / "spark-submit")
+        return [submit, "--master", "yarn", "--deploy-mode", "cluster"]
+
+    def applications(self) -> list[dict[str, Any]]:
+        """All applications, oldest first, as the ResourceManager describes them."""
+        return [_describe(path) for path in sorted((self.folder / _APPLICATIONS).iterdir()) if (path / "pid").exists()]
+
+    def driver(self, application: str) -> psutil.Process | None:
+        """The container of a driver; None once it has ended."""
+        return _container(self.folder / _APPLICATIONS / application)
+
+    def staged(self) -> list[str]:
+        """The applications with a staging folder."""
+        return sorted(path.name for path in (self.folder / _STAGING).iterdir())
+
+    def end_all(self) -> None:
+        for path in (self.folder / _APPLICATIONS).iterdir():
+            _kill(path)
+
+
+@contextlib.contextmanager
+def local_yarn(folder: Path) -> Iterator[LocalYarn]:
+    """An empty one; nothing that runs on it outlives it."""
+    for name in (_APPLICATIONS, _STAGING, "bin"):
+        (folder / name).mkdir(parents=True)
+    for name, kind in (("spark-submit", "submit"), ("spark-class", "tool")):
+        script = folder / "bin" / name
+        words = f'"{sys.executable}" -m tests.servers.local_yarn "{folder}" {kind} "$@"'
+        script.write_text(f'#!/bin/sh\ncd "{ROOT}" && exec {words}\n')
+        script.chmod(0o700)
+    with listening(_Manager, folder=folder) as address:
+        name, host = "yarn.resourcemanager.webapp.address", address.removeprefix("http://")
+        text = f"<a><property><name>{name}</name><value>{host}</value></property></a>"
+        (folder / "yarn-site.xml").write_text(text)
+        yarn = LocalYarn(folder, {"HADOOP_CONF_DIR": str(folder), "SPARK_CONF_DIR": str(folder), "YARN_CONF_DIR": ""})
+        try:
+            yield yarn
+        finally:
+            yarn.end_all()
+
+
+class _Manager(QuietHandler):
+    folder: Path
+
+    def do_GET(self) -> None:
+        tag = unquote(urlsplit(self.path).query.removeprefix("applicationTags="))
+        found = [_describe(path) for path in (self.folder / _APPLICATIONS).iterdir() if (path / "pid").exists()]
+        apps = [app for app in found if tag in app["applicationTags"].split(",")]
+        body = json.dumps({"apps": {"app": apps} if apps else {}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    is_active = _container(path) is not None
+    code = (path / "exit").read_text().strip() if (path / "exit").exists() else ""
+    if (path / "killed").exists() and not is_active:
+        state, final = "KILLED", "KILLED"
+    elif is_active:
+        state, final = "RUNNING", "UNDEFINED"
+    else:
+        state, final = ("FINISHED", "SUCCEEDED") if code == "0" else ("FAILED", "FAILED")
+    known: dict[str, Any] = json.loads((path / "application.json").read_text())
+    diagnostics = "" if is_active else f"exit code: {code or 'none'}"
+    return {**known, "id": path.name, "state": state, "finalStatus": final, "diagnostics": diagnostics}
+
+
+def _container(path: Path) -> psutil.Process | None:
+    pid, started = json.loads((path / "pid").read_text())
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        if process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE:
+            return process
+    return None
+
+
+def _kill(path: Path) -> None:
+    if (path / "pid").exists() and (shell := _container(path)) is not None:
+        for process in (*shell.children(recursive=True), shell):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+# Its exit code is that of the driver, whose folder it is started in; a successful driver leaves nothing staged.
+_CONTAINER = """
+"$@" >stdout 2>stderr </dev/null
+echo $? >exit.new && mv exit.new exit
+[ "$(cat exit)" = 0 ] && rm -rf "$0"
+"""
+
+
+def _submit(folder: Path, words: list[str]) -> None:
+    at = next(number for number, word in enumerate(words) if word.endswith("stateflow_driver.py"))
+    properties = Path(words[words.index("--properties-file") + 1]).read_text()
+    conf = dict(line.split("=", 1) for line in properties.splitlines() if "=" in line)
+    number = len(list((folder / _APPLICATIONS).iterdir())) + 1
+    path, staged = (folder / name / f"application_1_{number:04d}" for name in (_APPLICATIONS, _STAGING))
+    path.mkdir()
+    staged.mkdir(mode=0o700)
+    known = {"applicationTags": conf["spark.yarn.tags"], "startedTime": number, "name": conf["spark.app.name"]}
+    (path / "application.json").write_text(json.dumps(known))
+    for file in (words[at], *(each.partition("#")[0] for each in conf["spark.yarn.dist.archives"].split(","))):
+        shutil.copy(file.removeprefix("file://"), staged)
+    shutil.copy(words[at], path)
+    with zipfile.ZipFile(staged / "stateflow-job.zip") as archive:
+        archive.extractall(path / "stateflow-job")
+    command = [sys.executable, str(path / "stateflow_driver.py"), *words[at + 1 :]]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("STATEFLOW_")}
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", _CONTAINER, str(staged), *command],
+        cwd=path,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    # Only from now on does the manager know it.
+    (path / "pid.new").write_text(json.dumps([process.pid, psutil.Process(process.pid).create_time()]))
+    (path / "pid.new").rename(path / "pid")
+
+
+def _tool(folder: Path, words: list[str]) -> None:
+    if words[0].endswith("ApplicationCLI"):
+        path = folder / _APPLICATIONS / words[-1]
+        (path / "killed").touch()
+        _kill(path)
+    else:
+        assert words[:5] == ["org.apache.hadoop.fs.FsShell", "-rm", "-r", "-f", "-skipTrash"], words
+        shutil.rmtree(folder / "staging" / words[-1], ignore_errors=True)
+
+
+def main() -> None:
+    folder, kind, *words = sys.argv[1:]
+    {"submit": _submit, "tool": _tool}[kind](Path(folder), words)
+
+
+if __name__ == "__main__":
+    main()

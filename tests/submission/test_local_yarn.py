@@ -1,0 +1,101 @@
+"""Drivers of a job without Spark on a stand-in for YARN; they, and the processes that submit them, are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers.local_yarn import LocalYarn, local_yarn
+from tests.support.job_fixture import AccountsJob
+from tests.support.processes import Running, fork, wait_for
+
+
+@pytest.fixture
+def yarn(tmp_path: Path) -> Iterator[LocalYarn]:
+    with local_yarn(tmp_path / "yarn") as server:
+        yield server
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[AccountsJob]:
+    job = AccountsJob(tmp_path / "job", {"checkpoints__retained": 3})
+    yield job
+    job.end_all()
+
+
+def submit(job: AccountsJob, yarn: LocalYarn, launch: str, *options: str, **settings: object) -> Running:
+    """Starts ``stateflow submit`` for a driver on the stand-in."""
+    output = job._next_output()
+    given = ["--launch-id", launch, "--result-file", str(output.with_suffix(".json")), "--log-format", "text"]
+    words = ["submit", job.job_file, "--job-root", job.job_root, *given, *options, *job._assignments(**settings)]
+    environment = {**job._environment(""), **yarn.variables}
+    return job._start(fork, [*words, "--", *yarn.command_line], environment, output)
+
+
+def commits(job: AccountsJob) -> int:
+    """The number of checkpoints; 0 before the job exists."""
+    return len(job.commits) if any((job.root / "log").glob("*")) else 0
+
+
+@pytest.mark.long(reason="starts a driver in a process of its own, as all tests here do")
+def test_a_driver_runs_to_its_end_and_its_result_is_that_of_client_mode(job: AccountsJob, yarn: LocalYarn) -> None:
+    job.deliver(40)
+    ended = submit(job, yarn, "one").wait().check()
+    assert (ended.result["status"], ended.result["rows_in"]) == ("finished", 40)
+    assert "checkpoint" in ended.err and "accounts:" in ended.out
+    assert [app["finalStatus"] for app in yarn.applications()] == ["SUCCEEDED"]
+    assert yarn.staged() == []
+    job.deliver_more(20)
+    in_client_mode = job.finish()
+    assert ended.result.keys() == in_client_mode.result.keys()
+    job.check_results()
+
+
+@pytest.mark.long(reason="starts a driver")
+def test_an_error_of_the_job_is_that_of_client_mode(job: AccountsJob, yarn: LocalYarn) -> None:
+    job.deliver(10)
+    ended = submit(job, yarn, "one", parallelism="many").wait()
+    in_client_mode = job.run(parallelism="many")
+    assert ended.code == in_client_mode.code == 2
+    assert ended.result == in_client_mode.result
+    assert yarn.staged() == []
+
+
+@pytest.mark.long(reason="starts drivers")
+@pytest.mark.parametrize("victim", ["submitter", "driver"])
+def test_a_killed_process_is_replaced_and_nothing_is_lost(job: AccountsJob, yarn: LocalYarn, victim: str) -> None:
+    job.deliver(30, (20, {"pause": "gate"}))
+    first = submit(job, yarn, "one")
+    wait_for(lambda: commits(job) > 0, lambda: str(first))
+    (application,) = yarn.applications()
+    if victim == "submitter":
+        first.kill()
+        first.wait()
+    else:
+        container = yarn.driver(application["id"])
+        assert container is not None
+        for process in (*container.children(recursive=True), container):
+            process.kill()
+        ended = first.wait()
+        assert ended.code == 5 and ended.result["error"]["code"] == "cluster-failed"
+    (job.folder / "gate").touch()
+    submit(job, yarn, "one").wait().check()
+    assert len(yarn.applications()) == (1 if victim == "submitter" else 2)
+    assert yarn.staged() == []
+    job.check_results()
+
+
+@pytest.mark.long(reason="starts a driver")
+def test_a_signal_ends_the_run_with_a_checkpoint(job: AccountsJob, yarn: LocalYarn) -> None:
+    job.deliver(20)
+    running = submit(job, yarn, "one", run__until="stopped")
+    wait_for(lambda: commits(job) > 1, lambda: str(running))
+    os.kill(running.pid, signal.SIGTERM)
+    ended = running.wait().check()
+    assert ended.result["stopped_because"] == "stopped"
+    assert yarn.staged() == []
+    job.check_results()
