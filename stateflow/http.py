@@ -57,18 +57,20 @@ def stream_answer(answer: requests.Response, clock: Clock, limit: int) -> Iterat
 
 
 def exchange_json(
-    session: requests.Session, method: str, url: str, clock: Clock, limit: int = 8 << 20
+    session: requests.Session, method: str, url: str, clock: Clock, *, body: object = None, limit: int = 8 << 20
 ) -> tuple[int, object]:
-    """Sends a request without a body; returns the status of the answer and its document.
+    """Sends a request; returns the status of the answer and its document.
 
     Args:
+        body: the document that the request has; None without one. The session has its Content-Type.
         limit: size of the longest answer, in bytes.
 
     Raises:
         BadAnswer: the server cannot be reached, or its answer is too long, too slow, or is not a document of JSON.
     """
     try:
-        with session.request(method, url, stream=True, timeout=_ANSWER_SECONDS) as answer:
+        sent = None if body is None else json.dumps(body)
+        with session.request(method, url, data=sent, stream=True, timeout=_ANSWER_SECONDS) as answer:
             data = read_answer(answer, clock, limit)
             return answer.status_code, json.loads(data) if data else None
     except (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as e:

@@ -35,7 +35,7 @@ _JAVA_VERSIONS = (17, 21)
 
 
 _CLUSTER = "cluster"
-_MASTERS_WITH_DRIVERS = ("yarn",)
+_MASTERS_WITH_DRIVERS = ("yarn", "k8s:")
 """Beginnings of the masters that run drivers in the cluster; a standalone master does not run those of Python."""
 
 
@@ -169,7 +169,7 @@ class StateflowSubmitHook(BaseHook):
         if submit.deploy_mode != "client" and not submit.master.startswith(_MASTERS_WITH_DRIVERS):
             raise config_failure(
                 f"the master {submit.master!r} does not run Python drivers in the cluster",
-                "use client mode; YARN runs drivers in the cluster",
+                "use client mode; YARN and Kubernetes run drivers in the cluster",
                 connection=self.spark.conn_id,
                 deploy_mode=submit.deploy_mode,
                 master=submit.master,

@@ -331,9 +331,9 @@ def _submit(log_format: str, run_id: str, result_file: Path | None, **others: ob
     spark-submit starts a JVM before the job file is read. This command first asks the sources for new input. Unless
     they all confirm that there is none, or with run.skip_idle off, spark-submit replaces this process.
 
-    With --deploy-mode cluster, on YARN, the driver runs in the cluster, and this command follows it: it reports the
-    checkpoints, and ends with the result of the run. A first SIGTERM or SIGINT ends the run with a checkpoint. After
-    this command was killed, the same command with the same --launch-id follows the same driver.
+    With --deploy-mode cluster, on YARN or Kubernetes, the driver runs in the cluster, and this command follows it: it
+    reports the checkpoints, and ends with the result of the run. A first SIGTERM or SIGINT ends the run with a
+    checkpoint. After this command was killed, the same command with the same --launch-id follows the same driver.
     """
     ctx = click.get_current_context()
     progress = make_progress(log_format)

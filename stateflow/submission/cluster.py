@@ -90,7 +90,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def clean_up(self, application: Application) -> None:
-        """Removes what an application that was killed or has failed may have left, such as staged files."""
+        """Removes what an application that has ended may have left, such as staged files."""
 
 
 @dataclass(frozen=True)

@@ -190,6 +190,9 @@ class ClusterRun:
         if application.phase is not Phase.SUCCEEDED:
             self._cluster.clean_up(application)
         result = read_launch_result(self._run.storage, self._run.launch)
+        if application.phase is Phase.SUCCEEDED:
+            # Only now: until its result is known, another process must find it.
+            self._cluster.clean_up(application)
         if result is not None:
             return result
         if self._signals:

@@ -128,6 +128,9 @@ class Yarn(Cluster):
         )
 
     def clean_up(self, application: Application) -> None:
+        if application.phase is Phase.SUCCEEDED:
+            # Spark has removed it.
+            return
         # Relative to the folder of this user in the default file system, as Spark has it.
         staging = self._spark_submit.conf.get(_STAGING, "").rstrip("/")
         folder = "/".join(filter(None, [staging, ".sparkStaging", _checked_id(application.id)]))

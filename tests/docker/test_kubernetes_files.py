@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.servers.kubernetes import Api, Cluster, Object, kubernetes_cluster
+from tests.servers.kubernetes import Api, Cluster, Object, Refused, kubernetes_cluster
 from tests.servers.running import CANARY
-from tests.support.kubernetes_runs import ENTRYPOINT, IMAGE, MANIFESTS, Namespace, spark_image
+from tests.support.kubernetes_runs import ENTRYPOINT, IMAGE, MANIFESTS, Namespace, granted, pairs, spark_image
 
 pytestmark = pytest.mark.slow(reason="starts the programs of Kubernetes, and drivers in it")
 
@@ -67,7 +68,7 @@ def test_the_accounts_have_the_rights_of_the_manifest_in_their_namespace_and_no_
     other = namespace.cluster.namespace("of-others")
     for account in ("stateflow-submitter", "stateflow-driver", "stateflow-executor"):
         with namespace.account(account) as api:
-            assert _rights(api, namespace.name) == _EVERYBODY | _granted(account), account
+            assert _rights(api, namespace.name) == _EVERYBODY | granted(account), account
             assert _rights(api, other) == _EVERYBODY, account
 
 
@@ -86,10 +87,33 @@ def test_a_driver_uses_each_of_its_rights_and_leaves_nothing(namespace: Namespac
     namespace.cluster.wait_for(lambda: _phase(namespace) == "Succeeded", "the end of the driver")
     digest = hashlib.sha256(CANARY.encode()).hexdigest()
     assert f"TOTAL {999 * 1000} {digest}" in namespace.cluster.node.pod("driver").log
-    assert namespace.cluster.requests(namespace.user("stateflow-driver")) == _granted("stateflow-driver")
+    assert namespace.cluster.requests(namespace.user("stateflow-driver")) == granted("stateflow-driver")
 
     namespace.cluster.api.delete(namespace.path("pods", "driver"))
     namespace.cluster.wait_for(lambda: not namespace.all_objects(), lambda: namespace.all_objects())
+
+
+def test_an_update_that_creates_an_object_needs_both_rights(namespace: Namespace) -> None:
+    """As Spark creates config maps, services and network policies: the log of requests shows the update alone."""
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": "stateflow-submitter"}}
+    for verbs, is_refused in ((["patch"], True), (["create", "patch"], False)):
+        rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": verbs}]
+        namespace.cluster.api.apply({**role, "rules": rules}, namespace.name)
+        document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}, "data": {"a": "b"}}
+        with namespace.account("stateflow-submitter") as api:
+            if is_refused:
+                with pytest.raises(Refused, match="403"):
+                    api.apply(document, namespace.name)
+            else:
+                namespace.cluster.wait_for(partial(_is_permitted, api, document, namespace.name))
+
+
+def _is_permitted(api: Api, document: Object, namespace: str) -> bool:
+    """Whether an object can be created: the API server uses a changed role after a moment."""
+    try:
+        return bool(api.apply(document, namespace))
+    except Refused:
+        return False
 
 
 def test_the_deletion_of_a_driver_removes_its_executors_and_all_that_it_needed(
@@ -118,9 +142,10 @@ def test_settings_of_spark_and_arguments_have_no_secret(namespace: Namespace, pr
     assert CANARY not in json.dumps(objects)
 
 
-def test_the_entrypoint_is_in_the_image_where_the_templates_expect_it() -> None:
+def test_the_image_has_the_entrypoint_where_the_templates_expect_it() -> None:
     dockerfile = (MANIFESTS.parent / "Dockerfile").read_text()
-    assert f"COPY --chown=airflow:0 --chmod=0755 docker/kubernetes/entrypoint.sh {ENTRYPOINT}" in dockerfile
+    assert "COPY --chown=airflow:0 --chmod=0755 docker/kubernetes /opt/stateflow/kubernetes" in dockerfile
+    assert (MANIFESTS / Path(ENTRYPOINT).name).is_file()
     for name in ("driver", "executor"):
         (container,) = yaml.safe_load((MANIFESTS / f"{name}.yaml").read_text())["spec"]["containers"]
         assert container["command"] == [ENTRYPOINT]
@@ -135,17 +160,7 @@ def _rights(api: Api, namespace: str) -> set[tuple[str, str]]:
     status = api.create("/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review)["status"]
     assert not status["incomplete"]
     assert all("resourceNames" not in rule for rule in status["resourceRules"])
-    return _pairs(status["resourceRules"])
-
-
-def _granted(account: str) -> set[tuple[str, str]]:
-    documents = list(yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text()))
-    roles: list[Object] = [each for each in documents if each["kind"] == "Role" and each["metadata"]["name"] == account]
-    return {pair for role in roles for pair in _pairs(role["rules"])}
-
-
-def _pairs(rules: list[dict[str, Any]]) -> set[tuple[str, str]]:
-    return {(verb, resource) for rule in rules for verb in rule["verbs"] for resource in rule["resources"]}
+    return pairs(status["resourceRules"])
 
 
 def _phase(namespace: Namespace) -> str:

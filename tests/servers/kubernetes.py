@@ -260,15 +260,17 @@ class Image:
 class Node:
     """A node, as a kubelet: runs the pods that no node has, each with one container, and reports how they are.
 
-    Args:
+    Attributes:
         images: the images that can be pulled, by name.
+        may_start: whether it starts containers.
     """
 
     def __init__(self, plane: ControlPlane, images: Mapping[str, Image]) -> None:
         self.images = dict(images)
         self._plane, self._api = plane, plane.administrator()
         self._pods: dict[str, _Pod] = {}
-        self._stopped = threading.Event()
+        self._stopped, self.may_start = threading.Event(), threading.Event()
+        self.may_start.set()
         self._watching = threading.Thread(target=self._watch, name="node")
         # Addresses of loopback that only this node uses: a service's name leads to its pod, as in a cluster.
         self._network, self._addresses = (
@@ -444,6 +446,10 @@ class _Pod:
             self._report("Pending", {"waiting": {"reason": "ImagePullBackOff", "message": message}})
             return
         self._report("Pending", {"waiting": {"reason": "ContainerCreating"}})
+        while not self._node.may_start.is_set() and not self._ending.is_set():
+            self._node.wait()
+        if self._ending.is_set():
+            raise _Deleted
         self.address = self._node.next_address()
         with self._prepared(given, image) as process:
             self._process = self._first_process(process)
@@ -452,6 +458,8 @@ class _Pod:
         if self._outcome == "Lost":
             raise _Stopped
         ended = {"exitCode": code, "reason": "Completed" if code == 0 else "Error", "finishedAt": _now()}
+        if code and given.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+            ended["message"] = self.log[-2048:]
         self._report("Succeeded" if code == 0 else "Failed", {"terminated": ended})
 
     @contextlib.contextmanager
@@ -477,7 +485,7 @@ class _Pod:
         finally:
             process.kill()
             process.wait()
-            shutil.rmtree(self._folder / "volumes")
+            shutil.rmtree(self._folder / "volumes", ignore_errors=True)
 
     def _awaited(self, process: subprocess.Popen[bytes]) -> int:
         """Waits for the container's end, and ends it when the pod is deleted. Returns its exit code."""

@@ -223,7 +223,7 @@ def test_a_run_is_submitted_and_followed_while_the_cluster_is_sometimes_away() -
     cluster = Unknown(Phase.WAITING, None, Phase.RUNNING, None, Phase.SUCCEEDED)
     cluster.on_find = lambda number: store_result(storage, "one", 4, RESULT) if number == 4 else None
     assert _run(cluster, storage) == RESULT
-    assert (cluster.submitted, cluster.killed, cluster.cleaned) == (1, 0, 0)
+    assert (cluster.submitted, cluster.killed, cluster.cleaned) == (1, 0, 1)
 
 
 @pytest.mark.parametrize("found", [Phase.RUNNING, Phase.SUCCEEDED])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
+import yaml
 
 from tests.servers.kubernetes import Api, Cluster, Image, Object
 from tests.servers.running import CANARY, ROOT
@@ -104,6 +105,17 @@ class Namespace:
             "spark.kubernetes.driver.reusePersistentVolumeClaim": "false",
         }  # fmt: skip
         return run_spark_submit([*self.options(**{**own, **changes}), f"local://{program}"])
+
+
+def granted(account: str) -> set[tuple[str, str]]:
+    """The verbs that the manifest permits to an account, each with a resource."""
+    documents: list[Object] = list(yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text()))
+    roles = [each for each in documents if each["kind"] == "Role" and each["metadata"]["name"] == account]
+    return {pair for role in roles for pair in pairs(role["rules"])}
+
+
+def pairs(rules: list[Object]) -> set[tuple[str, str]]:
+    return {(verb, resource) for rule in rules for verb in rule["verbs"] for resource in rule["resources"]}
 
 
 def run_spark_submit(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:

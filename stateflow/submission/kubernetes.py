@@ -1,0 +1,388 @@
+"""Drivers in Kubernetes: submitted by spark-submit, found by the name of their pod through the API server.
+
+The name follows from the id of the launch, so that the API server itself refuses a second driver of a launch. A Secret
+of the same name has the files of the shipment; it belongs to the pod, as the objects that Spark creates do, so that
+the deletion of the pod removes all of them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from stateflow.clock import Clock
+from stateflow.config.submit_options import hide_conf, option
+from stateflow.errors import ClusterFailed, ConfigError, Interrupted
+from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, exchange_json
+from stateflow.private_files import write_private
+from stateflow.submission.cluster import Application, Cluster, Phase, SparkSubmit, run_spark_submit
+from stateflow.submission.shipment import JOB_FOLDER, LAUNCH_FILE, Shipment
+
+MASTER = "k8s:"
+"""What a master of Kubernetes begins with."""
+_LAUNCH_FOLDER = "/opt/stateflow/launch"
+"""Folder in the driver's pod with the files of the Secret."""
+_PROGRAM_FILE, _ARCHIVE = "stateflow-driver.py", "stateflow-job.zip"
+_PROGRAM = f"""
+import os, sys, tempfile, zipfile
+
+here = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [path for path in sys.path if path != here]
+# The working folder of an image may be read-only.
+os.chdir(tempfile.mkdtemp())
+zipfile.ZipFile(os.path.join(here, {_ARCHIVE!r})).extractall({JOB_FOLDER!r})
+from stateflow.cli.main import main
+
+main()
+"""
+"""What spark-submit runs in the pod: unpacks the job, and runs the stateflow that the image has."""
+_SECRET_BYTES = 1 << 20
+"""Size of the largest Secret that an API server accepts, in bytes of its content."""
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Folder with token and certificate of a process that runs in a pod."""
+_AUTHENTICATE = "spark.kubernetes.authenticate.submission"
+_INCOMPLETE = timedelta(seconds=30)
+"""How long a pod may lack a config map: Spark creates them right after the pod, unless it was killed in between."""
+_UNPULLED = timedelta(minutes=2)
+"""How long the image may not be available, which a registry that restarts explains."""
+_NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
+_POLL = timedelta(milliseconds=200)
+_LONGEST_REASON = 3000
+_Method = Literal["GET", "POST", "PATCH", "DELETE"]
+
+
+class _Waiting(msgspec.Struct, frozen=True):
+    reason: str = ""
+    message: str = ""
+
+
+class _Terminated(msgspec.Struct, frozen=True, rename="camel"):
+    exit_code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class _State(msgspec.Struct, frozen=True):
+    waiting: _Waiting | None = None
+    terminated: _Terminated | None = None
+
+
+class _ContainerStatus(msgspec.Struct, frozen=True):
+    state: _State = _State()
+
+
+class _Condition(msgspec.Struct, frozen=True):
+    type: str
+    status: str
+    reason: str = ""
+    message: str = ""
+
+
+class _Status(msgspec.Struct, frozen=True, rename="camel"):
+    phase: str = "Pending"
+    reason: str = ""
+    message: str = ""
+    conditions: list[_Condition] = []
+    container_statuses: list[_ContainerStatus] = []
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Volume(msgspec.Struct, frozen=True, rename="camel"):
+    config_map: _Named | None = None
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    volumes: list[_Volume] = []
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str
+    uid: str
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    """The fields of a pod that are used."""
+
+    metadata: _Metadata
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+
+class Kubernetes(Cluster):
+    """A namespace of a Kubernetes cluster.
+
+    Args:
+        spark_submit: the command line, whose settings name the namespace and the credentials of spark-submit.
+        clock: the clock of the caller.
+
+    Raises:
+        ConfigError: the settings name no credentials, and this process is not in a pod.
+    """
+
+    def __init__(self, spark_submit: SparkSubmit, clock: Clock) -> None:
+        self._spark_submit = spark_submit
+        self._clock = clock
+        self._namespace = spark_submit.conf.get("spark.kubernetes.namespace") or "default"
+        self._api = _Api(spark_submit, clock)
+        self._followed: dict[str, Application] = {}
+        self._uids: dict[str, str] = {}
+        self._since: dict[tuple[str, str], float] = {}
+
+    def submit(self, shipment: Shipment, is_cancelled: Callable[[], bool]) -> None:
+        name = pod_name(shipment.launch)
+        self._remove_ended(name)
+        self._create_secret(name, shipment)
+        given = self._spark_submit
+        own = {
+            "spark.submit.deployMode": "cluster",
+            "spark.kubernetes.submission.waitAppCompletion": "false",
+            "spark.kubernetes.driver.pod.name": name,
+            f"spark.kubernetes.driver.secrets.{name}": _LAUNCH_FOLDER,
+            "spark.kubernetes.driver.label.app.kubernetes.io/managed-by": "stateflow",
+            "spark.kubernetes.driver.annotation.stateflow/launch": shipment.launch,
+            **self._api.credentials,
+        }
+        if option(given.options, "--name") is None:
+            # The name of the program otherwise.
+            own["spark.app.name"] = given.conf.get("spark.app.name", f"stateflow {Path(shipment.job).stem}")
+        # State is in the job root: an executor has nothing that another one could take over with its volume.
+        claims = [f"spark.kubernetes.driver.{verb}PersistentVolumeClaim" for verb in ("own", "reuse")]
+        own |= {claim: "false" for claim in claims if claim not in given.conf}
+        words = [word for key, value in own.items() for word in ("--conf", f"{key}={value}")]
+        file = shipment.folder / "spark.conf"
+        options, content = hide_conf([*given.options, *words], file)
+        write_private(file, (content or "").encode())
+        arguments = shipment.arguments(f"{_LAUNCH_FOLDER}/{LAUNCH_FILE}")
+        command = [*options, f"local://{_LAUNCH_FOLDER}/{_PROGRAM_FILE}", *arguments]
+        try:
+            run_spark_submit(given, command, shipment, is_cancelled)
+        except (ClusterFailed, Interrupted) as e:
+            # The driver of another process with this launch is not this process's to delete.
+            if "already exists" not in str(e.facts):
+                self._delete("pods", name)
+                self._delete("secrets", name)
+            raise
+
+    def find(self, launch: str) -> Application | None:
+        name = pod_name(launch)
+        pod = self._pod(name)
+        if pod is None:
+            followed = self._followed.get(launch)
+            if followed is None or not followed.is_active:
+                return followed
+            found = Application(followed.id, Phase.KILLED, "its pod was deleted", followed.log)
+        else:
+            if self._uids.get(name) != pod.metadata.uid:
+                self._adopt(pod)
+                self._uids[name] = pod.metadata.uid
+            shown = f"kubectl logs --namespace {self._namespace} {name}"
+            found = Application(f"{self._namespace}/{name}", *self._condition(pod), shown)
+        self._followed[launch] = found
+        return found
+
+    def kill(self, application: Application) -> None:
+        self._delete("pods", application.id.rpartition("/")[2])
+
+    def clean_up(self, application: Application) -> None:
+        name = application.id.rpartition("/")[2]
+        self._delete("pods", name)
+        # Usually the pod's end removes it. Without a pod, nothing would.
+        self._delete("secrets", name)
+        self._followed.clear()
+
+    # -- The pod ------------------------------------------------------------------------------------------------------
+
+    def _condition(self, pod: _Pod) -> tuple[Phase, str]:
+        """Returns how far a driver is, and why."""
+        status = pod.status
+        states = [each.state for each in status.container_statuses]
+        if status.phase == "Succeeded":
+            return Phase.SUCCEEDED, ""
+        if status.phase == "Failed":
+            ends = [state.terminated for state in states if state.terminated]
+            texts = [status.reason, status.message]
+            texts += [f"{end.reason}, exit code {end.exit_code}\n{end.message}" for end in ends]
+            # The last lines of the log are at the end.
+            return Phase.FAILED, "\n".join(text.strip() for text in texts if text.strip())[-_LONGEST_REASON:]
+        if status.phase != "Pending":
+            return Phase.RUNNING, ""
+        return self._why_pending(pod, [state.waiting for state in states if state.waiting])
+
+    def _why_pending(self, pod: _Pod, waiting: list[_Waiting]) -> tuple[Phase, str]:
+        for each in waiting:
+            if each.reason in _NO_IMAGE:
+                is_lasting = self._lasts(pod, each.reason[-4:], _UNPULLED)
+                return Phase.FAILED if is_lasting else Phase.WAITING, f"{each.reason}: {each.message}"
+        for condition in pod.status.conditions:
+            if condition.type == "PodScheduled" and condition.status == "False":
+                return Phase.WAITING, f"{condition.reason}: {condition.message}"
+        maps = [volume.config_map.name for volume in pod.spec.volumes if volume.config_map]
+        missing = [name for name in maps if self._get("configmaps", name) is None]
+        if missing and self._lasts(pod, "incomplete", _INCOMPLETE):
+            return Phase.FAILED, f"its submission was interrupted: the config map {missing[0]} does not exist"
+        return Phase.WAITING, ""
+
+    def _lasts(self, pod: _Pod, what: str, limit: timedelta) -> bool:
+        """Returns whether this process has seen a state of a pod for some time."""
+        now = self._clock.monotonic()
+        return now - self._since.setdefault((pod.metadata.uid, what), now) > limit.total_seconds()
+
+    def _pod(self, name: str) -> _Pod | None:
+        found = self._get("pods", name)
+        try:
+            return None if found is None else msgspec.convert(found, _Pod)
+        except msgspec.ValidationError as e:
+            raise ClusterFailed(
+                "the API server's answer is not of the documented form", hint="check the master", reason=str(e)
+            ) from e
+
+    def _remove_ended(self, name: str) -> None:
+        """Removes the pod of an earlier submission of the same launch, which has ended or cannot start."""
+        if self._get("pods", name) is None:
+            return
+        self._delete("pods", name)
+        deadline = self._clock.monotonic() + _INCOMPLETE.total_seconds()
+        while self._get("pods", name) is not None:
+            if self._clock.monotonic() > deadline:
+                raise ClusterFailed(
+                    "the pod of an earlier driver of this launch has not ended", hint="try again later", pod=name
+                )
+            self._clock.sleep(_POLL)
+
+    # -- The Secret ---------------------------------------------------------------------------------------------------
+
+    def _create_secret(self, name: str, shipment: Shipment) -> None:
+        files = {
+            LAUNCH_FILE: shipment.launch_file.read_bytes(),
+            _ARCHIVE: shipment.job_archive.read_bytes(),
+            _PROGRAM_FILE: _PROGRAM.encode(),
+        }
+        size = sum(map(len, files.values()))
+        if size > _SECRET_BYTES:
+            raise ConfigError(
+                "job file, modules and settings are larger than a Secret of Kubernetes",
+                hint="install large modules in the image of the driver",
+                bytes=size,
+                limit=_SECRET_BYTES,
+            )
+        document = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": "stateflow"}},
+            "immutable": True,
+            "data": {key: base64.b64encode(content).decode() for key, content in files.items()},
+        }
+        # One of an earlier submission has its settings.
+        self._delete("secrets", name)
+        self._api.call("POST", self._path("secrets"), document)
+
+    def _adopt(self, pod: _Pod) -> None:
+        """Makes the pod the owner of its Secret, if that exists: the process that submitted may have been killed."""
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid}
+        self._api.call("PATCH", self._path("secrets", pod.metadata.name), {"metadata": {"ownerReferences": [owner]}})
+
+    # -- Requests -----------------------------------------------------------------------------------------------------
+
+    def _path(self, resource: str, name: str = "") -> str:
+        return "/".join(filter(None, ["/api/v1/namespaces", self._namespace, resource, name]))
+
+    def _get(self, resource: str, name: str) -> object | None:
+        return self._api.call("GET", self._path(resource, name))
+
+    def _delete(self, resource: str, name: str) -> None:
+        """Deletes an object, and what belongs to it; one that does not exist is not an error."""
+        options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        self._api.call("DELETE", self._path(resource, name), options)
+
+
+class _Api:
+    """The API server, with the credentials of spark-submit.
+
+    Attributes:
+        credentials: Spark's settings for these credentials.
+    """
+
+    def __init__(self, spark_submit: SparkSubmit, clock: Clock) -> None:
+        conf = spark_submit.conf
+        address = spark_submit.master.removeprefix("k8s://").rstrip("/")
+        self._address = address if "://" in address else f"https://{address}"
+        self._clock = clock
+        self._session = BoundedSession(BoundedRetry(0), connections=1)
+        self._has_answered = False
+        self._token = self._file(conf, "oauthTokenFile", "token")
+        authority = self._file(conf, "caCertFile", "ca.crt")
+        if authority:
+            self._session.verify = authority
+            # REQUESTS_CA_BUNDLE would count instead.
+            self._session.trust_env = False
+        certificate, key = (conf.get(f"{_AUTHENTICATE}.{name}", "") for name in ("clientCertFile", "clientKeyFile"))
+        if certificate and key:
+            self._session.cert = (certificate, key)
+        files = {"oauthTokenFile": self._token, "caCertFile": authority}
+        self.credentials = {f"{_AUTHENTICATE}.{name}": path for name, path in files.items() if path}
+        if not (self._token or certificate or self._address.startswith("http://")):
+            raise ConfigError(
+                "there are no credentials for the API server of Kubernetes",
+                hint=f"set {_AUTHENTICATE}.oauthTokenFile and {_AUTHENTICATE}.caCertFile, or run in a pod with a "
+                "service account; a kubeconfig is not read",
+                master=spark_submit.master,
+            )
+
+    @staticmethod
+    def _file(conf: Mapping[str, str], setting: str, mounted: str) -> str:
+        found = _ACCOUNT / mounted
+        return conf.get(f"{_AUTHENTICATE}.{setting}") or (str(found) if found.is_file() else "")
+
+    def call(self, method: _Method, path: str, body: Mapping[str, object] | None = None) -> object | None:
+        """Returns the answer to a request; None if the object does not exist.
+
+        Raises:
+            ClusterFailed: the server cannot be reached, has failed, or a quota has refused the request.
+            ConfigError: the credentials are not valid, or do not permit the request.
+        """
+        headers = {"Content-Type": "application/merge-patch+json" if method == "PATCH" else "application/json"}
+        try:
+            if self._token:
+                # The platform replaces the token in this file before it expires.
+                headers["Authorization"] = f"Bearer {Path(self._token).read_text().strip()}"
+            self._session.headers.update(headers)
+            status, document = exchange_json(self._session, method, f"{self._address}{path}", self._clock, body=body)
+        except (BadAnswer, OSError) as e:
+            raise ClusterFailed(
+                "the API server of Kubernetes cannot be reached",
+                hint="check the master and the files of its credentials",
+                address=self._address,
+                reason=str(e),
+            ) from e
+        if status == 404:
+            return None
+        if status < 300:
+            self._has_answered = True
+            return document
+        raise self._refusal(status, path, document)
+
+    def _refusal(self, status: int, path: str, document: object) -> ClusterFailed | ConfigError:
+        message = str(document.get("message", "")) if isinstance(document, dict) else ""
+        facts = {"path": path, "status": status, "reason": message}
+        # A server that has just started does not know all rights yet.
+        if status not in (401, 403) or self._has_answered or "exceeded quota" in message:
+            return ClusterFailed("the API server of Kubernetes refused a request", hint="see the reason", **facts)
+        return ConfigError(
+            "the API server of Kubernetes does not permit a request",
+            hint="apply docker/kubernetes/rbac.yaml to the namespace, and submit as stateflow-submitter",
+            **facts,
+        )
+
+
+def pod_name(launch: str) -> str:
+    """Returns the name of the driver's pod of a launch, which is also that of its Secret."""
+    # An id of a launch has only letters that a name in Kubernetes may have.
+    return f"stateflow-{launch}"

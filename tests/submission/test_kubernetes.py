@@ -1,0 +1,284 @@
+"""Drivers in Kubernetes, without a real one: the names, Secrets, phases and refusals of a small API server."""
+
+from __future__ import annotations
+
+import base64
+import json
+import stat
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from stateflow.clock import ManualClock
+from stateflow.errors import ClusterFailed, ConfigError
+from stateflow.submission import open_cluster
+from stateflow.submission.cluster import Phase, SparkSubmit
+from stateflow.submission.kubernetes import Kubernetes
+from stateflow.submission.shipment import LAUNCH_FILE, LaunchFile, make_shipment
+from tests.servers.listening import QuietHandler, listening
+
+_SECRET = "what-nobody-may-see"
+_POD, _SECRETS = "/api/v1/namespaces/jobs/pods/stateflow-one", "/api/v1/namespaces/jobs/secrets/stateflow-one"
+_SUBMIT = """#!{python}
+import json, sys, urllib.request
+from pathlib import Path
+
+Path({seen!r}).write_text(json.dumps(sys.argv[1:]))
+conf = Path(sys.argv[sys.argv.index("--properties-file") + 1]).read_text()
+Path({seen!r} + ".conf").write_text(conf)
+if "fail=1" in conf:
+    sys.exit("Exception in thread main: pods stateflow-one is forbidden: exceeded quota: few")
+pod = {{"kind": "Pod", "metadata": {{"name": "stateflow-one", "uid": "u1"}}, "status": {{"phase": "Pending"}}}}
+request = urllib.request.Request({address!r} + "/api/v1/namespaces/jobs/pods", json.dumps(pod).encode(), method="POST")
+urllib.request.urlopen(request)
+"""
+
+
+class _ApiServer(QuietHandler):
+    """Objects by path; `refusal` is the answer to every request."""
+
+    objects: ClassVar[dict[str, dict[str, Any]]] = {}
+    requests: ClassVar[list[tuple[str, str, str]]] = []
+    refusal: ClassVar[list[tuple[int, str]]] = []
+
+    def do_GET(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else {}
+        self.requests.append((self.command, self.path, self.headers.get("Authorization", "")))
+        if self.refusal:
+            self._answer(self.refusal[0][0], {"kind": "Status", "message": self.refusal[0][1]})
+        elif self.command == "POST":
+            self.objects[f"{self.path}/{body['metadata']['name']}"] = body
+            self._answer(201, body)
+        elif self.path not in self.objects:
+            self._answer(404, {"kind": "Status", "reason": "NotFound"})
+        elif self.command == "DELETE":
+            self._answer(200, self.objects.pop(self.path))
+        else:
+            if self.command == "PATCH":
+                assert self.headers["Content-Type"] == "application/merge-patch+json"
+                self.objects[self.path]["metadata"] |= body["metadata"]
+            self._answer(200, self.objects[self.path])
+
+    do_POST = do_PATCH = do_DELETE = do_GET
+
+    def _answer(self, status: int, document: dict[str, Any]) -> None:
+        data = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+class Setup:
+    """An API server, and a spark-submit that creates a pod in it."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        self.address, self.folder, self.clock = address, folder, ManualClock()
+        self.token = folder / "token"
+        self.token.write_text("first\n")
+        self.submit = folder / "spark-submit"
+        seen = str(folder / "seen")
+        self.submit.write_text(_SUBMIT.format(python=sys.executable, seen=seen, address=address))
+        self.submit.chmod(0o700)
+        (folder / "pay.py").write_text("def build(env): ...\n")
+
+    def open(self, *conf: str) -> Kubernetes:
+        settings = ["spark.kubernetes.namespace=jobs", *conf]
+        settings.append(f"spark.kubernetes.authenticate.submission.oauthTokenFile={self.token}")
+        words = [word for setting in settings for word in ("--conf", setting)]
+        options = ["--master", f"k8s://{self.address}", "--deploy-mode", "cluster", *words]
+        opened = open_cluster(SparkSubmit(str(self.submit), options, {"SPARK_CONF_DIR": "/nowhere"}), self.clock)
+        assert isinstance(opened, Kubernetes)
+        return opened
+
+    def submit_one(self, kubernetes: Kubernetes, config: str = "") -> None:
+        content = LaunchFile("one", {"AWS_SECRET_ACCESS_KEY": _SECRET}, config)
+        options = ["--job-root", "s3://bucket/jobs"]
+        kubernetes.submit(make_shipment(self.folder, self.folder / "pay.py", content, options), lambda: False)
+
+    def set_status(self, **status: object) -> None:
+        _ApiServer.objects[_POD]["status"] = status
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Iterator[Setup]:
+    _ApiServer.objects.clear()
+    _ApiServer.requests.clear()
+    _ApiServer.refusal.clear()
+    with listening(_ApiServer) as address:
+        yield Setup(address, tmp_path)
+
+
+def test_settings_and_job_are_in_a_secret_that_belongs_to_the_pod(setup: Setup) -> None:
+    kubernetes = setup.open()
+    setup.submit_one(kubernetes)
+    words = json.loads((setup.folder / "seen").read_text())
+    conf = (setup.folder / "seen.conf").read_text()
+    assert words[words.index("local:///opt/stateflow/launch/stateflow-driver.py") :] == [
+        "local:///opt/stateflow/launch/stateflow-driver.py", "run", "stateflow-job/pay.py", "--job-root",
+        "s3://bucket/jobs", "--launch-file", f"/opt/stateflow/launch/{LAUNCH_FILE}",
+    ]  # fmt: skip
+    assert "spark.kubernetes.driver.secrets.stateflow-one=/opt/stateflow/launch" in conf
+    assert "spark.kubernetes.driver.pod.name=stateflow-one" in conf
+    assert _SECRET not in f"{words}{conf}"
+    secret = _ApiServer.objects[_SECRETS]
+    content = {name: base64.b64decode(text) for name, text in secret["data"].items()}
+    assert json.loads(content[LAUNCH_FILE])["environment"] == {"AWS_SECRET_ACCESS_KEY": _SECRET}
+    assert stat.S_IMODE((setup.folder / "spark.conf").stat().st_mode) == 0o600
+    found = kubernetes.find("one")
+    assert found is not None and found.id == "jobs/stateflow-one"
+    (owner,) = secret["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("Pod", "stateflow-one", "u1")
+
+
+def test_a_process_that_finds_the_driver_gives_it_the_secret(setup: Setup) -> None:
+    """The one that submitted it was killed before."""
+    setup.submit_one(setup.open())
+    assert setup.open().find("one") is not None
+    assert "ownerReferences" in _ApiServer.objects[_SECRETS]["metadata"]
+
+
+def test_a_secret_that_is_too_large_is_refused_before_anything_is_created(setup: Setup) -> None:
+    kubernetes = setup.open()
+    with pytest.raises(ConfigError):
+        setup.submit_one(kubernetes, f"# {'x' * (1 << 20)}")
+    assert not _ApiServer.objects
+
+
+@pytest.mark.parametrize(
+    ("status", "phase", "reason"),
+    [
+        ({"phase": "Running"}, Phase.RUNNING, ""),
+        ({"phase": "Unknown"}, Phase.RUNNING, ""),
+        ({"phase": "Succeeded"}, Phase.SUCCEEDED, ""),
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, Phase.FAILED, "Evicted\nlow on memory"),
+        (
+            {"phase": "Failed", "containerStatuses": [{"state": {"terminated": {
+                "exitCode": 137, "reason": "OOMKilled", "message": "the last line\n"}}}]},
+            Phase.FAILED, "OOMKilled, exit code 137\nthe last line",
+        ),
+        (
+            {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False",
+                "reason": "Unschedulable", "message": "0/3 nodes are available"}]},
+            Phase.WAITING, "Unschedulable: 0/3 nodes are available",
+        ),
+    ],
+    ids=["running", "unknown", "succeeded", "evicted", "out-of-memory", "unschedulable"],
+)  # fmt: skip
+def test_a_pod_s_status_is_how_far_the_driver_is(
+    setup: Setup, status: dict[str, object], phase: Phase, reason: str
+) -> None:
+    kubernetes = setup.open()
+    setup.submit_one(kubernetes)
+    setup.set_status(**status)
+    setup.clock.sleep(timedelta(hours=1))
+    found = kubernetes.find("one")
+    assert found is not None and (found.phase, found.reason) == (phase, reason)
+
+
+def test_an_image_that_is_not_there_for_two_minutes_ends_the_launch(setup: Setup) -> None:
+    kubernetes = setup.open()
+    setup.submit_one(kubernetes)
+    phases = []
+    for reason, seconds in (("ErrImagePull", 100), ("ImagePullBackOff", 30), ("ErrImagePull", 0)):
+        waiting = {"waiting": {"reason": reason, "message": "not found"}}
+        setup.set_status(phase="Pending", containerStatuses=[{"state": waiting}])
+        phases.append(_phase(kubernetes))
+        setup.clock.sleep(timedelta(seconds=seconds))
+    assert phases == [Phase.WAITING, Phase.WAITING, Phase.FAILED]
+
+
+def test_a_pod_without_its_config_map_ends_the_launch_and_the_next_submission_replaces_it(setup: Setup) -> None:
+    kubernetes = setup.open()
+    setup.submit_one(kubernetes)
+    _ApiServer.objects[_POD]["spec"] = {"volumes": [{"name": "conf", "configMap": {"name": "made-later"}}]}
+    assert _phase(kubernetes) is Phase.WAITING
+    setup.clock.sleep(timedelta(seconds=31))
+    assert _phase(kubernetes) is Phase.FAILED
+    _ApiServer.objects["/api/v1/namespaces/jobs/configmaps/made-later"] = {}
+    assert _phase(kubernetes) is Phase.WAITING
+    old = _ApiServer.objects[_POD]
+    setup.submit_one(kubernetes)
+    assert _ApiServer.objects[_POD] is not old
+
+
+def test_a_driver_that_was_followed_and_is_gone_was_deleted(setup: Setup) -> None:
+    kubernetes = setup.open()
+    assert kubernetes.find("one") is None
+    setup.submit_one(kubernetes)
+    found = kubernetes.find("one")
+    assert found is not None
+    kubernetes.kill(found)
+    gone = kubernetes.find("one")
+    assert gone is not None and gone.phase is Phase.KILLED
+    kubernetes.clean_up(gone)
+    assert not _ApiServer.objects
+    assert kubernetes.find("one") is None
+
+
+def test_what_spark_submit_could_not_submit_leaves_no_secret(setup: Setup) -> None:
+    with pytest.raises(ClusterFailed) as caught:
+        setup.submit_one(setup.open("fail=1"))
+    assert "exceeded quota" in str(caught.value.facts["reason"])
+    assert not _ApiServer.objects
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "error"),
+    [
+        (403, "pods is forbidden: User x cannot get resource pods", ConfigError),
+        (401, "Unauthorized", ConfigError),
+        (403, "secrets is forbidden: exceeded quota: few", ClusterFailed),
+        (500, "etcd is away", ClusterFailed),
+        (429, "too many requests", ClusterFailed),
+    ],
+)
+def test_a_refused_request_is_an_error_with_the_server_s_reason(
+    setup: Setup, status: int, message: str, error: type[Exception]
+) -> None:
+    _ApiServer.refusal.append((status, message))
+    with pytest.raises(error) as caught:
+        setup.open().find("one")
+    assert isinstance(caught.value, ClusterFailed | ConfigError)
+    assert (caught.value.facts["status"], caught.value.facts["reason"]) == (status, message)
+
+
+def test_a_server_that_has_answered_before_may_have_restarted(setup: Setup) -> None:
+    """It does not know all rights yet: the run is followed further."""
+    kubernetes = setup.open()
+    setup.submit_one(kubernetes)
+    _ApiServer.refusal.append((403, "pods is forbidden"))
+    with pytest.raises(ClusterFailed):
+        kubernetes.find("one")
+
+
+def test_a_server_that_is_away_is_an_error_of_the_cluster(tmp_path: Path) -> None:
+    with listening(_ApiServer) as address:
+        setup = Setup(address, tmp_path)
+    with pytest.raises(ClusterFailed):
+        setup.open().find("one")
+
+
+def test_a_token_that_was_replaced_is_used(setup: Setup) -> None:
+    kubernetes = setup.open()
+    kubernetes.find("one")
+    setup.token.write_text("second\n")
+    kubernetes.find("one")
+    assert [authorization for _, _, authorization in _ApiServer.requests] == ["Bearer first", "Bearer second"]
+
+
+def test_a_master_without_credentials_is_refused() -> None:
+    options = ["--master", "k8s://https://127.0.0.1:1", "--deploy-mode", "cluster"]
+    with pytest.raises(ConfigError):
+        open_cluster(SparkSubmit("spark-submit", options, {"SPARK_CONF_DIR": "/nowhere"}), ManualClock())
+
+
+def _phase(kubernetes: Kubernetes) -> Phase:
+    found = kubernetes.find("one")
+    assert found is not None
+    return found.phase

@@ -1,0 +1,127 @@
+"""A job in a folder, and ``stateflow submit`` for it as a process, with its driver in a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyspark
+
+from stateflow.storage.paths import LAUNCHES
+from stateflow.testing.sinks import FolderSink
+from tests.servers.running import ROOT
+from tests.support.processes import wait_for
+
+JOB = ROOT / "tests" / "spark" / "jobs" / "continuous.py"
+SPARK = Path(pyspark.__file__).parent
+DEADLINE = 600.0
+
+
+class Submission(ABC):
+    """A job of a test, and ``stateflow submit`` for it as a process.
+
+    Attributes:
+        options: of the command, in addition.
+        settings: of the job.
+    """
+
+    def __init__(self, folder: Path, launch: str) -> None:
+        self.folder = folder
+        self.launch = launch
+        self.root = folder / "root"
+        self.options: list[str] = []
+        self.settings = {"job.home": str(folder), "job.delay": "100000000", "parallelism": "2", "storage.shared": "yes"}
+        (folder / "in").mkdir(parents=True)
+
+    @abstractmethod
+    def spark(self) -> Sequence[str]:
+        """Returns the options of spark-submit."""
+
+    @property
+    @abstractmethod
+    def variables(self) -> dict[str, str]:
+        """Variables of the command's environment."""
+
+    @property
+    def working_folder(self) -> Path:
+        """Folder in which the command is started."""
+        return ROOT
+
+    def add_rows(self, *names: str) -> None:
+        number = len(list((self.folder / "in").iterdir()))
+        lines = [json.dumps({"name": name, "number": number}) for name in names]
+        (self.folder / "in" / f"{number}.json").write_text("\n".join(lines) + "\n")
+
+    def counts(self) -> list[tuple[str, int]]:
+        """The output: for each row, its name and how often that has occurred."""
+        out = self.folder / "out"
+        return (
+            sorted((row["name"], row["number"]) for row in FolderSink(out).rows())
+            if (out / "versions").exists()
+            else []
+        )
+
+    def start(self, *spark_options: str, **variables: str) -> subprocess.Popen[bytes]:
+        settings = [f"--set={name}={value}" for name, value in self.settings.items()]
+        command = [sys.executable, "-m", "stateflow", "submit", str(JOB), "--job-root", str(self.root), *settings]
+        command += ["--launch-id", self.launch, "--result-file", str(self.folder / "result.json"), *self.options]
+        command += ["--log-format", "text", "--", str(SPARK / "bin" / "spark-submit"), *self.spark(), *spark_options]
+        environment = {**os.environ, **self.variables, **variables}
+        with (self.folder / "submit.log").open("ab") as log:
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=self.working_folder)
+
+    def log(self) -> str:
+        return (self.folder / "submit.log").read_text()
+
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+        return found
+
+    def finish(self, process: subprocess.Popen[bytes]) -> int:
+        return process.wait(DEADLINE)
+
+    def run(self, *spark_options: str) -> int:
+        """Runs the command to its end; returns its exit code."""
+        return self.finish(self.start(*spark_options))
+
+    def wait_until_claimed(self, process: subprocess.Popen[bytes]) -> None:
+        """Waits until the run of this launch has claimed the job."""
+
+        def claimed() -> bool:
+            assert process.poll() is None, self.log()
+            return any(self.root.glob(f"{LAUNCHES}{self.launch}/run-*"))
+
+        wait_for(claimed, self.log, DEADLINE)
+
+    def wait_for_log(self, process: subprocess.Popen[bytes], text: str) -> None:
+        """Waits until the command has logged a text."""
+
+        def logged() -> bool:
+            assert text in self.log() or process.poll() is None, self.log()
+            return text in self.log()
+
+        wait_for(logged, self.log, DEADLINE)
+
+    def wait_for_rows(self, process: subprocess.Popen[bytes], count: int) -> None:
+        """Waits until the job's output has a number of rows."""
+
+        def written() -> bool:
+            assert process.poll() is None, self.log()
+            return len(self.counts()) == count
+
+        wait_for(written, self.log, DEADLINE)
+
+    def end_processes(self) -> None:
+        """Kills the processes that the test has left."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if str(self.folder) in " ".join(process.cmdline()):
+                    process.kill()
