@@ -22,6 +22,7 @@ NAMES: dict[str, str] = {
     "claim.after": "the CLAIM is written, nothing is restored",
     "start.published": "pending output is published, the Spark checkpoint location is not seeded",
     "start.seeded": "the Spark checkpoint location is seeded, the first batch has not begun",
+    "files.planned": "the files of a batch in a bucket are in the source's log, Spark does not know that",
     "batch.begin": "source positions are captured, no task has run",
     "task.restored": "a task has its base state, no row is processed",
     "task.fired": "a task has fired its due timers, if any, and has processed no row of a source",

@@ -5,16 +5,18 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Literal, Protocol
+from typing import BinaryIO, Literal, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 import pyarrow as pa
 
 from stateflow.api.schema import RowSchema
-from stateflow.errors import BatchFailed, CorruptInput, StateflowError
+from stateflow.errors import BatchFailed, CorruptInput, MissingFile, StateflowError, StorageError
+from stateflow.storage import Storage, open_object
 from stateflow.types.declared_types import literal
 from stateflow.types.decoders import msgpack_decoder
 
@@ -44,26 +46,41 @@ _PY4J_CALL = "An error occurred while calling"
 _REASON_CHARACTERS = 500
 _SHOWN_REASON = 300
 _CORRUPT_MARK = re.compile(r"\[stateflow-corrupt-file:([A-Za-z0-9+/=]+)\]")
+_LOST_MARK = re.compile(r"\[stateflow-lost-file:([A-Za-z0-9+/=]+)\]")
 _UNFIT = re.compile(r"\[stateflow-unfit:(?P<file>\S+)\] (?P<reason>[^\n]*)")
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*:/")
 _corrupt = msgpack_decoder(tuple[str, str, str])
+Loss = Literal["deleted", "replaced", "unread"]
+_lost = msgpack_decoder(tuple[str, str, Loss])
 
 
 @dataclass(frozen=True)
 class FileShare:
-    """A part of a local file that one task reads.
+    """A part of a file that one task reads.
 
     Attributes:
-        path: absolute path of the file.
+        path: absolute path of a local file, or percent-encoded URI of an object.
         begin: first byte of the range whose rows belong to the share.
         end: the byte after that range. The shares of a file cover bytes 0 to `size`, or 0 to 1 if the file is empty.
         size: size of the file when the batch was planned.
+        version: of an object, when the batch was planned; see `BlobInfo.version`.
     """
 
     path: str
     begin: int
     end: int
     size: int
+    version: str = ""
+
+    @property
+    def is_object(self) -> bool:
+        """Whether the file is an object, which only tasks read."""
+        return not self.path.startswith("/")
+
+    @property
+    def uri(self) -> str:
+        """Percent-encoded URI of the file."""
+        return self.path if self.is_object else file_uri(PurePath(self.path))
 
 
 class FileFormat(Protocol):
@@ -82,7 +99,7 @@ class FileFormat(Protocol):
         A format whose tasks can find out which rows belong to any range of bytes returns the positions.
 
         Args:
-            path: absolute path of the file.
+            path: absolute path of the file; never an object.
             positions: bytes of the file, in order.
 
         Raises:
@@ -98,6 +115,7 @@ class FileFormat(Protocol):
         Raises:
             CannotRead: only Spark may be able to read the file as declared.
             FileChanged: the file was written again.
+            LostFile: the object is gone, was replaced, or cannot be read now.
             CorruptContent: the file is not of the declared form.
             OSError: the file cannot be read now.
         """
@@ -110,6 +128,62 @@ class CannotRead(Exception):
 
 class FileChanged(CannotRead):
     """A file that cannot be read now, or was written again: Spark reads the files of the batch, or says why not."""
+
+
+class LostFile(Exception):
+    """An object that cannot be read: the batch fails, and the next run lists the source's files again.
+
+    Args:
+        uri: percent-encoded URI of the object.
+        reason: why, in words.
+        cause: whether it was deleted, replaced, or cannot be read now.
+    """
+
+    def __init__(self, uri: str, reason: str, cause: Loss) -> None:
+        super().__init__(uri, reason, cause)
+        self._uri = uri
+        self._reason = reason
+        self._cause = cause
+
+    def __str__(self) -> str:
+        # Spark forwards only texts of errors, with stack traces around them.
+        mark = base64.b64encode(msgspec.msgpack.encode((self._uri, self._reason[:_SHOWN_REASON], self._cause))).decode()
+        return f"{self._uri}: {self._reason[:_SHOWN_REASON]} [stateflow-lost-file:{mark}]"
+
+
+@contextmanager
+def open_object_share(share: FileShare) -> Iterator[BinaryIO]:
+    """Yields the object of a share as a file.
+
+    Raises:
+        LostFile: the object is gone, cannot be read now, or is not the one that was planned: what was read of it, or an
+            error of its content, may be of two objects.
+    """
+    try:
+        storage, key = open_object(share.path)
+        try:
+            with storage.open(key) as file:
+                yield file
+        except StorageError:
+            raise
+        except Exception:
+            _check_version(storage, key, share)
+            raise
+        # After all requests: versions never return, so that all of them have read this one.
+        _check_version(storage, key, share)
+    except MissingFile as e:
+        raise LostFile(share.path, "it does not exist", "deleted") from e
+    except StorageError as e:
+        raise LostFile(share.path, f"{e.message}: {e.facts.get('reason', '')}", "unread") from e
+
+
+def _check_version(storage: Storage, key: str, share: FileShare) -> None:
+    found = storage.info(key)
+    if found is None:
+        raise LostFile(share.path, "it does not exist", "deleted")
+    if (found.size, found.version) != (share.size, share.version or found.version):
+        reason = f"it had {share.size} bytes, and another object with {found.size} bytes has its name now"
+        raise LostFile(share.path, reason, "replaced")
 
 
 class CorruptContent(Exception):
@@ -154,7 +228,8 @@ class UnreadableFile:
         file: percent-encoded URI, as in Spark's source log.
         reason: the cause, as a task or the innermost exception of Spark names it.
         is_corrupt: whether the cause is the file's content; otherwise a retry may succeed.
-        was_deleted: whether the file was deleted after Spark had listed it.
+        was_deleted: whether the file was deleted after it was listed.
+        was_replaced: whether the file is an object, and another one has its name since it was listed.
         by_task: whether a task has read the file, and found that it is corrupt.
     """
 
@@ -162,6 +237,7 @@ class UnreadableFile:
     reason: str
     is_corrupt: bool
     was_deleted: bool = False
+    was_replaced: bool = False
     by_task: bool = False
 
     @property
@@ -187,6 +263,13 @@ class UnreadableFile:
                 "an input file was deleted after it was listed and before it was read",
                 hint="start a new run, which lists the folder again; keep files until a checkpoint has read them",
                 file=self.path,
+            )
+        if self.was_replaced:
+            return BatchFailed(
+                "an input file was replaced after it was listed and before it was read",
+                hint="start a new run, which lists the folder again; write each file once, under a name of its own",
+                file=self.path,
+                reason=self.reason,
             )
         return BatchFailed(
             "an input file could not be read because of a transient failure",
@@ -230,6 +313,10 @@ def unreadable_in(text: str) -> UnreadableFile | None:
         path, reason, position = _corrupt.decode(base64.b64decode(mark[1]))
         uri = path if _SCHEME.match(path) else file_uri(PurePath(path))
         return UnreadableFile(uri, _with_position(reason, position), is_corrupt=True, by_task=True)
+    lost = _LOST_MARK.search(text)
+    if lost is not None:
+        uri, reason, cause = _lost.decode(base64.b64decode(lost[1]))
+        return UnreadableFile(uri, reason, False, cause == "deleted", cause == "replaced", by_task=True)
     unfit = _UNFIT.search(text)
     if unfit is not None:
         return UnreadableFile(unfit["file"], unfit["reason"].partition(" SQLSTATE")[0], is_corrupt=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -141,6 +142,14 @@ class Source(ABC):
     @abstractmethod
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         """Returns the streaming DataFrame with the columns of `schema`."""
+
+    def stream_files(self, spark: SparkSession, limits: SourceSettings, log: Path) -> DataFrame | None:
+        """Returns the streaming DataFrame, without rows, of a source that lists its files itself; None for another one.
+
+        Args:
+            log: the folder of the log of files, which the source writes as Spark's file source does: see `FileLog`.
+        """
+        return None
 
     def file_order(self, spark: SparkSession, start: str, end: str) -> Sequence[str] | None:
         """Returns the files of a batch in the order in which their rows arrive.

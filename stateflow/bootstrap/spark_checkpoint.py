@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 
+from stateflow.api.file_log import FilePattern
 from stateflow.api.source import FROM_START, InitialPosition, LocalSource, Source, StartKind, StartPosition
 from stateflow.checkpoint.log.documents import NOT_BEGUN
 from stateflow.checkpoint.restore.source_positions import offset_lines
 from stateflow.errors import ConfigError, CorruptFile, DataError, MissingFile, StateflowError
-from stateflow.runtime.spark.checkpoint_location import FilePattern
 from stateflow.storage import Storage, open_location
 from stateflow.types.decoders import json_decoder
 

@@ -169,7 +169,7 @@ class _BatchQuery:
     def run(self) -> None:
         """Runs the query until its batch is processed."""
         query = (
-            stream_frame(self._reader.spark, self._job, self._reader.sources)
+            stream_frame(self._reader.spark, self._job, self._reader.sources, self._location)
             .writeStream.foreachBatch(self._process)
             .option("checkpointLocation", f"file://{self._location.folder}")
             .trigger(availableNow=True)

@@ -10,10 +10,13 @@ from stateflow.storage.base import BlobInfo, PutResult, Storage
 from stateflow.storage.locations import (
     Credentials,
     check_location,
+    is_object_address,
     open_if_allowed,
     open_location,
+    open_object,
     open_storage,
     register_memory,
+    split_object,
     unregister_memory,
 )
 from stateflow.storage.memory import MemoryStorage
@@ -27,9 +30,12 @@ __all__ = [
     "PutResult",
     "Storage",
     "check_location",
+    "is_object_address",
     "open_if_allowed",
     "open_location",
+    "open_object",
     "open_storage",
     "register_memory",
+    "split_object",
     "unregister_memory",
 ]

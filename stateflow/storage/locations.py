@@ -82,6 +82,36 @@ def open_storage(uri: str) -> Storage:
     )
 
 
+def is_object_address(address: str) -> bool:
+    """Returns whether an address is one of a bucket, a container, HDFS or memory, which `open_object` opens."""
+    return address.partition("://")[0].lower() in (*_OBJECT_STORES, *HDFS_SCHEMES, "memory") and "://" in address
+
+
+def split_object(address: str) -> tuple[str, str]:
+    """Returns the address of the storage that has an object, and the object's key there.
+
+    The storage is the whole bucket or container, because a key may have characters that an address cannot have. In
+    HDFS, it is the outermost folder.
+
+    Args:
+        address: of the object, not encoded.
+    """
+    scheme, _, rest = address.partition("://")
+    parts = rest.split("/")
+    outer = 2 if scheme.lower() in HDFS_SCHEMES else 1
+    return f"{scheme.lower()}://{'/'.join(parts[:outer])}", "/".join(parts[outer:])
+
+
+def open_object(uri: str) -> tuple[Storage, str]:
+    """Opens the storage that has an object; returns it with the object's key.
+
+    Args:
+        uri: percent-encoded.
+    """
+    storage, key = split_object(unquote(uri))
+    return open_storage(storage), key
+
+
 def split_address(uri: str) -> SplitResult | None:
     """Returns the parts of a URI; None for a path.
 

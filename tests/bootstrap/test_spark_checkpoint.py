@@ -17,10 +17,11 @@ import msgspec
 import pytest
 
 from stateflow import DeltaSource, FileSource, KafkaSource, SavepointWriter, SparkCheckpoint, SparkSource
+from stateflow.api.file_log import FilePattern
 from stateflow.api.source import InitialPosition, Source
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
 from stateflow.errors import ConfigError, CorruptFile, StateflowError
-from stateflow.runtime.spark.checkpoint_location import FilePattern, QuerySource, checked_log
+from stateflow.runtime.spark.checkpoint_location import QuerySource, checked_log
 from tests.support.errors import raises
 from tests.support.local_jobs import Growing
 

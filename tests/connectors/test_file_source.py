@@ -249,8 +249,8 @@ def test_a_position_is_held_while_the_files_that_were_read_since_exist(tmp_path:
         with pytest.raises(CorruptFile):
             source.files_since(position, [log])
     # Files in other storages are not checked.
-    source = FileSource("s3://bucket/in", schema=Row)
-    assert source.holds('{"logOffset": 0}', [_noted((1, "s3://bucket/in/a.parquet"))]) is None
+    source = FileSource("s3a://bucket/in", schema=Row)
+    assert source.holds('{"logOffset": 0}', [_noted((1, "s3a://bucket/in/a.parquet"))]) is None
 
 
 def test_a_name_that_is_not_utf_8_is_refused_since_spark_skips_the_file(tmp_path: Path) -> None:
@@ -404,8 +404,8 @@ def test_files_from_before_the_time_are_skipped_as_spark_lists_them(tmp_path: Pa
 
 @pytest.mark.parametrize("local", [None, Path("/data/{a,b}")])
 def test_files_that_only_spark_can_list_are_refused(local: Path | None) -> None:
-    with raises(ConfigError, path="s3://bucket/in"):
-        skip_files("s3://bucket/in", local, NOON)
+    with raises(ConfigError, path="s3a://bucket/in"):
+        skip_files("s3a://bucket/in", local, NOON)
 
 
 # -- formats, options and columns of a file source --------------------------------------------------------------------

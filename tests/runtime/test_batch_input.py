@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from stateflow import FileSource
+from stateflow.api.file_log import ListedFile
 from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, UnreadableFile, unreadable_in
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
@@ -75,7 +76,8 @@ class FakeSource:
 
 
 def _input(source: FakeSource, files: Sequence[str] = FILES) -> BatchInput:
-    node, location = SimpleNamespace(uid="rows"), SimpleNamespace(batch_files=lambda batch, at: files)
+    listed = [ListedFile(file, 0, 0) for file in files]
+    node, location = SimpleNamespace(uid="rows"), SimpleNamespace(batch_files=lambda batch, at: listed)
     frame = cast(Any, SimpleNamespace(sparkSession=None))
     return BatchInput(cast(Any, [node]), cast(Any, {"rows": source}), cast(Any, location), batch_id=0, frame=frame)
 
@@ -209,10 +211,10 @@ def test_the_files_of_a_batch_are_those_between_two_offsets_of_the_source_log(tm
     log("2", ("file:///c%20c", 2), ("file:///c!c", 2))
     log("3", ("file:///%C3%A4", 3), time=0)
     write("offsets/2", "{}", '{"logOffset":3}', '{"row": 7}')
-    assert location.batch_files(0, 0) == ["file:///a"]
+    assert [file.path for file in location.batch_files(0, 0)] == ["file:///a"]
     # By time, then by path: a blank is before an exclamation mark.
-    assert location.batch_files(1, 0) == ["file:///b", "file:///c%20c", "file:///c!c"]
-    assert location.batch_files(2, 0) == ["file:///%C3%A4"]
+    assert [file.path for file in location.batch_files(1, 0)] == ["file:///b", "file:///c%20c", "file:///c!c"]
+    assert [file.path for file in location.batch_files(2, 0)] == ["file:///%C3%A4"]
     assert location.batch_offsets(1, 1) == ("-", '{"row": 7}')
     # A source without files has none, nor has one that has not begun.
     assert location.batch_files(1, 1) == location.batch_files(0, 1) == []

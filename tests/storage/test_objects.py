@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import random
 import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -26,6 +23,7 @@ from stateflow.errors import ConfigError, EnvironmentUnsupported, MissingFile, S
 from stateflow.storage import Credentials, PutResult, Storage, open_storage
 from stateflow.storage.object_store import ObjectStorage
 from stateflow.testing.conformance.storage import StorageConformance
+from tests.servers.google import google_server
 from tests.servers.hostile import Answer, Asked, HostileServer, answer, hostile_server
 from tests.servers.running import CANARY, azure_server, careless_s3_server, free_port, hasty_s3_server, s3_server
 from tests.storage.savepoints_over_storages import SavepointClaims, SavepointCopies
@@ -165,47 +163,12 @@ def test_a_forked_process_gets_an_error_and_does_not_hang(bucket: Storage) -> No
 # -- Google Cloud Storage ---------------------------------------------------------------------------------------------
 
 
-class GoogleBucket(BaseHTTPRequestHandler):
-    """Creates an object only under the condition that there is none."""
-
-    objects: dict[str, bytes]
-
-    def do_PUT(self) -> None:
-        data = self.rfile.read(int(self.headers["Content-Length"]))
-        if self.headers["x-goog-if-generation-match"] != "0":
-            self._answer(400)
-        elif self.path in self.objects:
-            self._answer(412)
-        else:
-            self.objects[self.path] = data
-            self._answer(200, {"ETag": '"1"', "x-goog-generation": "1"})
-
-    def _answer(self, status: int, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {**(headers or {}), "Content-Length": "0"}.items():
-            self.send_header(name, value)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def google(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, bytes]]:
     objects: dict[str, bytes] = {}
-    handler = type("OneBucket", (GoogleBucket,), {"objects": objects})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        account = {
-            "gcs_base_url": f"http://127.0.0.1:{server.server_port}", "disable_oauth": True, "client_email": "",
-            "private_key": "", "private_key_id": "",
-        }  # fmt: skip
-        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
-        monkeypatch.setenv("GOOGLE_ALLOW_HTTP", "true")
+    with google_server(objects) as variables:
+        _use(variables, monkeypatch)
         yield objects
-        server.shutdown()
-        thread.join()
 
 
 def test_google_creates_an_object_once_and_never_replaces_an_object(google: dict[str, bytes]) -> None:

@@ -25,10 +25,10 @@ ON_REQUEST = {
     if n.partition(".")[0]
     in (
         "savepoint", "request", "restore", "rewind", "fork", "read", "diff", "write", "begin", "relocate", "postgres",
-        "iceberg", "compaction", "transaction", "serve",
+        "iceberg", "compaction", "transaction", "serve", "files",
     )
 }  # fmt: skip
-"""Failpoints that a run passes only when a user or a command requests something, or with other sinks."""
+"""Failpoints that a run passes only when a user or a command requests something, or with other sources and sinks."""
 ASYNCHRONOUS = {n for n in NAMES if n.startswith("upload.")}
 """Failpoints that a run passes only when checkpoints are asynchronous."""
 JOBS = Path(__file__).parent / "jobs"

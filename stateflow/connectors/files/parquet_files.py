@@ -1,15 +1,16 @@
-"""Local Parquet files, read by Arrow, and their footers: corrupt files, row sizes, and nanoseconds."""
+"""Parquet files, read by Arrow, and footers of local ones: corrupt files, row sizes, and nanoseconds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 from pyarrow import lib, orc, parquet
 
-from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, UnfitFile, reason_in
+from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, UnfitFile, open_object_share, reason_in
 from stateflow.api.schema import RowSchema
 from stateflow.connectors.parquet_batches import read_batches
 
@@ -51,15 +52,146 @@ class ParquetFormat:
                 if source.size() != share.size:
                     raise ValueError(f"the file has {source.size()} bytes, and had {share.size}")
                 _check(file, schema)
-                for at in range(file.num_row_groups):
-                    if share.begin <= _middle(file, at, share) < share.end:
-                        yield from _rows_of_group(source, file, at, schema)
+                for at in _groups_of(file, share):
+                    yield from _rows_of_group(source, file, at, schema)
         except _NotText as e:
             raise CorruptContent(share.path, str(e)) from e
         except (OSError, pa.ArrowException, ValueError) as e:
             if _CHECKSUM in str(e):
                 raise CorruptContent(share.path, str(e)) from e
             raise CannotRead(f"{share.path}: {type(e).__name__}: {e}"[:500]) from e
+
+
+@dataclass(frozen=True)
+class StoredParquet:
+    """Parquet files in buckets, which nothing else reads: all columns that have a type whose values are read unchanged.
+
+    As with Spark, a column that a file lacks is null, names are matched in any case if they do not match exactly, and
+    a narrower number is read as a wider one.
+    """
+
+    splits = True
+
+    def row_starts(self, path: str, positions: Sequence[int]) -> Sequence[int]:
+        """See `FileFormat.row_starts`."""
+        return positions
+
+    def read(self, share: FileShare, schema: RowSchema) -> Iterator[pa.RecordBatch]:
+        """See `FileFormat.read`.
+
+        Raises:
+            LostFile: the object is gone, was replaced, or cannot be read now.
+            CorruptContent: it is damaged, or a column has another type.
+        """
+        with open_object_share(share) as opened:
+            try:
+                with pa.PythonFile(opened, "r") as source, _open_stored(source) as file:
+                    found = _find_columns(file, schema)
+                    for at in _groups_of(file, share):
+                        for batch in read_batches(source, file, _names(found), groups=[at], rows=_ROWS_AT_ONCE):
+                            columns = list(_as_declared(batch, found, schema))
+                            yield pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
+            except (OSError, pa.ArrowException, ValueError, _NotText) as e:
+                raise CorruptContent(share.path, reason_in(e)) from e
+
+
+def _open_stored(source: pa.NativeFile) -> parquet.ParquetFile:
+    # Spark, Hive and Impala write INT96 by default, which has more digits than there are times.
+    return parquet.ParquetFile(
+        source, page_checksum_verification=True, coerce_int96_timestamp_unit="us", pre_buffer=True
+    )
+
+
+def read_stored_schema(source: BinaryIO) -> pa.Schema:
+    """Returns the columns of an open file. Raises OSError and pyarrow.ArrowException if it is not a Parquet file."""
+    with _open_stored(pa.PythonFile(source, "r")) as file:
+        return _stored_schema(file)
+
+
+def _stored_schema(file: parquet.ParquetFile) -> pa.Schema:
+    # INT96 is a time of the time zone UTC, which its type does not say.
+    instants = {column.path for column in file.schema if column.physical_type == "INT96"}
+    return pa.schema(
+        [field.with_type(pa.timestamp("us", "UTC")) if field.name in instants else field for field in file.schema_arrow]
+    )
+
+
+def _find_columns(file: parquet.ParquetFile, schema: RowSchema) -> list[str | None]:
+    """Returns the name in the file of each declared column; None for a column that it lacks.
+
+    Raises:
+        ValueError: a column has a type whose values cannot be read unchanged, or is there several times.
+    """
+    _check_calendar(file)
+    found, names = _stored_schema(file), list[str | None]()
+    for column in schema.columns:
+        same = [name for name in found.names if name == column.name]
+        alike = same or [name for name in found.names if name.lower() == column.name.lower()]
+        if len(alike) > 1:
+            raise ValueError(f"the file has the column {column.name} several times")
+        names.append(alike[0] if alike else None)
+        given = found.field(alike[0]).type if alike else column.arrow_type
+        if not is_read_unchanged(given, column.arrow_type):
+            raise ValueError(f"the column {column.name} has the type {given}, and {column.spark_type} is declared")
+    return names
+
+
+def _names(found: Sequence[str | None]) -> list[str]:
+    return [name for name in found if name is not None]
+
+
+def _as_declared(batch: pa.RecordBatch, found: Sequence[str | None], schema: RowSchema) -> Iterator[pa.Array]:
+    for name, column in zip(found, schema.columns, strict=True):
+        if name is None:
+            yield pa.nulls(len(batch), column.arrow_type)
+            continue
+        values = batch.column(name)
+        try:
+            values.validate(full=True)
+        except pa.ArrowInvalid as e:
+            raise _NotText(f"the column {column.name} has a text that is not UTF-8") from e
+        wanted = column.arrow_type
+        if pa.types.is_decimal(wanted) and pa.types.is_integer(values.type):
+            # Else Arrow demands digits for every integer.
+            values = values.cast(pa.decimal128(38, 0))
+        yield values if values.type.equals(wanted) else values.cast(wanted)
+
+
+def is_read_unchanged(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Returns whether `StoredParquet` reads values of a type as another one: Arrow's cast keeps each, or fails."""
+    kinds = pa.types
+    if kinds.is_dictionary(given):
+        return is_read_unchanged(given.value_type, wanted)
+    if kinds.is_struct(wanted):
+        # A field that the file lacks is null.
+        return kinds.is_struct(given) and all(
+            given.get_field_index(field.name) < 0 or is_read_unchanged(given.field(field.name).type, field.type)
+            for field in wanted
+        )
+    if kinds.is_map(wanted) and kinds.is_map(given):
+        return is_read_unchanged(given.key_type, wanted.key_type) and is_read_unchanged(
+            given.item_type, wanted.item_type
+        )
+    if kinds.is_list(wanted):
+        is_list = kinds.is_list(given) or kinds.is_large_list(given) or kinds.is_fixed_size_list(given)
+        return bool(is_list and is_read_unchanged(given.value_type, wanted.value_type))
+    if kinds.is_timestamp(wanted):
+        return bool(kinds.is_timestamp(given) and (given.tz is None) == (wanted.tz is None))
+    if kinds.is_decimal(wanted):
+        return bool(kinds.is_integer(given) or (kinds.is_decimal(given) and given.scale <= wanted.scale))
+    scalars = (
+        (kinds.is_int64, kinds.is_integer),
+        (kinds.is_float64, lambda kind: kinds.is_floating(kind) or kind in _EXACT_IN_FLOATS),
+        (kinds.is_string, lambda kind: kinds.is_string(kind) or kinds.is_large_string(kind)),
+        (kinds.is_binary, lambda kind: kinds.is_binary(kind) or kinds.is_large_binary(kind)),
+        (kinds.is_date32, kinds.is_date),
+        (kinds.is_time, kinds.is_time),
+        (kinds.is_duration, lambda kind: kinds.is_int64(kind) or kinds.is_duration(kind)),
+    )
+    return any(is_wanted(wanted) and is_given(given) for is_wanted, is_given in scalars) or bool(given.equals(wanted))
+
+
+_EXACT_IN_FLOATS = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
 
 
 def can_read(schema: RowSchema) -> bool:
@@ -94,7 +226,7 @@ def bytes_per_row(files: Sequence[Path]) -> float | None:
     return sum(file.stat().st_size for file in files) / rows if rows else None
 
 
-def count_rows(file: Path) -> int:
+def count_rows(file: Path | BinaryIO) -> int:
     """Returns the number of rows that the footer of a file has. Raises as `bytes_per_row` does."""
     return int(parquet.read_metadata(file).num_rows)
 
@@ -196,6 +328,13 @@ class _NotText(Exception):
     """A column has a text that is not UTF-8."""
 
 
+def _groups_of(file: parquet.ParquetFile, share: FileShare) -> Iterator[int]:
+    """Yields the numbers of the row groups that belong to a share."""
+    for at in range(file.num_row_groups):
+        if share.begin <= _middle(file, at, share) < share.end:
+            yield at
+
+
 def _middle(file: parquet.ParquetFile, group: int, share: FileShare) -> int:
     """Returns the middle of a row group. Each row group is in one share of its file, whatever the footer says."""
     found = file.metadata.row_group(group)
@@ -212,9 +351,7 @@ def _first_page(column: parquet.ColumnChunkMetaData) -> int:
 
 def _check(file: parquet.ParquetFile, schema: RowSchema) -> None:
     """Raises ValueError unless the file has each declared column once, with a type whose values are read unchanged."""
-    known = file.metadata.metadata or {}
-    if any(name in known for name in _OLD_CALENDAR) or known.get(b"org.apache.spark.version", b"4") < b"3":
-        raise ValueError("the file may have dates of the Julian calendar")
+    _check_calendar(file)
     found = file.schema_arrow
     lower = [name.lower() for name in found.names]
     for column in schema.columns:
@@ -223,6 +360,12 @@ def _check(file: parquet.ParquetFile, schema: RowSchema) -> None:
             raise ValueError(f"the file does not have the column {column.name} once")
         if not _is_read_alike(found.field(at).type, column.arrow_type):
             raise ValueError(f"the column {column.name} has the type {found.field(at).type}")
+
+
+def _check_calendar(file: parquet.ParquetFile) -> None:
+    known = file.metadata.metadata or {}
+    if any(name in known for name in _OLD_CALENDAR) or known.get(b"org.apache.spark.version", b"4") < b"3":
+        raise ValueError("the file may have dates of the Julian calendar")
 
 
 def _is_read_alike(given: pa.DataType, wanted: pa.DataType) -> bool:

@@ -1,6 +1,6 @@
 """The file source, and the options of Spark's readers that it has.
 
-Spark's own file source says which files a batch has, and tasks or Spark read them in order.
+Spark's own file source, or `BatchPlanner` for buckets, says which files a batch has; tasks or Spark read them in order.
 """
 
 from __future__ import annotations
@@ -10,31 +10,45 @@ import glob
 import hashlib
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial, reduce
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from stat import S_ISDIR
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
+import pyarrow as pa
 
+from stateflow.api.file_log import (
+    LOG_VERSION,
+    BatchLimits,
+    BatchPlanner,
+    ListedFile,
+    StoredFiles,
+    encode_entry,
+    may_be_listed,
+)
 from stateflow.api.input_files import (
     FAIL,
     NANOSECONDS,
     QUARANTINE,
     CorruptContent,
     FileFormat,
+    FileShare,
+    LostFile,
     OnCorruptFile,
+    UnreadableFile,
     file_uri,
     hint_for,
     local_path,
     not_text,
+    open_object_share,
     reason_in,
     unreadable_in,
 )
@@ -42,7 +56,13 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.source import FROM_START, Arrange, Backlog, InitialPosition, Source, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import LIMITS, SourceSettings
-from stateflow.connectors.column_policy import ColumnPolicy, check_header, check_source_columns
+from stateflow.connectors.column_policy import (
+    ColumnPolicy,
+    FoundColumns,
+    check_found_columns,
+    check_header,
+    check_source_columns,
+)
 from stateflow.connectors.files.text_files import (
     INFINITY,
     NAN,
@@ -62,17 +82,18 @@ from stateflow.connectors.files.text_files import (
     without_columns,
 )
 from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
-from stateflow.errors import ConfigError, CorruptFile
+from stateflow.errors import ConfigError, CorruptFile, StateflowError
 from stateflow.helpers import check_choice, closest_first, did_you_mean
+from stateflow.storage import Credentials, is_object_address, open_object, open_storage, split_object
 from stateflow.types.columns.shapes import Items, Leaf, Record, Shape
 from stateflow.types.declared_types import literal, quote_name
 from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.datasource import DataSource
     from pyspark.sql.streaming import DataStreamReader
     from pyspark.sql.types import StructField, StructType
-
 
 _FOREVER = "36500d"
 _UNSUPPORTED = {"cleansource", "sourcearchivedir", "maxfilespertrigger", "maxbytespertrigger", "latestfirst"}
@@ -84,6 +105,7 @@ _UNREADABLE_HINT = "check that all files have the declared format, are complete,
 
 
 _Reader = TypeVar("_Reader", "DataFrameReader", "DataStreamReader")
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -109,6 +131,7 @@ class FileSource(Source):
 
     Args:
         path: the folder, or a pattern; a relative path is resolved against the working directory at the run's start.
+            At ``s3://``, ``az://``, ``gs://`` and ``webhdfs://``, the storage is the one of a job root there.
         schema: row class of the rows.
         format: ``parquet``, ``json``, ``csv``, ``orc``, or ``text`` with a row class of one field ``value: str``.
         columns: how a start handles columns that were added to or removed from Parquet or ORC files. The start checks
@@ -159,6 +182,8 @@ class FileSource(Source):
         self.bounded = bounded
         self.on_corrupt_file = on_corrupt_file
         self.options = options
+        if self._stored is not None:
+            _check_stored(self.format, options)
         # Raises ConfigError for values that are not supported.
         self._text = text_format(self.format, options, self._base) if self.format in DECODED else None
         if self._text is not None:
@@ -175,7 +200,7 @@ class FileSource(Source):
     @property
     def limited_by(self) -> frozenset[str]:
         """See `Source.limited_by`: only Parquet files have the number of their rows in them."""
-        counted = self.format == "parquet" and self._local is not None
+        counted = self.format == "parquet" and (self._local is not None or self._stored is not None)
         return frozenset(LIMITS if counted else {"max_files_per_batch"})
 
     def check_settings(self, limits: SourceSettings) -> None:
@@ -197,7 +222,10 @@ class FileSource(Source):
                     path=self.path,
                     file=str(file).encode(errors="backslashreplace").decode(),
                 )
-        self._limits(limits)
+        if self._stored is not None:
+            # Raises ConfigError for an address that is not valid.
+            open_storage(split_object(self.path)[0])
+        _check_one_limit(limits)
 
     def check(self, spark: SparkSession) -> None:
         """Compares the declared columns with Parquet files, names in ORC files, and the header of a CSV file.
@@ -206,6 +234,10 @@ class FileSource(Source):
             SchemaMismatch: the columns differ; names the column.
             CorruptInput: a file cannot be read; names the file.
         """
+        if self._stored is not None:
+            # Lists them in any case: an address or credentials that are wrong end the run before its first batch.
+            self._check_stored_columns(self._stored.list())
+            return
         paths = self._sample()
         if paths:
             # Which types of ORC files Spark reads as others is not documented.
@@ -226,6 +258,8 @@ class FileSource(Source):
 
     def warnings(self, spark: SparkSession) -> list[str]:
         """See `Source.warnings`: compares the first local file, for formats that `check` does not compare."""
+        if self._stored is not None:
+            return [] if self._stored.list() else [f"{self.path} has no files; check the address"]
         file = self._compared
         if file is None or _option(self.options, "header") == "true":
             return []
@@ -261,6 +295,18 @@ class FileSource(Source):
         # Otherwise Spark skips files in other folders without a message.
         reader = reader.option("recursiveFileLookup", "true")
         return self._rows(self._as_declared(reader, self.schema).load(self._address))
+
+    def stream_files(self, spark: SparkSession, limits: SourceSettings, log: Path) -> DataFrame | None:
+        """See `Source.stream_files`: files in buckets."""
+        if self._stored is None:
+            return None
+        _check_one_limit(limits)
+        files, rows = limits.max_files_per_batch, limits.max_rows_per_batch
+        size = None if rows is None else self._stored_row_bytes(self._stored)
+        most = BatchLimits(files, None if size is None or rows is None else max(1, int(size * rows)))
+        name, planner = f"stateflow_stored_files_{next(_stream_numbers)}", BatchPlanner(self._stored, most, log)
+        spark.dataSource.register(_planned_source(name, planner, self.schema, self.description))
+        return spark.readStream.format(name).load()
 
     def read_files(self, spark: SparkSession, files: Sequence[str], arrange: Arrange = lambda rows: rows) -> DataFrame:
         """See `Source.read_files`."""
@@ -316,9 +362,15 @@ class FileSource(Source):
         return arrange(found).mapInArrow(decode, self.schema.ddl)
 
     def file_format(self, files: Sequence[str]) -> FileFormat | None:
-        """See `Source.file_format`: local files of JSON, CSV and text, and Parquet files without options."""
-        from stateflow.connectors.files.parquet_files import ParquetFormat, can_read
+        """See `Source.file_format`: local files of JSON, CSV and text, Parquet files without options, and objects."""
+        from stateflow.connectors.files.parquet_files import ParquetFormat, StoredParquet, can_read
 
+        if self._stored is not None:
+            if self._text is None:
+                return InFolders(StoredParquet(), self._base)
+            # The driver would have to read all of a file with quotes to divide it.
+            divided = self._text.splits and not self._text.quote and all(map(is_divisible, files))
+            return replace(self._text, splits=divided)
         if self._text is not None:
             is_local = all(local_path(file) is not None and can_decompress(file) for file in files)
             divided = self._text.splits and all(map(is_divisible, files))
@@ -337,16 +389,30 @@ class FileSource(Source):
         return {file: reason for file, reason in reasons.items() if reason is not None}
 
     def holds(self, offset: str, logs: Sequence[bytes]) -> bool | None:
-        """Returns whether every file that was read since `offset` still exists; only local files can be checked."""
-        paths = _paths_since(offset, logs)
+        """Returns whether every file that was read since `offset` still exists; None if only Spark can look it up."""
+        if self._stored is not None:
+            read = _files_since(offset, logs)
+            try:
+                now = {file.path: file.version for file in self._stored.list()} if read else {}
+            except StateflowError:
+                # A restore can also be planned where the bucket cannot be reached.
+                return None
+            return all(file.path in now and file.version in ("", now[file.path]) for file in read)
+        paths = {file.path for file in _files_since(offset, logs)}
         local = [local_path(path) for path in paths]
         return None if None in local else all(Path(path).is_file() for path in local if path is not None)
 
     def files_since(self, offset: str, logs: Sequence[bytes]) -> int | None:
-        return len(_paths_since(offset, logs))
+        return len({file.path for file in _files_since(offset, logs)})
 
     def has_new_input(self, offset: str, logs: Sequence[bytes]) -> bool | None:
-        """See `Source.has_new_input`: lists local files. Unknown for others, and for patterns with brackets."""
+        """See `Source.has_new_input`: lists files of disks and buckets. Unknown for local patterns with brackets."""
+        if self._stored is not None:
+            known = logged_paths(offset, logs)
+            # A failure is a reason for a run, which reports it.
+            with suppress(StateflowError):
+                return None if known is None else any(file.path not in known for file in self._stored.list())
+            return None
         return None if self._local is None else has_new_files(self._local, offset, logs)
 
     def backlog(self, offset: str, logs: Sequence[bytes]) -> Backlog:
@@ -368,6 +434,12 @@ class FileSource(Source):
         Args:
             known: URIs of the files that were read.
         """
+        if self._stored is not None:
+            return [
+                WaitingFile(file.path, file.size, datetime.fromtimestamp(file.timestamp / 1000, UTC))
+                for file in self._stored.list()
+                if file.path not in known
+            ]
         local, wanted = self._local, _option_as_given(self.options, "pathglobfilter")
         if local is None or _is_unclear(local) or any(c in wanted for c in _UNCLEAR):
             return None
@@ -389,18 +461,26 @@ class FileSource(Source):
 
         from stateflow.connectors.files.parquet_files import count_rows
 
-        path = local_path(file.uri)
-        if path is None:
-            return None
-        if self.format == "parquet":
-            try:
-                return count_rows(Path(path)), file.bytes
-            except lib.ArrowException:
-                return None  # the batch that reads a corrupt file reports it
-        with Path(path).open("rb") as opened:
+        with self._open_waiting(file) as opened:
+            if self.format == "parquet":
+                try:
+                    return count_rows(opened), file.bytes
+                except lib.ArrowException:
+                    return None  # the batch that reads a corrupt file reports it
             data = opened.read(_SAMPLED_BYTES)
         ends_without_newline = 0 < len(data) == file.bytes and not data.endswith(b"\n")
         return data.count(b"\n") + ends_without_newline, len(data)
+
+    @contextmanager
+    def _open_waiting(self, file: WaitingFile) -> Iterator[BinaryIO]:
+        path = local_path(file.uri)
+        if path is not None:
+            with open(path, "rb") as opened:
+                yield opened
+            return
+        storage, key = open_object(file.uri)
+        with storage.open(key) as opened:
+            yield opened
 
     def _count_rows(self, files: Sequence[WaitingFile]) -> tuple[int | None, bool]:
         """Returns the number of rows of files and whether it is exact; None if there is no way to estimate it."""
@@ -422,8 +502,10 @@ class FileSource(Source):
         return max(0, total), self.format == "parquet" and len(picked) == len(files) and None not in samples
 
     def initial_position(self, start: StartPosition) -> InitialPosition:
-        """Returns the position after the local files that were modified before a time; see `skip_files`."""
+        """Returns the position after the files that were modified before a time; see `skip_files`."""
         assert start.timestamp is not None
+        if self._stored is not None:
+            return skip_listed(self._stored.list(), start.timestamp)
         return skip_files(self.path, self._local, start.timestamp)
 
     def can_keep(self, description: str) -> bool:
@@ -432,10 +514,10 @@ class FileSource(Source):
 
     def _limits(self, limits: SourceSettings) -> dict[str, str]:
         """Returns the options of Spark's reader that limit a batch."""
+        _check_one_limit(limits)
         files, rows = limits.max_files_per_batch, limits.max_rows_per_batch
         if rows is None:
             return {} if files is None else {"maxFilesPerTrigger": str(files)}
-        _check_one_limit(files, rows)
         assert self._local is not None
         size = self._row_bytes(self._local)
         return {"maxBytesPerTrigger": str(max(1, int(size * rows)))} if size else {}
@@ -468,6 +550,52 @@ class FileSource(Source):
             file = _nanosecond_file(self._local) if NANOSECONDS in reason else None
             named = {"file": str(file)} if file else {}
             raise self._unreadable(reason, hint_for(reason, _UNREADABLE_HINT), **named) from e
+
+    def _check_stored_columns(self, files: Sequence[ListedFile]) -> None:
+        """Compares the columns of the first Parquet file in a bucket that can be read with the declared ones."""
+        from stateflow.connectors.files.parquet_files import is_read_unchanged, read_stored_schema
+
+        read = self._first_stored(files, read_stored_schema) if self.format == "parquet" else None
+        file, found = read or (None, None)
+        if file is None or found is None:
+            return
+        named = [c.name for c, _ in folder_values(file.path, self._base, self.schema) if c.name not in found.names]
+        columns = FoundColumns(
+            names=[*found.names, *named],
+            types=[*map(str, found.types), *named],
+            misfit=lambda column, at: (
+                None if at >= len(found) or is_read_unchanged(found.types[at], column.arrow_type) else ""
+            ),
+        )
+        check_found_columns(columns, self.schema, self.columns, self.path)
+
+    def _first_stored(
+        self, files: Sequence[ListedFile], read: Callable[[BinaryIO], _Read]
+    ) -> tuple[ListedFile, _Read] | None:
+        """Returns the first Parquet file in a bucket that can be read, and what `read` returns for it.
+
+        Raises:
+            CorruptInput: a file before it is corrupt, and is not skipped.
+        """
+        for file in files[:_SAMPLED_FILES]:
+            try:
+                with open_object_share(FileShare(file.path, 0, file.size, file.size, file.version)) as opened:
+                    return file, read(opened)
+            except LostFile as e:
+                found = unreadable_in(str(e))
+                assert found is not None
+                raise found.error() from e
+            except (OSError, pa.ArrowException) as e:
+                if self.on_corrupt_file == FAIL:
+                    raise UnreadableFile(file.path, reason_in(e), is_corrupt=True).error() from e
+        return None
+
+    def _stored_row_bytes(self, stored: StoredFiles) -> float | None:
+        """Returns the average bytes of a row in the first file in a bucket that can be read; None without rows."""
+        from stateflow.connectors.files.parquet_files import count_rows
+
+        file, rows = self._first_stored(stored.list(), count_rows) or (None, 0)
+        return None if file is None or not rows else file.size / rows
 
     def _folder_fields(self) -> list[StructField]:
         """Returns the columns whose values the folders of local files have."""
@@ -502,8 +630,15 @@ class FileSource(Source):
         return _uri(base if first is None else base[: first.start()])
 
     @property
+    def _stored(self) -> StoredFiles | None:
+        """The files in a bucket, a container or HDFS that stateflow lists and reads itself; None for others."""
+        is_stored = is_object_address(self.path)
+        names = next((str(v) for name, v in self.options.items() if name.lower() == "pathglobfilter"), "")
+        return StoredFiles(self._address, names) if is_stored else None
+
+    @property
     def _local(self) -> Path | None:
-        """The path of the files on this host; None when only Spark can read them."""
+        """The path of the files on this host; None when they are elsewhere."""
         path = re.sub("^file:/+", "/", self.path)
         return None if "://" in path else Path(path)
 
@@ -522,6 +657,59 @@ class FileSource(Source):
             return bytes_per_row(files)
         except (OSError, lib.ArrowException) as e:
             raise self._unreadable(reason_in(e), _UNREADABLE_HINT) from e
+
+
+_OFFSET = "logOffset"
+_stream_numbers = count(1)
+
+
+def _planned_source(name: str, planner: BatchPlanner, schema: RowSchema, description: str) -> type[DataSource]:
+    """Returns a data source without rows, whose offsets are those of Spark's file source.
+
+    Args:
+        name: by which Spark looks it up whenever it plans a query.
+        schema: the columns.
+        description: of the source, for errors.
+    """
+    from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+    from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+
+    from stateflow.connectors.python import forward_errors
+
+    given_name, ddl, credentials = name, schema.ddl, Credentials.of_process()
+
+    class Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+        def initialOffset(self) -> dict[str, int]:
+            return {_OFFSET: -1}
+
+        def prepareForTriggerAvailableNow(self) -> None:
+            with forward_errors(description):
+                planner.end_with_present_files()
+
+        def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> dict[str, int]:
+            # The limits are the settings of the run, whatever Spark's trigger is.
+            with forward_errors(description):
+                return {_OFFSET: planner.next_entry(start[_OFFSET])}
+
+        def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> Sequence[InputPartition]:
+            return []
+
+        def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
+            return iter(())
+
+    class StoredFilesSource(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return given_name
+
+        def schema(self) -> str:
+            return ddl
+
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+            credentials.adopt()
+            return Reader()
+
+    return StoredFilesSource
 
 
 def _with_checked_texts(rows: DataFrame, schema: RowSchema) -> DataFrame:
@@ -587,14 +775,14 @@ def _option_as_given(options: Mapping[str, str], lower_name: str) -> str:
     return next((str(v) for name, v in options.items() if name.lower() == lower_name), "")
 
 
-def _check_one_limit(files: int | None, rows: int) -> None:
-    if files is not None:
+def _check_one_limit(limits: SourceSettings) -> None:
+    if limits.max_files_per_batch is not None and limits.max_rows_per_batch is not None:
         raise ConfigError(
             "a batch of files can be limited by files or by rows, not by both",
             hint="set one of the two; for this source only, set source.of.UID.max_files_per_batch",
             setting="source.max_rows_per_batch",
-            max_files_per_batch=files,
-            max_rows_per_batch=rows,
+            max_files_per_batch=limits.max_files_per_batch,
+            max_rows_per_batch=limits.max_rows_per_batch,
         )
 
 
@@ -617,20 +805,21 @@ class _Offset(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _ReadFile(msgspec.Struct):
-    """A line of Spark's log of a file source."""
+    """A line of the log of a file source, without what is not needed here."""
 
     path: str
     batchId: int
+    version: str = ""
 
 
 _offset, _read_file = json_decoder(_Offset), json_decoder(_ReadFile)
 
 
-def _paths_since(offset: str, logs: Sequence[bytes]) -> set[str]:
-    """Returns the files that Spark's source log lists after a position."""
+def _files_since(offset: str, logs: Sequence[bytes]) -> list[_ReadFile]:
+    """Returns the files that a source's log lists after a position."""
     try:
         last = _offset.decode(offset).logOffset
-        return {file.path for log in logs for file in _read_files(log) if file.batchId > last}
+        return [file for log in logs for file in _read_files(log) if file.batchId > last]
     except (ValueError, RecursionError) as e:
         message = "the position of a file source, or its log of files, cannot be decoded"
         raise CorruptFile(message, hint="restore an older checkpoint", reason=str(e)) from e
@@ -639,15 +828,13 @@ def _paths_since(offset: str, logs: Sequence[bytes]) -> set[str]:
 def _read_files(log: bytes) -> Iterator[_ReadFile]:
     """Yields the files of an entry of the log. Raises ValueError for an entry that Spark does not write."""
     version, *lines = log.split(b"\n")
-    if version != _VERSION:
+    if version != LOG_VERSION:
         raise ValueError("the entry has another version")
     yield from map(_read_file.decode, filter(None, lines))
 
 
-_VERSION = b"v1"
 _UNCLEAR = "[]{}\\^"
 """Characters that Hadoop's patterns treat in another way than Python's, or in names that are not patterns."""
-_SUMMARIES = ("_metadata", "_common_metadata")
 
 
 def has_new_files(local: Path, offset: str, logs: Sequence[bytes]) -> bool | None:
@@ -700,20 +887,14 @@ def listed_files(local: Path) -> Iterator[Path]:
     for root in roots:
         if S_ISDIR(root.stat().st_mode):
             yield from _files_below(root)
-        elif _may_be_listed(root.name):
+        elif may_be_listed(root.name):
             yield root
 
 
 def _files_below(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root, onerror=_raise, followlinks=True):
-        folders[:] = [name for name in folders if _may_be_listed(name)]
-        yield from (Path(folder, name) for name in files if _may_be_listed(name))
-
-
-def _may_be_listed(name: str) -> bool:
-    """Returns False for a name that Spark ignores, as its `HadoopFSUtils` decides."""
-    is_hidden = name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
-    return not is_hidden or name.startswith(_SUMMARIES)
+        folders[:] = [name for name in folders if may_be_listed(name)]
+        yield from (Path(folder, name) for name in files if may_be_listed(name))
 
 
 def _raise(error: OSError) -> None:
@@ -741,22 +922,26 @@ def skip_files(path: str, local: Path | None, until: datetime) -> InitialPositio
     """
     if local is None or ("{" in str(local) and not local.is_dir()):
         raise ConfigError(
-            "files can be skipped by time only in a local folder, or a pattern without braces",
+            "files can be skipped by time only in a bucket, a local folder, or a local pattern without braces",
             hint="use earliest, or move the files",
             path=path,
         )
+    listed = [ListedFile(file_uri(f), f.stat().st_mtime_ns // _NANOSECONDS_OF_MS, 0) for f in _files(local)]
+    return skip_listed(listed, until)
+
+
+def skip_listed(files: Iterable[ListedFile], until: datetime) -> InitialPosition:
+    """Returns what `skip_files` returns, given all files."""
     limit = epoch_milliseconds(until)
-    modified = {file: file.stat().st_mtime_ns // _NANOSECONDS_OF_MS for file in _files(local)}
-    skipped = sorted((file, time) for file, time in modified.items() if time < limit)
+    skipped = sorted((file for file in files if file.timestamp < limit), key=lambda file: unquote(file.path))
     if not skipped:
         return InitialPosition(
             _NOT_BEGUN, {}, f"no file was modified before {until.isoformat(timespec='milliseconds')}"
         )
-    lines = [msgspec.json.encode({"path": file_uri(file), "timestamp": time, "batchId": 0}) for file, time in skipped]
-    log = b"\n".join([b"v1", *lines])
+    log = encode_entry(skipped)
     digest = hashlib.sha256(log).hexdigest()[:16]
-    files = "1 file" if len(skipped) == 1 else f"{len(skipped)} files"
-    text = f"{files} modified before {until.isoformat(timespec='milliseconds')} skipped ({digest})"
+    count = "1 file" if len(skipped) == 1 else f"{len(skipped)} files"
+    text = f"{count} modified before {until.isoformat(timespec='milliseconds')} skipped ({digest})"
     return InitialPosition('{"logOffset":0}', {"0": log}, text)
 
 
@@ -875,6 +1060,10 @@ _MOST: Mapping[str, tuple[type[int] | type[float], float]] = {
 }
 """The types and highest values of numbers, which Spark would parse when a run begins to read."""
 _HIDING = {"ignorecorruptfiles", "ignoremissingfiles"}
+_OF_SPARK = set(_LISTING.split())
+_NONE = frozenset[str]()
+_AS_ALWAYS = {("recursivefilelookup", "true"), ("ignorecorruptfiles", "false"), ("ignoremissingfiles", "false")}
+"""Options that say what is so in any case."""
 _FAILFAST = "FAILFAST"
 _NOT_OF_FILES = {"idna", "punycode", "unicode_escape", "raw_unicode_escape"}
 """Encodings of names and of source code."""
@@ -1002,6 +1191,25 @@ def _csv_records(given: Mapping[str, object]) -> CsvRecords:
         trims_start=_flag(given, "ignoreleadingwhitespace"),
         trims_end=_flag(given, "ignoretrailingwhitespace"),
     )
+
+
+def _check_stored(format: str, options: Mapping[str, str]) -> None:
+    """Raises ConfigError for files in a bucket that only Spark can read."""
+    hint = "stateflow lists and reads files at s3://, gs://, az:// and webhdfs:// without Spark: "
+    if format not in {"parquet", *DECODED}:
+        raise ConfigError(
+            "files of this format cannot be read at this address",
+            hint=f"{hint}convert them to Parquet, or read them with Hadoop's file systems, at s3a:// or abfss://",
+            format=format,
+        )
+    for name, value in options.items():
+        has_effect = name.lower() in {"pathglobfilter", "basepath", *(_IMPLEMENTED.get(format, _NONE) - _OF_SPARK)}
+        if not has_effect and (name.lower(), str(value).lower()) not in _AS_ALWAYS:
+            raise ConfigError(
+                "an option of a file source has no effect at this address",
+                hint=f"{hint}remove the option; credentials and endpoints come from environment variables",
+                option=name,
+            )
 
 
 def _encoding(name: str) -> str:

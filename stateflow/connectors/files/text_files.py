@@ -19,10 +19,10 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate, groupby, islice, pairwise
-from pathlib import PurePath
 from typing import BinaryIO, Protocol
 from urllib.parse import unquote
 
@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from stateflow.api.input_files import CorruptContent, FileChanged, FileFormat, FileShare, file_uri, plain_path
+from stateflow.api.input_files import CorruptContent, FileChanged, FileFormat, FileShare, open_object_share, plain_path
 from stateflow.api.schema import Column, RowSchema
 from stateflow.connectors.json_values import JsonObjects, reason_of
 from stateflow.connectors.text_values import TextForms, WrongText, column_of_texts
@@ -118,26 +118,23 @@ class DecodedFormat:
             FileChanged: the file no longer exists, or was written again.
             CorruptContent: it is not of the declared form.
         """
-        with _opened(share.path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != share.size:
-                raise FileChanged(f"{share.path} has {size} bytes, and had {share.size} when the batch was planned")
+        with _opened(share) as file:
             begin, blocks, is_start = 0, _decompressed(share.path, file), True
             if self.splits:
                 begin, end = share.begin, share.end
                 if not self.quote:
                     begin, end = _first_row(file, begin), _first_row(file, end)
-                blocks = _blocks(file, begin, min(end, size))
+                blocks = _blocks(file, begin, min(end, share.size))
                 # Empty lines may come before the header.
                 is_start = begin == 0 or (self.is_csv and _is_blank(_blocks(file, 0, begin)))
             try:
-                yield from self.decode(blocks, file_uri(PurePath(share.path)), schema, is_start=is_start)
+                yield from self.decode(blocks, share.uri, schema, is_start=is_start)
             except WrongContent as e:
                 line = e.line + _count(_blocks(file, 0, begin), b"\n")
                 raise CorruptContent(share.path, e.reason, f"{e.unit} {line}") from e
 
     def row_starts(self, path: str, positions: Sequence[int]) -> Sequence[int]:
-        """See `FileFormat.row_starts`. Reads the file once to count its quotes, if ends of lines may be in quotes."""
+        """See `FileFormat.row_starts`. Counts the quotes of a file once, if ends of lines may be in quotes."""
         if not self.quote or not positions:
             return positions
         count = partial(_count_quotes, path, self.quote)
@@ -206,15 +203,27 @@ def _compression(path: str) -> str:
 # -- bytes ------------------------------------------------------------------------------------------------------------
 
 
-def _opened(path: str) -> BinaryIO:
+@contextmanager
+def _opened(share: FileShare) -> Iterator[BinaryIO]:
+    if share.is_object:
+        with open_object_share(share) as file:
+            yield file
+        return
     try:
-        return open(path, "rb")
+        opened = open(share.path, "rb")
     except FileNotFoundError as e:
-        raise FileChanged(f"{path} does not exist") from e
+        raise FileChanged(f"{share.path} does not exist") from e
+    with opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size != share.size:
+            raise FileChanged(f"{share.path} has {size} bytes, and had {share.size} when the batch was planned")
+        yield opened
 
 
 def _decompressed(path: str, file: BinaryIO) -> Iterator[bytes]:
     """Yields the bytes of a whole file. Raises WrongContent if it is not of the format of its name, or truncated."""
+    if not can_decompress(path):
+        raise WrongContent(1, "Hadoop has compressed it as the end of its name says: use .gz, .bz2 or .zst in a bucket")
     codec = _compression(path)
     stream = pa.CompressedInputStream(file, codec) if codec else file
     while True:
@@ -773,7 +782,7 @@ class InFolders:
 
     def read(self, share: FileShare, schema: RowSchema) -> Iterator[pa.RecordBatch]:
         """See `FileFormat.read`."""
-        yield from with_folders(file_uri(PurePath(share.path)), self.base, schema, partial(self.format.read, share))
+        yield from with_folders(share.uri, self.base, schema, partial(self.format.read, share))
 
 
 def with_folders(

@@ -7,9 +7,11 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import chain
 
 from pyspark.sql import DataFrame
 
+from stateflow.api.file_log import ListedFile
 from stateflow.api.graph import SourceNode
 from stateflow.api.input_files import (
     QUARANTINE,
@@ -17,6 +19,7 @@ from stateflow.api.input_files import (
     CorruptContent,
     FileFormat,
     FileShare,
+    LostFile,
     UnreadableFile,
     local_path,
     plain_path,
@@ -26,12 +29,13 @@ from stateflow.api.schema import arrival, arrival_place
 from stateflow.api.source import Source
 from stateflow.checkpoint.barriers import error_in_text
 from stateflow.checkpoint.log.documents import NOT_BEGUN
-from stateflow.errors import BatchFailed, SchemaMismatch, StateflowError
+from stateflow.errors import BatchFailed, SchemaMismatch, StateflowError, StorageError
 from stateflow.runtime.job import SkippedFile
 from stateflow.runtime.spark.checkpoint_location import SparkLocation
 from stateflow.runtime.spark.frames import empty_frame, sort_by_arrival
 from stateflow.runtime.spark.inputs import BatchFiles, FileSearch, SourceRows, partition_ranks
 from stateflow.runtime.task.row_conversion import check_declared
+from stateflow.storage import Credentials
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +104,7 @@ class BatchInput:
             if source.has_files:
                 uris = [file for file in self._files[node.uid] if (node.uid, file) not in skipped]
                 by_spark = partial(self._read_by_spark, node, uris)
-                found[node.uid] = BatchFiles(uris, source.file_format(uris), by_spark)
+                found[node.uid] = BatchFiles(uris, source.file_format(uris), by_spark, self._objects)
         return found
 
     def _read_by_spark(self, node: SourceNode, uris: Sequence[str]) -> DataFrame:
@@ -115,7 +119,17 @@ class BatchInput:
     @cached_property
     def _files(self) -> dict[str, list[str]]:
         """Returns the files of the batch, by uid of the source; none for sources without files."""
+        return {uid: [file.path for file in files] for uid, files in self._listed.items()}
+
+    @cached_property
+    def _listed(self) -> dict[str, list[ListedFile]]:
         return {node.uid: self._location.batch_files(self._batch_id, at) for at, node in enumerate(self._nodes)}
+
+    @cached_property
+    def _objects(self) -> dict[str, tuple[int, str]]:
+        """Returns size and version of each object of the batch, by its URI."""
+        listed = chain.from_iterable(self._listed.values())
+        return {file.path: (file.size, file.version) for file in listed if file.size >= 0}
 
     def skip_corrupt(self, error: Exception) -> bool:
         """Finds the file that a batch failed on, and skips it if the job permits that.
@@ -157,10 +171,11 @@ class BatchInput:
         for uid, files in self._files.items():
             for file in files:
                 path = local_path(file)
-                size = os.path.getsize(path) if path and os.path.exists(path) else left
+                on_disk = os.path.getsize(path) if path and os.path.exists(path) else left
+                size = self._objects[file][0] if file in self._objects else on_disk
                 left -= size
                 if left > 0 and self._has_row(self._sources[uid], file, size, mismatch):
-                    mismatch.add_facts(file=path)
+                    mismatch.add_facts(file=plain_path(file))
                     if mismatch is not error:
                         raise mismatch from error
                     return
@@ -169,15 +184,19 @@ class BatchInput:
         format, wanted = source.file_format([file]), {name: mismatch.facts.get(name) for name in ("column", "row")}
         if format is None:
             return False
-        share = FileShare(local_path(file) or "", 0, max(1, size), size)
+        share = FileShare(self._path(file), 0, max(1, size), size)
         try:
             for batch in format.read(share, source.schema):
                 check_declared(batch.columns, source.schema)
         except SchemaMismatch as e:
             return wanted.items() <= e.facts.items()
-        except (CannotRead, CorruptContent, OSError):
+        except (CannotRead, CorruptContent, LostFile, StorageError, OSError):
             return False
         return False
+
+    def _path(self, file: str) -> str:
+        """Returns how shares name a file."""
+        return file if file in self._objects else local_path(file) or ""
 
     def _owner(self, found: UnreadableFile) -> tuple[str, str]:
         """Returns uid of the source and URI of its file; empty strings for a file that a transform reads."""
@@ -220,7 +239,8 @@ class BatchInput:
         self._searched.update(skipping)
         for_spark = self._search_by_tasks({u: format for u, format in by_tasks.items() if format is not None})
         for each in skipping:
-            for corrupt in self._search_by_spark(each, for_spark.get(each, self._left(each))):
+            left = [file for file in for_spark.get(each, self._left(each)) if file not in self._objects]
+            for corrupt in self._search_by_spark(each, left):
                 self._record(each, corrupt)
 
     def _record(self, uid: str, found: UnreadableFile) -> None:
@@ -237,6 +257,9 @@ class BatchInput:
 
         Returns:
             The files of each source that tasks cannot read, and Spark may.
+
+        Raises:
+            BatchFailed: an object cannot be read now.
         """
         files = [(uid, file) for uid in formats for file in self._left(uid)]
         for_spark: dict[str, list[str]] = {uid: [] for uid in formats}
@@ -245,14 +268,17 @@ class BatchInput:
             found = unreadable_in(error)
             if found is None:
                 for_spark[uid].append(file)
+            elif not found.is_corrupt:
+                raise found.error()
             else:
                 self._record(uid, replace(found, file=file))
         return for_spark
 
     def _search(self, formats: Mapping[str, FileFormat], files: Sequence[tuple[str, str]]) -> list[tuple[int, str]]:
-        paths = [(uid, local_path(file) or "") for uid, file in files]
+        paths = [(uid, self._path(file)) for uid, file in files]
         schemas = {uid: self._sources[uid].schema.without_classes() for uid in formats}
-        return FileSearch(formats, schemas, paths).run(self._frame.sparkSession)
+        search = FileSearch(formats, schemas, paths, self._objects, Credentials.of_process())
+        return search.run(self._frame.sparkSession)
 
     def _search_by_spark(self, uid: str, files: Sequence[str]) -> Iterator[UnreadableFile]:
         """Yields the corrupt ones of some files that only Spark can read: it names one file that it cannot read.

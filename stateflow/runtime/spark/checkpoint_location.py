@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import errno
-import fnmatch
 import hashlib
 import json
 import os
-import posixpath
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from stateflow.api.file_log import (
+    LOG_VERSION,
+    FilePattern,
+    ListedFile,
+    arrival_order,
+    decode_listed_file,
+    encode_entry,
+    needed_entries,
+)
 from stateflow.api.source import Source
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourceFile, SourcePosition, SparkPosition
 from stateflow.checkpoint.log.manifest_files import write_bytes
@@ -178,8 +184,12 @@ class SparkLocation:
         """
         self._newest = {file.path: file for file in files}
 
-    def batch_files(self, batch_id: int, source: int) -> list[str]:
-        """Returns the files of a batch that Spark's file source has listed, as percent-encoded URIs, in order.
+    def log_folder(self, source: int) -> Path:
+        """Returns the folder of the log of a file source, by the number of the source in the query."""
+        return self.folder / "sources" / str(source)
+
+    def batch_files(self, batch_id: int, source: int) -> list[ListedFile]:
+        """Returns the files of a batch that a file source has listed, in order.
 
         They are in the order of their modification times when they were listed, then of their paths. Returns none for
         other sources.
@@ -190,7 +200,7 @@ class SparkLocation:
         last, before = self._log_offset(batch_id, source), self._log_offset(batch_id - 1, source)
         if last is None:
             return []
-        folder = self.folder / "sources" / str(source)
+        folder = self.log_folder(source)
         wanted = range(0 if before is None else before + 1, last + 1)
         # A compacted entry has all files that were ever read; most of them need no parsing.
         files = [
@@ -200,8 +210,7 @@ class SparkLocation:
             if line.startswith(b"{") and _may_be_of(wanted, line)
         ]
         files = [file for file in files if file.batchId in wanted]
-        files.sort(key=lambda file: (file.timestamp, unquote(file.path)))
-        return [file.path for file in files]
+        return sorted(files, key=arrival_order)
 
     def batch_offsets(self, batch_id: int, source: int) -> tuple[str, str]:
         """Returns the positions of a source before and after a batch; arguments as for `batch_files`."""
@@ -323,17 +332,6 @@ def driver_location(local: Path, job_uuid: str, generation: int) -> Path:
     return locations / str(generation)
 
 
-def needed_entries(names: list[str]) -> list[str]:
-    """Returns the entries of a source's log that Spark needs: ``12.compact`` contains everything up to 12."""
-    compacted = [int(n.removesuffix(".compact")) for n in names if n.endswith(".compact")]
-    newest = max(compacted, default=-1)
-    plain = sorted((n for n in names if n.isdigit()), key=int)
-    kept = [n for n in plain if int(n) > newest]
-    return (
-        ([f"{newest}.compact"] if compacted else []) + kept + sorted(n for n in names if not n.split(".")[0].isdigit())
-    )
-
-
 def _entries_of(wanted: range, names: list[str]) -> list[str]:
     """Returns the entries of a source's log that have the files of some batches of the source."""
     known = {int(name.removesuffix(".compact")): name for name in names if name.removesuffix(".compact").isdigit()}
@@ -400,10 +398,8 @@ def _checked(path: str) -> str:
 
 
 _HINT = "restore a checkpoint or savepoint that this job wrote, and find out who changed this one: its hashes match"
-_VERSION = "v1"
+_VERSION = LOG_VERSION.decode()
 _ENTRY_NAME = re.compile(r"(0|[1-9][0-9]{0,17})(?:\.compact)?", re.ASCII)
-_INNERMOST_BRACES = re.compile(r"(?<!\\)\{([^{}]*)\}")
-_NOT_IN_URIS = frozenset("?#\\")
 
 
 class _Metadata(msgspec.Struct):
@@ -416,51 +412,7 @@ class _FileOffset(msgspec.Struct, forbid_unknown_fields=True):
     logOffset: int
 
 
-class _ReadFile(msgspec.Struct):
-    """A line of the log of a file source, which has no other fields."""
-
-    path: str
-    timestamp: int
-    batchId: int
-
-
-_metadata, _file_offset, _read_file = json_decoder(_Metadata), json_decoder(_FileOffset), json_decoder(_ReadFile)
-
-
-class FilePattern:
-    """The files that a file source may read: those that its address names or matches, and all files below these.
-
-    Args:
-        address: the folder, or Hadoop's glob pattern; an absolute path or a URI, which Hadoop does not decode.
-        default_filesystem: URI of the file system of paths without scheme, ``fs.defaultFS`` of Hadoop.
-    """
-
-    def __init__(self, address: str, default_filesystem: str = "file:///") -> None:
-        default = urlsplit(default_filesystem)
-        scheme, separator, rest = address.partition("://")
-        authority, _, path = (rest if separator else address).partition("/")
-        self.address = address
-        self._scheme = scheme.lower() if separator else default.scheme
-        self._authority = authority or (default.netloc if self._scheme == default.scheme else "")
-        self._patterns = [
-            [re.compile(fnmatch.translate(_python_pattern(part))).match for part in _parts(pattern)]
-            for pattern in _without_braces(posixpath.normpath(f"/{path}"))
-        ]
-
-    def matches(self, uri: str) -> bool:
-        """Returns whether a percent-encoded URI, as in the log of a file source, is one of the files."""
-        scheme, _, rest = uri.partition(":")
-        authority, _, path = rest[2:].partition("/") if rest.startswith("//") else ("", "", rest.removeprefix("/"))
-        if (scheme.lower(), authority) != (self._scheme, self._authority) or not _NOT_IN_URIS.isdisjoint(uri):
-            return False
-        parts = unquote(path).split("/")
-        # Hadoop's listings never have such parts. After a link, `..` is not the folder before it in the path.
-        if any(part in ("", ".", "..") for part in parts):
-            return False
-        return any(
-            len(parts) >= len(pattern) and all(match(part) for match, part in zip(pattern, parts, strict=False))
-            for pattern in self._patterns
-        )
+_metadata, _file_offset = json_decoder(_Metadata), json_decoder(_FileOffset)
 
 
 @dataclass(frozen=True)
@@ -530,7 +482,7 @@ def _checked_entry(number: int, content: bytes, uid: str, pattern: FilePattern) 
     facts = {"source": uid, "entry": number}
     version, *lines = content.split(b"\n")
     files = [decode_logged_file(line, **facts) for line in lines if line]
-    if version != _VERSION.encode() or any(not 0 <= file.batchId <= number for file in files):
+    if version != LOG_VERSION or any(not 0 <= file.batchId <= number for file in files):
         raise _corrupt("an entry of Spark's source log has another version, or files of later batches", **facts)
     for file in files:
         if not pattern.matches(file.path):
@@ -540,13 +492,13 @@ def _checked_entry(number: int, content: bytes, uid: str, pattern: FilePattern) 
                 path=pattern.address,
                 **facts,
             )
-    return b"\n".join([version, *map(msgspec.json.encode, files)])
+    return encode_entry(files)
 
 
-def decode_logged_file(line: bytes, **facts: object) -> _ReadFile:
+def decode_logged_file(line: bytes, **facts: object) -> ListedFile:
     """Returns a line of the log of a file source; raises CorruptFile with these facts if it is not one."""
     try:
-        return _read_file.decode(line)
+        return decode_listed_file(line)
     except (ValueError, RecursionError) as e:
         raise _corrupt("an entry of Spark's source log cannot be parsed", reason=str(e), **facts) from e
 
@@ -563,22 +515,3 @@ def _file_line(line: str, source: QuerySource) -> str:
 
 def _corrupt(message: str, **facts: object) -> CorruptFile:
     return CorruptFile(message, hint=_HINT, **facts)
-
-
-def _without_braces(pattern: str) -> list[str]:
-    """Returns one pattern for each alternative in ``{a,b}``; an alternative may contain a slash."""
-    braces = _INNERMOST_BRACES.search(pattern)
-    if braces is None:
-        return [pattern]
-    head, tail = pattern[: braces.start()], pattern[braces.end() :]
-    return [each for choice in braces[1].split(",") for each in _without_braces(f"{head}{choice}{tail}")]
-
-
-def _python_pattern(part: str) -> str:
-    """Returns a part of a path pattern as `fnmatch` writes it, whose expressions take linear time."""
-    literal = re.sub(r"\\(.)", lambda m: f"[{m[1]}]" if m[1] in "*?[" else m[1], part)
-    return literal.replace("[^", "[!")
-
-
-def _parts(pattern: str) -> list[str]:
-    return [part for part in pattern.split("/") if part]

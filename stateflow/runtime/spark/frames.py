@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial, reduce
+from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
@@ -370,7 +371,8 @@ def check_frame(source: Source, spark: SparkSession, limits: SourceSettings) -> 
     # The source may send rows of classes that the job has made.
     prepare_struct_classes()
     with errors_of_spark(source):
-        frame = source.stream(spark, limits)
+        # The frame is not read: nothing is written to the folder.
+        frame = source.stream_files(spark, limits, Path()) or source.stream(spark, limits)
     walk = _PlanWalk(lambda plan: bool(plan.isStreaming()))
     walk.reads_stream(_analyzed(frame))
     # The number of a partition is known to sources, and no row depends on other rows by it.

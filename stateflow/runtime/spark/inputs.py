@@ -24,10 +24,21 @@ from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.graph import Node, SourceNode, leaves_of
-from stateflow.api.input_files import CannotRead, CorruptContent, FileChanged, FileFormat, FileShare, local_path
+from stateflow.api.input_files import (
+    CannotRead,
+    CorruptContent,
+    FileChanged,
+    FileFormat,
+    FileShare,
+    LostFile,
+    local_path,
+)
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
+from stateflow.checkpoint.barriers import message_with
+from stateflow.errors import StateflowError
 from stateflow.runtime.spark.frames import ArrowFunction, rows_of_source
+from stateflow.storage import Credentials
 
 
 class RowCounter(Protocol):
@@ -50,7 +61,7 @@ class Inputs:
         files: the files of the other sources.
         in_order: as in `SourceRows`.
         ranks: as in `SourceRows`.
-        by_tasks: whether tasks read the files, if they can; otherwise Spark does.
+        by_tasks: whether tasks read the files, if they can; otherwise Spark reads all that are not objects.
         counter: counts the rows; None if they are not counted.
     """
 
@@ -80,7 +91,7 @@ class Inputs:
     @cached_property
     def read_by_tasks(self) -> Mapping[Node, BatchFiles]:
         """The files that tasks read."""
-        return {node: f for node, f in self.files.items() if self.by_tasks and f.format is not None}
+        return {node: f for node, f in self.files.items() if f.format is not None and (self.by_tasks or f.are_objects)}
 
     def begin(self, node: Node) -> tuple[DataFrame, ArrowFunction] | None:
         """Returns a frame with one row per partition, and the function that yields the rows of a source's files for it.
@@ -143,17 +154,24 @@ class BatchFiles:
         uris: percent-encoded URIs, in the order in which their rows arrive.
         format: reads them in tasks; None if only Spark can read them.
         by_spark: returns the rows as Spark reads them, in the same order.
+        objects: size and version of each file that is an object, by its URI.
     """
 
     uris: Sequence[str]
     format: FileFormat | None
     by_spark: Callable[[], DataFrame]
+    objects: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+
+    @property
+    def are_objects(self) -> bool:
+        """Whether the files are objects, which Spark does not read."""
+        return any(uri in self.objects for uri in self.uris)
 
     @property
     def sizes(self) -> list[tuple[str, int]]:
-        """Local paths and sizes. Raises FileNotFoundError."""
-        paths = [local_path(uri) or "" for uri in self.uris]
-        return [(path, os.stat(path).st_size) for path in paths]
+        """Local paths, or URIs of objects, and sizes. Raises FileNotFoundError."""
+        paths = [uri if uri in self.objects else local_path(uri) or "" for uri in self.uris]
+        return [(path, self.objects[path][0] if path in self.objects else os.stat(path).st_size) for path in paths]
 
 
 @dataclass(frozen=True)
@@ -183,12 +201,14 @@ class FileReader:
         schema: the columns to read.
         partitions: the shares of each partition.
         on_read: called with the number of a partition and its rows so far.
+        credentials: for the storage of objects.
     """
 
     format: FileFormat
     schema: RowSchema
     partitions: tuple[tuple[FileShare, ...], ...]
     on_read: Callable[[int, int], None] = lambda number, rows: None
+    credentials: Credentials = field(default_factory=Credentials)
 
     @classmethod
     def of(cls, files: BatchFiles, schema: RowSchema, partitions: int) -> FileReader:
@@ -196,12 +216,16 @@ class FileReader:
         format = files.format
         assert format is not None
         cuts = dict[str, list[int]]()
-        shares = shares_of(files.sizes, partitions, format.splits)
+        shares = [
+            [replace(share, version=files.objects[share.path][1]) if share.is_object else share for share in part]
+            for part in shares_of(files.sizes, partitions, format.splits)
+        ]
         for share in chain.from_iterable(shares):
-            if share.begin:
+            if share.begin and not share.is_object:
                 cuts.setdefault(share.path, []).append(share.begin)
         starts = {path: dict(zip(own, format.row_starts(path, own), strict=True)) for path, own in cuts.items()}
-        return cls(format, schema, tuple(tuple(_between_rows(share, starts) for share in part) for part in shares))
+        divided = tuple(tuple(_between_rows(share, starts) for share in part) for part in shares)
+        return cls(format, schema, divided, credentials=Credentials.of_process())
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Returns a frame with as many partitions, each with one row: the number of the partition."""
@@ -211,11 +235,12 @@ class FileReader:
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of the partitions that rows of `frame` name.
 
-        Raises CannotRead and CorruptContent as the format does, and FileChanged for a file that was written again after
-        the files were divided: shares of two versions may not have each row once.
+        Raises CannotRead, CorruptContent and LostFile as the format does, and FileChanged for a file that was written
+        again after the files were divided: shares of two versions may not have each row once.
 
         Not the partition with the task's number: in a union, the second frame's tasks are numbered after the first's.
         """
+        self.credentials.adopt()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 rows = 0
@@ -226,6 +251,13 @@ class FileReader:
                     yield read
 
     def _read(self, share: FileShare) -> Iterator[pa.RecordBatch]:
+        if share.is_object:
+            try:
+                yield from self.format.read(share, self.schema)
+            except StateflowError as e:
+                # Spark forwards only texts of errors.
+                raise RuntimeError(message_with(e)) from e
+            return
         try:
             size = os.stat(share.path).st_size
             if size != share.size:
@@ -246,12 +278,16 @@ class FileSearch:
     Attributes:
         formats: by uid of the source.
         schemas: the columns to read, by uid of the source.
-        files: uid and path of each file.
+        files: uid and local path, or URI of the object, of each file.
+        objects: as in `BatchFiles`.
+        credentials: for the storage of objects.
     """
 
     formats: Mapping[str, FileFormat]
     schemas: Mapping[str, RowSchema]
     files: Sequence[tuple[str, str]]
+    objects: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    credentials: Credentials = field(default_factory=Credentials)
 
     def run(self, spark: SparkSession) -> list[tuple[int, str]]:
         """Reads each file once in one Spark job, and once more if that fails.
@@ -270,6 +306,7 @@ class FileSearch:
 
     def errors(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields numbers and errors of the files whose numbers the batches have; see `run`."""
+        self.credentials.adopt()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 # A failure that does not recur is not caused by the content.
@@ -280,10 +317,10 @@ class FileSearch:
     def _error_of(self, number: int) -> str | None:
         uid, path = self.files[number]
         try:
-            size = os.stat(path).st_size
-            for _ in self.formats[uid].read(FileShare(path, 0, max(1, size), size), self.schemas[uid]):
+            size, version = self.objects.get(path) or (os.stat(path).st_size, "")
+            for _ in self.formats[uid].read(FileShare(path, 0, max(1, size), size, version), self.schemas[uid]):
                 pass
-        except CorruptContent as e:
+        except (CorruptContent, LostFile) as e:
             return str(e)
         except (CannotRead, OSError):
             return ""

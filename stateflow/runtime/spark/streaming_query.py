@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from stateflow import failpoints
+from stateflow.api.file_log import FilePattern
 from stateflow.api.source import Source, limits_of
 from stateflow.checkpoint.log.documents import NOT_BEGUN
 from stateflow.checkpoint.restore.source_positions import position_before_first_batch
@@ -24,13 +25,7 @@ from stateflow.runtime.driver.termination import CAUGHT_UP, IDLE_INTERVAL, IdleW
 from stateflow.runtime.job import BatchResult, Job, Positions, SkippedFile, quarantine_records
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.spark.batch_input import BatchInput
-from stateflow.runtime.spark.checkpoint_location import (
-    FilePattern,
-    QuerySource,
-    SparkLocation,
-    driver_location,
-    source_positions,
-)
+from stateflow.runtime.spark.checkpoint_location import QuerySource, SparkLocation, driver_location, source_positions
 from stateflow.runtime.spark.errors import to_stateflow_error
 from stateflow.runtime.spark.frames import empty_rows, source_frame
 from stateflow.runtime.spark.observations import latest_by_split
@@ -207,7 +202,7 @@ class SparkRun:
 
     def _writer(self, outcome: _Outcome) -> DataStreamWriter:
         return (
-            stream_frame(self._spark, self._run.job, self._sources)
+            stream_frame(self._spark, self._run.job, self._sources, self._location)
             .writeStream.foreachBatch(lambda df, n: self._batch(df, n, outcome))
             # Hadoop takes the path literally: it would not decode a percent-encoded URI.
             .option("checkpointLocation", f"file://{self._location.folder}")
@@ -312,13 +307,19 @@ def query_sources(spark: SparkSession, plan: JobPlan, sources: Mapping[str, Sour
     return [QuerySource(uid, FilePattern(a, default) if a is not None else None) for uid, a in addresses.items()]
 
 
-def stream_frame(spark: SparkSession, job: Job, sources: Mapping[str, Source]) -> DataFrame:
-    """Returns the streaming DataFrame of all sources of a job, which are given by uid."""
+def stream_frame(spark: SparkSession, job: Job, sources: Mapping[str, Source], location: SparkLocation) -> DataFrame:
+    """Returns the streaming DataFrame of all sources of a job.
+
+    Args:
+        sources: the sources by uid.
+        location: the Spark checkpoint location of the query.
+    """
     nodes = job.plan.sources
     frames = []
-    for node in nodes:
+    for at, node in enumerate(nodes):
         source = sources[node.uid]
-        frame = source.stream(spark, limits_of(node.uid, source, job.settings.source))
+        limits = limits_of(node.uid, source, job.settings.source)
+        frame = source.stream_files(spark, limits, location.log_folder(at)) or source.stream(spark, limits)
         # The rows of files are read by their names. Next to other sources, Spark must not read them, too.
         frames.append((node, frame.where("false") if source.has_files and len(nodes) > 1 else frame))
     return source_frame(frames)

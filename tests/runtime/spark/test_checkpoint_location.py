@@ -11,15 +11,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from stateflow.api.file_log import FilePattern, needed_entries
 from stateflow.checkpoint.log.documents import SourceFile, SourcePosition, SparkPosition
 from stateflow.errors import BatchFailed, CorruptFile, DataError, MissingFile, StateflowError
 from stateflow.runtime.spark.checkpoint_location import (
-    FilePattern,
     QuerySource,
     SparkLocation,
     driver_location,
     missing_entries,
-    needed_entries,
     source_positions,
 )
 from stateflow.state.handles import FileHandle

@@ -1,0 +1,100 @@
+"""A bucket of Google Cloud Storage in memory, as far as its clients here use the API in XML."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+_PAGE = 1000
+_TIME = 1_700_000_000
+
+
+class GoogleBucket(BaseHTTPRequestHandler):
+    """Creates an object only under the condition that there is none, and sends and lists objects."""
+
+    objects: dict[str, bytes]
+    """By path, as the client has encoded it."""
+
+    def do_PUT(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers["x-goog-if-generation-match"] != "0":
+            self._answer(400)
+        elif self.path in self.objects:
+            self._answer(412)
+        else:
+            self.objects[self.path] = data
+            self._answer(200, {"ETag": '"1"', "x-goog-generation": "1"})
+
+    def do_GET(self) -> None:
+        parts = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        if "list-type" in query:
+            self._list(parts.path, query)
+        elif self.path not in self.objects:
+            self._answer(404)
+        else:
+            self._send(self.objects[self.path])
+
+    do_HEAD = do_GET
+
+    def _send(self, data: bytes) -> None:
+        headers = {"ETag": f'"{hash(data):x}"', "Last-Modified": formatdate(_TIME, usegmt=True)}
+        asked = self.headers["Range"]
+        if asked is None:
+            self._answer(200, headers, data)
+            return
+        begin, end = map(int, asked.removeprefix("bytes=").split("-"))
+        part = data[begin : end + 1]
+        span = f"bytes {begin}-{begin + len(part) - 1}/{len(data)}"
+        self._answer(206, {**headers, "Content-Range": span}, part)
+
+    def _list(self, bucket: str, query: dict[str, str]) -> None:
+        keys = {unquote(path).removeprefix(f"{bucket.rstrip('/')}/"): data for path, data in self.objects.items()}
+        after = query.get("continuation-token", "")
+        found = sorted(key for key in keys if key.startswith(query.get("prefix", "")) and key > after)
+        page = found[:_PAGE]
+        answer = ET.Element("ListBucketResult")
+        for key in page:
+            facts = {
+                "Key": key, "Size": str(len(keys[key])), "ETag": f'"{hash(keys[key]):x}"',
+                "LastModified": "2023-11-14T22:13:20.000Z",
+            }  # fmt: skip
+            contents = ET.SubElement(answer, "Contents")
+            for name, value in facts.items():
+                ET.SubElement(contents, name).text = value
+        if len(found) > len(page):
+            ET.SubElement(answer, "NextContinuationToken").text = page[-1]
+        self._answer(200, body=ET.tostring(answer))
+
+    def _answer(self, status: int, headers: dict[str, str] | None = None, body: bytes = b"") -> None:
+        self.send_response(status)
+        for name, value in {**(headers or {}), "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def google_server(objects: dict[str, bytes]) -> Iterator[dict[str, str]]:
+    """Listens on loopback; yields the environment variables of its clients."""
+    handler = type("OneBucket", (GoogleBucket,), {"objects": objects})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        account = {
+            "gcs_base_url": f"http://127.0.0.1:{server.server_port}", "disable_oauth": True, "client_email": "",
+            "private_key": "", "private_key_id": "",
+        }  # fmt: skip
+        yield {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account), "GOOGLE_ALLOW_HTTP": "true"}
+        server.shutdown()
+        thread.join()
