@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import msgspec
 import obstore
+import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from stateflow.api.sink import Writing
 from stateflow.clock import SystemClock, epoch_milliseconds
@@ -134,3 +136,25 @@ def test_expired_entries_are_removed_up_to_a_checkpoint_that_expired_as_well(s3:
     log.checkpoint(folder, 4, {"delta.logRetentionDuration": "interval 1 week"})
     assert min(log.list_log(folder).entries) == 2
     assert ids(s3) == [1, 2, 3, 4]
+
+
+def test_delta_rs_writes_the_same_table_at_the_same_time(s3: str) -> None:
+    """With its defaults, under which its commits are conditional puts as well."""
+    sink = DeltaSink(s3)
+    sink.prepare(_ABOUT)
+
+    def ours() -> None:
+        for token in range(1, 9):
+            files = write(sink, _ABOUT, pairs(token, 1), Writing(1, token, 0, "a"))
+            while sink.open_table(_ABOUT).commit(token, files) is None:
+                pass
+
+    def theirs() -> None:
+        for number in range(101, 109):
+            write_deltalake(s3, pa.table({"id": pa.array([number], pa.int64()), "text": ["x"]}), mode="append")
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(ours), pool.submit(theirs)]:
+            done.result()
+    assert ids(s3) == [*range(1, 9), *range(101, 109)]
+    assert DeltaTable(s3).version() == 16

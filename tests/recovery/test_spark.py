@@ -105,16 +105,19 @@ def _is_stopped(worker: psutil.Process) -> bool:
 @pytest.fixture
 def in_a_bucket(flights: FlightsJob, tmp_path: Path) -> Iterator[FlightsJob]:
     with s3_server(tmp_path / "s3", "bucket") as variables:
-        flights.root_folder = tmp_path / "s3" / "data" / "bucket" / "flights"
+        objects = tmp_path / "s3" / "data" / "bucket"
+        flights.root_folder, flights.tables_folder = objects / "flights", objects / "tables"
         flights.address, flights.variables = "s3://bucket/flights", variables
+        flights.settings = {**flights.settings, "job__tables": "s3://bucket/tables"}
         yield flights
 
 
-def test_a_job_root_in_a_bucket_survives_a_kill_and_keeps_credentials_to_itself(
+def test_a_job_root_and_tables_in_a_bucket_survive_a_kill_and_keep_credentials_to_themselves(
     in_a_bucket: FlightsJob, tmp_path: Path
 ) -> None:
     in_a_bucket.deliver(5)
     in_a_bucket.reach("commit.after:2")
+    in_a_bucket.reach("publish.before:2")
     in_a_bucket.run_to(7)
     in_a_bucket.check()
     # Spark's own location is on the driver's disk: a bucket needs no Hadoop client.

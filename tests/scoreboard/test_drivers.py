@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.scoreboard.jobs import KILLED, STEPS, accounts_job, check_complete, kill_after
+from tests.scoreboard.jobs import KILLED, STEPS, accounts_job, check_complete, checkpoint_settings, kill_after
 from tests.scoreboard.row import Round, Row
 from tests.servers.running import s3_server
 from tests.support.job_fixture import ASYNCHRONOUS, SLICE, AccountsJob
@@ -20,6 +20,7 @@ from tests.support.patched_processes import CLOCK
 from tests.support.processes import DEADLINE, Ended, Running, unless_ended, wait_for
 from tests.support.restores import go_back
 from tests.support.root_files import Chain
+from tests.support.table_jobs import FoldersJob
 
 _KILLS = 5
 _ONCE = {"claim.before", "claim.after", "start.published", "history.indexed", "run.end"}
@@ -50,6 +51,23 @@ def test_drivers_killed_on_s3_lose_and_double_nothing(round_: Round) -> int:
         root = round_.folder / "s3" / "data" / "bucket" / "job"
         with accounts_job(round_, root_folder=root, address="s3://bucket/job", variables=variables) as job:
             return _kill_at_random(job, round_.rng, rows=30)
+
+
+@Row(2, "tables-in-buckets", plays=(0, 6, 40), mutants=("no-token",), within=40)
+def test_drivers_killed_with_tables_in_a_bucket_lose_and_double_nothing(round_: Round) -> int:
+    """As killed-drivers, with the job root and Delta tables, of which one is upserted, on an S3 server.
+
+    As for killed-drivers; also no data file is left that no version has.
+    """
+    with s3_server(round_.folder / "s3", "bucket") as variables:
+        settings = checkpoint_settings(round_)
+        job = FoldersJob.in_bucket(
+            round_.folder / "job", "delta", round_.folder / "s3", settings=settings, variables=variables
+        )
+        try:
+            return _kill_at_random(job, round_.rng, rows=30)
+        finally:
+            job.end_all()
 
 
 def _kill_at_random(job: AccountsJob, rng: random.Random, rows: int) -> int:

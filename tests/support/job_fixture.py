@@ -112,6 +112,7 @@ class JobFixture:
 
     Attributes:
         address: of the job root, when programs do not find it by the path where the tests look at it.
+        tables_folder: folder of the tables, where the tests look at them; below the folder of the job unless given.
         variables: of the environment of every process.
         log_format: of runs.
     """
@@ -123,6 +124,7 @@ class JobFixture:
     processes: list[Running] = field(default_factory=list)
     root_folder: Path | None = None
     address: str = ""
+    tables_folder: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     log_format: str = "text"
     _numbers: Iterable[int] = field(default_factory=count)
@@ -148,7 +150,7 @@ class JobFixture:
         return self.folder / "reached"
 
     def table(self, name: str) -> Path:
-        return self.folder / "tables" / name
+        return (self.tables_folder or self.folder / "tables") / name
 
     # -- what is stored -----------------------------------------------------------------------------------------------
 

@@ -24,9 +24,17 @@ _JOB = "accounts_in_tables"
 
 class FoldersJob(AccountsJob):
     @classmethod
-    def create(cls, folder: Path, sink: str) -> FoldersJob:
-        """A job without tables yet; `sink` is ``delta`` or ``files``."""
-        return cls(folder, {"job__sink": sink}, job_name=_JOB)
+    def create(cls, folder: Path, sink: str, **more: Any) -> FoldersJob:
+        """A job without tables yet; `sink` is ``delta`` or ``files``, and further arguments as for `JobFixture`."""
+        return cls(folder, {"job__sink": sink, **more.pop("settings", {})}, job_name=_JOB, **more)
+
+    @classmethod
+    def in_bucket(cls, folder: Path, sink: str, server: Path, **more: Any) -> FoldersJob:
+        """The same with job root and tables in the bucket ``bucket`` of `s3_server` in the folder `server`."""
+        objects = server / "data" / "bucket"
+        settings = {**more.pop("settings", {}), "job__tables": "s3://bucket/tables"}
+        places = {"root_folder": objects / "job", "address": "s3://bucket/job", "tables_folder": objects / "tables"}
+        return cls.create(folder, sink, settings=settings, **places, **more)
 
     @property
     def upserts_totals(self) -> bool:
@@ -35,6 +43,13 @@ class FoldersJob(AccountsJob):
     def rows(self, table: str) -> list[Row]:
         read = delta_tables.rows if self.settings["job__sink"] == "delta" else file_tables.rows
         return read(self.table(table))
+
+    def check_clean(self) -> None:
+        self.collect()
+        root_files.check_no_orphans(self.root)
+        for table in map(self.table, ("movements", "totals")):
+            logged = b"".join(path.read_bytes() for path in table.glob("_*/*") if path.is_file())
+            assert [path.name for path in table.glob("stateflow-*") if path.name.encode() not in logged] == []
 
 
 class _ServedJob(AccountsJob):

@@ -1,8 +1,8 @@
 """The job of ``accounts.py`` with other tables.
 
-Parameters: as there, and ``job.sink``: ``delta`` with totals that are upserted by shop; ``files``; ``iceberg``, in the
-catalog of the folder ``job.lake``; ``kafka``, topics of ``job.brokers``; ``postgres``, in ``job.schema`` of the server
-``job.postgres``, with totals that are upserted by shop.
+Parameters: as there, but ``job.tables`` is the address of tables elsewhere; and ``job.sink``: ``delta`` with totals
+that are upserted by shop; ``files``; ``iceberg``, in the catalog of the folder ``job.lake``; ``kafka``, topics of
+``job.brokers``; ``postgres``, in ``job.schema`` of the server ``job.postgres``, with totals that are upserted by shop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def build(env: StreamExecutionEnvironment) -> None:
 
 
 def _sink(env: StreamExecutionEnvironment, name: str) -> Sink:
-    table, is_total = Path(env.parameter("folder")) / "tables" / name, name == "totals"
+    tables, is_total = env.parameter("tables", f"{env.parameter('folder')}/tables"), name == "totals"
+    table = f"{tables}/{name}"
     match env.parameter("sink"):
         case "delta":
             from stateflow import DeltaSink

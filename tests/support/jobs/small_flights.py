@@ -93,5 +93,6 @@ def build(env: StreamExecutionEnvironment) -> None:
         legs.sink_to(KafkaSink(brokers, topic="legs", key="aircraft"), uid="legs")
         routes.sink_to(PostgresSink(env.parameter("postgres"), "public.routes"), uid="routes")
     else:
-        legs.sink_to(DeltaSink(f"{folder}/tables/legs"), uid="legs")
-        routes.sink_to(DeltaSink(f"{folder}/tables/routes"), uid="routes")
+        tables = env.parameter("tables", f"{folder}/tables")
+        legs.sink_to(DeltaSink(f"{tables}/legs"), uid="legs")
+        routes.sink_to(DeltaSink(f"{tables}/routes"), uid="routes")
