@@ -153,6 +153,9 @@ class TableFolder(ABC):
             FileNotFoundError: it does not exist.
         """
 
+    def remove_abandoned_files(self) -> None:  # noqa: B027 - most folders have none
+        """Removes files that no list shows and whose writers were killed."""
+
     def sequence(self, path_of: Callable[[int], str], first: int) -> list[BlobInfo]:
         """Returns the files of a sequence from a number on, up to the first that does not exist.
 
@@ -525,6 +528,9 @@ class StoreFolder(TableFolder):
 
     def make_folder(self, name: str) -> None:
         """Does nothing: a store has no folders of its own."""
+
+    def remove_abandoned_files(self) -> None:
+        self._storage.remove_abandoned_files()
 
     def fetch(self, path: str, target: Path) -> None:
         try:

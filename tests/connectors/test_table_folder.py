@@ -14,6 +14,7 @@ import pytest
 from stateflow.connectors.table_folder import DiskFolder, StoreFolder, TableFolder, open_table_folder
 from stateflow.errors import ConfigError, CorruptFile, EnvironmentUnsupported, StorageError
 from stateflow.storage import MemoryStorage, PutResult, register_memory, unregister_memory
+from tests.servers.hdfs import hdfs_server
 from tests.support.errors import raises
 
 _numbers = itertools.count()
@@ -142,6 +143,19 @@ class TestAzure(Conformance):
     @pytest.fixture
     def folder(self, azure: str) -> TableFolder:
         return open_table_folder(azure)
+
+
+@pytest.fixture(scope="module")
+def namenode(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with hdfs_server(tmp_path_factory.mktemp("hdfs")) as server:
+        yield server.address
+
+
+@pytest.mark.slow(reason="needs a running NameNode")
+class TestHdfs(Conformance):
+    @pytest.fixture
+    def folder(self, namenode: str) -> TableFolder:
+        return open_table_folder(f"{namenode}/tables/{next(_numbers)}")
 
 
 class Lossy(MemoryStorage):

@@ -316,6 +316,7 @@ class DeltaSink(Sink):
         found = find_unreferenced_files(self._root, context.application, generations) if possible else ()
         leftovers = sorted(possible[name].path for name in found)
         self._root.delete(leftovers)
+        self._root.remove_abandoned_files()
         return leftovers
 
     def shadow(self) -> DeltaSink:

@@ -160,6 +160,7 @@ class FileSink(Sink):
         possible = {path for path, w in written.items() if is_leftover(w.generation, w.ordinal, path)}
         leftovers = sorted(possible.difference(known_files(self._root))) if possible else []
         self._root.delete(leftovers)
+        self._root.remove_abandoned_files()
         return leftovers
 
     def shadow(self) -> FileSink:
