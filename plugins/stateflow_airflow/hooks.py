@@ -3,7 +3,7 @@
 Import this module only while a task runs: importing the Spark provider is slow.
 
 Airflow's SparkSubmitHook handles connections, masters, Kerberos and some thirty options; stateflow runs the command
-itself. `_Submit` has the two private names of that hook that are used, and `versions` pins the releases that have them.
+itself. `_Submit` has the private names of that hook that are used, and `versions` pins the releases that have them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _JAVA_VERSIONS = (17, 21)
 
 
 _CLUSTER = "cluster"
-_MASTERS_WITH_DRIVERS = ("yarn", "k8s:")
+_KUBERNETES = "k8s:"
+_MASTERS_WITH_DRIVERS = ("yarn", _KUBERNETES)
 """Beginnings of the masters that run drivers in the cluster; a standalone master does not run those of Python."""
 
 
@@ -53,17 +54,22 @@ class ClusterLaunch:
 
 
 class _Submit(SparkSubmitHook):
-    """SparkSubmitHook with public access to the command line."""
+    """SparkSubmitHook with public access to the command line, and without the package that it has for Kubernetes."""
 
-    @property
-    def master(self) -> str:
-        return str(self._connection["master"])
+    def _resolve_connection(self) -> dict[str, object]:
+        found: dict[str, object] = super()._resolve_connection()
+        self.master = str(found["master"])
+        # The constructor would ask for a client of Kubernetes, which no command line needs.
+        return {**found, "master": ""} if self.master.startswith(_KUBERNETES) else found
 
     @property
     def deploy_mode(self) -> str:
         return str(self._connection["deploy_mode"] or "client")
 
     def command_line(self, application: str) -> list[str]:
+        self._connection["master"] = self.master
+        if self.master.startswith(_KUBERNETES) and self._connection["namespace"]:
+            self._conf.setdefault("spark.kubernetes.namespace", self._connection["namespace"])
         return [str(part) for part in self._build_spark_submit_command(application)]
 
 

@@ -65,6 +65,30 @@ def test_the_command_follows_a_driver_and_shows_no_variable(spark: FakeSpark, mo
     assert made.launch_id == "one"
 
 
+def test_a_connection_to_kubernetes_is_that_of_the_guide(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = {"deploy-mode": "cluster", "namespace": "stateflow"}
+    connection = {"conn_type": "spark", "host": "k8s://https://kubernetes.default.svc", "port": 443, "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
+    hook = StateflowSubmitHook(
+        SparkSubmit(env_vars={"COLOUR": "blue"}, options={"properties_file": str(_kubernetes_conf(spark))})
+    )
+    launch = ClusterLaunch("one", timedelta(minutes=2))
+    made = hook.cluster_command("stateflow job", ["run", "job.py"], Path("/launch"), launch)
+    assert made is not None
+    at = made.argv.index("--")
+    given = set(pairwise(made.argv[at:]))
+    assert {("--master", "k8s://https://kubernetes.default.svc:443"), ("--deploy-mode", "cluster")} <= given
+    settings = made.files["spark.conf"]
+    assert "spark.kubernetes.namespace=stateflow" in settings and "spark.executor.instances 2" in settings
+    assert "blue" not in f"{made.argv}{settings}"
+
+
+def _kubernetes_conf(spark: FakeSpark) -> Path:
+    path = spark.bin / "kubernetes.conf"
+    path.write_text("spark.executor.instances 2\n")
+    return path
+
+
 @pytest.mark.parametrize("host", ["spark://master:7077", "local[2]"])
 def test_a_master_that_runs_no_python_drivers_is_refused(
     spark: FakeSpark, operator: Make, monkeypatch: pytest.MonkeyPatch, host: str
