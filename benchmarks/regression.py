@@ -120,10 +120,11 @@ def _ratios(pairs: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str,
     """Returns the quartiles of the pairs' ratios for each figure."""
     names = pairs[0]["current"]
     ratios = {name: [pair["current"][name] / pair["earlier"][name] for pair in pairs] for name in names}
-    return {name: _quartiles(values) for name, values in ratios.items()}
+    return {name: quartiles(values) for name, values in ratios.items()}
 
 
-def _quartiles(values: Sequence[float]) -> dict[str, float]:
+def quartiles(values: Sequence[float]) -> dict[str, float]:
+    """Returns median and quartiles of values, rounded."""
     low, median, high = (round(value, 3) for value in statistics.quantiles(values, n=4, method="inclusive"))
     return {"median": median, "lower_quartile": low, "upper_quartile": high}
 

@@ -138,6 +138,10 @@ def _counter(text: str) -> MetricSpec:
     return MetricSpec(MetricKind.COUNTER, "1", text)
 
 
+def _counter_of(unit: str, text: str) -> MetricSpec:
+    return MetricSpec(MetricKind.COUNTER, unit, text)
+
+
 def _gauge(unit: str, text: str) -> MetricSpec:
     return MetricSpec(MetricKind.GAUGE, unit, text)
 
@@ -173,8 +177,55 @@ METRICS = {
     "stateflow.source.backlog.files": _gauge("{file}", "files that wait at a source"),
     "stateflow.source.backlog.age": _gauge("s", "time since the oldest input that waits at a source was written"),
     "stateflow.backlog.catch_up_time": _gauge("s", "time to read all that waits, at the rate of the last runs"),
+    "stateflow.operator.rows.in": _counter_of("{row}", "rows that the operator has taken"),
+    "stateflow.operator.rows.out": _counter_of("{row}", "rows that the operator has emitted, to all outputs"),
+    "stateflow.operator.rows.filtered": _counter_of("{row}", "rows that `filter` after the operator has dropped"),
+    "stateflow.operator.rows.late": _counter_of("{row}", "rows that were late when their batch began, dropped or not"),
+    "stateflow.operator.rows.dropped": _counter_of("{row}", "rows that were dropped because they were too late"),
+    "stateflow.operator.rows.failed": _counter_of("{row}", "rows that became dead letters"),
+    "stateflow.operator.state.size": _gauge("By", "size of the operator's keyed state"),
+    "stateflow.operator.state.entries": _gauge("{entry}", "entries of its keyed state; RocksDB estimates them"),
+    "stateflow.operator.function.time": _counter_of("s", "time in functions of the job, of all subtasks together"),
+    "stateflow.operator.state.time": _counter_of("s", "time of reading and writing state for many keys at once"),
+    "stateflow.operator.store.time": _counter_of("s", "time in the stores of the state backend, with snapshots"),
+    "stateflow.operator.cpu.time": _counter_of("s", "CPU time of the Python processes of its tasks"),
+    "stateflow.operator.skew": _gauge("1", "rows of the subtask with most, by the average of all subtasks"),
+    "stateflow.operator.watermark": _gauge("ms", "the operator's watermark, since 1970-01-01 in UTC"),
+    "stateflow.operator.watermark.lag": _gauge("s", "processing time of the newest batch minus the watermark"),
+    "stateflow.sink.rows": _counter_of("{row}", "rows written to the sink"),
+    "stateflow.sink.size": _counter_of("By", "bytes written to the sink"),
+    "stateflow.sink.files": _counter_of("{file}", "files written to the sink"),
+    "stateflow.sink.publish.time": _counter_of("s", "time of making the sink's output visible"),
+    "stateflow.cpu.time": _counter_of("s", "CPU time of the Python processes of driver and tasks"),
+    "stateflow.storage.requests": _counter_of("{request}", "requests of driver and tasks to the storage"),
+    "stateflow.storage.read": _counter_of("By", "bytes of objects read from the storage"),
+    "stateflow.storage.written": _counter_of("By", "bytes of objects written to the storage"),
 }
 """Every metric that a run records, by name."""
+
+_OPERATOR_FIELDS = {
+    "rows.in": "rows_in",
+    "rows.out": "rows_out",
+    "rows.filtered": "rows_filtered",
+    "rows.late": "rows_late",
+    "rows.dropped": "rows_dropped",
+    "rows.failed": "dead_letters",
+    "state.size": "state_bytes",
+    "state.entries": "state_entries",
+    "function.time": "function_s",
+    "state.time": "state_s",
+    "store.time": "store_s",
+    "cpu.time": "cpu_s",
+    "skew": "skew",
+    "watermark": "watermark",
+    "watermark.lag": "watermark_lag_s",
+}
+_SINK_FIELDS = {"rows": "rows", "size": "bytes", "files": "files", "publish.time": "publish_s"}
+METRIC_FIELDS = {
+    "operator": {f"stateflow.operator.{name}": field for name, field in _OPERATOR_FIELDS.items()},
+    "sink": {f"stateflow.sink.{name}": field for name, field in _SINK_FIELDS.items()},
+}
+"""By kind of what is measured: the field of its record in the history, by name of the metric."""
 
 
 class Recorder(Protocol):

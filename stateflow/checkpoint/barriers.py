@@ -388,6 +388,27 @@ class Consumed(Document, frozen=True, kw_only=True):
     attempt: str
 
 
+class TaskUsage(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What a subtask has used in a batch, and rows that its report does not have; without names, to keep it small."""
+
+    rows_filtered: int = 0
+    """Rows that functions of `filter` after the operator have dropped."""
+    rows_late: int = 0
+    """Rows whose event time was not after the watermark, whether they were dropped or not."""
+    function_s: float = 0.0
+    """Time in the functions of the job, with reading and writing values for a function of rows."""
+    state_s: float = 0.0
+    """Time of encoding keys, and of reading and writing state for many keys at once."""
+    store_s: float = 0.0
+    """Time in the store of the backend, with its snapshot."""
+    cpu_s: float = 0.0
+    """CPU time of the process during the task."""
+    requests: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    """Requests of the process to the storage of the job root during the task, and their bytes."""
+
+
 class TaskReport(Document, frozen=True, kw_only=True):
     """One subtask's part of a checkpoint, or its failure."""
 
@@ -423,6 +444,7 @@ class TaskReport(Document, frozen=True, kw_only=True):
     """When the subtask had processed its input."""
     sync_ms: float = 0.0
     """Duration of the synchronous part of its snapshot."""
+    usage: TaskUsage = TaskUsage()
     failure: Failure | None = None
     carried: list[TaskReport] = []
     """Reports of upstream tasks, which this report forwards to the driver."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from stateflow.api.sink import Sink, SinkContext, SinkTable
@@ -96,6 +97,18 @@ class Publisher:
         self._sinks = sinks
         self.published: dict[str, PublishedOutput] = {}
         self.settled: frozenset[tuple[int, str]] = frozenset()
+        self._seconds: dict[str, float] = {}
+
+    def take_durations(self) -> dict[str, float]:
+        """Returns how long publications have taken since the last call, in seconds by uid of the sink."""
+        found, self._seconds = self._seconds, {}
+        return found
+
+    @contextmanager
+    def _measure(self, sink: str) -> Iterator[None]:
+        began = self._root.clock.monotonic()
+        yield
+        self._seconds[sink] = self._seconds.get(sink, 0.0) + self._root.clock.monotonic() - began
 
     def publish_pending(self, head: Head, wanted: OutputFilter = lambda _: True) -> None:
         """Publishes the pending output of `head`, oldest first.
@@ -114,7 +127,8 @@ class Publisher:
             output = SinkOutput(
                 pending.checkpoint_id, self._root.outputs.read(pending), self._known(head, pending.sink)
             )
-            self.published[pending.sink] = publish(self._sinks[pending.sink], output, self._root.log, head)
+            with self._measure(pending.sink):
+                self.published[pending.sink] = publish(self._sinks[pending.sink], output, self._root.log, head)
             self.settled |= {(pending.checkpoint_id, pending.sink)}
 
     def publish_early(self, head: Head, output: Mapping[str, list[Committable]]) -> None:
@@ -126,7 +140,8 @@ class Publisher:
         """
         for uid, committables in output.items():
             known = self._known(head, uid)
-            position = publish_early(self._sinks[uid], committables, known, self._root.log, head)
+            with self._measure(uid):
+                position = publish_early(self._sinks[uid], committables, known, self._root.log, head)
             # A new dictionary each time: another thread may be reading the old one for a COMMIT.
             self.published = {**self.published, uid: position}
 

@@ -202,6 +202,8 @@ class SubtaskState(Document, frozen=True, kw_only=True):
     ttl_cleanup_at: Int64 | None = None
     """When the subtask removes expired entries even without rows, in milliseconds since 1970; the highest value if no
     entry can expire. None without a TTL in processing time."""
+    entries: Int64 | None = None
+    """Number of its entries: an estimate for RocksDB, else exact. For statistics only; None if it is not known."""
 
     @property
     def has_store(self) -> bool:

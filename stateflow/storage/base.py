@@ -7,6 +7,7 @@ import enum
 import io
 import os
 import tempfile
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -37,6 +38,47 @@ def key_parts(key: str, uri: str) -> list[str]:
 
 MISSING_OBJECT_HINT = "restore the file from a copy, under the same name"
 """The hint of errors about an object that is referenced but does not exist."""
+
+
+@dataclass(frozen=True)
+class TrafficCounts:
+    """Requests to storage, and the bytes of objects that they have read and written."""
+
+    requests: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+    def __add__(self, other: TrafficCounts) -> TrafficCounts:
+        return TrafficCounts(
+            self.requests + other.requests, self.bytes_read + other.bytes_read, self.bytes_written + other.bytes_written
+        )
+
+    def __sub__(self, other: TrafficCounts) -> TrafficCounts:
+        return TrafficCounts(
+            self.requests - other.requests, self.bytes_read - other.bytes_read, self.bytes_written - other.bytes_written
+        )
+
+
+class Traffic:
+    """Counts the requests of a process to storages, in all threads: of object stores and HDFS, and calls for files."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = TrafficCounts()
+
+    def add(self, requests: int = 0, *, read: int = 0, written: int = 0) -> None:
+        """Adds requests and bytes."""
+        with self._lock:
+            now = self._counts
+            self._counts = TrafficCounts(now.requests + requests, now.bytes_read + read, now.bytes_written + written)
+
+    def now(self) -> TrafficCounts:
+        """Returns the counts since the start of the process."""
+        return self._counts
+
+
+TRAFFIC = Traffic()
+"""That of this process."""
 
 
 class PutResult(enum.Enum):

@@ -37,6 +37,7 @@ from stateflow.clock import Clock, SystemClock
 from stateflow.errors import ConfigError, DataError, StorageError
 from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, read_answer, stream_answer
 from stateflow.storage.base import (
+    TRAFFIC,
     BlobInfo,
     FolderList,
     PutResult,
@@ -444,6 +445,7 @@ class HdfsStorage(Storage):
                 return PutResult.UNKNOWN
 
     def put_file(self, key: str, source: Path) -> None:
+        TRAFFIC.add(written=source.stat().st_size)
         path = self._path(key)
         with source.open("rb") as file:
             with self._translate_errors(key):
@@ -574,7 +576,9 @@ class HdfsStorage(Storage):
             return
         with self._translate_errors(key):
             try:
-                yield from self._hdfs.read(self._path(key), offset, length)
+                for chunk in self._hdfs.read(self._path(key), offset, length):
+                    TRAFFIC.add(read=len(chunk))
+                    yield chunk
             except HdfsRefusal as e:
                 if e.is_missing:
                     raise missing_object(self, key) from None
@@ -710,6 +714,7 @@ class HdfsSession:
     def _send(
         self, method: str, url: str, params: Mapping[str, str] | None = None, data: bytes | IO[bytes] | None = None
     ) -> requests.Response:
+        TRAFFIC.add(1, written=len(data) if isinstance(data, bytes) else 0)
         return self._session.request(
             method, url, params=params, data=data, timeout=_TIMEOUT, allow_redirects=False, stream=True
         )

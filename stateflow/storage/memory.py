@@ -11,6 +11,7 @@ from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.errors import DataError
 from stateflow.private_files import write_private
 from stateflow.storage.base import (
+    TRAFFIC,
     BlobInfo,
     PutResult,
     Storage,
@@ -37,6 +38,7 @@ class MemoryStorage(Storage):
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         key_parts(key, self.uri)
+        TRAFFIC.add(1, written=len(data))
         with self._lock:
             if key in self._objects:
                 return PutResult.EXISTS
@@ -58,6 +60,7 @@ class MemoryStorage(Storage):
             raise missing_object(self, key)
         if len(data) > limit:
             raise DataError("object exceeds the size limit", key=key, size=len(data), limit=limit)
+        TRAFFIC.add(1, read=len(data))
         return data
 
     def fetch(self, key: str, target: Path, limit: int | None = None) -> None:

@@ -27,6 +27,7 @@ from stateflow.errors import ConfigError, DataError, EnvironmentUnsupported, Sto
 from stateflow.private_files import open_private
 from stateflow.storage.base import (
     READ_AT_ONCE,
+    TRAFFIC,
     BlobInfo,
     FolderList,
     PutResult,
@@ -114,6 +115,7 @@ class ObjectStorage(Storage):
             )
 
     def put_new(self, key: str, data: bytes) -> PutResult:
+        TRAFFIC.add(written=len(data))
         with self._translate_errors(key):
             try:
                 obstore.put(self._store, self.full_key(key), data, mode="create", use_multipart=False)
@@ -142,6 +144,7 @@ class ObjectStorage(Storage):
             found = obstore.get(self._store, self.full_key(key))
             if found.meta["size"] > limit:
                 raise DataError("object exceeds the size limit", key=key, size=found.meta["size"], limit=limit)
+            TRAFFIC.add(read=found.meta["size"])
             return bytes(found.bytes())
 
     def chunks(self, key: str) -> Iterator[bytes]:
@@ -171,6 +174,7 @@ class ObjectStorage(Storage):
             size = got.meta["size"]
             data = bytes(got.bytes()) if size <= READ_AT_ONCE else None
         if data is not None:
+            TRAFFIC.add(read=size)
             yield io.BytesIO(data)
         else:
             with self.open_parts(key) as read:
@@ -182,6 +186,7 @@ class ObjectStorage(Storage):
             got = obstore.get(self._store, self.full_key(key), options=options)
             found = iter(got.stream(min_chunk_size=_CHUNK))
             while (chunk := next(found, None)) is not None:
+                TRAFFIC.add(read=len(chunk))
                 yield bytes(chunk)
 
     def info(self, key: str) -> BlobInfo | None:
@@ -253,6 +258,7 @@ class ObjectStorage(Storage):
             with source.open("rb") as file:
                 check_same_content(self, key, file)
             return
+        TRAFFIC.add(written=source.stat().st_size)
         with self._translate_errors(key):
             obstore.put(self._store, self.full_key(key), source, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE)
 
@@ -266,6 +272,7 @@ class ObjectStorage(Storage):
                 storage=self.uri,
             )
         _process.user = os.getpid()
+        TRAFFIC.add(1)
         try:
             yield
         except FileNotFoundError as e:

@@ -24,6 +24,7 @@ from typing import BinaryIO, TypeVar
 from stateflow.errors import ConfigError, CorruptFile, DataError, StorageError
 from stateflow.private_files import is_ours_alone, open_private
 from stateflow.storage.base import (
+    TRAFFIC,
     BlobInfo,
     PutResult,
     Storage,
@@ -168,6 +169,7 @@ class PosixStorage(Storage):
         self._folders = folders or FolderTree(self.root)
 
     def put_new(self, key: str, data: bytes) -> PutResult:
+        TRAFFIC.add(1, written=len(data))
         try:
             return _retry_while_folders_vanish(lambda: self._put_unnamed(key, iter([data])), PermissionError)
         except OSError as e:
@@ -192,10 +194,12 @@ class PosixStorage(Storage):
             data = file.read(min(limit, os.fstat(file.fileno()).st_size) + 1)
         if len(data) > limit:
             raise DataError("object exceeds the size limit", key=key, limit=limit)
+        TRAFFIC.add(read=len(data))
         return data
 
     def chunks(self, key: str) -> Iterator[bytes]:
         with self.open(key) as file, self._translate_errors(key):
+            TRAFFIC.add(read=os.fstat(file.fileno()).st_size)
             yield from _chunks_of(file)
 
     def fetch(self, key: str, target: Path, limit: int | None = None) -> None:
@@ -204,12 +208,14 @@ class PosixStorage(Storage):
             check_limit(key, found.st_size, limit)
             if is_ours_alone(found) and _linked(file.fileno(), None, target):
                 return
+            TRAFFIC.add(read=found.st_size)
             # Its owner may still append to a file of another user.
             write_chunks(limit_chunks(_chunks_of(file), key, limit), target)
 
     def fetch_part(self, key: str, offset: int, size: int, target: Path) -> None:
         with self.open(key) as source, self._translate_errors(key), open_private(target, must_create=True) as file:
             source.seek(offset)
+            TRAFFIC.add(read=size)
             while size and (chunk := source.read(min(size, _COPY_CHUNK))):
                 file.write(chunk)
                 size -= len(chunk)
@@ -220,11 +226,13 @@ class PosixStorage(Storage):
 
             def read(offset: int, size: int) -> bytes:
                 with self._translate_errors(key):
+                    TRAFFIC.add(1, read=size)
                     return os.pread(source.fileno(), size, offset)
 
             yield read
 
     def info(self, key: str) -> BlobInfo | None:
+        TRAFFIC.add(1)
         try:
             with self._folder_of(key) as (folder, name):
                 found = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -247,6 +255,7 @@ class PosixStorage(Storage):
         return size
 
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
+        TRAFFIC.add(1)
         path, _, _ = prefix.rpartition("/")
         try:
             files = list(self._folders.files(self._names(path) if path else ()))
@@ -263,6 +272,7 @@ class PosixStorage(Storage):
             raise _storage_error(e, prefix) from e
 
     def delete(self, keys: Iterable[str]) -> None:
+        TRAFFIC.add(1)
         folders = set()
         for key in keys:
             try:
@@ -301,6 +311,7 @@ class PosixStorage(Storage):
             MissingFile: the object does not exist.
             CorruptFile: its name refers to something other than a regular file.
         """
+        TRAFFIC.add(1)
         with self._translate_errors(key), self._folder_of(key) as (folder, name):
             file = os.fdopen(open_file(folder, name), "rb")
         with file:
@@ -338,6 +349,7 @@ class PosixStorage(Storage):
 
         A hard link to a file of another user would let its owner change the data after it was verified.
         """
+        TRAFFIC.add(1, written=os.fstat(source.fileno()).st_size)
         try:
             linked = is_ours_alone(os.fstat(source.fileno())) and _retry_while_folders_vanish(
                 lambda: self._link_source(key, source)

@@ -16,6 +16,8 @@ import pytest
 from pyarrow import parquet
 
 from stateflow import operations
+from stateflow.checkpoint.history import read_records
+from stateflow.storage import open_storage
 from tests.spark.jobs import folders
 from tests.spark.processes import ModuleJob
 from tests.support import restores
@@ -115,6 +117,15 @@ def test_the_backlog_is_measured_without_spark_after_a_run(job: ModuleJob, tmp_p
     (parquet,) = [each for each in found.values() if each["rows"]]
     assert (parquet["rows"], parquet["files"], parquet["exact"]) == (10, 2, True)
     assert parquet["bytes"] == sum(file.stat().st_size for file in waiting)
+
+    # And the history has what the operator and the sinks have done, as the tables have it.
+    (record,) = read_records(open_storage(str(job.root)))
+    sums, rows, out = record.operators["sum"], job.rows("out").total(), job.rows("sums").total()
+    assert (sums.rows_in, sums.rows_out) == (rows, out) and rows == record.rows_in == 8
+    assert (record.sinks["out"].rows, record.sinks["sums"].rows) == (rows, out)
+    assert sums.function_s > 0 and sums.store_s > 0 and 0 < sums.cpu_s < record.cpu_s
+    assert sums.state_entries == pytest.approx(len({name for name, _ in job.rows("out")}), abs=1)
+    assert record.storage_requests > 0 and record.storage_bytes_written > record.full_bytes
 
 
 def test_corrupt_files_are_skipped_as_a_whole_and_recorded_once(job: ModuleJob, tmp_path: Path) -> None:

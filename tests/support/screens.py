@@ -21,6 +21,7 @@ _MEASURED = {
     # The zone stays: who reads a time needs it.
     "<time>": r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?|\b\d{8}T\d{6}(?=Z)",
     "<duration>": r"\b\d+(\.\d+)? ?(ms|s|min|h)\b",
+    "<number> requests": r"\b[0-9,]+ requests\b",
     "<size>": r"\b\d+(\.\d+)? (B|kB|MB|GB|TB|KiB|MiB|GiB)\b",
     "<number>": r"(?<=seconds=)[\d.]+|(?<=_ms=)[\d.]+|(?<=_bytes=)\d+",
 }

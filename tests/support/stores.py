@@ -111,6 +111,9 @@ class CountingStore(KeyedStateBackend):
         self.written += len(changes)
         self.inside.write(changes)
 
+    def count_entries(self) -> int:
+        return self.inside.count_entries()
+
     def snapshot(self, name: str, full: bool = False) -> StoreSnapshot:
         return self.inside.snapshot(name, full)
 

@@ -653,6 +653,78 @@ class Spread(Document, frozen=True, kw_only=True):
         return cls(min=min(values), avg=round(sum(values) / len(values), 3), max=max(values))
 
 
+class OperatorMetrics(Document, frozen=True, kw_only=True):
+    """What the subtasks of an operator have done in the batches of a checkpoint, together."""
+
+    subtasks: int
+    """Their number."""
+    rows_in: int = 0
+    rows_out: int = 0
+    """Rows that it has emitted, to all outputs, before functions that follow in the same task."""
+    rows_filtered: int = 0
+    """Rows that functions of `filter` after it, in the same task, have dropped."""
+    rows_late: int = 0
+    """Rows whose event time was not after its watermark when the batch began, whether they were dropped or not."""
+    rows_dropped: int = 0
+    """Rows that it has dropped because they were too late."""
+    dead_letters: int = 0
+    state_bytes: int = 0
+    """Bytes of its keyed state at the end."""
+    state_entries: int | None = None
+    """Entries of its keyed state at the end: values, elements, timers; None if a subtask does not know."""
+    state_entries_exact: bool = True
+    """Whether `state_entries` is exact; RocksDB estimates it."""
+    function_s: float = 0.0
+    """Time in the functions of the job; for a function of rows, with decoding and encoding the values of its state."""
+    state_s: float = 0.0
+    """Time of encoding keys, and of reading and writing state for many keys at once."""
+    store_s: float = 0.0
+    """Time in the stores, with opening them and their snapshots; of calls for one key, one in 16 is measured."""
+    cpu_s: float = 0.0
+    """CPU time of the processes of the tasks."""
+    rows_in_max: int = 0
+    """Of each batch, the rows of the subtask that had most; the sum over the batches."""
+    skew: float = 1.0
+    """`rows_in_max` by the average of the subtasks: 1 if all had as many, the number of subtasks if one had all."""
+    watermark: Int64 | None = None
+    """In milliseconds since 1970, in the last batch; None before the first one."""
+    watermark_lag_s: float | None = None
+    """Processing time of the last batch minus the watermark; None without a watermark."""
+
+    def plus(self, later: OperatorMetrics) -> OperatorMetrics:
+        """Returns the metrics of these batches and later ones."""
+        summed = {name: getattr(self, name) + getattr(later, name) for name in _SUMMED}
+        return replace(later, **summed, skew=skew(summed["rows_in_max"], summed["rows_in"], later.subtasks))
+
+
+_SUMMED = (
+    *("rows_in", "rows_out", "rows_filtered", "rows_late", "rows_dropped", "dead_letters", "rows_in_max"),
+    *("function_s", "state_s", "store_s", "cpu_s"),
+)
+"""Fields of `OperatorMetrics` that are sums over batches; the others are those of the last one."""
+
+
+def skew(most: float, total: float, subtasks: int) -> float:
+    """Returns the most of a subtask by the average of all subtasks; 1 without any."""
+    return round(most * subtasks / total, 3) if total else 1.0
+
+
+class SinkMetrics(Document, frozen=True, kw_only=True):
+    """What was published to a sink with a checkpoint."""
+
+    rows: int = 0
+    bytes: int = 0
+    """Of the files, or records, that tasks have written."""
+    files: int = 0
+    publish_s: float = 0.0
+    """Duration of the publication."""
+
+    def plus(self, later: SinkMetrics) -> SinkMetrics:
+        """Returns the metrics of these batches and later ones."""
+        rows, size, files = self.rows + later.rows, self.bytes + later.bytes, self.files + later.files
+        return SinkMetrics(rows=rows, bytes=size, files=files, publish_s=self.publish_s + later.publish_s)
+
+
 class CheckpointRecord(Document, frozen=True, kw_only=True):
     """Statistics of one checkpoint, completed or aborted."""
 
@@ -702,6 +774,16 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     """Over the subtasks that have state: ``sync_ms``, ``increment_bytes``, ``full_bytes``."""
     code: str = ""
     """Hash of the job's code, as in the manifest."""
+    operators: dict[str, OperatorMetrics] = {}
+    """By uid, of the operators with keyed state."""
+    sinks: dict[str, SinkMetrics] = {}
+    """By uid, of the sinks with output."""
+    cpu_s: float = 0.0
+    """CPU time of the driver's and the tasks' Python processes since the checkpoint before, without Spark's."""
+    storage_requests: int = 0
+    """Requests of these processes to storages such as the job root; of a file system, calls for files."""
+    storage_bytes_read: int = 0
+    storage_bytes_written: int = 0
 
 
 class ActionRecord(Document, frozen=True, kw_only=True):

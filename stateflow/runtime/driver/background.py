@@ -12,10 +12,12 @@ import enum
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+
+import msgspec
 
 from stateflow.checkpoint.garbage_collector import Collector
 from stateflow.checkpoint.history import (
@@ -218,6 +220,26 @@ MAX_PENDING_RECORDS = 100
 """Each manifest carries the records that are not stored yet. Beyond this number the oldest ones are dropped."""
 _STORE_EVERY, _TRIM_EVERY = 20, 100
 """Checkpoints between two times that records are stored, and that the history is trimmed."""
+_STORE_METRICS, _MAX_PENDING_METRICS = 200, 2000
+"""Metrics of operators and sinks in pending records, of half a kilobyte each: so many are stored before there are 20
+records, and if they cannot be stored, older records are kept without them."""
+
+
+def without_old_metrics(records: list[CheckpointRecord], most: int = _MAX_PENDING_METRICS) -> list[CheckpointRecord]:
+    """Returns records, the oldest of which have no metrics of operators and sinks if all have more than `most`."""
+    excess = _metrics_in(records) - most
+    kept = []
+    for record in records:
+        if excess > 0:
+            excess -= _metrics_in([record])
+            kept.append(msgspec.structs.replace(record, operators={}, sinks={}))
+        else:
+            kept.append(record)
+    return kept
+
+
+def _metrics_in(records: Sequence[CheckpointRecord]) -> int:
+    return sum(len(record.operators) + len(record.sinks) for record in records)
 
 
 class Maintenance:
@@ -268,7 +290,7 @@ class Maintenance:
 
     def add_record(self, record: CheckpointRecord) -> None:
         """Adds a record of a checkpoint, for the next manifest."""
-        self.pending_records = [*self.pending_records, record][-MAX_PENDING_RECORDS:]
+        self.pending_records = without_old_metrics([*self.pending_records, record][-MAX_PENDING_RECORDS:])
         self.recent.append(record)
 
     def after_checkpoint(self, head: Head) -> None:
@@ -278,7 +300,7 @@ class Maintenance:
             head: the log entry of the checkpoint.
         """
         self._completed += 1
-        if len(self.pending_records) >= _STORE_EVERY:
+        if len(self.pending_records) >= _STORE_EVERY or _metrics_in(self.pending_records) >= _STORE_METRICS:
             self._store_records()
             self._update_index(head)
         if self._completed % self._settings.checkpoints.collect_every == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -15,11 +15,13 @@ from stateflow.checkpoint.log.documents import (
     NOT_BEGUN,
     BatchRecord,
     Manifest,
+    OperatorMetrics,
     OperatorState,
     QuarantinedFile,
     SourceWatermark,
     Spread,
     WaitingRows,
+    skew,
 )
 from stateflow.checkpoint.log.manifest_files import check_operator_memory, state_bytes
 from stateflow.checkpoint.restore.source_positions import spark_time
@@ -35,6 +37,7 @@ from stateflow.state.backends.hash_maps import check_limit
 from stateflow.state.handles import Committable, SubtaskState, is_due
 from stateflow.state.kinds.timers import MAX_WATERMARK
 from stateflow.storage import Credentials
+from stateflow.storage.base import TrafficCounts
 from stateflow.storage.paths import data_folder
 
 log = logging.getLogger(__name__)
@@ -136,6 +139,8 @@ class BatchRunner:
             barrier_metrics(began_at, trigger_ms, pending.reports.values()),
             sum(report.late_rows_dropped for report in pending.reports.values()),
             tuple(HotKey(r.uid, key, n) for r in pending.reports.values() for key, n in r.hot_keys.items()),
+            operator_metrics(pending.reports.values(), manifest.operators, info.id.processing_time),
+            task_usage(pending.reports.values()),
         )
 
     def advance(self, barrier: CompletedBarrier) -> None:
@@ -397,6 +402,17 @@ class BarrierMetrics:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """CPU time and requests to storage of some processes."""
+
+    cpu_s: float = 0.0
+    traffic: TrafficCounts = field(default_factory=TrafficCounts)
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.cpu_s + other.cpu_s, self.traffic + other.traffic)
+
+
+@dataclass(frozen=True)
 class CompletedBarrier:
     """A barrier that all tasks have reached.
 
@@ -409,6 +425,8 @@ class CompletedBarrier:
         quarantined: input files that the batch skipped.
         late_rows_dropped: rows that operators dropped because they were too late.
         hot_keys: keys of which joins have compared many pairs of rows.
+        operators: the metrics of each operator, by uid.
+        usage: what the tasks have used.
         metrics: the metrics for the checkpoint's history record.
     """
 
@@ -421,6 +439,60 @@ class CompletedBarrier:
     metrics: BarrierMetrics = field(default_factory=BarrierMetrics)
     late_rows_dropped: int = 0
     hot_keys: tuple[HotKey, ...] = ()
+    operators: Mapping[str, OperatorMetrics] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
+
+
+def operator_metrics(
+    reports: Iterable[TaskReport], operators: Iterable[OperatorState], now: datetime
+) -> dict[str, OperatorMetrics]:
+    """Sums up the reports of a barrier for each operator: never more numbers than operators, whatever their subtasks.
+
+    Args:
+        reports: the reports of all tasks.
+        operators: the state of the operators after the batch, of which the reports of others are left out.
+        now: the processing time of the batch.
+    """
+    found: dict[str, list[TaskReport]] = {state.uid: [] for state in operators}
+    for report in reports:
+        if report.uid in found:
+            found[report.uid].append(report)
+    return {state.uid: _metrics_of(state, found[state.uid], epoch_milliseconds(now)) for state in operators}
+
+
+def _metrics_of(state: OperatorState, reports: Sequence[TaskReport], now: int) -> OperatorMetrics:
+    rows_in, most = sum(r.rows_in for r in reports), max((r.rows_in for r in reports), default=0)
+    entries = [subtask.entries for subtask in state.subtasks]
+    known = state.watermark is not None and abs(state.watermark) < MAX_WATERMARK
+    return OperatorMetrics(
+        subtasks=len(reports),
+        rows_in=rows_in,
+        rows_out=sum(r.rows_out for r in reports),
+        rows_filtered=sum(r.usage.rows_filtered for r in reports),
+        rows_late=sum(r.usage.rows_late for r in reports),
+        rows_dropped=sum(r.late_rows_dropped for r in reports),
+        dead_letters=sum(r.dead_letters for r in reports),
+        state_bytes=sum(_full_bytes(r) for r in reports),
+        state_entries=None if None in entries else sum(each or 0 for each in entries),
+        state_entries_exact=all(subtask.backend in ("memory", "filesystem") for subtask in state.subtasks),
+        function_s=round(sum(r.usage.function_s for r in reports), 6),
+        state_s=round(sum(r.usage.state_s for r in reports), 6),
+        store_s=round(sum(r.usage.store_s for r in reports), 6),
+        cpu_s=round(sum(r.usage.cpu_s for r in reports), 6),
+        rows_in_max=most,
+        skew=skew(most, rows_in, len(reports)),
+        watermark=state.watermark,
+        watermark_lag_s=(now - state.watermark) / 1000 if known and state.watermark is not None else None,
+    )
+
+
+def task_usage(reports: Iterable[TaskReport]) -> Usage:
+    """Returns what all tasks of a barrier have used."""
+    usages = [report.usage for report in reports]
+    traffic = TrafficCounts(
+        sum(u.requests for u in usages), sum(u.bytes_read for u in usages), sum(u.bytes_written for u in usages)
+    )
+    return Usage(sum(u.cpu_s for u in usages), traffic)
 
 
 def barrier_metrics(began: datetime, trigger_ms: float, reports: Iterable[TaskReport]) -> BarrierMetrics:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -19,17 +20,36 @@ from stateflow import failpoints
 from stateflow.checkpoint.barriers import CheckpointCoordinator, Due
 from stateflow.checkpoint.log.checkpoint_log import Head, Overtaken
 from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
-from stateflow.checkpoint.log.documents import ABORTED, BatchRecord, CheckpointRecord, Manifest, PendingOutput
+from stateflow.checkpoint.log.documents import (
+    ABORTED,
+    BatchRecord,
+    CheckpointRecord,
+    Manifest,
+    OperatorMetrics,
+    PendingOutput,
+    SinkMetrics,
+)
 from stateflow.checkpoint.log.fencing import FENCED_HINT
 from stateflow.checkpoint.log.manifest_files import files_of, write_manifest
 from stateflow.checkpoint.log.transitions import Commit, Settlement
+from stateflow.clock import cpu_seconds
 from stateflow.errors import BatchFailed, Fenced, StateflowError, StorageError
-from stateflow.observability import CHECKPOINT, Recorder, log_event, set_log_context, span
+from stateflow.observability import (
+    CHECKPOINT,
+    METRIC_FIELDS,
+    METRICS,
+    MetricKind,
+    Recorder,
+    log_event,
+    set_log_context,
+    span,
+)
 from stateflow.runtime.driver.background import Maintenance, RunContext
-from stateflow.runtime.driver.batch_runner import BarrierMetrics, CompletedBarrier
+from stateflow.runtime.driver.batch_runner import BarrierMetrics, CompletedBarrier, Usage
 from stateflow.runtime.driver.job_restore import RestoredJob
 from stateflow.state.handles import Committable, FileHandle
 from stateflow.state.host_cache import check_content
+from stateflow.storage.base import TRAFFIC
 from stateflow.storage.paths import data_prefixes
 
 log = logging.getLogger(__name__)
@@ -213,6 +233,7 @@ class CheckpointCommitter:
         self._maintenance = maintenance
         self._uploads = uploads
         self._aborted = PendingCheckpoint()
+        self._meter = _DriverMeter()
         self.head = head
         self.finished: deque[_FinishedCheckpoint] = deque()
         self.failure: Exception | None = None
@@ -278,9 +299,16 @@ class CheckpointCommitter:
         self._publish()
         stages.publish_ms = stages.lap(self._run.now)
         self.finished.append(_FinishedCheckpoint(pending.ordinal, self._run.now))
+        usage = self._meter.lap() + (Usage() if pending.document.spark is None else pending.usage)
+        durations = self._run.publisher.take_durations()
         self._record(
             replace(
                 record,
+                sinks={u: replace(s, publish_s=round(durations.get(u, 0.0), 6)) for u, s in record.sinks.items()},
+                cpu_s=round(usage.cpu_s, 6),
+                storage_requests=usage.traffic.requests,
+                storage_bytes_read=usage.traffic.bytes_read,
+                storage_bytes_written=usage.traffic.bytes_written,
                 checkpoint_id=self.head.checkpoint_id,
                 committed_at=self._run.timestamp,
                 duration_ms=_duration_ms(self._run, pending),
@@ -371,6 +399,18 @@ class CheckpointCommitter:
         self._maintenance.after_checkpoint(self.head)
 
 
+class _DriverMeter:
+    """Measures what this process uses from one checkpoint to the next; without Spark, its tasks are part of it."""
+
+    def __init__(self) -> None:
+        self._last = Usage(cpu_seconds(), TRAFFIC.now())
+
+    def lap(self) -> Usage:
+        """Returns what was used since the last call."""
+        before, self._last = self._last, Usage(cpu_seconds(), TRAFFIC.now())
+        return Usage(self._last.cpu_s - before.cpu_s, self._last.traffic - before.traffic)
+
+
 _MAX_BATCHES = 1000
 """Batches that a manifest records."""
 _MAX_OFFSETS = 1 << 20
@@ -434,6 +474,8 @@ class PendingCheckpoint:
         metrics: the metrics of the newest barrier.
         triggered_at: when its checkpoint was triggered, in seconds of the monotonic clock.
         batches: the records of the batches.
+        operators, sinks: the metrics of each operator and sink, by uid, over all barriers.
+        usage: what the tasks have used.
     """
 
     manifest: Manifest | None = None
@@ -448,6 +490,9 @@ class PendingCheckpoint:
     triggered_at: float = 0.0
     committables: dict[str, list[Committable]] = field(default_factory=dict)
     batches: BatchRecords = field(default_factory=BatchRecords)
+    operators: Mapping[str, OperatorMetrics] = field(default_factory=dict)
+    sinks: Mapping[str, SinkMetrics] = field(default_factory=dict)
+    usage: Usage = field(default_factory=Usage)
 
     def add(self, barrier: CompletedBarrier, output: dict[str, list[Committable]], seconds: float) -> None:
         """Adds the next barrier.
@@ -462,6 +507,13 @@ class PendingCheckpoint:
         self.compaction_bytes += manifest.compaction_bytes
         self.rows_in += barrier.rows_in
         self.seconds += seconds
+        self.usage += barrier.usage
+        self.operators = _combined(self.operators, barrier.operators)
+        written = {
+            uid: SinkMetrics(rows=sum(c.rows for c in files), bytes=sum(c.size for c in files), files=len(files))
+            for uid, files in barrier.output.items()
+        }
+        self.sinks = _combined(self.sinks, written)
         self.batches.add(manifest.batches)
         _add_rows(self.rows_out, barrier.rows_out)
         _add_files(self.committables, output)
@@ -481,6 +533,9 @@ class PendingCheckpoint:
             seconds=older.seconds + self.seconds,
             metrics=newest.metrics,
             triggered_at=self.triggered_at,
+            operators=_combined(older.operators, self.operators),
+            sinks=_combined(older.sinks, self.sinks),
+            usage=older.usage + self.usage,
         )
         for each in (older, self):
             merged.batches.add(each.batches.records)
@@ -510,6 +565,14 @@ class PendingCheckpoint:
     def output(self) -> list[PendingOutput]:
         """Files to publish."""
         return [PendingOutput(checkpoint_id=0, sink=s, committables=c) for s, c in self.committables.items()]
+
+
+_Metrics = TypeVar("_Metrics", OperatorMetrics, SinkMetrics)
+
+
+def _combined(older: Mapping[str, _Metrics], later: Mapping[str, _Metrics]) -> dict[str, _Metrics]:
+    """Returns the metrics of operators or sinks over older and later batches."""
+    return {**older, **{uid: older[uid].plus(each) if uid in older else each for uid, each in later.items()}}
 
 
 def _add_rows(counts: dict[str, int], more: dict[str, int]) -> None:
@@ -652,6 +715,8 @@ def _new_record(run: RunContext, head: Head, pending: PendingCheckpoint, async_m
         subtasks=dict(metrics.subtasks),
         async_ms=async_ms,
         code=manifest.code,
+        operators=dict(pending.operators),
+        sinks=dict(pending.sinks),
     )
 
 
@@ -671,3 +736,23 @@ def report_metrics(recorder: Recorder, record: CheckpointRecord) -> None:
     recorder.gauge("last_checkpoint_manifest_size", record.manifest_bytes)
     recorder.gauge("last_checkpoint_files", record.files)
     recorder.gauge("last_checkpoint_new_files", record.new_files)
+    for uid, operator in record.operators.items():
+        _report(recorder, "operator", uid, operator)
+    for uid, sink in record.sinks.items():
+        _report(recorder, "sink", uid, sink)
+    recorder.count("stateflow.cpu.time", record.cpu_s)
+    recorder.count("stateflow.storage.requests", record.storage_requests)
+    recorder.count("stateflow.storage.read", record.storage_bytes_read)
+    recorder.count("stateflow.storage.written", record.storage_bytes_written)
+
+
+def _report(recorder: Recorder, kind: str, uid: str, metrics: OperatorMetrics | SinkMetrics) -> None:
+    """Reports the metrics of an operator or sink: one series each, with its uid as an attribute."""
+    for name, field_name in METRIC_FIELDS[kind].items():
+        value = getattr(metrics, field_name)
+        if value is None:
+            continue
+        if METRICS[name].kind is MetricKind.COUNTER:
+            recorder.count(name, value, **{kind: uid})
+        else:
+            recorder.gauge(name, value, **{kind: uid})

@@ -22,6 +22,7 @@ from stateflow.api.functions.checkpointed import (
 from stateflow.api.functions.connected import KeyedBroadcastProcessFunction, KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, KeyedFunction, KeyedProcessFunction, RuntimeContext, TaskInfo
 from stateflow.checkpoint.barriers import Failure
+from stateflow.clock import Section
 from stateflow.errors import CorruptFile, EntryTooLarge, StateflowError
 from stateflow.runtime.executor import ChainSpec, Numbers
 from stateflow.runtime.task.dead_letters import DeadLetterCollector
@@ -51,6 +52,7 @@ class KeyedOperator:
         self._state = runtime.state
         self._context = runtime.context
         self._limits = initial.limits
+        self._watch = initial.backend.watch
         self._methods = _row_methods(runtime.function)
         self._rows = _new_row_caller(runtime)
         self._timers = _TimerCaller(runtime)
@@ -107,7 +109,9 @@ class KeyedOperator:
         runtime, methods = self._runtime, self._methods
         numbers = inputs.tolist() if inputs is not None and len(methods) > 1 else None
         emitted: list[object] = []
+        before = self._watch.switch(Section.STATE)
         self._state.begin_key_batch([(group, key) for group, key, _ in read.keys])
+        self._watch.switch(Section.FUNCTION)
         self._context.set_time_of(self._inputs[0].time_of)
         key_time = runtime.key_time if origins is not None else None
         if key_time is not None and origins is not None:
@@ -124,7 +128,9 @@ class KeyedOperator:
                 self._rows.call(methods[0], read.rows[own], emitted)
             else:
                 self._process_inputs(read.rows[own], numbers[own], emitted)
+        self._watch.switch(Section.STATE)
         self._state.end_key_batch()
+        self._watch.switch(before)
         return emitted
 
     def broadcast(self, columns: Sequence[pa.Array]) -> list[object]:
@@ -138,7 +144,9 @@ class KeyedOperator:
             runtime.operator_state.side.is_broadcast = True
             self._context.set_time_of(self._inputs[1].time_of)
             rows = self._inputs.read_unkeyed(1, columns)
+            before = self._watch.switch(Section.FUNCTION)
             self._rows.call(function.process_broadcast_element, rows, emitted)
+            self._watch.switch(before)
             runtime.operator_state.side.is_broadcast = False
             return emitted
 
@@ -359,6 +367,7 @@ class _TimerCaller:
         self._function = runtime.function
         self._context = runtime.on_timer_context
         self._size = SliceSize()
+        self._watch = runtime.watch
 
     def fire_due(self) -> Iterator[list[object]]:
         """Fires the timers of all keys until none is due; yields slices of what they emit to the main output.
@@ -377,12 +386,16 @@ class _TimerCaller:
     def _fire_slice(self, domain: TimeDomain, keys: list[tuple[bytes, bytes]], timers: Iterator[Timer]) -> list[object]:
         emitted: list[object] = []
         self._runtime.begin_emitters()
+        before = self._watch.switch(Section.STATE)
         self._state.begin_key_batch(sorted(set(keys)))
+        self._watch.switch(Section.FUNCTION)
         for timer in timers:
             self.fire(domain, timer, emitted)
+        self._watch.switch(Section.STATE)
         # A slice without keys has timers that were registered meanwhile.
         self._size.adapt(len(keys) or self._size.keys, self._state.batch_bytes(), len(emitted))
         self._state.end_key_batch()
+        self._watch.switch(before)
         return emitted
 
     def fire(self, domain: TimeDomain, timer: Timer, emitted: list[object]) -> None:
@@ -519,12 +532,16 @@ class _KeyTracker:
         yield self._end_last_key()
         ended, size = iter(list(self._ended.values())), SliceSize()
         while some := list(islice(ended, size.keys)):
-            emitted = self._new_slice()
+            emitted, watch = self._new_slice(), self._runtime.watch
+            before = watch.switch(Section.STATE)
             self._state.begin_key_batch([(group, key) for group, key, _ in some])
+            watch.switch(Section.FUNCTION)
             for key in some:
                 self._call_batch_end(key, emitted)
+            watch.switch(Section.STATE)
             size.adapt(len(some), self._state.batch_bytes(), len(emitted))
             self._state.end_key_batch()
+            watch.switch(before)
             yield emitted
 
     def _end_last_key(self) -> list[object]:

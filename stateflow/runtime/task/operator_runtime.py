@@ -85,6 +85,7 @@ class OperatorRuntime:
             limits=initial.limits,
         )
         self.clock = self.state.clock
+        self.watch = initial.backend.watch
         self.assigned = initial.parts.read_assigned() if initial.parts else AssignedState()
         self.operator_state = _operator_state_store(initial, self.assigned)
         self.timer_index = initial.timer_index or TimerIndex()

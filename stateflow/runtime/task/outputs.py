@@ -97,6 +97,11 @@ class Outputs:
                 if made:
                     yield from self._send(output, self._to_columns(output, made), phase)
 
+    @property
+    def rows_filtered(self) -> int:
+        """The number of rows that functions of `filter` have dropped."""
+        return sum(functions.filtered for functions in self._row_functions.values())
+
     def end_rows(self) -> None:
         """Closes the row functions, after the last row."""
         for functions in self._row_functions.values():

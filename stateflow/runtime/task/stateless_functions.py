@@ -39,11 +39,15 @@ class RowFunctions:
     Args:
         steps: the function objects are opened and closed, so they cannot be used again.
         info: the subtask.
+
+    Attributes:
+        filtered: number of rows that functions of `filter` have dropped.
     """
 
     def __init__(self, steps: Sequence[RowStep], info: TaskInfo) -> None:
         self._info = info
         self._steps = steps
+        self.filtered = 0
         self._collectors = {
             at: DeadLetterCollector(step.on_error, step.name, info.epoch)
             for at, step in enumerate(steps)
@@ -57,10 +61,15 @@ class RowFunctions:
 
     def apply(self, rows: Iterable[object]) -> list[object]:
         """Returns the rows that the last function returns."""
+        given = rows if isinstance(rows, list) else list(rows)
         for at, step in enumerate(self._steps):
             collector = self._collectors.get(at)
-            rows = self._step(step, rows) if collector is None else _apply_with_dead_letters(step, rows, collector)
-        return rows if isinstance(rows, list) else list(rows)
+            failed = 0 if collector is None else collector.count
+            made = self._step(step, given) if collector is None else _apply_with_dead_letters(step, given, collector)
+            if step.kind is StepKind.FILTER and not step.emits_dead_letters:
+                self.filtered += len(given) - len(made) - (0 if collector is None else collector.count - failed)
+            given = made
+        return given
 
     def close(self) -> None:
         """Closes the rich functions."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from stateflow import failpoints
-from stateflow.clock import SystemClock
+from stateflow.clock import Section, Stopwatch, SystemClock
 from stateflow.config.settings import StateSettings
 from stateflow.observability import RESTORE, span
 from stateflow.private_files import make_own_folder
@@ -34,13 +34,17 @@ from stateflow.types.key_groups import range_of
 class SubtaskStore:
     """Opens the state backend of a subtask when it is first needed, and takes its snapshot.
 
+    Args:
+        task: the task.
+        watch: measures the time in the store.
+
     Attributes:
         base: the state that the subtask starts from.
         compaction_bytes: bytes that the snapshot stored again because of compactions.
         ttl_cleanup_at: see `SubtaskState`; that of the base unless the batch sets it.
     """
 
-    def __init__(self, task: TaskSpec) -> None:
+    def __init__(self, task: TaskSpec, watch: Stopwatch) -> None:
         self._task = task
         batch, chain = task.batch, task.chain
         parts = decode_parts(chain.bases[task.subtask]) if chain.keying else ()
@@ -50,12 +54,16 @@ class SubtaskStore:
         self.ttl_cleanup_at = self.base.ttl_cleanup_at
         self._key = StoreKey.of(batch, chain.uid, task.subtask)
         self._backend: KeyedStateBackend | None = None
+        self._watch = watch
 
     def open(self) -> KeyedStateBackend:
         """Returns the backend with the base in it."""
         if self._backend is None:
             task = self._task
+            before = self._watch.switch(Section.STORE)
             self._backend = acquire(self._key, self.base, task.batch, task.attempt, task.level.parallelism)
+            self._backend.watch = self._watch
+            self._watch.switch(before)
             failpoints.hit("task.restored")
         return self._backend
 
@@ -84,7 +92,9 @@ class SubtaskStore:
         task, owned = self._task, self.base.owned
         batch, uid = task.batch, task.chain.uid
         name = f"{batch.id.data_folder(task.attempt)}{uid}-{task.subtask}-"
-        taken = self._backend.snapshot(name, batch.settings.full_snapshot)
+        before = self._watch.switch(Section.STORE)
+        taken, entries = self._backend.snapshot(name, batch.settings.full_snapshot), self._backend.count_entries()
+        self._watch.switch(before)
         earliest = self.timer_index.earliest
         self.compaction_bytes = taken.compaction_bytes
         state = SubtaskState(
@@ -99,6 +109,7 @@ class SubtaskStore:
             event_timer=earliest.event,
             processing_timer=earliest.processing,
             ttl_cleanup_at=self.ttl_cleanup_at,
+            entries=entries,
         )
         # The driver checks all subtasks together; state that exceeds the limit alone need not be sent there.
         check_limit({uid: [state]}, batch.settings.state.memory_limit_bytes)

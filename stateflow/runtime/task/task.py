@@ -23,9 +23,9 @@ from stateflow.api.functions.window_vectors import WindowVectorFunction
 from stateflow.api.joins.regular_join import ColumnJoin
 from stateflow.api.joins.times import TimedColumnJoin
 from stateflow.api.side_outputs import MAIN
-from stateflow.checkpoint.barriers import Failure, TaskReport, combine_spans
+from stateflow.checkpoint.barriers import Failure, TaskReport, TaskUsage, combine_spans
 from stateflow.checkpoint.log.documents import TimeSpan
-from stateflow.clock import SystemClock, epoch_milliseconds
+from stateflow.clock import Section, Stopwatch, SystemClock, cpu_seconds, epoch_milliseconds
 from stateflow.config.settings import StateSettings
 from stateflow.errors import StateflowError, StorageError
 from stateflow.observability import export_spans
@@ -60,6 +60,7 @@ from stateflow.runtime.task.vector_operator import (
 from stateflow.state.handles import Base, Committable, OperatorContent, OperatorPart, StateSchema, SubtaskState, is_due
 from stateflow.state.kinds.timers import NO_WATERMARK
 from stateflow.state.kinds.ttl import TtlCleanup
+from stateflow.storage.base import TRAFFIC
 from stateflow.types.columns.conversion import with_type
 
 _clock = SystemClock()
@@ -113,9 +114,10 @@ class Task:
 
     def __init__(self, spec: TaskSpec) -> None:
         self._spec = spec
+        self._meter = UsageMeter()
         self._input = TaskInput(spec)
         self._barriers = InputBarriers(spec)
-        self._store = SubtaskStore(spec)
+        self._store = SubtaskStore(spec, self._meter.watch)
         self._parts = OperatorParts.of(spec)
         self._outputs = Outputs(spec)
         self._runner: ChainRunner | None = None
@@ -242,6 +244,40 @@ class Task:
             ahead=self._input.ahead,
             barrier_at=self._barrier_at,
             sync_ms=self._sync_ms,
+            usage=self._meter.usage(self._outputs.rows_filtered, self._input.late),
+        )
+
+
+class UsageMeter:
+    """Measures what a task uses, from its creation on.
+
+    CPU time and requests are those of the process: of a task on Spark, which has a process of its own, and of the
+    threads that store its files; without Spark, one task runs after another.
+
+    Attributes:
+        watch: measures the time in functions, state and store.
+    """
+
+    def __init__(self) -> None:
+        self.watch = Stopwatch()
+        self._cpu_s = cpu_seconds()
+        self._traffic = TRAFFIC.now()
+
+    def usage(self, rows_filtered: int, rows_late: int) -> TaskUsage:
+        """Returns what was used so far, with counts of rows."""
+        traffic = TRAFFIC.now() - self._traffic
+        # Estimates of an inner section may exceed the outer one.
+        seconds = [round(max(0.0, each), 6) for each in self.watch.read()]
+        return TaskUsage(
+            rows_filtered,
+            rows_late,
+            function_s=seconds[Section.FUNCTION],
+            state_s=seconds[Section.STATE],
+            store_s=seconds[Section.STORE],
+            cpu_s=round(cpu_seconds() - self._cpu_s, 6),
+            requests=traffic.requests,
+            bytes_read=traffic.bytes_read,
+            bytes_written=traffic.bytes_written,
         )
 
 
@@ -492,6 +528,18 @@ class PhaseRows:
             for origin in found:
                 yield number, origin, times[wanted if origins is None else wanted & (origins == origin)]
 
+    def count_late(self, watermark: int | None) -> int:
+        """Returns how many rows have an event time that is not after a watermark."""
+        if watermark is None or self.is_broadcast:
+            return 0
+        found, inputs = 0, self.inputs
+        for number, each in enumerate(self._chain.inputs):
+            if each.keying is not None and each.time_column:
+                times = event_times(self._batch.column(each.prefix + each.time_column))
+                is_late = (times <= watermark) & (times != NO_WATERMARK)
+                found += int(np.count_nonzero(is_late if inputs is None else is_late & (inputs == number)))
+        return found
+
     @property
     def origins(self) -> Numbers | None:
         """For each row, the number of the source that it comes from, -1 if unknown; None if no row has a source."""
@@ -506,12 +554,14 @@ class TaskInput:
 
     Attributes:
         rows: number of rows read.
+        late: number of them whose event time was not after the watermark.
         ahead: the event times of rows above the watermark, as in `TaskReport`.
     """
 
     def __init__(self, task: TaskSpec) -> None:
         self._task = task
         self.rows = 0
+        self.late = 0
         self.ahead: dict[str, list[TimeSpan]] = {}
 
     def split(self, batch: pa.RecordBatch) -> tuple[list[PhaseRows], pa.RecordBatch | None]:
@@ -528,6 +578,8 @@ class TaskInput:
         """Adds rows to the statistics that the task reports."""
         self.rows += len(rows)
         chain = self._task.chain
+        # What the previous level emitted before time advanced is late by the watermark of that time.
+        self.late += rows.count_late(chain.watermark if rows.phase == SOURCE_PHASE else chain.watermark_before)
         for number, origin, times in rows.times_above(chain.watermark) if chain.waiting else ():
             name = chain.waiting[number] if origin < 0 else self._task.level.sources[origin]
             self.ahead[name] = combine_spans([*self.ahead.get(name, ()), *_spans(times)], _MAX_SPANS)

@@ -18,7 +18,7 @@ from stateflow.api.joins.pairs import Side, joinable
 from stateflow.api.joins.regular_join import ColumnJoin
 from stateflow.api.joins.times import TimedColumnJoin
 from stateflow.api.schema import RowSchema
-from stateflow.clock import epoch_milliseconds
+from stateflow.clock import Section, epoch_milliseconds
 from stateflow.config.settings import EntryLimits
 from stateflow.errors import SchemaMismatch, StateError, StateflowError, UserCodeError
 from stateflow.runtime.executor import GROUP_MASK, GROUP_SHIFT, PHASE_SHIFT, TIMER_PHASE, ChainSpec, Numbers, SourceTime
@@ -142,6 +142,7 @@ class VectorOperator:
         self._limits = limits
         self._state = KeyedState(backend, spec.known_states, batch_time(info), limits=self._limits)
         self._held: list[SortedRows] = []
+        self._watch = backend.watch
         self._call("open", lambda: self._function.open(RuntimeContext(self._state, info)))
         self._expires_by_rows = any(
             config.ttl_time_characteristic is StateTtlConfig.TtlTimeCharacteristic.EventTime
@@ -247,7 +248,9 @@ class VectorOperator:
         columns = [column.take(at) for column in self._input.key_columns(rows.columns)]
         keys = pa.RecordBatch.from_arrays(columns, names=self._names)
         groups = (rows.order[starts] >> GROUP_SHIFT & GROUP_MASK).astype(">u2").view("V2").tolist()
+        before = self._watch.switch(Section.STATE)
         state = self._new_state(rows, keys, starts, (groups, self._encode(keys)))
+        self._watch.switch(before)
         batch = pa.RecordBatch.from_arrays(list(rows.columns), schema=self._schema.arrow)
         emitted = self._call("process_batch", lambda: self._function.process_batch(batch, state))
         yield from self._end_call(emitted, rows.phase)
@@ -267,11 +270,16 @@ class VectorOperator:
 
     def _end_call(self, emitted: object, phase: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Writes the changes of a call, and yields what it emitted."""
-        self._state.end_key_batch()
+        self._end_key_batch()
         if emitted is not None:
             self._check_rows(emitted)
             for made in conform_rows(emitted, self.emits, "process_batch", operator=self._spec.uid):
                 yield phase, made
+
+    def _end_key_batch(self) -> None:
+        before = self._watch.switch(Section.STATE)
+        self._state.end_key_batch()
+        self._watch.switch(before)
 
     def _check_rows(self, emitted: object) -> None:
         if not isinstance(emitted, pa.RecordBatch | pa.Table):
@@ -304,6 +312,7 @@ class VectorOperator:
         return encoded
 
     def _call(self, name: str, call: Callable[[], T]) -> T:
+        before = self._watch.switch(Section.FUNCTION)
         try:
             return call()
         except StateflowError as e:
@@ -316,6 +325,8 @@ class VectorOperator:
                 operator=self._spec.uid,
                 where=find_user_line(e),
             ) from e
+        finally:
+            self._watch.switch(before)
 
 
 _ACCUMULATOR_BYTES = 128
@@ -536,7 +547,7 @@ class JoinOperator(VectorOperator):
         while (made := self._call("join", lambda: next(emitted, None))) is not None:
             for each in conform_rows(made, self._output, "process_batch", operator=self._spec.uid):
                 yield phase, each
-        self._state.end_key_batch()
+        self._end_key_batch()
 
 
 class WindowJoinOperator(WindowVectorOperator):
@@ -609,7 +620,7 @@ class WindowJoinOperator(WindowVectorOperator):
         while (made := self._call(name, lambda: next(emitted, None))) is not None:
             for each in conform_rows(made, self.emits, "process_batch", operator=self._spec.uid):
                 yield phase, each
-        self._state.end_key_batch()
+        self._end_key_batch()
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from stateflow.clock import Stopwatch
 from stateflow.config.settings import EntryLimits
 from stateflow.errors import EntryTooLarge
 from stateflow.state.handles import StateFile
@@ -33,7 +34,13 @@ class StoreSnapshot:
 
 
 class KeyedStateReader(ABC):
-    """Reads the entries of a store of bytes by key, for the key groups of one subtask."""
+    """Reads the entries of a store of bytes by key, for the key groups of one subtask.
+
+    Attributes:
+        watch: measures the time in the store; a task sets its own.
+    """
+
+    watch = Stopwatch()
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:
@@ -75,6 +82,10 @@ class KeyedStateBackend(KeyedStateReader):
     @abstractmethod
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Sets entries, and removes those whose value is None; atomic."""
+
+    @abstractmethod
+    def count_entries(self) -> int:
+        """Returns the number of entries; an estimate for a backend that is not in memory, in little time."""
 
     @abstractmethod
     def snapshot(self, name: str, full: bool = False) -> StoreSnapshot:

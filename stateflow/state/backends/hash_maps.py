@@ -80,6 +80,9 @@ class DictBackend(KeyedStateBackend):
             elif entries.pop(key, None) is not None and sorted_keys is not None:
                 sorted_keys.remove(key)
 
+    def count_entries(self) -> int:
+        return len(self.entries)
+
     def snapshot(self, name: str, full: bool = False) -> StoreSnapshot:
         return StoreSnapshot(inline=b"".join(self.encode()))
 

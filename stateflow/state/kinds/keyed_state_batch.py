@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
 from itertools import repeat
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from stateflow.clock import Section
 from stateflow.config.settings import EntryLimits
 from stateflow.errors import SchemaMismatch, StateError
 from stateflow.state.backends.base import largest_size, map_key_too_large, value_too_large
@@ -29,6 +31,23 @@ AnyMapState = MapState[Any, Any]
 _SHOWN = 100
 """Characters of a key in a log."""
 AnyListState = ListState[object]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _as_state(method: Callable[Concatenate[KeyedStateBatch, P], R]) -> Callable[Concatenate[KeyedStateBatch, P], R]:
+    """Makes the time of a method count as time in the state, without that in the store."""
+
+    @wraps(method)
+    def call(self: KeyedStateBatch, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        watch = self._context.backend.watch
+        before = watch.switch(Section.STATE)
+        try:
+            return method(self, *args, **kwargs)
+        finally:
+            watch.switch(before)
+
+    return call
 
 
 class KeyedStateBatch:
@@ -100,6 +119,7 @@ class KeyedStateBatch:
         """The key group of each key."""
         return self._groups
 
+    @_as_state
     def read(self, state: AnySingleValueState) -> pa.Array:
         """Returns a column of n values; null, or the state's default, for a key without a value.
 
@@ -114,6 +134,7 @@ class KeyedStateBatch:
             found = [state.default if data is None else data for data in found]
         return state.columns.decode(found)
 
+    @_as_state
     def write(self, state: AnySingleValueState, values: pa.Array, where: Array | None = None) -> None:
         """Sets the value of each key.
 
@@ -137,6 +158,7 @@ class KeyedStateBatch:
             times = self._times_of(indices)
         self._put(stored, _encoded(self._context.limits, state, values), state.ttl, times)
 
+    @_as_state
     def read_entries(self, state: AnyMapState, of: Array, keys: pa.Array) -> pa.Array:
         """Returns a column of m map values; null for an entry that does not exist.
 
@@ -147,6 +169,7 @@ class KeyedStateBatch:
         stored = self._entry_keys(state, of, keys)
         return state.columns.decode(self._fetch(stored, state.ttl, self._times_of(of)))
 
+    @_as_state
     def write_entries(self, state: AnyMapState, of: Array, keys: pa.Array, values: pa.Array) -> None:
         """Sets m map entries; the last one of several for the same entry wins.
 
@@ -162,6 +185,7 @@ class KeyedStateBatch:
         _check_length("values", len(values), len(stored))
         self._put(stored, _encoded(self._context.limits, state, values), state.ttl, self._times_of(of))
 
+    @_as_state
     def all_entries(self, state: AnyMapState) -> tuple[Array, pa.Array, pa.Array]:
         """Returns all map entries as columns (index of the key, user key, value), ordered by index and user key."""
         _check_kind(state, MapState)
@@ -203,6 +227,7 @@ class KeyedStateBatch:
         if stored:
             yield np.array(numbers, np.int64), state.columns.decode(stored)
 
+    @_as_state
     def append(self, state: AnyListState, of: Array, elements: pa.Array, times: RowTimes = None) -> None:
         """Appends elements to lists.
 
@@ -220,6 +245,7 @@ class KeyedStateBatch:
         prefixes = self._prefixes(state)
         state.append_stored([prefixes[at] for at in of.tolist()], encoded, times or self._times_of(of))
 
+    @_as_state
     def remove_lists(self, state: AnyListState, of: Array) -> None:
         """Removes the elements of lists."""
         prefixes = self._prefixes(state)

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from pathlib import Path
 from typing import Concatenate, NoReturn, ParamSpec, TypeVar, cast
 
@@ -43,7 +43,7 @@ from rocksdict import (
 )
 
 from stateflow import failpoints
-from stateflow.clock import SystemClock
+from stateflow.clock import Section, SystemClock
 from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import CorruptFile, DamagedCopy, InternalError, StateflowError, StorageError
 from stateflow.private_files import make_new_folder
@@ -78,6 +78,25 @@ def _translated(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[
     return call
 
 
+def _timed(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """As `_translated`, and counts the time in the store."""
+    translated = _translated(method)
+
+    @wraps(method)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        before = self.watch.switch(Section.STORE)
+        try:
+            return translated(self, *args, **kwargs)
+        finally:
+            self.watch.switch(before)
+
+    return call
+
+
+_SAMPLED = 16
+"""Of calls for one key, which are as many as there are rows, one of so many is measured."""
+
+
 class _OpenStore(KeyedStateReader):
     """An open RocksDB store in a working folder of its own, and its reads.
 
@@ -93,12 +112,24 @@ class _OpenStore(KeyedStateReader):
         self._cache = cache
         self._files: dict[str, StateFile] = {}
         self._failure: StateflowError | None = None
+        # Not the first call, which is slower than others.
+        self._calls = _SAMPLED // 2
 
-    @_translated
     def get(self, key: bytes) -> bytes | None:
-        return cast(bytes | None, self._db.get(key))
+        # Without calls around it, such as a decorator: there may be one for each row.
+        found: bytes | None
+        self._calls -= 1
+        try:
+            if self._calls:
+                found = self._db.get(key)
+            else:
+                self._calls = _SAMPLED
+                found = self.watch.estimate(Section.STORE, partial(self._db.get, key), _SAMPLED)
+        except Exception as e:
+            self.fail(e)
+        return found
 
-    @_translated
+    @_timed
     def multi_get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         # RocksDB takes twice as long for keys in another order.
         ordered = sorted(keys)
@@ -116,8 +147,18 @@ class _OpenStore(KeyedStateReader):
             options.set_iterate_upper_bound(upper)
         # Create the iterator now, not with the first entry that is read: it must not see a write in between.
         found = self._db.iter(options)
-        found.seek(lower)
-        return self._entries(found, options)
+        self._calls -= 1
+        if self._calls:
+            found.seek(lower)
+            return self._entries(found, options)
+        self._calls = _SAMPLED
+        self.watch.estimate(Section.STORE, partial(found.seek, lower), _SAMPLED)
+        return self._measured(self._entries(found, options))
+
+    def _measured(self, entries: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        read = partial(next, entries, None)
+        while (entry := self.watch.estimate(Section.STORE, read, _SAMPLED)) is not None:
+            yield entry
 
     def _entries(self, found: RdictIter, options: ReadOptions) -> Iterator[tuple[bytes, bytes]]:
         """Yields the entries from the position of an iterator on.
@@ -248,7 +289,7 @@ class RocksDBBackend(_OpenStore, KeyedStateBackend):
         self._store_manifest = base.own.store_manifest if base.own else b""
         _hide_key_groups(self._db, opened.excess)
 
-    @_translated
+    @_timed
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         if not changes:
             return
@@ -267,6 +308,10 @@ class RocksDBBackend(_OpenStore, KeyedStateBackend):
         self._changed |= bulk_load(self._db, self._settings, blocks)
 
     @_translated
+    def count_entries(self) -> int:
+        return int(self._db.property_int_value("rocksdb.estimate-num-keys") or 0)
+
+    @_timed
     def snapshot(self, name: str, full: bool = False) -> StoreSnapshot:
         """See `KeyedStateBackend.snapshot`; `name` ends with a slash or dash."""
         if self._failure is not None:

@@ -1,0 +1,222 @@
+"""Metrics of operators and sinks in the history, compared with counts in plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stateflow import (
+    Context,
+    KeyedProcessFunction,
+    MapStateDescriptor,
+    OutputTag,
+    RuntimeContext,
+    StreamExecutionEnvironment,
+    TumblingEventTimeWindows,
+    ValueStateDescriptor,
+    WatermarkStrategy,
+)
+from stateflow.checkpoint.barriers import TaskReport, TaskUsage
+from stateflow.checkpoint.history import read_records
+from stateflow.checkpoint.log.documents import CheckpointRecord, OperatorMetrics, SinkMetrics
+from stateflow.clock import ManualClock, Section, Stopwatch
+from stateflow.observability import METRIC_FIELDS, METRICS, MemoryRecorder, MetricKind
+from stateflow.runtime.driver.background import without_old_metrics
+from stateflow.storage.base import TRAFFIC, TrafficCounts
+from stateflow.storage.posix import PosixStorage
+from tests.support.graphs import Row
+from tests.support.local_jobs import Growing, LocalJobs
+
+BATCH = 50
+ROWS = [Row(f"k{n % 7}", n) for n in range(200)]
+
+
+class Seen(msgspec.Struct):
+    key: str
+    number: int
+
+
+class Remember(KeyedProcessFunction[Row, Seen]):
+    """Emits each even number; keeps the last one, and all numbers."""
+
+    def open(self, ctx: RuntimeContext) -> None:
+        self.last = ctx.get_state(ValueStateDescriptor("last", int))
+        self.all = ctx.get_map_state(MapStateDescriptor("all", int, int))
+
+    def process_element(self, row: Row, ctx: Context) -> Iterator[Seen]:
+        self.last.update(row.number)
+        self.all.put(row.number, 1)
+        if row.number % 2 == 0:
+            yield Seen(row.key, row.number)
+
+
+def run(jobs: LocalJobs, rows: Sequence[Row], declare: Any, **settings: Any) -> list[CheckpointRecord]:
+    source = Growing(rows, Row)
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        declare(env.from_source(source, uid="rows"))
+
+    jobs.run(build, source__max_rows_per_batch=BATCH, **settings)
+    return read_records(jobs.storage)
+
+
+def total(records: Sequence[CheckpointRecord], uid: str) -> OperatorMetrics:
+    first, *later = [record.operators[uid] for record in records]
+    for each in later:
+        first = first.plus(each)
+    return first
+
+
+@pytest.mark.parametrize("backend", ["memory", "filesystem", "rocksdb"])
+@pytest.mark.parametrize("per_checkpoint", [1, 3])
+def test_rows_and_state_of_an_operator_are_those_of_plain_python(
+    tmp_path: Path, backend: str, per_checkpoint: int
+) -> None:
+    jobs = LocalJobs(tmp_path, state__backend=backend, parallelism=2, max_parallelism=16)
+
+    def declare(rows: Any) -> None:
+        seen = rows.key_by("key").process(Remember(), output=Seen, uid="remember")
+        seen.filter(lambda row: row.number % 3 == 0).sink_to(jobs.sink("out"), uid="out")
+
+    records = run(jobs, ROWS, declare, checkpoints__interval_batches=per_checkpoint)
+    found = total(records, "remember")
+    emitted = [row for row in ROWS if row.number % 2 == 0]
+    kept = [row for row in emitted if row.number % 3 == 0]
+    assert (found.rows_in, found.rows_out, found.subtasks) == (len(ROWS), len(emitted), 2)
+    assert found.rows_filtered == len(emitted) - len(kept)
+    assert (found.rows_late, found.rows_dropped, found.dead_letters) == (0, 0, 0)
+    assert found.state_entries_exact == (backend != "rocksdb")
+    # One value for each key, and one entry for each number.
+    entries = len({row.key for row in ROWS}) + len(ROWS)
+    assert found.state_entries == (entries if backend != "rocksdb" else pytest.approx(entries, rel=0.5))
+    assert records[-1].full_bytes == found.state_bytes > 0
+    sinks = [record.sinks["out"] for record in records if record.sinks]
+    assert sum(sink.rows for sink in sinks) == len(kept) and all(sink.publish_s > 0 for sink in sinks)
+    assert found.function_s > 0 and found.cpu_s > 0
+    assert sum(record.cpu_s for record in records) >= found.cpu_s
+    assert (found.store_s > 0, found.watermark_lag_s) == (True, None)
+
+
+def test_bytes_and_files_of_a_sink_are_those_on_disk(tmp_path: Path) -> None:
+    jobs = LocalJobs(tmp_path)
+    records = run(jobs, ROWS, lambda rows: rows.sink_to(jobs.sink("out"), uid="out"))
+    files = list((tmp_path / "out" / "data").rglob("*.*"))
+    assert sum(record.sinks["out"].bytes for record in records) == sum(file.stat().st_size for file in files)
+    assert sum(record.sinks["out"].files for record in records) == len(files)
+
+
+@pytest.mark.parametrize("parallelism", [1, 4])
+def test_skew_is_the_number_of_subtasks_if_one_has_all_rows(tmp_path: Path, parallelism: int) -> None:
+    jobs = LocalJobs(tmp_path, parallelism=parallelism, max_parallelism=16)
+
+    def declare(rows: Any) -> None:
+        rows.key_by("key").process(Remember(), output=Seen, uid="remember").sink_to(jobs.sink("out"), uid="out")
+
+    records = run(jobs, [Row("only", n) for n in range(60)], declare)
+    assert {record.operators["remember"].skew for record in records} == {parallelism}
+    # Batches in which other subtasks are the busiest ones are as slow.
+    first, second = (OperatorMetrics(subtasks=2, rows_in=10, rows_in_max=10) for _ in range(2))
+    assert first.plus(second).skew == 2
+    assert OperatorMetrics(subtasks=2, rows_in=10, rows_in_max=5).plus(first).skew == 1.5
+
+
+LATE: OutputTag[Row] = OutputTag("late", Row)
+
+
+@pytest.mark.parametrize("aside", [False, True], ids=["dropped", "aside"])
+def test_late_rows_count_whether_they_are_dropped_or_not(tmp_path: Path, aside: bool) -> None:
+    clock = ManualClock()
+    jobs = LocalJobs(tmp_path, clock)
+    # Two rows per batch: the second batch has two that are not after the watermark of 499, and the third has one.
+    rows = [Row("a", at) for at in (1, 500, 2, 3, 490, 600)]
+
+    def declare(given: Any) -> None:
+        strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("number")
+        windows = (
+            given.assign_timestamps_and_watermarks(strategy)
+            .key_by("key")
+            .window(TumblingEventTimeWindows.of(timedelta(milliseconds=10)))
+        )
+        windows = windows.side_output_late_data(LATE) if aside else windows
+        windows.reduce(lambda a, b: Row(a.key, a.number + b.number), uid="sums").sink_to(jobs.sink("out"), uid="out")
+
+    source = Growing(rows, Row)
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        declare(env.from_source(source, uid="rows"))
+
+    jobs.run(build, source__max_rows_per_batch=2)
+    found = total(read_records(jobs.storage), "sums")
+    assert (found.rows_in, found.rows_late, found.rows_dropped) == (6, 3, 0 if aside else 3)
+    now = int(clock.now().timestamp() * 1000)
+    assert found.watermark == 499 and found.watermark_lag_s == (now - 499) / 1000
+
+
+def test_metrics_have_one_series_for_each_operator_and_sink_whatever_the_parallelism(tmp_path: Path) -> None:
+    names: list[set[str]] = []
+    for parallelism in (1, 4):
+        jobs = LocalJobs(tmp_path / str(parallelism), parallelism=parallelism, max_parallelism=16)
+        jobs.recorder = recorder = MemoryRecorder()
+
+        def declare(rows: Any, jobs: LocalJobs = jobs) -> None:
+            rows.key_by("key").process(Remember(), output=Seen, uid="remember").sink_to(jobs.sink("out"), uid="out")
+
+        records = run(jobs, ROWS, declare)
+        series = {**recorder.counters, **recorder.gauges}
+        names.append({name for name in series if "{" in name})
+        for name, field in METRIC_FIELDS["operator"].items():
+            values = [getattr(record.operators["remember"], field) for record in records]
+            if METRICS[name].kind is MetricKind.COUNTER:
+                assert series[f"{name}{{operator=remember}}"] == pytest.approx(sum(values))
+            elif values[-1] is not None:
+                assert series[f"{name}{{operator=remember}}"] == values[-1]
+        assert series["stateflow.sink.rows{sink=out}"] == sum(record.sinks["out"].rows for record in records)
+        assert series["stateflow.cpu.time"] == pytest.approx(sum(record.cpu_s for record in records))
+    assert names[0] == names[1]
+
+
+def test_a_report_without_use_grows_by_a_few_bytes() -> None:
+    """10,000 subtasks send one each batch."""
+    report = TaskReport(generation=1, ordinal=1, uid="op", subtask=1, attempt="t1")
+    size = len(msgspec.msgpack.encode(report))
+    assert size - len(msgspec.msgpack.encode(report).replace(b"\xa5usage\x90", b"")) < 10
+    used = TaskUsage(100_000, 100_000, 1.5, 1.5, 1.5, 1.5, 1000, 1 << 40, 1 << 40)
+    assert len(msgspec.msgpack.encode(msgspec.structs.replace(report, usage=used))) - size < 80
+
+
+def test_time_of_an_inner_section_does_not_count_for_the_outer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0])
+    monkeypatch.setattr("stateflow.clock.time.perf_counter", lambda: next(now))
+    watch = Stopwatch()
+    assert watch.switch(Section.FUNCTION) == Section.OTHER
+    assert watch.switch(Section.STORE) == Section.FUNCTION
+    watch.switch(Section.FUNCTION)
+    watch.switch(Section.OTHER)
+    assert watch.read() == [1.0 + 5.0, 2.0 + 4.0, 0.0, 3.0]
+
+
+def test_requests_and_bytes_of_a_storage_are_counted(tmp_path: Path) -> None:
+    storage, before = PosixStorage(tmp_path), TRAFFIC.now()
+    storage.put_new("a", b"12345")
+    assert storage.get("a") == b"12345"
+    (tmp_path / "file").write_bytes(b"1234567")
+    storage.put_file("b", tmp_path / "file")
+    assert b"".join(storage.chunks("b")) == b"1234567"
+    storage.list("")
+    assert TRAFFIC.now() - before == TrafficCounts(5, 12, 12)
+
+
+def test_a_manifest_has_a_bounded_number_of_metrics_that_are_not_stored_yet() -> None:
+    sinks = {f"s{number}": SinkMetrics(rows=number) for number in range(3)}
+    numbers: dict[str, Any] = {"checkpoint_id": 1, "generation": 1, "ordinal": 1, "run": 1, "files": 0, "rows_in": 0}
+    record = CheckpointRecord(
+        **numbers, committed_at="", duration_ms=1, increment_bytes=0, full_bytes=0, rows_out={}, by="", sinks=sinks
+    )
+    assert without_old_metrics([record] * 4, 12) == [record] * 4
+    kept = without_old_metrics([record] * 4, 8)
+    assert [len(each.sinks) for each in kept] == [0, 0, 3, 3]
