@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
+
 from stateflow.api.graph import Graph
 from stateflow.api.source import LocalSource, Source
 from stateflow.checkpoint.history import record_failed_start
@@ -19,6 +21,7 @@ from stateflow.config.sources import SettingsLayer, resolve
 from stateflow.environment import StreamExecutionEnvironment, declare
 from stateflow.errors import Fenced, InternalError, StateflowError, StorageError, WrongJobRoot
 from stateflow.helpers import call_periodically
+from stateflow.lineage.reporter import LineageReporter, report_lineage
 from stateflow.observability import Recorder, log_event, telemetry
 from stateflow.runtime.backlog import JobBacklog, measure, read_positions, record_backlog
 from stateflow.runtime.driver.job_run import JobRun, active_generation, end_active_run
@@ -76,6 +79,7 @@ class RunResult:
         idle: whether there was nothing to do, so that Spark was not started and the job root was not changed. Then
             `generation` is that of the last run.
         backlog: the input that arrived since, and waits for the next run; see `JobBacklog`.
+        lineage: what the launch has read and written, as a `LineageEvent`; None unless lineage is reported.
     """
 
     job: str
@@ -98,6 +102,7 @@ class RunResult:
     waiting: tuple[Waiting, ...] = ()
     idle: bool = False
     backlog: JobBacklog | None = None
+    lineage: dict[str, object] | None = None
 
 
 def idle_result(start: StartContext, began: float) -> RunResult | None:
@@ -113,6 +118,10 @@ def idle_result(start: StartContext, began: float) -> RunResult | None:
         log_event(_log, logging.INFO, "not_idle", text=f"Spark is needed: {found}", reason=found)
         return None
     head, root = found.head, found.job.root
+    lineage = report_lineage(start.graph, start.settings, start.clock)
+    if lineage is not None:
+        lineage.idle(root, head)
+        lineage.close()
     manifest = root.checkpoints.manifest_at(head)
     sources = {node.uid: node.source for node in found.job.plan.sources}
     with telemetry(start.settings.telemetry, start.settings.name) as recorder:
@@ -135,7 +144,13 @@ def idle_result(start: StartContext, began: float) -> RunResult | None:
         waiting=waiting_for_others(manifest.waiting if manifest else ()),
         idle=True,
         backlog=backlog,
+        lineage=_last_event(lineage),
     )
+
+
+def _last_event(lineage: LineageReporter | None) -> dict[str, object] | None:
+    event = lineage.last if lineage is not None else None
+    return None if event is None else msgspec.to_builtins(event)
 
 
 _STARTING_REPORT_INTERVAL = timedelta(seconds=15)
@@ -313,13 +328,29 @@ def _run_job(request: RunRequest) -> RunResult:
     idle = idle_result(start, began)
     if idle is not None:
         return idle
-    # Spark takes long to start, so a run on Spark first makes the checks that the claim makes again.
-    check_start(start, [Needs.NOTHING, Needs.ROOT] if start.on_spark else [Needs.NOTHING])
-    with telemetry(start.settings.telemetry, start.settings.name) as recorder:
-        runs = _Runs(start, request, recorder)
+    with telemetry(start.settings.telemetry, start.settings.name) as recorder, _lineage(start, request) as lineage:
+        # Spark takes long to start, so a run on Spark first makes the checks that the claim makes again.
+        check_start(start, [Needs.NOTHING, Needs.ROOT] if start.on_spark else [Needs.NOTHING])
+        runs = _Runs(start, request, recorder, lineage)
         run_once = _run_on_spark(runs) if start.on_spark else _run_locally(runs)
         reached = with_restarts(run_once, restart_strategy(start.settings.restart, clock.random), clock)
         return runs.result(reached, clock.monotonic() - began)
+
+
+@contextmanager
+def _lineage(start: StartContext, request: RunRequest) -> Iterator[LineageReporter | None]:
+    """Provides what reports the runs of a launch, if that is configured; reports an error that no run has reported."""
+    lineage = report_lineage(start.graph, start.settings, start.clock, request.note)
+    if lineage is None:
+        yield None
+        return
+    try:
+        yield lineage
+    except BaseException as e:
+        lineage.failed(e)
+        raise
+    finally:
+        lineage.close()
 
 
 def run_if_idle(request: RunRequest) -> RunResult | None:
@@ -369,11 +400,14 @@ def start_spark(start: StartContext) -> tuple[StartContext, dict[str, Source]]:
 class _Runs:
     """The runs of a launch: the first one and its restarts, with their shared metrics and the sums over all."""
 
-    def __init__(self, start: StartContext, request: RunRequest, recorder: Recorder) -> None:
+    def __init__(
+        self, start: StartContext, request: RunRequest, recorder: Recorder, lineage: LineageReporter | None
+    ) -> None:
         self.planned = start
         self.request = request
         self.bounds = RunBounds(start.settings.run, start.clock)
         self._recorder = recorder
+        self._lineage = lineage
         self._totals = RunTotals()
         self._started_from: tuple[int, str] | None = None
         self._restarts = 0
@@ -388,6 +422,7 @@ class _Runs:
         request, start = self.request, self.planned
         assert start.storage is not None
         self._restarts = number
+        self._run = None
         request.on_step("restoring the newest checkpoint")
         job = create_or_open_job(
             start.graph, start.settings, start.storage, start.clock, shares_tables=request.shares_tables
@@ -398,25 +433,39 @@ class _Runs:
                 executor.warm_up(job.plan)
             request.on_step("waiting for the active run to end with a checkpoint")
             end_active_run(job.root, timeout, request.note)
-        self._run = run = JobRun(replace(job, recorder=self._recorder), executor, self._totals)
+        job = replace(job, recorder=self._recorder)
+        if self._lineage is not None:
+            self._lineage.before_claim(job.root)
+            job = replace(job, observer=self._lineage)
+        self._run = run = JobRun(job, executor, self._totals)
         if number:
             self._recorder.count("num_restarts")
         run.start(f"{request.note}; restart {number}".removeprefix("; ") if number else request.note)
         if self._started_from is None:
             self._started_from = run.restored.checkpoint_id, run.start_label
+        if self._lineage is not None:
+            self._lineage.started(run)
         request.on_start(run)
         return run
 
     @contextmanager
     def failures_recorded(self) -> Iterator[None]:
-        """Adds an exception of the body to the history of the job, then raises it."""
+        """Adds an exception of the body to the history of the job and to its lineage, then raises it."""
         try:
             yield
         except Exception as e:
+            known = e if isinstance(e, StateflowError) else InternalError(f"{type(e).__name__}: {e}")
             if self._run is not None:
-                known = e if isinstance(e, StateflowError) else InternalError(f"{type(e).__name__}: {e}")
                 self._run.record_failure(known)
+            if self._lineage is not None:
+                self._lineage.failed(known, self._run)
             raise
+
+    def finished(self, reached: str) -> str:
+        """Reports the end of a run to its lineage; returns the end condition that it met."""
+        if self._lineage is not None and self._run is not None:
+            self._lineage.finished(self._run, reached)
+        return reached
 
     def start_spark(self) -> tuple[StartContext, dict[str, Source]]:
         """Starts Spark as `start_spark` does, makes the checks that need it, and reports the progress."""
@@ -465,6 +514,7 @@ class _Runs:
             backlog=run.measure_backlog(),
             quarantined_count=run.totals.quarantined_count,
             quarantined=[{"source": q.source, "file": q.file, "error": q.error} for q in run.totals.quarantined],
+            lineage=_last_event(self._lineage),
         )
 
 
@@ -475,7 +525,7 @@ def _run_locally(runs: _Runs) -> Callable[[int], str]:
     def run_once(number: int) -> str:
         with runs.failures_recorded():
             run = runs.begin(LocalExecutor(), number)
-            return run_local(run, sources, runs.request.on_batch, runs.bounds)
+            return runs.finished(run_local(run, sources, runs.request.on_batch, runs.bounds))
 
     return run_once
 
@@ -493,6 +543,6 @@ def _run_on_spark(runs: _Runs) -> Callable[[int], str]:
     def run_once(number: int) -> str:
         with runs.failures_recorded(), translate_spark_errors(lambda: is_alive(spark)):
             run = runs.begin(SparkExecutor(), number)
-            return SparkRun(spark, run, sources, runs.request.on_batch, runs.bounds).run()
+            return runs.finished(SparkRun(spark, run, sources, runs.request.on_batch, runs.bounds).run())
 
     return run_once

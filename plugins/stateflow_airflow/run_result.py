@@ -43,6 +43,12 @@ class RunResultFile:
         """Whether the run completed."""
         return bool(self.values.get("status") == "finished")
 
+    @property
+    def lineage(self) -> Mapping[str, object] | None:
+        """What the run has read and written, as a `LineageEvent`; None if no lineage is reported."""
+        found = self.values.get("lineage")
+        return found if isinstance(found, Mapping) else None
+
     def to_xcom(self) -> dict[str, object]:
         """Returns what the task returns to Airflow."""
         return with_offsets({name: self.values.get(name) for name in RETURNED})

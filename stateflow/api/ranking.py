@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from stateflow.api.aggregates.aggregate import type_of_column
 from stateflow.api.aggregates.partial import BYTES_AT_ONCE, ROWS_AT_ONCE, group_batches_in_memory, key_numbers, ranks
 from stateflow.api.changelog import KIND_HINT, NO_KIND, Changelog, row_kind_of, with_kind
+from stateflow.api.column_origins import Derivation, Influence, Origin, Origins
 from stateflow.api.functions.process import Context, KeyedProcessFunction, RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction, VectorState
 from stateflow.api.schema import Column, RowIdentity, RowSchema, check_nullable
@@ -255,6 +256,15 @@ class TopN(VectorizedKeyedFunction):
         self._output = output
         self._ttl = ttl
 
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`; a rank comes from the columns of the order."""
+        order = tuple(Origin(key.column, Derivation.TRANSFORMATION) for key in self._selection.order)
+        more = {self._output.rank: order} if self._output.rank else {}
+        if self._output.row_kind:
+            more[self._output.row_kind] = ()
+        rows = tuple((Origin(key.column), Influence.SORT) for key in self._selection.order)
+        return Origins(more, rows, passes_on=True)
+
     def open(self, ctx: RuntimeContext) -> None:
         rows: object = GenericAlias(list, (self._given.row_class,))
         descriptor: ValueStateDescriptor[object] = ValueStateDescriptor(
@@ -362,6 +372,10 @@ class KeepFirst(VectorizedKeyedFunction):
     def __init__(self, ttl: StateTtlConfig | None) -> None:
         self._ttl = ttl
 
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        return Origins(passes_on=True)
+
     def open(self, ctx: RuntimeContext) -> None:
         self._seen: ValueState[bool] = ctx.get_state(ValueStateDescriptor(DEDUPLICATED, bool, ttl=self._ttl))
 
@@ -374,6 +388,10 @@ class KeepFirst(VectorizedKeyedFunction):
 
 class KeepLast(VectorizedKeyedFunction):
     """Emits the last row of each key that arrived with a batch; it needs no state."""
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        return Origins(passes_on=True)
 
     def process_batch(self, batch: pa.RecordBatch, state: VectorState) -> pa.RecordBatch:
         return batch.take(pa.array(state.starts + state.counts - 1))
@@ -395,6 +413,10 @@ class KeepByOrder(VectorizedKeyedFunction):
         self._is_first = is_first
         self._ttl = ttl
         self._arguments = f"{'first' if is_first else 'last'} by {column.name}"
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        return Origins(rows=((Origin(self._column.name), Influence.SORT),), passes_on=True)
 
     def open(self, ctx: RuntimeContext) -> None:
         descriptor: ValueStateDescriptor[object] = ValueStateDescriptor(

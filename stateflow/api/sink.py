@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -16,6 +16,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from stateflow.api.changelog import Changelog
+from stateflow.api.datasets import Dataset, without_credentials
 from stateflow.api.schema import RowSchema
 from stateflow.errors import ConfigError, JobDefinitionError, StorageError
 from stateflow.state.handles import Committable
@@ -92,6 +93,12 @@ class CatalogEntry:
     def text(self) -> str:
         """The name with dots."""
         return ".".join(self.name)
+
+    @property
+    def identifier(self) -> tuple[str, str]:
+        """The name in lineage events: the catalog, by default Spark's own, and the rest."""
+        *catalog, schema, table = self.name
+        return (catalog[0] if catalog else "spark_catalog"), f"{schema}.{table}"
 
 
 @dataclass(frozen=True)
@@ -288,6 +295,10 @@ class Sink(ABC):
     def location(self) -> str:
         """Path or address of the table, for display; empty if it has none."""
         return ""
+
+    def datasets(self) -> Sequence[Dataset]:
+        """Returns what the sink writes, for lineage events."""
+        return (Dataset("stateflow", without_credentials(self.location)),) if self.location else ()
 
     @property
     def host_local(self) -> bool:

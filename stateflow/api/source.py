@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stateflow.api.datasets import Dataset, without_credentials
 from stateflow.api.dead_letters import OnError
 from stateflow.api.input_files import FileFormat, OnCorruptFile
 from stateflow.api.schema import RowSchema
@@ -134,6 +135,14 @@ class Source(ABC):
     @abstractmethod
     def description(self) -> str:
         """Description of the input; compared on restore, so that sources are not confused."""
+
+    def datasets(self, offset: str) -> Sequence[Dataset]:
+        """Returns what the source reads, for lineage events.
+
+        Args:
+            offset: the newest position, as in Spark's offset log; empty without one.
+        """
+        return (Dataset("stateflow", without_credentials(self.description)),)
 
     @abstractmethod
     def check(self, spark: SparkSession) -> None:
@@ -379,6 +388,10 @@ class LocalSource(ABC):
     def description(self) -> str:
         """See `Source.description`."""
 
+    def datasets(self, offset: str) -> Sequence[Dataset]:
+        """See `Source.datasets`."""
+        return (Dataset("stateflow", without_credentials(self.description)),)
+
     def check_settings(self, limits: SourceSettings) -> None:  # noqa: B027 - most sources have none
         """See `Source.check_settings`."""
 
@@ -539,6 +552,10 @@ class CollectionSource(LocalSource):
     @property
     def description(self) -> str:
         return f"CollectionSource[{self.schema.row_class.__name__}]"
+
+    def datasets(self, offset: str) -> Sequence[Dataset]:
+        # Rows of the job file are not a dataset.
+        return ()
 
     def read(self, position: str | None, limits: SourceSettings) -> Slice | None:
         start = int(json.loads(position)["row"]) if position else 0

@@ -156,6 +156,15 @@ def run_failure(storage: Storage, generation: int) -> ActionRecord | None:
     return next((record for record in found if isinstance(record, ActionRecord)), None)
 
 
+def restore_record(storage: Storage, seq: int) -> ActionRecord | None:
+    """Returns the record of the restore that the log entry `seq` decided; None if it is missing, or of another kind."""
+    for kind in ("restore", "rewind"):
+        for record in _read(storage, history_key(seq, f"{kind}-intent")):
+            if isinstance(record, ActionRecord):
+                return record
+    return None
+
+
 def record_run_failure(storage: Storage, record: ActionRecord) -> None:
     """Stores the record of a run's failure, which `run_failure` finds."""
     write_action(storage, record, _RUN)

@@ -26,6 +26,7 @@ from pyarrow.dataset import (
     ParquetReadOptions,
 )
 
+from stateflow.api.datasets import Dataset, path_name
 from stateflow.api.schema import RowIdentity, RowSchema
 from stateflow.api.source import InitialPosition, LocalSource, Slice, StartPosition
 from stateflow.clock import Clock, SystemClock
@@ -130,6 +131,9 @@ class BatchTable(LocalSource):
     @property
     def description(self) -> str:
         return f"BatchTable[{self._table}]"
+
+    def datasets(self, offset: str) -> Sequence[Dataset]:
+        return (Dataset(*path_name(self._table), kind="TABLE", storage="delta", file_format="parquet"),)
 
     def read(self, position: str | None, limits: SourceSettings) -> Slice | None:
         now = self._clock.monotonic()

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from stateflow.api.datasets import Dataset
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice, Source, local_position, spark_position
 from stateflow.checkpoint.barriers import message_with
@@ -43,6 +44,9 @@ class PythonSource(Source):
     @property
     def description(self) -> str:
         return self.source.description
+
+    def datasets(self, offset: str) -> Sequence[Dataset]:
+        return self.source.datasets(offset)
 
     @property
     def limited_by(self) -> frozenset[str]:

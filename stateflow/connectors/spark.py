@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from stateflow.api.datasets import Dataset, path_name, without_credentials
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
 from stateflow.config.settings import SourceSettings
@@ -80,6 +81,11 @@ class SparkSource(Source):
     @property
     def description(self) -> str:
         return f"SparkSource[{self.format}:{self._name}]"
+
+    def datasets(self, offset: str) -> Sequence[Dataset]:
+        if self.path:
+            return (Dataset(*path_name(self.path), file_format=self.format),)
+        return (Dataset(self.format, without_credentials(self._name)),)
 
     def check(self, spark: SparkSession) -> None:
         """Raises ConfigError if Spark does not have the source, and SchemaMismatch for other columns than declared."""

@@ -12,6 +12,7 @@ from stateflow.checkpoint.log.documents import ActionRecord
 from stateflow.checkpoint.restore.plan_document import RestorePlan
 from stateflow.errors import ConfigError
 from stateflow.launch import open_existing
+from stateflow.lineage.reporter import report_restore
 from stateflow.operations.job_root import JobCode, open_root
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
 from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
@@ -74,6 +75,8 @@ def restore(job_root: str, code: JobCode, plan: RestorePlan, request: RestoreReq
     root = job.root
     result = execute_plan(job, plan, request)
     head = result.head
+    if not result.repeated:
+        report_restore(job, head)
     tables = {uid: p.version for uid, p in head.entry.published.items() if uid in job.sinks}
     return RestoreReport(
         root.job.job,

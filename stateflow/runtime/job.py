@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypedDict
+from typing import Protocol, TypedDict
 
 from stateflow.api.input_files import UnreadableFile
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import (
     CheckpointRecord,
     Manifest,
+    PublishedOutput,
     QuarantinedFile,
+    Savepoint,
     SourcePosition,
     SparkPosition,
 )
@@ -82,6 +84,43 @@ class BatchResult:
 
 
 @dataclass(frozen=True)
+class CheckpointReport:
+    """A committed checkpoint whose output is published.
+
+    Attributes:
+        head: its log entry.
+        record: its statistics.
+        manifest: its manifest.
+        published: the newest known position of each sink's table, by uid.
+    """
+
+    head: Head
+    record: CheckpointRecord
+    manifest: Manifest
+    published: Mapping[str, PublishedOutput]
+
+
+class RunObserver(Protocol):
+    """Is told what a run does. The methods are called in different threads; they return at once, and raise nothing."""
+
+    def on_checkpoint(self, at: CheckpointReport) -> None:
+        """Called after each checkpoint."""
+
+    def on_savepoint(self, savepoint: Savepoint) -> None:
+        """Called after each savepoint that the run has made for a request."""
+
+
+class NullObserver:
+    """Observer that does nothing."""
+
+    def on_checkpoint(self, at: CheckpointReport) -> None:
+        """Does nothing."""
+
+    def on_savepoint(self, savepoint: Savepoint) -> None:
+        """Does nothing."""
+
+
+@dataclass(frozen=True)
 class Job:
     """A job with its opened root.
 
@@ -93,6 +132,7 @@ class Job:
         sources: (uid, description) of each source, ordered by uid.
         code: hash of the job file and the modules next to it.
         recorder: gets metrics with Flink's names, in snake case.
+        observer: is told about checkpoints and savepoints.
     """
 
     root: JobRoot
@@ -102,6 +142,7 @@ class Job:
     sources: tuple[tuple[str, str], ...]
     code: str = ""
     recorder: Recorder = field(default_factory=NullRecorder)
+    observer: RunObserver = field(default_factory=NullObserver)
 
     @property
     def wanted(self) -> CurrentJob:

@@ -28,6 +28,7 @@ from stateflow_airflow import graceful_end
 from stateflow_airflow.failures import StateflowTaskFailed, failure_without_result, log_failure, translate_errors
 from stateflow_airflow.launch import Command, Launch, Launcher, read_record, result_file
 from stateflow_airflow.launch_trigger import UNREACHABLE, LaunchEvent, LaunchTrigger, to_launch
+from stateflow_airflow.lineage import lineage_variables, operator_lineage
 from stateflow_airflow.operators.approvals.approval import ApprovalCheck, claim_question
 from stateflow_airflow.operators.base import JobOperator, TaskArgument, allowed_locations
 from stateflow_airflow.operators.template_values import (
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
     from airflow.sdk.types import DagRunProtocol
     from pydantic import JsonValue
+
+    from stateflow_airflow.lineage import TaskLineage
 
 log = logging.getLogger("airflow.task")
 
@@ -151,6 +154,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     _stored: Launch | None = None
     """The launch that Airflow has stored for the task."""
     _killed = False
+    _lineage: Mapping[str, object] | None = None
 
     def __init__(
         self,
@@ -255,7 +259,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         command = hook.cluster_command(name, arguments, folder, launch)
         if command is None:
             command = prepend_check(hook.command(name, arguments, folder, with_log=with_log))
-        environment = {**collect_environment(), **command.env, **allowed_locations(self.locations)}
+        environment = {**collect_environment(), **lineage_variables(context["ti"]), **command.env}
+        environment |= allowed_locations(self.locations)
         return replace(command, env=environment, files={**files, **command.files})
 
     def open_launches(self, context: Context) -> None:
@@ -400,6 +405,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         return self._launcher
 
     def _returned(self, launch: Launch, result: RunResultFile | None, exit_code: int | None) -> dict[str, object]:
+        self._lineage = result.lineage if result else None
         if result is None:
             if launch.log_file.exists():
                 self.log.error("The last lines of the run's log:\n%s", "\n".join(last_lines(launch.log_file, 20)))
@@ -407,6 +413,14 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         if not result.finished:
             raise log_failure(result.failure())
         return result.to_xcom()
+
+    def get_openlineage_facets_on_start(self) -> TaskLineage:
+        """Returns what the provider for OpenLineage reports about a task that starts."""
+        return operator_lineage(None)
+
+    def get_openlineage_facets_on_complete(self, task_instance: object) -> TaskLineage:
+        """Returns what the provider for OpenLineage reports about a task that has ended."""
+        return operator_lineage(self._lineage)
 
     def forget_launch(self, context: Context) -> None:
         """Removes the launch from Airflow's store of the task: a cleared task launches a new program."""

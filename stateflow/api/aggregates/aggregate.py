@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from stateflow.api.aggregates.partial import Half, Partial, is_true, mask_values
+from stateflow.api.column_origins import Derivation, Origin, Origins
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.schema import Column
 from stateflow.types.columns.precision import precision
@@ -184,3 +185,12 @@ def to_numpy(column: pa.Array, default: float = 0) -> Array:
     """Returns a column of numbers with nulls replaced by `default`."""
     found: Array = column.fill_null(default).to_numpy(zero_copy_only=False)
     return found
+
+
+def aggregate_origins(keys: Sequence[str], aggregates: Mapping[str, Aggregate]) -> Origins:
+    """Returns the origins of the rows of keys and aggregates."""
+    columns: dict[str, tuple[Origin, ...]] = {key: (Origin(key),) for key in keys}
+    for name, aggregate in aggregates.items():
+        of = [aggregate.column.name, *([aggregate.where] if aggregate.where else ())]
+        columns[name] = tuple(Origin(column, Derivation.AGGREGATION) for column in of)
+    return Origins(columns)

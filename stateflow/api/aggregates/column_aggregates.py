@@ -13,9 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, Values, partials_of, values_of
+from stateflow.api.aggregates.aggregate import (
+    Accumulators,
+    Aggregate,
+    Values,
+    aggregate_origins,
+    partials_of,
+    values_of,
+)
 from stateflow.api.aggregates.builtin import AGGREGATES, aggregate_for, distinct_columns
 from stateflow.api.aggregates.partial import Partial, PartialAggregation, mask_values
+from stateflow.api.column_origins import Origins
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import VectorizedKeyedFunction, VectorState
 from stateflow.api.schema import RowSchema
@@ -58,6 +66,11 @@ class ColumnAggregates(VectorizedKeyedFunction):
         self._distinct = distinct_columns(list(self._aggregates.values()))
         self._partials: dict[str, tuple[Partial, ...]] = {}
         check_output(infer_columns(self._aggregates, keys, given, output), keys, output)
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`; the kind of a row comes from no column."""
+        found = aggregate_origins(self._keys, self._aggregates)
+        return Origins({**dict.fromkeys(self._output.names, ()), **found.columns})
 
     def split(self, divide_floats: bool = False) -> PartialAggregation | None:
         """Turns this function into the second of two phases. Returns the first phase, which runs before the shuffle.

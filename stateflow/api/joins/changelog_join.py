@@ -10,6 +10,7 @@ from typing import cast
 import msgspec
 
 from stateflow.api.changelog import Changelog, with_kind
+from stateflow.api.column_origins import Origins, origins_of
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, RuntimeContext
 from stateflow.api.joins.functions import Untyped, has_null
@@ -69,6 +70,10 @@ class OuterJoin(KeyedCoProcessFunction[object, object, object]):
         self._rows = rows
         self._kind = kind
         self._row_kind = row_kind
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        return origins_of(self.function)
 
     def open(self, ctx: RuntimeContext) -> None:
         left, right = self._rows.descriptors
@@ -346,6 +351,10 @@ class ChangelogJoin(KeyedCoProcessFunction[object, object, object]):
         self._row_kind = pairs.row_kind
         self._matching = pairs.matching
         self._ttl = ttl
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        return origins_of(self.function)
 
     def open(self, ctx: RuntimeContext) -> None:
         left, right = self._inputs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
+from stateflow.api.column_origins import Origins, of_pairs
 from stateflow.api.functions.process import Context, RuntimeContext
 from stateflow.api.side_outputs import OutputTag
 
@@ -82,6 +83,11 @@ class PairColumns:
         self._row_class = row_class
         self._columns = tuple(columns)
         self._more = dict(more or {})
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`; kinds of rows come from no column."""
+        of_rows = of_pairs(self._columns)
+        return Origins({**of_rows.columns, **dict.fromkeys(self._more, ())})
 
     def __call__(self, left: object, right: object) -> object:
         """Returns the row."""

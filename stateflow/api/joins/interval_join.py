@@ -10,6 +10,7 @@ from typing import Generic, Never, TypeVar, cast
 import numpy as np
 import pyarrow as pa
 
+from stateflow.api.column_origins import Origins, origins_of
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, OnTimerContext, RuntimeContext
 from stateflow.api.functions.returned import check_returned_rows
@@ -88,6 +89,10 @@ class IntervalJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Ri
         self._settings = settings
         left, right = row_classes
         self._descriptors = buffer_descriptor(LEFT_BUFFER, left), buffer_descriptor(RIGHT_BUFFER, right)
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        return origins_of(self.function)
 
     def open(self, ctx: RuntimeContext) -> None:
         left, right = self._descriptors
@@ -196,6 +201,10 @@ class IntervalColumnJoin(TimedColumnJoin):
         self._schemas = schemas
         self._selected = selected
         self._lifetimes = settings.left_lifetime, settings.right_lifetime
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        return self._selected.column_origins()
 
     @property
     def late_tags(self) -> tuple[OutputTag[object] | None, OutputTag[object] | None]:

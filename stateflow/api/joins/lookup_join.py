@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from stateflow.api.column_origins import Influence, Origin, Origins
 from stateflow.clock import Clock, SystemClock
 from stateflow.errors import JobDefinitionError
 
@@ -85,6 +86,12 @@ class LookupJoin:
     def __init__(self, read: ReadTable, columns: LookupColumns) -> None:
         self._read = read
         self._columns = columns
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`; the origins of the table's columns are not known."""
+        of_stream = [name for name in self._columns.output if name not in self._columns.of_table]
+        rows = tuple((Origin(name), Influence.JOIN) for name in self._columns.on)
+        return Origins({name: (Origin(name),) for name in of_stream}, rows)
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """Returns the joined rows. Raises JobDefinitionError if neither the stream nor the table has a column."""

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from stateflow.api.column_origins import Origins, of_pairs, origins_of
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorizedKeyedFunction
@@ -249,6 +250,10 @@ class RegularJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Rig
         self._rows = rows
         self._matching = matching
 
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        return origins_of(self.function)
+
     def open(self, ctx: RuntimeContext) -> None:
         left, right = self._rows.descriptors
         self._left, self._right = ctx.get_list_state(left), ctx.get_list_state(right)
@@ -317,6 +322,10 @@ class Selected:
         found = self.arrays(left, right)
         return pa.RecordBatch.from_arrays([found[name] for name in self.output.names], names=list(self.output.names))
 
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        return of_pairs((name, is_left, of) for name, (is_left, of) in self.columns.items())
+
     def arrays(self, left: PairedColumns, right: PairedColumns) -> dict[str, pa.Array]:
         """Returns the columns of the output."""
         return {name: (left if is_left else right)[of] for name, (is_left, of) in self.columns.items()}
@@ -358,6 +367,10 @@ class ColumnJoin(VectorizedKeyedFunction):
         keys.append(self._right, right.of, right.rows, right.row_times(left if renews else None))
         yield from self._emit(left, right, pairs)
         self.hot_keys |= {keys.key_text(n): int(pairs[n]) for n in np.flatnonzero(pairs >= HOT).tolist()}
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        return self._selected.column_origins()
 
     def _emit(self, left: Side, right: Side, pairs: Array) -> Iterator[pa.RecordBatch]:
         """Yields the rows of pairs, and counts the pairs of each key."""

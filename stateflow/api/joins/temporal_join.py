@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from types import GenericAlias
 from typing import Generic, TypeVar, cast
 
+from stateflow.api.column_origins import Origins, origins_of
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, OnTimerContext, RuntimeContext
 from stateflow.api.joins.functions import Untyped, has_null
@@ -48,6 +49,10 @@ class TemporalJoin(KeyedCoProcessFunction[Left, Right, object], Generic[Left, Ri
         left, right = row_classes
         self._row_type = cast("type[list[Left]]", GenericAlias(list, (left,)))
         self._version_type = right
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        return origins_of(self.function)
 
     def open(self, ctx: RuntimeContext) -> None:
         self._rows = ctx.get_map_state(MapStateDescriptor(LEFT_ROWS, int, self._row_type))

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from stateflow.api.column_origins import Origins
 from stateflow.api.functions.connected import KeyedCoProcessFunction
 from stateflow.api.functions.process import Context, OnTimerContext, RuntimeContext
 from stateflow.api.functions.returned import check_returned_rows
@@ -210,6 +211,11 @@ class WindowColumnJoin(TimedColumnJoin):
         self._bounds = bounds
         self._slicing = slicing
         self._kind = kind
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        bounds = dict.fromkeys(self._bounds.declared, ())
+        return Origins({**self._selected.column_origins().columns, **bounds})
 
     def open(self, ctx: RuntimeContext) -> None:
         left, right = self._schemas

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import GenericAlias
 
+from stateflow.api.column_origins import Derivation, Origin, Origins
 from stateflow.api.functions.process import Context, KeyedProcessFunction, OnTimerContext, RuntimeContext
 from stateflow.api.over.frames import AGGREGATES, Frame, Position, Row, SlidingFrame, Summaries, Summary, Values
 from stateflow.api.schema import RowSchema, check_nullable
@@ -107,6 +108,11 @@ class OverAggregates(KeyedProcessFunction[object, object]):
     def __init__(self, columns: OverColumns, frame: Frame) -> None:
         self._columns = columns
         self._frame = frame
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        made = {n: (Origin(c, Derivation.AGGREGATION),) for n, (_, c) in self._columns.wanted.items()}
+        return Origins(made, passes_on=True)
 
     def open(self, ctx: RuntimeContext) -> None:
         rows: object = GenericAlias(list, (self._columns.given.row_class,))

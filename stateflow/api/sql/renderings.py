@@ -13,11 +13,12 @@ from functools import cached_property, partial
 from operator import attrgetter
 from types import SimpleNamespace
 
+from stateflow.api.column_origins import Derivation, HasColumnOrigins, Influence, Origin, Origins
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.rich import RichFilterFunction, RichMapFunction
 from stateflow.api.joins.functions import JoinContext, PairColumns, ProcessJoinFunction
 from stateflow.api.sql.calls import NOT_DISTINCT
-from stateflow.api.sql.expressions import Call, Constant, Expression, Ref, SqlType, Value
+from stateflow.api.sql.expressions import Call, Constant, Expression, Ref, SqlType, Value, columns_of
 from stateflow.api.sql.sql_functions import CONVERSIONS, FUNCTIONS, with_digits
 from stateflow.api.sql.text_patterns import is_simple_like, java_pattern, like_pattern
 from stateflow.types.declared_types import literal, quote_name
@@ -168,6 +169,11 @@ class KeepRows(RichFilterFunction[object]):
     def filter(self, row: object) -> bool:
         return self._evaluate(row) is True
 
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        used = dict.fromkeys(columns_of(self._condition))
+        return Origins(rows=tuple((Origin(name), Influence.FILTER) for name in used), passes_on=True)
+
 
 class ComputeRows(RichMapFunction[object, object]):
     """Computes the columns of a row.
@@ -188,6 +194,16 @@ class ComputeRows(RichMapFunction[object, object]):
     def map(self, row: object) -> object:
         values = (evaluate(row) for evaluate in self._evaluate)
         return self._row_class(**dict(zip(self._names, values, strict=True)))
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        return Origins({name: _origins(expression) for name, expression in self._columns})
+
+
+def _origins(expression: Expression) -> tuple[Origin, ...]:
+    if isinstance(expression, Ref):
+        return (Origin(expression.name),)
+    return tuple(Origin(name, Derivation.TRANSFORMATION) for name in dict.fromkeys(columns_of(expression)))
 
 
 def evaluation(expression: Expression) -> Evaluate:
@@ -376,6 +392,10 @@ class EmitPair(ProcessJoinFunction[object, object, object]):
     def process_element(self, left: object, right: object, ctx: JoinContext) -> Iterator[object]:
         yield self._columns(left, right)
 
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        return self._columns.column_origins()
+
 
 class PairCondition:
     """A condition of the rows of a pair.
@@ -409,6 +429,10 @@ class PairWithVersion:
     def __init__(self, pair: Callable[[object, object], object], condition: PairCondition) -> None:
         self._pair = pair
         self._condition = condition
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`."""
+        return self._pair.column_origins() if isinstance(self._pair, HasColumnOrigins) else Origins()
 
     def __call__(self, left: object, version: object) -> object:
         """Returns the row."""

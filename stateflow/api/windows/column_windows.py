@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, partials_of, values_of
+from stateflow.api.aggregates.aggregate import Accumulators, Aggregate, aggregate_origins, partials_of, values_of
 from stateflow.api.aggregates.partial import ROWS, Partial, PartialAggregation, TimeSlices
+from stateflow.api.column_origins import Derivation, Origin, Origins
 from stateflow.api.functions.process import RuntimeContext
 from stateflow.api.functions.vectorized import Array, VectorState
 from stateflow.api.functions.window_vectors import WindowVectorFunction, WindowVectorState
@@ -204,6 +205,10 @@ class AccumulatorColumns:
         self._aggregates = aggregates
         self._required = frozenset(required)
         self._partials: dict[str, tuple[Partial, ...]] = {}
+
+    def column_origins(self, keys: Sequence[str]) -> Origins:
+        """Returns the origins of rows with keys and results."""
+        return aggregate_origins(keys, self._aggregates)
 
     def split(self, keys: Sequence[Column], slices: TimeSlices | None) -> PartialAggregation | None:
         """Makes `of_rows` take partial results. Returns their aggregation, which runs before the shuffle.
@@ -495,6 +500,13 @@ class WindowAggregates(WindowVectorFunction):
         self._settings = settings
         self._aggregation = aggregation
         self._columns = aggregation.accumulators
+
+    def column_origins(self) -> Origins:
+        """See `HasColumnOrigins`; bounds of windows come from the event time."""
+        of, time = self._aggregation, self._settings.time_column
+        bounds = (Origin(time, Derivation.TRANSFORMATION),) if time else ()
+        found = of.accumulators.column_origins(of.keys)
+        return Origins({**dict.fromkeys(of.bounds.declared, bounds), **found.columns})
 
     def split(self, given: RowSchema) -> PartialAggregation | None:
         """Makes the function take partial results. Returns their aggregation, which runs before the shuffle.

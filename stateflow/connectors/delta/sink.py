@@ -24,6 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from stateflow.api.changelog import Changelog
+from stateflow.api.datasets import Dataset, path_name
 from stateflow.api.schema import Column, RowSchema
 from stateflow.api.sink import (
     CatalogEntry,
@@ -231,6 +232,10 @@ class DeltaSink(Sink):
     @property
     def location(self) -> str:
         return self.table
+
+    def datasets(self) -> Sequence[Dataset]:
+        tables = (self._entry.identifier,) if self._entry else ()
+        return (Dataset(*path_name(self.table), kind="TABLE", storage="delta", file_format="parquet", tables=tables),)
 
     @property
     def host_local(self) -> bool:

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import msgspec
 import pyarrow as pa
 
+from stateflow.api.datasets import Dataset, path_name
 from stateflow.api.input_files import file_uri, plain_path, unreadable_in
 from stateflow.api.schema import ARRIVED, arrival, arrival_place
 from stateflow.api.source import FROM_START, Backlog, InitialPosition, StartKind, StartPosition
@@ -136,6 +137,9 @@ class DeltaSource(SparkSource):
     @property
     def description(self) -> str:
         return f"DeltaSource[{'changes' if self._changes else 'rows'}:{self.path}]"
+
+    def datasets(self, offset: str) -> Sequence[Dataset]:
+        return (Dataset(*path_name(self.path), kind="TABLE", storage="delta", file_format="parquet"),)
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         if self._start == StartKind.LATEST:

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from stateflow.api.datasets import Dataset, path_name
 from stateflow.api.schema import Column, RowSchema
 from stateflow.api.sink import (
     OtherCommit,
@@ -103,6 +104,9 @@ class FileSink(Sink):
     @property
     def location(self) -> str:
         return self.path
+
+    def datasets(self) -> Sequence[Dataset]:
+        return (Dataset(*path_name(self.path), kind="FILE", file_format=self.format),)
 
     @property
     def host_local(self) -> bool:

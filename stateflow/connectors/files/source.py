@@ -25,6 +25,7 @@ from urllib.parse import quote, unquote
 import msgspec
 import pyarrow as pa
 
+from stateflow.api.datasets import Dataset, path_name
 from stateflow.api.file_log import (
     LOG_VERSION,
     BatchLimits,
@@ -192,6 +193,9 @@ class FileSource(Source):
     @property
     def description(self) -> str:
         return f"FileSource[{self.format}:{self.path}]"
+
+    def datasets(self, offset: str) -> Sequence[Dataset]:
+        return (Dataset(*path_name(self.path), kind="FILE", file_format=self.format),)
 
     @property
     def files_address(self) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from stateflow.api.datasets import Dataset
 from stateflow.api.sink import SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.connectors.iceberg.target import (
     ADD_COLUMNS,
@@ -92,6 +93,9 @@ class IcebergSink(StagedSink):
     @property
     def location(self) -> str:
         return self._settings.location
+
+    def datasets(self) -> Sequence[Dataset]:
+        return (self._settings.dataset,)
 
     def check(self, context: SinkContext) -> str | None:
         from stateflow.connectors.iceberg.table import find_usable_table, target_schema

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Literal
 
+from stateflow.api.datasets import Dataset
 from stateflow.errors import EnvironmentUnsupported, JobDefinitionError
+from stateflow.storage.locations import without_secrets
 
 SchemaEvolution = Literal["refuse", "add-columns"]
 REFUSE: SchemaEvolution = "refuse"
@@ -40,6 +42,13 @@ class IcebergSettings:
     def location(self) -> str:
         """The name of the table with its catalog's, as Spark has it."""
         return ".".join((self.catalog, *self.name))
+
+    @property
+    def dataset(self) -> Dataset:
+        """The table as lineage events name it: in the namespace of its catalog's address, if that is known."""
+        address = dict(self.properties).get("uri", "")
+        namespace = without_secrets(address).rstrip("/") if "://" in address else f"iceberg://{self.catalog}"
+        return Dataset(namespace, ".".join(self.name), kind="TABLE", storage="iceberg", file_format="parquet")
 
     def for_tasks(self) -> IcebergSettings:
         """Returns the settings without everything that connects: tasks only stage rows."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stateflow.api.datasets import Dataset
 from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.errors import (
     ConfigError,
@@ -486,3 +487,8 @@ _REFUSED = {
 }
 _TOPIC_SETTINGS = ("cleanup.policy", "max.message.bytes")
 TOO_LARGE = "MSG_SIZE_TOO_LARGE"
+
+
+def topic_dataset(bootstrap_servers: str, topic: str) -> Dataset:
+    """Returns a topic as lineage events name it, by the first of the brokers."""
+    return Dataset(f"kafka://{bootstrap_servers.split(',')[0].strip()}", topic, kind="TOPIC")

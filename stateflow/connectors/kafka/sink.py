@@ -18,9 +18,17 @@ import pyarrow as pa
 
 from stateflow import failpoints
 from stateflow.api.changelog import Changelog
+from stateflow.api.datasets import Dataset
 from stateflow.api.sink import Sink, SinkContext, SinkRewind, SinkTable, Successor, TableChanges
 from stateflow.clock import SystemClock
-from stateflow.connectors.kafka.client import TIMEOUT_SECONDS, TOO_LARGE, Connection, KafkaSecurity, check_brokers
+from stateflow.connectors.kafka.client import (
+    TIMEOUT_SECONDS,
+    TOO_LARGE,
+    Connection,
+    KafkaSecurity,
+    check_brokers,
+    topic_dataset,
+)
 from stateflow.connectors.kafka.formats import JSON, RAW, KafkaRecord, RecordLayout, Value
 from stateflow.connectors.staged_output import StagedSink, StagedTable, cast_to_declared
 from stateflow.connectors.upserts import UpsertSettings, winning_rows
@@ -169,6 +177,9 @@ class KafkaSink(StagedSink):
     @property
     def location(self) -> str:
         return f"topic {self._settings.layout.topic} of {self._settings.bootstrap_servers}"
+
+    def datasets(self) -> Sequence[Dataset]:
+        return (topic_dataset(self._settings.bootstrap_servers, self._settings.layout.topic),)
 
     @property
     def ordering_key(self) -> tuple[str, ...]:

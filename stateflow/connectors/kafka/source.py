@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
+from stateflow.api.datasets import Dataset
 from stateflow.api.dead_letters import FAIL, DeadLetters, check_policy
 from stateflow.api.schema import REJECTED, RejectedRecord, RowSchema, failing_filter
 from stateflow.api.source import FROM_START, Backlog, InitialPosition, Source, StartKind, StartPosition
@@ -22,6 +23,7 @@ from stateflow.connectors.kafka.client import (
     check_brokers,
     format_offsets,
     parse_offsets,
+    topic_dataset,
 )
 from stateflow.connectors.kafka.formats import GUARD, Json, Raw, RecordColumns, ValueFormat
 from stateflow.connectors.partition_offsets import (
@@ -150,6 +152,11 @@ class KafkaSource(Source):
     @property
     def description(self) -> str:
         return f"KafkaSource[{self.topics}]"
+
+    def datasets(self, offset: str) -> Sequence[Dataset]:
+        # Only positions name the topics of a pattern.
+        names = self.topics.names or sorted({topic for topic, _ in (self._parsed(offset) if offset else ())})
+        return [topic_dataset(self.bootstrap_servers, name) for name in names]
 
     def check(self, spark: SparkSession) -> None:
         """Raises ConfigError if a topic does not exist, and StorageError if no broker answers."""

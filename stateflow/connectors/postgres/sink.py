@@ -15,6 +15,7 @@ from typing import Literal
 import pyarrow as pa
 
 from stateflow.api.changelog import Changelog
+from stateflow.api.datasets import Dataset
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink, SinkContext, SinkTable, SinkWriter, Writing
 from stateflow.connectors.postgres.target import PostgresSettings, TableName, first_unstorable, split_conninfo
@@ -114,6 +115,9 @@ class PostgresSink(StagedSink):
     @property
     def location(self) -> str:
         return self._settings.location
+
+    def datasets(self) -> Sequence[Dataset]:
+        return (self._settings.dataset,)
 
     def check(self, context: SinkContext) -> str | None:
         from stateflow.connectors.postgres.table import check_table, target_schema

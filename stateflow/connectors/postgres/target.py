@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import re
 import uuid
 from collections.abc import Iterable
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
+from stateflow.api.datasets import Dataset
 from stateflow.api.schema import Column
 from stateflow.connectors.store_assignment import LENGTH
 from stateflow.connectors.upserts import UpsertSettings
@@ -89,6 +91,17 @@ class PostgresSettings:
     timeout: timedelta
     conninfo: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
+
+    @property
+    def dataset(self) -> Dataset:
+        """The table as lineage events name it; what the address lacks is in the environment, as for libpq."""
+        server, _, path = self.location.removeprefix("postgresql://").partition("/")
+        host, _, port = server.partition(":")
+        host = host.split(",")[0] or os.environ.get("PGHOST", "localhost")
+        port = port.split(",")[0] or os.environ.get("PGPORT", "5432")
+        database = path.removesuffix(f"/{self.name}") if path != f"/{self.name}" else ""
+        database = database or os.environ.get("PGDATABASE", "")
+        return Dataset(f"postgres://{host}:{port}", f"{database}.{self.name}".lstrip("."), kind="TABLE")
 
     def for_tasks(self) -> PostgresSettings:
         """Returns the settings without everything that connects: tasks only stage rows."""

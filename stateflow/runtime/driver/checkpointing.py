@@ -47,6 +47,7 @@ from stateflow.observability import (
 from stateflow.runtime.driver.background import Maintenance, RunContext
 from stateflow.runtime.driver.batch_runner import BarrierMetrics, CompletedBarrier, Usage
 from stateflow.runtime.driver.job_restore import RestoredJob
+from stateflow.runtime.job import CheckpointReport
 from stateflow.state.handles import Committable, FileHandle
 from stateflow.state.host_cache import check_content
 from stateflow.storage.base import TRAFFIC
@@ -315,7 +316,8 @@ class CheckpointCommitter:
                 commit_ms=stages.commit_ms,
                 publish_ms=stages.publish_ms,
                 manifest_bytes=handle.size,
-            )
+            ),
+            pending.document,
         )
 
     def _write_manifest(self, pending: PendingCheckpoint, record: CheckpointRecord) -> FileHandle:
@@ -379,10 +381,12 @@ class CheckpointCommitter:
             )
         publisher.publish_pending(self.head)
 
-    def _record(self, record: CheckpointRecord) -> None:
+    def _record(self, record: CheckpointRecord, manifest: Manifest) -> None:
         """Reports the newest checkpoint, then does the maintenance that is due after it."""
         self._maintenance.add_record(record)
         report_metrics(self._run.job.recorder, record)
+        published = self.head.entry.published | self._run.publisher.published
+        self._run.job.observer.on_checkpoint(CheckpointReport(self.head, record, manifest, published))
         if self._settings.asynchronous:
             log_event(
                 log,

@@ -163,7 +163,7 @@ class FenceWatch:
 class JobRun:
     """One run of a job: claims it, runs its batches, and ends.
 
-    `start` sets all attributes but `job` and `totals`.
+    `start` sets all attributes but `job`, `totals` and `is_claimed`.
 
     Args:
         job: the job to run.
@@ -171,6 +171,7 @@ class JobRun:
         totals: counts of the same launch before a restart, which this run continues.
 
     Attributes:
+        is_claimed: whether the run has claimed the job.
         guard: detects that a newer run has claimed the job.
         batches: runs batches, and holds the state of the newest barrier.
         restored: the state that the run started from.
@@ -193,7 +194,7 @@ class JobRun:
         self._executor = executor
         self.savepoint_workers = executor.savepoint_workers
         self._checks = StartChecks(job, executor.reads_by_spark)
-        self._is_claimed = self._is_restored = False
+        self.is_claimed = self._is_restored = False
         self._backlog_at = 0.0
 
     @property
@@ -242,7 +243,7 @@ class JobRun:
         generation, checkpoint = claim.entry.generation, claim.checkpoint_id
         self.guard = FenceGuard(root.log, generation)
         self.guard.follow(claim)
-        self._is_claimed = True
+        self.is_claimed = True
         set_log_context(
             job=root.job.job, run=note or root.writer, generation=generation, batch=0, checkpoint=checkpoint
         )
@@ -259,7 +260,7 @@ class JobRun:
         self._context = RunContext(job, generation, restored.publisher, self.guard, background, note)
         self._maintenance = Maintenance(self._context)
         self._pipeline = CheckpointPipeline(self._context, restored, self._maintenance, self._keep_workers_alive)
-        self._requests = RequestServer(root, generation, settings, self, background)
+        self._requests = RequestServer(root, generation, settings, self, background, observer=job.observer)
         self._fence_watch = FenceWatch(self.guard, settings.requests.fence_interval, self._executor.cancel)
         start = StartingPoint(generation, restored.state.operators, restored.manifest)
         self.batches = BatchRunner(job, self._executor, start)
@@ -354,7 +355,7 @@ class JobRun:
         """
         # Another job root has taken over a table, and no newer run: this one is the newest that the status describes.
         overtaken = isinstance(error, Fenced) and "by_root" not in error.facts
-        if not self._is_claimed or overtaken or isinstance(error, StorageError):
+        if not self.is_claimed or overtaken or isinstance(error, StorageError):
             return
         root = self.job.root
         record_run_failure(root.storage, _failure_record(root, self.head.entry, error))

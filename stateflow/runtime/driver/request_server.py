@@ -40,6 +40,7 @@ from stateflow.checkpoint.savepoints.create import SavepointSpec, make_savepoint
 from stateflow.config.settings import Settings
 from stateflow.errors import DataError, Fenced, InternalError, StateflowError
 from stateflow.runtime.driver.background import BackgroundWork, Work
+from stateflow.runtime.job import NullObserver, RunObserver
 
 log = logging.getLogger(__name__)
 
@@ -89,15 +90,24 @@ class RequestServer:
         settings: the interval between two polls, and how savepoints are written.
         batches: runs batches for requests.
         background: does work whose failure does not end the run.
+        observer: is told about savepoints.
 
     Attributes:
         stopped: `STOPPED` or `TAKEN_OVER` once a request to stop was answered, so that the run must end; else empty.
     """
 
     def __init__(
-        self, root: JobRoot, generation: int, settings: Settings, batches: RequestedBatches, background: BackgroundWork
+        self,
+        root: JobRoot,
+        generation: int,
+        settings: Settings,
+        batches: RequestedBatches,
+        background: BackgroundWork,
+        *,
+        observer: RunObserver | None = None,
     ) -> None:
         self.stopped = ""
+        self._observer = observer or NullObserver()
         self._root = root
         self._generation = generation
         self._batches = batches
@@ -231,6 +241,8 @@ class RequestServer:
             # If another answer was first, the requester never learned of this savepoint, and it is removed.
             took_ms = round((self._root.clock.monotonic() - began) * 1000, 1)
             finish_savepoint(self._root, savepoint, counts, took_ms)
+            if counts.savepoint_id == savepoint.document.id:
+                self._observer.on_savepoint(savepoint.document)
         elif counts.status == DONE and request.kind is RequestKind.STOP:
             self._record_stop(request, point)
 
