@@ -49,7 +49,7 @@ def measure(folder: Path, size: Size, flink: bool = True) -> dict[str, Any]:
     root = folder / "root"
     peak, small_peak = _worker_peak(root), _small_peak(folder, size)
     made, canonical = best(lambda n: _create(root, f"canonical-{n}"))
-    half = made.bytes // 2
+    half = made.size_bytes // 2
     one = SavepointSettings(worker_bytes=half, max_workers=1)
     one_s, four_s = (
         best(lambda n, s=s: _create(root, f"workers-{s.max_workers}-{n}", s))[1]  # type: ignore[misc]
@@ -60,7 +60,7 @@ def measure(folder: Path, size: Size, flink: bool = True) -> dict[str, Any]:
     _, rekeyed = best(lambda _: _rekey(made, copy))
     figures = {
         "canonical_s": round(canonical, 2),
-        "canonical_bytes": made.bytes,
+        "canonical_bytes": made.size_bytes,
         "four_workers_ratio": round(four_s / one_s, 2),
         "worker_peak_mib": round(peak / 1024),
         "worker_peak_tenth_mib": round(small_peak / 1024),

@@ -51,7 +51,7 @@ def run(folder: Path, size: Size = FULL, flink: bool = True) -> Path:
         **delays,
         "keys": size.keys,
         "value_bytes": 200,
-        "bytes": made.bytes,
+        "bytes": made.size_bytes,
         **canonical.measure(folder, size, flink),
     }
     return write_result("savepoints", figures)

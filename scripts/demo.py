@@ -123,7 +123,7 @@ def run_the_year(screen: Screen, demo: DemoContext, broker: Broker) -> list[Quar
     second_half = aircraft.start_run(demo, broker, flights, half=2)
     with screen.step("The retention DAG retains one checkpoint and deletes the files that it does not need") as news:
         report = collect_garbage(demo, news)
-    kept = ", ".join(map(str, report["retained"]))
+    kept = ", ".join(map(str, report["retained_checkpoint_ids"]))
     screen.say(f"{report['files']} files, {report['bytes_freed']:,} bytes; retained checkpoints: {kept}")
     show_aircraft(screen, demo, second_half)
     return rounds
@@ -172,7 +172,7 @@ def show_run(screen: Screen, done: QuarterResult) -> None:
     result = done.returned
     screen.say(
         f"{result['rows_in']:,} flights in {result['batches']} micro-batches,"
-        f" from {result['started_at']} to checkpoint {result['checkpoint_id']}"
+        f" from {result['start_label']} to checkpoint {result['checkpoint_id']}"
     )
 
 

@@ -23,12 +23,13 @@ from stateflow.errors import Fenced, InternalError, StateflowError, StorageError
 from stateflow.helpers import call_periodically
 from stateflow.lineage.reporter import LineageReporter, report_lineage
 from stateflow.observability import Recorder, log_event, telemetry
+from stateflow.outputs import Offset, OptionalId
 from stateflow.runtime.backlog import JobBacklog, measure, read_positions, record_backlog
 from stateflow.runtime.driver.job_run import JobRun, active_generation, end_active_run
 from stateflow.runtime.driver.termination import RunBounds
 from stateflow.runtime.executor import Executor
 from stateflow.runtime.idle import find_idle, need_without_job
-from stateflow.runtime.job import BatchResult, HotKey, Job, RunTotals
+from stateflow.runtime.job import BatchResult, HotKey, Job, Quarantined, RunTotals
 from stateflow.runtime.job_loader import create_or_open_job, job_modules, load_job, open_job
 from stateflow.runtime.local_run import LocalExecutor, run_local
 from stateflow.runtime.planning.explain import JobExplanation, explain_job
@@ -63,15 +64,17 @@ class RunResult:
 
     Attributes:
         generation: generation of the last run.
-        started_from: checkpoint that the run continued from; 0 for a new job or one that began with a savepoint.
-        started_at: the same as text, such as ``savepoint before-upgrade (checkpoint 7)``.
+        job: name of the job.
+        job_uuid: uuid of the job.
+        start_checkpoint_id: checkpoint that the run continued from; 0 for a new job or one that began with a savepoint.
+        start_label: the same as text, such as ``savepoint before-upgrade (checkpoint 7)``.
         batches, rows_in, rows_out: sums over all runs; rows out by uid of the sink.
         offsets: positions of the sources at the end, by uid.
         stopped_because: which end condition was met.
-        duration_s: wall-clock seconds.
+        duration_ms: wall-clock time.
         restarts: number of restarts by the restart strategy.
         quarantined_count: number of corrupt input files that the run skipped.
-        quarantined: the newest of them, each with ``source``, ``file`` and ``error``.
+        quarantined: the newest of them.
         late_rows_dropped: number of rows that operators dropped because they were too late.
         hot_keys: of each join that has compared millions of pairs of rows of one key in a batch, the key with most;
             see `HotKey`.
@@ -85,18 +88,18 @@ class RunResult:
     job: str
     job_uuid: str
     generation: int
-    started_from: int
-    started_at: str
-    checkpoint_id: int
+    start_checkpoint_id: OptionalId
+    start_label: str
+    checkpoint_id: OptionalId
     batches: int
     rows_in: int
     rows_out: dict[str, int]
-    offsets: dict[str, str]
+    offsets: dict[str, Offset]
     stopped_because: str
-    duration_s: float
+    duration_ms: int
     restarts: int = 0
     quarantined_count: int = 0
-    quarantined: list[dict[str, str]] = field(default_factory=list)
+    quarantined: list[Quarantined] = field(default_factory=list)
     late_rows_dropped: int = 0
     hot_keys: tuple[HotKey, ...] = ()
     waiting: tuple[Waiting, ...] = ()
@@ -132,15 +135,15 @@ def idle_result(start: StartContext, began: float) -> RunResult | None:
         job=root.job.job,
         job_uuid=root.job.job_uuid,
         generation=head.entry.generation,
-        started_from=head.checkpoint_id,
-        started_at=head.checkpoint_label,
+        start_checkpoint_id=head.checkpoint_id,
+        start_label=head.checkpoint_label,
         checkpoint_id=head.checkpoint_id,
         batches=0,
         rows_in=0,
         rows_out={},
         offsets={position.uid: position.offset for position in head.entry.sources},
         stopped_because=IDLE,
-        duration_s=round(start.clock.monotonic() - began, 3),
+        duration_ms=round((start.clock.monotonic() - began) * 1000),
         waiting=waiting_for_others(manifest.waiting if manifest else ()),
         idle=True,
         backlog=backlog,
@@ -493,27 +496,27 @@ class _Runs:
         run = self._run
         assert run is not None and self._started_from is not None
         root = run.job.root
-        started_from, started_at = self._started_from
+        checkpoint_id, label = self._started_from
         return RunResult(
             job=root.job.job,
             job_uuid=root.job.job_uuid,
             generation=run.head.entry.generation,
-            started_from=started_from,
-            started_at=started_at,
+            start_checkpoint_id=checkpoint_id,
+            start_label=label,
             checkpoint_id=run.head.checkpoint_id,
             batches=run.totals.batches,
             rows_in=run.totals.rows_in,
             rows_out=run.totals.rows_out,
             offsets={p.uid: p.offset for p in run.positions},
             stopped_because=reached,
-            duration_s=round(seconds, 3),
+            duration_ms=round(seconds * 1000),
             restarts=self._restarts,
             late_rows_dropped=run.totals.late_rows_dropped,
             hot_keys=tuple(run.totals.hot_keys.values()),
             waiting=waiting_for_others(run.manifest.waiting if run.manifest else ()),
             backlog=run.measure_backlog(),
             quarantined_count=run.totals.quarantined_count,
-            quarantined=[{"source": q.source, "file": q.file, "error": q.error} for q in run.totals.quarantined],
+            quarantined=list(map(Quarantined.of, run.totals.quarantined)),
             lineage=_last_event(self._lineage),
         )
 

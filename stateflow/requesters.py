@@ -38,12 +38,12 @@ class Requester:
     Attributes:
         name: the name, or the account.
         source: where the name comes from.
-        account: for a claim, the account of the process that made it; empty if it is not known.
+        account: for a claim, the account of the process that made it; None if it is not known.
     """
 
     name: str
     source: NameSource = NameSource.CLAIM
-    account: str = ""
+    account: str | None = None
 
     @classmethod
     def parse(cls, stored: str) -> Requester:
@@ -51,7 +51,7 @@ class Requester:
         if known := _STORED.fullmatch(stored):
             return cls(known[2], NameSource(known[1]))
         if claim := _CLAIM.fullmatch(stored):
-            return cls(claim[2], account=claim[1])
+            return cls(claim[2], account=claim[1] or None)
         return cls(stored)
 
     def __str__(self) -> str:
@@ -67,12 +67,6 @@ class Requester:
 def describe_requester(stored: str) -> str:
     """Returns the requester in a stored text as text for a user; an empty text for none."""
     return str(Requester.parse(stored)) if stored else ""
-
-
-def requester_facts(stored: str) -> dict[str, str]:
-    """Returns the requester in a stored text as fields for JSON: ``by``, ``by_source`` and ``by_account``."""
-    who = Requester.parse(stored)
-    return {"by": who.name, "by_source": who.source.value if stored else "", "by_account": who.account}
 
 
 def airflow_user(name: str) -> str:

@@ -17,7 +17,6 @@ from stateflow.requesters import (
     describe_requester,
     os_account,
     os_user,
-    requester_facts,
 )
 
 HOSTILE = [
@@ -44,7 +43,6 @@ def test_every_source_is_read_back(name: str) -> None:
         (by_process, NameSource.PROCESS),
     ):
         assert Requester.parse(store(name)) == Requester(name, source)
-    assert requester_facts(os_user(name))["by_source"] == ("claim" if name else "os-user")
 
 
 def test_the_account_does_not_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

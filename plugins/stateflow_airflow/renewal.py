@@ -180,7 +180,7 @@ def _replaces(newer: Launch, ended: Launch) -> bool:
     if last is not None and last.finished:
         return True
     if result is not None and result.finished:
-        return bool(result.values.get("stopped_because") == _TAKEN_OVER)
+        return bool(result.result.get("stopped_because") == _TAKEN_OVER)
     is_fenced = result is not None and result.failure().code == "fenced"
     return is_fenced or newer.process() is not None
 

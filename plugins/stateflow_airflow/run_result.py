@@ -16,8 +16,8 @@ RETURNED = (
     "rows_in",
     "rows_out",
     "batches",
-    "started_from",
-    "started_at",
+    "start_checkpoint_id",
+    "start_label",
     "generation",
     "stopped_because",
     "quarantined_count",
@@ -27,14 +27,14 @@ RETURNED = (
     "waiting",
     "backlog",
     "idle",
-    "duration_s",
+    "duration_ms",
 )
 """Keys of a result that the task returns as XCom."""
 
 
 @dataclass(frozen=True)
 class RunResultFile:
-    """The result of one run; `values` is the JSON document in the result file."""
+    """The outcome of one run; `values` is the JSON document in the result file."""
 
     values: Mapping[str, Any]
 
@@ -51,35 +51,26 @@ class RunResultFile:
 
     def to_xcom(self) -> dict[str, object]:
         """Returns what the task returns to Airflow."""
-        return with_offsets({name: self.values.get(name) for name in RETURNED})
+        result = self.result
+        return {name: result.get(name) for name in RETURNED}
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        """What the run has done; empty if it failed."""
+        return self.values.get("result") or {}
 
     def failure(self) -> StateflowTaskFailed:
         """Returns the failure for the error that ended the run."""
         error = self.values.get("error") or {}
+        facts = error.get("facts") or {}
+        message = error.get("message") or "the run failed without an error message"
         return failure(
             error.get("code", "internal"),
-            error.get("message", "the run failed without an error message"),
-            error.get("hint", ""),
-            error.get("facts"),
+            message + "".join(f" {name}={value!r}" for name, value in facts.items()),
+            error.get("hint") or "",
+            facts,
             retryable=bool(error.get("retryable", True)),
         )
-
-
-def with_offsets(returned: Mapping[str, object]) -> dict[str, object]:
-    """Returns a task's return value with source positions decoded from JSON; None for a source without a position."""
-    offsets = returned.get("offsets")
-    positions = {uid: _position(text) for uid, text in offsets.items()} if isinstance(offsets, Mapping) else {}
-    return {**returned, "offsets": positions}
-
-
-def _position(text: object) -> object:
-    if text == "-":
-        return None
-    try:
-        return json.loads(text) if isinstance(text, str) else text
-    except ValueError:
-        # The source's own, non-JSON format.
-        return text
 
 
 def read_result(path: Path) -> RunResultFile | None:

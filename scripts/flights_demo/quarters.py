@@ -89,8 +89,8 @@ def _conclude(demo: DemoContext, run_id: str, watcher: _Watcher) -> QuarterResul
     expected_tries = 2 if watcher.expect_kill else 1
     if task.number != expected_tries:
         raise DemoCheckFailed(f"run {run_id} took {task.number} tries instead of {expected_tries}")
-    if watcher.expect_kill and (watcher.kill is None or returned["started_from"] != watcher.kill.checkpoint_id):
-        raise DemoCheckFailed(f"the second try started from {returned['started_from']}, not from {watcher.kill}")
+    if watcher.expect_kill and (watcher.kill is None or returned["start_checkpoint_id"] != watcher.kill.checkpoint_id):
+        raise DemoCheckFailed(f"the second try started from {returned['start_checkpoint_id']}, not from {watcher.kill}")
     return QuarterResult(run_id, task.number, returned, watcher.kill)
 
 

@@ -76,7 +76,7 @@ class Backlog:
 
     Attributes:
         rows: number of rows.
-        bytes: their size, as it is stored at the source.
+        size_bytes: their size, as it is stored at the source.
         files: number of files.
         oldest_at: when the oldest of it was written, by the source's clock; None also if nothing waits.
         exact: whether `rows` is exact, and not an estimate or an upper bound.
@@ -84,7 +84,7 @@ class Backlog:
     """
 
     rows: int | None = None
-    bytes: int | None = None
+    size_bytes: int | None = None
     files: int | None = None
     oldest_at: datetime | None = None
     exact: bool = True

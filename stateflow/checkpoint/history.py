@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,6 +29,8 @@ from stateflow.checkpoint.log.documents import (
     ActionRecord,
     CheckpointRecord,
     Record,
+    is_position,
+    seq_of,
     sort_records,
 )
 from stateflow.checkpoint.log.job_root import JobRoot
@@ -139,15 +141,14 @@ def background_failures(storage: Storage, generation: int) -> list[ActionRecord]
     for blob in storage.list(prefix):
         for record in _read(storage, blob.key):
             if isinstance(record, ActionRecord):
-                name = record.facts.get("work", "")
+                name = record.text("work")
                 found[name] = max(record, found.get(name, record), key=_failures)
     return [found[name] for name in sorted(found)]
 
 
 def _failures(record: ActionRecord) -> int:
     """Returns the number of failures that a record counts; 0 if it is not a number."""
-    text = record.facts.get("failures", "")
-    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else 0
+    return record.number("failures") or 0
 
 
 def run_failure(storage: Storage, generation: int) -> ActionRecord | None:
@@ -176,7 +177,7 @@ def find_failed_start(storage: Storage, generation: int) -> ActionRecord | None:
     keys = [blob.key for blob in storage.list(prefix)]
     newest = max(keys, default="")[: len(prefix) + _HOUR_DIGITS]
     found = [record for key in keys if key.startswith(newest) for record in _read(storage, key)]
-    return max((r for r in found if isinstance(r, ActionRecord)), key=lambda record: record.at, default=None)
+    return max((r for r in found if isinstance(r, ActionRecord)), key=lambda record: record.ended_at, default=None)
 
 
 def record_failed_start(root: JobRoot, error: StateflowError) -> None:
@@ -189,7 +190,7 @@ def record_failed_start(root: JobRoot, error: StateflowError) -> None:
     record = ActionRecord(
         seq=root.head().entry.generation,
         kind=FAILED_START,
-        at=now.isoformat(timespec="milliseconds"),
+        ended_at=now.isoformat(timespec="milliseconds"),
         by=root.requester,
         reason=error.sentence[:LONGEST_SENTENCE],
         facts={"code": error.code},
@@ -206,7 +207,7 @@ def external_savepoints(storage: Storage, checkpoints: Iterable[int]) -> list[Ac
     keys = [blob.key for blob in storage.list(HISTORY) if blob.key.startswith(names)]
     records = [record for key in keys for record in _read(storage, key) if isinstance(record, ActionRecord)]
     root = f"{storage.uri.rstrip('/')}/"
-    return [record for record in records if not record.facts.get("path", root).startswith(root)]
+    return [record for record in records if not (record.text("path") or root).startswith(root)]
 
 
 def read_origin(storage: Storage) -> ActionRecord | None:
@@ -228,13 +229,25 @@ def read_records(
         newest: maximum number of records; None for all.
         pending: records that only the newest manifest contains.
     """
-    found = {_identity(record): record for record in pending}
+    points = _read_newest(storage, newest, pending, lambda record: isinstance(record, CheckpointRecord))
+    return [record for record in points if isinstance(record, CheckpointRecord)]
+
+
+def read_points(storage: Storage, newest: int, pending: Iterable[CheckpointRecord] = ()) -> list[Record]:
+    """Returns the newest records of checkpoints and restores, oldest first; arguments as `read_records`."""
+    return _read_newest(storage, newest, pending, is_position)
+
+
+def _read_newest(
+    storage: Storage, newest: int | None, pending: Iterable[CheckpointRecord], is_wanted: Callable[[Record], bool]
+) -> list[Record]:
+    found: dict[tuple[int, int, str], Record] = {_identity(record): record for record in pending}
     enough = None if newest is None else newest + len(found)
     for blob in reversed(storage.list(HISTORY)):
         if enough is not None and len(found) >= enough:
             break
-        found |= {_identity(r): r for r in _read(storage, blob.key) if isinstance(r, CheckpointRecord)}
-    ordered = sorted(found.values(), key=lambda r: (r.checkpoint_id, r.generation, r.ordinal, r.status))
+        found |= {_identity(r): r for r in _read(storage, blob.key) if is_wanted(r)}
+    ordered = sorted(found.values(), key=lambda r: (seq_of(r), *_identity(r)))
     return ordered[-newest:] if newest is not None else ordered
 
 
@@ -280,8 +293,11 @@ def read_checked_history(
     return [each for each in found.values() if isinstance(each[0], ActionRecord) or each[0].status == COMPLETED]
 
 
-def _identity(record: CheckpointRecord) -> tuple[int, int, str]:
-    return record.generation, record.ordinal, record.status
+def _identity(record: Record) -> tuple[int, int, str]:
+    """Returns what identifies a record of a checkpoint, or of a restore, whose CLAIM begins a generation."""
+    if isinstance(record, CheckpointRecord):
+        return record.generation, record.ordinal, record.status
+    return record.seq, 0, record.kind
 
 
 def _read(storage: Storage, key: str) -> Sequence[Record]:

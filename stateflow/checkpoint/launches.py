@@ -107,11 +107,12 @@ def _trim(storage: Storage) -> None:
 
 def _without_details(document: Mapping[str, object]) -> dict[str, object]:
     """Returns a result without what may be long: facts of an error, and lists of rows or files."""
-    kept: dict[str, object] = {
-        name: value for name, value in document.items() if isinstance(value, str | int | float | None)
-    }
-    error = document.get("error")
+    kept: dict[str, object] = dict(document)
+    error, result = document.get("error"), document.get("result")
     if isinstance(error, Mapping):
-        kept["error"] = {name: value for name, value in error.items() if name != "facts"}
-    offsets = document.get("offsets")
-    return kept | ({"offsets": offsets} if len(str(offsets)) < _LIMIT // 2 else {})
+        kept["error"] = {**error, "facts": {}}
+    if isinstance(result, Mapping):
+        short = {name: value for name, value in result.items() if isinstance(value, str | int | float | None)}
+        offsets = result.get("offsets")
+        kept["result"] = short | ({"offsets": offsets} if len(str(offsets)) < _LIMIT // 2 else {})
+    return kept

@@ -1,10 +1,10 @@
-"""Commands that check a job before it runs: `stateflow check` and `stateflow plan`."""
+"""Commands that check a job before it runs: `stateflow check` and `stateflow explain`."""
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -13,9 +13,9 @@ from stateflow.checkpoint.restore.plan_document import GraphChanges
 from stateflow.cli.common import (
     DROP,
     JOB,
-    JSON,
     NO_SPARK,
     graph_options,
+    json_option,
     print_json,
     print_text,
     with_options,
@@ -24,7 +24,8 @@ from stateflow.cli.common import (
 from stateflow.config.sources import SettingsLayer
 from stateflow.launch import prepare
 from stateflow.operations.compatibility import CheckReport, Problem, StateCheck, check_job, code_difference, problem_of
-from stateflow.runtime.planning.explain import to_lines
+from stateflow.outputs import Inline, OptionalText
+from stateflow.runtime.planning.explain import JobExplanation, to_lines
 from stateflow.runtime.preflight import Needs
 from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.state.schema_compatibility import Fit
@@ -46,7 +47,7 @@ MIGRATES, INCOMPATIBLE = 10, 20
 @with_settings
 @click.option("--exact", is_flag=True, help="End with exit code 10 when a state fits only after migration.")
 @NO_SPARK
-@JSON
+@json_option(CheckReport)
 def check(
     job: Path,
     against: str | None,
@@ -72,7 +73,7 @@ def check(
     would be refused; any other is an error, see docs/runbook.md.
     """
     if against is None:
-        raise click.UsageError("Missing option '--against'. To check a job that has not run, use stateflow plan.")
+        raise click.UsageError("Missing option '--against'. To check a job that has not run, use stateflow explain.")
     options = RestoreOptions(drop=frozenset(drop), from_other_job=from_other_job, changes=GraphChanges(maps, sources))
     report = check_job(job, against, layers, options, with_spark=not no_spark)
     if as_json:
@@ -85,13 +86,34 @@ def check(
         sys.exit(MIGRATES)
 
 
+@dataclass(frozen=True)
+class ExplainedJob:
+    """The physical plan of a job, and what a run would be refused for.
+
+    Attributes:
+        plan: the plan.
+        problems: errors that a run would fail with at its start.
+        unchecked: what was not checked.
+        warnings: likely mistakes that do not prevent a run.
+        code_hash: hash of the job's code.
+        code_difference: a sentence if other code made the newest checkpoint; empty if none is known.
+    """
+
+    plan: Inline[JobExplanation]
+    problems: list[Problem]
+    unchecked: list[str]
+    warnings: list[str]
+    code_hash: OptionalText
+    code_difference: OptionalText
+
+
 @click.command()
 @JOB
 @click.option("--job-root", metavar="URI", help="Also check whether a run in this job root would be refused.")
 @with_settings
 @NO_SPARK
-@JSON
-def plan(job: Path, job_root: str | None, layers: tuple[SettingsLayer, ...], no_spark: bool, as_json: bool) -> None:
+@json_option(ExplainedJob)
+def explain(job: Path, job_root: str | None, layers: tuple[SettingsLayer, ...], no_spark: bool, as_json: bool) -> None:
     """Show the physical plan of a job: sources, shuffles, operators with keys and states, and sinks.
 
     Also reports what a run would be refused for. Processes no row and changes nothing. For a job on Spark, the command
@@ -101,7 +123,7 @@ def plan(job: Path, job_root: str | None, layers: tuple[SettingsLayer, ...], no_
     """
     prepared = prepare(job, job_root, layers)
     explanation = prepared.explanation()
-    other_code = code_difference(job_root, prepared.code) if job_root is not None else ""
+    difference = code_difference(job_root, prepared.code) if job_root is not None else ""
     needs = [Needs.NOTHING, Needs.ROOT, Needs.FILES] if job_root is not None else [Needs.NOTHING]
     if not as_json:
         for line in to_lines(explanation):
@@ -110,15 +132,11 @@ def plan(job: Path, job_root: str | None, layers: tuple[SettingsLayer, ...], no_
     problems = list(dict.fromkeys(problem_of(e) for e in found.refusals))
     unchecked = found.unchecked if job_root is not None else (*found.unchecked, "a job root (needs --job-root)")
     if as_json:
-        checks = {
-            "problems": [dataclasses.asdict(p) for p in problems],
-            "unchecked": list(unchecked),
-            "warnings": list(found.warnings),
-        }
-        print_json({**dataclasses.asdict(explanation), **checks, "code": prepared.code, "other_code": other_code})
+        checks = problems, list(unchecked), list(found.warnings)
+        print_json(ExplainedJob(explanation, *checks, prepared.code, difference))
     else:
-        if other_code:
-            print_text(f"  {other_code}")
+        if difference:
+            print_text(f"  {difference}")
         _print_findings(problems, found.warnings, unchecked)
         so_far = ", as far as it was checked" if unchecked else ""
         print_text("a run would be refused" if problems else f"a run would start{so_far}")
@@ -136,9 +154,9 @@ def _print_findings(problems: Sequence[Problem], warnings: Sequence[str], unchec
 
 
 def _print_report(report: CheckReport) -> None:
-    print_text(f"{report.job} against {report.at}: {_verdict(report)}")
-    if report.other_code:
-        print_text(f"  {report.other_code}")
+    print_text(f"{report.job} against {report.label}: {_verdict(report)}")
+    if report.code_difference:
+        print_text(f"  {report.code_difference}")
     for state in report.states:
         _print_state(state)
     for column in report.columns:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
 
 import click
-import msgspec
 
 from stateflow import operations
 from stateflow.checkpoint.log.documents import ABORTED, COMPLETED, CheckpointRecord, OperatorMetrics
 from stateflow.cli.common import (
-    JSON,
     REQUESTER_OPTIONS,
     ROOT,
     align_columns,
     count_of,
     human_bytes,
     in_utc,
+    json_option,
     offset_text,
+    point_label,
     print_json,
     print_text,
     timeout_options,
@@ -27,7 +28,7 @@ from stateflow.cli.common import (
     with_options,
     with_request,
 )
-from stateflow.operations import CheckpointRequest
+from stateflow.operations import CheckpointDescription, CheckpointEntry, CheckpointRequest, Entry
 
 _NEWEST = 20
 _TITLES = (
@@ -47,24 +48,63 @@ _TITLES = (
     "files",
     "new",
 )
-_SUMMARIZED = (
-    "duration_ms",
-    "trigger_ms",
-    "start_delay_ms",
-    "alignment_ms",
-    "sync_ms",
-    "async_ms",
-    "commit_ms",
-    "publish_ms",
-    "increment_bytes",
-    "compaction_bytes",
-    "full_bytes",
-    "manifest_bytes",
-    "files",
-    "new_files",
-    "rows_in",
-)
 _PERCENTILES = (50, 90, 95, 99, 99.9)
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Minimum, mean, percentiles by nearest rank, and maximum."""
+
+    min: float
+    avg: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    p99_9: float
+    max: float
+
+
+@dataclass(frozen=True)
+class CheckpointStatistics:
+    """Durations and sizes of the newest checkpoints; each None without a completed one.
+
+    Attributes:
+        checkpoints: number of completed checkpoints.
+        aborted: number of aborted checkpoints.
+    """
+
+    checkpoints: int
+    aborted: int
+    duration_ms: Percentiles | None
+    trigger_ms: Percentiles | None
+    start_delay_ms: Percentiles | None
+    alignment_ms: Percentiles | None
+    sync_ms: Percentiles | None
+    async_ms: Percentiles | None
+    commit_ms: Percentiles | None
+    publish_ms: Percentiles | None
+    increment_bytes: Percentiles | None
+    compaction_bytes: Percentiles | None
+    full_bytes: Percentiles | None
+    manifest_bytes: Percentiles | None
+    files: Percentiles | None
+    new_files: Percentiles | None
+    rows_in: Percentiles | None
+
+
+_SUMMARIZED = [field.name for field in fields(CheckpointStatistics)][2:]
+
+
+@dataclass(frozen=True)
+class TriggeredCheckpoint:
+    """A checkpoint that was requested.
+
+    Attributes:
+        checkpoint_id: its id.
+    """
+
+    checkpoint_id: int
 
 
 @click.group()
@@ -77,26 +117,27 @@ def checkpoints() -> None:
 @click.option(
     "--newest", type=click.IntRange(min=1), default=_NEWEST, show_default=True, help="Number of checkpoints to list."
 )
-@JSON
+@json_option(list[Entry])
 def list_(job_root: str, newest: int, as_json: bool) -> None:
-    """List the newest checkpoints, including aborted ones, and whether they are retained."""
-    records = operations.history(job_root, newest)
-    kept = frozenset(operations.describe(job_root).retained)
+    """List the newest checkpoints, including aborted ones, and restores, and whether they are retained."""
+    points = operations.list_points(job_root, newest)
     if as_json:
-        print_json([_as_object(record, kept) for record in records])
+        print_json(points)
         return
-    rows = [_TITLES, *(_as_row(record, kept) for record in records)]
-    for line in align_columns(rows) if records else ["no checkpoint yet"]:
+    rows = [_TITLES, *map(_as_row, points)]
+    for line in align_columns(rows) if points else ["no checkpoint yet"]:
         print_text(line)
-    for record in records:
-        if record.status == ABORTED:
-            print_text(f"aborted at {in_utc(record.committed_at)}: {record.failure}")
+    for point in points:
+        if isinstance(point, CheckpointEntry) and point.record.status == ABORTED:
+            print_text(f"aborted at {in_utc(point.record.ended_at)}: {point.record.failure}")
+    if any(point.undone for point in points):
+        print_text("○  undone by a restore to an earlier point")
 
 
 @checkpoints.command()
 @ROOT
 @click.argument("checkpoint", type=click.IntRange(min=1))
-@JSON
+@json_option(CheckpointDescription)
 def show(job_root: str, checkpoint: int, as_json: bool) -> None:
     """Show the contents of a retained checkpoint."""
     found = operations.describe_checkpoint(job_root, checkpoint)
@@ -114,7 +155,7 @@ def show(job_root: str, checkpoint: int, as_json: bool) -> None:
         print_text(f"  source {uid} at {offset_text(offset)}")
     for operator in found.operators:
         print_text(
-            f"  operator {operator.uid}: {human_bytes(operator.bytes)} in {count_of(operator.files, 'file')}, "
+            f"  operator {operator.uid}: {human_bytes(operator.size_bytes)} in {count_of(operator.files, 'file')}, "
             f"{count_of(operator.subtasks, 'subtask')}, states {', '.join(operator.states) or 'none'}"
         )
 
@@ -124,7 +165,7 @@ def show(job_root: str, checkpoint: int, as_json: bool) -> None:
 @click.option(
     "--newest", type=click.IntRange(min=1), default=1000, show_default=True, help="Number of checkpoints to summarize."
 )
-@JSON
+@json_option(CheckpointStatistics)
 def history(job_root: str, newest: int, as_json: bool) -> None:
     """Summarize the durations and sizes of the newest checkpoints."""
     found = operations.history(job_root, newest)
@@ -133,13 +174,13 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
     aborted = len(found) - len(records)
     summaries = {name: _summary([float(getattr(r, name)) for r in records]) for name in _SUMMARIZED}
     if as_json:
-        print_json({"checkpoints": len(records), "aborted": aborted, **summaries})
+        print_json(CheckpointStatistics(len(records), aborted, **summaries))
         return
     print_text(count_of(len(records), "checkpoint") + (f", {aborted} aborted" if aborted else ""))
     columns = ["min", "avg", *(f"p{p:g}" for p in _PERCENTILES), "max"]
     rows = [("", *columns)]
     for name, summary in summaries.items():
-        cells = (_format(name, summary[column]) if summary else "-" for column in columns)
+        cells = [_format(name, value) for value in astuple(summary)] if summary else ["-"] * len(columns)
         rows.append((name.removesuffix("_bytes"), *cells))
     for line in align_columns(rows):
         print_text(line)
@@ -150,26 +191,43 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
 @with_options(timeout_options())
 @click.option("--full", is_flag=True, help="Store all state again; the checkpoint shares no file with an earlier one.")
 @with_options(REQUESTER_OPTIONS)
-@JSON
+@json_option(TriggeredCheckpoint)
 @with_request(CheckpointRequest)
 def trigger(request: CheckpointRequest, job_root: str, as_json: bool) -> None:
     """Make the next barrier of the job's run a checkpoint, regardless of the interval."""
     checkpoint = operations.trigger_checkpoint(job_root, request)
     if as_json:
-        print_json({"checkpoint_id": checkpoint})
+        print_json(TriggeredCheckpoint(checkpoint))
     else:
         print_text(f"checkpoint {checkpoint}")
 
 
-def _as_row(r: CheckpointRecord, kept: frozenset[int]) -> tuple[str, ...]:
+def _as_row(point: Entry) -> tuple[str, ...]:
+    if isinstance(point, CheckpointEntry):
+        return _checkpoint_row(point, point.record)
+    record = point.record
+    about = (
+        _marked(point_label(point), point),
+        "yes" if point.retained else "",
+        str(record.seq),
+        to_seconds(record.ended_at),
+    )
+    duration, size = f"{record.duration_ms or 0:.0f}", human_bytes(record.size_bytes or 0)
+    return (*about, duration, *["-"] * 7, size, "-", "-")
+
+
+def _marked(label: str, point: Entry) -> str:
+    return f"○ {label}" if point.undone else label
+
+
+def _checkpoint_row(point: CheckpointEntry, r: CheckpointRecord) -> tuple[str, ...]:
     sizes = map(human_bytes, (r.increment_bytes, r.compaction_bytes, r.full_bytes))
     took = (f"{ms:.0f}" for ms in (r.duration_ms, r.sync_ms, r.async_ms, r.commit_ms, r.publish_ms))
-    aborted = r.status == ABORTED
     return (
-        "aborted" if aborted else str(r.checkpoint_id),
-        "yes" if r.checkpoint_id in kept and not aborted else "",
+        _marked(point_label(point), point),
+        "yes" if point.retained else "",
         str(r.generation),
-        to_seconds(r.committed_at),
+        to_seconds(r.ended_at),
         *took,
         f"{r.rows_in:,}",
         *sizes,
@@ -232,15 +290,10 @@ def _work(m: OperatorMetrics) -> str:
     return "; ".join(filter(None, parts))
 
 
-def _as_object(record: CheckpointRecord, kept: frozenset[int]) -> dict[str, object]:
-    is_kept = record.status == COMPLETED and record.checkpoint_id in kept
-    return {**msgspec.to_builtins(record), "kept": is_kept}
-
-
-def _summary(values: Sequence[float]) -> dict[str, float]:
-    """Returns minimum, mean, percentiles by nearest rank, and maximum; empty without values."""
+def _summary(values: Sequence[float]) -> Percentiles | None:
+    """Returns minimum, mean, percentiles by nearest rank, and maximum; None without values."""
     if not values:
-        return {}
+        return None
     ordered = sorted(values)
-    at = {f"p{p:g}": ordered[math.ceil(len(ordered) * p / 100) - 1] for p in _PERCENTILES}
-    return {"min": ordered[0], "avg": round(statistics.fmean(ordered), 1), **at, "max": ordered[-1]}
+    at = [ordered[math.ceil(len(ordered) * p / 100) - 1] for p in _PERCENTILES]
+    return Percentiles(*[ordered[0], round(statistics.fmean(ordered), 1), *at, ordered[-1]])

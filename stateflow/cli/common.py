@@ -8,7 +8,6 @@ output goes through `print_text` or `add_row`, which make such characters visibl
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import io
@@ -20,10 +19,11 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeVar
+from typing import NoReturn, TextIO, TypeVar
 
 import click
 from rich.table import Table
@@ -31,6 +31,7 @@ from rich.text import Text
 
 from stateflow.checkpoint.job_requests import RequestTimeouts
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from stateflow.clock import is_timestamp, parse_timestamp
 from stateflow.config.settings import parse_duration
 from stateflow.config.sources import SettingsLayer, parse_assignments, read_toml
 from stateflow.errors import (
@@ -41,20 +42,18 @@ from stateflow.errors import (
     StateflowError,
     StorageError,
 )
+from stateflow.operations import CheckpointEntry, Entry
+from stateflow.outputs import OptionalText, encode_json, to_plain, utc_text
 from stateflow.requesters import os_user
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 
 log = logging.getLogger("stateflow")
 
 
 F = TypeVar("F", bound=Callable[..., object])
-R = TypeVar("R")
 E = TypeVar("E", bound=StrEnum)
 
 
+_JSON_FLAG = "--json"
 _LONGEST_WAIT = 10 * 365 * 24 * 3600
 
 
@@ -64,6 +63,8 @@ class StateflowGroup(click.Group):
     def main(self, *arguments: object, **options: object) -> object:  # type: ignore[override]
         call: Callable[..., object] = super().main
         prepare_streams()
+        given = arguments[0] if arguments else options.get("args")
+        self._words = tuple(given) if isinstance(given, list | tuple) else tuple(sys.argv[1:])
         try:
             return call(*arguments, **options)
         except OSError as e:
@@ -72,18 +73,36 @@ class StateflowGroup(click.Group):
             print_error(error)
             sys.exit(error.exit_code)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as e:
+            self._refuse_usage(ctx, e)
+
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
+        except click.UsageError as e:
+            self._refuse_usage(ctx, e)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise  # Click handles these itself.
         except (Exception, KeyboardInterrupt) as e:
             if isinstance(e, OSError) and _is_output_of_click(e):
                 raise
             error = as_stateflow_error(e)
-            print_error(error)
+            if ctx.meta.get(_JSON_FLAG):
+                _print_error_json(error_report(error))
+            else:
+                print_error(error)
             discard_unwritable_output()
             ctx.exit(error.exit_code)
+
+    def _refuse_usage(self, ctx: click.Context, error: click.UsageError) -> NoReturn:
+        """Ends the command for a wrong command line, which may be one that asks for JSON."""
+        if _JSON_FLAG not in self._words:
+            raise error  # Click prints it with the usage.
+        _print_error_json(ErrorReport("usage", error.format_message(), {}, "", error.exit_code, retryable=False))
+        ctx.exit(error.exit_code)
 
 
 def _is_output_of_click(error: OSError) -> bool:
@@ -114,10 +133,101 @@ def print_error(error: StateflowError) -> None:
     print_text(f"error [{error.code}]: {error}", err=True)
 
 
-def print_json(value: DataclassInstance | dict[str, R] | list[R]) -> None:
-    """Prints a value as one line of JSON to stdout."""
-    as_object = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
-    print_text(json.dumps(as_object))
+@dataclass(frozen=True)
+class ErrorReport:
+    """The error of a command.
+
+    Attributes:
+        code: code of the error, as in the list of error codes; ``usage`` for a wrong command line.
+        message: what failed and why.
+        facts: values that help to find the cause.
+        hint: what the user can do.
+        exit_code: exit code of the command.
+        retryable: whether the same command may succeed later.
+    """
+
+    code: str
+    message: str
+    facts: dict[str, object]
+    hint: OptionalText
+    exit_code: int
+    retryable: bool
+
+
+@dataclass(frozen=True)
+class FailedCommand:
+    """The last line on stderr of a command with ``--json`` that ends with an error.
+
+    Attributes:
+        error: the error.
+    """
+
+    error: ErrorReport
+
+
+def error_report(error: StateflowError) -> ErrorReport:
+    """Returns an error for JSON; a fact without a form in JSON is a text."""
+    facts = {name: _plain_fact(name, value) for name, value in error.facts.items()}
+    return ErrorReport(error.code, error.message, facts, error.hint, error.exit_code, error.retryable)
+
+
+def _plain_fact(name: str, value: object) -> object:
+    if name.endswith("_at") and isinstance(value, str) and is_timestamp(value):
+        return utc_text(parse_timestamp(value))
+    try:
+        return to_plain(value)
+    except TypeError:
+        return str(value)
+
+
+def _print_error_json(error: ErrorReport) -> None:
+    print_text(encode_json(FailedCommand(error)), err=True)
+
+
+def print_json(value: object) -> None:
+    """Prints an output as one line of JSON to stdout."""
+    print_text(encode_json(value))
+
+
+class JsonOption(click.Option):
+    """The flag ``--json`` of a command.
+
+    Args:
+        output: type of the value that the command prints, or a function that imports and returns it.
+        lines: whether it prints a line for each of several such values.
+    """
+
+    def __init__(self, output: object, *, lines: bool = False, help: str = "Print JSON instead of text.") -> None:
+        super().__init__([_JSON_FLAG, "as_json"], is_flag=True, help=help, is_eager=True, callback=_remember_json)
+        self._output, self.lines = output, lines
+
+    @property
+    def output(self) -> object:
+        """Type of the value that the command prints, which the reference describes."""
+        return self._output() if inspect.isfunction(self._output) else self._output
+
+
+def _remember_json(ctx: click.Context, option: click.Parameter, given: bool) -> bool:
+    ctx.meta[_JSON_FLAG] = given
+    return given
+
+
+def json_option(output: object, *, lines: bool = False) -> Callable[[F], F]:
+    """Returns a decorator that adds ``--json`` to a command.
+
+    Args:
+        output: type of the value that the command then prints with `print_json`; or a function that returns it, if its
+            module is too slow to import for other commands.
+        lines: whether it prints a line for each of several such values.
+    """
+    help = "Print a line of JSON for each record." if lines else "Print JSON instead of text."
+
+    def add(command: F) -> F:
+        options: list[click.Parameter] = command.__dict__.setdefault("__click_params__", [])
+        options.append(JsonOption(output, lines=lines, help=help))
+        return command
+
+    return add
 
 
 class Seconds(click.FloatRange):
@@ -171,7 +281,6 @@ DROP = click.option(
     help="Drop the state of an operator, or one state, OPERATOR.STATE; an operator that the job still has "
     "starts without it. Repeatable.",
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 NO_SPARK = click.option("--no-spark", is_flag=True, help="Do not start Spark; list the checks that need it.")
 REQUESTER_OPTIONS = [
     click.option(
@@ -389,17 +498,22 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def offset_text(offset: str) -> str:
+def offset_text(offset: object) -> str:
     """Returns a source's position without JSON punctuation: ``{"row": 120}`` becomes ``row:120``.
 
     A position in words keeps its words; a line feed in it becomes a blank, so that it forges no line.
+
+    Args:
+        offset: the position as the source has written it, or its JSON value; None for none.
     """
+    if not isinstance(offset, str):
+        offset = "" if offset is None else json.dumps(offset, separators=(",", ":"))
     if not offset.lstrip().startswith(("{", "[")):
         return re.sub(r"\s+", " ", offset).strip() or "-"
     return re.sub(r'[{}"\s]', "", offset) or "-"
 
 
-def short_offset(offset: str) -> str:
+def short_offset(offset: object) -> str:
     """Returns a source's position like `offset_text`, cut to 58 characters, which may be cut further in a table.
 
     The position of a Delta table begins with the version, and does not have the id of the table.
@@ -407,6 +521,19 @@ def short_offset(offset: str) -> str:
     text = re.sub("(sourceVersion|reservoirId):[^,]*,", "", offset_text(offset))
     text = text.replace("reservoirVersion:", "version:")
     return f"{text[:57]}…" if len(text) > 58 else text
+
+
+def point_label(point: Entry) -> str:
+    """Returns the id of a point; for a restore, with the id of the checkpoint that it restored: ``61 = 42``, ``= 42``.
+
+    The second is a checkpoint that the job still had: its id stays the same.
+    """
+    if not point.checkpoint_id:
+        return "aborted"
+    restored = 0 if isinstance(point, CheckpointEntry) else point.restored_checkpoint_id
+    if not restored:
+        return str(point.checkpoint_id)
+    return f"= {restored}" if restored == point.checkpoint_id else f"{point.checkpoint_id} = {restored}"
 
 
 def to_seconds(timestamp: str) -> str:

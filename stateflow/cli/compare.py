@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain, islice
 
 import click
 import pyarrow as pa
 
 from stateflow.cli.common import (
-    JSON,
     OPTIONAL_ROOT,
     align_columns,
     count_of,
     human_bytes,
+    json_option,
     one_line,
     print_json,
     print_text,
@@ -25,6 +26,52 @@ from stateflow.compare.summary import ADDED, CHANGED, REMOVED, StateDiff
 
 _SIGNS = {ADDED: "+", REMOVED: "-", CHANGED: "~"}
 _LONGEST_VALUE = 200
+
+
+@dataclass(frozen=True)
+class ChangedKey:
+    """A key whose value differs.
+
+    Attributes:
+        operator: uid of the operator.
+        state: name of the state.
+        change: ``added``, ``removed`` or ``changed``.
+        key: values of the key columns.
+        namespace: None without a namespace.
+        map_key: key in a map state; None for other states.
+        old: the value in the first snapshot; None if it does not have the key.
+        new: the value in the second snapshot; None if it does not have the key.
+    """
+
+    operator: str
+    state: str
+    change: str
+    key: object
+    namespace: object
+    map_key: object
+    old: object
+    new: object
+
+
+@dataclass(frozen=True)
+class DiffReport:
+    """How the state of two snapshots differs.
+
+    Attributes:
+        old: the first snapshot.
+        new: the second snapshot.
+        keys: number of keys that differ.
+        states: the differences by operator and state.
+        read_bytes: bytes of keyed state that were read from both snapshots.
+        changes: the keys that differ, with ``--keys``; None otherwise.
+    """
+
+    old: ComparedSnapshot
+    new: ComparedSnapshot
+    keys: int
+    states: tuple[StateDiff, ...]
+    read_bytes: int
+    changes: list[ChangedKey] | None
 
 
 @click.command()
@@ -40,7 +87,7 @@ _LONGEST_VALUE = 200
 )
 @click.option("--count-all", is_flag=True, help="Count all keys of each state, which reads all files.")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 if the state differs.")
-@JSON
+@json_option(DiffReport)
 def diff(
     old: str,
     new: str,
@@ -64,7 +111,7 @@ def diff(
     found = diff_snapshots(first, second, operators, changes=keys, counts_all=count_all)
     listed = list(islice(_rows(found.changes), limit)) if found.changes is not None else None
     if as_json:
-        print_json(_as_json(found, listed))
+        print_json(_report(found, listed))
     else:
         _print(found, listed)
     if exit_code and found.keys:
@@ -79,15 +126,16 @@ def _rows(changes: pa.RecordBatchReader) -> Iterator[dict[str, str | None]]:
     return chain.from_iterable(batch.to_pylist() for batch in changes)
 
 
-def _as_json(found: SnapshotDiff, listed: list[dict[str, str | None]] | None) -> dict[str, object]:
-    shown: dict[str, object] = {
-        "old": dataclasses.asdict(found.old),
-        "new": dataclasses.asdict(found.new),
-        "keys": found.keys,
-        "states": [dataclasses.asdict(state) for state in found.states],
-        "read_bytes": found.read_bytes,
-    }
-    return shown if listed is None else {**shown, "changes": listed}
+def _report(found: SnapshotDiff, listed: list[dict[str, str | None]] | None) -> DiffReport:
+    changes = None if listed is None else [_changed_key(row) for row in listed]
+    return DiffReport(found.old, found.new, found.keys, found.states, found.read_bytes, changes)
+
+
+def _changed_key(row: dict[str, str | None]) -> ChangedKey:
+    """Returns a changed key, with the values that its columns encode."""
+    texts = (row[name] for name in ("key", "namespace", "map_key", "old", "new"))
+    values = [None if text is None else json.loads(text) for text in texts]
+    return ChangedKey(row["operator"] or "", row["state"] or "", row["change"] or "", *values)
 
 
 def _print(found: SnapshotDiff, listed: list[dict[str, str | None]] | None) -> None:
@@ -95,7 +143,7 @@ def _print(found: SnapshotDiff, listed: list[dict[str, str | None]] | None) -> N
     print_text(f"B  {_described(found.new)}")
     for line in _table(found) if found.states else ():
         print_text(line)
-    read = f"{human_bytes(found.read_bytes)} of {human_bytes(found.old.bytes + found.new.bytes)} read"
+    read = f"{human_bytes(found.read_bytes)} of {human_bytes(found.old.size_bytes + found.new.size_bytes)} read"
     print_text(f"{count_of(found.keys, 'key')} of both differ; {read}" if found.keys else f"no key differs; {read}")
     for state in found.states:
         if state.reads_as == "neither":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from stateflow.cli.check import check, plan
+from stateflow.cli.check import check, explain
 from stateflow.cli.checkpoints import checkpoints
 from stateflow.cli.common import StateflowGroup
 from stateflow.cli.compare import diff
@@ -30,7 +30,7 @@ for command in (write, change):
 for command in (
     run,
     submit,
-    plan,
+    explain,
     check,
     status,
     history,

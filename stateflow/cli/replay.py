@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date, datetime, time
 
 import click
 
 from stateflow.cli.common import (
     JOB_OF_REQUEST,
-    JSON,
     ROOT,
     count_of,
+    json_option,
     one_line,
     print_json,
     print_text,
@@ -22,11 +24,168 @@ from stateflow.cli.common import (
     with_request,
     with_settings,
 )
+from stateflow.outputs import Offset, OptionalId, OptionalText, Timestamp
 from stateflow.replay.key_trace import KeyDebugger, KeyRequest, TracedCall
 from stateflow.replay.report import EmittedRows, KeyReport, ReplayReport
 from stateflow.replay.run import DEFAULT_ROWS, ReplayRequest
 from stateflow.replay.run import replay as run_replay
 from stateflow.replay.state_diff import EntryChange, StateChanges
+
+
+@dataclass(frozen=True)
+class ReplayedBatch:
+    """A batch that ran again.
+
+    Attributes:
+        processed_at: its processing time.
+        rows_in: rows that the sources had.
+        start_offsets: the positions of the sources before it, by uid.
+        end_offsets: the positions of the sources after it, by uid.
+    """
+
+    processed_at: Timestamp
+    rows_in: int
+    start_offsets: dict[str, Offset]
+    end_offsets: dict[str, Offset]
+
+
+@dataclass(frozen=True)
+class ReplayedOutput:
+    """Rows that a sink would have published.
+
+    Attributes:
+        sink: uid of the sink.
+        row_count: number of rows.
+        rows: the first of them, by column.
+    """
+
+    sink: str
+    row_count: int
+    rows: object
+
+
+@dataclass(frozen=True)
+class ReplayedEntry:
+    """An entry of state that differs.
+
+    Attributes:
+        operator: uid of the operator.
+        state: name of the state; ``_timers`` for a timer.
+        change: ``added``, ``removed`` or ``changed``; ``same`` for an entry of the requested key that does not differ.
+        key: values of the key columns; empty for operator state.
+        namespace: None without a namespace; the time domain of a timer.
+        map_key: key in a map state; position of an element of operator state; None for other states.
+        before: the value before; None without an entry.
+        after: the value after; None without an entry.
+    """
+
+    operator: str
+    state: str
+    change: str
+    key: object
+    namespace: object
+    map_key: object
+    before: object
+    after: object
+
+
+@dataclass(frozen=True)
+class ReplayedCount:
+    """How many entries of a state differ in one way.
+
+    Attributes:
+        operator: uid of the operator.
+        state: name of the state.
+        change: ``added``, ``removed`` or ``changed``.
+        entries: their number.
+    """
+
+    operator: str
+    state: str
+    change: str
+    entries: int
+
+
+@dataclass(frozen=True)
+class ReplayedState:
+    """The differences between two states.
+
+    Attributes:
+        counts: numbers of entries that differ.
+        changes: the first of them.
+    """
+
+    counts: list[ReplayedCount]
+    changes: list[ReplayedEntry]
+
+
+@dataclass(frozen=True)
+class ReplayedCall:
+    """A call of an operator's function for the key.
+
+    Attributes:
+        method: name of the method.
+        given: the row, or the time of a timer.
+        emitted: the first rows that it emitted to the main output.
+        side_outputs: the first rows that it emitted to each side output, by tag.
+        error: the exception that it raised; empty without one.
+        row_count: number of rows that it emitted to all outputs.
+    """
+
+    method: str
+    given: object
+    emitted: object
+    side_outputs: object
+    error: OptionalText
+    row_count: int
+
+
+@dataclass(frozen=True)
+class ReplayedKey:
+    """Calls and state of one key of an operator.
+
+    Attributes:
+        operator: uid of the operator.
+        key: values of the key columns.
+        calls: the first calls for the key, in order.
+        call_count: number of calls.
+        state: the first entries of the key's state.
+        entry_count: number of entries.
+    """
+
+    operator: str
+    key: object
+    calls: list[ReplayedCall]
+    call_count: int
+    state: list[ReplayedEntry]
+    entry_count: int
+
+
+@dataclass(frozen=True)
+class ReplayOutput:
+    """The result of a replay.
+
+    Attributes:
+        checkpoint_id: id of the checkpoint whose batches ran again.
+        base_checkpoint_id: id of the checkpoint that they started from; 0 for none.
+        batches: the batches, oldest first.
+        deviation: what differs from the original run, in words; empty for nothing that is known.
+        emitted: the rows for each sink.
+        state: the changes of the state by the batches.
+        same: whether the replay led to the state that the checkpoint has.
+        difference: the differences of the resulting state from the checkpoint's.
+        keys: what the operators did for the key of ``--key``; empty without one.
+    """
+
+    checkpoint_id: int
+    base_checkpoint_id: OptionalId
+    batches: list[ReplayedBatch]
+    deviation: OptionalText
+    emitted: list[ReplayedOutput]
+    state: ReplayedState
+    same: bool
+    difference: ReplayedState
+    keys: list[ReplayedKey]
 
 
 @click.command()
@@ -64,7 +223,7 @@ from stateflow.replay.state_diff import EntryChange, StateChanges
     help="With --key: run the batch in this process, and stop in Python's debugger in the first call for the key.",
 )
 @with_settings
-@JSON
+@json_option(ReplayOutput)
 @with_request(ReplayRequest)
 def replay(request: ReplayRequest, values: tuple[str, ...], operator: str, debug: bool, as_json: bool) -> None:
     """Run a batch again, from the checkpoint before it, and print what it emits and how it changes the state.
@@ -78,7 +237,7 @@ def replay(request: ReplayRequest, values: tuple[str, ...], operator: str, debug
     key, debugger = KeyRequest(values, operator) if values else None, KeyDebugger() if debug else None
     report = run_replay(dataclasses.replace(request, key=key, debugger=debugger))
     if as_json:
-        print_report_json(report)
+        print_json(report_output(report))
     else:
         print_report(report, request.job_file.stem)
 
@@ -86,26 +245,6 @@ def replay(request: ReplayRequest, values: tuple[str, ...], operator: str, debug
 _INDENT = "  "
 _LINE = 4000
 """Characters of a line: a value may have megabytes, of which a terminal shows nothing else for minutes."""
-
-
-def print_report_json(report: ReplayReport) -> None:
-    """Prints a report as one line of JSON."""
-    print_json(
-        {
-            "batch": report.batch,
-            "base": report.base,
-            "batches": [
-                {"processing_time": b.processing_time, "rows_in": b.rows_in, "start": b.start, "end": b.end}
-                for b in report.batches
-            ],
-            "deviation": report.deviation,
-            "emitted": [{"sink": e.sink, "count": e.count, "rows": plain(e.rows)} for e in report.emitted],
-            "state": _diff(report.state),
-            "same": report.is_same,
-            "difference": _diff(report.difference),
-            "keys": [_key(key) for key in report.keys],
-        }
-    )
 
 
 def print_report(report: ReplayReport, job: str) -> None:
@@ -228,57 +367,47 @@ def text_of(value: object) -> str:
 
 
 def plain(value: object) -> object:
-    """Returns a value as JSON can express it: bytes in hexadecimal, times in ISO 8601, other values as texts."""
+    """Returns a value as JSON can express it: bytes in Base64, times in ISO 8601, other values as texts."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else text_of(key): plain(each) for key, each in value.items()}
     if isinstance(value, bytes):
-        return value.hex()
+        return base64.b64encode(value).decode()
     if isinstance(value, date | datetime | time):
         return value.isoformat()
     return [plain(each) for each in value] if isinstance(value, Iterable) else str(value)
 
 
-def _diff(diff: StateChanges) -> dict[str, object]:
-    return {
-        "counts": [
-            {"operator": operator, "state": state, "kind": kind, "count": count}
-            for (operator, state, kind), count in sorted(diff.counts.items())
-        ],
-        "changes": [_change(change) for change in diff.changes],
-    }
+def report_output(report: ReplayReport) -> ReplayOutput:
+    """Returns a report for JSON."""
+    return ReplayOutput(
+        report.batch,
+        report.base,
+        [ReplayedBatch(b.processing_time, b.rows_in, b.start, b.end) for b in report.batches],
+        report.deviation,
+        [ReplayedOutput(e.sink, e.count, plain(e.rows)) for e in report.emitted],
+        _state_output(report.state),
+        report.is_same,
+        _state_output(report.difference),
+        [_key_output(key) for key in report.keys],
+    )
 
 
-def _change(change: EntryChange) -> dict[str, object]:
-    return {
-        "operator": change.operator,
-        "state": change.state,
-        "kind": change.kind,
-        "key": plain(list(change.key)),
-        "namespace": plain(change.namespace),
-        "map_key": plain(change.map_key),
-        "before": plain(change.before),
-        "after": plain(change.after),
-    }
+def _state_output(diff: StateChanges) -> ReplayedState:
+    counts = [ReplayedCount(*place, count) for place, count in sorted(diff.counts.items())]
+    return ReplayedState(counts, [_entry_output(change) for change in diff.changes])
 
 
-def _key(key: KeyReport) -> dict[str, object]:
-    return {
-        "operator": key.operator,
-        "key": plain(list(key.key)),
-        "calls": [
-            {
-                "method": call.method,
-                "given": plain(call.given),
-                "emitted": plain(call.emitted),
-                "side_outputs": plain(call.side_outputs or {}),
-                "error": call.error,
-                "count": call.count,
-            }
-            for call in key.calls
-        ],
-        "call_count": key.call_count,
-        "state": [_change(change) for change in key.state],
-        "entry_count": key.entry_count,
-    }
+def _entry_output(change: EntryChange) -> ReplayedEntry:
+    values = (list(change.key), change.namespace, change.map_key, change.before, change.after)
+    return ReplayedEntry(change.operator, change.state, change.kind, *map(plain, values))
+
+
+def _key_output(key: KeyReport) -> ReplayedKey:
+    calls = [
+        ReplayedCall(c.method, plain(c.given), plain(c.emitted), plain(c.side_outputs or {}), c.error, c.count)
+        for c in key.calls
+    ]
+    state = [_entry_output(change) for change in key.state]
+    return ReplayedKey(key.operator, plain(list(key.key)), calls, key.call_count, state, key.entry_count)

@@ -27,7 +27,6 @@ from stateflow.cli.common import (
     CLAIM_MODE,
     DROP,
     JOB,
-    JSON,
     REQUESTER_OPTIONS,
     ROOT,
     SETTINGS_OPTIONS,
@@ -35,6 +34,7 @@ from stateflow.cli.common import (
     graph_options,
     human_bytes,
     in_utc,
+    json_option,
     print_json,
     print_text,
     refuse,
@@ -76,6 +76,10 @@ class _Invocation:
         words += ["--by", self.by] if self.by else []
         words += ["--reason", self.reason] if self.reason else []
         return shlex.join([*words, "--execute", str(plan_file)])
+
+
+RestoreOutput = RestorePlan | operations.RestoreReport
+"""With ``--plan`` and with ``--execute``."""
 
 
 @click.command()
@@ -127,7 +131,7 @@ class _Invocation:
 @with_options(graph_options())
 @with_options(SETTINGS_OPTIONS)
 @with_options(REQUESTER_OPTIONS)
-@JSON
+@json_option(RestoreOutput)
 def restore(
     job: Path,
     job_root: str,
@@ -170,12 +174,11 @@ def restore(
 
 
 def _show_plan(invocation: _Invocation, plan: RestorePlan, out: Path | None, as_json: bool) -> None:
-    data = msgspec.json.format(msgspec.json.encode(plan), indent=2)
     if out:
         with open_private(out) as file:
-            file.write(data + b"\n")
+            file.write(msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n")
     if as_json:
-        print_text(data.decode())
+        print_json(plan)
         return
     _print_plan(plan)
     if out:
@@ -212,12 +215,14 @@ def _execute(invocation: _Invocation, plan_file: Path, request_id: str, as_json:
         print_json(done)
     elif done.repeated:
         print_text(
-            f"{done.job}: the restore to {done.label} was already executed; nothing changed\n"
-            f"  the job is at {done.position}, generation {done.generation}"
+            f"{done.job}: the restore to {done.target_label} was already executed; nothing changed\n"
+            f"  the job is at {done.label}, generation {done.generation}"
         )
     else:
         tables = ", ".join(f"{uid} at version {v}" for uid, v in done.tables.items()) or "none"
-        print_text(f"{done.job} is restored to {done.label}; tables: {tables}\n  the next run continues from there")
+        print_text(
+            f"{done.job} is restored to {done.target_label}; tables: {tables}\n  the next run continues from there"
+        )
 
 
 @click.command()
@@ -227,7 +232,7 @@ def _execute(invocation: _Invocation, plan_file: Path, request_id: str, as_json:
 @click.option("--shadow", is_flag=True, help="Every run of the new job publishes to tables named …_shadow.")
 @click.option("--from-other-job", is_flag=True, help="Accept another job's savepoint, and fork that job.")
 @with_options(REQUESTER_OPTIONS)
-@JSON
+@json_option(operations.ForkReport)
 @with_request(operations.ForkRequest)
 def fork(request: operations.ForkRequest, job_root: str, as_json: bool) -> None:
     """Create a new job from the state and source positions of a checkpoint or savepoint of this job."""
@@ -235,7 +240,7 @@ def fork(request: operations.ForkRequest, job_root: str, as_json: bool) -> None:
     if as_json:
         print_json(made)
         return
-    print_text(f"{made.root} is a fork of {made.job} at {made.label}, {human_bytes(made.bytes)}")
+    print_text(f"{made.job_root} is a fork of {made.job} at {made.target_label}, {human_bytes(made.size_bytes)}")
     if made.shadow:
         print_text("  its runs publish to tables whose names end in _shadow")
     else:
@@ -245,11 +250,11 @@ def fork(request: operations.ForkRequest, job_root: str, as_json: bool) -> None:
 def _print_plan(plan: RestorePlan) -> None:
     """Prints a restore plan as tables, followed by its warnings."""
     console = Console()
-    print_text(f"{plan.job}: from checkpoint {plan.checkpoint_id} to {plan.label} ({describe_target(plan)})")
-    if plan.savepoint:
-        print_text(f"savepoint: {plan.savepoint} (claim mode {plan.claim_mode.value})")
-    other = f"; {plan.other_code}" if plan.other_code else ""
-    print_text(f"job file: {plan.job_file} (modified {in_utc(plan.job_file_changed_at)}){other}")
+    print_text(f"{plan.job}: from checkpoint {plan.checkpoint_id} to {plan.target_label} ({describe_target(plan)})")
+    if plan.savepoint_path:
+        print_text(f"savepoint: {plan.savepoint_path} (claim mode {plan.claim_mode.value})")
+    other = f"; {plan.code_difference}" if plan.code_difference else ""
+    print_text(f"job file: {plan.job_file} (modified {in_utc(plan.job_file_changed_at or '')}){other}")
     for table in (_state_table(plan), _source_table(plan), _sink_table(plan)):
         print_text()
         console.print(table)
@@ -266,27 +271,33 @@ def _print_plan(plan: RestorePlan) -> None:
 def _state_table(plan: RestorePlan) -> Table:
     table = Table("state of", "", "current size", "target size", "parallelism", box=None, pad_edge=False)
     for s in plan.states:
-        change = f"{s.from_parallelism or '-'} → {s.to_parallelism or '-'}"
-        parallelism = str(s.to_parallelism) if s.from_parallelism == s.to_parallelism else change
-        now = "unknown" if s.bytes_now is None else human_bytes(s.bytes_now)
-        add_row(table, s.uid, s.action.value, now, human_bytes(s.bytes), parallelism)
+        change = f"{s.current_parallelism or '-'} → {s.target_parallelism or '-'}"
+        parallelism = str(s.target_parallelism) if s.current_parallelism == s.target_parallelism else change
+        now = "unknown" if s.current_bytes is None else human_bytes(s.current_bytes)
+        add_row(table, s.uid, s.action.value, now, human_bytes(s.target_bytes), parallelism)
     return table
 
 
 def _source_table(plan: RestorePlan) -> Table:
     table = Table("source", "current", "target", "files after target", "input available", box=None, pad_edge=False)
     for c in plan.sources:
-        held = {True: "yes", False: "NO", None: "unknown"}[c.held]
+        held = {True: "yes", False: "NO", None: "unknown"}[c.available]
         files = "-" if c.files is None else f"{c.files:,}"
-        add_row(table, c.uid, short_offset(c.now), short_offset(c.then), files, held)
+        add_row(table, c.uid, short_offset(c.current_offset), short_offset(c.target_offset), files, held)
     return table
 
 
 def _sink_table(plan: RestorePlan) -> Table:
     table = Table("sink", "current", "target", "rows after target", "rows restored", box=None, pad_edge=False)
     for t in plan.sinks:
-        then = "kept" if t.mode is SinkMode.KEEP else f"version {t.then}" if t.then is not None else "unchanged"
-        add_row(table, t.uid, f"version {t.now}", then, _count(t.rows_removed), _count(t.rows_returned))
+        then = (
+            "kept"
+            if t.mode is SinkMode.KEEP
+            else f"version {t.target_version}"
+            if t.target_version is not None
+            else "unchanged"
+        )
+        add_row(table, t.uid, f"version {t.current_version}", then, _count(t.rows_removed), _count(t.rows_returned))
     return table
 
 

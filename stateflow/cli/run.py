@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import os
@@ -10,12 +9,12 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NoReturn, Protocol, cast
+from typing import Literal, NoReturn, Protocol, cast
 
 import click
-import msgspec
 from rich.console import Console
 from rich.text import Text
 
@@ -28,8 +27,10 @@ from stateflow.cli.common import (
     CLAIM_MODE,
     JOB,
     ROOT,
+    ErrorReport,
     as_stateflow_error,
     count_of,
+    error_report,
     graph_options,
     human_bytes,
     log,
@@ -45,6 +46,7 @@ from stateflow.config.sources import SettingsLayer
 from stateflow.errors import ConfigError, StateflowError, StorageError, error_class
 from stateflow.launch import RunRequest, RunResult, run_if_idle, run_job
 from stateflow.observability import ContextFilter, log_event, set_log_context
+from stateflow.outputs import OptionalText, encode_json, to_object, utc_text
 from stateflow.private_files import ScratchFolder, open_private
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.termination import DRAINED
@@ -251,7 +253,7 @@ def _initial_savepoint(given: InitialSavepoint) -> InitialSavepoint | None:
 def _summary(result: RunResult) -> str:
     waiting = "".join(f"; {each}" for each in waiting_texts(result.waiting))
     if result.idle:
-        done = f"nothing to do at {result.started_at}; Spark was not started, {result.duration_s:.1f} s"
+        done = f"nothing to do at {result.start_label}; Spark was not started, {result.duration_ms / 1000:.1f} s"
         return f"{result.job}: {done}{waiting}"
     attempts = f", started {result.restarts + 1} times" if result.restarts else ""
     skipped = f", {result.quarantined_count} corrupt input files skipped" if result.quarantined_count else ""
@@ -259,8 +261,8 @@ def _summary(result: RunResult) -> str:
     hot = "".join(f"; {each}" for each in result.hot_keys)
     return (
         f"{result.job}: {count_of(result.batches, 'batch')}, {_row_counts(result.rows_in, result.rows_out)}, from "
-        f"{result.started_at} to checkpoint {result.checkpoint_id}, stopped: {result.stopped_because}, "
-        f"{result.duration_s:.1f} s{attempts}{skipped}{late}{hot}{waiting}"
+        f"{result.start_label} to checkpoint {result.checkpoint_id}, stopped: {result.stopped_because}, "
+        f"{result.duration_ms / 1000:.1f} s{attempts}{skipped}{late}{hot}{waiting}"
     )
 
 
@@ -273,20 +275,29 @@ def _row_counts(rows_in: int, rows_out: Mapping[str, int]) -> str:
     return f"{total}, {sum(rows_out.values()):,} out" + (f" ({each})" if len(rows_out) > 1 else "")
 
 
+@dataclass(frozen=True)
+class RunOutcome:
+    """The content of a result file.
+
+    Attributes:
+        status: ``finished`` or ``failed``.
+        summary: the result in a sentence; empty for a run that failed.
+        error: the error that the run ended with; None for a run that finished.
+        result: the result; None for a run that failed.
+    """
+
+    status: Literal["finished", "failed"]
+    summary: OptionalText
+    error: ErrorReport | None
+    result: RunResult | None
+
+
 def _document(result: RunResult | None, error: StateflowError | None) -> dict[str, object]:
     """Returns the result of a run, or its error, as in the result file."""
-    document: dict[str, object] = {"status": "failed" if error else FINISHED, "error": None}
-    if error:
-        document["error"] = {
-            "code": error.code,
-            "message": error.sentence,
-            "facts": error.facts,
-            "hint": error.hint,
-            "retryable": error.retryable,
-        }
-    if result:
-        document |= dataclasses.asdict(result)
-    return document
+    if error is not None:
+        return to_object(RunOutcome("failed", "", error_report(error), None))
+    assert result is not None
+    return to_object(RunOutcome("finished", _summary(result), None, result))
 
 
 def _write_document(path: Path, document: Mapping[str, object]) -> None:
@@ -297,9 +308,8 @@ def _write_document(path: Path, document: Mapping[str, object]) -> None:
     """
     partial = path.with_name(path.name + ".partial")
     try:
-        # Facts may have values and keys that JSON does not support.
         with open_private(partial) as file:
-            file.write(json.dumps(document, default=str, skipkeys=True).encode())
+            file.write(encode_json(document).encode())
         os.replace(partial, path)
     except OSError as e:
         raise StorageError(
@@ -469,13 +479,14 @@ def _end_with(document: Mapping[str, object], result_file: Path | None) -> None:
     if result_file and result_file.parent.is_dir():
         _write_document(result_file, document)
     if document.get("status") == FINISHED:
-        values = {name: value for name, value in document.items() if name not in ("status", "error")}
-        print_text(_summary(msgspec.convert(values, RunResult)))
+        print_text(str(document.get("summary") or "the run has finished"))
         return
     found = document.get("error")
     given: Mapping[str, object] = found if isinstance(found, Mapping) else {}
     kind = error_class(str(given.get("code", "")))
-    error = kind(str(given.get("message", "the run has failed")), hint=str(given.get("hint", "")))
+    error = kind(str(given.get("message", "the run has failed")), hint=str(given.get("hint") or ""))
+    facts = given.get("facts")
+    error.add_facts(**(facts if isinstance(facts, Mapping) else {}))
     print_error(error)
     sys.exit(error.exit_code)
 
@@ -672,7 +683,7 @@ class _TextFormatter(logging.Formatter):
         return visible(super().format(record))
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return _timestamp(record).replace("+00:00", "Z")
+        return _timestamp(record)
 
 
 class _JsonFormatter(logging.Formatter):
@@ -693,4 +704,4 @@ class _JsonFormatter(logging.Formatter):
 
 
 def _timestamp(record: logging.LogRecord) -> str:
-    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    return utc_text(datetime.fromtimestamp(record.created, UTC))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import click
-import msgspec
 from msgspec.structs import replace
 
 from stateflow import operations
@@ -18,7 +18,6 @@ from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.cli.common import (
     JOB_FILE,
     JOB_OF_REQUEST,
-    JSON,
     OPTIONAL_ROOT,
     REQUESTER_OPTIONS,
     ROOT,
@@ -27,6 +26,7 @@ from stateflow.cli.common import (
     align_columns,
     count_of,
     human_bytes,
+    json_option,
     offset_text,
     one_line,
     print_json,
@@ -42,10 +42,10 @@ from stateflow.cli.common import (
 from stateflow.clock import parse_timestamp
 from stateflow.config.sources import SettingsLayer, resolve
 from stateflow.errors import ConfigError
-from stateflow.operations import JobCode, RekeyRequest, SavepointReport, SavepointRequest
+from stateflow.operations import JobCode, RekeyRequest, SavepointDescription, SavepointReport, SavepointRequest
 from stateflow.operations.changed_savepoints import ChangeRequest, change_savepoint
 from stateflow.operations.written_savepoints import WriteRequest, WrittenSavepoint, write_savepoint
-from stateflow.requesters import describe_requester, os_user, requester_facts
+from stateflow.requesters import describe_requester, os_user
 from stateflow.types.key_groups import MAX_PARALLELISM_LIMIT
 
 _REQUEST_OPTIONS = [
@@ -105,7 +105,7 @@ def savepoint() -> None:
 @with_options(_REQUEST_OPTIONS)
 @with_settings
 @with_options(REQUESTER_OPTIONS)
-@JSON
+@json_option(SavepointReport)
 @with_request(SavepointRequest)
 def create(
     request: SavepointRequest,
@@ -128,10 +128,10 @@ def create(
         print_json(made)
         return
     how = "by the run"
-    if made.taken_by != "run":
+    if made.made_from != "run":
         how = f"from the newest checkpoint: {operations.why_no_run(job_root, request)}"
     print_text(
-        f"savepoint {made.name} of {made.job}: checkpoint {made.checkpoint_id}, {human_bytes(made.bytes)}, "
+        f"savepoint {made.name} of {made.job}: checkpoint {made.checkpoint_id}, {human_bytes(made.size_bytes)}, "
         f"taken {how}\n  {made.path}"
     )
 
@@ -139,14 +139,14 @@ def create(
 @savepoint.command(name="list")
 @OPTIONAL_ROOT
 @click.option("--in", "folder", default="", metavar="URI", help="List the savepoints in a folder passed to --into.")
-@JSON
+@json_option(list[SavepointReport])
 def list_(job_root: str, folder: str, as_json: bool) -> None:
     """List the complete savepoints below a job root or in another folder."""
     if bool(job_root) == bool(folder):
         refuse("savepoint list needs either --job-root or --in", "--in lists what savepoint create --into has written")
     found = operations.list_savepoints_in(folder) if folder else operations.list_all(job_root)
     if as_json:
-        print_json([dataclasses.asdict(s) for s in found])
+        print_json(found)
     elif found:
         _print_savepoints(found)
     else:
@@ -158,7 +158,7 @@ def list_(job_root: str, folder: str, as_json: bool) -> None:
 def _print_savepoints(savepoints: list[SavepointReport]) -> None:
     rows = [("name", "checkpoint", "made (UTC)", "origin", "format", "size")]
     rows += [
-        (s.name, str(s.checkpoint_id), to_seconds(s.made_at), s.origin, s.format, human_bytes(s.bytes))
+        (s.name, str(s.checkpoint_id), to_seconds(s.made_at), s.origin, s.format, human_bytes(s.size_bytes))
         for s in savepoints
     ]
     title, *lines = align_columns(rows)
@@ -173,7 +173,7 @@ def _print_savepoints(savepoints: list[SavepointReport]) -> None:
 @savepoint.command()
 @OPTIONAL_ROOT
 @click.argument("name")
-@JSON
+@json_option(SavepointDescription)
 def show(job_root: str, name: str, as_json: bool) -> None:
     """Show the contents of a savepoint, given by name or path."""
     _require_root_for_name(job_root, name)
@@ -181,8 +181,7 @@ def show(job_root: str, name: str, as_json: bool) -> None:
     document = stored.document
     report = operations.describe_savepoint(stored)
     if as_json:
-        owner = {"claimed_by": report.claimed_by, "claimed_at": report.claimed_at}
-        print_json({**msgspec.to_builtins(document), **requester_facts(document.by), **owner})
+        print_json(operations.describe_contents(stored))
         return
     document = replace(document, by=one_line(document.by), reason=one_line(document.reason), job=one_line(document.job))
     print_text(f"savepoint {document.name} ({one_line(document.id)})\n  {stored.uri}")
@@ -213,11 +212,15 @@ def show(job_root: str, name: str, as_json: bool) -> None:
 @savepoint.command()
 @OPTIONAL_ROOT
 @click.argument("name")
-def verify(job_root: str, name: str) -> None:
+@json_option(operations.Verification)
+def verify(job_root: str, name: str, as_json: bool) -> None:
     """Read every file of a savepoint, given by name or path, and compare its size and hash."""
     _require_root_for_name(job_root, name)
     read = operations.verify_savepoint(operations.find(job_root, name))
-    print_text(f"{read.what}: {count_of(read.files, 'file')}, {human_bytes(read.bytes)}, sizes and hashes match")
+    if as_json:
+        print_json(read)
+        return
+    print_text(f"{read.label}: {count_of(read.files, 'file')}, {human_bytes(read.size_bytes)}, sizes and hashes match")
 
 
 @savepoint.command()
@@ -225,7 +228,8 @@ def verify(job_root: str, name: str) -> None:
 @click.argument("name")
 @click.option("--claimed", is_flag=True, help="Delete also a savepoint that a job has claimed; no job needs its files.")
 @with_options(REQUESTER_OPTIONS)
-def dispose(job_root: str, name: str, claimed: bool, by: str, reason: str) -> None:
+@json_option(SavepointReport)
+def dispose(job_root: str, name: str, claimed: bool, by: str, reason: str, as_json: bool) -> None:
     """Delete a savepoint, given by its name, by its folder in the job root, or by its path on any storage.
 
     A damaged savepoint has no readable name: give its folder or path. Give an unfinished savepoint that --into has
@@ -237,7 +241,10 @@ def dispose(job_root: str, name: str, claimed: bool, by: str, reason: str) -> No
         deleted = operations.dispose_path(name, requester, reason, claimed=claimed)
     else:
         deleted = operations.dispose(job_root, name, requester, reason, claimed=claimed)
-    print_text(f"deleted savepoint {deleted.name}, {human_bytes(deleted.bytes)}")
+    if as_json:
+        print_json(deleted)
+        return
+    print_text(f"deleted savepoint {deleted.name}, {human_bytes(deleted.size_bytes)}")
 
 
 @savepoint.command()
@@ -253,7 +260,7 @@ def dispose(job_root: str, name: str, claimed: bool, by: str, reason: str) -> No
 @click.option("--into", required=True, metavar="URI", help="Folder, on any storage, for the folder of the copy.")
 @click.option("--name", default="", help="Name of the copy; by default, that of the savepoint.")
 @with_options(REQUESTER_OPTIONS)
-@JSON
+@json_option(SavepointReport)
 @with_request(RekeyRequest)
 def rekey(request: RekeyRequest, job_root: str, as_json: bool) -> None:
     """Copy a savepoint, given by name or path, with another max parallelism.
@@ -266,7 +273,7 @@ def rekey(request: RekeyRequest, job_root: str, as_json: bool) -> None:
     if as_json:
         print_json(made)
     else:
-        size = human_bytes(made.bytes)
+        size = human_bytes(made.size_bytes)
         print_text(f"savepoint {made.name} of {made.job}: {request.max_parallelism} key groups, {size}\n  {made.path}")
 
 
@@ -285,7 +292,7 @@ def _require_root_for_name(job_root: str, name: str) -> None:
     help="Delete older ones; a duration such as 36h or 30d.",
 )
 @click.option("--dry-run", is_flag=True, help="List what would be deleted, without deleting it.")
-@JSON
+@json_option(operations.PruneReport)
 def prune(job_root: str, keep: int | None, max_age: timedelta | None, dry_run: bool, as_json: bool) -> None:
     """Delete periodic savepoints beyond --keep or older than --max-age.
 
@@ -295,10 +302,21 @@ def prune(job_root: str, keep: int | None, max_age: timedelta | None, dry_run: b
     if as_json:
         print_json(done)
         return
-    names = f"{', '.join(done.deleted)}, {human_bytes(done.bytes_freed)}" if done.deleted else "nothing"
+    names = f"{', '.join(done.deleted)}, {human_bytes(done.freed_bytes)}" if done.deleted else "nothing"
     print_text(f"{'would delete' if dry_run else 'deleted'} {names}; kept: {', '.join(done.kept) or 'none'}")
     for path in done.uncounted:
         print_text(f"  neither deleted nor counted: {path}")
+
+
+@dataclass(frozen=True)
+class StopReport:
+    """A run that was requested to stop.
+
+    Attributes:
+        savepoint: the savepoint of its last checkpoint; None if none was requested.
+    """
+
+    savepoint: SavepointReport | None
 
 
 @click.command()
@@ -322,7 +340,7 @@ def prune(job_root: str, keep: int | None, max_age: timedelta | None, dry_run: b
 @with_options(_REQUEST_OPTIONS)
 @with_settings
 @with_options(REQUESTER_OPTIONS)
-@JSON
+@json_option(StopReport)
 @with_request(SavepointRequest)
 def stop(
     request: SavepointRequest,
@@ -338,12 +356,12 @@ def stop(
     request = _with_job(request, job, layers)
     made = operations.stop(job_root, request, savepoint=with_savepoint, may_run=True)
     if as_json:
-        print_json(dataclasses.asdict(made) if made else {})
+        print_json(StopReport(made))
     elif made is None:
         print_text("the run is stopping")
     else:
-        outcome = "the run is stopping" if made.taken_by == "run" else operations.why_no_run(job_root, request)
-        size = human_bytes(made.bytes)
+        outcome = "the run is stopping" if made.made_from == "run" else operations.why_no_run(job_root, request)
+        size = human_bytes(made.size_bytes)
         print_text(f"{outcome}; savepoint {made.name}: checkpoint {made.checkpoint_id}, {size}\n  {made.path}")
 
 
@@ -420,7 +438,7 @@ _REASON = click.option("--reason", default="", help="Why it is written, for disp
 @_NAME
 @_REASON
 @with_settings
-@JSON
+@json_option(WrittenSavepoint)
 @with_request(WriteRequest)
 def write(request: WriteRequest, as_json: bool) -> None:
     """Write a savepoint from files, from which stateflow run --from-savepoint starts the job.
@@ -461,7 +479,7 @@ def write(request: WriteRequest, as_json: bool) -> None:
 @_NAME
 @_REASON
 @with_settings
-@JSON
+@json_option(WrittenSavepoint)
 @with_request(ChangeRequest)
 def change(request: ChangeRequest, as_json: bool) -> None:
     """Write a copy of a savepoint, given by name or path, without some operators or with other rows.
@@ -478,7 +496,7 @@ def _print(made: WrittenSavepoint, as_json: bool) -> None:
         print_json(made)
         return
     groups = count_of(made.max_parallelism, "key group")
-    print_text(one_line(f"savepoint {made.name} of {made.job}: {groups}, {human_bytes(made.bytes)}"))
+    print_text(one_line(f"savepoint {made.name} of {made.job}: {groups}, {human_bytes(made.size_bytes)}"))
     print_text(f"  {made.path}")
     for state in made.states:
         origin = state.imported_from
@@ -487,7 +505,7 @@ def _print(made: WrittenSavepoint, as_json: bool) -> None:
         print_text(one_line(f"  state {state.operator}.{state.state}: {origin}"))
     if not made.states:
         print_text(one_line(f"  operators: {', '.join(made.operators) or 'none'}"))
-    for uid, offset in made.sources.items():
+    for uid, offset in made.offsets.items():
         print_text(one_line(f"  source {uid} at {offset_text(offset)}"))
     for uid in made.without_position:
         print_text(one_line(f"  source {uid} begins at its start"))

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -16,18 +17,29 @@ import click
 import msgspec
 import pyarrow as pa
 
-from stateflow.cli.common import JSON, align_columns, count_of, human_bytes, in_utc, print_text, refuse
+from stateflow.cli.common import (
+    align_columns,
+    count_of,
+    human_bytes,
+    in_utc,
+    json_option,
+    print_json,
+    print_text,
+    refuse,
+)
 from stateflow.clock import SystemClock
 from stateflow.connectors.json_rows import encode, json_objects
 from stateflow.errors import ConfigError
 from stateflow.operations.state_export import ExportFormat, ExportRequest, export_state, write_rows
+from stateflow.outputs import OptionalId, OptionalText
 from stateflow.query.metadata import SCHEMAS, metadata_of, read_metadata
 from stateflow.query.reader import state_table
 from stateflow.query.snapshot import Snapshot, describe_snapshot, open_snapshot
 from stateflow.query.state_table import Rows, key_fields
+from stateflow.requesters import Requester
 from stateflow.types.key_values import parse_key
 
-Row = dict[str, str | int | list[str] | None]
+Row = dict[str, object]
 
 
 _LOCATION = click.argument("location", metavar="JOB_ROOT|SAVEPOINT")
@@ -50,6 +62,184 @@ _NO_ENTRY = 6
 """Exit code of get for a key without an entry."""
 
 
+@dataclass(frozen=True)
+class SnapshotPin:
+    """A pin of a checkpoint.
+
+    Attributes:
+        id: id of the pin.
+        owner: who has pinned it.
+        reason: why.
+        pinned_at: when it was pinned.
+        expires_at: when the pin ends unless its owner renews it; None for a pin without an end.
+    """
+
+    id: str
+    owner: Requester
+    reason: str
+    pinned_at: datetime | None
+    expires_at: datetime | None
+
+
+@dataclass(frozen=True)
+class SnapshotRow:
+    """A checkpoint or savepoint, with ``--table snapshots``.
+
+    Attributes:
+        checkpoint_id: id of the checkpoint, or of the savepoint's; 0 for a savepoint of other state.
+        name: name of the savepoint; None for a checkpoint.
+        kind: ``checkpoint`` or ``savepoint``.
+        made_at: when it was committed or made.
+        size_bytes: size of its state; None if the run has released it meanwhile.
+        current: whether the next run starts from it.
+        pins: its pins.
+    """
+
+    checkpoint_id: OptionalId
+    name: str | None
+    kind: str
+    made_at: datetime | None
+    size_bytes: int | None
+    current: bool
+    pins: list[SnapshotPin]
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """An operator of a snapshot, with ``--table operators``.
+
+    Attributes:
+        operator: uid of the operator.
+        parallelism: number of subtasks.
+        max_parallelism: number of key groups.
+        key_columns: names of the key columns.
+        key_types: their types.
+        states: number of states.
+        files: number of files.
+        size_bytes: size of the state.
+        watermark_at: its watermark; None before the first one.
+    """
+
+    operator: str
+    parallelism: int
+    max_parallelism: int
+    key_columns: list[str]
+    key_types: list[str]
+    states: int
+    files: int
+    size_bytes: int
+    watermark_at: datetime | None
+
+
+@dataclass(frozen=True)
+class StateRow:
+    """A state of a snapshot, with ``--table states``.
+
+    Attributes:
+        operator: uid of the operator.
+        state: name of the state.
+        kind: kind of the state.
+        map_key_type: type of a map's keys; None for other states.
+        value_type: type of the values; None for timers.
+        ttl: time domain of the time to live; None without one.
+        queryable: queryable name; None without one.
+    """
+
+    operator: str
+    state: str
+    kind: str
+    map_key_type: str | None
+    value_type: str | None
+    ttl: str | None
+    queryable: str | None
+
+
+@dataclass(frozen=True)
+class FileRow:
+    """A file of a snapshot, with ``--table files``.
+
+    Attributes:
+        operator: uid of the operator.
+        subtask: index of the subtask.
+        first_key_group: first key group of the subtask; None for operator state.
+        last_key_group: last key group of the subtask; None for operator state.
+        backend: the state backend; None for operator state.
+        name: name of the file in the store; None for operator state.
+        file: key of the file.
+        offset_bytes: where the part begins, in a file that contains several.
+        size_bytes: size of the part.
+        sha256: its hash.
+    """
+
+    operator: str
+    subtask: int
+    first_key_group: int | None
+    last_key_group: int | None
+    backend: str | None
+    name: str | None
+    file: str
+    offset_bytes: int
+    size_bytes: int
+    sha256: str
+
+
+_ROWS = {
+    tuple(SCHEMAS[name].names): row_class
+    for name, row_class in (
+        ("snapshots", SnapshotRow),
+        ("operators", OperatorRow),
+        ("states", StateRow),
+        ("files", FileRow),
+    )
+}
+
+
+@dataclass(frozen=True)
+class SnapshotContents:
+    """The operators and states of a checkpoint or savepoint.
+
+    Attributes:
+        job: name of the job.
+        job_uuid: uuid of the job.
+        max_parallelism: number of key groups.
+        checkpoint_id: id of the checkpoint, or of the savepoint's; 0 for a savepoint of other state.
+        name: name of the savepoint; empty for a checkpoint.
+        operators: the operators.
+        states: the states.
+    """
+
+    job: str
+    job_uuid: str
+    max_parallelism: int
+    checkpoint_id: OptionalId
+    name: OptionalText
+    operators: list[OperatorRow]
+    states: list[StateRow]
+
+
+StateOutput = SnapshotContents | SnapshotRow | OperatorRow | StateRow | FileRow
+"""Without ``--table``, and a line for each row of each table."""
+
+
+@dataclass(frozen=True)
+class KeyEntries:
+    """The entries of a key.
+
+    Attributes:
+        operator: uid of the operator.
+        state: name of the state.
+        checkpoint_id: id of the checkpoint, or of the savepoint's; 0 for a savepoint of other state.
+        key: values of the key columns.
+        rows: the entries, with the columns of ``stateflow state export``.
+    """
+
+    operator: str
+    state: str
+    checkpoint_id: OptionalId
+    key: list[object]
+    rows: list[dict[str, object]]
+
+
 @click.group()
 def state() -> None:
     """Show, read or export the state of a checkpoint or savepoint, without a run and during one."""
@@ -64,7 +254,7 @@ def state() -> None:
     help="Print this table of metadata instead: all snapshots of the job root; or the operators, states or files of "
     "one, with all columns. With --json, one line for each row.",
 )
-@JSON
+@json_option(StateOutput)
 def show(location: str, snapshot: str | None, table: str | None, as_json: bool) -> None:
     """Show the operators and states of a checkpoint or savepoint.
 
@@ -77,9 +267,9 @@ def show(location: str, snapshot: str | None, table: str | None, as_json: bool) 
     operators: list[Row] = metadata_of(found, "operators").to_pylist()
     states: list[Row] = metadata_of(found, "states").to_pylist()
     if as_json:
-        about = {"job": found.job, "job_uuid": found.job_uuid, "max_parallelism": found.max_parallelism}
-        named = {"checkpoint_id": found.checkpoint_id, "name": found.name}
-        print_text(json.dumps({**about, **named, "operators": operators, "states": states}, indent=2))
+        about = found.job, found.job_uuid, found.max_parallelism, found.checkpoint_id, found.name
+        rows = msgspec.convert(operators, list[OperatorRow]), msgspec.convert(states, list[StateRow])
+        print_json(SnapshotContents(*about, *rows))
     else:
         _print_snapshot(found, operators, states)
 
@@ -99,7 +289,7 @@ def show(location: str, snapshot: str | None, table: str | None, as_json: bool) 
     "the null of one column.",
 )
 @_SNAPSHOT
-@JSON
+@json_option(KeyEntries)
 def get(location: str, operator: str, name: str, texts: tuple[str, ...], snapshot: str | None, as_json: bool) -> None:
     """Print the entries of one key as JSON: a line for each element of a list or entry of a map.
 
@@ -113,8 +303,8 @@ def get(location: str, operator: str, name: str, texts: tuple[str, ...], snapsho
         batches = list(table.batches(opened.storage, SystemClock(), table.schema.names))
     rows = [row for batch in batches for row in json_objects(batch)]
     if as_json:
-        about = {"operator": operator, "state": name, "key": list(key), "checkpoint_id": opened.checkpoint_id}
-        print_text(msgspec.json.format(encode({**about, "rows": rows}), indent=2).decode())
+        values = {"key": list(key), "rows": rows}
+        print_json(KeyEntries(operator, name, opened.checkpoint_id, **json.loads(encode(values))))
     else:
         hidden = {"key_group", *columns}
         for row in rows:
@@ -152,7 +342,7 @@ def export(location: str, operator: str, name: str, kind: str | None, output: st
         refuse("Parquet is not written to the terminal", "pass --output FILE")
     if output is not None and "://" in output:
         report = export_state(ExportRequest(location, operator, name, output, found, snapshot))
-        print_text(f"{report.snapshot}: {count_of(report.rows, 'row')} of {operator}.{name} in {output}")
+        print_text(f"{report.label}: {count_of(report.rows, 'row')} of {operator}.{name} in {output}")
         return
     with open_snapshot(location, snapshot) as opened:
         table = state_table(opened, operator, name)
@@ -174,7 +364,7 @@ def _print_snapshot(found: Snapshot, operators: list[Row], states: list[Row]) ->
     rows = [("operator", "key", "subtasks", "files", "size")]
     for each in operators:
         counts = str(each["parallelism"]), str(each["files"])
-        rows.append((str(each["operator"]), _key_text(each), *counts, human_bytes(_number(each["bytes"]))))
+        rows.append((str(each["operator"]), _key_text(each), *counts, human_bytes(_number(each["size_bytes"]))))
     for line in align_columns(rows):
         print_text(line)
     print_text()
@@ -243,14 +433,15 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
     )
 
 
-_SIZES = ("bytes", "size")
+_SIZES = ("size_bytes",)
 
 
 def print_metadata(table: pa.Table, as_json: bool) -> None:
     """Prints a table of `read_metadata`: aligned columns, or a line of JSON for each row."""
     if as_json:
-        for row in json_objects(table):
-            print_text(encode(row).decode())
+        row_class = _ROWS[tuple(table.schema.names)]
+        for row in table.to_pylist():
+            print_json(msgspec.convert(row, row_class))
         return
     columns = [[name, *(_cell(name, value) for value in table.column(name).to_pylist())] for name in table.schema.names]
     for line in align_columns(list(zip(*columns, strict=True))):
@@ -273,4 +464,4 @@ def _cell(column: str, value: object) -> str:
 
 def _part(value: object) -> str:
     """Returns an item of a list: of a pin, who holds it and why."""
-    return f"{value['owner']} ({value['reason']})" if isinstance(value, dict) else str(value)
+    return f"{Requester(**value['owner'])} ({value['reason']})" if isinstance(value, dict) else str(value)

@@ -8,7 +8,6 @@ right.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import textwrap
 from bisect import bisect_left, bisect_right
@@ -17,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -33,12 +31,13 @@ from stateflow.checkpoint.log.documents import (
 )
 from stateflow.cli.common import (
     JOB_FILE,
-    JSON,
     ROOT,
     add_row,
     human_bytes,
     in_utc,
+    json_option,
     one_line,
+    point_label,
     print_json,
     print_text,
     short_offset,
@@ -47,8 +46,9 @@ from stateflow.cli.common import (
 )
 from stateflow.config.sources import SettingsLayer
 from stateflow.errors import StateflowError
-from stateflow.operations import JobCode
-from stateflow.requesters import describe_requester, requester_facts
+from stateflow.operations import CheckpointEntry, Entry, JobCode
+from stateflow.outputs import Inline, OptionalText
+from stateflow.requesters import describe_requester
 from stateflow.runtime.backlog import JobBacklog, SourceBacklog
 from stateflow.runtime.watermarks import waiting_texts
 
@@ -56,6 +56,25 @@ _NEWEST = 10
 """Number of checkpoints and skipped files that are shown."""
 _FIRST_GENERATION = 1
 """Generation of a root that a fork or a savepoint has created; its first run has a higher one."""
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """Status of a job, with its newest points.
+
+    Attributes:
+        description: status of the job.
+        restored_tables: with ``--job``, whether an incomplete restore has restored each table, by uid of the sink.
+        backlog: with ``--job``, how much input waits; None if it cannot be measured.
+        backlog_unknown: why it cannot be measured; empty otherwise.
+        points: the newest checkpoints, also aborted ones, and restores, oldest first.
+    """
+
+    description: Inline[operations.JobDescription]
+    restored_tables: dict[str, bool]
+    backlog: JobBacklog | None
+    backlog_unknown: OptionalText
+    points: tuple[Entry, ...]
 
 
 @click.command()
@@ -67,40 +86,28 @@ _FIRST_GENERATION = 1
     help="Job file; used to measure how much input waits, and which tables an incomplete restore has restored.",
 )
 @with_settings
-@JSON
+@json_option(JobStatus)
 def status(job_root: str, job: Path | None, layers: tuple[SettingsLayer, ...], as_json: bool) -> None:
     """Show the position of a job and its sources, its newest checkpoints and its failures."""
     found = operations.describe(job_root)
-    records = operations.history(job_root, _NEWEST)
-    undone = operations.undone(job_root, records)
+    points = tuple(operations.list_points(job_root, _NEWEST))
     restored: dict[str, bool] = {}
     if job is not None and found.restoring is not None:
         restored = operations.read_restored_tables(job_root, JobCode(job, layers))
     backlog, unknown = _measure_backlog(job_root, job, layers)
     if as_json:
-        checkpoints = [{**msgspec.to_builtins(r), "undone": r.checkpoint_id in undone} for r in records]
-        restoring = found.restoring and {**dataclasses.asdict(found.restoring), **requester_facts(found.restoring.by)}
-        print_json(
-            {
-                **dataclasses.asdict(found),
-                "restoring": restoring,
-                "tables_back": restored,
-                "backlog": backlog and dataclasses.asdict(backlog),
-                "backlog_unknown": unknown,
-                "checkpoints": checkpoints,
-            }
-        )
+        print_json(JobStatus(found, restored, backlog, unknown, points))
         return
     restore = _incomplete_restore(found.restoring, restored)
     waits = [] if job is None else describe_backlog(backlog, unknown)
     for line in [*_position(found), *waits, *restore, *map(_background_failure, found.background), *_skipped(found)]:
         print_text(one_line(line))
-    if records:
-        Console().print(_checkpoint_table(records, undone))
-    for record in records:
-        if record.status == ABORTED:
-            print_text(f"aborted at {in_utc(record.committed_at)}: {record.failure}")
-    if undone:
+    if points:
+        Console().print(_point_table(points))
+    for point in points:
+        if isinstance(point, CheckpointEntry) and point.record.status == ABORTED:
+            print_text(f"aborted at {in_utc(point.record.ended_at)}: {point.record.failure}")
+    if any(point.undone for point in points):
         print_text("○  undone by a restore to an earlier point")
 
 
@@ -120,7 +127,7 @@ def describe_backlog(backlog: JobBacklog | None, unknown: str) -> list[str]:
     """Returns the lines about the input that waits."""
     if backlog is None:
         return [f"input that waits: unknown: {unknown}"]
-    needed = "" if not backlog.catch_up_s else f", {_minutes(backlog.catch_up_s)} at the rate of the last runs"
+    needed = "" if not backlog.catch_up_ms else f", {_minutes(backlog.catch_up_ms / 1000)} at the rate of the last runs"
     total = [] if len(backlog.sources) == 1 else [f"input that waits: {_rows(backlog.rows, backlog.exact)}{needed}"]
     needed = needed if len(backlog.sources) == 1 else ""
     return [*total, *(f"source {each.uid} has waiting: {_waiting(each)}{needed}" for each in backlog.sources)]
@@ -130,7 +137,7 @@ def _waiting(source: SourceBacklog) -> str:
     numbers = [
         "" if source.files is None else "1 file" if source.files == 1 else f"{source.files:,} files",
         "" if source.rows is None else _rows(source.rows, source.exact),
-        "" if source.bytes is None else human_bytes(source.bytes),
+        "" if source.size_bytes is None else human_bytes(source.size_bytes),
         f"since {in_utc(source.oldest_at)}" if source.oldest_at else "",
     ]
     known = ", ".join(filter(None, numbers))
@@ -150,26 +157,26 @@ def _minutes(seconds: float) -> str:
 def _position(found: operations.JobDescription) -> list[str]:
     return [
         f"job {found.job} ({found.job_uuid})" + (f", {found.origin}" if found.origin else ""),
-        f"at {found.position}, generation {found.generation}, retained: "
-        f"{', '.join(map(str, found.retained)) or 'none'}",
+        f"at {found.label}, generation {found.generation}, retained: "
+        f"{', '.join(map(str, found.retained_checkpoint_ids)) or 'none'}",
         *_newest_run(found),
         *_failed_start(found),
         *_drained(found),
         *waiting_texts(found.waiting),
         *(f"source {uid} at {short_offset(offset)}" for uid, offset in found.offsets.items()),
-        *map(_claimed, found.claimed),
+        *map(_claimed, found.claimed_savepoints),
     ]
 
 
 def _claimed(claimed: operations.Claimed) -> str:
-    until = f"as long as checkpoint {claimed.checkpoint} is kept"
-    return f"claims savepoint {claimed.name}, {until if claimed.checkpoint else 'not completed'}: {claimed.path}"
+    until = f"as long as checkpoint {claimed.checkpoint_id} is kept"
+    return f"claims savepoint {claimed.name}, {until if claimed.checkpoint_id else 'not completed'}: {claimed.path}"
 
 
 def _newest_run(found: operations.JobDescription) -> list[str]:
     if found.failure is not None:
         failure = found.failure
-        return [f"the newest run failed at {in_utc(failure.at)}: [{failure.code}] {failure.message}"]
+        return [f"the newest run failed at {in_utc(failure.failed_at)}: [{failure.code}] {failure.message}"]
     if found.forked_from and found.generation == _FIRST_GENERATION:
         return ["no run has started yet"]
     return ["the newest run has not ended: it is running, or it was killed"] if found.run_open else []
@@ -177,7 +184,7 @@ def _newest_run(found: operations.JobDescription) -> list[str]:
 
 def _failed_start(found: operations.JobDescription) -> list[str]:
     failed = found.failed_start
-    return [f"a start failed at {in_utc(failed.at)}: [{failed.code}] {failed.message}"] if failed else []
+    return [f"a start failed at {in_utc(failed.failed_at)}: [{failed.code}] {failed.message}"] if failed else []
 
 
 def _drained(found: operations.JobDescription) -> list[str]:
@@ -188,14 +195,16 @@ def _background_failure(failure: operations.BackgroundFailure) -> str:
     times = "once" if failure.failures == 1 else f"{failure.failures} times"
     return (
         f"background work: {failure.work} failed {times} in generation {failure.generation}, most recently at "
-        f"{in_utc(failure.at)}: [{failure.code}] {failure.message}"
+        f"{in_utc(failure.failed_at)}: [{failure.code}] {failure.message}"
     )
 
 
 def _incomplete_restore(pending: operations.PendingRestore | None, restored: dict[str, bool]) -> list[str]:
     if pending is None:
         return []
-    requester = f", requested by {describe_requester(pending.by)} at {in_utc(pending.at)}" if pending.by else ""
+    requester = (
+        f", requested by {describe_requester(pending.by)} at {in_utc(pending.requested_at)}" if pending.by else ""
+    )
     reason = f" ({pending.reason})" if pending.reason else ""
     done = {True: ": restored", False: ": NOT YET"}
     tables = [
@@ -206,7 +215,7 @@ def _incomplete_restore(pending: operations.PendingRestore | None, restored: dic
     ]
     hint = [] if restored or not tables else ["  to see which of them are restored: stateflow status --job JOB.py"]
     return [
-        f"INCOMPLETE: the restore to {pending.to}{requester}{reason}",
+        f"INCOMPLETE: the restore to {pending.target_label}{requester}{reason}",
         *tables,
         *hint,
         "  the next run, or the same stateflow restore --execute, completes it first",
@@ -223,41 +232,41 @@ def _skipped(found: operations.JobDescription) -> list[str]:
         *(
             line
             for q in newest
-            for line in (f"  {in_utc(q.at)}  generation {q.generation}  {q.source}: {q.file}", f"    {q.error}")
+            for line in (
+                f"  {in_utc(q.quarantined_at)}  generation {q.generation}  {q.source}: {q.file}",
+                f"    {q.error}",
+            )
         ),
     ]
 
 
-def _checkpoint_table(records: list[CheckpointRecord], undone: frozenset[int]) -> Table:
+def _point_table(points: Sequence[Entry]) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("checkpoint", "gen", "ended (UTC)", "ms", "rows", "increment", "full", "files"):
         table.add_column(title, justify="right", no_wrap=True)
-    for r in records:
-        add_row(
-            table,
-            _label(r, undone),
-            str(r.generation),
-            to_seconds(r.committed_at),
-            f"{r.duration_ms:.0f}",
-            f"{r.rows_in:,}",
-            human_bytes(r.increment_bytes),
-            human_bytes(r.full_bytes),
-            str(r.files),
-        )
+    for point in points:
+        add_row(table, _label(point), *_cells(point.record))
     return table
 
 
-def _label(record: CheckpointRecord, undone: frozenset[int]) -> str:
-    # The id of an aborted checkpoint is that of the checkpoint before it.
-    if record.status == ABORTED:
-        return "aborted"
-    return f"○ {record.checkpoint_id}" if record.checkpoint_id in undone else str(record.checkpoint_id)
+def _cells(record: Record) -> tuple[str, ...]:
+    if isinstance(record, CheckpointRecord):
+        sizes = human_bytes(record.increment_bytes), human_bytes(record.full_bytes)
+        figures = f"{record.duration_ms:.0f}", f"{record.rows_in:,}", *sizes, str(record.files)
+        return str(record.generation), to_seconds(record.ended_at), *figures
+    size = human_bytes(record.size_bytes or 0)
+    return str(record.seq), to_seconds(record.ended_at), f"{record.duration_ms or 0:.0f}", "-", "-", size, "-"
+
+
+def _label(point: Entry) -> str:
+    label = point_label(point)
+    return f"○ {label}" if point.undone else label
 
 
 @click.command()
 @ROOT
 @click.option("--newest", type=click.IntRange(min=1), default=50, show_default=True, help="Number of records to show.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line and record.")
+@json_option(Entry, lines=True)
 def history(job_root: str, newest: int, as_json: bool) -> None:
     """Show the history of a job as a timeline with branches: checkpoints, savepoints, restores and forks.
 
@@ -266,13 +275,12 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
     """
     found = operations.timeline(job_root, newest)
     if as_json:
-        for record, integrity in zip(found.records, found.integrity, strict=True):
-            # The driver of a checkpoint is not a requester.
-            who = requester_facts(record.by) if isinstance(record, ActionRecord) else {}
-            print_json({**msgspec.to_builtins(record), **who, "integrity": integrity})
+        for entry in found.entries:
+            print_json(entry)
     else:
         width = Console().width if sys.stdout.isatty() else None
-        for line in draw_timeline(found.records, width, found.integrity):
+        records = [entry.record for entry in found.entries]
+        for line in draw_timeline(records, width, [entry.integrity or "verified" for entry in found.entries]):
             print_text(line)
     # Last, so that the records are shown in any case.
     if found.changed:
@@ -290,12 +298,19 @@ _MARKS = {
     "rejection": "⊘",
     "failed-start": "✗",
 }
-_INTERNAL_FACTS = ("base", "id", "path", "request")
+_INTERNAL_FACTS = ("restored_checkpoint_id", "checkpoint_id", "savepoint_id", "path", "request_id", "parent_job_uuid")
 """Facts that only programs need."""
+_SHORT_NAMES = {
+    "generation": "run",
+    "target_label": "to",
+    "previous_checkpoint_id": "from checkpoint",
+    "undone_checkpoint_ids": "undone",
+    "replaced_by_seq": "replaced by",
+}
+"""Names of facts in the text."""
 _LEGEND = "●  part of the current state    ○  undone by a restore to an earlier point"
 _INDENT = " " * 21
 """Indentation of continued lines: the width of the timestamp."""
-_LONGEST_ID = 20
 _MIN_WIDTH = 50
 """Smallest width of a record's text, however many branches the graph has."""
 
@@ -372,10 +387,9 @@ def _tree(records: Sequence[Record]) -> _Tree:
 
 def _base(record: Record) -> int | None:
     """Returns the checkpoint that was restored or forked; 0 for another job's, None when the job just continues."""
-    if isinstance(record, CheckpointRecord) or "base" not in record.facts:
+    if isinstance(record, CheckpointRecord) or "restored_checkpoint_id" not in record.facts:
         return None
-    text = record.facts["base"]
-    return int(text) if text.isdecimal() and len(text) <= _LONGEST_ID else 0
+    return record.number("restored_checkpoint_id") or 0
 
 
 def _path(parent: Sequence[int | None], points: Sequence[int]) -> frozenset[int]:
@@ -508,18 +522,26 @@ def _mark(record: Record, undone: bool) -> str:
 def _text(record: Record) -> str:
     if isinstance(record, CheckpointRecord):
         return (
-            f"{to_seconds(record.committed_at)}  checkpoint {record.checkpoint_id}, {_run(record)}: "
+            f"{to_seconds(record.ended_at)}  checkpoint {record.checkpoint_id}, {_run(record)}: "
             f"{record.rows_in:,} rows, +{human_bytes(record.increment_bytes)}, "
             f"{_duration(record.duration_ms)}"
         )
-    facts = [f"{k.replace('_', ' ')} {v}" for k, v in record.facts.items() if v and k not in _INTERNAL_FACTS]
-    sizes = [human_bytes(record.bytes)] if record.bytes else []
-    times = [_duration(record.took_ms)] if record.took_ms else []
-    reason = f" ({' '.join(record.reason.split())})" if record.reason else ""
+    facts = [
+        f"{_SHORT_NAMES.get(name, name.replace('_', ' '))} {_fact_text(value)}"
+        for name, value in record.facts.items()
+        if value and name not in _INTERNAL_FACTS
+    ]
+    sizes = [human_bytes(record.size_bytes)] if record.size_bytes else []
+    times = [_duration(record.duration_ms)] if record.duration_ms else []
+    requester = f", requested by {describe_requester(record.requested_by)}" if record.requested_by else ""
+    why = "; ".join(" ".join(text.split()) for text in (record.reason, record.note) if text)
     details = ", ".join(facts + sizes + times)
-    return f"{to_seconds(record.at)}  {record.kind} by {describe_requester(record.by)}{reason}" + (
-        f": {details}" if details else ""
-    )
+    about = f"{record.kind} by {describe_requester(record.by)}{requester}" + (f" ({why})" if why else "")
+    return f"{to_seconds(record.ended_at)}  {about}" + (f": {details}" if details else "")
+
+
+def _fact_text(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _run(record: CheckpointRecord) -> str:

@@ -56,13 +56,13 @@ class ComparedSnapshot:
         location: URI of the storage with its files.
         job: name of its job.
         label: its kind and id or name.
-        bytes: bytes of the keyed state of the compared operators; a file that several subtasks share counts once.
+        size_bytes: bytes of the keyed state of the compared operators; a file that several subtasks share counts once.
     """
 
     location: str
     job: str
     label: str
-    bytes: int
+    size_bytes: int
 
 
 @dataclass(frozen=True)

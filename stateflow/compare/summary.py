@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from stateflow.compare.merge import Difference
 from stateflow.compare.states import StatePair, StatePairs, id_of
+from stateflow.outputs import OptionalText
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 """The kinds of changes: of a key that only the second, only the first, or both snapshots have."""
@@ -46,7 +47,7 @@ class StateDiff:
     new_bytes: int = 0
     old_keys: int | None = None
     new_keys: int | None = None
-    reads_as: str = ""
+    reads_as: OptionalText = ""
 
     @property
     def keys(self) -> int:

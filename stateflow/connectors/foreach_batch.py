@@ -52,7 +52,7 @@ class ForeachBatchSink(StagedSink):
     storing the checkpoint id in the same transaction as the rows and skipping ids that are not larger. Two drivers can
     be in the function at the same time for a short while, if one of them was paused and replaced.
 
-    Without ``idempotent=True``, `stateflow plan` and each run warn about that.
+    Without ``idempotent=True``, `stateflow explain` and each run warn about that.
 
     Tasks stage the rows in the job root. The driver reads all rows of a checkpoint into memory.
 

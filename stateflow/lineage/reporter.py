@@ -453,13 +453,11 @@ class LineageReporter:
             return
         self._reported.add(run_id)
         failure = run_failure(root.storage, entry.generation)
-        run = replace(
-            self._facts(root, entry), requested_by="", ended_by=failure.facts.get("code", "") if failure else LOST
-        )
+        run = replace(self._facts(root, entry), requested_by="", ended_by=failure.text("code") if failure else LOST)
         self._emitter.put(
             LineageEvent(
                 state=RunState.FAIL if failure else RunState.ABORT,
-                at=failure.at if failure else self._now,
+                at=failure.ended_at if failure else self._now,
                 run_id=run_id,
                 job=self._name,
                 is_continuous=self._settings.run.end.continuous,
@@ -559,7 +557,7 @@ def _checkpoint(at: CheckpointReport, before: CheckpointFacts | None) -> Checkpo
         rows_out[uid] = rows_out.get(uid, 0) + rows
     return CheckpointFacts(
         checkpoint_id=record.checkpoint_id,
-        committed_at=record.committed_at,
+        committed_at=record.ended_at,
         rows_in=record.rows_in + (before.rows_in if before else 0),
         rows_out=rows_out,
         offsets=offsets_of(at.manifest.sources),
@@ -586,14 +584,14 @@ def _time_text(milliseconds: int | None) -> str | None:
 
 def _with_record(facts: RestoreFacts, record: ActionRecord) -> RestoreFacts:
     """Returns the facts of a restore with those of its record in the history."""
-    given = record.facts
+    undone = record.facts.get("undone_checkpoint_ids")
     return replace(
         facts,
-        label=given.get("to", ""),
-        left=int(text) if (text := given.get("from_checkpoint", "")).isdecimal() else None,
-        undone=tuple(int(each) for each in given.get("undone", "").split(", ") if each.isdecimal()),
-        request=given.get("request", ""),
+        label=record.text("target_label"),
+        left=record.number("previous_checkpoint_id"),
+        undone=tuple(each for each in undone if isinstance(each, int)) if isinstance(undone, list) else (),
+        request=record.text("request_id"),
         by=record.by,
         reason=without_credentials(record.reason),
-        at=record.at,
+        at=record.ended_at,
     )

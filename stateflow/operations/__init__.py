@@ -10,15 +10,18 @@
 """
 
 from stateflow.operations.checkpoints import (
+    ActionEntry,
     CheckpointDescription,
+    CheckpointEntry,
     CheckpointRequest,
+    Entry,
     OperatorDescription,
     Timeline,
     describe_checkpoint,
     history,
+    list_points,
     timeline,
     trigger_checkpoint,
-    undone,
     verify_history,
 )
 from stateflow.operations.external_savepoints import (
@@ -30,11 +33,13 @@ from stateflow.operations.external_savepoints import (
 )
 from stateflow.operations.forks import ForkReport, ForkRequest, fork
 from stateflow.operations.garbage import GarbageReport, can_delete, collect_garbage, explain_files
-from stateflow.operations.job_root import JobCode, drop_pin, list_pins, require_job
+from stateflow.operations.job_root import JobCode, drop_pin, require_job
 from stateflow.operations.job_savepoints import (
+    SavepointDescription,
     SavepointReport,
     SavepointRequest,
     create_savepoint,
+    describe_contents,
     describe_savepoint,
     find,
     list_all,
@@ -59,10 +64,11 @@ from stateflow.operations.status import (
     JobDescription,
     NewestCheckpoint,
     PendingRestore,
-    Quarantined,
+    PinReport,
     ReadInput,
     RunFailure,
     describe,
+    list_pins,
     measure_backlog,
     newest_checkpoint,
     read_input,
@@ -71,10 +77,13 @@ from stateflow.operations.tables import VacuumRequest, optimize_tables, vacuum_t
 from stateflow.operations.verification import Verification, Verified, verify, verify_head, verify_savepoint
 
 __all__ = [
+    "ActionEntry",
     "BackgroundFailure",
     "CheckpointDescription",
+    "CheckpointEntry",
     "CheckpointRequest",
     "Claimed",
+    "Entry",
     "FileCheck",
     "ForkReport",
     "ForkRequest",
@@ -84,8 +93,8 @@ __all__ = [
     "NewestCheckpoint",
     "OperatorDescription",
     "PendingRestore",
+    "PinReport",
     "PruneReport",
-    "Quarantined",
     "ReadInput",
     "Rejection",
     "RekeyRequest",
@@ -93,6 +102,7 @@ __all__ = [
     "RelocationReport",
     "RestoreReport",
     "RunFailure",
+    "SavepointDescription",
     "SavepointReport",
     "SavepointRequest",
     "Timeline",
@@ -105,6 +115,7 @@ __all__ = [
     "create_savepoint_into",
     "describe",
     "describe_checkpoint",
+    "describe_contents",
     "describe_savepoint",
     "dispose",
     "dispose_path",
@@ -116,6 +127,7 @@ __all__ = [
     "initial_savepoint",
     "list_all",
     "list_pins",
+    "list_points",
     "list_savepoints_in",
     "measure_backlog",
     "newest_checkpoint",
@@ -132,7 +144,6 @@ __all__ = [
     "stop",
     "timeline",
     "trigger_checkpoint",
-    "undone",
     "vacuum_tables",
     "verify",
     "verify_head",

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
 from stateflow.checkpoint.history import (
     Integrity,
     check_history,
     read_checked_history,
     read_pending_records,
+    read_points,
     read_records,
 )
 from stateflow.checkpoint.job_requests import RequestClient, RequestTimeouts
-from stateflow.checkpoint.log.checkpoint_log import is_ancestor
-from stateflow.checkpoint.log.documents import CheckpointRecord, Origin, Record, Request, RequestKind, sort_records
+from stateflow.checkpoint.log.checkpoint_log import Head, is_ancestor
+from stateflow.checkpoint.log.documents import (
+    COMPLETED,
+    SAVEPOINT_RECORD,
+    ActionRecord,
+    CheckpointRecord,
+    Manifest,
+    Origin,
+    Record,
+    Request,
+    RequestKind,
+    is_position,
+    seq_of,
+    sort_records,
+)
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.restore.targets import find_kept_checkpoint
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, HistoryChanged
 from stateflow.operations.job_root import now, offsets_of, open_root
+from stateflow.operations.status import restored_at
+from stateflow.outputs import Inline, Offset, OptionalId, OptionalText, Timestamp
 from stateflow.storage import Storage, open_storage
 from stateflow.storage.paths import FORMAT
 
@@ -80,18 +96,97 @@ def trigger_checkpoint(job_root: str, request: CheckpointRequest) -> int:
 
 
 @dataclass(frozen=True)
-class OperatorDescription:
-    """Description of an operator's state in a checkpoint.
+class CheckpointEntry:
+    """A checkpoint in the history of its job, completed or aborted.
 
     Attributes:
-        subtasks, files, bytes: number of subtasks and files, and the size of the state.
+        kind: ``checkpoint``.
+        checkpoint_id: its id; 0 for an aborted checkpoint.
+        previous_checkpoint_id: for an aborted checkpoint, the id of the checkpoint before it; 0 otherwise.
+        undone: whether a restore has undone it; None for an aborted checkpoint.
+        retained: whether the job keeps it, so that it can be restored.
+        integrity: whether the record is as it was recorded; None where that was not checked.
+        record: its statistics.
+    """
+
+    kind: Literal["checkpoint"]
+    checkpoint_id: OptionalId
+    previous_checkpoint_id: OptionalId
+    undone: bool | None
+    retained: bool
+    integrity: Integrity | None
+    record: Inline[CheckpointRecord]
+
+
+@dataclass(frozen=True)
+class ActionEntry:
+    """An action in the history of a job.
+
+    Attributes:
+        kind: kind of the action.
+        checkpoint_id: the id of the point that it made. A restore of a checkpoint that the job still keeps makes that
+            checkpoint the newest one again; a restore of a savepoint or of a changed graph makes a checkpoint with an
+            id of its own, as does the first entry of a fork. For a savepoint and a stop, the id of the checkpoint that
+            it is about. 0 for other actions.
+        restored_checkpoint_id: for a restore, the id of the checkpoint that it restored, whose state its point has; 0
+            otherwise, and for another job's checkpoint.
+        undone: for a point, whether a later restore has undone it; None otherwise.
+        retained: for a point, whether the job keeps it, so that it can be restored; None otherwise.
+        integrity: whether the record is as it was recorded; None where that was not checked.
+        record: what is recorded of it.
+    """
+
+    kind: str
+    checkpoint_id: OptionalId
+    restored_checkpoint_id: OptionalId
+    undone: bool | None
+    retained: bool | None
+    integrity: Integrity | None
+    record: Inline[ActionRecord]
+
+
+Entry = CheckpointEntry | ActionEntry
+
+
+class _Entries:
+    """Makes entries of records, as of one head."""
+
+    def __init__(self, root: JobRoot, head: Head) -> None:
+        self._head = head
+        self._restorable = {ref.id for ref in root.checkpoints.restorable(head)}
+        self._kept = {ref.id for ref in root.checkpoints.list_kept(head)}
+
+    def of(self, record: Record, integrity: Integrity | None = None) -> Entry:
+        """Returns the entry of a record."""
+        seq = seq_of(record)
+        undone, kept = not is_ancestor(self._head, seq, self._restorable), seq in self._kept
+        if isinstance(record, CheckpointRecord):
+            if record.status == COMPLETED:
+                return CheckpointEntry("checkpoint", seq, 0, undone, kept, integrity, record)
+            return CheckpointEntry("checkpoint", 0, seq, None, False, integrity, record)
+        if is_position(record):
+            base, point = record.number("restored_checkpoint_id"), record.number("checkpoint_id") or seq
+            return ActionEntry(record.kind, point, base or 0, undone, point in self._kept, integrity, record)
+        about = seq if record.kind in (SAVEPOINT_RECORD, "stop") else 0
+        return ActionEntry(record.kind, about, 0, None, None, integrity, record)
+
+
+@dataclass(frozen=True)
+class OperatorDescription:
+    """Description of an operator's state in a checkpoint or savepoint.
+
+    Attributes:
+        uid: uid of the operator.
+        subtasks: number of subtasks that have state.
+        files: number of files.
+        size_bytes: size of the state.
         states: names of the keyed states.
     """
 
     uid: str
     subtasks: int
     files: int
-    bytes: int
+    size_bytes: int
     states: tuple[str, ...]
 
 
@@ -100,15 +195,24 @@ class CheckpointDescription:
     """Description of a checkpoint.
 
     Attributes:
-        committed_at: ISO 8601 timestamp.
-        offsets: source offsets by uid.
+        checkpoint_id: its id.
+        restored_checkpoint_id: if a restore has made it, the id of the checkpoint that it restored, which has the same
+            state; None otherwise, and for another job's.
+        generation: generation of the run that made it.
+        ordinal: number of its barrier in that generation.
+        committed_at: when it was committed.
+        code_hash: hash of the job's code that made it; empty if it is not known.
+        offsets: the position of each source, by uid.
+        operators: the operators with their state.
     """
 
     checkpoint_id: int
+    restored_checkpoint_id: int | None
     generation: int
     ordinal: int
-    committed_at: str
-    offsets: dict[str, str]
+    committed_at: Timestamp
+    code_hash: OptionalText
+    offsets: dict[str, Offset]
     operators: tuple[OperatorDescription, ...]
 
 
@@ -125,15 +229,36 @@ def describe_checkpoint(job_root: str, checkpoint_id: int) -> CheckpointDescript
     manifest = target.manifest
     return CheckpointDescription(
         checkpoint_id,
+        restored_at(root.head(), checkpoint_id),
         manifest.generation,
         manifest.ordinal,
         target.at,
+        manifest.code,
         offsets_of(manifest.sources),
-        tuple(
-            OperatorDescription(o.uid, len(o.subtasks), len(o.files), state_bytes([o]), tuple(s.name for s in o.states))
-            for o in manifest.operators
-        ),
+        operators_of(manifest),
     )
+
+
+def operators_of(manifest: Manifest) -> tuple[OperatorDescription, ...]:
+    """Returns the description of each operator's state."""
+    return tuple(
+        OperatorDescription(o.uid, len(o.subtasks), len(o.files), state_bytes([o]), tuple(s.name for s in o.states))
+        for o in manifest.operators
+    )
+
+
+def list_points(job_root: str, newest: int = 1000) -> list[Entry]:
+    """Returns the newest points of a job, oldest first: checkpoints, also aborted ones, and restores.
+
+    Raises ConfigError without a job.
+    """
+    root = open_root(job_root)
+
+    def read(head: Head) -> list[Entry]:
+        entries = _Entries(root, head)
+        return [entries.of(record) for record in read_points(root.storage, newest, read_pending_records(root, head))]
+
+    return root.read_kept(read)
 
 
 def history(job_root: str, newest: int = 1000) -> list[CheckpointRecord]:
@@ -147,13 +272,11 @@ class Timeline:
     """Records of a job's history, compared with the index in its log.
 
     Attributes:
-        records: records of checkpoints and actions, oldest first.
-        integrity: for each record whether it is as it was recorded.
+        entries: checkpoints and actions, oldest first.
         changed: the error that names changed and deleted objects of the whole history; None if there are none.
     """
 
-    records: list[Record]
-    integrity: list[Integrity]
+    entries: list[Entry]
     changed: HistoryChanged | None
 
 
@@ -163,7 +286,8 @@ def timeline(job_root: str, newest: int = 1000) -> Timeline:
     check = check_history(root)
     found = {id(r): (r, i) for r, i in read_checked_history(root.storage, _pending_records(root.storage), check)}
     ordered = sort_records(record for record, _ in found.values())[-newest:]
-    return Timeline(ordered, [found[id(record)][1] for record in ordered], check.error())
+    entries = root.read_kept(lambda head: _Entries(root, head))
+    return Timeline([entries.of(record, found[id(record)][1]) for record in ordered], check.error())
 
 
 def verify_history(job_root: str) -> int:
@@ -175,14 +299,6 @@ def verify_history(job_root: str) -> int:
     if error := check.error():
         raise error
     return len(check.verified)
-
-
-def undone(job_root: str, records: Iterable[CheckpointRecord]) -> frozenset[int]:
-    """Returns the ids of the recorded checkpoints that a restore has undone."""
-    root = open_root(job_root)
-    head = root.head()
-    retained = {ref.id for ref in root.checkpoints.restorable(head)}
-    return frozenset(r.checkpoint_id for r in records if not is_ancestor(head, r.checkpoint_id, retained))
 
 
 def _pending_records(storage: Storage) -> list[CheckpointRecord]:

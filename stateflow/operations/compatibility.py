@@ -14,6 +14,7 @@ from stateflow.clock import SystemClock
 from stateflow.config.sources import SettingsLayer
 from stateflow.errors import ConfigError, DataError, IncompatibleState, SinkDiverged, SinkRefused, StateflowError
 from stateflow.launch import prepare
+from stateflow.outputs import OptionalText
 from stateflow.runtime.job_loader import open_job, source_descriptions
 from stateflow.runtime.planning.state_discovery import discover_state_schemas, source_columns
 from stateflow.runtime.preflight import Needs, StartContext
@@ -65,7 +66,7 @@ class StateCheck:
     fit: str
     changes: tuple[str, ...] = ()
     conflicts: tuple[Conflict, ...] = ()
-    old: str = ""
+    old: OptionalText = ""
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ class ColumnCheck:
     source: str
     column: str
     change: str
-    before: str
-    now: str
+    before: OptionalText
+    now: OptionalText
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Problem:
 
     code: str
     message: str
-    hint: str
+    hint: OptionalText
 
 
 @dataclass(frozen=True)
@@ -98,26 +99,26 @@ class CheckReport:
 
     Attributes:
         against: URI of the job root or savepoint.
-        at: label of the checkpoint or savepoint that the job was compared with.
+        label: label of the checkpoint or savepoint that the job was compared with.
         fit: overall result.
         problems: other errors that a run would fail with at its start.
         unchecked: what was not checked, such as what needs Spark if it was not to be started.
         warnings: likely mistakes that do not prevent a run.
-        code: hash of the job's code.
-        other_code: a sentence if other code made the checkpoint; empty if none is known.
+        code_hash: hash of the job's code.
+        code_difference: a sentence if other code made the checkpoint; empty if none is known.
     """
 
     job: str
     against: str
-    at: str
+    label: str
     fit: str
     states: list[StateCheck] = field(default_factory=list)
     columns: list[ColumnCheck] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     unchecked: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    code: str = ""
-    other_code: str = ""
+    code_hash: OptionalText = ""
+    code_difference: OptionalText = ""
 
 
 def check_job(
@@ -160,15 +161,15 @@ def check_job(
     return CheckReport(
         job=start.settings.name,
         against=against,
-        at=stored.at,
+        label=stored.at,
         fit=fit,
         states=states,
         columns=columns,
         problems=problems,
         unchecked=found.unchecked,
         warnings=found.warnings,
-        code=start.graph.code,
-        other_code=stored.manifest.code_difference(start.graph.code) if stored.manifest else "",
+        code_hash=start.graph.code,
+        code_difference=stored.manifest.code_difference(start.graph.code) if stored.manifest else "",
     )
 
 

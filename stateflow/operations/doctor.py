@@ -19,6 +19,7 @@ from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.job_root import JobRoot, next_generation, probe_job_root
 from stateflow.clock import Clock
 from stateflow.errors import StateflowError, StorageError
+from stateflow.outputs import OptionalText
 from stateflow.private_files import make_own_folder
 from stateflow.runtime.spark.session.requirements import check_java, check_python, check_spark
 from stateflow.storage import PutResult, Storage, open_storage
@@ -48,14 +49,16 @@ class Finding:
     """Result of a check, with the values found.
 
     Attributes:
-        what: name of the check.
+        check: name of the check.
+        health: its result.
+        found: the values found.
         hint: how to fix or inspect it; empty if that is not needed.
     """
 
-    what: str
+    check: str
     health: Health
     found: str
-    hint: str = ""
+    hint: OptionalText = ""
 
 
 def installed_version(package: str) -> str:

@@ -26,17 +26,20 @@ class ForkReport:
     """Description of a fork.
 
     Attributes:
-        root: URI of the new job root.
-        label: the checkpoint or savepoint that the fork starts from.
-        bytes: size of its state.
+        job: name of the new job.
+        job_uuid: uuid of the new job.
+        job_root: URI of the new job root.
+        target_label: the checkpoint or savepoint that the fork starts from.
+        shadow: whether every run of the new job publishes to shadow tables.
+        size_bytes: size of its state.
     """
 
     job: str
     job_uuid: str
-    root: str
-    label: str
+    job_root: str
+    target_label: str
     shadow: bool
-    bytes: int
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ def fork(job_root: str, request: ForkRequest) -> ForkReport:
     return _report(root, target)
 
 
-def _record_fork(root: JobRoot, source: JobRoot, target: Target, request: ForkRequest, took_ms: float) -> None:
+def _record_fork(root: JobRoot, source: JobRoot, target: Target, request: ForkRequest, duration_ms: float) -> None:
     """Writes the history records of both jobs, under names that an attempt after a kill uses again.
 
     They are written before the fork's first entry: after it, a later attempt finds the fork complete and writes none.
@@ -100,15 +103,15 @@ def _record_fork(root: JobRoot, source: JobRoot, target: Target, request: ForkRe
     record = ActionRecord(
         seq=1,
         kind="fork",
-        at=now(root),
+        ended_at=now(root),
         by=request.by or root.requester,
         reason=request.reason,
-        took_ms=took_ms,
-        bytes=target.manifest.full_bytes,
+        duration_ms=duration_ms,
+        size_bytes=target.manifest.full_bytes,
         facts={
-            "of": root.job.forked_from,
-            "at": target.label,
-            "shadow": str(request.shadow),
+            "forked_from": root.job.forked_from,
+            "target_label": target.label,
+            "shadow": request.shadow,
             **_parent(source, target),
         },
     )
@@ -117,23 +120,25 @@ def _record_fork(root: JobRoot, source: JobRoot, target: Target, request: ForkRe
     source_record = ActionRecord(
         seq=target.checkpoint_id if own else source.head().entry.seq,
         kind="fork",
-        at=record.at,
+        ended_at=record.ended_at,
         by=record.by,
         reason=request.reason,
-        took_ms=took_ms,
-        bytes=record.bytes,
-        facts={"into": request.into, "base": str(target.checkpoint_id if own else 0)},
+        duration_ms=duration_ms,
+        size_bytes=record.size_bytes,
+        facts={"into": request.into, "restored_checkpoint_id": target.checkpoint_id if own else 0},
     )
     write_action(source.storage, source_record, root.job.job_uuid)
 
 
-def _parent(source: JobRoot, target: Target) -> dict[str, str]:
+def _parent(source: JobRoot, target: Target) -> dict[str, object]:
     """Returns the facts about the job whose state it is, and the location of that state."""
     if target.savepoint is None:
-        return {"parent_job": f"{source.job.job} {source.job.job_uuid}", "parent_root": source.storage.uri}
+        job = source.job
+        return {"parent_job": job.job, "parent_job_uuid": job.job_uuid, "parent_job_root": source.storage.uri}
     document = target.savepoint.document
-    own = {"parent_root": source.storage.uri} if target.job_uuid == source.job.job_uuid else {}
-    return {"parent_job": f"{document.job} {document.job_uuid}", **own, "savepoint_path": target.savepoint.uri}
+    own = {"parent_job_root": source.storage.uri} if target.job_uuid == source.job.job_uuid else {}
+    about = {"parent_job": document.job, "parent_job_uuid": document.job_uuid, "savepoint_path": target.savepoint.uri}
+    return {**about, **own}
 
 
 def _report(root: JobRoot, target: Target) -> ForkReport:

@@ -19,17 +19,21 @@ class GarbageReport:
     """Result of a garbage collection, or of its dry run.
 
     Attributes:
+        job: name of the job.
         head_seq: sequence number of the log entry that decided what is garbage.
-        retained: ids of the retained checkpoints.
-        unknown: keys that stateflow does not recognise and does not delete.
+        retained_checkpoint_ids: ids of the retained checkpoints.
+        deleted_files: number of deleted files.
+        freed_bytes: size of the deleted files.
+        unknown_keys: keys that stateflow does not recognise and does not delete.
+        dry_run: whether nothing was deleted.
     """
 
     job: str
     head_seq: int
-    retained: tuple[int, ...]
-    files: int
-    bytes_freed: int
-    unknown: tuple[str, ...]
+    retained_checkpoint_ids: tuple[int, ...]
+    deleted_files: int
+    freed_bytes: int
+    unknown_keys: tuple[str, ...]
     dry_run: bool
 
 

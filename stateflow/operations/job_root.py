@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from stateflow.checkpoint.log.documents import Pin, SourcePosition
+from stateflow.checkpoint.log.documents import SourcePosition
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import SystemClock
 from stateflow.config.sources import SettingsLayer
@@ -52,11 +52,6 @@ def open_root(job_root: str) -> JobRoot:
 def open_root_in(storage: Storage) -> JobRoot:
     """Opens the job root in a storage. Raises ConfigError when there is none."""
     return JobRoot.open(storage, SystemClock(), f"{socket.gethostname()}:{os.getpid()}")
-
-
-def list_pins(job_root: str) -> list[Pin]:
-    """Returns the pins of checkpoints; a pin without an end whose owner was killed stays until it is dropped."""
-    return open_root(job_root).head().entry.pinned
 
 
 def drop_pin(job_root: str, pin_id: str) -> None:

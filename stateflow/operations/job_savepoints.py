@@ -31,7 +31,9 @@ from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.config.settings import SavepointSettings
 from stateflow.errors import ConfigError, DataError, Fenced, MissingFile, PlanOutdated, RequestTimeout
 from stateflow.launch import RunRequest, open_existing, run_job
-from stateflow.operations.job_root import JobCode, now, open_root, pins_of
+from stateflow.operations.checkpoints import OperatorDescription, operators_of
+from stateflow.operations.job_root import JobCode, now, offsets_of, open_root, pins_of
+from stateflow.outputs import Inline, Offset, OptionalId, OptionalText, Person, Timestamp
 from stateflow.runtime.publisher import Publisher
 from stateflow.runtime.restore.plan_execution import complete_rewind
 from stateflow.storage import open_storage
@@ -43,6 +45,8 @@ class SavepointRequest:
 
     Attributes:
         name: name of the savepoint; generated when empty.
+        requested_by: who requested it, if `by` is another person, who approved it.
+        note: what the person entered who approved it.
         request_id: a repeated request with the same id returns the same savepoint; generated when empty.
         earlier_request_ids: ids of earlier requests of the same caller. A stop returns the savepoint of this name that
             one of them made, as long as the job has not progressed since.
@@ -60,7 +64,9 @@ class SavepointRequest:
     name: str = ""
     origin: Origin = Origin.MANUAL
     by: str = ""
+    requested_by: str = ""
     reason: str = ""
+    note: str = ""
     request_id: str = ""
     earlier_request_ids: tuple[str, ...] = ()
     from_head: bool = False
@@ -74,31 +80,103 @@ class SavepointRequest:
 
 
 @dataclass(frozen=True)
+class ClaimingJob:
+    """A job that has claimed a savepoint.
+
+    Attributes:
+        job: name of the job.
+        job_uuid: uuid of the job.
+    """
+
+    job: str
+    job_uuid: str
+
+    def __str__(self) -> str:
+        return f"{self.job} {self.job_uuid}"
+
+
+@dataclass(frozen=True)
 class SavepointReport:
     """Description of a complete savepoint.
 
     Attributes:
-        offsets: source offsets by uid.
-        bytes: size of all its files.
-        taken_by: ``run``, or ``head`` for a copy of the newest checkpoint that was made without a run.
+        name: its name.
+        id: its id, which no other savepoint has.
+        path: URI of its folder.
+        job: name of the job.
+        checkpoint_id: id of the checkpoint that it was made of; 0 for state that no checkpoint had.
+        offsets: the position of each source, by uid.
+        size_bytes: size of all its files.
+        origin: why it was made, such as ``manual``, ``stop`` or ``periodic``.
+        made_at: when it was made.
+        made_from: ``run``, or ``head`` for a copy of the newest checkpoint that was made without a run; empty if that
+            is not known.
         format: ``native`` or ``canonical``.
-        claimed_by: name and uuid of the job that has claimed it; empty for one that belongs to the user.
+        claimed_by: the job that has claimed it; None for one that belongs to the user.
         claimed_at: when it was claimed, by that job's clock.
     """
 
     name: str
-    id: str
+    id: OptionalText
     path: str
-    job: str
-    checkpoint_id: int
-    offsets: dict[str, str]
-    bytes: int
-    origin: str
-    made_at: str
-    taken_by: str = ""
+    job: OptionalText
+    checkpoint_id: OptionalId
+    offsets: dict[str, Offset]
+    size_bytes: int
+    origin: OptionalText
+    made_at: Timestamp
+    made_from: OptionalText = ""
     format: str = SavepointFormat.NATIVE.value
-    claimed_by: str = ""
-    claimed_at: str = ""
+    claimed_by: ClaimingJob | None = None
+    claimed_at: Timestamp = ""
+
+
+@dataclass(frozen=True)
+class SinkPosition:
+    """The position of a sink's table at a savepoint, as far as the job's log knew.
+
+    Attributes:
+        table_id: id of the table.
+        version: version of the table; None if it is not known.
+        checkpoint_id: the last checkpoint whose output was published there; 0 when there is none.
+    """
+
+    table_id: str
+    version: int | None
+    checkpoint_id: OptionalId
+
+
+@dataclass(frozen=True)
+class SavepointDescription:
+    """A savepoint with its contents.
+
+    Attributes:
+        report: its description.
+        job_uuid: uuid of the job.
+        by: who requested it, or approved it.
+        requested_by: who requested it, if another person approved it.
+        reason: why it was requested.
+        note: what the person entered who approved it.
+        committed_at: when its checkpoint was committed.
+        drained: whether all event-time timers were fired before it.
+        max_parallelism: number of key groups.
+        code_hash: hash of the job's code that made its checkpoint; empty if it is not known.
+        operators: the operators with their state.
+        sinks: the position of each sink's table, by uid.
+    """
+
+    report: Inline[SavepointReport]
+    job_uuid: str
+    by: Person
+    requested_by: Person
+    reason: OptionalText
+    note: OptionalText
+    committed_at: Timestamp
+    drained: bool
+    max_parallelism: int
+    code_hash: OptionalText
+    operators: tuple[OperatorDescription, ...]
+    sinks: dict[str, SinkPosition]
 
 
 def create_savepoint(job_root: str, request: SavepointRequest) -> SavepointReport:
@@ -233,23 +311,45 @@ def find(job_root: str, name_or_path: str) -> StoredSavepoint:
     return stored
 
 
-def describe_savepoint(stored: StoredSavepoint, taken_by: str = "") -> SavepointReport:
+def describe_savepoint(stored: StoredSavepoint, made_from: str = "") -> SavepointReport:
     """Returns the description of a stored savepoint."""
-    document, (claimed_by, claimed_at) = stored.document, owner_of(stored.storage, stored.folder)
+    document, claim = stored.document, owner_of(stored.storage, stored.folder)
     return SavepointReport(
         name=document.name,
         id=document.id,
         path=stored.uri,
         job=document.job,
         checkpoint_id=document.checkpoint_id,
-        offsets={p.uid: p.offset for p in document.manifest.sources},
-        bytes=stored.size,
+        offsets=offsets_of(document.manifest.sources),
+        size_bytes=stored.size,
         origin=document.origin.value,
         made_at=document.made_at,
-        taken_by=taken_by,
+        made_from=made_from,
         format=document.format.value,
-        claimed_by=claimed_by,
-        claimed_at=claimed_at,
+        claimed_by=ClaimingJob(claim.job, claim.job_uuid) if claim else None,
+        claimed_at=claim.at if claim else "",
+    )
+
+
+def describe_contents(stored: StoredSavepoint) -> SavepointDescription:
+    """Returns the description of a stored savepoint with its operators and sinks."""
+    document = stored.document
+    return SavepointDescription(
+        describe_savepoint(stored),
+        document.job_uuid,
+        document.by,
+        document.requested_by,
+        document.reason,
+        document.note,
+        document.committed_at,
+        document.drained,
+        document.max_parallelism,
+        document.manifest.code,
+        operators_of(document.manifest),
+        {
+            uid: SinkPosition(s.table_id, s.version if s.version >= 0 else None, s.checkpoint_id)
+            for uid, s in document.sinks.items()
+        },
     )
 
 
@@ -286,7 +386,9 @@ def _request(root: JobRoot, request: SavepointRequest, kind: RequestKind) -> Req
         savepoint=request.name,
         origin=request.origin,
         by=request.by or root.requester,
+        requested_by=request.requested_by,
         reason=request.reason,
+        note=request.note,
         drain=request.drain,
         format=request.format,
         at=now(root),
@@ -341,7 +443,9 @@ def _from_head(root: JobRoot, request: SavepointRequest) -> StoredSavepoint:
             sinks=sinks,
             origin=request.origin,
             by=by,
+            requested_by=request.requested_by,
             reason=request.reason,
+            note=request.note,
             request=request.request_id,
             drained=request.drain,
             format=request.format or SavepointFormat.NATIVE,

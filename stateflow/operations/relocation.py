@@ -66,18 +66,21 @@ class RelocationReport:
     """Result of a relocation, or of its dry run.
 
     Attributes:
+        job: name of the job.
+        source: uid of the source.
         description: description of the relocated source.
-        seen: number of files that were read, all of which exist in the new folder.
-        unread: number of files in the new folder that the next run will read, according to their names.
+        seen_files: number of files that were read, all of which exist in the new folder.
+        unread_files: number of files in the new folder that the next run will read, according to their names.
         checkpoint_id: the checkpoint that the next run continues from.
+        dry_run: whether nothing was recorded.
         repeated: whether the source was relocated before this call, which then changed nothing.
     """
 
     job: str
     source: str
     description: str
-    seen: int
-    unread: int
+    seen_files: int
+    unread_files: int
     checkpoint_id: int
     dry_run: bool
     repeated: bool = False
@@ -118,7 +121,7 @@ def relocate_source(job_root: str, relocation: Relocation) -> RelocationReport:
         sources = [replace(p, description=description) if p is position else p for p in manifest.sources]
         head = _commit(root, head, relocation, replace(manifest, sources=sources), logs)
     report = _report(root, head, relocation, description)
-    return dataclasses.replace(report, seen=len(read), unread=unread)
+    return dataclasses.replace(report, seen_files=len(read), unread_files=unread)
 
 
 def _report(
@@ -128,8 +131,8 @@ def _report(
         job=root.job.job,
         source=relocation.source,
         description=description,
-        seen=0,
-        unread=0,
+        seen_files=0,
+        unread_files=0,
         checkpoint_id=head.checkpoint_id,
         dry_run=relocation.dry_run,
         repeated=repeated,
@@ -306,10 +309,10 @@ def _record(root: JobRoot, relocation: Relocation, facts: RestoreFacts, digest: 
     record = ActionRecord(
         seq=facts.left,
         kind="relocate",
-        at=facts.at,
+        ended_at=facts.at,
         by=facts.by,
         reason=facts.reason,
-        facts={"source": relocation.source, "from": relocation.old, "to": relocation.new, "request": facts.request},
+        facts={"source": relocation.source, "from": relocation.old, "to": relocation.new, "request_id": facts.request},
     )
     write_action(root.storage, record, digest)
 

@@ -13,7 +13,9 @@ from stateflow.checkpoint.restore.plan_document import RestorePlan
 from stateflow.errors import ConfigError
 from stateflow.launch import open_existing
 from stateflow.lineage.reporter import report_restore
-from stateflow.operations.job_root import JobCode, open_root
+from stateflow.operations.job_root import JobCode, offsets_of, open_root
+from stateflow.operations.status import restored_at
+from stateflow.outputs import Offset, OptionalId, utc_text
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
 from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
 
@@ -23,9 +25,7 @@ def plan_restore(job_root: str, code: JobCode, target: str, options: RestoreOpti
     changed_at = datetime.fromtimestamp(code.file.stat().st_mtime, UTC) if code.file.is_file() else None
     plan = make_restore_plan(open_existing(code.file, job_root, code.layers), target, options)
     return replace(
-        plan,
-        job_file=str(code.file.absolute()),
-        job_file_changed_at=changed_at.isoformat(timespec="seconds") if changed_at else "",
+        plan, job_file=str(code.file.absolute()), job_file_changed_at=utc_text(changed_at) if changed_at else None
     )
 
 
@@ -51,21 +51,29 @@ class RestoreReport:
     """Result of a restore.
 
     Attributes:
-        label: the checkpoint or savepoint that was restored.
-        offsets: source offsets by uid.
+        job: name of the job.
+        request_id: id of the request.
+        target_label: the checkpoint or savepoint that was restored.
+        generation: sequence number of the newest CLAIM.
+        checkpoint_id: the job's current checkpoint, which the restore has made; newer than the plan's after a repeated
+            request. 0 before the first one.
+        restored_checkpoint_id: if a restore has made that checkpoint, the id of the checkpoint that it restored; None
+            otherwise, and for another job's.
+        offsets: the position of each source, by uid.
         tables: versions of the sinks' tables by uid.
-        position: label of the job's current checkpoint or savepoint; newer than the plan's after a repeated request.
+        label: label of the job's current checkpoint or savepoint.
         repeated: whether the restore was completed before this call, which then changed nothing.
     """
 
     job: str
-    request: str
-    label: str
+    request_id: str
+    target_label: str
     generation: int
-    checkpoint_id: int
-    offsets: dict[str, str]
+    checkpoint_id: OptionalId
+    restored_checkpoint_id: int | None
+    offsets: dict[str, Offset]
     tables: dict[str, int]
-    position: str
+    label: str
     repeated: bool = False
 
 
@@ -81,10 +89,11 @@ def restore(job_root: str, code: JobCode, plan: RestorePlan, request: RestoreReq
     return RestoreReport(
         root.job.job,
         request.request_id,
-        plan.label,
+        plan.target_label,
         head.entry.generation,
         head.checkpoint_id,
-        {p.uid: p.offset for p in head.entry.sources},
+        restored_at(head, head.checkpoint_id),
+        offsets_of(head.entry.sources),
         tables,
         head.checkpoint_label,
         result.repeated,
@@ -100,17 +109,18 @@ class Rejection:
         by: the user, as in `stateflow.requesters`.
         at: ISO 8601 timestamp.
         seq: the job's newest log entry when the request was made.
-        plan: label of what was requested.
-        asked_by: name of the user who requested it; empty if it is the same user.
+        label: what was requested.
+        note: what the user entered, or why there was no decision.
+        requested_by: who requested it, as in `stateflow.requesters`; empty if it is the same user.
     """
 
     request: str
     by: str
-    reason: str
+    note: str
     at: str
     seq: int
-    plan: str
-    asked_by: str = ""
+    label: str
+    requested_by: str = ""
 
 
 def record_rejection(job_root: str, rejection: Rejection) -> None:
@@ -125,10 +135,11 @@ def record_rejection(job_root: str, rejection: Rejection) -> None:
         ActionRecord(
             seq=rejection.seq,
             kind="rejection",
-            at=rejection.at,
+            ended_at=rejection.at,
             by=rejection.by,
-            reason=rejection.reason,
-            facts={"plan": rejection.plan, "asked_by": rejection.asked_by, "request": rejection.request},
+            requested_by=rejection.requested_by,
+            note=rejection.note,
+            facts={"requested": rejection.label, "request_id": rejection.request},
         ),
         rejection.request.rpartition("-")[2],
     )

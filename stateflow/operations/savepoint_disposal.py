@@ -59,11 +59,11 @@ def _dispose(
     record = ActionRecord(
         seq=head.entry.seq if head else 0,
         kind="dispose",
-        at=disposal.at,
+        ended_at=disposal.at,
         by=disposal.by,
         reason=reason,
-        bytes=deleted.bytes,
-        facts={"savepoint": deleted.name, "id": deleted.id},
+        size_bytes=deleted.size_bytes,
+        facts={"savepoint": deleted.name, "savepoint_id": deleted.id},
     )
     write_action(root.storage, record, root.clock.new_id())
     return deleted
@@ -83,7 +83,7 @@ def _delete(stored: StoredSavepoint | None, name: str, disposal: Disposal) -> Sa
 def _unreadable(name: str, path: str, job: str, freed: int) -> SavepointReport:
     """Returns the report of a deleted savepoint whose document could not be read."""
     return SavepointReport(
-        name=name, id="", path=path, job=job, checkpoint_id=0, offsets={}, bytes=freed, origin="", made_at=""
+        name=name, id="", path=path, job=job, checkpoint_id=0, offsets={}, size_bytes=freed, origin="", made_at=""
     )
 
 
@@ -110,4 +110,4 @@ def dispose_path(path: str, by: str = "", reason: str = "", *, claimed: bool = F
     if document is None:
         uri = storage.uri.rstrip("/")
         return _unreadable(unquote(uri.rpartition("/")[2]), uri, job="", freed=freed)
-    return replace(describe_savepoint(StoredSavepoint(*location, document, "")), bytes=freed)
+    return replace(describe_savepoint(StoredSavepoint(*location, document, "")), size_bytes=freed)

@@ -25,16 +25,19 @@ class PruneReport:
     """Result of applying a retention rule, or of its dry run.
 
     Attributes:
+        job: name of the job.
         deleted: names of the deleted periodic savepoints, oldest first.
         kept: names of the other savepoints of the job root.
         uncounted: paths of savepoints that were neither deleted nor counted: their folder was renamed, their id is that
             of another savepoint, they were made in the future, or a job has claimed them.
+        freed_bytes: size of the deleted ones.
+        dry_run: whether nothing was deleted.
     """
 
     job: str
     deleted: tuple[str, ...]
     kept: tuple[str, ...]
-    bytes_freed: int
+    freed_bytes: int
     dry_run: bool
     uncounted: tuple[str, ...] = ()
 
@@ -87,11 +90,11 @@ def _dispose(root: JobRoot, savepoint: StoredSavepoint, by: str) -> None:
         ActionRecord(
             seq=root.head().entry.seq,
             kind="dispose",
-            at=now,
+            ended_at=now,
             by=by or root.requester,
             reason="retention",
-            bytes=savepoint.size,
-            facts={"savepoint": document.name, "id": document.id},
+            size_bytes=savepoint.size,
+            facts={"savepoint": document.name, "savepoint_id": document.id},
         ),
         document.id,
     )

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from stateflow.clock import SystemClock
 from stateflow.connectors.json_rows import encode, json_objects
 from stateflow.errors import ConfigError
+from stateflow.outputs import OptionalId
 from stateflow.private_files import ScratchFolder
 from stateflow.query.reader import state_table
 from stateflow.query.snapshot import open_snapshot
@@ -61,16 +62,16 @@ class ExportReport:
     Attributes:
         output: path or URI of the file.
         rows: number of rows.
-        bytes: size of the file.
-        snapshot: kind and id or name of the snapshot, for display.
-        checkpoint_id: id of its checkpoint.
+        size_bytes: size of the file.
+        label: kind and id or name of the snapshot.
+        checkpoint_id: id of its checkpoint; 0 for a savepoint of other state.
     """
 
     output: str
     rows: int
-    bytes: int
-    snapshot: str
-    checkpoint_id: int
+    size_bytes: int
+    label: str
+    checkpoint_id: OptionalId
 
 
 def export_state(request: ExportRequest) -> ExportReport:

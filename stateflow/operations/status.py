@@ -25,8 +25,9 @@ from stateflow.checkpoint.restore.plan_document import is_run_open
 from stateflow.errors import DataError, MissingFile
 from stateflow.launch import open_existing
 from stateflow.operations.job_root import JobCode, offsets_of, open_root
-from stateflow.requesters import describe_requester
+from stateflow.outputs import Offset, OptionalId, OptionalText, Person, Timestamp
 from stateflow.runtime.backlog import RATE_RECORDS, JobBacklog, measure, read_positions, rows_per_second
+from stateflow.runtime.job import Quarantined
 from stateflow.runtime.watermarks import Waiting, waiting_for_others
 from stateflow.storage.paths import SAVEPOINTS
 
@@ -39,16 +40,20 @@ class PendingRestore:
 
     Attributes:
         seq: sequence number of its CLAIM, which is the token of every restored table.
-        to: label of its target.
-        at: ISO 8601 timestamp.
+        target_label: label of its target.
+        by: who executed or approved it.
+        requested_by: who requested it, if another person approved it.
+        reason: why it was requested.
+        requested_at: when it was claimed.
         tables: the version to restore, by uid of the sink; None for a table that keeps its content.
     """
 
     seq: int
-    to: str
-    by: str
-    reason: str
-    at: str
+    target_label: str
+    by: Person
+    requested_by: Person
+    reason: OptionalText
+    requested_at: Timestamp
     tables: dict[str, int | None]
 
 
@@ -60,7 +65,7 @@ class BackgroundFailure:
         work: ``collection``, ``history``, ``request_watch`` or ``cleanup``.
         generation: generation of the run.
         failures: number of failed attempts up to the last record.
-        at: ISO 8601 timestamp of the last failure.
+        failed_at: when it failed most recently.
         code: error code of the last failure.
         message: error message of the last failure.
     """
@@ -68,7 +73,7 @@ class BackgroundFailure:
     work: str
     generation: int
     failures: int
-    at: str
+    failed_at: Timestamp
     code: str
     message: str
 
@@ -79,26 +84,15 @@ class RunFailure:
 
     Attributes:
         generation: generation of the run; of one that has not begun, the newest one at that time.
-        at: ISO 8601 timestamp of the failure.
+        failed_at: when it failed.
         code: error code.
         message: error message.
     """
 
     generation: int
-    at: str
+    failed_at: Timestamp
     code: str
     message: str
-
-
-@dataclass(frozen=True)
-class Quarantined:
-    """A corrupt input file that a run skipped completely."""
-
-    source: str
-    file: str
-    error: str
-    at: str
-    generation: int
 
 
 @dataclass(frozen=True)
@@ -108,13 +102,34 @@ class Claimed:
     Attributes:
         name: name of the savepoint.
         path: URI of its folder.
-        checkpoint: id of the checkpoint that adopted its state: once the job no longer keeps it, the savepoint is
+        checkpoint_id: id of the checkpoint that adopted its state: once the job no longer keeps it, the savepoint is
             deleted. 0 for a claim that was not completed, which the next start undoes.
     """
 
     name: str
     path: str
-    checkpoint: int
+    checkpoint_id: OptionalId
+
+
+@dataclass(frozen=True)
+class PinReport:
+    """A pin: a checkpoint that is kept while a reader uses it.
+
+    Attributes:
+        id: id of the pin.
+        checkpoint_id: id of the checkpoint.
+        owner: who has pinned it.
+        reason: why.
+        pinned_at: when it was pinned.
+        expires_at: when the pin ends unless its owner renews it; empty for a pin without an end.
+    """
+
+    id: str
+    checkpoint_id: int
+    owner: Person
+    reason: str
+    pinned_at: Timestamp
+    expires_at: Timestamp
 
 
 @dataclass(frozen=True)
@@ -122,11 +137,19 @@ class JobDescription:
     """Status of a job.
 
     Attributes:
-        position: label of the checkpoint or savepoint that the next run starts from.
-        retained: ids of the retained and pinned checkpoints.
-        pinned: id, owner and reason of each pin.
-        offsets: source offsets by uid, in the source's own format.
+        job: name of the job.
+        job_uuid: uuid of the job.
+        generation: sequence number of the newest CLAIM, which a run or a restore has made.
+        head_seq: sequence number of the newest log entry.
+        checkpoint_id: the checkpoint that the next run starts from; 0 before the first one.
+        restored_checkpoint_id: if a restore has made that checkpoint, the id of the checkpoint that it restored, which
+            has the same state; None otherwise, and for another job's.
+        label: label of the checkpoint or savepoint that the next run starts from.
+        retained_checkpoint_ids: ids of the retained and pinned checkpoints.
+        pins: the pins of checkpoints.
+        offsets: the position of each source, by uid.
         forked_from: job uuid and checkpoint, or id of a savepoint; empty for a job that is not a fork.
+        shadow: whether every run publishes to shadow tables.
         restoring: the restore that is not completed; None without one.
         background: failed background work of the newest run.
         quarantined: the newest skipped corrupt input files, oldest first.
@@ -136,8 +159,8 @@ class JobDescription:
         run_open: whether the newest run has not ended normally: it is active, was killed, or failed.
         failure: the error that the newest run ended with; None if it recorded none.
         failed_start: the error of a later run that has not begun; None without one. It is recorded once in an hour.
-        claimed: the savepoints that the job has claimed.
-        code: hash of the job's code that made the newest checkpoint; empty if it is not known.
+        claimed_savepoints: the savepoints that the job has claimed.
+        code_hash: hash of the job's code that made the newest checkpoint; empty if it is not known.
         waiting: rows that wait for rows of other sources, as of the newest checkpoint.
     """
 
@@ -145,24 +168,25 @@ class JobDescription:
     job_uuid: str
     generation: int
     head_seq: int
-    checkpoint_id: int
-    position: str
-    retained: tuple[int, ...]
-    pinned: tuple[str, ...]
-    offsets: dict[str, str]
-    forked_from: str
+    checkpoint_id: OptionalId
+    restored_checkpoint_id: int | None
+    label: str
+    retained_checkpoint_ids: tuple[int, ...]
+    pins: tuple[PinReport, ...]
+    offsets: dict[str, Offset]
+    forked_from: OptionalText
     shadow: bool
     restoring: PendingRestore | None
     background: tuple[BackgroundFailure, ...] = ()
     quarantined: tuple[Quarantined, ...] = ()
     quarantined_count: int = 0
     drained: bool = False
-    origin: str = ""
+    origin: OptionalText = ""
     run_open: bool = False
     failure: RunFailure | None = None
     failed_start: RunFailure | None = None
-    claimed: tuple[Claimed, ...] = ()
-    code: str = ""
+    claimed_savepoints: tuple[Claimed, ...] = ()
+    code_hash: OptionalText = ""
     waiting: tuple[Waiting, ...] = ()
 
 
@@ -200,16 +224,16 @@ def describe(job_root: str) -> JobDescription:
 
 def _described(root: JobRoot, head: Head) -> JobDescription:
     manifest = _newest_manifest(root, head)
-    pins = tuple(f"{p.id} {describe_requester(p.owner)}: {p.reason}" for p in head.entry.pinned)
     return JobDescription(
         root.job.job,
         root.job.job_uuid,
         head.entry.generation,
         head.entry.seq,
         head.checkpoint_id,
+        restored_at(head, head.checkpoint_id),
         head.checkpoint_label,
         tuple(dict.fromkeys(ref.id for ref in root.checkpoints.list_kept(head))),
-        pins,
+        _pins(head),
         offsets_of(head.entry.sources),
         root.job.forked_from,
         root.job.shadow,
@@ -220,10 +244,24 @@ def _described(root: JobRoot, head: Head) -> JobDescription:
         run_open=is_run_open(head),
         failure=_failure(run_failure(root.storage, head.entry.generation)),
         failed_start=_failure(find_failed_start(root.storage, head.entry.generation)),
-        claimed=_claimed(root, head),
-        code=manifest.code if manifest else "",
+        claimed_savepoints=_claimed(root, head),
+        code_hash=manifest.code if manifest else "",
         waiting=waiting_for_others(manifest.waiting if manifest else ()),
     )
+
+
+def restored_at(head: Head, checkpoint_id: int) -> int | None:
+    """Returns the checkpoint whose state a restore has given to the one with this id; None if no restore has."""
+    return next((step.base or None for step in head.entry.ancestry.restores if step.seq == checkpoint_id), None)
+
+
+def list_pins(job_root: str) -> tuple[PinReport, ...]:
+    """Returns the pins of checkpoints; a pin without an end whose owner was killed stays until it is dropped."""
+    return _pins(open_root(job_root).head())
+
+
+def _pins(head: Head) -> tuple[PinReport, ...]:
+    return tuple(PinReport(p.id, p.checkpoint.id, p.owner, p.reason, p.since, p.until) for p in head.entry.pinned)
 
 
 def _claimed(root: JobRoot, head: Head) -> tuple[Claimed, ...]:
@@ -241,19 +279,19 @@ def _origin(root: JobRoot) -> str:
         return ""
     record = read_origin(root.storage)
     if job.begun_with:
-        at = record.facts.get("at", "") if record else ""
+        at = record.text("target_label") if record else ""
         return f"begun with {at or f'the savepoint at {job.begun_with}'}"
     kind = "a shadow fork of" if job.shadow else "a fork of"
-    parent = record.facts.get("parent_job", "").partition(" ")[0] if record else ""
+    parent = record.text("parent_job") if record else ""
     if record is None or not parent:
         return f"{kind} {job.forked_from}"
-    return f"{kind} {parent} at {record.facts.get('at', job.forked_from)}"
+    return f"{kind} {parent} at {record.text('target_label') or job.forked_from}"
 
 
 def _background(root: JobRoot, head: Head) -> tuple[BackgroundFailure, ...]:
     records = background_failures(root.storage, head.entry.generation)
     return tuple(
-        BackgroundFailure(r.facts["work"], r.seq, int(r.facts["failures"]), r.at, r.facts["code"], r.reason)
+        BackgroundFailure(r.text("work"), r.seq, r.number("failures") or 0, r.ended_at, r.text("code"), r.reason)
         for r in records
     )
 
@@ -261,7 +299,7 @@ def _background(root: JobRoot, head: Head) -> tuple[BackgroundFailure, ...]:
 def _failure(record: ActionRecord | None) -> RunFailure | None:
     if record is None:
         return None
-    return RunFailure(record.seq, record.at, record.facts["code"], record.reason)
+    return RunFailure(record.seq, record.ended_at, record.text("code"), record.reason)
 
 
 def _newest_manifest(root: JobRoot, head: Head) -> Manifest | None:
@@ -278,7 +316,7 @@ def _newest_manifest(root: JobRoot, head: Head) -> Manifest | None:
 def _of_manifest(manifest: Manifest | None) -> tuple[tuple[Quarantined, ...], int, bool]:
     if manifest is None:
         return (), 0, False
-    found = tuple(Quarantined(q.source, q.file, q.error, q.at, q.generation) for q in manifest.quarantined)
+    found = tuple(map(Quarantined.of, manifest.quarantined))
     return found, manifest.quarantined_count, manifest.drained
 
 
@@ -289,8 +327,8 @@ def _restoring(head: Head) -> PendingRestore | None:
     facts = rewind.restore
     tables = {uid: intent.to_version for uid, intent in sorted(rewind.sinks.items())}
     if facts is None:
-        return PendingRestore(rewind.seq, head.checkpoint_label, "", "", "", tables)
-    return PendingRestore(rewind.seq, facts.label, facts.by, facts.reason, facts.at, tables)
+        return PendingRestore(rewind.seq, head.checkpoint_label, "", "", "", "", tables)
+    return PendingRestore(rewind.seq, facts.label, facts.by, facts.requested_by, facts.reason, facts.at, tables)
 
 
 def measure_backlog(job_root: str, code: JobCode) -> JobBacklog:

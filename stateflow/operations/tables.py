@@ -127,11 +127,11 @@ def _holders(root: JobRoot, head: Head) -> Iterator[Holder]:
         if stored.document.job_uuid == root.job.job_uuid:
             yield Holder(stored.label, stored.document.checkpoint_id)
     actions = [record for record in read_history(root.storage) if isinstance(record, ActionRecord)]
-    known |= {r.facts.get("id", "") for r in actions if r.kind == "dispose"}
+    known |= {r.text("savepoint_id") for r in actions if r.kind == "dispose"}
     inside = f"{root.storage.uri.rstrip('/')}/"
     for record in actions:
-        path = record.facts.get("path", "")
-        if record.kind == SAVEPOINT_RECORD and record.facts.get("id") not in known and not path.startswith(inside):
+        path = record.text("path")
+        if record.kind == SAVEPOINT_RECORD and record.text("savepoint_id") not in known and not path.startswith(inside):
             yield Holder(f"savepoint {path} (checkpoint {record.seq})", record.seq)
 
 

@@ -13,6 +13,7 @@ from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, DataError, StateflowError
 from stateflow.operations.job_root import offsets_of, open_root
+from stateflow.outputs import Offset, OptionalId, OptionalText
 from stateflow.query.snapshot import open_snapshot, savepoint_snapshot
 from stateflow.query.state import check_entry, read_stored_entries
 from stateflow.requesters import by_process
@@ -31,17 +32,19 @@ class Verified:
     """A checkpoint without damage.
 
     Attributes:
-        files, bytes: number and size of the files of state and positions, without the manifest; files that it shares
-            with an earlier checkpoint were read once.
+        checkpoint_id: its id.
+        files: number of the files of state and positions, without the manifest; files that it shares with an earlier
+            checkpoint were read once.
+        size_bytes: size of these files.
         entries: number of decoded entries of keyed state; None when only files were read.
-        code: hash of the job's code that made the checkpoint; empty if it is not known.
+        code_hash: hash of the job's code that made the checkpoint; empty if it is not known.
     """
 
     checkpoint_id: int
     files: int
-    bytes: int
+    size_bytes: int
     entries: int | None
-    code: str = ""
+    code_hash: OptionalText = ""
 
 
 def verify(
@@ -150,17 +153,20 @@ class Verification:
     """Result of reading all files of a savepoint or checkpoint, without damage.
 
     Attributes:
-        what: label of the savepoint or checkpoint.
-        offsets: source offsets by uid.
-        files, bytes: number and size of the files.
+        job: name of the job.
+        label: label of the savepoint or checkpoint.
+        checkpoint_id: id of the checkpoint, or of the savepoint's; 0 for a savepoint of other state.
+        offsets: the position of each source, by uid.
+        files: number of the files.
+        size_bytes: size of the files.
     """
 
     job: str
-    what: str
-    checkpoint_id: int
-    offsets: dict[str, str]
+    label: str
+    checkpoint_id: OptionalId
+    offsets: dict[str, Offset]
     files: int
-    bytes: int
+    size_bytes: int
 
 
 def verify_savepoint(stored: StoredSavepoint) -> Verification:

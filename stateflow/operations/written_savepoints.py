@@ -20,6 +20,8 @@ from stateflow.config.sources import SettingsLayer
 from stateflow.errors import ConfigError
 from stateflow.helpers import did_you_mean
 from stateflow.launch import prepare
+from stateflow.operations.job_root import offsets_of
+from stateflow.outputs import Offset, OptionalText
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.planning.state_discovery import discover_operators
 from stateflow.storage import open_location
@@ -84,7 +86,7 @@ class WrittenState:
     state: str
     files: int
     rows: int | None
-    imported_from: str = ""
+    imported_from: OptionalText = ""
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,10 @@ class WrittenSavepoint:
         name: its name.
         job: name of the job.
         max_parallelism: number of key groups.
-        bytes: size of its state.
+        size_bytes: size of its state.
         operators: uids of its operators.
         states: the states that were written.
-        sources: the position of each source, by uid.
+        offsets: the position of each source, by uid.
         without_position: uids of sources of the job without a position: they begin at their start.
     """
 
@@ -107,10 +109,10 @@ class WrittenSavepoint:
     name: str
     job: str
     max_parallelism: int
-    bytes: int
+    size_bytes: int
     operators: list[str]
     states: list[WrittenState]
-    sources: dict[str, str]
+    offsets: dict[str, Offset]
     without_position: list[str]
 
 
@@ -236,10 +238,10 @@ def report_of(
         name=document.name,
         job=document.job,
         max_parallelism=document.max_parallelism,
-        bytes=manifest.full_bytes,
+        size_bytes=manifest.full_bytes,
         operators=[operator.uid for operator in manifest.operators],
         states=[_written(each) for each in given],
-        sources={position.uid: position.offset for position in manifest.sources},
+        offsets=offsets_of(manifest.sources),
         without_position=list(without_position),
     )
 

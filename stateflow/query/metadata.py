@@ -16,9 +16,10 @@ from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepo
 from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, MissingFile
 from stateflow.helpers import did_you_mean
+from stateflow.outputs import event_time, to_object
 from stateflow.query.snapshot import Snapshot, describe_snapshot, open_job_or_savepoint
 from stateflow.query.state_table import OPERATOR_PREFIX, TIMERS
-from stateflow.requesters import describe_requester
+from stateflow.requesters import Requester
 from stateflow.state.handles import FilePart, StateSchema
 from stateflow.types.key_groups import KeyGroupRange
 
@@ -29,18 +30,24 @@ _READERS = 16
 _TIME = pa.timestamp("ms", "UTC")
 _PINS = pa.list_(
     pa.struct(
-        [("id", pa.string()), ("owner", pa.string()), ("reason", pa.string()), ("since", _TIME), ("until", _TIME)]
+        [
+            ("id", pa.string()),
+            ("owner", pa.struct([("name", pa.string()), ("source", pa.string()), ("account", pa.string())])),
+            ("reason", pa.string()),
+            ("pinned_at", _TIME),
+            ("expires_at", _TIME),
+        ]
     )
 )
 SCHEMAS: dict[str, pa.Schema] = {
     "snapshots": pa.schema(
         [
-            pa.field("id", pa.int64(), nullable=False),
+            pa.field("checkpoint_id", pa.int64(), nullable=False),
             pa.field("name", pa.string()),
             pa.field("kind", pa.string(), nullable=False),
-            pa.field("at", _TIME),
-            pa.field("bytes", pa.int64()),
-            pa.field("is_current", pa.bool_(), nullable=False),
+            pa.field("made_at", _TIME),
+            pa.field("size_bytes", pa.int64()),
+            pa.field("current", pa.bool_(), nullable=False),
             pa.field("pins", _PINS, nullable=False),
         ]
     ),
@@ -53,8 +60,8 @@ SCHEMAS: dict[str, pa.Schema] = {
             pa.field("key_types", pa.list_(pa.string()), nullable=False),
             pa.field("states", pa.int64(), nullable=False),
             pa.field("files", pa.int64(), nullable=False),
-            pa.field("bytes", pa.int64(), nullable=False),
-            pa.field("watermark", pa.int64()),
+            pa.field("size_bytes", pa.int64(), nullable=False),
+            pa.field("watermark_at", _TIME),
         ]
     ),
     "states": pa.schema(
@@ -77,8 +84,8 @@ SCHEMAS: dict[str, pa.Schema] = {
             pa.field("backend", pa.string()),
             pa.field("name", pa.string()),
             pa.field("file", pa.string(), nullable=False),
-            pa.field("offset", pa.int64(), nullable=False),
-            pa.field("size", pa.int64(), nullable=False),
+            pa.field("offset_bytes", pa.int64(), nullable=False),
+            pa.field("size_bytes", pa.int64(), nullable=False),
             pa.field("sha256", pa.string(), nullable=False),
         ]
     ),
@@ -90,7 +97,7 @@ def read_metadata(location: str, table: str, snapshot: int | str | None = None) 
     """Returns a table of metadata, also while the job runs. No file of state is read, and nothing is pinned.
 
     The tables are ``snapshots``: the checkpoints that the job keeps, with their pins, and the savepoints in the job
-    root; and of one snapshot: ``operators``, with watermarks in milliseconds; ``states``, with the names that
+    root; and of one snapshot: ``operators``, with watermarks as times; ``states``, with the names that
     `read_state` takes, and the time domain of a TTL; and ``files``, with the part of a file where it contains several.
 
     Args:
@@ -126,7 +133,7 @@ def _snapshots(location: str) -> Iterable[Row]:
         return [_savepoint_row(found)]
     head = found.head()
     rows = [*_checkpoint_rows(found, head), *map(_savepoint_row, list_savepoints(found.storage))]
-    return sorted(rows, key=lambda row: (row["id"], row["kind"], row["at"]))
+    return sorted(rows, key=lambda row: (row["checkpoint_id"], row["kind"], row["made_at"]))
 
 
 def _checkpoint_rows(root: JobRoot, head: Head) -> list[Row]:
@@ -136,9 +143,9 @@ def _checkpoint_rows(root: JobRoot, head: Head) -> list[Row]:
     rows: list[Row] = []
     for ref, size in zip(refs, sizes, strict=True):
         pins = [_pin_row(pin) for pin in head.entry.pinned if pin.checkpoint == ref]
-        is_current = ref == head.checkpoint
-        about = {"id": ref.id, "name": None, "kind": "checkpoint", "is_current": is_current}
-        rows.append({**about, "at": _time(ref.at), "bytes": size, "pins": pins})
+        current = ref == head.checkpoint
+        about = {"checkpoint_id": ref.id, "name": None, "kind": "checkpoint", "current": current}
+        rows.append({**about, "made_at": _time(ref.at), "size_bytes": size, "pins": pins})
     return rows
 
 
@@ -156,19 +163,19 @@ def _bytes_of(root: JobRoot, ref: EntryRef) -> int | None:
 def _savepoint_row(stored: StoredSavepoint) -> Row:
     document = stored.document
     return {
-        "id": document.checkpoint_id,
+        "checkpoint_id": document.checkpoint_id,
         "name": document.name,
         "kind": "savepoint",
-        "at": _time(document.made_at),
-        "bytes": stored.size,
-        "is_current": False,
+        "made_at": _time(document.made_at),
+        "size_bytes": stored.size,
+        "current": False,
         "pins": [],
     }
 
 
 def _pin_row(pin: Pin) -> Row:
-    owner = describe_requester(pin.owner)
-    return {"id": pin.id, "owner": owner, "reason": pin.reason, "since": _time(pin.since), "until": _time(pin.until)}
+    times = {"pinned_at": _time(pin.since), "expires_at": _time(pin.until)}
+    return {"id": pin.id, "owner": to_object(Requester.parse(pin.owner)), "reason": pin.reason, **times}
 
 
 def _time(text: str) -> datetime | None:
@@ -188,8 +195,8 @@ def _operators(snapshot: Snapshot) -> Iterator[Row]:
             "key_types": operator.key_types,
             "states": len(operator.states) + len(operator.operator_states),
             "files": len({handle.key for handle in operator.files}),
-            "bytes": state_bytes([operator]),
-            "watermark": operator.watermark,
+            "size_bytes": state_bytes([operator]),
+            "watermark_at": None if operator.watermark is None else event_time(operator.watermark),
         }
 
 
@@ -220,12 +227,18 @@ def _files(snapshot: Snapshot) -> Iterator[Row]:
         for state in operator.subtasks:
             for file in state.files:
                 about = {"operator": operator.uid, "subtask": state.subtask, "backend": state.backend}
-                place = {"file": file.handle.key, "offset": _offset(file.part), "name": file.local_name}
-                yield {**about, **place, **_groups(state.groups), "size": file.size, "sha256": file.sha256}
+                place = {"file": file.handle.key, "offset_bytes": _offset(file.part), "name": file.local_name}
+                yield {**about, **place, **_groups(state.groups), "size_bytes": file.size, "sha256": file.sha256}
         for part in operator.parts:
             if (handle := part.handle) is not None:
                 about = {"operator": operator.uid, "subtask": part.subtask}
-                yield {**about, "file": handle.key, "offset": 0, "size": handle.size, "sha256": handle.sha256}
+                yield {
+                    **about,
+                    "file": handle.key,
+                    "offset_bytes": 0,
+                    "size_bytes": handle.size,
+                    "sha256": handle.sha256,
+                }
 
 
 def _offset(part: FilePart | None) -> int:

@@ -2,7 +2,7 @@
 
 job, job_loader: a job that is ready to run; loads the user's file and modules
 preflight, idle: all checks of a start; decides whether a start has nothing to do
-planning: operator chains of a graph, routes of rows, declared states, `stateflow plan`
+planning: operator chains of a graph, routes of rows, declared states, `stateflow explain`
 driver: claims and restores the job, runs batches, makes checkpoints, answers requests
 executor, local_run, spark: the interface of executors and what they receive, and its two implementations
 task: a task, with its operators and stores

@@ -17,6 +17,7 @@ from stateflow.checkpoint.log.documents import COMPLETED, NOT_BEGUN, CheckpointR
 from stateflow.clock import Clock, parse_timestamp
 from stateflow.errors import StateflowError
 from stateflow.observability import Recorder
+from stateflow.outputs import OptionalText, Timestamp
 from stateflow.runtime.spark.checkpoint_location import source_log
 from stateflow.storage import Storage
 
@@ -36,20 +37,20 @@ class SourceBacklog:
     Attributes:
         uid: the source.
         rows: number of rows.
-        bytes: their size at the source.
+        size_bytes: their size at the source.
         files: number of files.
-        oldest_at: ISO 8601 timestamp of when the oldest of it was written; None also if nothing waits.
+        oldest_at: when the oldest of it was written; None also if nothing waits.
         exact: whether `rows` is exact, and not an estimate or an upper bound.
         unknown: why a number is not known; empty if the source has told all that it can.
     """
 
     uid: str
     rows: int | None
-    bytes: int | None
+    size_bytes: int | None
     files: int | None
-    oldest_at: str | None
+    oldest_at: Timestamp | None
     exact: bool
-    unknown: str
+    unknown: OptionalText
 
 
 @dataclass(frozen=True)
@@ -57,21 +58,21 @@ class JobBacklog:
     """The input of a job that waits after its newest checkpoint. A number is None if it is not known.
 
     Attributes:
-        at: ISO 8601 timestamp of the measurement.
+        measured_at: when it was measured.
         rows: rows of all sources; None if one of them does not know.
         exact: whether `rows` is exact.
         oldest_at: when the oldest of it was written; None also if nothing waits or a source does not know.
-        rows_per_s: the rows that the last runs have read in a second of work.
-        catch_up_s: how long a run takes to read `rows` at that rate, without the time of its start.
+        rows_per_second: the rows that the last runs have read in a second of work.
+        catch_up_ms: how long a run takes to read `rows` at that rate, without the time of its start.
         sources: the backlog of each source, by uid.
     """
 
-    at: str
+    measured_at: Timestamp
     rows: int | None
     exact: bool
-    oldest_at: str | None
-    rows_per_s: float | None
-    catch_up_s: float | None
+    oldest_at: Timestamp | None
+    rows_per_second: float | None
+    catch_up_ms: int | None
     sources: tuple[SourceBacklog, ...]
 
 
@@ -131,7 +132,7 @@ def measure(
     """Asks all sources, each in a thread; never raises an error of a source.
 
     Args:
-        rate: as of `rows_per_s`.
+        rate: as of `rows_per_second`.
         longest: how long all of them may take together.
     """
     began = clock.monotonic()
@@ -153,14 +154,14 @@ def sum_up(sources: Iterable[SourceBacklog], rate: float | None, now: datetime) 
     oldest = [each.oldest_at for each in found if each.oldest_at is not None]
     # The oldest of another source may be older.
     is_hidden = any(each.oldest_at is None and each.rows != 0 and each.files != 0 for each in found)
-    catch_up = 0.0 if rows == 0 else None if rows is None or not rate else round(rows / rate, 3)
+    catch_up = 0 if rows == 0 else None if rows is None or not rate else round(rows / rate * 1000)
     return JobBacklog(
-        at=now.isoformat(timespec="milliseconds"),
+        measured_at=now.isoformat(timespec="milliseconds"),
         rows=rows,
         exact=rows is not None and all(each.exact for each in found),
         oldest_at=None if is_hidden or not oldest else min(oldest, key=datetime.fromisoformat),
-        rows_per_s=None if rate is None else round(rate, 3),
-        catch_up_s=catch_up,
+        rows_per_second=None if rate is None else round(rate, 3),
+        catch_up_ms=catch_up,
         sources=found,
     )
 
@@ -182,12 +183,12 @@ def rows_per_second(records: Iterable[CheckpointRecord]) -> float | None:
 def record_backlog(recorder: Recorder, backlog: JobBacklog, now: datetime) -> None:
     """Reports a backlog as metrics; what is not known is not reported."""
     for each in backlog.sources:
-        values = {"rows": each.rows, "size": each.bytes, "files": each.files, "age": _age(each.oldest_at, now)}
+        values = {"rows": each.rows, "size": each.size_bytes, "files": each.files, "age": _age(each.oldest_at, now)}
         for name, value in values.items():
             if value is not None:
                 recorder.gauge(f"stateflow.source.backlog.{name}", value, source=each.uid)
-    if backlog.catch_up_s is not None:
-        recorder.gauge("stateflow.backlog.catch_up_time", backlog.catch_up_s)
+    if backlog.catch_up_ms is not None:
+        recorder.gauge("stateflow.backlog.catch_up_time", backlog.catch_up_ms / 1000)
 
 
 def _age(oldest_at: str | None, now: datetime) -> float | None:
@@ -227,5 +228,5 @@ def _unknown(uid: str, reason: str) -> SourceBacklog:
 
 
 def _span(record: CheckpointRecord) -> tuple[float, float]:
-    end = parse_timestamp(record.committed_at).timestamp()
+    end = parse_timestamp(record.ended_at).timestamp()
     return end - record.duration_ms / 1000, end

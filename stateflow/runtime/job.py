@@ -25,6 +25,7 @@ from stateflow.checkpoint.restore.state_assignment import CurrentJob, StateAssig
 from stateflow.config.settings import Settings
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, SinkDiverged
 from stateflow.observability import NullRecorder, Recorder
+from stateflow.outputs import Timestamp
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.planning.state_discovery import discover_states_if_possible
 from stateflow.runtime.publisher import BoundSink
@@ -154,6 +155,30 @@ class Job:
     @cached_property
     def _declared(self) -> dict[str, Declarations]:
         return discover_states_if_possible(self.plan, self.root.job.max_parallelism)
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A corrupt input file that a run skipped completely.
+
+    Attributes:
+        source: uid of the source.
+        file: path of a local file, otherwise its URI.
+        error: why it cannot be read.
+        quarantined_at: when it was skipped.
+        generation: generation of the run that skipped it.
+    """
+
+    source: str
+    file: str
+    error: str
+    quarantined_at: Timestamp
+    generation: int
+
+    @classmethod
+    def of(cls, stored: QuarantinedFile) -> Quarantined:
+        """Returns the description of a file that a manifest lists."""
+        return cls(stored.source, stored.file, stored.error, stored.at, stored.generation)
 
 
 @dataclass(frozen=True)

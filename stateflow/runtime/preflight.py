@@ -1,4 +1,4 @@
-"""All checks of a start in one list. A run raises the first error; `stateflow check` and `stateflow plan` report all.
+"""All checks of a start in one list. A run raises the first error; `check` and `explain` report all.
 
 Two checks are made by a run only, because they change the storage: whether the storage creates objects atomically
 (`stateflow doctor` checks it, too), and whether sink tables can be created.

@@ -13,6 +13,7 @@ from typing import TypedDict, TypeVar
 from stateflow.api.watermarks import WatermarkStrategy
 from stateflow.checkpoint.barriers import combine_spans
 from stateflow.checkpoint.log.documents import HoldingSource, SourceWatermark, SplitWatermark, TimeSpan, WaitingRows
+from stateflow.outputs import EventTime
 from stateflow.runtime.planning.physical_plan import OperatorChain
 from stateflow.state.kinds.timers import MAX_WATERMARK
 
@@ -155,7 +156,7 @@ class Waiting:
         rows: their number.
         waits_for: the sources that hold the watermark back, by uid; with the split, such as a partition of Kafka, if
             splits have watermarks.
-        watermark: the operator's watermark, in milliseconds since 1970; None if a source had no row yet.
+        watermark_at: the operator's watermark, in milliseconds since 1970; None if a source had no row yet.
         exact: whether `rows` is exact. Else it is at most 1 % of the rows that have waited too high.
     """
 
@@ -163,13 +164,13 @@ class Waiting:
     input: str
     rows: int
     waits_for: tuple[str, ...]
-    watermark: int | None
+    watermark_at: EventTime | None
     exact: bool = True
 
     def __str__(self) -> str:
         names = ", ".join(self.waits_for[:_SHOWN_SOURCES]) + (", …" if len(self.waits_for) > _SHOWN_SOURCES else "")
         rows = f"{self.rows:,} {'row' if self.rows == 1 else 'rows'} of {self.input}"
-        at = "without a row yet" if self.watermark is None else f"at {_time_text(self.watermark + 1)}"
+        at = "without a row yet" if self.watermark_at is None else f"at {_time_text(self.watermark_at + 1)}"
         return f"{'' if self.exact else 'about '}{rows} {'waits' if self.rows == 1 else 'wait'} for {names}, {at}"
 
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from stateflow.errors import CorruptFile, IncompatibleState
+from stateflow.outputs import OptionalText
 from stateflow.state.handles import ClassSchema, FieldSchema, StateSchema, TypeNode, TypeSchema
 from stateflow.state.schema import declaration_text, type_text
 from stateflow.types.custom_serializer import Compatibility, Serializer
@@ -205,7 +206,7 @@ class Conflict:
         way_out: how to fix it.
     """
 
-    field: str
+    field: OptionalText
     stored: str
     declared: str
     reason: str

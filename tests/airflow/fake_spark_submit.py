@@ -41,7 +41,7 @@ match line:
         write(RESULT, REPORT)
     case ["fail", code, exit_code, retryable]:
         error = {"code": code, "message": f"it is {code}", "facts": {"key": "a"}, "hint": "fix it"}
-        write(RESULT, {**REPORT, "status": "failed", "error": {**error, "retryable": retryable == "yes"}})
+        write(RESULT, {"status": "failed", "error": {**error, "retryable": retryable == "yes"}, "result": None})
         sys.exit(int(exit_code))
     case ["exit", exit_code]:
         sys.exit(int(exit_code))

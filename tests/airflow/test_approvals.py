@@ -23,6 +23,7 @@ from stateflow_airflow.dags.job import StateflowJob
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.approvals.approval import (
     ApprovalCheck,
+    Decision,
     JobApprovalOperator,
     StateflowApprovalOperator,
     StateflowClaimApprovalOperator,
@@ -117,8 +118,8 @@ def test_a_rejection_is_in_the_history_and_skips_all_downstream_tasks_whatever_t
     assert set(skipped.value.tasks) == {"restore", "always"}
     (record,) = rejections(idle_job)
     at = AT.isoformat(timespec="milliseconds")
-    assert (record["by"], record["reason"], record["at"]) == (airflow_user("ada"), "not now", at)
-    assert (record["facts"]["plan"], record["facts"]["asked_by"]) == (plan["plan"]["label"], "bob")
+    assert (record["by"], record["note"], record["ended_at"]) == (airflow_user("ada"), "not now", at)
+    assert (record["facts"]["requested"], record["requested_by"]) == (plan["plan"]["target_label"], airflow_user("bob"))
     assert run.ti.pushed["return_value"]["chosen_options"] == ["Reject"]
     assert everything(idle_job).items() >= before.items()
     assert normalized(idle_job.command("history").out) == golden
@@ -145,7 +146,7 @@ def test_no_answer_in_time_is_a_rejection_and_one_counts_although_it_cannot_be_w
     with fails(PermanentFailure, "rejected", by="", note=""):
         answered(asks_to_restore(idle_job.root, plan), task(), "Reject", **nobody)
     (record,) = rejections(idle_job)
-    assert record["by"] == by_process("timeout") and record["reason"]
+    assert record["by"] == by_process("timeout") and record["note"]
     given = answered(asks_to_restore(tmp_path / "gone", plan), task(), "Reject")
     assert (given["chosen_options"], given["responded_by_user"]) == (["Reject"], ADA)
 
@@ -192,7 +193,7 @@ def test_a_stop_without_an_approval_of_exactly_this_stop_changes_nothing(idle_jo
     made = stop(idle_job, yes)
     stored = root_files.savepoints(idle_job.root)["last"]
     assert made["origin"] == "stop" and stored["by"] == airflow_user("ada")
-    assert {"upgrade", "approval: seen", "requested by bob"} == set(stored["reason"].split("; "))
+    assert (stored["reason"], stored["note"], stored["requested_by"]) == ("upgrade", "seen", airflow_user("bob"))
 
 
 def test_an_approval_of_a_stop_is_void_after_another_run_has_started(
@@ -203,7 +204,7 @@ def test_an_approval_of_a_stop_is_void_after_another_run_has_started(
     idle_job.deliver(70)
     idle_job.finish()
     before = everything(idle_job)
-    with fails(PermanentFailure, "not-approved", approved=yes["plan"]):
+    with fails(PermanentFailure, "not-approved", approved=yes["plan_digest"]):
         stop(idle_job, yes)
     assert everything(idle_job) == before
     # A try of this task that was killed has begun the stop, and has changed the newest run by draining the job itself.
@@ -224,7 +225,7 @@ def test_a_run_that_begins_after_an_approval_is_checked_does_not_end(
     yes = answered(asks_to_stop(idle_job), task())
     decision = ApprovalCheck.decision
 
-    def slow_decision(*arguments: Any) -> tuple[str, str]:
+    def slow_decision(*arguments: Any) -> Decision:
         decided = decision(*arguments)
         idle_job.deliver(70)
         idle_job.finish()
@@ -330,7 +331,7 @@ def test_at_least_the_configured_numbers_need_no_approval(saved: AccountsJob, mo
     enough: list[dict[str, Any]] = [{}, {"retain": "4", "savepoints": "3"}, {"retain": "100", "savepoints": "None"}]
     for limits in enough:
         assert asked(asks_to_delete(saved, **limits), monkeypatch, task(None)) == ""
-        assert collect(saved, **limits)["savepoints_deleted"] == []
+        assert collect(saved, **limits)["deleted_savepoints"] == []
     collect(saved, retain="1", savepoints="1", preview="True")
     assert set(root_files.savepoints(saved.root)) == {"p1", "p2", "p3", "mine"}
 
@@ -351,14 +352,14 @@ def test_less_than_the_configured_numbers_is_deleted_with_an_approval_only(
     assert lost in asked(asks_to_delete(saved, **limits), monkeypatch, task())
     yes = answered(asks_to_delete(saved, **limits), task())
     other = {"retain": "1", "savepoints": "1", "savepoints_max_age": "30d"}
-    for approval, given in ((None, limits), ({**yes, "plan": ""}, limits), (yes, other)):
+    for approval, given in ((None, limits), ({**yes, "plan_digest": ""}, limits), (yes, other)):
         with fails(PermanentFailure, "not-approved"):
             collect(saved, approval, **given)
     with pytest.raises(TaskAwaitingInput):
         answered(asks_to_delete(saved, **limits), task(), user={"id": "bob", "name": "bob"})
     assert everything(saved) == before
     done = collect(saved, yes, **limits)
-    assert len(done["retained"]) == int(limits.get("retain", 5)) or "retain" not in limits
+    assert len(done["retained_checkpoint_ids"]) == int(limits.get("retain", 5)) or "retain" not in limits
     assert "p1" not in root_files.savepoints(saved.root) or "retain" in limits
 
 
@@ -370,11 +371,11 @@ def test_an_approval_does_not_cover_what_was_made_after_the_question(saved: Acco
     take(saved, "p4")
     before = everything(saved)
     for approval in (yes, {**yes, "loss": [*yes["loss"], "savepoint p3"]}):
-        with fails(PermanentFailure, "not-approved", approved=yes["plan"]):
+        with fails(PermanentFailure, "not-approved", approved=yes["plan_digest"]):
             collect(saved, approval, **LESS)
     assert everything(saved) == before
     again = answered(asks_to_delete(saved, **LESS), task())
-    assert collect(saved, again, **LESS)["savepoints_deleted"] == ["p1", "p2", "p3"]
+    assert collect(saved, again, **LESS)["deleted_savepoints"] == ["p1", "p2", "p3"]
 
 
 def test_what_is_made_after_an_approval_was_compared_is_kept(
@@ -383,10 +384,10 @@ def test_what_is_made_after_an_approval_was_compared_is_kept(
     """Also where the limits needed no approval before that."""
     monkeypatch.setattr(StateflowRetentionOperator, "_permitted_by", lambda *_: _meanwhile(saved))
     done = collect(saved, **LESS)
-    assert done["savepoints_deleted"] == ["p1", "p2"] and set(root_files.savepoints(saved.root)) == {"p3", "p4", "mine"}
-    assert len(done["retained"]) == 2
+    assert done["deleted_savepoints"] == ["p1", "p2"] and set(root_files.savepoints(saved.root)) == {"p3", "p4", "mine"}
+    assert len(done["retained_checkpoint_ids"]) == 2
     done = collect(saved, **LESS)
-    assert done["savepoints_deleted"] == ["p3"] and len(done["retained"]) == 1
+    assert done["deleted_savepoints"] == ["p3"] and len(done["retained_checkpoint_ids"]) == 1
 
 
 def _meanwhile(job: AccountsJob) -> str:
@@ -397,7 +398,7 @@ def _meanwhile(job: AccountsJob) -> str:
 
 
 def test_a_number_of_the_dag_file_is_configured_and_one_from_a_template_is_not(saved: AccountsJob) -> None:
-    assert collect(saved, configured=None, retain=2, savepoints=2)["savepoints_deleted"] == ["p1"]
+    assert collect(saved, configured=None, retain=2, savepoints=2)["deleted_savepoints"] == ["p1"]
     operator = StateflowRetentionOperator(
         task_id="collect", job_root=str(saved.root), savepoints="{{ params.savepoints }}", retain="{{ params.retain }}"
     )
@@ -427,12 +428,12 @@ def test_an_approval_of_a_retention_is_void_after_another_run(saved: AccountsJob
     yes = answered(asks_to_delete(saved, **limits), task())
     # A try that was killed has done a part of it.
     prune_savepoints(str(saved.root), SavepointRule(2))
-    assert len(collect(saved, yes, **limits)["retained"]) == 1
+    assert len(collect(saved, yes, **limits)["retained_checkpoint_ids"]) == 1
     saved.deliver(70)
     saved.finish()
     before = everything(saved)
     # The user who requested it clears the task that deletes: no user is asked again.
-    with fails(PermanentFailure, "not-approved", approved=yes["plan"]):
+    with fails(PermanentFailure, "not-approved", approved=yes["plan_digest"]):
         collect(saved, yes, **limits)
     assert everything(saved) == before
 
@@ -486,7 +487,7 @@ def test_a_user_s_claim_by_a_new_job_root_needs_an_approval_of_exactly_this_clai
     elsewhere = new_job(savepoint, job_root=str(tmp_path / "elsewhere"))
     attacks: list[tuple[object, dict[str, Any]]] = [
         (None, {}),
-        ({**yes, "plan": ""}, {}),
+        ({**yes, "plan_digest": ""}, {}),
         ({**yes, "chosen_options": ["Reject"]}, {}),
         ({**yes, "responded_by_user": None}, {}),
         (yes, {"job_root": elsewhere["job_root"]}),
@@ -569,10 +570,10 @@ def test_a_restore_claims_another_job_s_savepoint_only_after_an_approval_of_that
         operator.execute(new_run("2026-01-01", task_id="restore").next_try())
 
     approved = {"chosen_options": ["Approve"], "responded_by_user": ADA}
-    for approval in (None, {**approved, "plan": parse_plan(unclaimed).digest}):
+    for approval in (None, {**approved, "plan_digest": parse_plan(unclaimed).digest}):
         with fails(PermanentFailure, "not-approved"):
             restore(approval)
     assert root_files.claims(savepoint) == []
-    restore({**approved, "plan": parse_plan(planned).digest})
+    restore({**approved, "plan_digest": parse_plan(planned).digest})
     assert root_files.claims(savepoint)[-1][:2] == ("claimed", other.job_uuid)
     other.end_all()

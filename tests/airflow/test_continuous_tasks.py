@@ -267,7 +267,7 @@ def test_an_old_run_is_replaced_within_the_task(
     job.command("stop").check()
     returned = running.result(DEADLINE)
     assert (returned["stopped_because"], returned["rows_in"]) == ("stopped", 10)
-    assert returned["started_from"] == job.commit_at(30).seq
+    assert returned["start_checkpoint_id"] == job.commit_at(30).seq
     assert renewals.run.events[renewals.asset].extra["checkpoint_id"] == returned["checkpoint_id"]
     assert not renewals.run.store
     job.check_results()

@@ -20,7 +20,7 @@ from stateflow_airflow.failures import (
     hide_tracebacks,
     translate_errors,
 )
-from stateflow_airflow.run_result import RunResultFile, with_offsets
+from stateflow_airflow.run_result import RunResultFile
 from tests.airflow.fakes import fails
 
 
@@ -115,18 +115,9 @@ def test_airflow_logs_a_traceback_of_a_mistake_of_the_library_only(
 # -- results ----------------------------------------------------------------------------------------------------------
 
 
-def test_positions_are_values() -> None:
-    given = {
-        "rows_in": 3,
-        "offsets": {"files": '{"logOffset":4}', "kafka": '{"topic":{"0":7}}', "new": "-", "own": "row 5"},
-    }
-    assert with_offsets(given) == {
-        "rows_in": 3,
-        "offsets": {"files": {"logOffset": 4}, "kafka": {"topic": {"0": 7}}, "new": None, "own": "row 5"},
-    }
-
-
 def test_a_run_returns_its_quarantined_files() -> None:
     skipped = [{"source": "rows", "file": "/in/a", "error": "garbled"}]
-    returned = RunResultFile({"status": "finished", "quarantined": skipped, "quarantined_count": 1}).to_xcom()
-    assert (returned["quarantined"], returned["quarantined_count"], returned["offsets"]) == (skipped, 1, {})
+    returned = RunResultFile(
+        {"status": "finished", "error": None, "result": {"quarantined": skipped, "quarantined_count": 1}}
+    ).to_xcom()
+    assert (returned["quarantined"], returned["quarantined_count"], returned["offsets"]) == (skipped, 1, None)

@@ -190,7 +190,7 @@ def test_a_dag_passes_the_settings_that_its_job_reads_and_no_others(loaded: dict
     # As a form that was sent as it is makes it.
     given = run["settings"] | {"run.drain": "false"}
     settings = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
-    done = invoke("plan", run["job"], *settings, "--no-spark", "--json")
+    done = invoke("explain", run["job"], *settings, "--no-spark", "--json")
     found = json.loads(done.stdout)
     assert found["job"] == name
     # The demo makes the folder of the flights.

@@ -49,7 +49,7 @@ def early(idle_job: AccountsJob) -> AccountsJob:
 
 
 def approved(plan: Any) -> dict[str, Any]:
-    return {**APPROVED, "plan": parse_plan(plan).digest}
+    return {**APPROVED, "plan_digest": parse_plan(plan).digest}
 
 
 def restore(job: AccountsJob, run: FakeRun | None = None, **given: Any) -> dict[str, Any]:
@@ -84,18 +84,18 @@ def test_a_plan_is_a_document_and_a_table_and_changes_nothing(early: AccountsJob
     planned = plan_restore(early, "early")
     assert everything(early) == before
     document, (savepoint,) = planned["plan"], list_all(str(early.root))
-    assert (document["target"], document["savepoint"]) == ("early", savepoint.path)
+    assert (document["target"], document["savepoint_path"]) == ("early", savepoint.path)
     (movements, _), (events,) = document["sinks"], document["sources"]
-    assert (movements["uid"], movements["now"], movements["then"]) == ("movements", 12, 5)
+    assert (movements["uid"], movements["current_version"], movements["target_version"]) == ("movements", 12, 5)
     assert (movements["rows_removed"], movements["table"]) == (70, str(early.table("movements")))
-    assert (events["now"], events["then"], events["held"]) == ('{"row": 120}', '{"row": 50}', True)
+    assert (events["current_offset"], events["target_offset"]) == ({"row": 120}, {"row": 50}) and events["available"]
     assert document["rows_again"] == 70
     assert document["job_file"] == ACCOUNTS and document["job_file_changed_at"]
     assert not document["run_open"] and planned["dag"] is None
     states = {s["uid"]: s for s in document["states"]}
-    assert states["balances"]["action"] == "matched" and 0 < states["balances"]["bytes_now"]
+    assert states["balances"]["action"] == "matched" and 0 < states["balances"]["current_bytes"]
     # The savepoint's own checkpoint is older than all checkpoints that are dropped.
-    assert document["dropped_checkpoints"] and document["saved"] == []
+    assert document["dropped_checkpoint_ids"] and document["saved"] == []
     assert normalized(planned["markdown"], folder=early.folder, job_file=ACCOUNTS) == golden
 
 
@@ -142,7 +142,7 @@ def test_the_tables_the_names_and_the_positions_of_a_plan_are_those_of_the_task(
     early.settings = {**before, "job__version": 2}
     maps = "balances=turnovers, turnovers=shops, balances.account=turnovers.figures, events=orders"
     planned = plan_restore(early, "latest", maps=maps, sources='orders={"row": 100}\n')
-    assert '{"row": 100}' in [source["then"] for source in planned["plan"]["sources"]]
+    assert {"row": 100} in [source["target_offset"] for source in planned["plan"]["sources"]]
 
 
 def test_the_markdown_of_a_plan_matches_the_golden_file(golden: SnapshotAssertion) -> None:
@@ -159,7 +159,8 @@ def test_a_restore_returns_to_its_target_and_the_log_has_who_approved_and_why(ea
     done = restore(early, run, plan=plan_restore(early, "early"), reason="wrong version")
     assert done["offsets"] == {"events": {"row": 50}} and set(done["tables"]) == {"movements", "totals"}
     (record,) = restores(early)
-    assert record["by"] == airflow_user("ada") and re.fullmatch("wrong version.+seen.+bob", record["reason"])
+    assert (record["by"], record["requested_by"]) == (airflow_user("ada"), airflow_user("bob"))
+    assert (record["reason"], record["note"]) == ("wrong version", "seen")
     notes = [e.doc["note"] for e in root_files.entries(early.root)]
     assert any("ada" in note and record["reason"] in note for note in notes)
     assert rows(early) == multiset(expected(early.delivered[:50]).movements)
@@ -183,7 +184,7 @@ def test_neither_a_retry_nor_a_clear_repeats_a_restore(early: AccountsJob) -> No
     with capture_logs() as logged:
         again = restore(early, run, plan=planned)
     warnings = [str(line) for line in logged if line["log_level"] == "warning"]
-    assert again["repeated"] and any(again["position"] in line for line in warnings), logged
+    assert again["repeated"] and any(again["label"] in line for line in warnings), logged
     assert again["offsets"] == {"events": {"row": 120}}, (
         "the current position of the job, not the one that the plan restored"
     )
@@ -229,7 +230,7 @@ def test_a_restore_without_an_approval_is_refused_and_changes_nothing(early: Acc
 def test_an_approval_counts_for_its_plan_only(early: AccountsJob) -> None:
     planned, other = plan_restore(early, "early"), plan_restore(early, "early", sinks="keep")
     before, digest = everything(early), parse_plan(planned).digest
-    for approval in ({**APPROVED}, {**APPROVED, "plan": ""}, approved(other)):
+    for approval in ({**APPROVED}, {**APPROVED, "plan_digest": ""}, approved(other)):
         with fails(PermanentFailure, "not-approved", plan=digest):
             restore(early, plan=planned, approval=approval)
     assert everything(early) == before
@@ -293,8 +294,12 @@ def test_the_try_that_completes_a_restore_records_the_restore_in_the_history_onc
     for _ in range(2):
         restore(early, run, plan=planned)
     (record,) = restores(early)
-    base = str(planned["plan"]["target_checkpoint"])
-    assert (record["seq"], record["by"], record["facts"]["base"]) == (intent, airflow_user("ada"), base)
+    base = planned["plan"]["target_checkpoint_id"]
+    assert (record["seq"], record["by"], record["facts"]["restored_checkpoint_id"]) == (
+        intent,
+        airflow_user("ada"),
+        base,
+    )
 
 
 # -- forks ------------------------------------------------------------------------------------------------------------
@@ -311,7 +316,7 @@ def test_a_fork_is_made_once(early: AccountsJob, tmp_path: Path) -> None:
         return StateflowForkOperator(task_id="fork", reason="a try", locations=allowed, **given).execute(run.next_try())
 
     made = fork()
-    assert (made["shadow"], made["job"]) == (True, "accounts") and made["bytes"] > 0
+    assert (made["shadow"], made["job"]) == (True, "accounts") and made["size_bytes"] > 0
     assert fork() == made
     forked.settings = {**early.settings, "local_dir": tmp_path / "local"}
     forked.finish()

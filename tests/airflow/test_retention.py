@@ -58,8 +58,8 @@ def test_a_collection_and_its_preview_return_the_same_report(job_root: Path, pre
         "bytes_freed": freed,
         "dry_run": is_preview,
         "unknown": ["data/notes.txt"],
-        "savepoints_deleted": [],
-        "savepoints_kept": [],
+        "deleted_savepoints": [],
+        "kept_savepoints": [],
         "savepoints_bytes_freed": 0,
     }
     assert len(garbage(job_root)) == is_preview
@@ -73,7 +73,7 @@ def test_number_of_checkpoints_may_come_from_a_template_and_is_positive(job_root
             run(job_root, **arguments)
     assert len(garbage(job_root)) == 1
     for retain in (1, "1", None, "None", ""):
-        assert run(job_root, retain=retain)["retained"] == []
+        assert run(job_root, retain=retain)["retained_checkpoint_ids"] == []
 
 
 def test_a_missing_job_root_is_a_clear_error_and_not_made(tmp_path: Path) -> None:
@@ -92,13 +92,13 @@ def kept(job: AccountsJob) -> set[str]:
 
 def test_retention_deletes_periodic_savepoints_only_and_a_preview_none(saved: AccountsJob) -> None:
     seen = run(saved.root, savepoints="2", preview="True")
-    assert (seen["savepoints_deleted"], seen["dry_run"]) == (["p1"], True)
+    assert (seen["deleted_savepoints"], seen["dry_run"]) == (["p1"], True)
     assert kept(saved) == {"p1", "p2", "p3", "mine"}
     done = run(saved.root, savepoints="2", preview="False")
-    assert (done["savepoints_deleted"], done["savepoints_kept"]) == (["p1"], ["p2", "p3", "mine"])
+    assert (done["deleted_savepoints"], done["kept_savepoints"]) == (["p1"], ["p2", "p3", "mine"])
     assert kept(saved) == {"p2", "p3", "mine"}
     # Everything is too old now; the last stays.
-    assert run(saved.root, savepoints_max_age=timedelta(microseconds=1))["savepoints_deleted"] == ["p2"]
+    assert run(saved.root, savepoints_max_age=timedelta(microseconds=1))["deleted_savepoints"] == ["p2"]
     assert kept(saved) == {"p3", "mine"}
     noted = [r for r in root_files.history(saved.root) if r.get("kind") == "dispose"]
     assert {(r["facts"]["savepoint"], r["reason"]) for r in noted} == {("p1", "retention"), ("p2", "retention")}

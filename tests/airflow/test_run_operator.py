@@ -24,8 +24,8 @@ from tests.airflow.jobs import new_run, run_task, use_submit
 from tests.support.job_fixture import AccountsJob
 
 _REPORT = json.loads((Path(__file__).parent / "data" / "report.json").read_text())
-_NOT_RETURNED = ("status", "error", "job", "job_uuid")
-RETURNED = {n: v for n, v in _REPORT.items() if n not in _NOT_RETURNED} | {"offsets": {"flights": {"logOffset": 1}}}
+_NOT_RETURNED = ("job", "job_uuid", "restarts")
+RETURNED = {n: v for n, v in _REPORT["result"].items() if n not in _NOT_RETURNED}
 """What a task returns of the report of the fake spark-submit."""
 
 Make = Callable[..., StateflowRunOperator]
@@ -370,24 +370,24 @@ def test_the_failure_of_a_real_run_has_the_facts_of_its_error(dag: OneTaskDag) -
 def test_a_run_of_any_date_continues_from_the_head(dag: OneTaskDag) -> None:
     dag.job.deliver(30)
     first = dag.run("2026-03-02")
-    assert (first["rows_in"], first["batches"], first["started_from"]) == (30, 3, 0)
+    assert (first["rows_in"], first["batches"], first["start_checkpoint_id"]) == (30, 3, 0)
 
     # Caught up, then backfilled: nothing is new, whatever the date.
     for date in ("2026-03-03", "2026-01-01"):
         idle = dag.run(date)
         assert (idle["rows_in"], idle["batches"]) == (0, 0)
-        assert idle["started_from"] == idle["checkpoint_id"] == first["checkpoint_id"]
+        assert idle["start_checkpoint_id"] == idle["checkpoint_id"] == first["checkpoint_id"]
         assert idle["offsets"] == first["offsets"]
 
     # What has come since belongs to whichever run is next: here an old one, that is cleared.
     dag.job.deliver(50)
     cleared = dag.clear("2026-03-02")
-    assert (cleared["rows_in"], cleared["started_from"]) == (20, first["checkpoint_id"])
+    assert (cleared["rows_in"], cleared["start_checkpoint_id"]) == (20, first["checkpoint_id"])
     assert dag.clear("2026-03-02")["rows_in"] == 0
 
     dag.job.deliver(60)
     newer = dag.run("2026-02-01")
-    assert (newer["rows_in"], newer["started_from"]) == (10, cleared["checkpoint_id"])
+    assert (newer["rows_in"], newer["start_checkpoint_id"]) == (10, cleared["checkpoint_id"])
     assert dag.job.requested() == [(n, n + 10) for n in range(0, 60, 10)]
     dag.job.check_results()
 
@@ -401,6 +401,6 @@ def test_a_date_whose_run_was_killed_continues_after_a_retry_and_after_another_d
     retried = dag.run("2026-01-01")
     # The third slice was read twice, and committed once.
     assert (other["rows_in"], retried["rows_in"]) == (20, 0)
-    assert retried["started_from"] == other["checkpoint_id"]
+    assert retried["start_checkpoint_id"] == other["checkpoint_id"]
     assert dag.job.requested() == [(0, 10), (10, 20), (20, 30), (20, 30), (30, 40)]
     dag.job.check_results()

@@ -77,7 +77,7 @@ def test_a_savepoint_without_a_run_copies_the_newest_checkpoint_and_the_log_has_
     with capture_logs() as logged:
         made: dict[str, Any] = savepoint(idle_job, name="before-upgrade", reason="version 2").execute(run.next_try())
     head = root_files.head(idle_job.root)
-    assert (made["name"], made["checkpoint_id"], made["taken_by"]) == ("before-upgrade", head.checkpoint, "head")
+    assert (made["name"], made["checkpoint_id"], made["made_from"]) == ("before-upgrade", head.checkpoint, "head")
     assert made["offsets"] == {"events": {"row": 50}}
     stored = root_files.savepoints(idle_job.root)["before-upgrade"]
     assert (stored["by"], stored["reason"], stored["origin"]) == (airflow_user("ada"), "version 2", "manual")
@@ -108,7 +108,7 @@ def test_a_savepoint_during_a_run_is_taken_at_the_next_barrier(
     with during_a_run(job, background, execute) as answer:
         committed = root_files.head(job.root).position
     made = answer.result()
-    assert made["taken_by"] == "run"
+    assert made["made_from"] == "run"
     assert root_files.savepoints(job.root)["during"]["manifest"]["sources"][0]["offset"] > f'{{"row": {committed}}}'
     assert savepoint(job, name="during").execute(task.next_try()) == made
     job.check_results()
@@ -125,7 +125,7 @@ def test_a_killed_task_withdraws_its_savepoint_request_and_its_next_try_makes_a_
         with fails(TransientFailure, "request-timeout", id=request_id(context)):
             answer.result(60)
     assert root_files.savepoints(job.root) == {}
-    assert savepoint(job, name="mine").execute(task.next_try())["taken_by"] == "head"
+    assert savepoint(job, name="mine").execute(task.next_try())["made_from"] == "head"
     job.check_clean()
 
 
@@ -198,7 +198,7 @@ def test_verify_reads_every_file(idle_job: AccountsJob) -> None:
 
     for name in ("mine", made["path"]):
         read = verify(name)
-        assert (read["checkpoint_id"], read["bytes"]) == (made["checkpoint_id"], made["bytes"])
+        assert (read["checkpoint_id"], read["size_bytes"]) == (made["checkpoint_id"], made["size_bytes"])
         assert read["files"] > 0
     assert verify("")["checkpoint_id"] == root_files.head(idle_job.root).checkpoint
     path = next((Path(made["path"].removeprefix("file://")) / "files").iterdir())
@@ -269,7 +269,7 @@ def test_a_drain_without_a_run_fires_the_timers_in_the_task(sessions: Sessions, 
     run = new_run("2026-01-01")
     # As a template renders it.
     made = sessions.stop(run, "True", name="last")
-    assert made["taken_by"] == "run"
+    assert made["made_from"] == "run"
     assert sessions.ends() == [("a", 3_600_001), ("b", 3_600_002)]
     assert root_files.savepoints(sessions.folder / "root")["last"]["drained"] is True
     assert sessions.stop(run, "True", name="last")["id"] == made["id"]
@@ -291,7 +291,7 @@ def test_a_drain_that_failed_in_its_own_run_is_repeated_although_that_run_is_the
             operations.stop(root, request, savepoint=True, may_run=True)
     assert operations.describe(root).generation > approved and sessions.ends() == []
     made = operations.stop(root, request, savepoint=True, may_run=True)
-    assert made is not None and made.taken_by == "run" and len(sessions.ends()) == 2
+    assert made is not None and made.made_from == "run" and len(sessions.ends()) == 2
 
 
 def test_a_drain_takes_the_spark_of_the_connection(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:

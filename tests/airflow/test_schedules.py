@@ -75,7 +75,7 @@ def test_a_scheduled_run_that_takes_longer_than_its_interval_logs_one_warning(
     run = FakeRun()
     run.run_type = run_type
     with caplog.at_level(logging.WARNING, "airflow.task"):
-        assert operator.execute(run.next_try())["duration_s"] == 0.1
+        assert operator.execute(run.next_try())["duration_ms"] == 100
     assert len([record for record in caplog.records if record.funcName == "warn_if_longer"]) == warnings
 
 

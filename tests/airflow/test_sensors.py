@@ -97,7 +97,7 @@ def execute(sensor: JobSensor) -> dict[str, Any]:
 def test_a_checkpoint_is_fresh_up_to_the_greatest_age(age: int, status: str) -> None:
     newest = NewestCheckpoint(7, NOW - timedelta(seconds=age))
     outcome = Check(Measure.CHECKPOINT, URI, 60).of_checkpoint(newest, NOW)
-    assert (outcome.status.value, outcome.facts["checkpoint_id"], outcome.facts["age_s"]) == (status, 7, age)
+    assert (outcome.status.value, outcome.facts["checkpoint_id"], outcome.facts["age_ms"]) == (status, 7, age * 1000)
 
 
 def source(uid: str, minutes: float | None, idle: bool = False) -> SourceWatermark:
@@ -126,7 +126,7 @@ def test_the_lowest_watermark_of_sources_that_are_not_idle_decides(
 ) -> None:
     outcome = Check(Measure.WATERMARK, URI, 300, only).of_watermarks(ReadInput(3, sources), NOW)
     assert outcome.status.value == status
-    assert outcome.facts.get("lag_s") == (None if lag is None else pytest.approx(lag * 60))
+    assert outcome.facts.get("lag_ms") == (None if lag is None else pytest.approx(lag * 60_000, abs=1))
     assert outcome.code == ("config" if status == "failed" else "")
 
 
@@ -135,7 +135,7 @@ def test_the_lowest_watermark_of_sources_that_are_not_idle_decides(
 
 def test_a_checkpoint_sensor_succeeds_at_once_or_fails_without_a_fresh_checkpoint(job: Unreliable) -> None:
     found = execute(by_age("1h"))
-    assert found["checkpoint_id"] and 0 <= found["age_s"] < 3600
+    assert found["checkpoint_id"] and 0 <= found["age_ms"] < 3_600_000
     assert datetime.fromisoformat(found["committed_at"]).tzinfo
     with pytest.raises(AirflowSensorTimeout, match="the limit is 0:00:00"):
         execute(by_age(timedelta(0)))
@@ -145,7 +145,7 @@ def test_a_checkpoint_sensor_succeeds_at_once_or_fails_without_a_fresh_checkpoin
 
 def test_a_watermark_sensor_compares_the_event_time_that_was_read(job: Unreliable) -> None:
     found = execute(by_lag("11m", sources="events"))
-    assert 10 * 60 <= found["lag_s"] < 11 * 60 and found["idle"] == []
+    assert 600_000 <= found["lag_ms"] < 660_000 and found["idle"] == []
     with pytest.raises(AirflowSensorTimeout):
         execute(by_lag("9m"))
     with fails(PermanentFailure, "config", unknown=["clicks"], known=["events"]):

@@ -144,7 +144,7 @@ def test_a_task_writes_the_rows_of_a_snapshot_and_a_retry_replaces_them(job: Cli
         found = _do(_export(job, tmp_path, snapshot=snapshot, into=str(output), outlets=[asset]), run)
         rows = [json.loads(line) for line in output.read_text().splitlines()]
         assert {row["key"]: row["value"] for row in rows} == wanted
-        assert (found["rows"], found["bytes"], run.events[asset].extra) == (3, output.stat().st_size, found)
+        assert (found["rows"], found["size_bytes"], run.events[asset].extra) == (3, output.stat().st_size, found)
     assert [path.name for path in output.parent.iterdir()] == ["rows.jsonl"]
     assert root_files.head(Path(job.root)).doc["pinned"] == []
     for name, stored_as in (("a.parquet", ""), ("b.rows", "parquet")):
@@ -277,12 +277,12 @@ def test_tables_are_optimized_and_vacuumed_and_a_preview_changes_nothing(tmp_pat
 
     before = files()
     planned = execute(preview="True")
-    counts = [(r["uid"], r["files_before"], r["files_after"]) for r in planned["optimized"]]
+    counts = [(r["uid"], r["combined_files"], r["new_files"]) for r in planned["optimized"]]
     assert files() == before and counts == [("all", 3, None), ("newest", 0, None)]
     one = execute("30d", tables=["newest"], optimize=False)
     assert (one["optimized"], [r["uid"] for r in one["vacuumed"]]) == ([], ["newest"])
     done = execute()
-    assert [(r["files_before"], r["files_after"]) for r in done["optimized"]] == [(3, 1), (0, 0)]
+    assert [(r["combined_files"], r["new_files"]) for r in done["optimized"]] == [(3, 1), (0, 0)]
     holders = {r["uid"]: [h for held in r["held"] for h in held["holders"]] for r in done["vacuumed"]}
     assert holders["newest"] == holders["all"] != []
     assert files() == before + 1 - sum(r["files"] for r in done["vacuumed"])

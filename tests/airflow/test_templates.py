@@ -51,7 +51,7 @@ from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.fakes import fails
 
 TEXT = "{{ value }}"
-_SET_BY_THE_TASK = {"by", "request_id", "layers", "on_step"}
+_SET_BY_THE_TASK = {"by", "requested_by", "note", "request_id", "layers", "on_step"}
 REQUESTS: dict[Any, tuple[Any, dict[str, str], set[str]]] = {
     StateflowSavepointOperator: (
         SavepointRequest,

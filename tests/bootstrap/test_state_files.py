@@ -94,7 +94,7 @@ def test_exported_state_of_every_kind_is_written_again_and_a_job_continues(tmp_p
     options = _exported(savepoint, tmp_path / "rows", lambda: dice.choice(["parquet", "jsonl"]))
     position = f'rows={{"row": {len(story.rows)}}}'
     made = _written(tmp_path, *options, "--source", position, "--max-parallelism", str(story.groups))
-    assert made["sources"] == {"rows": f'{{"row": {len(story.rows)}}}'} and made["without_position"] == []
+    assert made["offsets"] == {"rows": {"row": len(story.rows)}} and made["without_position"] == []
     assert stateflow.diff(savepoint, made["path"]).keys == 0
     assert stored_content(made["path"]) == stored_content(savepoint)
     new = story.begin(made["path"])

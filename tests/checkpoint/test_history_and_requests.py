@@ -48,7 +48,7 @@ def test_a_damaged_record_is_left_out() -> None:
     write_records(storage, [record(2), record(3)], "ab" * 16)
     write_records(storage, [record(4)], "cd" * 16)
     write_records(storage, [], "ef" * 16)
-    for number, data in ((5, b"{}"), (6, b'{"committed_at": "\xff"}'), (7, b"x" * (17 << 20))):
+    for number, data in ((5, b"{}"), (6, b'{"ended_at": "\xff"}'), (7, b"x" * (17 << 20))):
         storage.put_new(paths.history_key(number, "checkpoint"), data)
         storage.put_new(paths.history_key(number, "checkpoints-2-01234567"), data)
     assert _ids(read_records(storage)) == [1, 2, 3, 4]
@@ -69,7 +69,7 @@ def test_records_too_many_for_one_object_are_divided_and_none_is_lost(monkeypatc
     """Aborted ones, which all have the id of the checkpoint before them."""
     storage = MemoryStorage()
     records = [replace(record(7), ordinal=n, status=ABORTED) for n in range(9)]
-    too_large = replace(record(8), by="x" * 2000)
+    too_large = replace(record(8), driver="x" * 2000)
     monkeypatch.setattr(history, "LIMIT", 2 * len(msgspec.json.encode(records[0])) + 10)
     write_records(storage, [*records, too_large], "ab" * 16)
     assert sorted(r.ordinal for r in read_records(storage)) == list(range(9))

@@ -59,7 +59,7 @@ def _report(cli: CliFixture, against: str = "") -> dict[str, Any]:
 
 def test_without_something_to_compare_with_the_other_command_is_named(cli: CliFixture) -> None:
     shown = invoke("check", str(cli.job))
-    assert shown.exit_code == 2 and "stateflow plan" in shown.stderr
+    assert shown.exit_code == 2 and "stateflow explain" in shown.stderr
 
 
 # -- one checkpoint, and jobs that differ from the one that made it ---------------------------------------------------

@@ -86,7 +86,7 @@ def test_the_tables_of_a_plan_and_of_the_status_show_texts_as_they_are(cli: CliF
     for text in (HOSTILE, "[/x]", "[red]x[/red]", "[link=file:///x]x"):
         _forge(savepoint, partial(_forge_position, text))
         for path in Path(cli.root).glob("history/*-checkpoints-*"):
-            path.write_text(json.dumps([{**record, "committed_at": text} for record in json.loads(path.read_text())]))
+            path.write_text(json.dumps([{**record, "ended_at": text} for record in json.loads(path.read_text())]))
         plan = invoke("restore", str(cli.job), *cli.command()[2:], "--plan", "s")
         status = invoke("status", "--job-root", cli.root)
         for shown in (plan, status):

@@ -50,8 +50,8 @@ def test_the_exit_code_and_the_json_say_whether_the_state_differs(job: CliFixtur
     found = json.loads(differs.output)
     assert found["keys"] == 2
     assert sorted((row["change"], row["key"], row["old"], row["new"]) for row in found["changes"]) == [
-        ("added", '["d"]', None, "1"),
-        ("changed", '["a"]', "18", "23"),
+        ("added", ["d"], None, 1),
+        ("changed", ["a"], 18, 23),
     ]
     equal = invoke("diff", job.root, job.root, "--exit-code", "--json")
     assert equal.exit_code == 0

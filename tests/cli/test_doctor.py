@@ -45,7 +45,7 @@ def _found(local: Path, root: str = "", seconds: float = 0, compiled: tuple[str,
     """The findings by what they are about, on a machine whose clock has advanced by so many seconds."""
     clock = ManualClock(1)
     clock.sleep(timedelta(seconds=seconds))
-    return {f.what: f for f in examine(root, local, clock, compiled=compiled)}
+    return {f.check: f for f in examine(root, local, clock, compiled=compiled)}
 
 
 def test_doctor_reports_no_problem_of_a_complete_machine(
@@ -58,8 +58,8 @@ def test_doctor_reports_no_problem_of_a_complete_machine(
     names: dict[str, Any] = {"python": platform.python_version(), "java": check_java(), "folder": tmp_path}
     assert normalized(shown.stdout, **names) == golden
     found = json.loads(invoke(*arguments, "--json").stdout)
-    assert [f["what"] for f in found] == MACHINE + STORAGE
-    assert [(f["health"], f["hint"]) for f in found] == [("ok", "")] * len(found)
+    assert [f["check"] for f in found] == MACHINE + STORAGE
+    assert [(f["health"], f["hint"]) for f in found] == [("ok", None)] * len(found)
     assert list((tmp_path / "root").rglob("*")) == []
 
 
@@ -72,8 +72,8 @@ def test_doctor_reports_what_a_machine_lacks_with_a_hint(
     assert shown.exit_code == 6
     assert normalized(shown.stdout, python=platform.python_version(), local=local) == golden
     found = json.loads(invoke("doctor", "--json", "--local-dir", str(local)).stdout)
-    assert [f["what"] for f in found] == MACHINE
-    bad = {f["what"]: f for f in found if f["health"] == "error"}
+    assert [f["check"] for f in found] == MACHINE
+    bad = {f["check"]: f for f in found if f["health"] == "error"}
     assert bad.keys() == {"Java", "packages", "Spark"} and all(f["hint"] for f in bad.values())
     assert "3.5.0" in bad["Spark"]["found"]
 
@@ -144,7 +144,7 @@ class Forgetful(MemoryStorage):
     ids=lambda value: value.uri if isinstance(value, MemoryStorage) else None,
 )
 def test_what_a_storage_lacks_has_a_hint(storage: MemoryStorage, what: str, health: Health) -> None:
-    (found,) = [finding for finding in examine_storage(storage, ManualClock(1)) if finding.what == what]
+    (found,) = [finding for finding in examine_storage(storage, ManualClock(1)) if finding.check == what]
     assert (found.health, bool(found.hint)) == (health, health is not Health.GOOD)
     assert MemoryStorage.list(storage, "") == []
 

@@ -52,8 +52,8 @@ def _json(job: CliFixture, *words: str) -> Any:
 
 def test_rows_beyond_the_limit_are_counted(job: CliFixture) -> None:
     found = _json(job, "--batch", str(SECOND), "--rows", "1")
-    assert [(e["count"], len(e["rows"])) for e in found["emitted"]] == [(4, 1)]
-    assert sum(each["count"] for each in found["state"]["counts"]) == 3
+    assert [(e["row_count"], len(e["rows"])) for e in found["emitted"]] == [(4, 1)]
+    assert sum(each["entries"] for each in found["state"]["counts"]) == 3
     assert len(found["state"]["changes"]) == 1
 
 
@@ -228,4 +228,4 @@ def test_calls_rows_and_lines_are_limited_and_no_escape_sequence_reaches_the_ter
     (key,) = json.loads(_shown(cli, "--batch", str(SECOND), "--key", "b", "--rows", "1", "--json"))["keys"]
     (call,) = key["calls"]
     (row,) = call["emitted"]
-    assert (key["call_count"], call["count"], len(row["note"])) == (2, 2, 1_000_005)
+    assert (key["call_count"], call["row_count"], len(row["note"])) == (2, 2, 1_000_005)

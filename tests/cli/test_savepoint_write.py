@@ -80,10 +80,10 @@ def test_a_savepoint_is_written_shown_and_started_from(total: CliFixture, golden
         "name": "written",
         "job": "job",
         "max_parallelism": 128,
-        "bytes": sum(file.stat().st_size for file in (total.folder / "written" / "files").iterdir()),
+        "size_bytes": sum(file.stat().st_size for file in (total.folder / "written" / "files").iterdir()),
         "operators": ["sum"],
-        "states": [{"operator": "sum", "state": "total", "files": 1, "rows": 2, "imported_from": ""}],
-        "sources": {"rows": '{"row": 4}'},
+        "states": [{"operator": "sum", "state": "total", "files": 1, "rows": 2, "imported_from": None}],
+        "offsets": {"rows": {"row": 4}},
         "without_position": [],
     }
     run = invoke(*total.command("--from-savepoint", str(total.folder / "written")))
@@ -204,7 +204,7 @@ def test_positions_of_a_query_of_spark_are_taken_without_spark(tmp_path: Path) -
     files = next(at for at, offset in enumerate(both.offsets) if "logOffset" in offset)
     sources = (f"files=spark:{queries / 'files'}", f"again=spark:{queries / 'both'}#{files}")
     made = write_savepoint(WriteRequest(tmp_path / "orders.py", str(tmp_path / "w"), sources=sources))
-    assert made.sources == {"files": '{"logOffset":0}', "again": '{"logOffset":0}'} and made.without_position == []
+    assert made.offsets == {"files": '{"logOffset":0}', "again": '{"logOffset":0}'} and made.without_position == []
     spark = savepoint_at(made.path).document.manifest.spark
     assert spark is not None and [file.path for file in spark.source_files] == ["0/0", "1/0"]
     with raises(ConfigError, number=None):

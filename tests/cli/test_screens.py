@@ -6,6 +6,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,11 @@ def _data(*words: str) -> Any:
 def test_the_json_output_has_the_facts_of_each_command(story: dict[str, str], places: dict[str, str]) -> None:
     root = ("--job-root", places["root"])
     records = [json.loads(line) for line in invoke("history", *root, "--json").output.splitlines()]
-    kinds = Counter(record.get("kind", "checkpoint") for record in records)
+    kinds = Counter(record["kind"] for record in records)
     assert kinds == {"checkpoint": 5, "savepoint": 5, "restore": 1, "fork": 2, "dispose": 2}
-    (restore,) = [r for r in records if r.get("kind") == "restore"]
-    assert (restore["by"], restore["reason"]) == ("anna", "wrong rows")
-    assert restore["facts"]["to"].endswith("2")
+    (restore,) = [r for r in records if r["kind"] == "restore"]
+    assert (restore["by"]["name"], restore["by"]["source"], restore["reason"]) == ("anna", "claim", "wrong rows")
+    assert restore["facts"]["target_label"].endswith("2") and restore["restored_checkpoint_id"] == 2
 
     stopped, periodic = _data("savepoint", "list", *root)
     newest = _data("status", *root)["checkpoint_id"]
@@ -96,10 +97,10 @@ def test_the_json_output_has_the_facts_of_each_command(story: dict[str, str], pl
     assert (periodic["name"], periodic["origin"], periodic["checkpoint_id"]) == ("nightly", "periodic", newest)
     (apart,) = _data("savepoint", "list", "--in", places["into"])
     shown = _data("savepoint", "show", apart["path"])
-    assert (shown["name"], shown["by"], shown["reason"]) == ("apart", "anna", "wrong rows")
+    assert (shown["name"], shown["by"]["name"], shown["reason"]) == ("apart", "anna", "wrong rows")
     assert (shown["job"], shown["max_parallelism"], shown["checkpoint_id"]) == ("job", 128, 4)
     found = [(v["checkpoint_id"], v["entries"]) for v in _data("verify", *root, "--deep")]
-    assert found == [(kept, 3) for kept in sorted(_data("status", *root)["retained"])]
+    assert found == [(kept, 3) for kept in sorted(_data("status", *root)["retained_checkpoint_ids"])]
 
 
 # -- figures of checkpoints ---------------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ def _made_up(record: CheckpointRecord, n: int) -> CheckpointRecord:
     """The record with figures that are the same in each run, no two of them alike."""
     return replace(
         record,
-        committed_at=f"2026-01-31T23:5{n}:59.999+00:00",
+        ended_at=f"2026-01-31T23:5{n}:59.999+00:00",
         rows_in=1234 * n,
         duration_ms=1000.4 * n,
         trigger_ms=n + 0.1,
@@ -137,7 +138,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, lis
     job.run()
     records = [_made_up(record, n) for n, record in enumerate(operations.history(job.root), 1)]
     late = "2026-01-31T23:59:59+00:00"
-    records.append(replace(records[-1], status=ABORTED, failure="the storage is full", ordinal=9, committed_at=late))
+    records.append(replace(records[-1], status=ABORTED, failure="the storage is full", ordinal=9, ended_at=late))
     for path in Path(job.root).glob("history/*"):
         path.unlink()
     write_records(open_storage(job.root), records, "0" * 8)
@@ -167,22 +168,35 @@ def test_the_figures_of_checkpoints_match_the_golden_file(
 def test_the_json_output_has_the_recorded_figures_of_checkpoints(figures: tuple[str, list[CheckpointRecord]]) -> None:
     root, records = figures
     where = ("--job-root", root)
-    wanted = to_builtins(records)
     found = _data("status", *where)
-    assert found["checkpoints"] == [{**r, "undone": r["checkpoint_id"] == 4} for r in wanted]
-    assert (found["checkpoint_id"], found["retained"], found["offsets"]) == (3, [2, 3], {"rows": '{"row": 8}'})
+    points = found["points"]
+    assert [(p["kind"], p["checkpoint_id"], p["undone"], p["retained"]) for p in points] == [
+        ("checkpoint", 2, False, True),
+        ("checkpoint", 3, False, True),
+        ("checkpoint", 4, True, False),
+        ("checkpoint", None, None, False),
+        ("restore", 3, False, True),
+    ]
+    for point, record in zip(points, records, strict=False):
+        numbers = {name: value for name, value in to_builtins(record).items() if isinstance(value, int | float)}
+        assert {**point, "checkpoint_id": record.checkpoint_id}.items() >= numbers.items()
+        assert datetime.fromisoformat(point["ended_at"]) == datetime.fromisoformat(record.ended_at)
+    aborted, restore = points[3:]
+    assert (aborted["previous_checkpoint_id"], aborted["failure"]) == (4, "the storage is full")
+    assert (restore["restored_checkpoint_id"], restore["by"]["name"]) == (3, "anna")
+    assert (found["checkpoint_id"], found["retained_checkpoint_ids"]) == (3, [2, 3])
+    assert (found["restored_checkpoint_id"], found["offsets"]) == (None, {"rows": {"row": 8}})
     stored = JobRoot.open(open_storage(root), SystemClock())
     entry = stored.head().entry
     assert (found["job"], found["job_uuid"]) == ("job", stored.job.job_uuid)
     assert (found["generation"], found["head_seq"]) == (entry.generation, entry.seq)
-    found = _data("checkpoints", "list", *where)
-    assert found == [{**r, "kept": r["checkpoint_id"] in (2, 3)} for r in wanted]
-    assert _data("checkpoints", "list", *where, "--newest", "2") == found[-2:]
+    assert _data("checkpoints", "list", *where) == points
+    assert _data("checkpoints", "list", *where, "--newest", "2") == points[-2:]
     found = _data("checkpoints", "history", *where)
     assert (found["checkpoints"], found["aborted"]) == (3, 1)
-    tail = dict.fromkeys(("p90", "p95", "p99", "p99.9", "max"), 3702)
+    tail = dict.fromkeys(("p90", "p95", "p99", "p99_9", "max"), 3702)
     assert found["rows_in"] == {"min": 1234, "avg": 2468, "p50": 2468, **tail}
     shown = _data("checkpoints", "show", "3", *where)
-    assert (shown["checkpoint_id"], shown["ordinal"], shown["offsets"]) == (3, 2, {"rows": '{"row": 8}'})
+    assert (shown["checkpoint_id"], shown["ordinal"], shown["offsets"]) == (3, 2, {"rows": {"row": 8}})
     (operator,) = shown["operators"]
     assert (operator["uid"], operator["states"], operator["files"]) == ("sum", ["total"], 2)

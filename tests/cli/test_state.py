@@ -95,7 +95,11 @@ def test_the_screen_of_operators_and_states_matches_the_golden_file(job: CliFixt
     assert _shown(job, "show", job.root, "--snapshot", "before") == golden(name="savepoint")
     assert _shown(job, "show", str(folder)) == golden(name="savepoint")
     shown = json.loads(invoke("state", "show", job.root, "--json").output)
-    assert (shown["job"], shown["name"], [o["operator"] for o in shown["operators"]]) == ("job", "", ["by-both", "sum"])
+    assert (shown["job"], shown["name"], [o["operator"] for o in shown["operators"]]) == (
+        "job",
+        None,
+        ["by-both", "sum"],
+    )
     assert {(s["state"], s["kind"]) for s in shown["states"] if s["operator"] == "sum"} == {
         ("total", "value"),
         ("last", "value"),

@@ -67,13 +67,13 @@ def test_the_screens_match_the_golden_files(job: CliFixture, golden: SnapshotAss
 
 
 def test_a_vacuum_keeps_what_a_restore_of_each_kept_checkpoint_needs(job: CliFixture) -> None:
-    kept = sorted(json.loads(invoke("status", "--job-root", job.root, "--json").output)["retained"])
+    kept = sorted(json.loads(invoke("status", "--job-root", job.root, "--json").output)["retained_checkpoint_ids"])
     newest = job.folder / "newest"
     before = _totals(newest)
     files = len(list(newest.glob("*.parquet")))
     _shown(job, "tables", "optimize")
     [report] = _json(job, "tables", "vacuum", "--table", "newest", "--older-than", "0s")
-    assert report["files"] == files - len(list(newest.glob("*.parquet")))
+    assert report["deleted_files"] == files - len(list(newest.glob("*.parquet")))
     holders = [holder for held in report["held"] for holder in held["holders"]]
     assert [f"checkpoint {checkpoint}" for checkpoint in kept[:-1]] == holders
     plan = str(job.folder / "plan.json")

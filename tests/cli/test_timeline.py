@@ -18,12 +18,12 @@ from tests.checkpoint.records import record
 
 def checkpoint(number: int, at: int | None = None, **more: object) -> CheckpointRecord:
     at = number if at is None else at
-    return record(number, **{"committed_at": _time(at), "run": 1, "rows_in": 1234, **more})
+    return record(number, **{"ended_at": _time(at), "run": 1, "rows_in": 1234, **more})
 
 
 def action(kind: str, seq: int, second: int | None = None, **facts: object) -> ActionRecord:
     at = _time(seq if second is None else second)
-    return ActionRecord(seq=seq, kind=kind, at=at, by="ada", facts={k: str(v) for k, v in facts.items()})
+    return ActionRecord(seq=seq, kind=kind, ended_at=at, by="ada", facts=facts)
 
 
 def _time(second: int) -> str:
@@ -36,7 +36,11 @@ def history(script: str) -> list[Record]:
     for word in script.split():
         seq, _, rest = word.partition(":")
         kind, _, base = rest.partition(":")
-        records.append(action(kind, int(seq), base=base) if kind else checkpoint(int(seq)))
+        records.append(
+            action(kind, int(seq), **({"restored_checkpoint_id": int(base)} if base else {}))
+            if kind
+            else checkpoint(int(seq))
+        )
     return records
 
 
@@ -58,7 +62,7 @@ HISTORIES: dict[str, list[Record]] = {
     "a fork ends in another job": history("2 3 4 5:fork:3 7"),
     "the fork of an undone checkpoint crosses a line": history("2 3 4 6:restore:2 8 10:restore:2 11:fork:3 12"),
     "a job that began as a fork and took another job's state begins again": [
-        action("fork", 1, of="x", at="checkpoint 9"),
+        action("fork", 1, forked_from="x", target_label="checkpoint 9"),
         *history("3 6:restore:0 8"),
     ],
     "a branch from before the newest records comes from above": history("15 16 18:restore:12 20"),
@@ -86,7 +90,7 @@ def _random_history(rng: random.Random) -> tuple[list[Record], dict[int, int], i
         known = [r.checkpoint_id for r in records if isinstance(r, CheckpointRecord)]
         if rng.random() < 0.35:
             parents[seq] = rng.choice(known)
-            records.append(action(rng.choice(["restore", "rewind"]), seq, base=parents[seq]))
+            records.append(action(rng.choice(["restore", "rewind"]), seq, restored_checkpoint_id=parents[seq]))
         else:
             parents[seq] = current
             records.append(checkpoint(seq))
@@ -120,7 +124,7 @@ def _followed_up(rows: list[str], row: int) -> int:
 
 
 UNREADABLE_TIME, LOCAL_TIME = (
-    ActionRecord(seq=3, kind="stop", at=at, by="ada") for at in ("yesterday", "2026-01-31T03:00:09")
+    ActionRecord(seq=3, kind="stop", ended_at=at, by="ada") for at in ("yesterday", "2026-01-31T03:00:09")
 )
 
 
@@ -130,16 +134,21 @@ UNREADABLE_TIME, LOCAL_TIME = (
         # Records of one entry: the checkpoint comes first, then the actions by time.
         [
             checkpoint(3),
-            action("savepoint", 3, 4, id="a"),
-            action("fork", 3, 5, base=3),
-            action("savepoint", 3, 6, id="b"),
-            action("dispose", 3, 7, id="a"),
+            action("savepoint", 3, 4, savepoint_id="a"),
+            action("fork", 3, 5, restored_checkpoint_id=3),
+            action("savepoint", 3, 6, savepoint_id="b"),
+            action("dispose", 3, 7, savepoint_id="a"),
         ],
         # An action on an older checkpoint is listed where it was done.
-        [checkpoint(3), checkpoint(4), action("fork", 6, 5, base=3), action("savepoint", 4, 9)],
+        [checkpoint(3), checkpoint(4), action("fork", 6, 5, restored_checkpoint_id=3), action("savepoint", 4, 9)],
         [*history("3 5 7"), action("savepoint", 3, 10), checkpoint(12)],
         # The clocks of hosts differ by hours: the order in the log counts, and a dispose comes after its savepoint.
-        [checkpoint(3, 100), checkpoint(5, 200), action("savepoint", 5, 0, id="s"), action("dispose", 5, -60, id="s")],
+        [
+            checkpoint(3, 100),
+            checkpoint(5, 200),
+            action("savepoint", 5, 0, savepoint_id="s"),
+            action("dispose", 5, -60, savepoint_id="s"),
+        ],
         [checkpoint(3, 100), action("savepoint", 3, 150), checkpoint(5, 200), checkpoint(7, 1)],
         [checkpoint(3), UNREADABLE_TIME, LOCAL_TIME],
     ],
@@ -158,12 +167,18 @@ def test_a_line_has_time_kind_author_reason_size_and_duration(golden: SnapshotAs
     made = ActionRecord(
         seq=8,
         kind="restore",
-        at=_time(61),
+        ended_at=_time(61),
         by="ada",
         reason="version 2\n is wrong",
-        took_ms=1250,
-        bytes=12_345,
-        facts={"to": "checkpoint 3", "from_checkpoint": "9", "request": "r", "base": "3", "undone": ""},
+        duration_ms=1250,
+        size_bytes=12_345,
+        facts={
+            "target_label": "checkpoint 3",
+            "previous_checkpoint_id": 9,
+            "request_id": "r",
+            "restored_checkpoint_id": 3,
+            "undone_checkpoint_ids": [],
+        },
     )
     drawn = draw_timeline([checkpoint(3, 0), *of_runs, made, action("stop", 8)])
     assert "".join(f"{line}\n" for line in drawn) == golden
@@ -173,7 +188,7 @@ def test_a_line_has_time_kind_author_reason_size_and_duration(golden: SnapshotAs
 
 def test_on_a_narrow_terminal_the_timeline_wraps_long_texts_and_does_not_break_paths() -> None:
     path = "/data/" + "very-long-" * 8 + "name"
-    fork = action("fork", 4, base=3, into=path, shadow="True", at="savepoint early")
+    fork = action("fork", 4, restored_checkpoint_id=3, into=path, shadow=True, target_label="savepoint early")
     drawn = draw_timeline([*history("3 4"), fork, checkpoint(5)], width=80)
     assert path in [word for line in drawn for word in line.replace(",", "").split()]
     assert [line for line in drawn if len(line) > 80 and path not in line] == []

@@ -99,11 +99,11 @@ def test_rows_of_text_files_are_estimated_from_their_first_lines(
 def test_rows_of_files_that_cannot_be_sampled_are_unknown_and_files_and_bytes_are_not(tmp_path: Path) -> None:
     (tmp_path / "a.json.gz").write_bytes(gzip.compress(b'{"id": 1}\n' * 100))
     found = FileSource(tmp_path, schema=Row, format="json").backlog(FROM_START, ())
-    assert (found.rows, found.files, found.bytes) == (None, 1, (tmp_path / "a.json.gz").stat().st_size)
+    assert (found.rows, found.files, found.size_bytes) == (None, 1, (tmp_path / "a.json.gz").stat().st_size)
     assert found.unknown
     (tmp_path / "b.parquet").write_bytes(b"not Parquet")
     corrupt = FileSource(tmp_path, schema=Row, pathGlobFilter="*.parquet").backlog(FROM_START, ())
-    assert (corrupt.rows, corrupt.files, corrupt.bytes) == (None, 1, 11)
+    assert (corrupt.rows, corrupt.files, corrupt.size_bytes) == (None, 1, 11)
 
 
 def test_files_that_only_spark_can_list_are_unknown(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_ten_thousand_files_are_counted_in_a_second_of_cpu(tmp_path: Path) -> No
     read = [tmp_path / f"{number:05d}.json" for number in range(2_500)]
     log, began = _log(0, *read), time.thread_time()
     found = FileSource(tmp_path, schema=Row, format="json").backlog(_offset(0), [log])
-    assert (found.files, found.bytes, found.rows) == (7_500, 0, 0)
+    assert (found.files, found.size_bytes, found.rows) == (7_500, 0, 0)
     assert time.thread_time() - began < 1
 
 
@@ -223,7 +223,7 @@ def test_a_list_has_the_rows_that_were_not_read() -> None:
 
 def test_a_source_that_has_no_way_to_tell_says_so() -> None:
     found = SparkSource("rate", schema=Row, name="rate").backlog(FROM_START, ())
-    assert (found.rows, found.bytes, found.files, found.oldest_at) == (None, None, None, None)
+    assert (found.rows, found.size_bytes, found.files, found.oldest_at) == (None, None, None, None)
     assert found.unknown
 
 

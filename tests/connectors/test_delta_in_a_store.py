@@ -95,11 +95,11 @@ def test_small_files_are_combined_and_old_ones_deleted(s3: str) -> None:
     for token in range(1, 6):
         put(sink, _ABOUT, token, pairs(token, 1))
     report = Compaction(sink.own_table(_ABOUT)).run()
-    assert (report.files_before, report.files_after) == (5, 1)
+    assert (report.combined_files, report.new_files) == (5, 1)
     assert ids(s3) == [*range(1, 6)]
     later = epoch_milliseconds(SystemClock().now() + timedelta(days=1))
     freed = vacuum(sink.own_table(_ABOUT), [], now=later, older_than=0)
-    assert freed.files == 5
+    assert freed.deleted_files == 5
     assert ids(s3) == [*range(1, 6)]
     assert len([f for f in open_table_folder(s3).files("") if f.key.endswith(".parquet")]) == 1
 

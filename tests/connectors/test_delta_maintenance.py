@@ -85,7 +85,7 @@ def test_files_of_versions_that_checkpoints_need_stay_and_their_holders_are_name
     assert _data_files(tmp_path / "t") == 4
     done = _vacuum(sink, _holder(20), Holder("savepoint x", 20), _holder(40))
     assert done == planned
-    assert (done.files, done.version, done.lost) == (2, 4, ())
+    assert (done.deleted_files, done.version, done.lost) == (2, 4, ())
     [held] = done.held
     assert (held.version, held.holders, held.files) == (2, ("checkpoint 20", "savepoint x"), 1)
     opened = sink.open_table(_ABOUT)
@@ -98,9 +98,9 @@ def test_files_of_versions_that_checkpoints_need_stay_and_their_holders_are_name
 def test_recently_removed_and_restored_files_stay(tmp_path: Path) -> None:
     sink = _upserting(tmp_path / "t")
     now = int(datetime.datetime.now(datetime.UTC).timestamp() * 1000)
-    assert _vacuum(sink, now=now, older_than=3_600_000).files == 0
+    assert _vacuum(sink, now=now, older_than=3_600_000).deleted_files == 0
     assert sink.open_table(_ABOUT).rewind(2, 50) == 5
-    assert _vacuum(sink).files == 3
+    assert _vacuum(sink).deleted_files == 3
     assert visible(tmp_path / "t") == [{"id": 1, "text": "checkpoint 20"}]
 
 
@@ -121,7 +121,7 @@ def test_output_that_is_not_published_and_files_of_other_writers_stay(tmp_path: 
     (tmp_path / "t" / "being-written.parquet").write_bytes(b"x")
     for path in (tmp_path / "t").glob("*.parquet"):
         os.utime(path, (0, 0))
-    assert _vacuum(sink).files == 3
+    assert _vacuum(sink).deleted_files == 3
     assert sink.open_table(_ABOUT).missing(pending) == []
     assert (tmp_path / "t" / "being-written.parquet").exists()
 
@@ -131,7 +131,7 @@ def test_a_table_of_several_jobs_is_refused_unless_that_is_permitted(tmp_path: P
     commit_elsewhere(tmp_path / "t", pairs(7, 1), f"{'f' * 32}/out", 1)
     with raises(SinkRefused, jobs=["f" * 32]):
         _vacuum(sink)
-    assert _vacuum(sink, ignores_other_jobs=True).files == 3
+    assert _vacuum(sink, ignores_other_jobs=True).deleted_files == 3
 
 
 def test_a_table_with_an_unknown_feature_is_refused_by_name_and_nothing_is_deleted(tmp_path: Path) -> None:
@@ -166,12 +166,12 @@ def test_small_files_of_each_partition_are_combined_without_a_change_of_rows(tmp
         )
     before, head = _rows(tmp_path / "t"), sink.open_table(about)
     planned = _compact(sink, about, dry_run=True)
-    assert (planned.files_before, planned.files_after, planned.version) == (8, None, head.version)
+    assert (planned.combined_files, planned.new_files, planned.version) == (8, None, head.version)
     done = _compact(sink, about)
-    assert (done.files_before, done.files_after, done.skipped, done.version) == (8, 2, 0, 5)
+    assert (done.combined_files, done.new_files, done.skipped_files, done.version) == (8, 2, 0, 5)
     assert _rows(tmp_path / "t") == before
     assert len(DeltaTable(str(tmp_path / "t")).file_uris()) == 3
-    assert _compact(sink, about).files_before == 0
+    assert _compact(sink, about).combined_files == 0
     opened = sink.open_table(about)
     assert opened.changes_since(head.version).others == ()
     plan = opened.plan_rewind(2)
@@ -194,7 +194,7 @@ def test_a_commit_of_another_writer_meanwhile_is_kept(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(failpoints, "hit", commit_once)
     done = _compact(sink)
-    assert (done.files_before, done.files_after, done.version) == (3, 1, 5)
+    assert (done.combined_files, done.new_files, done.version) == (3, 1, 5)
     assert ids(tmp_path / "t") == [1, 2, 3, 4]
 
 
@@ -213,7 +213,7 @@ def test_files_that_an_upsert_replaced_meanwhile_are_left_as_they_are(
 
     monkeypatch.setattr(failpoints, "hit", upsert)
     done = _compact(sink)
-    assert (done.files_before, done.skipped) == (0, 3)
+    assert (done.combined_files, done.skipped_files) == (0, 3)
     assert [row["text"] for row in visible(tmp_path / "t")] == ["new", "row 2", "row 3"]
     assert [path for path in os.listdir(tmp_path / "t") if COMPACTED in path] == []
 
@@ -235,8 +235,8 @@ def test_a_killed_compaction_leaves_files_that_the_next_vacuum_deletes(
     [left] = [path for path in os.listdir(tmp_path / "t") if COMPACTED in path]
     assert sink.sweep(_ABOUT, lambda generation, ordinal, path: True) == []
     now = int((tmp_path / "t" / left).stat().st_mtime * 1000)
-    assert _vacuum(sink, now=now).files == 0
-    assert _vacuum(sink, now=now + 25 * 3_600_000).files == 1
+    assert _vacuum(sink, now=now).deleted_files == 0
+    assert _vacuum(sink, now=now + 25 * 3_600_000).deleted_files == 1
     assert ids(tmp_path / "t") == [1, 2, 3]
 
 

@@ -401,7 +401,7 @@ def test_files_with_each_form_of_a_type_are_read_rewritten_and_restored(tmp_path
         {**row, "deleted": False} for row in rows
     ]
     report = Compaction(sink.own_table(about)).run()
-    assert (report.files_before, report.skipped) == (2, 0)
+    assert (report.combined_files, report.skipped_files) == (2, 0)
     put(sink, about, 1, [Mixed(id=1, text="new")])
     found = sorted((row for row in DeltaTable(str(table)).to_pyarrow_table().to_pylist()), key=lambda row: row["id"])
     assert [row["text"] for row in found] == ["new", "x"]

@@ -213,7 +213,7 @@ def test_every_tenth_entry_has_all_files_and_a_checkpoint_gets_each_batch_from_i
     bucket.put("in/late", _json(WANTED[:4]))
     bucket.times["in/late"] = 5_000
     waiting = source.backlog('{"logOffset":22}', logs)
-    assert (waiting.files, waiting.rows, waiting.bytes) == (1, 4, len(_json(WANTED[:4])))
+    assert (waiting.files, waiting.rows, waiting.size_bytes) == (1, 4, len(_json(WANTED[:4])))
     assert waiting.oldest_at == datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC)
     assert source.has_new_input('{"logOffset":22}', logs) is True
     bucket.put("in/05")

@@ -56,7 +56,7 @@ def test_the_plan_is_drawn_as_the_guide_shows(job: Path, tmp_path: Path) -> None
     """A plan without Spark has fewer checks; the slow test compares all of it."""
     # A missing folder would be reported.
     (tmp_path / "payments").mkdir()
-    shown = invoke(*_command("plan", job), "--no-spark")
+    shown = invoke(*_command("explain", job), "--no-spark")
     assert shown.exit_code == 0, shown.output
     (drawn,) = blocks(WRITE, "text")
     assert _without_checks(shown.output.replace(str(tmp_path), "/data")) == _without_checks(drawn)
@@ -90,7 +90,7 @@ def _typed(command: list[str]) -> str:
 @pytest.mark.spark
 def test_the_job_is_planned_and_runs_and_its_state_fits_itself(job: Path, tmp_path: Path) -> None:
     (tmp_path / "payments").mkdir()
-    assert [_typed(_command("plan", job)).replace(str(tmp_path), "/data")] == blocks(WRITE, "text")
+    assert [_typed(_command("explain", job)).replace(str(tmp_path), "/data")] == blocks(WRITE, "text")
     _deliver(tmp_path / "payments")
     more = ["--set", f"local_dir={tmp_path}/local", "--set", "source.max_files_per_batch=1"]
     _typed([*_command("run", job), *more])

@@ -241,7 +241,7 @@ def test_the_job_runs_over_a_month_in_small_batches(job: ModuleType, tmp_path: P
 def test_the_plan_of_the_job_finds_nothing_to_refuse_and_has_the_terms_that_a_guide_explains(tmp_path: Path) -> None:
     for name in ("orders", "customers"):
         (tmp_path / name).mkdir()
-    drawn = _typed(tmp_path, CODE, "plan", "--no-spark")
+    drawn = _typed(tmp_path, CODE, "explain", "--no-spark")
     found = re.search(r"^```text\n(?P<plan>.*?)^```$.*?^(?P<table>\|.*?)\n\n", read("write-a-job"), re.M | re.S)
     assert found
     explained = re.findall(r"`([^`]+)`", "".join(line.split("|")[1] for line in found["table"].splitlines()))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from stateflow import operations
-from stateflow.checkpoint.log.documents import ActionRecord
 from stateflow.errors import ConfigError
 from stateflow.storage.locations import VARIABLE
 from tests.support.cli_fixture import CliFixture, contents, invoke
@@ -61,7 +60,7 @@ def test_a_savepoint_in_an_allowed_job_root_is_recorded_as_disposed(
     path = operations.create_savepoint(ran.root, operations.SavepointRequest("inside")).path
     monkeypatch.setenv(VARIABLE, ran.root)
     operations.dispose_path(path)
-    assert "dispose" in [r.kind for r in operations.timeline(ran.root).records if isinstance(r, ActionRecord)]
+    assert "dispose" in [entry.kind for entry in operations.timeline(ran.root).entries]
 
 
 # -- targets that look like numbers, and are not the id of a checkpoint -----------------------------------------------

@@ -358,7 +358,7 @@ def test_a_forged_stop_stops_no_run(ran: CliFixture, changes: dict[str, object])
     assert _run_with_more_rows(ran) == 24
     storage = PosixStorage(ran.root)
     assert (open_requests(storage), find_damaged_requests(storage)) == ([], ["requests/aaa"])
-    (found,) = [f for f in examine_storage(storage, ManualClock(1)) if f.what == "requests"]
+    (found,) = [f for f in examine_storage(storage, ManualClock(1)) if f.check == "requests"]
     assert found.health is Health.WARNING and "requests/aaa" in found.found and found.hint
 
 

@@ -82,8 +82,8 @@ UNITS: list[tuple[Any, str]] = [
     (Ancestry, '{"since":0,"restores":[{"seq":300,"base":300}]}'), (OperatorContent, "{}"),
     (
         CheckpointRecord,
-        '{"checkpoint_id":1,"generation":1,"ordinal":1,"run":1,"committed_at":"","duration_ms":1,"increment_bytes":1,'
-        '"full_bytes":1,"files":1,"rows_in":1,"rows_out":{},"by":""}',
+        '{"checkpoint_id":1,"generation":1,"ordinal":1,"run":1,"ended_at":"","duration_ms":1,"increment_bytes":1,'
+        '"full_bytes":1,"files":1,"rows_in":1,"rows_out":{},"driver":""}',
     ),
     (list[int], "[300]"), (int, "300"), (str, '"aa"'), (str, '"\U0001f600"'), (str, '"\\u0100"'),
     (dict[str, str], "{}"), (dict[str, str], '{"aa":"aa"}'),

@@ -232,7 +232,7 @@ def _invoke(cli: CliFixture, command: str, *more: str) -> Result:
 
 
 def _plan(cli: CliFixture, *more: str) -> dict[str, Any]:
-    shown = _invoke(cli, "plan", *more)
+    shown = _invoke(cli, "explain", *more)
     found: dict[str, Any] = json.loads(shown.stdout)
     assert shown.exit_code == (20 if found["problems"] else 0)
     return found

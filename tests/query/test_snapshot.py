@@ -138,7 +138,7 @@ def test_the_newest_checkpoint_is_pinned_although_a_run_releases_the_one_that_wa
 def test_the_snapshots_are_the_kept_checkpoints_and_the_savepoints(ran: SummedJob) -> None:
     older, newest = ran.kept
     found = stateflow.read_metadata(ran.uri, "snapshots").to_pylist()
-    assert [(row["id"], row["kind"], row["name"], row["is_current"]) for row in found] == [
+    assert [(row["checkpoint_id"], row["kind"], row["name"], row["current"]) for row in found] == [
         (older, "checkpoint", None, False),
         (newest, "checkpoint", None, True),
         (newest, "savepoint", "canonical", False),
@@ -146,12 +146,12 @@ def test_the_snapshots_are_the_kept_checkpoints_and_the_savepoints(ran: SummedJo
     ]
     entries = {entry.seq: entry for entry in root_files.kept_entries(ran.folder / "root")}
     manifest = root_files.read_manifest(ran.folder / "root", root_files.head(ran.folder / "root").doc["manifest"])
-    assert found[1]["bytes"] == manifest["full_bytes"] and newest in entries
+    assert found[1]["size_bytes"] == manifest["full_bytes"] and newest in entries
     savepoints = root_files.savepoints(ran.folder / "root")
-    assert [row["at"] for row in found[2:]] == [
+    assert [row["made_at"] for row in found[2:]] == [
         datetime.fromisoformat(savepoints[name]["made_at"]) for name in ("canonical", "native")
     ]
-    assert all(row["bytes"] > 0 and row["pins"] == [] for row in found)
+    assert all(row["size_bytes"] > 0 and row["pins"] == [] for row in found)
 
 
 def test_the_pins_of_a_checkpoint_have_owner_reason_and_end(ran: SummedJob) -> None:
@@ -160,7 +160,7 @@ def test_the_pins_of_a_checkpoint_have_owner_reason_and_end(ran: SummedJob) -> N
         (pin,) = stateflow.read_metadata(ran.uri, "snapshots").to_pylist()[0]["pins"]
         (stored,) = ran.root.head().entry.pinned
     assert (pin["id"], pin["reason"]) == (stored.id, stored.reason)
-    assert abs(pin["until"] - pin["since"] - LEASE).total_seconds() < 1
+    assert abs(pin["expires_at"] - pin["pinned_at"] - LEASE).total_seconds() < 1
 
 
 @pytest.mark.parametrize("snapshot", [None, "native", "canonical"])
@@ -174,7 +174,9 @@ def test_operators_states_and_files_are_those_of_the_manifest(ran: SummedJob, sn
     assert state == {**wanted, "map_key_type": None, "ttl": None, "queryable": None}
     groups = set()
     for row in files:
-        stored = (ran.folder / "root" / row["file"]).read_bytes()[row["offset"] : row["offset"] + row["size"]]
+        stored = (ran.folder / "root" / row["file"]).read_bytes()[
+            row["offset_bytes"] : row["offset_bytes"] + row["size_bytes"]
+        ]
         assert hashlib.sha256(stored).hexdigest() == row["sha256"]
         groups |= set(range(row["first_key_group"], row["last_key_group"] + 1))
     assert groups == set(range(16))

@@ -307,7 +307,7 @@ def test_batches_are_committed_while_a_savepoint_is_copied(claimed: AccountsJob,
     later = [each for each in committed if each > report.checkpoint_id]
     assert len(later) >= 5
     assert json.loads(report.offsets["events"])["row"] <= 150 - 10 * len(later)
-    assert report.taken_by == "run"
+    assert report.made_from == "run"
     claimed.check()
 
 
@@ -328,7 +328,7 @@ def test_a_run_repeats_its_sign_of_life_to_a_request_during_a_long_batch(claimed
             wait_for(signed, lambda: "three signs")
 
     run_with(claimed, PosixStorage(claimed.root), after)
-    assert made[0].result(60).taken_by == "run"
+    assert made[0].result(60).made_from == "run"
     claimed.check()
 
 

@@ -209,7 +209,7 @@ def test_a_root_is_restored_to_a_copy_with_another_max_parallelism(roots: NewRoo
     roots.old.run_to(90)
     planned = plan(roots.old, str(copy))
     assert (planned["graph"]["old_max_parallelism"], planned["graph"]["max_parallelism"]) == (groups, 128)
-    hidden = {**planned, "graph": {**planned["graph"], "old_max_parallelism": 0, "max_parallelism": 0}}
+    hidden = {**planned, "graph": {**planned["graph"], "old_max_parallelism": None, "max_parallelism": None}}
     plan_file(roots.old).write_text(json.dumps(hidden))
     execute(roots.old).check_error(4, "plan-outdated")
     go_back(roots.old, str(copy))

@@ -116,7 +116,7 @@ def test_a_checkpoint_is_recorded_with_its_run(job: AccountsJob) -> None:
     job.command("run", job.job_file, "--run-id", "nightly/3", with_job=True).check()
     claim = root_files.entries(job.root)[0].doc
     records = root_files.history(job.root)
-    assert [(r["by"], r["reason"]) for r in records] == [(claim["writer"], "nightly/3")] * 2
+    assert [(r["driver"], r["reason"]) for r in records] == [(claim["writer"], "nightly/3")] * 2
     assert "nightly/3" in job.command("history").out
 
 
@@ -127,7 +127,7 @@ def test_a_rewind_at_a_start_is_recorded_in_the_history(job: AccountsJob) -> Non
     newest = job.lose_output()
     job.finish()
     (record,) = job.records("rewind")
-    assert record["facts"]["from_checkpoint"] == str(newest.seq) and str(newest.seq) in record["reason"]
+    assert record["facts"]["previous_checkpoint_id"] == newest.seq and str(newest.seq) in record["reason"]
 
 
 # -- asynchronous checkpoints, checkpoints after several batches, and output that does not wait for its checkpoint ----
@@ -206,7 +206,7 @@ def test_a_savepoint_and_a_stop_have_what_was_processed(job: AccountsJob, settin
     job.settings = settings
     job.deliver(8 * SLICE)
     made, _ = job.asked_at("batch.begin:2", "savepoint", "create", "--name", "early", "--json")
-    assert made.check().document["taken_by"] == "run" and job.savepoints.keys() == {"early"}
+    assert made.check().document["made_from"] == "run" and job.savepoints.keys() == {"early"}
     job.check_results()
     job.deliver(38 * SLICE)
     stopped, _ = job.asked_at("batch.begin:4", "stop")

@@ -170,7 +170,7 @@ def two_kept(job: AccountsJob) -> AccountsJob:
 
 def _files(job: AccountsJob) -> dict[str, dict[str, Any]]:
     report = job.command("gc", "--dry-run", "--files", "--json").document
-    return {file["key"]: file for file in report["each"]}
+    return {file["key"]: file for file in report["files"]}
 
 
 @pytest.mark.slow(reason="runs a job in several processes")
@@ -182,7 +182,7 @@ def test_every_file_of_a_job_root_is_either_needed_or_deletable(two_kept: Accoun
     assert files.keys() == root_files.files_below(two_kept.root).keys()
     live = {os.path.relpath(two_kept.root / path, two_kept.root) for path in root_files.live_files(two_kept.root)}
     assert {key for key, file in files.items() if file["needed_by"]} == live
-    goes = [key for key, file in files.items() if file["is_deletable"]]
+    goes = [key for key, file in files.items() if file["deletable"]]
     assert goes and not any(files[key]["needed_by"] for key in goes)
     for key in goes:
         assert two_kept.command("can-delete", key).code == _YES

@@ -43,7 +43,7 @@ def test_a_new_job_root_continues_from_a_savepoint_of_a_deleted_root(roots: NewR
     facts = record["facts"]
     assert facts["savepoint_path"].endswith(roots.savepoint.name)
     assert _format(roots)["begun_with"] == facts["savepoint_path"]
-    assert facts["at"] in _origin(roots) and "mine" in facts["at"]
+    assert facts["target_label"] in _origin(roots) and "mine" in facts["target_label"]
     (found,) = (roots.new.root / "history").glob("*-fork-made.json")
     hidden = found.rename(roots.new.folder / found.name)
     assert facts["savepoint_path"] in _origin(roots)
@@ -241,7 +241,7 @@ def test_a_new_root_without_a_savepoint_writes_to_another_one_s_tables_only_with
     refused = fresh.run()
     refused.check_error(2, "config", sink="movements")
     assert job.job_uuid in refused.err and "--tables keep" in refused.err and not (fresh.root / "FORMAT").exists()
-    planned = fresh.command("plan", fresh.job_file, "--json", with_job=True)
+    planned = fresh.command("explain", fresh.job_file, "--json", with_job=True)
     assert planned.code == 20 and "another job root" in planned.out
     keep = ("run", fresh.job_file, "--tables", "keep")
     fresh.command(*keep, with_job=True).check()

@@ -79,7 +79,7 @@ def test_a_restore_is_refused_if_anything_is_not_as_planned(early: AccountsJob, 
     refused = _check_refused(early)
     facts = refused.error.facts
     assert names <= facts.keys() and re.search(shown, refused.err), str(refused)
-    assert facts.get("savepoint") in (None, planned["savepoint"])
+    assert facts.get("savepoint") in (None, planned["savepoint_path"])
     assert "found" not in names or facts["found"] != facts["planned"]
     if early.settings != planned_with:
         early.settings = planned_with
@@ -219,7 +219,7 @@ def test_executing_a_request_again_does_nothing(early: AccountsJob, request_id: 
     before = everything(early)
     report = execute(early, *request_id, "--json").check().document
     assert (report["repeated"], report["checkpoint_id"]) == (True, early.commit_at(120).seq)
-    assert report["offsets"] == {"events": '{"row": 120}'}
+    assert report["offsets"] == {"events": {"row": 120}}
     assert everything(early) == before
 
 
@@ -279,10 +279,10 @@ def test_a_damaged_head_does_not_prevent_a_restore(early: AccountsJob) -> None:
     checkpoint = early.commit_at(80).seq
     (early.root / early.head.doc["manifest"]["key"]).unlink()
     assert early.run().code == 4
-    assert plan(early, str(checkpoint))["target_checkpoint"] == checkpoint
+    assert plan(early, str(checkpoint))["target_checkpoint_id"] == checkpoint
     ask(early, "latest").check_error(4, "missing-file")
     (source,) = go_back(early, "early")["sources"]
-    assert (source["then"], source["now"]) == ('{"row": 50}', '{"row": 120}')
+    assert (source["target_offset"], source["current_offset"]) == ({"row": 50}, {"row": 120})
     check_after(early, since=50)
 
 
@@ -291,7 +291,7 @@ def test_a_target_condition_skips_a_damaged_checkpoint(early: AccountsJob) -> No
     damaged, older = early.commit_at(80), early.commit_at(70)
     _damage(early.root / damaged.doc["manifest"]["key"], "a bit in the middle")
     planned = ask(early, "before:events=89", "--json").check()
-    assert planned.document["target_checkpoint"] == older.seq
+    assert planned.document["target_checkpoint_id"] == older.seq
     assert damaged.doc["manifest"]["key"] in planned.err
     ask(early, str(damaged.seq)).check_error(4, "corrupt-file")
 
@@ -337,7 +337,7 @@ def test_status_shows_a_restore_that_is_not_completed(half_done: AccountsJob, go
     assert _screen(half_done, looked.out) == golden(name="tables-back")
     status = _status(half_done, *job)
     assert status["restoring"]["tables"] == {"movements": 5, "totals": 5}
-    assert status["tables_back"] == {"movements": True, "totals": False}
+    assert status["restored_tables"] == {"movements": True, "totals": False}
     check_after(half_done, since=50)
     assert _status(half_done)["restoring"] is None
 
@@ -361,7 +361,7 @@ def test_a_silent_run_is_not_called_dead(job: AccountsJob, golden: SnapshotAsser
         assert (refused.code, facts["generation"]) == (2, job.head.doc["generation"]), str(refused)
         assert "--acknowledge-timeout" in refused.err
         assert _screen(job, refused.err) == golden(name=name)
-    assert job.create_savepoint("head", "--from-head")["taken_by"] == "head"
+    assert job.create_savepoint("head", "--from-head")["made_from"] == "head"
     run.resume().wait().check()
 
 
@@ -377,6 +377,8 @@ def test_a_plan_shows_each_of_its_warnings(early: AccountsJob, golden: SnapshotA
     (movements,) = planned["sinks"]
     assert len(movements["others"]) == 1 and "another writer" in movements["others"][0]
     (source,) = planned["sources"]
-    assert (source["now"], source["then"], source["held"]) == ('{"row": 120}', '{"row": 50}', False)
+    assert (source["current_offset"], source["target_offset"]) == ({"row": 120}, {"row": 50}) and not source[
+        "available"
+    ]
     assert [s["uid"] for s in planned["left"]] == ["totals"] and planned["run_open"]
     assert _screen(early, ask(early, "early", *options).check().out) == golden

@@ -94,9 +94,9 @@ def _check_refusals(flights: FlightsJob, old: Path, new: Path) -> None:
     shutil.copy(new / "0001.parquet", new / "late.parquet")
     (new / "_SUCCESS").touch()
     found = relocate("--dry-run", "--check", "content").check().document
-    assert (found["seen"], found["unread"], found["dry_run"]) == (3, 1, True)
+    assert (found["seen_files"], found["unread_files"], found["dry_run"]) == (3, 1, True)
     shutil.copy(new / "0002.parquet", new / "0001.parquet")
-    assert relocate("--dry-run").check().document["seen"] == 3
+    assert relocate("--dry-run").check().document["seen_files"] == 3
     changed = relocate("--check", "content")
     assert changed.error.facts["changed"] == 1 and "0001.parquet" in changed.err
     shutil.copy(old / "0001.parquet", new / "0001.parquet")
@@ -148,7 +148,7 @@ def test_a_relocation_that_was_killed_is_done_once(job: AccountsJob, tmp_path: P
     assert _relocate(job, uid, (files, others), failpoint=step).code == KILLED
     report = _relocate(job, uid, (files, others), "--check", "content").check().document
     # The files of the other source, in the folder next to this one, do not count.
-    assert (report["repeated"], report["unread"]) == (step == "relocate.adopted", 0)
+    assert (report["repeated"], report["unread_files"]) == (step == "relocate.adopted", 0)
     head = root.head()
     manifest = root.checkpoints.manifest_at(head)
     assert manifest is not None and manifest.spark is not None
@@ -280,7 +280,7 @@ def test_a_restore_returns_to_the_positions_of_a_savepoint_or_is_refused_without
     partitioned_job.send("c", 2)
     partitioned_job.finish()
     planned = restores.plan(partitioned_job, "early")
-    assert [source["held"] for source in planned["sources"]] == [True]
+    assert [source["available"] for source in planned["sources"]] == [True]
     restores.execute(partitioned_job).check()
     assert _positions(partitioned_job) == before == {"a": 9, "b": 5}
     partitioned_job.finish()
@@ -288,7 +288,7 @@ def test_a_restore_returns_to_the_positions_of_a_savepoint_or_is_refused_without
     # Retention removes rows after the position of the savepoint.
     (partitioned_job.folder / "in" / "b.first").write_text("6")
     planned = restores.go_back(partitioned_job, "early")
-    assert [source["held"] for source in planned["sources"]] == [False]
+    assert [source["available"] for source in planned["sources"]] == [False]
     ended = partitioned_job.run()
     ended.check_error(4, "input-lost", source=f"Ledgers[{partitioned_job.folder / 'in'}]")
     assert "b: offsets [5, 6)" in ended.err

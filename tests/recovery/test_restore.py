@@ -30,11 +30,13 @@ def test_a_plan_has_states_sources_and_sinks_and_changes_nothing(early: Accounts
     before = everything(early)
     planned = plan(early, "early")
     assert everything(early) == before
-    states = [(s["uid"], s["action"], s["bytes"] > 0) for s in planned["states"]]
+    states = [(s["uid"], s["action"], s["target_bytes"] > 0) for s in planned["states"]]
     assert states == [("balances", "matched", True), ("turnovers", "matched", True)]
     (source,) = planned["sources"]
-    assert (source["now"], source["then"], source["held"]) == ('{"row": 120}', '{"row": 50}', True)
-    rows = {s["uid"]: (s["mode"], s["now"], s["then"], s["rows_removed"]) for s in planned["sinks"]}
+    assert (source["current_offset"], source["target_offset"]) == ({"row": 120}, {"row": 50}) and source["available"]
+    rows = {
+        s["uid"]: (s["mode"], s["current_version"], s["target_version"], s["rows_removed"]) for s in planned["sinks"]
+    }
     totals = len(early.rows("totals")) - len(expected(early.delivered[:50]).totals)
     assert rows == {"movements": ("restore", 12, 5, 70), "totals": ("restore", 12, 5, totals)}
 
@@ -248,7 +250,7 @@ def undone(job: AccountsJob) -> AccountsJob:
 
 def _position(job: AccountsJob, target: str) -> int:
     """Up to which event the source was read there."""
-    return int(json.loads(plan(job, target)["sources"][0]["then"])["row"])
+    return int(plan(job, target)["sources"][0]["target_offset"]["row"])
 
 
 @pytest.mark.parametrize(("target", "then"), [("before:2999-01-01", 60), ("before:events=50", 50)])
@@ -290,7 +292,7 @@ def test_a_later_savepoint_of_an_older_checkpoint_counts_as_older(job: AccountsJ
     assert stored["committed_at"] == committed[stored["checkpoint_id"]]
     for time in (stored["made_at"].replace("+00:00", "Z"), "2999-01-01"):
         planned = plan(job, f"before:{time}")
-        assert (planned["target_checkpoint"], planned["savepoint"]) == (newest, "")
+        assert (planned["target_checkpoint_id"], planned["savepoint_path"]) == (newest, None)
     run.resume().wait().check()
 
 
@@ -404,7 +406,7 @@ def test_a_rewind_of_a_checkpoint_that_another_sink_has_published_is_refused(run
     before = root_files.digests(running.folder / "tables")
     ended = running.run()
     ended.check_error(4, "missing-file")
-    facts = ended.result["error"]["facts"]
+    facts = ended.failure["facts"]
     assert (facts["checkpoint"], facts["published_in"]) == (newest.seq, [published])
     assert root_files.digests(running.folder / "tables") == before
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -72,8 +71,8 @@ def _folder(job: AccountsJob, name: str) -> Path:
 def test_a_savepoint_without_a_run_copies_the_newest_checkpoint(idle_job: AccountsJob) -> None:
     head = idle_job.head
     made = idle_job.create_savepoint("first", "--reason", "before the upgrade", "--by", "ada")
-    assert (made["checkpoint_id"], made["taken_by"]) == (head.checkpoint, "head")
-    assert made["offsets"] == {"events": '{"row": 50}'}
+    assert (made["checkpoint_id"], made["made_from"]) == (head.checkpoint, "head")
+    assert made["offsets"] == {"events": {"row": 50}}
     stored = idle_job.savepoints["first"]
     assert (stored["by"], stored["reason"], stored["origin"]) == (os_user("ada"), "before the upgrade", "manual")
     tables = {uid: sink["checkpoint_id"] for uid, sink in stored["sinks"].items()}
@@ -118,12 +117,12 @@ def test_a_savepoint_s_name_is_unique_but_its_request_may_be_repeated(idle_job: 
     made = idle_job.create_savepoint("mine", "--request-id", "task-1")
     assert idle_job.create_savepoint("mine", "--request-id", "task-1") == made
     taken = {"name": "mine", "made_at": made["made_at"]}
-    assert idle_job.command(*CREATE).error == ReportedError("config", taken)
+    assert idle_job.command(*CREATE, "--json").error == ReportedError("config", taken)
     _folder(idle_job, "mine").rename(idle_job.root / "savepoints" / "renamed")
     for name in ("mine", "renamed"):
         shown = idle_job.command("savepoint", "show", name, "--json").document
         assert (shown["name"], shown["id"]) == ("mine", made["id"])
-    assert idle_job.command(*CREATE).error == ReportedError("config", taken)
+    assert idle_job.command(*CREATE, "--json").error == ReportedError("config", taken)
     for name in ("../up", "latest", "17"):
         refused = idle_job.command("savepoint", "create", "--name", name)
         assert (refused.code, refused.error) == (2, ReportedError("config", {"name": name})), str(refused)
@@ -160,7 +159,8 @@ def test_a_savepoint_after_a_crash_needs_the_job_to_publish_pending_output(job: 
         assert (refused.code, refused.error) == (2, ReportedError("config", facts)), str(refused)
         assert "--job JOB.py" in refused.err and "--from-head" in refused.err
         made = job.command(*command, "--job", job.job_file, with_job=True).check().document
-        assert (made["checkpoint_id"], made["taken_by"]) == (job.head.checkpoint, "head")
+        made = made.get("savepoint", made)
+        assert (made["checkpoint_id"], made["made_from"]) == (job.head.checkpoint, "head")
     assert job.head.checkpoint in folder_tables.tokens(job.table("movements"))
     # A savepoint contains no pending output.
     assert pending and not [path for path in pending if path in str(job.savepoints["mine"])]
@@ -186,7 +186,7 @@ def test_a_savepoint_during_a_run_is_taken_at_the_next_barrier(job: AccountsJob)
     job.deliver(100)
     made, _ = job.asked_at("batch.begin:3", *CREATE, "--json")
     report = made.check().document
-    assert report["taken_by"] == "run" and json.loads(report["offsets"]["events"])["row"] > 20
+    assert report["made_from"] == "run" and report["offsets"]["events"]["row"] > 20
     assert job.savepoints.keys() == {"mine"}
     job.check()
 
@@ -243,7 +243,7 @@ def test_a_savepoint_request_that_a_dead_run_has_seen_is_served_from_the_head(jo
     job.deliver(50)
     _post_seen(job)
     made = job.command(*RETRIED, "--acknowledge-timeout", "0.2", "--job", job.job_file, with_job=True)
-    assert made.check().document["taken_by"] == "head"
+    assert made.check().document["made_from"] == "head"
 
 
 @pytest.mark.slow(reason="runs jobs many times")
@@ -254,7 +254,7 @@ def test_an_expired_savepoint_request_is_made_again_by_the_same_command(job: Acc
     run, requester = _ask_while_stopped(job, *RETRIED)
     wait_for(lambda: (job.root / "requests" / "r1-again2").exists(), lambda: "the new request")
     run.resume().wait().check()
-    assert requester.wait().check().document["taken_by"] == "run"
+    assert requester.wait().check().document["made_from"] == "run"
 
 
 def _ask_while_stopped(job: AccountsJob, *command: str) -> tuple[Running, Running]:
@@ -309,7 +309,7 @@ def test_a_stop_without_a_run_takes_a_savepoint_or_is_refused(idle_job: Accounts
     assert (refused.code, refused.error) == (2, ReportedError("config", facts)), str(refused)
     for origin in ("upgrade", "stop"):
         made = idle_job.command("stop", "--savepoint", "--name", f"for-{origin}", "--origin", origin, "--json")
-        assert made.check().document["taken_by"] == "head"
+        assert made.check().document["savepoint"]["made_from"] == "head"
         assert idle_job.savepoints[f"for-{origin}"]["origin"] == origin
 
 
@@ -405,7 +405,7 @@ def test_a_savepoint_in_another_folder_needs_nothing_of_its_job_root(idle_job: A
     into = tmp_path / "kept here"
     made = _create(idle_job, into)
     folder = _path(made)
-    assert (made["checkpoint_id"], made["taken_by"]) == (idle_job.head.checkpoint, "head")
+    assert (made["checkpoint_id"], made["made_from"]) == (idle_job.head.checkpoint, "head")
     assert (idle_job.savepoints, idle_job.head.doc["pinned"]) == ({}, [])
     idle_job.check_clean()
     shutil.rmtree(idle_job.root)
@@ -475,7 +475,7 @@ def test_a_savepoint_into_a_folder_during_a_run_is_taken_by_the_run(job: Account
     create = ("savepoint", "create", "--name", "mine", "--into", str(tmp_path / "kept"), "--json")
     made, _ = job.asked_at("batch.begin:3", *create)
     report = made.check().document
-    assert report["taken_by"] == "run" and 0 < json.loads(report["offsets"]["events"])["row"] <= 200
+    assert report["made_from"] == "run" and 0 < report["offsets"]["events"]["row"] <= 200
     root_files.check_savepoint(_path(report))
     job.check()
 

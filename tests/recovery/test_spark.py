@@ -141,16 +141,16 @@ def test_a_savepoint_taken_during_a_run_on_spark_can_be_restored(flights: Flight
     made, _ = flights.asked_at("batch.reported:2", "savepoint", "create", "--name", "early", "--json")
     report = made.check().document
     files = _files(report["offsets"]["flights"])
-    assert report["taken_by"] == "run" and 2 <= files <= 4
+    assert report["made_from"] == "run" and 2 <= files <= 4
     flights.run_to(8)
     flights.check_results()
 
     newest = flights.input / "0007.parquet"
     newest.rename(flights.folder / "aside")
-    assert [source["held"] for source in plan(flights, "early")["sources"]] == [False]
+    assert [source["available"] for source in plan(flights, "early")["sources"]] == [False]
     (flights.folder / "aside").rename(newest)
     planned = plan(flights, "early")
-    assert [source["held"] for source in planned["sources"]] == [True]
+    assert [source["available"] for source in planned["sources"]] == [True]
     removed = {s["uid"]: s["rows_removed"] for s in planned["sinks"]}
     assert removed["legs"] == len(flights.rows("legs")) - len(expected(files).movements)
     assert removed["routes"] == len(expected(8).totals) - len(expected(files).totals)

@@ -59,7 +59,7 @@ def ask(rate: float | None = None, seconds: float = 30, **answers: object) -> Jo
 def test_rows_of_all_sources_are_added_and_the_oldest_counts() -> None:
     minutes = [NOW - timedelta(minutes=n) for n in range(9)]
     found = ask(10.0, a=Backlog(rows=7, oldest_at=minutes[3]), b=Backlog(rows=5, oldest_at=minutes[8], exact=False))
-    assert (found.rows, found.exact, found.catch_up_s, found.rows_per_s) == (12, False, 1.2, 10.0)
+    assert (found.rows, found.exact, found.catch_up_ms, found.rows_per_second) == (12, False, 1200, 10.0)
     assert found.oldest_at == minutes[8].isoformat(timespec="milliseconds")
     # A time without a zone is in UTC.
     naive = ask(a=Backlog(rows=1, oldest_at=NOW.replace(tzinfo=None)))
@@ -73,7 +73,7 @@ def test_a_source_that_fails_makes_its_backlog_unknown_and_nothing_else() -> Non
     found = ask(
         1.0, a=Backlog(rows=3), b=StorageError("the broker is away"), c=OSError("refused"), d=SystemExit(1), e="much"
     )
-    assert (found.rows, found.catch_up_s, found.exact) == (None, None, False)
+    assert (found.rows, found.catch_up_ms, found.exact) == (None, None, False)
     reasons = {each.uid: each.unknown for each in found.sources}
     assert reasons["a"] == "" and "the broker is away" in reasons["b"] and "refused" in reasons["c"]
     assert reasons["d"] and reasons["e"]
@@ -90,8 +90,8 @@ def test_a_source_that_hangs_is_abandoned() -> None:
 
 
 def test_a_job_without_input_that_waits_has_caught_up_whatever_its_rate() -> None:
-    assert ask(a=Backlog(rows=0)).catch_up_s == 0
-    assert ask(a=Backlog(rows=1)).catch_up_s is None
+    assert ask(a=Backlog(rows=0)).catch_up_ms == 0
+    assert ask(a=Backlog(rows=1)).catch_up_ms is None
 
 
 def record(rows: int, start: float, end: float, status: str = COMPLETED) -> CheckpointRecord:
@@ -107,10 +107,10 @@ def record(rows: int, start: float, end: float, status: str = COMPLETED) -> Chec
     return CheckpointRecord(
         **numbers,
         files=0,
-        by="",
+        driver="",
         rows_in=rows,
         rows_out={},
-        committed_at=at,
+        ended_at=at,
         duration_ms=(end - start) * 1000,
         status=status,
     )
@@ -191,17 +191,17 @@ def status(cli: CliFixture, *more: str) -> Mapping[str, Any]:
 
 def test_the_result_and_the_status_have_the_backlog_while_no_run_is_active(cli: CliFixture) -> None:
     result = cli.run()
-    assert result.backlog is not None and (result.backlog.rows, result.backlog.catch_up_s) == (0, 0)
+    assert result.backlog is not None and (result.backlog.rows, result.backlog.catch_up_ms) == (0, 0)
     (cli.folder / "more.json").write_text("30")
     found = status(cli, "--job", str(cli.job))
     backlog = found["backlog"]
-    assert (backlog["rows"], backlog["exact"], found["backlog_unknown"]) == (30, True, "")
-    of_source = {"uid": "rows", "rows": 30, "bytes": None, "files": None, "oldest_at": None, "exact": True}
-    assert backlog["sources"] == [{**of_source, "unknown": ""}]
+    assert (backlog["rows"], backlog["exact"], found["backlog_unknown"]) == (30, True, None)
+    of_source = {"uid": "rows", "rows": 30, "size_bytes": None, "files": None, "oldest_at": None, "exact": True}
+    assert backlog["sources"] == [{**of_source, "unknown": None}]
     # Its twelve rows in the time of its three checkpoints.
-    seconds = sum(each["duration_ms"] for each in found["checkpoints"]) / 1000
-    assert backlog["rows_per_s"] == pytest.approx(12 / seconds, rel=0.5)
-    assert backlog["catch_up_s"] == pytest.approx(30 / backlog["rows_per_s"], rel=0.01)
+    seconds = sum(each["duration_ms"] for each in found["points"]) / 1000
+    assert backlog["rows_per_second"] == pytest.approx(12 / seconds, rel=0.5)
+    assert backlog["catch_up_ms"] == pytest.approx(30_000 / backlog["rows_per_second"], rel=0.01)
     lines = invoke("status", "--job-root", cli.root, "--job", str(cli.job)).output
     assert "source rows has waiting: 30 rows, " in lines
 

@@ -90,6 +90,6 @@ def test_the_option_drain_drains_at_the_end_of_the_input_and_an_earlier_end_is_l
     for more, reason in ((["--set", "run.max_batches=1"], "batches"), ([], "drained")):
         words = ("run", job.job_file, "--drain", "--result-file", str(result), *more)
         ended = job.command(*words, with_job=True)
-        stopped = json.loads(result.read_text())["stopped_because"]
+        stopped = json.loads(result.read_text())["result"]["stopped_because"]
         assert (ended.code, stopped, "drain" in ended.err) == (0, reason, reason != "drained"), str(ended)
     job.check_all()

@@ -215,7 +215,7 @@ def test_a_manifest_has_a_bounded_number_of_metrics_that_are_not_stored_yet() ->
     sinks = {f"s{number}": SinkMetrics(rows=number) for number in range(3)}
     numbers: dict[str, Any] = {"checkpoint_id": 1, "generation": 1, "ordinal": 1, "run": 1, "files": 0, "rows_in": 0}
     record = CheckpointRecord(
-        **numbers, committed_at="", duration_ms=1, increment_bytes=0, full_bytes=0, rows_out={}, by="", sinks=sinks
+        **numbers, ended_at="", duration_ms=1, increment_bytes=0, full_bytes=0, rows_out={}, driver="", sinks=sinks
     )
     assert without_old_metrics([record] * 4, 12) == [record] * 4
     kept = without_old_metrics([record] * 4, 8)

@@ -56,7 +56,7 @@ def test_the_active_run_ends_with_a_checkpoint_from_which_the_newer_one_continue
     _wait_for_rows(job, newer, 40)
     job.command("stop").check()
     continued = newer.wait().check().result
-    assert (continued["started_from"], continued["rows_in"]) == (ended["checkpoint_id"], 10)
+    assert (continued["start_checkpoint_id"], continued["rows_in"]) == (ended["checkpoint_id"], 10)
     assert job.requested() == [(0, 10), (10, 20), (20, 30), (30, 40)]
     job.check_results()
 

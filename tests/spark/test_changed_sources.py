@@ -51,7 +51,7 @@ def _run(job: ModuleJob, given: str) -> Counter[tuple[Any, ...]]:
 def _restore(job: ModuleJob, given: str, *options: str) -> dict[str, tuple[str, str]]:
     _declare(job, given)
     plan = restores.go_back(job, "latest", *options)
-    return {source["uid"]: (source["action"], source["then"]) for source in plan["sources"]}
+    return {source["uid"]: (source["action"], source["target_offset"]) for source in plan["sources"]}
 
 
 def test_sources_change_and_no_other_source_loses_or_repeats_a_row(job: ModuleJob) -> None:

@@ -97,7 +97,7 @@ def test_versions_that_no_longer_exist_and_a_new_table_end_the_run(job: DeltaJob
         (job.input / "_delta_log" / f"{version:020}.json").unlink()
     lost = job.run()
     lost.check_error(4, "input-lost")
-    assert lost.result["error"]["facts"]["lost"] == "versions [1, 3)"
+    assert lost.failure["facts"]["lost"] == "versions [1, 3)"
     for path in (job.input / "_delta_log").iterdir():
         path.unlink()
     job.add(9)

@@ -84,7 +84,7 @@ def test_a_corrupt_file_ends_the_run_once_with_its_name(job: ModuleJob, tmp_path
     _json(tmp_path / "json" / "one.json", range(3))
     attempts: dict[str, Any] = {"restart__fixed_delay__attempts": 5, "restart__fixed_delay__delay": "1s"}
     ended = job.run(job__corrupt="fail", restart__strategy="fixed-delay", **attempts)
-    error = ended.result["error"]
+    error = ended.failure
     assert (ended.code, error["code"], error["retryable"]) == (4, "corrupt-input", False), str(ended)
     assert error["facts"]["file"] == str(bad)
     # The reason comes once and without a Java stack; Spark's own log is in a file, with times in UTC as the run's.
@@ -116,7 +116,7 @@ def test_the_backlog_is_measured_without_spark_after_a_run(job: ModuleJob, tmp_p
     found = {each["uid"]: each for each in shown.check().document["backlog"]["sources"]}
     (parquet,) = [each for each in found.values() if each["rows"]]
     assert (parquet["rows"], parquet["files"], parquet["exact"]) == (10, 2, True)
-    assert parquet["bytes"] == sum(file.stat().st_size for file in waiting)
+    assert parquet["size_bytes"] == sum(file.stat().st_size for file in waiting)
 
     # And the history has what the operator and the sinks have done, as the tables have it.
     (record,) = read_records(open_storage(str(job.root)))

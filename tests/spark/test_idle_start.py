@@ -83,10 +83,10 @@ def test_a_start_without_input_changes_nothing_and_reports_an_idle_run(finished:
     ended = finished.finish()
     assert _files(finished.root) == before
     result = ended.result
-    assert result["status"] == "finished" and result["idle"] is True and result["stopped_because"] == "idle"
-    assert result["checkpoint_id"] == result["started_from"] == head.checkpoint
+    assert result["idle"] is True and result["stopped_because"] == "idle"
+    assert result["checkpoint_id"] == result["start_checkpoint_id"] == head.checkpoint
     assert (result["batches"], result["rows_in"], result["rows_out"]) == (0, 0, {})
-    assert result["offsets"] == {"rows": '{"logOffset":0}'}
+    assert result["offsets"] == {"rows": {"logOffset": 0}}
 
 
 def test_a_file_that_was_not_read_needs_a_run(start: Start) -> None:
@@ -144,7 +144,7 @@ def test_spark_submit_starts_only_if_there_is_something_to_do(start: Start, spar
     spark = ["--", str(spark_submit), "--master", "local[2]"]
     idle = _submit(start, *words, *spark)
     assert idle.returncode == 0 and not given.exists(), idle.stderr
-    assert json.loads(result.read_text())["idle"] is True
+    assert json.loads(result.read_text())["result"]["idle"] is True
     needed = _submit(start, *words, "--set", "run.skip_idle=no", *spark)
     assert needed.returncode == 7, needed.stderr
     program = str(ROOT / "stateflow" / "__main__.py")

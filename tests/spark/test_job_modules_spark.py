@@ -97,7 +97,7 @@ def test_workers_of_a_cluster_import_the_job_file_and_modules_of_the_same_folder
         return sorted(tuple(row.values()) for row in FolderSink(tmp_path / "home" / "out").rows())
 
     def code() -> list[str]:
-        return [each["code"] for each in json.loads(_call(tmp_path, "status", "--json"))["checkpoints"]]
+        return [each["code_hash"] for each in json.loads(_call(tmp_path, "status", "--json"))["points"]]
 
     with spark_cluster(tmp_path / "cluster", {"PYTHONPATH": str(ROOT)}) as cluster:
         settings = {

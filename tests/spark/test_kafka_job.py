@@ -129,7 +129,7 @@ def test_lost_records_end_the_run_with_the_exact_gap_or_are_skipped(job: KafkaJo
     ended = job.run()
     ended.check_error(4, "input-lost")
     lost = [f"{job.topic}-0: 7 records [10, 17)"]
-    assert ended.result["error"]["facts"]["lost"] == lost
+    assert ended.failure["facts"]["lost"] == lost
     job.finish(job__on_data_loss="continue")
     del job.sent[10:17]
     assert sorted(row["id"] for row in job.table_rows("orders")) == [order["id"] for order in job.sent]
@@ -242,7 +242,7 @@ def test_the_login_of_a_broker_with_tls_is_in_no_file(tmp_path: Path, monkeypatc
             shown = [job.finish()]
             job.check_rows()
             shown += [job.command("status"), job.command("status", "--json")]
-            shown.append(job.command("plan", job.job_file, "--no-spark", with_job=True))
+            shown.append(job.command("explain", job.job_file, "--no-spark", with_job=True))
             monkeypatch.setenv("KAFKA_PASSWORD", wrong := password + "-of-last-year")
             shown.append(refused := job.run())
             refused.check_error(5, "storage")
@@ -262,4 +262,4 @@ def test_the_backlog_is_measured_without_spark_after_a_run(job: KafkaJob) -> Non
     (source,) = backlog["sources"]
     assert (source["rows"], source["unknown"]) == (5, "")
     assert datetime.datetime.fromisoformat(source["oldest_at"]).timestamp() == 2_000
-    assert backlog["catch_up_s"] == pytest.approx(5 / backlog["rows_per_s"], rel=0.01)
+    assert backlog["catch_up_ms"] == pytest.approx(5000 / backlog["rows_per_second"], rel=0.01)

@@ -175,5 +175,5 @@ def test_statements_on_spark_continue_from_a_checkpoint_with_more_rows(tmp_path:
     job.check(BIDS[:24])
     job.deliver(BIDS[24:])
     second = job.finish().result
-    assert (second["started_from"], second["rows_in"]) == (first["checkpoint_id"], len(BIDS) - 24)
+    assert (second["start_checkpoint_id"], second["rows_in"]) == (first["checkpoint_id"], len(BIDS) - 24)
     job.check(BIDS)

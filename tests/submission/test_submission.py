@@ -145,10 +145,13 @@ def test_results_of_the_newest_launches_are_kept() -> None:
 def test_a_result_that_is_too_long_loses_its_details() -> None:
     storage = MemoryStorage()
     error = {"code": "data", "message": "m", "facts": {"rows": "x" * (2 << 20)}}
-    store_result(storage, "one", 0, {"status": "failed", "error": error, "offsets": {"a": "1"}})
-    assert read_launch_result(storage, "one") == {
-        "status": "failed", "error": {"code": "data", "message": "m"}, "offsets": {"a": "1"},
-    }  # fmt: skip
+    store_result(storage, "one", 0, {"status": "failed", "error": error, "result": None})
+    shorter = {**error, "facts": {}}
+    assert read_launch_result(storage, "one") == {"status": "failed", "error": shorter, "result": None}
+    result = {"rows_in": 3, "offsets": {"a": 1}, "quarantined": [{"error": "x" * (2 << 20)}]}
+    store_result(storage, "two", 0, {"status": "finished", "error": None, "result": result})
+    kept = {"rows_in": 3, "offsets": {"a": 1}}
+    assert read_launch_result(storage, "two") == {"status": "finished", "error": None, "result": kept}
 
 
 @pytest.mark.parametrize("data", [b"", b"[1]", b"\xff", b"[" * 100_000])

@@ -145,7 +145,7 @@ def test_a_job_runs_to_its_end(submission: Submission) -> None:
     assert submission.finish(submission.start()) == 0, submission.log()
     assert submission.counts() == [("a", 1), ("a", 2), ("b", 1)]
     result = submission.result()
-    assert (result["status"], result["rows_in"], result["rows_out"]) == ("finished", 3, {"out": 3})
+    assert (result["status"], result["result"]["rows_in"], result["result"]["rows_out"]) == ("finished", 3, {"out": 3})
     assert submission.application()["finalStatus"] == "SUCCEEDED"
     submission.assert_nothing_is_left()
     # The submitting process was killed before it had reported the end: it does not run the job again.
@@ -217,7 +217,11 @@ def test_the_submitting_process_is_killed_and_its_successor_ends_the_run_with_a_
     second.send_signal(signal.SIGTERM)
     assert submission.finish(second) == 0, submission.log()
     result = submission.result()
-    assert (result["status"], result["stopped_because"], result["rows_in"]) == ("finished", "stopped", 2)
+    assert (result["status"], result["result"]["stopped_because"], result["result"]["rows_in"]) == (
+        "finished",
+        "stopped",
+        2,
+    )
     assert submission.application()["id"] == application["id"]
     submission.assert_nothing_is_left()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,9 +51,13 @@ class ReportedError:
 
 
 def reported_errors(text: str) -> list[ReportedError]:
+    printed = [json.loads(line)["error"] for line in text.splitlines() if line.startswith('{"error"')]
     return [
-        ReportedError(code, {name: ast.literal_eval(value) for name, value in _FACT.findall(sentence)})
-        for code, sentence in _REPORTED.findall(text)
+        *(ReportedError(error["code"], error["facts"]) for error in printed),
+        *(
+            ReportedError(code, {name: ast.literal_eval(value) for name, value in _FACT.findall(sentence)})
+            for code, sentence in _REPORTED.findall(text)
+        ),
     ]
 
 

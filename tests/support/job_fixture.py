@@ -266,7 +266,7 @@ class JobFixture:
         """One ``stateflow gc``, which must be enough."""
         self.command("gc").check()
         dry = self.command("gc", "--dry-run", "--json").check().document
-        assert (dry["files"], dry["unknown"]) == (0, []), dry
+        assert (dry["deleted_files"], dry["unknown_keys"]) == (0, []), dry
 
     def end_all(self) -> None:
         for process in self.processes:

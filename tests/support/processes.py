@@ -57,13 +57,15 @@ class Ended:
     """How a process ended; a signal is a negative exit code.
 
     Attributes:
-        result: content of a run's result file; empty for other commands, and for a run that was killed.
+        result: of a run, from its result file; empty for other commands, and for a run that failed or was killed.
+        failure: the error in that file; empty for a run that ended well.
     """
 
     code: int
     out: str
     err: str
     result: dict[str, Any] = field(default_factory=dict)
+    failure: dict[str, Any] = field(default_factory=dict)
 
     @property
     def error(self) -> ReportedError:
@@ -110,7 +112,8 @@ class Running:
         wait_for(ended, lambda: f"the end of {self}", seconds)
         code = self.poll()
         assert code is not None
-        return Ended(code, self._text("out"), self.errors, json.loads(self._text("json") or "{}"))
+        outcome = json.loads(self._text("json") or "{}")
+        return Ended(code, self._text("out"), self.errors, outcome.get("result") or {}, outcome.get("error") or {})
 
     def wait_stopped(self, each: Callable[[], object] = lambda: None) -> Self:
         """Waits until it has stopped itself by SIGSTOP."""

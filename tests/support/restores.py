@@ -84,5 +84,5 @@ def kill_at_each_step(job: JobFixture, planned: dict[str, Any], tables: int = 2)
     assert job.head.doc["rewind"] is None
     assert execute(job, "--json").check().document["repeated"]
     (record,) = job.records("restore")
-    base = 0 if planned["foreign"] else planned["target_checkpoint"]
-    assert record["facts"]["base"] == str(base), "no matter which process completed it"
+    base = 0 if planned["foreign"] else planned["target_checkpoint_id"]
+    assert record["facts"]["restored_checkpoint_id"] == base, "no matter which process completed it"

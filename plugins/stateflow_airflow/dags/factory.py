@@ -450,7 +450,7 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
         approve = StateflowApprovalOperator(
             task_id="approve",
             plan=plan.output,
-            subject=f"Restore {job.name} to {{{{ ti.xcom_pull(task_ids='plan')['plan']['label'] }}}}?",
+            subject=f"Restore {job.name} to {{{{ ti.xcom_pull(task_ids='plan')['plan']['target_label'] }}}}?",
             body=APPROVAL_BODY,
             **approval(job),
         )

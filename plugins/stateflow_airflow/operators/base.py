@@ -57,11 +57,11 @@ class LibraryOperator(BaseOperator):
         hide_tracebacks()
         check_texts(self)
 
-    def add_to_assets(self, context: Context, facts: Mapping[str, JsonValue]) -> None:
+    def add_to_assets(self, context: Context, facts: Mapping[str, object]) -> None:
         """Adds facts to the event of each asset in `outlets`."""
         for asset in self.outlets:
             if isinstance(asset, Asset):
-                context["outlet_events"][asset].extra.update(facts)
+                context["outlet_events"][asset].extra.update(cast("Mapping[str, JsonValue]", facts))
 
     def library(self) -> AbstractContextManager[None]:
         """Restricts the library to the allowed locations, and translates its errors into failures of the task."""

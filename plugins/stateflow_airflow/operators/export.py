@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from stateflow_airflow.operators.base import JobRootOperator
@@ -61,6 +60,7 @@ class StateflowExportOperator(JobRootOperator):
     def execute(self, context: Context) -> dict[str, object]:
         """Writes the file."""
         from stateflow.operations.state_export import ExportFormat, ExportRequest, export_state
+        from stateflow.outputs import to_object
 
         request = ExportRequest(
             check_job_root(self.job_root),
@@ -72,7 +72,7 @@ class StateflowExportOperator(JobRootOperator):
         )
         with self.library():
             report = export_state(request)
-        self.log.info("%d rows of %s in %s, %d bytes", report.rows, report.snapshot, report.output, report.bytes)
-        found = asdict(report)
+        self.log.info("%d rows of %s in %s, %d bytes", report.rows, report.label, report.output, report.size_bytes)
+        found = to_object(report)
         self.add_to_assets(context, found)
         return found

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.operators.approvals.approval import ApprovalCheck
+from stateflow_airflow.operators.approvals.approval import ApprovalCheck, Decision
 from stateflow_airflow.operators.base import DagStatus, JobOperator, JobRootOperator, dag_status, request_id, requester
 from stateflow_airflow.operators.restore_plan import as_markdown, parse_plan
 from stateflow_airflow.operators.template_values import (
@@ -20,7 +18,6 @@ from stateflow_airflow.operators.template_values import (
     to_names,
     to_words,
 )
-from stateflow_airflow.run_result import with_offsets
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
@@ -109,11 +106,10 @@ class StateflowRestorePlanOperator(JobOperator):
 
     def execute(self, context: Context) -> dict[str, object]:
         """Plans the restore and logs the plan."""
-        import msgspec
-
         from stateflow.checkpoint.log.documents import SinkMode
         from stateflow.checkpoint.restore.plan_document import GraphChanges
         from stateflow.operations import plan_restore
+        from stateflow.outputs import to_object
         from stateflow.runtime.restore.planner import RestoreOptions
 
         options = RestoreOptions(
@@ -130,7 +126,7 @@ class StateflowRestorePlanOperator(JobOperator):
         dag = dag_status(context, self.run_dag) if self.run_dag else None
         markdown = as_markdown(plan, _dag_notes(self.run_dag, dag) if dag else ())
         self.log.info("The plan:\n%s", markdown)
-        return {"plan": json.loads(msgspec.json.encode(plan)), "markdown": markdown, "dag": dag}
+        return {"plan": to_object(plan), "markdown": markdown, "dag": dag}
 
 
 class StateflowRestoreOperator(JobOperator):
@@ -144,9 +140,10 @@ class StateflowRestoreOperator(JobOperator):
     does not restore again: it returns ``repeated`` and logs a warning. Clearing the plan task creates a new restore
     request.
 
-    **Returns** (XCom) ``job``, ``request``, ``label``, ``generation``, ``checkpoint_id``, ``offsets``, ``tables``
-    (version by the sink's uid), ``position`` (the job's current checkpoint or savepoint, as text), and ``repeated``:
-    whether the plan had been executed before, so that nothing was done now.
+    **Returns** (XCom) ``job``, ``request_id``, ``target_label``, ``generation``, ``checkpoint_id`` and
+    ``restored_checkpoint_id`` (both are ids of the restored state), ``offsets``, ``tables`` (version by the uid of the
+    sink), ``label`` (the job's current checkpoint or savepoint, as text), and ``repeated``: whether the plan had been
+    executed before, so that nothing was done now.
 
     Args:
         job: absolute path of the job file. Templated.
@@ -186,25 +183,30 @@ class StateflowRestoreOperator(JobOperator):
     def execute(self, context: Context) -> dict[str, object]:
         """Restores the job, or completes the restore that an earlier try began."""
         from stateflow.operations import restore
+        from stateflow.outputs import to_object
         from stateflow.runtime.restore.plan_execution import RestoreRequest
 
         plan = parse_plan(self.plan)
-        by, reason = self._decision(context, plan)
+        decision = self._decision(context, plan)
         with self.library():
-            request = RestoreRequest(request_id(context, plan.digest), by, reason)
+            request = RestoreRequest(
+                request_id(context, plan.digest), decision.by, self.reason, decision.requested_by, decision.note
+            )
             code = job_code(self.job, self.settings)
             done = restore(check_job_root(self.job_root), code, plan, request)
         if done.repeated:
-            self.log.warning("This plan was executed before, so nothing was done; %s is at %s", done.job, done.position)
+            self.log.warning("This plan was executed before, so nothing was done; %s is at %s", done.job, done.label)
         else:
-            self.log.info("Restored %s to %s; requested by %s: %s", done.job, done.label, by, reason)
-        return with_offsets(asdict(done))
+            self.log.info(
+                "Restored %s to %s; requested by %s: %s", done.job, done.target_label, decision.by, self.reason
+            )
+        return to_object(done)
 
-    def _decision(self, context: Context, plan: RestorePlan) -> tuple[str, str]:
-        """Returns the user and the reason to record. Raises PermanentFailure if an approval is missing."""
+    def _decision(self, context: Context, plan: RestorePlan) -> Decision:
+        """Returns who is responsible. Raises PermanentFailure if an approval is missing."""
         if not self.needs_approval and not plan.foreign:
-            return requester(context), self.reason
-        return ApprovalCheck(self.approval, self.self_approval).decision(plan.digest, context, self.reason)
+            return Decision(requester(context))
+        return ApprovalCheck(self.approval, self.self_approval).decision(plan.digest, context)
 
 
 class StateflowForkOperator(JobRootOperator):
@@ -212,7 +214,7 @@ class StateflowForkOperator(JobRootOperator):
 
     A retry finds the fork of the earlier try, as long as the new job has not run.
 
-    **Returns** (XCom) ``job``, ``job_uuid``, ``root``, ``label``, ``shadow`` and ``bytes``.
+    **Returns** (XCom) ``job``, ``job_uuid``, ``job_root``, ``target_label``, ``shadow`` and ``size_bytes``.
 
     Args:
         job_root: the job's root. Templated.
@@ -247,14 +249,15 @@ class StateflowForkOperator(JobRootOperator):
     def execute(self, context: Context) -> dict[str, object]:
         """Creates the fork."""
         from stateflow.operations import ForkRequest, fork
+        from stateflow.outputs import to_object
 
         shadow, by = to_bool("shadow", self.shadow), requester(context)
         other = to_bool("from_other_job", self.from_other_job)
         request = ForkRequest(str(self.target).strip(), check_job_root(self.into), shadow, by, self.reason, other)
         with self.library():
             made = fork(check_job_root(self.job_root), request)
-        self.log.info("Created %s, a fork of %s at %s", made.root, made.job, made.label)
-        return asdict(made)
+        self.log.info("Created %s, a fork of %s at %s", made.job_root, made.job, made.target_label)
+        return to_object(made)
 
 
 class StateflowVerifyOperator(JobRootOperator):
@@ -262,7 +265,7 @@ class StateflowVerifyOperator(JobRootOperator):
 
     The task fails if a file is missing or differs; the error names the file.
 
-    **Returns** (XCom) ``job``, ``what``, ``checkpoint_id``, ``offsets``, ``files`` and ``bytes``.
+    **Returns** (XCom) ``job``, ``label``, ``checkpoint_id``, ``offsets``, ``files`` and ``size_bytes``.
 
     Args:
         job_root: the job's root. Templated.
@@ -279,12 +282,13 @@ class StateflowVerifyOperator(JobRootOperator):
     def execute(self, context: Context) -> dict[str, object]:
         """Verifies all files."""
         from stateflow.operations import find, verify_head, verify_savepoint
+        from stateflow.outputs import to_object
 
         with self.library():
             root = check_job_root(self.job_root)
             read = verify_savepoint(find(root, self.savepoint)) if self.savepoint else verify_head(root)
-        self.log.info("Verified %s of %s: %d files, %d bytes", read.what, read.job, read.files, read.bytes)
-        return with_offsets(asdict(read))
+        self.log.info("Verified %s of %s: %d files, %d bytes", read.label, read.job, read.files, read.size_bytes)
+        return to_object(read)
 
 
 def _dag_notes(dag_id: str, dag: DagStatus) -> list[str]:

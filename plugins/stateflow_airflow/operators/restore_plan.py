@@ -26,7 +26,7 @@ def as_markdown(plan: RestorePlan, notes: Sequence[str] = ()) -> str:
     from stateflow.checkpoint.restore.plan_document import describe_graph, describe_replay, describe_target
 
     parts = [
-        f"**{escape(plan.job)}** is restored from checkpoint {plan.checkpoint_id} to **{escape(plan.label)}**, "
+        f"**{escape(plan.job)}** is restored from checkpoint {plan.checkpoint_id} to **{escape(plan.target_label)}**, "
         f"{escape(describe_target(plan))}.",
         _savepoint(plan),
         _job_file(plan),
@@ -43,40 +43,53 @@ def as_markdown(plan: RestorePlan, notes: Sequence[str] = ()) -> str:
 def _savepoint(plan: RestorePlan) -> str:
     # Its name does not identify it: a user who may write to a job root can add another one with this name.
     mode = escape(plan.claim_mode.value)
-    return f"**Savepoint**: {escape(plan.savepoint)}, claim mode {mode}" if plan.savepoint else ""
+    return f"**Savepoint**: {escape(plan.savepoint_path)}, claim mode {mode}" if plan.savepoint_path else ""
 
 
 def _job_file(plan: RestorePlan) -> str:
-    at = escape(plan.job_file_changed_at[:19].replace("T", " "))
-    other = f"; {escape(plan.other_code)}" if plan.other_code else ""
-    return f"**Job file**: {escape(plan.job_file)}, changed at {at} UTC{other}"
+    at = escape((plan.job_file_changed_at or "")[:19].replace("T", " "))
+    other = f"; {escape(plan.code_difference)}" if plan.code_difference else ""
+    return f"**Job file**: {escape(plan.job_file or '')}, changed at {at} UTC{other}"
 
 
 def _state(change: StateChange) -> tuple[str, ...]:
-    before, after = change.from_parallelism or "-", change.to_parallelism or "-"
+    before, after = change.current_parallelism or "-", change.target_parallelism or "-"
     return (
         escape(change.uid),
         escape(change.action),
-        "unknown" if change.bytes_now is None else _size(change.bytes_now),
-        _size(change.bytes),
+        "unknown" if change.current_bytes is None else _size(change.current_bytes),
+        _size(change.target_bytes),
         f"{before}" if before == after else f"{before} → {after}",
     )
 
 
 def _source(change: SourceChange) -> tuple[str, ...]:
-    held = {True: "yes", False: "**no**", None: "unknown"}[change.held]
+    held = {True: "yes", False: "**no**", None: "unknown"}[change.available]
     files = "-" if change.files is None else f"{change.files:,}"
-    return (escape(change.uid), escape(_short(change.now)), escape(_short(change.then)), files, held)
+    return (
+        escape(change.uid),
+        escape(_short(change.current_offset)),
+        escape(_short(change.target_offset)),
+        files,
+        held,
+    )
 
 
 def _sink(change: SinkChange) -> tuple[str, ...]:
     if change.mode == "keep":
-        return (escape(change.uid), escape(change.table), f"version {change.now}", "unchanged", "0", "0")
-    then = "unchanged" if change.then is None else f"version {change.then}"
+        return (
+            escape(change.uid),
+            escape(change.table or ""),
+            f"version {change.current_version}",
+            "unchanged",
+            "0",
+            "0",
+        )
+    then = "unchanged" if change.target_version is None else f"version {change.target_version}"
     return (
         escape(change.uid),
-        escape(change.table),
-        f"version {change.now}",
+        escape(change.table or ""),
+        f"version {change.current_version}",
         then,
         _count(change.rows_removed),
         _count(change.rows_returned),
@@ -106,8 +119,9 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *lines])
 
 
-def _short(offset: str) -> str:
-    text = "".join(c for c in offset if c not in '{}"').strip()
+def _short(offset: object) -> str:
+    written = offset if isinstance(offset, str) else "" if offset is None else json.dumps(offset, separators=(",", ":"))
+    text = "".join(c for c in written if c not in '{}"').strip()
     return f"{text[:57]}…" if len(text) > 58 else text or "-"
 
 

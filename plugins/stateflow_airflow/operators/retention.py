@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +35,9 @@ class StateflowRetentionOperator(JobRootOperator):
     checkpoint and savepoint that they delete. The numbers that the DAG file gives as arguments are the configured ones;
     for arguments with templates, pass `configured`.
 
-    **Returns** (XCom) ``job``, ``head_seq``, ``retained`` (checkpoint ids), ``files``, ``bytes_freed``,
-    ``dry_run``, ``unknown`` (names below the job root that stateflow does not recognize and does not delete),
-    ``savepoints_deleted``, ``savepoints_kept`` (names) and ``savepoints_bytes_freed``.
+    **Returns** (XCom) ``job``, ``head_seq``, ``retained_checkpoint_ids``, ``deleted_files``, ``freed_bytes``,
+    ``dry_run``, ``unknown_keys`` (names below the job root that stateflow does not recognize and does not delete),
+    ``deleted_savepoints``, ``kept_savepoints`` (names) and ``savepoints_freed_bytes``.
 
     Args:
         job_root: the job's root, see `StateflowRunOperator`. Templated.
@@ -98,14 +97,14 @@ class StateflowRetentionOperator(JobRootOperator):
         return {
             "job": report.job,
             "head_seq": report.head_seq,
-            "retained": list(report.retained),
-            "files": report.files,
-            "bytes_freed": report.bytes_freed,
+            "retained_checkpoint_ids": list(report.retained_checkpoint_ids),
+            "deleted_files": report.deleted_files,
+            "freed_bytes": report.freed_bytes,
             "dry_run": report.dry_run,
-            "unknown": list(report.unknown),
-            "savepoints_deleted": list(pruned.deleted),
-            "savepoints_kept": list(pruned.kept),
-            "savepoints_bytes_freed": pruned.bytes_freed,
+            "unknown_keys": list(report.unknown_keys),
+            "deleted_savepoints": list(pruned.deleted),
+            "kept_savepoints": list(pruned.kept),
+            "savepoints_freed_bytes": pruned.freed_bytes,
         }
 
     def _permitted_by(self, context: Context, limits: Retention) -> str:
@@ -115,7 +114,7 @@ class StateflowRetentionOperator(JobRootOperator):
         question = retention_question(self.job_root, limits, configured, check.answer.loss)
         if question is None:
             return requester(context)
-        return check.decision(question.digest, context, "")[0]
+        return check.decision(question.digest, context).by
 
     def _planned(self, root: str, rule: SavepointRule) -> PruneReport:
         from stateflow.operations import prune_savepoints
@@ -134,12 +133,12 @@ class StateflowRetentionOperator(JobRootOperator):
             "%s: %s %d files with %d bytes; checkpoints kept: %s",
             report.job,
             "would delete" if report.dry_run else "deleted",
-            report.files,
-            report.bytes_freed,
-            ", ".join(map(str, report.retained)) or "none",
+            report.deleted_files,
+            report.freed_bytes,
+            ", ".join(map(str, report.retained_checkpoint_ids)) or "none",
         )
-        if report.unknown:
-            self.log.warning("Not recognized and not deleted: %s", ", ".join(report.unknown))
+        if report.unknown_keys:
+            self.log.warning("Not recognized and not deleted: %s", ", ".join(report.unknown_keys))
 
 
 class StateflowTablesOperator(JobOperator):
@@ -188,6 +187,7 @@ class StateflowTablesOperator(JobOperator):
     def execute(self, context: Context) -> dict[str, object]:
         """Optimizes and vacuums the tables, or reports what would be done."""
         from stateflow.operations import VacuumRequest, optimize_tables, vacuum_tables
+        from stateflow.outputs import to_object
 
         preview = to_bool("preview", self.preview)
         older_than = to_duration("older_than", self.older_than)
@@ -198,14 +198,14 @@ class StateflowTablesOperator(JobOperator):
             optimized = optimize_tables(root, code, self.tables, dry_run=preview) if self.optimize else []
             vacuumed = vacuum_tables(root, code, VacuumRequest(older_than, self.tables, preview))
         for report in optimized:
-            self.log.info("%s: %d small files, %d bytes", report.uid, report.files_before, report.bytes_before)
+            self.log.info("%s: %d small files, %d bytes", report.uid, report.combined_files, report.combined_bytes)
         for removed in vacuumed:
             self._log_vacuum(removed, preview)
-        return {"optimized": [asdict(r) for r in optimized], "vacuumed": [asdict(r) for r in vacuumed]}
+        return {"optimized": [to_object(r) for r in optimized], "vacuumed": [to_object(r) for r in vacuumed]}
 
     def _log_vacuum(self, report: VacuumReport, preview: bool) -> None:
         verb = "would delete" if preview else "deleted"
-        self.log.info("%s: %s %d files with %d bytes", report.uid, verb, report.files, report.bytes_freed)
+        self.log.info("%s: %s %d files with %d bytes", report.uid, verb, report.deleted_files, report.freed_bytes)
         for held in report.held:
             holders = ", ".join(held.holders)
             self.log.info("version %d: %d files are kept for %s", held.version, held.files, holders)

@@ -89,14 +89,14 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     timed out ends its program, and so does a worker that is shut down: a run that stays up ends with a checkpoint if it
     makes one within `end_timeout`, every other run at once. After a clear, a new program is always launched.
 
-    **Returns** (XCom) ``checkpoint_id``, ``offsets``, ``rows_in``, ``rows_out``, ``batches``, ``started_from``,
-    ``started_at``, ``generation``, ``stopped_because``, ``quarantined_count``, ``quarantined``, ``late_rows_dropped``,
+    **Returns** (XCom) ``checkpoint_id``, ``offsets``, ``rows_in``, ``rows_out``, ``batches``, ``start_checkpoint_id``,
+    ``start_label``, ``generation``, ``stopped_because``, ``quarantined_count``, ``quarantined``, ``late_rows_dropped``,
     ``hot_keys`` (of joins that compare millions of pairs of one key: ``operator``, ``key``, ``pairs``),
     ``waiting`` (rows that wait for rows of other sources: ``operator``, ``input``, ``rows``, ``waits_for``,
-    ``watermark``), ``backlog`` (the input that waits at the end of the run: ``rows``, ``oldest_at``, ``catch_up_s``,
-    ``sources`` and others), ``idle`` (whether there was nothing to do, so that Spark was not started) and
-    ``duration_s``, with a warning in the log if it exceeds the schedule's interval. ``offsets`` has positions in each
-    source's format, such as ``{"payments": {"logOffset": 4}}``.
+    ``watermark_at``), ``backlog`` (the input that waits at the end of the run: ``rows``, ``oldest_at``,
+    ``catch_up_ms``, ``sources`` and others), ``idle`` (whether there was nothing to do, so that Spark was not started)
+    and ``duration_ms``, with a warning in the log if it exceeds the schedule's interval. ``offsets`` has positions in
+    each source's format, such as ``{"payments": {"logOffset": 4}}``.
     Each asset in `outlets` gets an event with the first two.
 
     Args:
@@ -220,7 +220,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         except StateflowTaskFailed:
             self.forget_launch(context)
             raise
-        warn_if_longer(returned["duration_s"], self.get_dag(), context["dag_run"])
+        warn_if_longer(returned["duration_ms"], self.get_dag(), context["dag_run"])
         self._update_outlets(returned, context)
         self.forget_launch(context)
         return returned
@@ -435,7 +435,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             with self.library():
                 question = claim_question(self.job_root, self.from_savepoint)
             if question is not None:
-                ApprovalCheck(self.approval, self.self_approval).decision(question.digest, context, "")
+                ApprovalCheck(self.approval, self.self_approval).decision(question.digest, context)
         return mode
 
     def _update_outlets(self, returned: Mapping[str, Any], context: Context) -> None:
@@ -523,25 +523,26 @@ def interval_after(timetable: object, due: datetime) -> timedelta | None:
     return following - due
 
 
-def warn_if_longer(duration_s: float, dag: DAG | None, dag_run: DagRunProtocol) -> bool:
+def warn_if_longer(duration_ms: float, dag: DAG | None, dag_run: DagRunProtocol) -> bool:
     """Logs a warning if a scheduled run took longer than until the next one was due; returns whether it did.
 
     DAG runs that users or assets have triggered, and those of backfills, are not compared.
 
     Args:
-        duration_s: seconds that the program ran.
+        duration_ms: how long the program ran.
         dag: the DAG; None for a task outside of a DAG.
         dag_run: the DAG run.
     """
     if dag is None or dag_run.run_type != _SCHEDULED:
         return False
     interval = interval_after(dag.timetable, dag_run.run_after)
-    if interval is None or duration_s <= interval.total_seconds():
+    duration = timedelta(milliseconds=duration_ms)
+    if interval is None or duration <= interval:
         return False
     log.warning(
         "the run took %s, longer than the schedule's interval of %s, so the next run starts late: "
         "schedule the DAG less often, give the job more resources, or keep it running with run.until",
-        timedelta(seconds=round(duration_s)),
+        timedelta(seconds=round(duration_ms / 1000)),
         interval,
     )
     return True

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from stateflow_airflow.failures import config_failure
-from stateflow_airflow.operators.approvals.approval import Answer, ApprovalCheck
+from stateflow_airflow.operators.approvals.approval import Answer, ApprovalCheck, Decision
 from stateflow_airflow.operators.approvals.command_approval import stop_question
 from stateflow_airflow.operators.base import (
     JobOperator,
@@ -32,13 +31,11 @@ from stateflow_airflow.operators.template_values import (
     to_duration,
     to_member,
 )
-from stateflow_airflow.run_result import with_offsets
 from stateflow_airflow.spark import SparkSubmit, collect_environment
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-    from pydantic import JsonValue
 
     from stateflow.operations import SavepointReport, SavepointRequest
 
@@ -56,7 +53,7 @@ class StateflowSavepointOperator(JobOperator):
     task that is killed withdraws its request.
 
     **Returns** (XCom) ``id``, ``name``, ``path``, ``job``, ``checkpoint_id``, ``offsets``, ``bytes``, ``origin``,
-    ``made_at`` and ``taken_by`` (``run`` or ``head``). Each asset in `outlets` receives an event with the first three
+    ``made_at`` and ``made_from`` (``run`` or ``head``). Each asset in `outlets` receives an event with the first three
     and the checkpoint's id.
 
     Args:
@@ -98,27 +95,29 @@ class StateflowSavepointOperator(JobOperator):
 
     def execute(self, context: Context) -> dict[str, object]:
         """Takes the savepoint, or finds the one that an earlier try took."""
+        from stateflow.outputs import to_object
+
         self._request = self._request_id(context)
         with self.library():
             request = self._savepoint_request(context)
             made = self._make(request)
-            how = self._taken_by(made, request)
+            how = self._made_from(made, request)
         self.log.info(
             "Savepoint %s of checkpoint %d, %d bytes, taken %s, stored in %s",
             made.name,
             made.checkpoint_id,
-            made.bytes,
+            made.size_bytes,
             how,
             made.path,
         )
-        facts: dict[str, JsonValue] = {"name": made.name, "path": made.path, "checkpoint_id": made.checkpoint_id}
+        facts = {"name": made.name, "path": made.path, "checkpoint_id": made.checkpoint_id}
         self.add_to_assets(context, {"savepoint_id": made.id, **facts})
-        return with_offsets(asdict(made))
+        return to_object(made)
 
-    def _taken_by(self, made: SavepointReport, request: SavepointRequest) -> str:
+    def _made_from(self, made: SavepointReport, request: SavepointRequest) -> str:
         from stateflow.operations import why_no_run
 
-        if made.taken_by == "run":
+        if made.made_from == "run":
             return "by the run"
         return f"from the newest checkpoint: {why_no_run(self.job_root, request)}"
 
@@ -220,11 +219,11 @@ class StateflowStopOperator(StateflowSavepointOperator):
     def execute(self, context: Context) -> dict[str, object]:
         """Stops the job, if a user has approved it."""
         require_paused(context, self.run_dag)
-        self._decided = self._decision(context) if self.needs_approval else (requester(context), self.reason)
+        self._decided = self._decision(context) if self.needs_approval else Decision(requester(context))
         return super().execute(context)
 
-    def _decision(self, context: Context) -> tuple[str, str]:
-        """Returns the user and the reason to record. Raises PermanentFailure if an approval is missing."""
+    def _decision(self, context: Context) -> Decision:
+        """Returns who is responsible. Raises PermanentFailure if an approval is missing."""
         with self.library():
             drain = to_bool("drain", self.drain)
             question, generation = stop_question(self.job_root, self.name, self.origin, self.reason, drain)
@@ -234,7 +233,7 @@ class StateflowStopOperator(StateflowSavepointOperator):
         if earlier.startswith(begun):
             # A try that was killed may have run the job to drain it, and so have changed its newest run; `stop` knows.
             digest, generation = approved, int(earlier.removeprefix(begun))
-        decided = ApprovalCheck(self.approval, self.self_approval).decision(digest, context, self.reason)
+        decided = ApprovalCheck(self.approval, self.self_approval).decision(digest, context)
         # The request names the run that was approved: one that begins from here on does not end by it.
         self._generation = generation
         if store is not None:
@@ -252,11 +251,17 @@ class StateflowStopOperator(StateflowSavepointOperator):
             self.origin = "stop"
         # A task that was killed after its work and then cleared took its savepoint under an earlier id.
         earlier = tuple(request_id(context, tries) for tries in range(context["ti"].max_tries))
-        by, reason = self._decided
+        decided = self._decided
         drain = to_bool("drain", self.drain)
         asked = super()._savepoint_request(context)
         return replace(
-            asked, by=by, reason=reason, earlier_request_ids=earlier, drain=drain, generation=self._generation
+            asked,
+            by=decided.by,
+            requested_by=decided.requested_by,
+            note=decided.note,
+            earlier_request_ids=earlier,
+            drain=drain,
+            generation=self._generation,
         )
 
     def _make(self, request: SavepointRequest) -> SavepointReport:
@@ -333,6 +338,7 @@ class StateflowRekeyOperator(JobRootOperator):
     def execute(self, context: Context) -> dict[str, object]:
         """Makes the copy, or finds the one that an earlier try made."""
         from stateflow.operations import RekeyRequest, rekey_savepoint
+        from stateflow.outputs import to_object
 
         groups = to_count("max_parallelism", self.max_parallelism, "key groups")
         if groups is None:
@@ -344,6 +350,6 @@ class StateflowRekeyOperator(JobRootOperator):
             request = RekeyRequest(self.savepoint, groups, into, self.name, requester(context), self.reason)
             made = rekey_savepoint(request, check_job_root(self.job_root))
         self.log.info(
-            "Savepoint %s with %d key groups, %d bytes, stored in %s", made.name, groups, made.bytes, made.path
+            "Savepoint %s with %d key groups, %d bytes, stored in %s", made.name, groups, made.size_bytes, made.path
         )
-        return with_offsets(asdict(made))
+        return to_object(made)

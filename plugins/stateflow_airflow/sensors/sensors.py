@@ -10,7 +10,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
@@ -152,10 +152,13 @@ class Check:
 
     def of_checkpoint(self, newest: NewestCheckpoint | None, now: datetime) -> CheckOutcome:
         """Returns the outcome for the newest checkpoint. Pure."""
+        from stateflow.outputs import utc_text
+
         if newest is None:
             return CheckOutcome(SensorStatus.STALE, "the job has no checkpoint yet")
         age_s = (now - newest.committed_at).total_seconds()
-        facts = {"checkpoint_id": newest.id, "committed_at": newest.committed_at.isoformat(), "age_s": age_s}
+        committed_at = utc_text(newest.committed_at)
+        facts = {"checkpoint_id": newest.id, "committed_at": committed_at, "age_ms": round(age_s * 1000)}
         return self._compared(age_s, f"checkpoint {newest.id} was committed {_duration(age_s)} ago", facts)
 
     def of_watermarks(self, found: ReadInput | None, now: datetime) -> CheckOutcome:
@@ -175,7 +178,7 @@ class Check:
         deciding = [each for each in chosen if not each.idle] or chosen
         facts: dict[str, object] = {
             "checkpoint_id": found.checkpoint,
-            "watermarks": {each.uid: each.watermark for each in chosen},
+            "watermarks": {each.uid: _time(each.watermark) for each in chosen},
             "idle": sorted(each.uid for each in chosen if each.idle),
         }
         reached = [each.watermark for each in deciding if each.watermark is not None]
@@ -185,7 +188,7 @@ class Check:
             )
         lag_s = (epoch_milliseconds(now) - min(reached)) / 1000
         text = f"at checkpoint {found.checkpoint} the input was read up to {_duration(lag_s)} ago in event time"
-        return self._compared(lag_s, text, {**facts, "lag_s": lag_s})
+        return self._compared(lag_s, text, {**facts, "lag_ms": round(lag_s * 1000)})
 
     def _compared(self, age_s: float, text: str, facts: Mapping[str, object]) -> CheckOutcome:
         compared = f"{text}; the limit is {_duration(self.limit_s)}"
@@ -197,6 +200,12 @@ def _without_watermark(unknown: list[str], known: list[str]) -> CheckOutcome:
     needed = "a source has one if it has a watermark strategy and a keyed operator reads it"
     hint = f"{needed}; known: {', '.join(known)}" if known else f"{needed}; or use StateflowCheckpointSensor"
     return CheckOutcome(SensorStatus.FAILED, text, {"unknown": unknown, "known": known}, "config", hint)
+
+
+def _time(watermark: int | None) -> str | None:
+    from stateflow.outputs import event_time, utc_text
+
+    return None if watermark is None else utc_text(event_time(watermark))
 
 
 def _duration(seconds: float) -> str:
@@ -367,7 +376,7 @@ class StateflowCheckpointSensor(FreshnessSensor):
     task at once, and no retry follows. The arguments of `FreshnessSensor` and of every sensor apply, such as
     ``timeout``, ``poke_interval``, ``mode`` and ``soft_fail``.
 
-    **Returns** (XCom) ``checkpoint_id``, ``committed_at`` (ISO 8601) and ``age_s``.
+    **Returns** (XCom) ``checkpoint_id``, ``committed_at`` and ``age_ms``.
 
     Args:
         job_root: the job root, see `StateflowRunOperator`. Templated.
@@ -400,7 +409,7 @@ class StateflowWatermarkSensor(FreshnessSensor):
 
     Errors and further arguments as of `StateflowCheckpointSensor`.
 
-    **Returns** (XCom) ``checkpoint_id``, ``lag_s``, ``watermarks`` (milliseconds since 1970 by uid of the source) and
+    **Returns** (XCom) ``checkpoint_id``, ``lag_ms``, ``watermarks`` (times by uid of the source) and
     ``idle`` (uids).
 
     Args:
@@ -436,7 +445,7 @@ class StateflowBacklogSensor(JobSensor):
     Errors and further arguments as of `StateflowCheckpointSensor`.
 
     **Returns** (XCom) the fields of ``backlog`` in ``stateflow status --json``: ``rows``, ``oldest_at``,
-    ``catch_up_s``, ``sources`` and others.
+    ``catch_up_ms``, ``sources`` and others.
 
     Args:
         job: absolute path of the job file, on the worker. Templated.
@@ -501,13 +510,16 @@ class BacklogLimits:
 
 def compare_backlog(found: JobBacklog, limits: BacklogLimits, now: datetime) -> CheckOutcome:
     """Returns whether a backlog is within its limits. Pure."""
+    from stateflow.outputs import to_object
+
     is_empty = found.rows == 0
     age_s = (now - datetime.fromisoformat(found.oldest_at)).total_seconds() if found.oldest_at else None
+    catch_up_s = None if found.catch_up_ms is None else found.catch_up_ms / 1000
     # Each with its limit; nothing has an age if nothing waits.
     compared: list[tuple[str, float | None, float | None]] = [
         ("rows", found.rows, limits.max_rows),
         ("age", 0.0 if is_empty else age_s, _in_seconds(limits.max_age)),
-        ("time to catch up", found.catch_up_s, _in_seconds(limits.max_catch_up)),
+        ("time to catch up", catch_up_s, _in_seconds(limits.max_catch_up)),
     ]
     texts, is_within = [], True
     for name, value, limit in compared:
@@ -517,7 +529,7 @@ def compare_backlog(found: JobBacklog, limits: BacklogLimits, now: datetime) -> 
             texts.append(f"{name} {' of at most '.join(shown) if value is not None else f'unknown, limit {shown[0]}'}")
     texts += [f"source {each.uid}: {each.unknown}" for each in found.sources if each.unknown]
     status = SensorStatus.FRESH if is_within else SensorStatus.STALE
-    return CheckOutcome(status, f"input that waits: {'; '.join(texts)}", asdict(found))
+    return CheckOutcome(status, f"input that waits: {'; '.join(texts)}", to_object(found))
 
 
 def _in_seconds(duration: timedelta | None) -> float | None:

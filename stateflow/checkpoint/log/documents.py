@@ -15,6 +15,7 @@ from itertools import takewhile
 from msgspec.structs import replace
 
 from stateflow.clock import parse_timestamp
+from stateflow.outputs import OptionalText, Person, Timestamp
 from stateflow.state.handles import (
     Committable,
     Document,
@@ -394,7 +395,11 @@ class RestoreFacts(Document, frozen=True, kw_only=True):
     request: str
     """Id of the request; empty when a start rewinds without a request."""
     by: str
+    requested_by: str = ""
+    """Who requested it, if `by` is another person, who approved it."""
     reason: str = ""
+    note: str = ""
+    """What the person entered who approved it."""
     label: str
     """The restored checkpoint or savepoint."""
     base: int
@@ -412,6 +417,8 @@ class RestoreFacts(Document, frozen=True, kw_only=True):
     """Path of another job's savepoint."""
     is_claimed: bool = False
     """Whether the savepoint was claimed: the job deletes it."""
+    is_imported: bool = False
+    """Whether the state was imported: then the restore's CLAIM is a checkpoint itself, with an id of its own."""
 
 
 class Rewind(Document, frozen=True, kw_only=True):
@@ -565,7 +572,11 @@ class Savepoint(Document, frozen=True, kw_only=True):
     committed_at: str
     """When its checkpoint was committed, according to the log."""
     by: str
+    requested_by: str = ""
+    """Who requested it, if `by` is another person, who approved it."""
     reason: str = ""
+    note: str = ""
+    """What the person entered who approved it."""
     request: str = ""
     """Id of the request that it answers, so that the same request is not answered twice."""
     generation: int = 0
@@ -603,7 +614,11 @@ class Request(Document, frozen=True, kw_only=True):
     """Name of the savepoint to take."""
     origin: Origin
     by: str
+    requested_by: str = ""
+    """Who requested it, if `by` is another person, who approved it."""
     reason: str = ""
+    note: str = ""
+    """What the person entered who approved it."""
     drain: bool = False
     format: SavepointFormat | None = None
     """The format of the savepoint; None for the default of the run, which depends on the kind."""
@@ -735,7 +750,7 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     ordinal: int
     run: int
     """Number of its run, counted from the job's first."""
-    committed_at: str
+    ended_at: Timestamp
     """When it completed or failed; in a manifest's own record, when the manifest was written."""
     duration_ms: float
     """Duration of its batches, plus the time from its barrier to its end."""
@@ -745,14 +760,15 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     rows_in: int
     rows_out: dict[str, int]
     compaction_bytes: int = 0
-    by: str
+    driver: str
     """Host and process id of the run's driver."""
-    reason: str = ""
+    reason: OptionalText = ""
     """Who or what requested the run."""
     status: str = COMPLETED
-    failure: str = ""
+    """``completed`` or ``aborted``."""
+    failure: OptionalText = ""
     """Why it was aborted."""
-    triggered_at: str = ""
+    triggered_at: Timestamp = ""
     """When its last batch started."""
     trigger_ms: float = 0
     """From `triggered_at` until the source positions were captured."""
@@ -772,7 +788,7 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     manifest_bytes: int = 0
     subtasks: dict[str, Spread] = {}
     """Over the subtasks that have state: ``sync_ms``, ``increment_bytes``, ``full_bytes``."""
-    code: str = ""
+    code_hash: OptionalText = ""
     """Hash of the job's code, as in the manifest."""
     operators: dict[str, OperatorMetrics] = {}
     """By uid, of the operators with keyed state."""
@@ -795,12 +811,32 @@ class ActionRecord(Document, frozen=True, kw_only=True):
     kind: str
     """``savepoint``, ``dispose``, ``restore``, ``rejection`` (of a restore's plan), ``rewind``, ``fork``, ``relocate``,
     ``stop``, ``background``, ``failure`` (of a run)."""
-    at: str
-    by: str
-    reason: str = ""
-    took_ms: float = 0
-    bytes: int = 0
-    facts: dict[str, str] = {}
+    ended_at: Timestamp
+    """When it was done; of a failure, when it happened."""
+    by: Person
+    """Who did it, or approved it."""
+    requested_by: Person = ""
+    """Who requested it, if another person approved or rejected it."""
+    reason: OptionalText = ""
+    """Why it was requested; of a failure, the error's sentence."""
+    note: OptionalText = ""
+    """What the person entered who approved or rejected it."""
+    duration_ms: float | None = None
+    """How long it took; None if that was not measured."""
+    size_bytes: int | None = None
+    """Size of the state that was written or deleted; None for an action without."""
+    facts: dict[str, object] = {}
+    """Further values, by kind of the action."""
+
+    def text(self, fact: str) -> str:
+        """Returns a fact that is a text; an empty text for any other value."""
+        found = self.facts.get(fact)
+        return found if isinstance(found, str) else ""
+
+    def number(self, fact: str) -> int | None:
+        """Returns a fact that is a whole number; None for any other value."""
+        found = self.facts.get(fact)
+        return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 Record = CheckpointRecord | ActionRecord
@@ -815,7 +851,7 @@ def is_position(record: Record) -> bool:
     """Returns whether the record is of a position of the job: a checkpoint, a restore, or the start of a fork."""
     if isinstance(record, CheckpointRecord) or record.kind in ("restore", "rewind"):
         return True
-    return record.kind == "fork" and "of" in record.facts
+    return record.kind == "fork" and "forked_from" in record.facts
 
 
 def sort_records(records: Iterable[Record]) -> list[Record]:
@@ -826,28 +862,23 @@ def sort_records(records: Iterable[Record]) -> list[Record]:
     """
     known = sorted(records, key=seq_of)
     positions = [r for r in known if is_position(r)]
-    made = {r.facts.get("id"): _time(r.at) for r in known if isinstance(r, ActionRecord) and r.kind == SAVEPOINT_RECORD}
+    saved = [r for r in known if isinstance(r, ActionRecord) and r.kind == SAVEPOINT_RECORD]
+    made = {r.text("savepoint_id"): _time(r.ended_at) for r in saved}
     return sorted(known, key=lambda r: _rank(r, positions, made))
 
 
-def _rank(
-    record: Record, positions: list[Record], made: dict[str | None, datetime]
-) -> tuple[int, bool, datetime, bool, str]:
-    at, seq = _time_of(record), seq_of(record)
+def _rank(record: Record, positions: list[Record], made: dict[str, datetime]) -> tuple[int, bool, datetime, bool, str]:
+    at, seq = _time(record.ended_at), seq_of(record)
     if isinstance(record, CheckpointRecord) or is_position(record):
         return seq, False, at, False, ""
     disposes = record.kind == "dispose"
     if disposes:
-        at = max(at, made.get(record.facts.get("id"), at))
+        at = max(at, made.get(record.text("savepoint_id"), at))
     later = bisect_right(positions, seq, key=seq_of)
     # Other positions may precede the action by timestamp, up to the first newer one, whatever later clocks show.
-    before = later + sum(1 for _ in takewhile(lambda p: _time_of(p) <= at, positions[later:]))
+    before = later + sum(1 for _ in takewhile(lambda p: _time(p.ended_at) <= at, positions[later:]))
     description = f"{record.kind} {sorted(record.facts.items())}"
     return seq_of(positions[before - 1]) if before else seq, True, at, disposes, description
-
-
-def _time_of(record: Record) -> datetime:
-    return _time(record.committed_at if isinstance(record, CheckpointRecord) else record.at)
 
 
 def _time(text: str) -> datetime:

@@ -6,6 +6,7 @@ It has the changes of state, sources, sinks and the job's graph, and the checkpo
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,11 +15,12 @@ import msgspec
 
 from stateflow.checkpoint.history import read_pending_records, read_records
 from stateflow.checkpoint.log.checkpoint_log import Head, is_ancestor
-from stateflow.checkpoint.log.documents import COMPLETED, NOT_BEGUN, CheckpointRecord, Manifest, OperatorState, SinkMode
+from stateflow.checkpoint.log.documents import COMPLETED, CheckpointRecord, Manifest, OperatorState, SinkMode
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.restore.graph_map import DroppedState, GraphAssignment, StateMove
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from stateflow.outputs import Timestamp
 from stateflow.state.handles import Document
 
 
@@ -44,16 +46,16 @@ class GraphPlan(Document, frozen=True, kw_only=True):
     """The positions of sources as given."""
     drop: list[str] = []
     """The operators and states to drop, as given."""
-    at: str = ""
-    """The time that ``latest`` refers to; empty without positions."""
+    positions_at: Timestamp | None = None
+    """The time that ``latest`` refers to; None without positions."""
     moves: list[StateMove] = []
     """States that get another operator or name."""
     dropped: list[DroppedState] = []
     """States that are not restored, of operators that are restored otherwise."""
-    old_max_parallelism: int = 0
-    """Number of key groups of the target's keyed state; 0 if it is that of the job."""
-    max_parallelism: int = 0
-    """The number that the state gets; 0 if it is that of the target."""
+    old_max_parallelism: int | None = None
+    """Number of key groups of the target's keyed state; None if it is that of the job."""
+    max_parallelism: int | None = None
+    """The number that the state gets; None if it is that of the target."""
 
 
 class SourceAction(StrEnum):
@@ -157,28 +159,32 @@ class StateChange(Document, frozen=True, kw_only=True):
 
     uid: str
     action: StateAction
-    bytes: int = 0
+    target_bytes: int = 0
     """Size of the state in the target."""
-    bytes_now: int | None = None
+    current_bytes: int | None = None
     """Size of the state in the newest checkpoint; None when it is not known."""
     olds: list[str] = []
     """Uids of the operators in the target that the state comes from; empty for that of the same uid."""
-    from_parallelism: int = 0
-    to_parallelism: int = 0
+    current_parallelism: int | None = None
+    """Parallelism in the target; None for new state."""
+    target_parallelism: int | None = None
+    """Parallelism in the job; None for dropped state."""
 
 
 class SourceChange(Document, frozen=True, kw_only=True):
     """The current and the restored position of one source."""
 
     uid: str
-    now: str
-    then: str
-    held: bool | None = None
+    current_offset: object = None
+    """Its position at the newest checkpoint, as JSON; None for none."""
+    target_offset: object = None
+    """The position that it gets, as JSON; None for its start."""
+    available: bool | None = None
     """Whether the source still has the input in between; None when the source cannot determine it."""
     files: int | None = None
     """Number of files in between, which will be read again; None when the source reads no files, or does not know."""
     action: SourceAction = SourceAction.KEPT
-    old: str = ""
+    old: str | None = None
     """Its uid in the target if that differs."""
 
 
@@ -188,11 +194,11 @@ class SinkChange(Document, frozen=True, kw_only=True):
     uid: str
     mode: SinkMode
     table_id: str
-    table: str
-    """Its path or address; empty for sinks without one."""
-    now: int
+    table: str | None
+    """Its path or address; None for sinks without one."""
+    current_version: int
     """Version of the table when the plan was created."""
-    then: int | None = None
+    target_version: int | None = None
     """Version to restore; None when the content stays."""
     rows_removed: int | None = 0
     rows_returned: int | None = 0
@@ -221,7 +227,7 @@ class RestorePlan(Document, frozen=True, kw_only=True):
 
     job: str
     job_uuid: str
-    head: int
+    head_seq: int
     """Sequence number of the newest entry when the plan was created."""
     generation: int
     ordinal: int
@@ -229,21 +235,22 @@ class RestorePlan(Document, frozen=True, kw_only=True):
     """The job's current checkpoint."""
     target: str
     """The target as given by the user."""
-    label: str
-    target_checkpoint: int
-    target_at: str
+    target_label: str
+    target_checkpoint_id: int
+    target_committed_at: Timestamp
     """When the target's checkpoint was committed."""
     target_sha256: str
     """Hash of the checkpoint's entry, or of the savepoint's document."""
-    savepoint: str = ""
-    """URI of the savepoint; empty for a checkpoint."""
-    savepoint_at: str = ""
-    """When the savepoint was made: after its checkpoint, by any time if no run was active; empty for a checkpoint."""
+    savepoint_path: str | None = None
+    """URI of the savepoint; None for a checkpoint."""
+    savepoint_made_at: Timestamp | None = None
+    """When the savepoint was made: after its checkpoint, by any time if no run was active; None for a checkpoint."""
     undone: bool = False
     """Whether an earlier restore has undone the target: the job's current state does not descend from it."""
     foreign: bool = False
-    of_job: str = ""
-    """Name and uuid of the other job whose savepoint it is."""
+    parent_job: str | None = None
+    """Name of the other job whose savepoint it is."""
+    parent_job_uuid: str | None = None
     claim_mode: ClaimMode = ClaimMode.NO_CLAIM
     """Who owns the savepoint after the restore; a checkpoint is never claimed."""
     mode: SinkMode
@@ -254,7 +261,7 @@ class RestorePlan(Document, frozen=True, kw_only=True):
     sources: list[SourceChange]
     sinks: list[SinkChange]
     left: list[SinkLeft] = []
-    dropped_checkpoints: list[int] = []
+    dropped_checkpoint_ids: list[int] = []
     """Kept checkpoints that the restore drops: afterwards only their savepoints, if any, can be restored."""
     saved: list[SavedCheckpoint] = []
     """Savepoints of those checkpoints."""
@@ -266,15 +273,15 @@ class RestorePlan(Document, frozen=True, kw_only=True):
     """Whether the job's newest run had not ended cleanly: it was running, was killed, or failed."""
     graph: GraphPlan
     """Changes of the graph."""
-    made_at: str
-    job_file: str = ""
+    made_at: Timestamp
+    job_file: str | None = None
     """Path of the job file that the plan was created with."""
-    job_file_changed_at: str = ""
+    job_file_changed_at: Timestamp | None = None
     """When that file was last modified."""
-    code: str = ""
+    code_hash: str | None = None
     """Hash of the job's code that the plan was created with."""
-    other_code: str = ""
-    """A sentence if other code made the target; empty if none is known."""
+    code_difference: str | None = None
+    """A sentence if other code made the target; None if none is known."""
 
     @property
     def digest(self) -> str:
@@ -297,11 +304,13 @@ def state_changes(
     origins = {uid: sorted({move.old for move in moves}) for uid, moves in assignment.by_operator.items()}
     changes = [_kept_state(uid, [stored[old] for old in origins[uid]], parallelism) for uid in origins]
     changes += [
-        StateChange(uid=uid, action=StateAction.NEW, to_parallelism=parallelism) for uid in wanted - origins.keys()
+        StateChange(uid=uid, action=StateAction.NEW, target_parallelism=parallelism) for uid in wanted - origins.keys()
     ]
     used = {old for olds in origins.values() for old in olds}
     changes += [
-        StateChange(uid=uid, action=StateAction.DROPPED, bytes=state_bytes([o]), from_parallelism=o.parallelism)
+        StateChange(
+            uid=uid, action=StateAction.DROPPED, target_bytes=state_bytes([o]), current_parallelism=o.parallelism
+        )
         for uid, o in stored.items()
         if uid not in used
     ]
@@ -313,10 +322,10 @@ def _kept_state(uid: str, origins: Sequence[OperatorState], parallelism: int) ->
     return StateChange(
         uid=uid,
         action=StateAction.MATCHED,
-        bytes=state_bytes(origins),
+        target_bytes=state_bytes(origins),
         olds=[] if olds == [uid] else olds,
-        from_parallelism=origins[0].parallelism,
-        to_parallelism=parallelism,
+        current_parallelism=origins[0].parallelism,
+        target_parallelism=parallelism,
     )
 
 
@@ -337,7 +346,7 @@ def cautions(plan: RestorePlan) -> list[Caution]:
     """Returns the cautions of a plan, the most severe first."""
     found = [Caution(f"table of {s.uid}", _other_commits(s.others)) for s in plan.sinks if s.others]
     found += [Caution(f"table of {left.uid}", _removed_sink(left, plan)) for left in plan.left]
-    found += [Caution(f"source {s.uid}", _NOT_HELD) for s in plan.sources if s.held is False]
+    found += [Caution(f"source {s.uid}", _NOT_HELD) for s in plan.sources if s.available is False]
     dropped = ", ".join(s.uid for s in plan.states if s.action is StateAction.DROPPED)
     if dropped:
         found.append(Caution(f"state of {dropped}", "dropped; the target still has it"))
@@ -350,9 +359,9 @@ def cautions(plan: RestorePlan) -> list[Caution]:
         found.append(Caution("keyed state", key_groups))
     found += _kept_tables(plan)
     if plan.foreign:
-        found.append(Caution("", f"the savepoint is another job's: {plan.of_job}".removesuffix(": ")))
+        found.append(Caution("", f"the savepoint is another job's: {plan.parent_job} {plan.parent_job_uuid}"))
     if plan.claim_mode is ClaimMode.CLAIM:
-        found.append(Caution("", f"{_CLAIMED}: {plan.savepoint}"))
+        found.append(Caution("", f"{_CLAIMED}: {plan.savepoint_path}"))
     if plan.run_open:
         found.append(Caution("", f"generation {plan.generation} {_RUN_OPEN}"))
     return found + _lost_checkpoints(plan)
@@ -413,7 +422,7 @@ def describe_replay(plan: RestorePlan) -> str:
         return again
     to = f" to {restored}" if kept else ""
     removed = f"{again} The restore removes the rows that were written{to} after the target"
-    held = [c.held for c in plan.sources if c.action is not SourceAction.NEW]
+    held = [c.available for c in plan.sources if c.action is not SourceAction.NEW]
     if all(held):
         text = f"{removed}; that run writes them again."
     elif False in held:
@@ -444,8 +453,9 @@ def _describe_undone(plan: RestorePlan) -> str:
 
 def describe_target(plan: RestorePlan) -> str:
     """Returns when the target's checkpoint was committed and, for a savepoint, when that was made."""
-    committed = f"committed at {_in_utc(plan.target_at)}"
-    return f"made at {_in_utc(plan.savepoint_at)} of a checkpoint {committed}" if plan.savepoint_at else committed
+    committed = f"committed at {_in_utc(plan.target_committed_at)}"
+    made_at = plan.savepoint_made_at
+    return f"made at {_in_utc(made_at)} of a checkpoint {committed}" if made_at else committed
 
 
 def _in_utc(timestamp: str) -> str:
@@ -469,7 +479,8 @@ def _describe_sources(plan: RestorePlan) -> list[str]:
     lines = []
     for source in plan.sources:
         if source.action is not SourceAction.KEPT or source.old:
-            then = "the beginning" if source.then == NOT_BEGUN else source.then
+            offset = source.target_offset
+            then = "the beginning" if offset is None else offset if isinstance(offset, str) else json.dumps(offset)
             name = f"{source.old} → {source.uid}" if source.old else source.uid
             lines.append(f"{name}: {texts[source.action].format(then=then)}")
     return lines
@@ -478,7 +489,7 @@ def _describe_sources(plan: RestorePlan) -> list[str]:
 def _lost_checkpoints(plan: RestorePlan) -> list[Caution]:
     """Returns the cautions about checkpoints after the target."""
     saved = {s.checkpoint_id: s.savepoint for s in plan.saved}
-    lost = [str(number) for number in plan.dropped_checkpoints if number not in saved]
+    lost = [str(number) for number in plan.dropped_checkpoint_ids if number not in saved]
     named = [f"{number} ({name})" for number, name in sorted(saved.items())]
     found = []
     if lost:

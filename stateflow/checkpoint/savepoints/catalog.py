@@ -103,26 +103,33 @@ def is_confirmed(storage: Storage, stored: StoredSavepoint) -> bool:
     return given is None or given.savepoint_id == document.id
 
 
-def record_savepoint(root: JobRoot, made: StoredSavepoint, took_ms: float) -> None:
+def record_savepoint(root: JobRoot, made: StoredSavepoint, duration_ms: float | None) -> None:
     """Adds a savepoint to the job's history; repeated calls add it once.
 
     Args:
         root: the job root.
         made: the savepoint.
-        took_ms: duration of its creation, in milliseconds.
+        duration_ms: duration of its creation; None if it is not known.
     """
     document = made.document
-    facts = {"savepoint": document.name, "id": document.id, "origin": document.origin.value, "path": made.uri}
+    facts: dict[str, object] = {
+        "savepoint": document.name,
+        "savepoint_id": document.id,
+        "origin": document.origin.value,
+        "path": made.uri,
+    }
     write_action(
         root.storage,
         ActionRecord(
             seq=document.checkpoint_id,
             kind=SAVEPOINT_RECORD,
-            at=document.made_at,
+            ended_at=document.made_at,
             by=document.by,
+            requested_by=document.requested_by,
             reason=document.reason,
-            took_ms=took_ms,
-            bytes=made.size,
+            note=document.note,
+            duration_ms=duration_ms,
+            size_bytes=made.size,
             facts=facts,
         ),
         document.id,

@@ -65,17 +65,16 @@ def current_claim(storage: Storage, folder: str) -> SavepointClaim | None:
     return slots[-1] if slots and slots[-1].state is ClaimState.CLAIMED else None
 
 
-def owner_of(storage: Storage, folder: str) -> tuple[str, str]:
-    """Returns name and uuid of the job that has claimed the savepoint, and when, for display.
+def owner_of(storage: Storage, folder: str) -> SavepointClaim | None:
+    """Returns the claim of the job that owns the savepoint, for display.
 
-    Both are empty for a savepoint that belongs to the user, and for one whose owner cannot be read, which is logged.
+    Returns None for a savepoint that belongs to the user, and for one whose owner cannot be read, which is logged.
     """
     try:
-        claim = current_claim(storage, folder)
+        return current_claim(storage, folder)
     except CorruptFile as e:
         log.warning("the owner of the savepoint in %s is unknown: %s", _uri(storage, folder), e)
-        claim = None
-    return (f"{claim.job} {claim.job_uuid}", claim.at) if claim else ("", "")
+        return None
 
 
 def is_claimed(storage: Storage, folder: str) -> bool:

@@ -173,10 +173,10 @@ def _record_deletion(root: JobRoot, claimed: ClaimedSavepoint, freed: int) -> No
     record = ActionRecord(
         seq=claimed.checkpoint,
         kind="dispose",
-        at=root.clock.now().isoformat(timespec="milliseconds"),
+        ended_at=root.clock.now().isoformat(timespec="milliseconds"),
         by=root.requester,
         reason="claimed, and no retained checkpoint needs it",
-        bytes=freed,
-        facts={"savepoint": claimed.name, "id": claimed.id},
+        size_bytes=freed,
+        facts={"savepoint": claimed.name, "savepoint_id": claimed.id},
     )
     write_action(root.storage, record, claimed.id)

@@ -48,18 +48,20 @@ _MARKER = re.compile(rb"[0-9a-f]{32}|damaged")
 _LONGEST_MARKER = 32
 
 
-def finish_savepoint(root: JobRoot, made: StoredSavepoint, given: RequestAnswer, took_ms: float = 0) -> None:
+def finish_savepoint(
+    root: JobRoot, made: StoredSavepoint, given: RequestAnswer, duration_ms: float | None = None
+) -> None:
     """Keeps a run's savepoint if the answer names it, and deletes it if another answer was written first.
 
     Args:
         root: the job root.
         made: the savepoint.
         given: the answer that counts.
-        took_ms: duration of the savepoint's creation, in milliseconds.
+        duration_ms: duration of the savepoint's creation; None if it is not known.
     """
     if given.savepoint_id == made.document.id:
         # If the run is killed here, a sweep completes both steps.
-        record_savepoint(root, made, took_ms)
+        record_savepoint(root, made, duration_ms)
         root.storage.delete([f"{made.folder}{STARTED}"])
     elif made.document.generation:
         _delete_savepoint(root.storage, made.folder, made.document.id)

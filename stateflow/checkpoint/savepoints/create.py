@@ -65,7 +65,9 @@ class SavepointSpec:
         sinks: position of each sink's table after the checkpoint's output was published, by uid.
         origin: why the savepoint is taken.
         by: who requested it; empty for this process.
+        requested_by: who requested it, if `by` is another person, who approved it.
         reason: why it was requested, for display.
+        note: what the person entered who approved it.
         request: id of the request that it answers; creating it again for the same request returns the existing one.
         drained: whether all event-time timers were fired before the checkpoint.
         generation: generation of the run that creates it; 0 outside of runs.
@@ -79,7 +81,9 @@ class SavepointSpec:
     sinks: dict[str, PublishedOutput]
     origin: Origin = Origin.MANUAL
     by: str = ""
+    requested_by: str = ""
     reason: str = ""
+    note: str = ""
     request: str = ""
     drained: bool = False
     generation: int = 0
@@ -213,7 +217,9 @@ def _make_pinned(root: JobRoot, spec: SavepointSpec, workers: SavepointWorkers, 
         made_at=root.clock.now().isoformat(timespec="milliseconds"),
         committed_at=spec.checkpoint.at,
         by=spec.by or root.requester,
+        requested_by=spec.requested_by,
         reason=spec.reason,
+        note=spec.note,
         request=spec.request,
         generation=spec.generation,
         drained=spec.drained,

@@ -69,20 +69,20 @@ class CompactionReport:
         uid: uid of the sink.
         table: path of the table.
         version: its newest version.
-        files_before: number of small files that were combined.
-        files_after: number of files that they were combined to; None in a dry run.
-        bytes_before: size of the combined files.
-        skipped: number of small files that stay, because another writer has replaced them concurrently, or because
-            they have deletion vectors, or columns or types that the sink does not write.
+        combined_files: number of small files that were combined.
+        new_files: number of files that they were combined to; None in a dry run.
+        combined_bytes: size of the combined files.
+        skipped_files: number of small files that stay, because another writer has replaced them concurrently, or
+            because they have deletion vectors, or columns or types that the sink does not write.
     """
 
     uid: str
     table: str
     version: int
-    files_before: int
-    files_after: int | None
-    bytes_before: int
-    skipped: int
+    combined_files: int
+    new_files: int | None
+    combined_bytes: int
+    skipped_files: int
 
 
 @dataclass(frozen=True)
@@ -320,13 +320,13 @@ class HeldVersion:
         version: the version.
         holders: labels of the checkpoints and savepoints.
         files: number of files that would otherwise be deleted.
-        bytes: their size.
+        size_bytes: their size.
     """
 
     version: int
     holders: tuple[str, ...]
     files: int
-    bytes: int
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -337,8 +337,8 @@ class VacuumReport:
         uid: uid of the sink.
         table: path of the table.
         version: its newest version.
-        files: number of deleted files.
-        bytes_freed: their size.
+        deleted_files: number of deleted files.
+        freed_bytes: their size.
         held: the versions that checkpoints or savepoints hold, oldest first.
         lost: labels of checkpoints and savepoints whose version can no longer be restored, whatever is deleted.
     """
@@ -346,8 +346,8 @@ class VacuumReport:
     uid: str
     table: str
     version: int
-    files: int
-    bytes_freed: int
+    deleted_files: int
+    freed_bytes: int
     held: tuple[HeldVersion, ...]
     lost: tuple[str, ...]
 

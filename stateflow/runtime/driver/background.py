@@ -170,14 +170,14 @@ class BackgroundWork:
             ActionRecord(
                 seq=self._generation,
                 kind=BACKGROUND,
-                at=failed.at,
+                ended_at=failed.at,
                 by=self._root.requester,
                 reason=failed.last.sentence,
                 facts={
                     "work": kind.value,
-                    "failures": str(failed.count),
+                    "failures": failed.count,
                     "code": failed.last.code,
-                    "run": str(self._generation),
+                    "generation": self._generation,
                 },
             ),
             f"{kind.value[:3]}{failed.count:x}",

@@ -458,8 +458,8 @@ def _failure_record(root: JobRoot, entry: LogEntry, error: StateflowError) -> Ac
     return ActionRecord(
         seq=entry.generation,
         kind=FAILURE,
-        at=root.clock.now().isoformat(timespec="milliseconds"),
+        ended_at=root.clock.now().isoformat(timespec="milliseconds"),
         by=root.requester,
         reason=error.sentence[:LONGEST_SENTENCE],
-        facts={"code": error.code, "run": str(entry.runs)},
+        facts={"code": error.code, "run": entry.runs},
     )

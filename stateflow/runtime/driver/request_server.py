@@ -239,8 +239,8 @@ class RequestServer:
             self.stopped = TAKEN_OVER if request.takes_over and self.stopped != STOPPED else STOPPED
         if savepoint is not None:
             # If another answer was first, the requester never learned of this savepoint, and it is removed.
-            took_ms = round((self._root.clock.monotonic() - began) * 1000, 1)
-            finish_savepoint(self._root, savepoint, counts, took_ms)
+            duration_ms = round((self._root.clock.monotonic() - began) * 1000, 1)
+            finish_savepoint(self._root, savepoint, counts, duration_ms)
             if counts.savepoint_id == savepoint.document.id:
                 self._observer.on_savepoint(savepoint.document)
         elif counts.status == DONE and request.kind is RequestKind.STOP:
@@ -260,10 +260,12 @@ class RequestServer:
             ActionRecord(
                 seq=checkpoint_id,
                 kind="stop",
-                at=self._root.clock.now().isoformat(timespec="milliseconds"),
+                ended_at=self._root.clock.now().isoformat(timespec="milliseconds"),
                 by=request.by,
+                requested_by=request.requested_by,
                 reason=request.reason,
-                facts={"run": str(self._generation), "request": request.id},
+                note=request.note,
+                facts={"generation": self._generation, "request_id": request.id},
             ),
             request.id,
         )
@@ -296,7 +298,9 @@ class RequestServer:
                 sinks=point.sinks,
                 origin=request.origin,
                 by=request.by,
+                requested_by=request.requested_by,
                 reason=request.reason,
+                note=request.note,
                 request=request.id,
                 drained=request.drain,
                 format=request.format or self._default_format(request.kind),

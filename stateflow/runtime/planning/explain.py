@@ -1,4 +1,4 @@
-"""Explains the physical plan of a job, for `stateflow plan`."""
+"""Explains the physical plan of a job, for `stateflow explain`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Delivery, Sink
 from stateflow.api.windows.window import HasWindows, duration_text
 from stateflow.config.settings import AT_LEAST_ONCE, Settings
+from stateflow.outputs import OptionalText
 from stateflow.runtime.planning.physical_plan import Level, OperatorChain, plan_job
 from stateflow.runtime.planning.state_discovery import discover_states
 from stateflow.types.ttl_config import StateTtlConfig
@@ -74,9 +75,9 @@ class StateExplanation:
 
     name: str
     kind: str
-    key_type: str
+    key_type: OptionalText
     value_type: str
-    time_to_live: str = ""
+    time_to_live: OptionalText = ""
 
 
 @dataclass(frozen=True)
@@ -106,15 +107,15 @@ class ChainExplanation:
     """
 
     uid: str
-    function: str
+    function: OptionalText
     inputs: tuple[InputExplanation, ...]
-    output: str
+    output: OptionalText
     side_outputs: tuple[str, ...]
     states: tuple[StateExplanation, ...] | None
-    unknown_because: str
+    unknown_because: OptionalText
     sinks: tuple[SinkExplanation, ...]
     relay: bool
-    windows: str = ""
+    windows: OptionalText = ""
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def explain_job(graph: Graph, settings: Settings, on_spark: bool) -> JobExplanat
 
 
 def to_lines(explanation: JobExplanation) -> Iterator[str]:
-    """Yields the lines of the text that `stateflow plan` prints."""
+    """Yields the lines of the text that `stateflow explain` prints."""
     where = "on Spark" if explanation.on_spark else "without Spark"
     parallelism = f"parallelism {explanation.parallelism}, {explanation.max_parallelism} key groups"
     yield f"job {explanation.job}: {where}, {parallelism}"

@@ -40,6 +40,7 @@ from stateflow.checkpoint.restore.source_positions import (
 )
 from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, StateflowError
+from stateflow.outputs import offset_value, utc_text
 from stateflow.runtime.planning.physical_plan import JobPlan
 from stateflow.runtime.restore.state_import import StateLocation, check_key_groups, has_raw_state
 from stateflow.state.schema_compatibility import Declarations
@@ -278,11 +279,11 @@ class ChangedGraph:
             maps=list(changes.maps),
             sources=list(changes.sources),
             drop=sorted(request.drop),
-            at=request.at.isoformat() if changes.sources else "",
+            positions_at=utc_text(request.at) if changes.sources else None,
             moves=[move for move in self.assignment.moves if move.is_changed],
             dropped=[state for state in self.assignment.dropped if state.uid in left],
-            old_max_parallelism=self.key_groups[0],
-            max_parallelism=self.key_groups[1],
+            old_max_parallelism=self.key_groups[0] or None,
+            max_parallelism=self.key_groups[1] or None,
         )
 
     @property
@@ -294,13 +295,12 @@ class ChangedGraph:
             changes.append(
                 SourceChange(
                     uid=uid,
-                    now="",
-                    then=self.chosen.texts.get(uid, position.offset),
+                    target_offset=offset_value(self.chosen.texts.get(uid, position.offset)),
                     action=self._source_action(uid),
-                    old=old if old != uid else "",
+                    old=old if old != uid else None,
                 )
             )
-        removed = [SourceChange(uid=uid, now="", then="", action=SourceAction.REMOVED) for uid in self.sources.removed]
+        removed = [SourceChange(uid=uid, action=SourceAction.REMOVED) for uid in self.sources.removed]
         return sorted((*changes, *removed), key=lambda change: (change.uid, change.action))
 
     def _source_action(self, uid: str) -> SourceAction:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 from stateflow import failpoints
 from stateflow.api.graph import Graph, SinkNode
 from stateflow.api.sink import Delivery, SinkContext, SinkTable, Successor
@@ -283,19 +285,9 @@ def _import_savepoint(
     location = StateLocation.of(stored, checked=True)
     handle = import_state(root, graph.shared, location, 0, graph.operators.rewrites)
     failpoints.hit("begin.imported")
-    facts = {
-        "of": document.id,
-        "at": label,
-        "shadow": "False",
-        "parent_job": f"{document.job} {document.job_uuid}",
-        "savepoint_path": stored.uri,
-        **({"claim_mode": claim_mode.value} if claimed else {}),
-    }
-    took_ms = round((root.clock.monotonic() - started) * 1000, 1)
-    at = root.clock.now().isoformat(timespec="milliseconds")
-    size = manifest.full_bytes
-    record = ActionRecord(
-        seq=1, kind="fork", at=at, by=root.requester, reason=note, took_ms=took_ms, bytes=size, facts=facts
+    record = _first_record(root, stored, label, note, is_claimed=claimed is not None)
+    record = msgspec.structs.replace(
+        record, size_bytes=manifest.full_bytes, duration_ms=round((root.clock.monotonic() - started) * 1000, 1)
     )
     # Before the first entry, after which a later attempt finds the root complete. An attempt after a kill uses the same
     # name.
@@ -306,6 +298,27 @@ def _import_savepoint(
     )
     root.adopt(None, adoption, f"begins with {label}" + (f": {note}" if note else ""))
     failpoints.hit("begin.adopted")
+
+
+def _first_record(root: JobRoot, stored: StoredSavepoint, label: str, note: str, *, is_claimed: bool) -> ActionRecord:
+    """Returns the record of what the job root begins with, without its size and duration."""
+    document = stored.document
+    return ActionRecord(
+        seq=1,
+        kind="fork",
+        ended_at=root.clock.now().isoformat(timespec="milliseconds"),
+        by=root.requester,
+        reason=note,
+        facts={
+            "forked_from": document.id,
+            "target_label": label,
+            "shadow": False,
+            "parent_job": document.job,
+            "parent_job_uuid": document.job_uuid,
+            "savepoint_path": stored.uri,
+            **({"claim_mode": ClaimMode.CLAIM.value} if is_claimed else {}),
+        },
+    )
 
 
 def plan_table(node: SinkNode, document: Savepoint, policy: ExistingTables) -> SinkIntent | None:

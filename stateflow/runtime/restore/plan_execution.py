@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
 
+import msgspec
+
 from stateflow import failpoints
 from stateflow.api.sink import OtherCommit, SinkTable, Successor, TableChanges
 from stateflow.checkpoint.history import flush_pending_records, write_action
@@ -51,11 +53,19 @@ class RestoreResult:
 
 @dataclass(frozen=True)
 class RestoreRequest:
-    """The id of a restore, who requested it, and why; a `request` id is executed at most once."""
+    """The id of a restore, who requested it, and why; a request is executed at most once.
+
+    Attributes:
+        by: who executes or has approved it, as in `stateflow.requesters`.
+        requested_by: who requested it, if `by` is another person, who has approved it.
+        note: what the person entered who has approved it.
+    """
 
     request_id: str
     by: str = ""
     reason: str = ""
+    requested_by: str = ""
+    note: str = ""
 
 
 def execute_plan(job: Job, plan: RestorePlan, request: RestoreRequest) -> RestoreResult:
@@ -108,7 +118,8 @@ def _execute(job: Job, head: Head, plan: RestorePlan, request: RestoreRequest) -
     if not head.entry.ended:
         flush_pending_records(root, head)
     adoption = _prepare_adoption(context.with_head(claimed), plan, request)
-    adoption = dataclasses.replace(adoption, restore=_facts(context, plan, request))
+    facts = msgspec.structs.replace(_facts(context, plan, request), is_imported=adoption.checkpoint is None)
+    adoption = dataclasses.replace(adoption, restore=facts)
     failpoints.hit("restore.imported")
     adopted = root.adopt(claimed, adoption, note)
     failpoints.hit("restore.intent")
@@ -131,7 +142,7 @@ def _check_plan(job: Job, head: Head, plan: RestorePlan, request: RestoreRequest
 def _note(plan: RestorePlan, request: RestoreRequest) -> str:
     by = f" for {describe_requester(request.by)}" if request.by else ""
     reason = f": {request.reason}" if request.reason else ""
-    return f"restore {plan.label}{by}{reason}"
+    return f"restore {plan.target_label}{by}{reason}"
 
 
 def _complete_unfinished(job: Job, head: Head, plan: RestorePlan) -> Head:
@@ -191,15 +202,17 @@ def _facts(context: RestoreContext, plan: RestorePlan, request: RestoreRequest) 
     return RestoreFacts(
         request=request.request_id,
         by=request.by or root.requester,
+        requested_by=request.requested_by,
         reason=request.reason,
-        label=plan.label,
-        base=0 if context.from_other_job else plan.target_checkpoint,
+        note=request.note,
+        label=plan.target_label,
+        base=0 if context.from_other_job else plan.target_checkpoint_id,
         left=plan.checkpoint_id,
-        undone=plan.dropped_checkpoints,
+        undone=plan.dropped_checkpoint_ids,
         at=root.clock.now().isoformat(timespec="milliseconds"),
-        bytes=sum(s.bytes for s in plan.states if s.action is not StateAction.DROPPED),
-        of_job=plan.of_job,
-        savepoint_path=plan.savepoint if context.from_other_job else "",
+        bytes=sum(s.target_bytes for s in plan.states if s.action is not StateAction.DROPPED),
+        of_job=f"{plan.parent_job} {plan.parent_job_uuid}" if plan.parent_job_uuid else "",
+        savepoint_path=plan.savepoint_path or "" if context.from_other_job else "",
         is_claimed=plan.claim_mode is ClaimMode.CLAIM,
     )
 
@@ -230,14 +243,14 @@ def check_planned_job(job: Job, plan: RestorePlan) -> None:
 def planned_graph(plan: RestorePlan) -> GraphRequest:
     """Returns the user's decisions about the graph in a plan."""
     graph = plan.graph
-    at = datetime.fromisoformat(graph.at or plan.made_at)
+    at = datetime.fromisoformat(graph.positions_at or plan.made_at)
     return GraphRequest(GraphChanges(tuple(graph.maps), tuple(graph.sources)), frozenset(graph.drop), at)
 
 
 def check_planned_graph(found: ChangedGraph, plan: RestorePlan) -> None:
     """Raises PlanOutdated unless the same decisions have the result that the plan shows."""
-    planned = [(change.uid, change.then, change.action, change.old) for change in plan.sources]
-    now = [(change.uid, change.then, change.action, change.old) for change in found.source_changes]
+    planned = [(change.uid, change.target_offset, change.action, change.old) for change in plan.sources]
+    now = [(change.uid, change.target_offset, change.action, change.old) for change in found.source_changes]
     if _outcome(found.plan) != _outcome(plan.graph) or now != planned:
         raise PlanOutdated(
             "states or source positions differ from the plan",
@@ -280,7 +293,7 @@ def outdated_plan(plan: RestorePlan, head: Head) -> PlanOutdated:
     return PlanOutdated(
         "the job has progressed since the plan was made",
         hint="make a new plan",
-        planned_at=plan.head,
+        planned_at=plan.head_seq,
         newest=head.entry.seq,
         checkpoint=head.checkpoint_id,
     )
@@ -288,30 +301,32 @@ def outdated_plan(plan: RestorePlan, head: Head) -> PlanOutdated:
 
 def planned_target(root: JobRoot, head: Head, plan: RestorePlan) -> Target:
     """Returns the checkpoint or savepoint of the plan. Raises PlanOutdated when it no longer exists or has changed."""
-    return _planned_savepoint(root, plan) if plan.savepoint else _planned_checkpoint(root, head, plan)
+    return _planned_savepoint(root, plan) if plan.savepoint_path else _planned_checkpoint(root, head, plan)
 
 
 def _planned_savepoint(root: JobRoot, plan: RestorePlan) -> Target:
-    storage = open_location(savepoint_uri(plan.savepoint), root.storage.uri)
+    storage = open_location(savepoint_uri(plan.savepoint_path or ""), root.storage.uri)
     try:
         stored = open_savepoint(storage)
     except ConfigError as e:
         raise PlanOutdated(
             "the savepoint of the plan no longer exists",
             hint="make a new plan, with another target",
-            target=plan.label,
-            savepoint=plan.savepoint,
+            target=plan.target_label,
+            savepoint=plan.savepoint_path,
         ) from e
     if stored.sha256 != plan.target_sha256:
         raise PlanOutdated(
-            "the savepoint is not the one that the plan was made for", hint="make a new plan", savepoint=plan.savepoint
+            "the savepoint is not the one that the plan was made for",
+            hint="make a new plan",
+            savepoint=plan.savepoint_path,
         )
     document = stored.document
     return Target(document.checkpoint_id, document.made_at, document.job_uuid, document.manifest, savepoint=stored)
 
 
 def _planned_checkpoint(root: JobRoot, head: Head, plan: RestorePlan) -> Target:
-    number = plan.target_checkpoint
+    number = plan.target_checkpoint_id
     if (number, plan.target_sha256) not in {(ref.id, ref.sha256) for ref in root.checkpoints.restorable(head)}:
         raise PlanOutdated("the checkpoint of the plan is no longer retained", hint=_OTHER_TARGET, checkpoint=number)
     return find_kept_checkpoint(root, head, number, _OTHER_TARGET)
@@ -406,10 +421,10 @@ def record_replaced(root: JobRoot, rewind: Rewind, by: int) -> None:
     Args:
         by: sequence number of the CLAIM with the newer intent.
     """
-    _record(root, rewind, {"replaced_by": str(by)})
+    _record(root, rewind, {"replaced_by_seq": by})
 
 
-def _record(root: JobRoot, rewind: Rewind, more: Mapping[str, str] = MappingProxyType({})) -> None:
+def _record(root: JobRoot, rewind: Rewind, more: Mapping[str, object] = MappingProxyType({})) -> None:
     """Writes the history record of a rewind.
 
     It is written before the log's entry that completes the rewind, so that a kill in between loses no record: the next
@@ -418,25 +433,30 @@ def _record(root: JobRoot, rewind: Rewind, more: Mapping[str, str] = MappingProx
     facts = rewind.restore
     if facts is None:
         return
-    kept = ", ".join(sorted(uid for uid, intent in rewind.sinks.items() if intent.mode is SinkMode.KEEP))
+    parent_job, _, parent_job_uuid = facts.of_job.rpartition(" ")
+    kept = sorted(uid for uid, intent in rewind.sinks.items() if intent.mode is SinkMode.KEEP)
     now = root.clock.now()
     took = now - datetime.fromisoformat(facts.at)
     record = ActionRecord(
         seq=rewind.seq,
         kind="restore" if facts.request else "rewind",
-        at=now.isoformat(timespec="milliseconds"),
+        ended_at=now.isoformat(timespec="milliseconds"),
         by=facts.by,
+        requested_by=facts.requested_by,
         reason=facts.reason,
-        took_ms=round(took.total_seconds() * 1000, 1),
-        bytes=facts.bytes,
+        note=facts.note,
+        duration_ms=round(took.total_seconds() * 1000, 1),
+        size_bytes=facts.bytes,
         facts={
-            "to": facts.label,
-            "from_checkpoint": str(facts.left),
-            "request": facts.request,
-            "base": str(facts.base),
-            "undone": ", ".join(str(i) for i in facts.undone),
-            "of_job": facts.of_job,
-            "savepoint_path": facts.savepoint_path,
+            "target_label": facts.label,
+            "previous_checkpoint_id": facts.left,
+            "request_id": facts.request,
+            "restored_checkpoint_id": facts.base,
+            "checkpoint_id": rewind.seq if facts.is_imported else facts.base,
+            "undone_checkpoint_ids": facts.undone,
+            "parent_job": parent_job or None,
+            "parent_job_uuid": parent_job_uuid or None,
+            "savepoint_path": facts.savepoint_path or None,
             **({"claim_mode": ClaimMode.CLAIM.value} if facts.is_claimed else {}),
             **({"kept_tables": kept} if kept else {}),
             **more,

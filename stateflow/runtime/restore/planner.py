@@ -42,7 +42,9 @@ from stateflow.checkpoint.restore.targets import Target, resolve_target
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints, savepoint_at
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.checkpoint.savepoints.claimed_savepoints import check_claim_of_job
+from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, PlanOutdated, SinkDiverged, StateflowError
+from stateflow.outputs import offset_value, utc_text
 from stateflow.runtime.job import Job
 from stateflow.runtime.publisher import BoundSink, OutputFilter
 from stateflow.runtime.restore.graph_changes import ChangedGraph, DeclaredGraph, GraphRequest, change_graph
@@ -93,7 +95,9 @@ def make_restore_plan(job: Job, target_name: str, options: RestoreOptions) -> Re
 
     def plan(head: Head) -> RestorePlan:
         target = _resolve(job, head, target_name, options)
-        context = check_target(job, head, target, GraphRequest(options.changes, options.drop, job.root.clock.now()))
+        # The plan has the time in milliseconds, and its execution must find the same positions.
+        now = parse_timestamp(utc_text(job.root.clock.now()))
+        context = check_target(job, head, target, GraphRequest(options.changes, options.drop, now))
         context.check_file_sizes()
         return _describe(context, target_name, options)
 
@@ -110,21 +114,22 @@ def _describe(context: RestoreContext, target_name: str, options: RestoreOptions
     return RestorePlan(
         job=root.job.job,
         job_uuid=root.job.job_uuid,
-        head=head.entry.seq,
+        head_seq=head.entry.seq,
         generation=head.entry.generation,
         ordinal=head.entry.ordinal,
         checkpoint_id=head.checkpoint_id,
         target=target_name,
-        label=target.label,
-        target_checkpoint=target.checkpoint_id,
-        target_at=target.at,
+        target_label=target.label,
+        target_checkpoint_id=target.checkpoint_id,
+        target_committed_at=utc_text(parse_timestamp(target.at)),
         target_sha256=_sha256(target),
-        savepoint=target.savepoint.uri if target.savepoint else "",
-        savepoint_at=target.savepoint.document.made_at if target.savepoint else "",
+        savepoint_path=target.savepoint.uri if target.savepoint else None,
+        savepoint_made_at=utc_text(parse_timestamp(target.savepoint.document.made_at)) if target.savepoint else None,
         undone=not context.from_other_job and _is_undone(root, head, target.checkpoint_id),
         foreign=context.from_other_job,
         mode=mode,
-        of_job=_owner(target) if context.from_other_job else "",
+        parent_job=_parent_job(target) if context.from_other_job else None,
+        parent_job_uuid=target.job_uuid if context.from_other_job else None,
         claim_mode=options.claim_mode,
         parallelism=job.plan.parallelism,
         operators=sorted(job.plan.key_types),
@@ -132,15 +137,15 @@ def _describe(context: RestoreContext, target_name: str, options: RestoreOptions
         sources=_source_changes(context, newest),
         sinks=plan_sink_changes(context, mode, options.keep_tables),
         left=left,
-        dropped_checkpoints=dropped,
+        dropped_checkpoint_ids=dropped,
         saved=_saved(root, dropped),
         run_open=is_run_open(head),
         graph=context.graph.plan,
         rows_again=replay.rows if replay else None,
         checkpoints_after=replay.checkpoints if replay else None,
-        made_at=root.clock.now().isoformat(timespec="seconds"),
-        code=job.code,
-        other_code=target.manifest.code_difference(job.code),
+        made_at=utc_text(root.clock.now()),
+        code_hash=job.code or None,
+        code_difference=target.manifest.code_difference(job.code) or None,
     )
 
 
@@ -156,9 +161,8 @@ def _dropped_checkpoints(context: RestoreContext) -> list[int]:
     return [ref.id for ref in restorable if ref.id > context.target.checkpoint_id]
 
 
-def _owner(target: Target) -> str:
-    name = target.savepoint.document.job if target.savepoint else ""
-    return f"{name} {target.job_uuid}"
+def _parent_job(target: Target) -> str | None:
+    return target.savepoint.document.job if target.savepoint else None
 
 
 def _resolve(job: Job, head: Head, text: str, options: RestoreOptions) -> Target:
@@ -218,7 +222,7 @@ def _state_changes(context: RestoreContext, newest: Manifest | None) -> list[Sta
     if newest is None:
         return states
     sizes = {o.uid: state_bytes([o]) for o in newest.operators}
-    return [msgspec.structs.replace(change, bytes_now=sizes.get(change.uid, 0)) for change in states]
+    return [msgspec.structs.replace(change, current_bytes=sizes.get(change.uid, 0)) for change in states]
 
 
 def _saved(root: JobRoot, dropped: list[int]) -> list[SavedCheckpoint]:
@@ -236,9 +240,9 @@ def _saved(root: JobRoot, dropped: list[int]) -> list[SavedCheckpoint]:
         if d.job_uuid == root.job.job_uuid and d.checkpoint_id in dropped
     ]
     return own + [
-        SavedCheckpoint(checkpoint_id=record.seq, savepoint=record.facts["path"])
+        SavedCheckpoint(checkpoint_id=record.seq, savepoint=record.text("path"))
         for record in external_savepoints(root.storage, dropped)
-        if _is_readable(record.facts["path"], root)
+        if _is_readable(record.text("path"), root)
     ]
 
 
@@ -261,12 +265,11 @@ def _source_changes(context: RestoreContext, newest: Manifest | None) -> list[So
     changes = []
     for change in context.graph.source_changes:
         old = change.old or change.uid
-        held, files = None, None
+        available, files = None, None
         if change.action is SourceAction.KEPT:
-            held, files = _replayable(sources.get(change.uid), positions[old], target, logs)
-        changes.append(
-            msgspec.structs.replace(change, now=current.get(change.uid, current.get(old, "")), held=held, files=files)
-        )
+            available, files = _replayable(sources.get(change.uid), positions[old], target, logs)
+        offset = offset_value(current.get(change.uid, current.get(old, "")))
+        changes.append(msgspec.structs.replace(change, current_offset=offset, available=available, files=files))
     return changes
 
 
@@ -479,15 +482,17 @@ def _table_id(context: RestoreContext, sink: BoundSink) -> str | None:
 def _sink_change(context: RestoreContext, sink: BoundSink, table_id: str, mode: SinkMode) -> SinkChange:
     table = sink.open_table()
     if mode is SinkMode.KEEP:
-        return SinkChange(uid=sink.uid, mode=mode, table_id=table_id, table=sink.location, now=table.version)
+        return SinkChange(
+            uid=sink.uid, mode=mode, table_id=table_id, table=sink.location or None, current_version=table.version
+        )
     rewind = context.plan_rewind(sink.uid, table)
     return SinkChange(
         uid=sink.uid,
         mode=mode,
         table_id=table_id,
-        table=sink.location,
-        now=rewind.from_version,
-        then=rewind.to_version,
+        table=sink.location or None,
+        current_version=rewind.from_version,
+        target_version=rewind.to_version,
         rows_removed=rewind.rows_removed,
         rows_returned=rewind.rows_returned,
         others=tuple(other.text for other in rewind.others),

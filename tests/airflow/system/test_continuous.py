@@ -137,7 +137,8 @@ class System:
         assert poll((launch / "exit").exists, PATIENCE), (launch / "driver.log").read_text()[-4000:]
         result: dict[str, Any] = json.loads((launch / "result.json").read_text())
         assert result["status"] == "finished", result
-        return result
+        found: dict[str, Any] = result["result"]
+        return found
 
     def wait_for_try(self, dag_id: str, run_id: str, state: str, after: int = 0) -> TaskTry:
         """Waits for the state of a later try of the task that runs the job, and returns the try.
@@ -252,7 +253,7 @@ def check_chain(system: System, dag_id: str, ends: list[str]) -> None:
     results = [system.wait_for_result(launch) for launch in system.launches(dag_id)]
     assert [result["stopped_because"] for result in results] == ends
     checkpoints = [result["checkpoint_id"] for result in results]
-    assert [result["started_from"] for result in results][1:] == checkpoints[:-1]
+    assert [result["start_checkpoint_id"] for result in results][1:] == checkpoints[:-1]
 
 
 def test_a_deferred_job_has_no_worker_and_survives_its_triggerer(system: System) -> None:

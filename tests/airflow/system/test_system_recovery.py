@@ -174,7 +174,7 @@ def test_a_savepoint_taken_during_a_run_is_restored_after_an_approval(system: Sy
     }
     made = client.returned("approved_savepoint", "one", "savepoint")
     point = int(made["offsets"]["events"]["row"])
-    assert made["taken_by"] == "run" and 50 < point < 120
+    assert made["made_from"] == "run" and 50 < point < 120
     _check_announced(client, job, made)
 
     # What came since is wrong; what comes again is right, and can be distinguished from it.
@@ -192,8 +192,8 @@ def test_a_savepoint_taken_during_a_run_is_restored_after_an_approval(system: Sy
     job.check_results()
     (record,) = [r for r in root_files.history(job.root) if r.get("kind") == "restore"]
     # An administrator who asks and approves is one person.
-    assert record["by"] == airflow_user(USER) and USER not in record["reason"]
-    assert re.fullmatch("version 2 is wrong.+seen", record["reason"])
+    assert record["by"] == airflow_user(USER) and record["requested_by"] == ""
+    assert (record["reason"], record["note"]) == ("version 2 is wrong", "seen")
 
     # Cleared, it does not go back a second time; the run continues from the head.
     job.deliver(150)
@@ -217,7 +217,7 @@ def test_a_rejected_plan_changes_nothing_and_can_be_made_and_approved_again(syst
     assert client.states("rejected_recovery", "night") == REJECTED
     assert client.task("rejected_recovery", "night", "approve").number == 1
     (record,) = [r for r in root_files.history(job.root) if r.get("kind") == "rejection"]
-    assert (record["by"], record["reason"]) == (airflow_user(USER), "not now")
+    assert (record["by"], record["note"]) == (airflow_user(USER), "not now")
     after = root_files.digests(job.root, job.folder / "tables")
     assert before.items() <= after.items() and len(after) == len(before) + 1
 

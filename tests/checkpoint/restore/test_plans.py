@@ -33,31 +33,31 @@ from tests.checkpoint.records import record
 
 
 def _plan(**more: Any) -> RestorePlan:
-    current = {"job": "j", "job_uuid": "u", "head": 9, "generation": 1, "ordinal": 3, "checkpoint_id": 9}
-    target = {"target": "3", "label": "checkpoint 3", "target_checkpoint": 3, "target_sha256": "s"}
+    current = {"job": "j", "job_uuid": "u", "head_seq": 9, "generation": 1, "ordinal": 3, "checkpoint_id": 9}
+    target = {"target": "3", "target_label": "checkpoint 3", "target_checkpoint_id": 3, "target_sha256": "s"}
     changes: dict[str, Any] = {"operators": ["a"], "states": [], "sources": [], "sinks": [], "parallelism": 2}
-    times = {"target_at": "2026-01-31T03:00:00+00:00", "made_at": "now"}
+    times = {"target_committed_at": "2026-01-31T03:00:00+00:00", "made_at": "now"}
     return RestorePlan(
         **{"mode": SinkMode.RESTORE, "graph": GraphPlan(), **current, **target, **changes, **times, **more}
     )
 
 
 def _source(held: bool | None, files: int | None = None) -> SourceChange:
-    return SourceChange(uid="s", now="9", then="3", held=held, files=files)
+    return SourceChange(uid="s", current_offset=9, target_offset=3, available=held, files=files)
 
 
 def _changed(action: SourceAction, uid: str = "s") -> SourceChange:
-    return SourceChange(uid=uid, now="9", then="-", action=action)
+    return SourceChange(uid=uid, current_offset=9, action=action)
 
 
 def _sink(mode: SinkMode = SinkMode.RESTORE, others: tuple[str, ...] = (), uid: str = "out") -> SinkChange:
-    return SinkChange(uid=uid, mode=mode, table_id="t", table="", now=9, then=3, others=others)
+    return SinkChange(uid=uid, mode=mode, table_id="t", table=None, current_version=9, target_version=3, others=others)
 
 
 SAVED = [SavedCheckpoint(checkpoint_id=9, savepoint="late")]
 RENAMED = [_changed(SourceAction.REMOVED), _changed(SourceAction.NEW, "n")]
 LEFT = [SinkLeft(uid="gone", table_id=table, checkpoint_id=9) for table in ("t", "u")]
-STATES = [StateChange(uid="old", action=StateAction.DROPPED, bytes=3)]
+STATES = [StateChange(uid="old", action=StateAction.DROPPED, target_bytes=3)]
 
 
 @pytest.mark.parametrize(
@@ -69,10 +69,10 @@ STATES = [StateChange(uid="old", action=StateAction.DROPPED, bytes=3)]
         (_plan(sinks=[_sink(), _sink(SinkMode.KEEP, uid="topic")], checkpoints_after=1), ["table of topic"]),
         (_plan(sinks=[_sink(others=("MERGE by ada",))]), ["table of out"]),
         (_plan(states=STATES), ["state of old"]),
-        (_plan(foreign=True, of_job="other 77"), [""]),
-        (_plan(savepoint="s3://bucket/kept/mine", claim_mode=ClaimMode.CLAIM), [""]),
+        (_plan(foreign=True, parent_job="other", parent_job_uuid="77"), [""]),
+        (_plan(savepoint_path="s3://bucket/kept/mine", claim_mode=ClaimMode.CLAIM), [""]),
         (_plan(sinks=[_sink()], left=LEFT), ["table of gone"] * 2),
-        (_plan(dropped_checkpoints=[5, 9], saved=SAVED), ["", ""]),
+        (_plan(dropped_checkpoint_ids=[5, 9], saved=SAVED), ["", ""]),
         (_plan(run_open=True, generation=12), [""]),
         (_plan(graph=GraphPlan(dropped=[DroppedState(kind=StateKind.KEYED, uid="a", state="s")])), ["state a.s"]),
         (_plan(graph=GraphPlan(old_max_parallelism=128, max_parallelism=1000)), ["keyed state"]),

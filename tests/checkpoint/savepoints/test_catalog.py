@@ -266,7 +266,7 @@ def test_a_savepoint_with_a_damaged_slot_is_neither_claimed_nor_deleted(data: by
     for step in (("claim", MINE, 2), ("dispose", "", 0), ("release", MINE, 3)):
         with raises(CorruptFile, file=claim_slot(FOLDER, 2)):
             _do(storage, step)
-    assert (owner_of(storage, FOLDER), is_claimed(storage, FOLDER)) == (("", ""), True)
+    assert (owner_of(storage, FOLDER), is_claimed(storage, FOLDER)) == (None, True)
 
 
 def test_a_savepoint_with_more_slots_than_jobs_write_is_refused_before_they_are_read() -> None:

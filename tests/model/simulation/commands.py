@@ -78,7 +78,7 @@ class Command:
     def create_savepoint(self, request: SavepointRequest) -> None:
         made = operations.create_savepoint(JOB_URI, request)
         self.job.checker.savepoints.returned(self.name, made.id)
-        self.job.count(f"savepoints taken by the {made.taken_by}")
+        self.job.count(f"savepoints taken by the {made.made_from}")
 
 
 class CreateSavepoint(Command):
@@ -208,7 +208,7 @@ class Restore(Command):
             except PlanOutdated:
                 job.count("plans outdated")
                 return False
-            job.count(f"restores to {'a savepoint' if planned[0].savepoint else 'a checkpoint'}")
+            job.count(f"restores to {'a savepoint' if planned[0].savepoint_path else 'a checkpoint'}")
             return True
         return True
 

@@ -241,7 +241,7 @@ def test_a_plan_for_another_savepoint_of_that_path_is_outdated(jobs: LocalJobs) 
     jobs.run(build)
     create_savepoint(str(jobs.folder / "root"), SavepointRequest(name="mine"))
     plan = plan_restore(jobs, build, target="mine")
-    with raises(PlanOutdated, savepoint=plan.savepoint):
+    with raises(PlanOutdated, savepoint=plan.savepoint_path):
         execute_plan(prepared_job(jobs, build), replace(plan, target_sha256="0" * 64), RestoreRequest("one"))
     execute_plan(prepared_job(jobs, build), plan, RestoreRequest("two"))
 

@@ -61,8 +61,8 @@ def source_jobs(tmp_path: Path) -> LocalJobs:
     return jobs
 
 
-def _actions(plan: RestorePlan) -> dict[str, tuple[str, str, SourceAction]]:
-    return {s.uid: (s.now, s.then, s.action) for s in plan.sources}
+def _actions(plan: RestorePlan) -> dict[str, tuple[object, object, SourceAction]]:
+    return {s.uid: (s.current_offset, s.target_offset, s.action) for s in plan.sources}
 
 
 def test_a_start_reads_an_added_source_from_the_beginning(source_jobs: LocalJobs) -> None:
@@ -99,9 +99,9 @@ def test_a_restore_removes_adds_and_renames_sources_as_planned(source_jobs: Loca
     build = _sources(jobs, c=Numbers("c", 2), d=Numbers("d", 3))
     plan = restore(jobs, build, "b=d")
     assert _actions(plan) == {
-        "a": ("2", "", SourceAction.REMOVED),
-        "c": ("", "-", SourceAction.NEW),
-        "d": ("2", "2", SourceAction.KEPT),
+        "a": (2, None, SourceAction.REMOVED),
+        "c": (None, None, SourceAction.NEW),
+        "d": (2, 2, SourceAction.KEPT),
     }
     assert {c.about for c in cautions(plan)} >= {"source a", ""}
     assert _read(jobs) == {"a": [1, 2], "b": [1, 2], "c": [1, 2], "d": [3]}
@@ -109,15 +109,15 @@ def test_a_restore_removes_adds_and_renames_sources_as_planned(source_jobs: Loca
 
 @pytest.mark.parametrize(
     ("position", "then", "read"),
-    [("earliest", "-", [1, 1, 2, 2, 3]), ("position:1", "1", [1, 2, 2, 3]), ("keep", "2", [1, 2, 3])],
+    [("earliest", None, [1, 1, 2, 2, 3]), ("position:1", 1, [1, 2, 2, 3]), ("keep", 2, [1, 2, 3])],
 )
 def test_a_source_continues_where_the_option_says(
-    source_jobs: LocalJobs, position: str, then: str, read: list[int]
+    source_jobs: LocalJobs, position: str, then: int | None, read: list[int]
 ) -> None:
     jobs = source_jobs
     plan = restore(jobs, _sources(jobs, a=Numbers("a", 3), b=Numbers("b", 3)), sources=[f"a={position}"])
     (source, _) = plan.sources
-    assert (source.now, source.then) == ("2", then)
+    assert (source.current_offset, source.target_offset) == (2, then)
     assert (source.action is SourceAction.KEPT) == (position == "keep")
     assert ("source a" in {c.about for c in cautions(plan)}) == (position != "keep")
     assert _read(jobs) == {"a": read, "b": [1, 2, 3]}

@@ -26,6 +26,7 @@ from stateflow_airflow.operators.base import (
     escape,
     find_requester,
     request_id,
+    requester,
     restrict_library,
     triggering_user,
 )
@@ -178,7 +179,7 @@ class JobApprovalOperator(ApprovalOperator):
             self.log.warning("%s has triggered this DAG run, and so cannot approve it; asking again", user)
             self._ask(context, f"{user} has triggered this DAG run, so that another user has to answer")
         asked = self._asked(context)
-        return {**given, "plan": asked.digest, "loss": list(asked.loss)}
+        return {**given, "plan_digest": asked.digest, "loss": list(asked.loss)}
 
     def _reject(self, context: Context, given: HITLTriggerEventSuccessPayload, answer: Answer) -> dict[str, object]:
         """Records the rejection, and skips all downstream tasks, whatever their trigger rules.
@@ -209,15 +210,15 @@ class JobApprovalOperator(ApprovalOperator):
             from stateflow.operations import Rejection, record_rejection
             from stateflow.requesters import by_process
 
-            asked, asked_by = self._asked(context), find_requester(context)
+            asked = self._asked(context)
             rejection = Rejection(
                 request=request_id(context, asked.digest),
                 by=airflow_user(answer.user) if answer.user else by_process("timeout"),
-                reason=answer.reason,
+                note=answer.reason,
                 at=at,
                 seq=asked.seq,
-                plan=asked.label,
-                asked_by="" if asked_by in answer.names else asked_by,
+                label=asked.label,
+                requested_by=other_requester(context, answer),
             )
             record_rejection(check_job_root(self.job_root), rejection)
 
@@ -239,7 +240,7 @@ class StateflowApprovalOperator(JobApprovalOperator):
     def question(self) -> Question:
         """Returns the plan; the template of the body describes it."""
         plan = parse_plan(self.plan)
-        return Question(plan.digest, plan.label, plan.head)
+        return Question(plan.digest, plan.target_label, plan.head_seq)
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,7 @@ class Answer:
             user=names[0] if names else "",
             note=str(note).strip(),
             approves=chosen == [APPROVE] and bool(names),
-            plan=str(answer.get("plan") or ""),
+            plan=str(answer.get("plan_digest") or ""),
             names=frozenset(names),
             loss=tuple(map(str, loss)) if isinstance(loss, Sequence) else (),
         )
@@ -325,6 +326,26 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Decision:
+    """Who is responsible for a request, as stored in the job's records.
+
+    Attributes:
+        by: the user who approved it; without an approval, who requested it.
+        requested_by: who requested it, if another user approved it; empty otherwise.
+        note: what the user entered who approved it.
+    """
+
+    by: str
+    requested_by: str = ""
+    note: str = ""
+
+
+def other_requester(context: Context, answer: Answer) -> str:
+    """Returns who requested what a user has answered, as stored in records; empty if that is the same user."""
+    return "" if find_requester(context) in answer.names else requester(context)
+
+
+@dataclass(frozen=True)
 class ApprovalCheck:
     """The check of an approval by the task that executes the request.
 
@@ -341,25 +362,21 @@ class ApprovalCheck:
         """The answer; without an approval, one that approves nothing."""
         return Answer.of(self.approval)
 
-    def decision(self, digest: str, context: Context, reason: str) -> tuple[str, str]:
-        """Returns the user who approved the request, and the reason to record.
+    def decision(self, digest: str, context: Context) -> Decision:
+        """Returns the decision to record.
 
         Args:
             digest: of the request that is to be executed.
             context: of the task that executes it.
-            reason: why it was requested.
 
         Raises PermanentFailure unless a user has approved exactly this request, and may approve it.
         """
         answer = self.answer
         answer.check_approves(digest)
-        asked_by = find_requester(context)
         # Not a text, which a template in a DAG file would be.
         if self.self_approval is not True:
             answer.check_other_than(triggering_user(context))
-        notes = [f"approval: {answer.note}" if answer.note else ""]
-        notes += [f"requested by {asked_by}" if asked_by not in answer.names else ""]
-        return airflow_user(answer.user), "; ".join(part for part in (reason, *notes) if part)
+        return Decision(airflow_user(answer.user), other_requester(context, answer), answer.note)
 
 
 class StateflowClaimApprovalOperator(JobApprovalOperator):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, cast
 
 from stateflow_airflow.failures import config_failure
@@ -35,10 +34,14 @@ class _WritingOperator(LibraryOperator):
 
     def _reported(self, written: WrittenSavepoint, context: Context) -> dict[str, object]:
         """Logs a savepoint, adds it to the assets, and returns it for XCom."""
-        self.log.info("savepoint %s of %s, %d bytes, in %s", written.name, written.job, written.bytes, written.path)
+        from stateflow.outputs import to_object
+
+        self.log.info(
+            "savepoint %s of %s, %d bytes, in %s", written.name, written.job, written.size_bytes, written.path
+        )
         for uid in written.without_position:
             self.log.warning("source %s has no position, and begins at its start", uid)
-        found = asdict(written)
+        found = to_object(written)
         self.add_to_assets(context, found)
         return found
 

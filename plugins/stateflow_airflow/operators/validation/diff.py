@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +83,7 @@ class StateflowDiffOperator(JobRootOperator):
     def execute(self, context: Context) -> dict[str, object]:
         """Compares the snapshots."""
         from stateflow.compare.summary import states_beyond
+        from stateflow.outputs import to_object
 
         limits = self._limits()
         with self.library():
@@ -94,7 +94,11 @@ class StateflowDiffOperator(JobRootOperator):
             self.log.info("%s.%s: %d added, %d removed, %d changed", state.operator, state.state, *counts)
         if beyond:
             raise log_failure(_differs(found, beyond))
-        return {"keys": found.keys, "read_bytes": found.read_bytes, "states": [asdict(each) for each in found.states]}
+        return {
+            "keys": found.keys,
+            "read_bytes": found.read_bytes,
+            "states": [to_object(each) for each in found.states],
+        }
 
     def _compared(self, limits: DiffLimits) -> SnapshotDiff:
         from stateflow.compare.snapshots import DiffOptions, open_and_compare
@@ -129,9 +133,11 @@ class StateflowDiffOperator(JobRootOperator):
 
 
 def _differs(found: SnapshotDiff, beyond: Sequence[StateDiff]) -> StateflowTaskFailed:
+    from stateflow.outputs import to_object
+
     names = [f"{state.operator}.{state.state}" for state in beyond]
     counts = "; ".join(f"{name}: {state.keys} keys" for name, state in zip(names, beyond, strict=True))
-    facts = {"states": [asdict(state) for state in beyond], "changes": _some_changes(found, names)}
+    facts = {"states": [to_object(state) for state in beyond], "changes": _some_changes(found, names)}
     return failure(
         "state-differs",
         f"the state of {found.old.label} and {found.new.label} differs more than allowed: {counts}",

@@ -1,4 +1,4 @@
-"""`stateflow plan`: the drawing, warnings, what was not checked, and whether a run would start."""
+"""`stateflow explain`: the drawing, warnings, what was not checked, and whether a run would start."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILES = """
 
 
 def _plan(cli: CliFixture, *more: str) -> Result:
-    return invoke("plan", str(cli.job), "--set", "max_parallelism=128", *more)
+    return invoke("explain", str(cli.job), "--set", "max_parallelism=128", *more)
 
 
 def _facts(cli: CliFixture, *more: str) -> dict[str, Any]:
