@@ -6,6 +6,7 @@ nothing that the submitting process knows has to survive it: not even the answer
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -19,6 +20,8 @@ from pathlib import Path
 from stateflow.config.submit_options import default_conf_file, option, read_conf
 from stateflow.errors import ClusterFailed, ConfigError, Interrupted
 from stateflow.submission.shipment import Shipment
+
+log = logging.getLogger(__name__)
 
 CLUSTER_MODE = "cluster"
 _DEPLOY_MODE, _MASTER = "spark.submit.deployMode", "spark.master"
@@ -49,12 +52,14 @@ class Application:
         phase: how far it is.
         reason: the cluster's diagnostics; may be empty.
         log: where a user finds the driver's log; empty if it is unknown.
+        user: who runs it; empty if it is unknown.
     """
 
     id: str
     phase: Phase
     reason: str = ""
     log: str = ""
+    user: str = ""
 
     @property
     def is_active(self) -> bool:
@@ -127,14 +132,16 @@ class SparkSubmit:
         """Whether the driver runs in the cluster."""
         return (option(self.options, "--deploy-mode") or self.conf.get(_DEPLOY_MODE, "")) == CLUSTER_MODE
 
-    def tool(self, java_class: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def tool(self, java_class: str, *arguments: str) -> None:
         """Runs a program of Hadoop that is part of Spark's JARs, with the configuration of spark-submit.
 
-        Raises ClusterFailed if it does not end in time.
+        A failure of the program is logged: what it was to do may have been done already.
+
+        Raises ClusterFailed if it cannot be started, or does not end in time.
         """
         spark_class = str(Path(self.program).with_name("spark-class"))
         try:
-            return subprocess.run(
+            done = subprocess.run(
                 [spark_class, java_class, *arguments],
                 env=dict(self.environment),
                 stdin=subprocess.DEVNULL,
@@ -148,6 +155,8 @@ class SparkSubmit:
             raise ClusterFailed(
                 "a program of Hadoop did not run", hint="check the configuration of Hadoop", program=java_class
             ) from e
+        if done.returncode:
+            log.warning("%s has failed: %s", java_class, _reason(done.stdout + done.stderr))
 
 
 def run_spark_submit(
@@ -165,8 +174,8 @@ def run_spark_submit(
         ClusterFailed: it has failed, with the end of its output.
         Interrupted: the call was cancelled; the driver may have been submitted nevertheless.
     """
-    log = shipment.folder / "spark-submit.log"
-    with log.open("wb") as output:
+    output_file = shipment.folder / "spark-submit.log"
+    with output_file.open("wb") as output:
         process = subprocess.Popen(
             [spark_submit.program, *options],
             env=dict(spark_submit.environment),
@@ -186,7 +195,7 @@ def run_spark_submit(
             "spark-submit could not submit the driver",
             hint="see its last lines",
             exit_code=code,
-            reason=_reason(log.read_text(errors="replace")),
+            reason=_reason(output_file.read_text(errors="replace")),
         )
 
 

@@ -128,7 +128,7 @@ class ClusterRun:
             found = self._cluster.find(self._run.launch)
             if found is None or found.is_active:
                 raise
-            self._cluster.clean_up(found)
+            self._clean_up(found)
             # spark-submit does not say why an application has failed that it could submit.
             raise ClusterFailed(
                 "the cluster did not start the driver",
@@ -186,13 +186,19 @@ class ClusterRun:
         self._run.report(f"{application.id} has ended: {application.phase}")
         return application
 
+    def _clean_up(self, application: Application) -> None:
+        try:
+            self._cluster.clean_up(application)
+        except ClusterFailed as e:
+            log.warning("what the application has left cannot be removed: %s", e)
+
     def _result(self, application: Application) -> Mapping[str, object]:
         if application.phase is not Phase.SUCCEEDED:
-            self._cluster.clean_up(application)
+            self._clean_up(application)
         result = read_launch_result(self._run.storage, self._run.launch)
         if application.phase is Phase.SUCCEEDED:
             # Only now: until its result is known, another process must find it.
-            self._cluster.clean_up(application)
+            self._clean_up(application)
         if result is not None:
             return result
         if self._signals:
@@ -232,7 +238,10 @@ class _Ending:
         if self._killed_at is None or now - self._killed_at > _KILL_REPEATED.total_seconds():
             self._run.report(f"killing {application.id}")
             self._killed_at = now
-            self._cluster.kill(application)
+            try:
+                self._cluster.kill(application)
+            except ClusterFailed as e:
+                log.warning("the application cannot be killed, trying again: %s", e)
 
     def _request_stop(self) -> int:
         """Requests the run of the launch to stop, once for each generation; returns it, and 0 if there is no run."""

@@ -38,6 +38,7 @@ _SUCCEEDED = "SUCCEEDED"
 _APPLICATION = re.compile(r"application_[0-9]+_[0-9]+")
 _ARCHIVES, _TAGS, _NAME = "spark.yarn.dist.archives", "spark.yarn.tags", "spark.app.name"
 _STAGING = "spark.yarn.stagingDir"
+_USER = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]*")
 _LONGEST_REASON = 2000
 _PROGRAM = """\
 import os
@@ -68,6 +69,7 @@ class _App(msgspec.Struct, frozen=True):
     final_status: str = msgspec.field(name="finalStatus", default="")
     diagnostics: str | None = None
     log: str | None = msgspec.field(name="amContainerLogs", default=None)
+    user: str = ""
     started: int = msgspec.field(name="startedTime", default=0)
 
 
@@ -124,16 +126,19 @@ class Yarn(Cluster):
 
     def kill(self, application: Application) -> None:
         self._spark_submit.tool(
-            "org.apache.hadoop.yarn.client.cli.ApplicationCLI", "-kill", _checked_id(application.id)
+            "org.apache.hadoop.yarn.client.cli.ApplicationCLI", "application", "-kill", _checked_id(application.id)
         )
 
     def clean_up(self, application: Application) -> None:
         if application.phase is Phase.SUCCEEDED:
             # Spark has removed it.
             return
-        # Relative to the folder of this user in the default file system, as Spark has it.
         staging = self._spark_submit.conf.get(_STAGING, "").rstrip("/")
-        folder = "/".join(filter(None, [staging, ".sparkStaging", _checked_id(application.id)]))
+        if staging and not _USER.fullmatch(application.user):
+            return
+        # Without a folder of all users, it is relative to the user's own one in the default file system.
+        within = [staging, application.user] if staging else []
+        folder = "/".join([*within, ".sparkStaging", _checked_id(application.id)])
         self._spark_submit.tool("org.apache.hadoop.fs.FsShell", "-rm", "-r", "-f", "-skipTrash", folder)
 
     def _get(self, path: str) -> _Found:
@@ -214,7 +219,7 @@ def _application(app: _App) -> Application:
     else:
         # An unknown state is one of a newer YARN, and has not ended.
         phase = _PHASES.get(app.state, Phase.RUNNING)
-    return Application(_checked_id(app.id), phase, _reason(app.diagnostics or ""), app.log or "")
+    return Application(_checked_id(app.id), phase, _reason(app.diagnostics or ""), app.log or "", app.user)
 
 
 def _reason(diagnostics: str) -> str:

@@ -27,7 +27,8 @@ import psutil
 from tests.servers.listening import QuietHandler, listening
 from tests.servers.running import ROOT
 
-_APPLICATIONS, _STAGING = "applications", "staging/.sparkStaging"
+_USER = "tests"
+_APPLICATIONS, _STAGING = "applications", f"staging/{_USER}/.sparkStaging"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,8 @@ class LocalYarn:
     def command_line(self) -> list[str]:
         """The command line of spark-submit that runs drivers here."""
         submit = str(self.folder / "bin" / "spark-submit")
-        return [submit, "--master", "yarn", "--deploy-mode", "cluster"]
+        staging = f"spark.yarn.stagingDir={self.folder}/staging"
+        return [submit, "--master", "yarn", "--deploy-mode", "cluster", "--conf", staging]
 
     def applications(self) -> list[dict[str, Any]]:
         """All applications, oldest first, as the ResourceManager describes them."""
@@ -146,7 +148,12 @@ def _submit(folder: Path, words: list[str]) -> None:
     path, staged = (folder / name / f"application_1_{number:04d}" for name in (_APPLICATIONS, _STAGING))
     path.mkdir()
     staged.mkdir(mode=0o700)
-    known = {"applicationTags": conf["spark.yarn.tags"], "startedTime": number, "name": conf["spark.app.name"]}
+    known = {
+        "user": _USER,
+        "applicationTags": conf["spark.yarn.tags"],
+        "startedTime": number,
+        "name": conf["spark.app.name"],
+    }
     (path / "application.json").write_text(json.dumps(known))
     for file in (words[at], *(each.partition("#")[0] for each in conf["spark.yarn.dist.archives"].split(","))):
         shutil.copy(file.removeprefix("file://"), staged)
@@ -167,13 +174,13 @@ def _submit(folder: Path, words: list[str]) -> None:
 
 
 def _tool(folder: Path, words: list[str]) -> None:
-    if words[0].endswith("ApplicationCLI"):
+    if words[:3] == ["org.apache.hadoop.yarn.client.cli.ApplicationCLI", "application", "-kill"]:
         path = folder / _APPLICATIONS / words[-1]
         (path / "killed").touch()
         _kill(path)
     else:
         assert words[:5] == ["org.apache.hadoop.fs.FsShell", "-rm", "-r", "-f", "-skipTrash"], words
-        shutil.rmtree(folder / "staging" / words[-1], ignore_errors=True)
+        shutil.rmtree(words[-1], ignore_errors=True)
 
 
 def main() -> None:

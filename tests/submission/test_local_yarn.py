@@ -90,6 +90,22 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(job: AccountsJob, yarn
 
 
 @pytest.mark.long(reason="starts a driver")
+def test_a_driver_that_does_not_stop_is_killed_by_the_cluster(job: AccountsJob, yarn: LocalYarn) -> None:
+    job.deliver(30, (20, {"pause": "gate"}))
+    running = submit(job, yarn, "one", "--end-timeout", "1s")
+    wait_for(lambda: commits(job) > 0, lambda: str(running))
+    container = yarn.driver(yarn.applications()[0]["id"])
+    assert container is not None
+    for process in container.children(recursive=True):
+        process.suspend()
+    os.kill(running.pid, signal.SIGTERM)
+    ended = running.wait()
+    assert (ended.code, ended.result["error"]["code"]) == (130, "interrupted")
+    assert [app["finalStatus"] for app in yarn.applications()] == ["KILLED"]
+    assert yarn.staged() == []
+
+
+@pytest.mark.long(reason="starts a driver")
 def test_a_signal_ends_the_run_with_a_checkpoint(job: AccountsJob, yarn: LocalYarn) -> None:
     job.deliver(20)
     running = submit(job, yarn, "one", run__until="stopped")

@@ -61,7 +61,8 @@ class Submission:
     def counts(self) -> list[tuple[str, int]]:
         """The output: for each row, its name and how often that has occurred."""
         out = self.folder / "out"
-        return sorted((row["name"], row["number"]) for row in FolderSink(out).rows()) if out.exists() else []
+        rows = FolderSink(out).rows() if (out / "versions").exists() else []
+        return sorted((row["name"], row["number"]) for row in rows)
 
     def start(self, *spark_options: str, **variables: str) -> subprocess.Popen[bytes]:
         settings = [f"--set={name}={value}" for name, value in self.settings.items()]
@@ -223,6 +224,54 @@ def test_the_submitting_process_is_killed_and_its_successor_ends_the_run_with_a_
         2,
     )
     assert submission.application()["id"] == application["id"]
+    submission.assert_nothing_is_left()
+
+
+def test_a_driver_that_does_not_stop_in_time_is_killed_by_the_cluster(submission: Submission) -> None:
+    submission.options = ["--end-timeout", "2s"]
+    # It has not claimed the job, so no request reaches it.
+    process = submission.start("--conf", "spark.yarn.queue=default")
+    wait_for(lambda: "is running" in submission.log() or process.poll() is not None, submission.log, _DEADLINE)
+    (driver,) = submission.containers("driver")
+    for child in (driver, *driver.children(recursive=True)):
+        child.suspend()
+    process.send_signal(signal.SIGTERM)
+    assert submission.finish(process) == 130, submission.log()
+    assert submission.application()["finalStatus"] == "KILLED"
+    assert submission.result()["error"]["code"] == "interrupted"
+    submission.assert_nothing_is_left()
+
+
+def test_the_driver_s_container_is_killed_and_the_next_launch_continues(submission: Submission) -> None:
+    submission.settings |= {"run.until": "stopped"}
+    submission.add_rows("a")
+    process = submission.start()
+    wait_for(lambda: len(submission.counts()) == 1 or process.poll() is not None, submission.log, _DEADLINE)
+    (driver,) = submission.containers("driver")
+    for child in (*driver.children(recursive=True), driver):
+        child.kill()
+    assert submission.finish(process) == 5, submission.log()
+    error = submission.result()["error"]
+    assert (error["code"], error["facts"]["phase"], error["retryable"]) == ("cluster-failed", "failed", True)
+    submission.assert_nothing_is_left()
+    submission.settings.pop("run.until")
+    submission.add_rows("a", "b")
+    assert submission.finish(submission.start()) == 0, submission.log()
+    assert submission.counts() == [("a", 1), ("a", 2), ("b", 1)]
+
+
+def test_an_executor_is_killed_and_the_run_continues(submission: Submission) -> None:
+    submission.settings |= {"run.until": "stopped"}
+    submission.add_rows("a")
+    process = submission.start()
+    wait_for(lambda: len(submission.counts()) == 1 or process.poll() is not None, submission.log, _DEADLINE)
+    (executor,) = submission.containers("executor")
+    executor.kill()
+    submission.add_rows("a", "b")
+    wait_for(lambda: len(submission.counts()) == 3 or process.poll() is not None, submission.log, _DEADLINE)
+    process.send_signal(signal.SIGTERM)
+    assert submission.finish(process) == 0, submission.log()
+    assert submission.counts() == [("a", 1), ("a", 2), ("b", 1)]
     submission.assert_nothing_is_left()
 
 
