@@ -22,9 +22,9 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from stateflow import failpoints
-from stateflow.errors import BatchFailed, ConfigError, MissingFile
+from stateflow.errors import BatchFailed, ConfigError, CorruptFile, MissingFile
 from stateflow.private_files import make_folders, write_private
-from stateflow.storage import BlobInfo, open_storage, split_object
+from stateflow.storage import BlobInfo, Storage, open_storage, split_object
 from stateflow.types.decoders import json_decoder
 
 LOG_VERSION = b"v1"
@@ -33,6 +33,8 @@ _COMPACTED_EACH = 10
 _INNERMOST_BRACES = re.compile(r"(?<!\\)\{([^{}]*)\}")
 _NOT_IN_URIS = frozenset("?#\\")
 _SPECIAL = re.compile(r"(?<!\\)[*?\[]")
+_SINK_LOG = "_spark_metadata"
+"""Where Spark's file sink, and stateflow's, keep the log that says which files of their folder are visible."""
 _SUMMARIES = ("_metadata", "_common_metadata")
 
 
@@ -240,36 +242,94 @@ class StoredFiles:
         """Returns all files, in the order in which their rows arrive.
 
         Objects without content, such as markers of folders, are not files: nothing is lost if content arrives later.
+        Of a folder that a sink has written, only the files in its log are: others are not committed, or undone.
         """
         pattern, found = FilePattern(self.address), dict[str, ListedFile]()
         scheme, _, rest = self.address.partition("://")
         for folder in pattern.folders:
             root, key = split_object(f"{scheme}://{rest.partition('/')[0]}/{folder}")
-            for blob in _blobs(root, key):
+            storage = open_storage(root)
+            for blob in _only_written(storage, _blobs(storage, key)):
                 uri = f"{root}/{quote(blob.key, safe='/=')}"
-                if blob.size and pattern.lists(uri) and (not self.names or matches_name(self.names, _name(blob.key))):
+                name = blob.key.rpartition("/")[2]
+                if blob.size and pattern.lists(uri) and (not self.names or matches_name(self.names, name)):
                     found[uri] = ListedFile(uri, blob.modified_ms, 0, blob.size, blob.version)
         return sorted(found.values(), key=arrival_order)
 
 
-def _blobs(root: str, key: str) -> Iterator[BlobInfo]:
-    """Yields the objects below a folder, or the object of this name."""
-    storage = open_storage(root)
+def _blobs(storage: Storage, key: str) -> list[BlobInfo]:
+    """Returns the objects below a folder, or the object of this name."""
     try:
         below = storage.list(f"{key}/" if key else "")
     except MissingFile as e:
         raise ConfigError(
-            "the bucket or container of a source does not exist", hint="create it, or correct the address", bucket=root
+            "the bucket or container of a source does not exist",
+            hint="create it, or correct the address",
+            bucket=storage.uri,
         ) from e
-    yield from below
     # An address may also be that of one file.
     own = storage.info(key) if key and not below else None
-    if own is not None:
-        yield own
+    return below if own is None else [own]
 
 
-def _name(key: str) -> str:
-    return key.rpartition("/")[2]
+class _WrittenFile(msgspec.Struct, rename="camel"):
+    """A line of the log of Spark's file sink."""
+
+    path: str
+    size: int
+    modification_time: int
+    action: str = "add"
+
+
+_written_file = json_decoder(_WrittenFile)
+
+
+def _only_written(storage: Storage, blobs: Sequence[BlobInfo]) -> list[BlobInfo]:
+    """Returns objects without those that are not in the log of the sink that has written their folder.
+
+    A file that was written after its name was passed by the listing is there if the log has it.
+    """
+    known, left = {blob.key: blob for blob in blobs}, list(blobs)
+    logs = dict[str, list[str]]()
+    for key in known:
+        folder, found, name = f"/{key}".rpartition(f"/{_SINK_LOG}/")
+        if found and _number(name) >= 0:
+            logs.setdefault(folder[1:], []).append(name)
+    for folder, names in logs.items():
+        below = f"{folder}/" if folder else ""
+        written = _written_files(storage, below, names)
+        left = [blob for blob in left if not blob.key.startswith(below)]
+        left += [known.get(key, blob) for key, blob in written.items()]
+    return left
+
+
+def _written_files(storage: Storage, folder: str, names: Sequence[str]) -> dict[str, BlobInfo]:
+    """Returns the files that the log of a sink has, by key. Raises CorruptFile.
+
+    Args:
+        folder: key of the folder, with a slash at its end; empty for the storage.
+        names: the names of the entries.
+    """
+    written = dict[str, BlobInfo]()
+    root = unquote(urlsplit(storage.uri).path).strip("/")
+    above = f"{root}/" if root else ""
+    for name in needed_entries(names):
+        key = f"{folder}{_SINK_LOG}/{name}"
+        version, *lines = storage.get(key).splitlines()
+        if version != LOG_VERSION:
+            raise CorruptFile("the log of a folder has another version", hint="read another folder", file=key)
+        for line in lines:
+            try:
+                file = _written_file.decode(line)
+            except (ValueError, RecursionError) as e:
+                raise CorruptFile("the log of a folder is damaged", file=key, reason=str(e)) from e
+            # Another program may name the storage in another way, such as s3a://.
+            path = unquote(urlsplit(file.path).path).lstrip("/").removeprefix(above)
+            if file.action == "delete":
+                written.pop(path, None)
+            elif path.startswith(folder):
+                written[path] = BlobInfo(path, file.size, file.modification_time)
+    return written
 
 
 @dataclass(frozen=True)

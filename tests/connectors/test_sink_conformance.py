@@ -35,7 +35,7 @@ from stateflow.errors import (
 )
 from stateflow.failpoints import NAMES
 from stateflow.state.handles import Committable
-from stateflow.storage import MemoryStorage, PosixStorage, Storage
+from stateflow.storage import MemoryStorage, PosixStorage, Storage, open_storage
 from stateflow.testing.conformance.sink import SinkConformance
 from stateflow.testing.conformance.sink_table import PublishingJob, TableUnderTest
 from stateflow.testing.sinks import FolderSink, _Table
@@ -79,6 +79,12 @@ class InFolder(SinkConformance):
     @pytest.fixture
     def address(self, tmp_path: Path) -> str:
         return str(tmp_path / "table")
+
+    def remove(self, table: TableUnderTest, committable: Committable, folder: Path) -> None:
+        if "://" in table.address:
+            open_storage(table.address).delete([committable.path])
+        else:
+            super().remove(table, committable, folder)
 
 
 class TestFolderSink(InFolder):
@@ -155,6 +161,27 @@ class TestFileSink(InFolder):
 
 class TestPartitionedFiles(TestFileSink):
     factory = staticmethod(partitioned_json)
+
+
+@pytest.mark.slow(reason="runs the suite of sinks in stores")
+class TestFileSinkInS3(InFolder):
+    actions = 15
+    factory = staticmethod(file_sink)
+
+    @pytest.fixture
+    def address(self, s3: str) -> str:
+        return s3
+
+    def read(self, sink: Sink) -> Iterable[Mapping[str, Any]]:
+        return file_tables.rows_in_store(sink.location)
+
+
+class TestPartitionedFilesInAzure(TestFileSinkInS3):
+    factory = staticmethod(partitioned_json)
+
+    @pytest.fixture
+    def address(self, azure: str) -> str:
+        return azure
 
 
 # -- the conformance suite of sinks finds planted bugs ----------------------------------------------------------------

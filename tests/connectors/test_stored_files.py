@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from stateflow import FileSource, precision
+from stateflow import FileSink, FileSource, precision
 from stateflow.api.file_log import BatchLimits, BatchPlanner, FilePattern, StoredFiles
 from stateflow.api.input_files import CorruptContent, FileShare, LostFile, unreadable_in
 from stateflow.api.source import StartKind, StartPosition
@@ -33,6 +34,7 @@ from tests.servers.faults import BUSY, LOST_ANSWER, LOST_REQUEST, Faults, fault_
 from tests.servers.google import google_server
 from tests.servers.hdfs import webhdfs_server
 from tests.servers.running import azure_server, s3_server
+from tests.support.delta_tables import context, put, write
 from tests.support.errors import raises
 
 if TYPE_CHECKING:
@@ -122,6 +124,43 @@ def test_a_folder_whose_name_has_special_characters_is_not_a_pattern_if_they_are
     bucket.put("in [1]/a.json")
     bucket.put("in 1/b.json")
     assert _keys(bucket, "in \\[1\\]") == ["in [1]/a.json"]
+
+
+@pytest.mark.long(reason="commits to a server some thirty times")
+def test_a_file_source_reads_what_a_file_sink_in_the_bucket_has_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _s3(tmp_path) as (address, variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        about = context(Row)
+        for format in ("json", "parquet"):
+            sink = FileSink(f"{address}/{format}", format=cast(Any, format), partition_by="name")
+            sink.prepare(about)
+            for token in range(1, 14):
+                put(sink, about, token, [Row("é /%41", token), Row("b=[1]", -token)])
+            write(sink, about, [Row("not committed", 0)])
+            source = FileSource(f"{address}/{format}", schema=Row, format=format)
+            wanted = [(name, number * sign) for number in range(1, 14) for name, sign in (("é /%41", 1), ("b=[1]", -1))]
+            assert Counter((row["name"], row["number"]) for row in _rows(source)) == Counter(wanted)
+            # A restore undoes the last commit.
+            table = sink.open_table(about)
+            assert table.version is not None and table.rewind(table.version - 1, 20) is not None
+            assert {row["number"] for row in _rows(source)} == {number for _, number in wanted if abs(number) < 13}
+
+
+def test_of_the_folder_of_sparks_sink_only_files_in_its_log_are_listed(bucket: Bucket) -> None:
+    # Next to files that no log has. Another program may name the storage in another way.
+    bucket.put("all/plain.json", _json([{"name": "plain", "number": 20}]))
+    for name, number in (("x", 21), ("undone", 22), ("not committed", 23)):
+        bucket.put(f"all/a b/{name}.json", _json([{"name": name, "number": number}]))
+    lines = [
+        {"path": f"s3a://other/all/a%20b/{name}.json", "size": 1, "modificationTime": 5, "action": action}
+        for name, action in (("x", "add"), ("undone", "add"), ("undone", "delete"))
+    ]
+    bucket.put("all/a b/_spark_metadata/0", b"v1\n" + b"\n".join(map(msgspec.json.encode, lines)))
+    found = _rows(FileSource(f"{bucket.uri}/all", schema=Row, format="json"))
+    assert {row["number"] for row in found} == {20, 21}
 
 
 # -- which files a batch has ------------------------------------------------------------------------------------------

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import csv
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 
+from stateflow.storage import open_storage
 
-def visible(table: Path) -> list[Path]:
-    """The files that Spark sees: those of the newest compact entry, and of the entries after it."""
+
+def visible(table: Path, address: str = "") -> list[Path]:
+    """The files that Spark sees: those of the newest compact entry, and of the entries after it.
+
+    Args:
+        table: the folder.
+        address: what the log calls it; empty for the path.
+    """
+    base = f"{address or table.as_uri()}/"
     names = [path.name for path in (table / "_spark_metadata").iterdir()]
     assert all(name.isdecimal() or name.removesuffix(".compact").isdecimal() for name in names), names
     numbers = sorted(int(name.removesuffix(".compact")) for name in names)
@@ -22,12 +31,25 @@ def visible(table: Path) -> list[Path]:
         name = f"{number}.compact" if (number + 1) % 10 == 0 else str(number)
         first, *lines = (table / "_spark_metadata" / name).read_text().splitlines()
         assert first == "v1"
-        found += [Path(unquote(json.loads(line)["path"].removeprefix("file://"))) for line in lines]
+        paths = [json.loads(line)["path"] for line in lines]
+        assert all(path.startswith(base) for path in paths), paths
+        found += [table / unquote(path.removeprefix(base)) for path in paths]
     return [path for path in found if not path.name.startswith("_")]
 
 
 def rows(table: Path) -> list[dict[str, Any]]:
     return [row for path in visible(table) for row in _rows(table, path)]
+
+
+def rows_in_store(address: str) -> list[dict[str, Any]]:
+    """The rows of a folder in a bucket."""
+    storage = open_storage(address)
+    with tempfile.TemporaryDirectory() as copy:
+        for blob in storage.list(""):
+            path = Path(copy, blob.key)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(storage.get(blob.key))
+        return [row for path in visible(Path(copy), address) for row in _rows(Path(copy), path)]
 
 
 def _rows(table: Path, path: Path) -> list[dict[str, Any]]:

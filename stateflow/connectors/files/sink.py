@@ -749,9 +749,7 @@ def _name(version: int) -> str:
 
 def _uri(root: TableFolder, path: str) -> str:
     """Returns the URI of a file as Spark's log has it."""
-    if root.host_local:
-        return Path(root.address, path).as_uri()
-    return f"{root.address}/{quote(path)}"
+    return f"{root.address}/{quote(path)}" if "://" in root.address else Path(root.address, path).as_uri()
 
 
 def _relative(root: TableFolder, uri: str) -> str:
