@@ -15,6 +15,7 @@ sys.path.insert(1, str(Path(__file__).parent.parent / "scripts"))
 
 from benchmarks import (
     asynchronous,
+    buckets,
     cells,
     connectors,
     garbage,
@@ -47,6 +48,7 @@ NAMES = (
     "start",
     "state",
     "connectors",
+    "buckets",
     "latency",
     "kafka-sink",
     "query",
@@ -82,6 +84,7 @@ def main(arguments: list[str]) -> int:
         "start": start.run,
         "state": state.run,
         "connectors": connectors.run,
+        "buckets": buckets.run,
         "latency": latency.run,
         "kafka-sink": kafka_sink.run,
         "query": query.run,

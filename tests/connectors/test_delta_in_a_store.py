@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import obstore
@@ -45,19 +46,23 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield sent
 
 
-def test_a_commit_costs_four_requests_to_the_log_and_a_start_few(s3: str, requests: list[str]) -> None:
-    sink = DeltaSink(s3)
+@pytest.mark.parametrize("upsert", [{}, {"mode": "upsert", "keys": "id"}], ids=["append", "upsert"])
+def test_a_commit_costs_four_requests_to_the_log_and_a_start_few(
+    s3: str, requests: list[str], upsert: dict[str, Any]
+) -> None:
+    sink = DeltaSink(s3, **upsert)
     sink.prepare(_ABOUT)
     for token in range(1, 12):
         del requests[:]
         put(sink, _ABOUT, token, pairs(token, 1))
-        assert len(requests) <= 4
+        # The first upsert lists the files of the table.
+        assert len(requests) <= (4 if token > 1 else 8)
     folder = open_table_folder(s3)
     log.checkpoint(folder, 11, {})
     for token in range(12, 15):
         put(sink, _ABOUT, token, pairs(token, 1))
     del requests[:]
-    again = DeltaSink(s3)
+    again = DeltaSink(s3, **upsert)
     again.prepare(_ABOUT)
     assert again.open_table(_ABOUT).token == 14
     assert len(requests) <= 10

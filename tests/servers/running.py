@@ -75,10 +75,10 @@ def running(
 
 
 @contextlib.contextmanager
-def s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
+def s3_server(folder: Path, bucket: str, delay_ms: int = 0) -> Iterator[dict[str, str]]:
     port = free_port()
     (folder / "data" / bucket).mkdir(parents=True)
-    command = [sys.executable, "-m", "tests.servers.s3", str(folder / "data"), str(port)]
+    command = [sys.executable, "-m", "tests.servers.s3", str(folder / "data"), str(port), str(delay_ms)]
     with running(command, port, folder / "log.txt"):
         yield _variables(port)
 

@@ -1,8 +1,12 @@
-"""An S3 server in a folder: localbucket with multi-object delete; ``python -m tests.servers.s3 FOLDER PORT``."""
+"""An S3 server in a folder: localbucket with multi-object delete; ``python -m tests.servers.s3 FOLDER PORT DELAY_MS``.
+
+It waits for the delay before it reads each request.
+"""
 
 from __future__ import annotations
 
 import sys
+import time
 import xml.etree.ElementTree as ET
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +18,11 @@ class Handler(localbucket.S3Handler):
     """Also deletes several objects in one call."""
 
     protocol_version = "HTTP/1.1"
+    delay_seconds = 0.0
+
+    def parse_request(self) -> bool:
+        time.sleep(self.delay_seconds)
+        return bool(super().parse_request())
 
     def log_message(self, *_: object) -> None:
         """Logs nothing."""
@@ -39,6 +48,7 @@ class Server(ThreadingHTTPServer):
 
 
 if __name__ == "__main__":
-    folder, port = sys.argv[1:]
+    folder, port, delay_ms = sys.argv[1:]
     Handler.data_root = Path(folder).resolve()
+    Handler.delay_seconds = int(delay_ms) / 1000
     Server(("127.0.0.1", int(port)), Handler).serve_forever()

@@ -52,7 +52,6 @@ from stateflow.connectors.delta.log import (
     create_overdue_checkpoint,
     entry_path,
     find_unreferenced_files,
-    is_current,
     name_successor,
     open_logged_parquet,
     read_head,
@@ -514,7 +513,8 @@ class DeltaSinkTable(SinkTable):
 
     def _is_stale(self) -> bool:
         """Whether the table has changed since the handle was made, so that a commit would fail."""
-        return not is_current(self._root, self._head) or self._root.info(entry_path(self.version + 1)) is not None
+        found = self._root.sequence(entry_path, self.version)
+        return len(found) != 1 or found[0].version != self._head.entry
 
     def _rewinder(self) -> Rewinder:
         return Rewinder(self._root, self._context.application, self._head)
@@ -638,9 +638,6 @@ class UpsertTable(DeltaSinkTable):
         self._check_distinct(token, committables)
         if not committables:
             return super().commit(token, [])
-        # Before data files are written that no version would have.
-        if self._is_stale():
-            return None
         try:
             active = self._files.at(self._head)
             vectors = DeletionVectors(self._root, self.version, [file.vector for file in active if file.vector])
@@ -651,7 +648,10 @@ class UpsertTable(DeltaSinkTable):
             if self._is_stale():
                 return None
             raise
-        version = append_after(self._root, self._head, self._upsert_actions(token, rewrite))
+        actions = self._upsert_actions(token, rewrite)
+        version = append_after(self._root, self._head, actions)
+        if version is not None:
+            self._files.apply(version, actions)
         # The emitted rows are in the new files now; or no version has the new files.
         useless = rewrite.added if version is None else committables
         remove_files(self._root, (file.path for file in useless))

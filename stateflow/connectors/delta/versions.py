@@ -395,13 +395,22 @@ class ActiveFiles:
             if actions is None:
                 return False
             with _decoding(self._table, number):
-                removed = [DataFile.of(action["remove"]).key for action in actions if "remove" in action]
-                added = [DataFile.of(action["add"]) for action in actions if "add" in action]
-            for key in removed:
-                self._files.pop(key, None)
-            self._files |= {file.key: file for file in added}
-            self._version = number
+                self.apply(number, actions)
         return True
+
+    def apply(self, version: int, actions: Iterable[Action]) -> None:
+        """Applies the entry that follows the known version; raises as `DataFile.of`."""
+        removed, added = [], {}
+        for action in actions:
+            if "remove" in action:
+                removed.append(DataFile.of(action["remove"]).key)
+            elif "add" in action:
+                file = DataFile.of(action["add"])
+                added[file.key] = file
+        for key in removed:
+            self._files.pop(key, None)
+        self._files |= added
+        self._version = version
 
 
 _HINT = "choose a newer checkpoint, or keep the table as it is and correct its rows yourself"
