@@ -122,6 +122,19 @@ class FileFormat(Protocol):
         ...
 
 
+class ListedFormat(FileFormat, Protocol):
+    """Reads files that it lists itself: the path of a share is a name that only the format knows.
+
+    Its `read` raises an error that ends the run, encoded as `message_with` does: nothing else can read the files.
+
+    Attributes:
+        sizes: names and sizes of the files, in the order of their rows.
+    """
+
+    @property
+    def sizes(self) -> list[tuple[str, int]]: ...
+
+
 class CannotRead(Exception):
     """A file that only Spark may be able to read as declared: it reads all further files of the source in this run."""
 

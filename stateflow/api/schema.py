@@ -319,8 +319,7 @@ SPLIT = "_sf_split"
 REJECTED = "_sf_rejected"
 """The record that cannot be decoded, as a struct; null for all other rows."""
 ARRIVED = "_sf_arrived"
-"""Where a row that Spark reads comes from; see `arrival`. Only in frames that are not in the order of arrival."""
-ARRIVED_TYPE = "struct<version: bigint, late: boolean, file: string, block: bigint>"
+"""Where a row that Spark reads comes from; see `ARRIVAL`. Only in frames that are not in the order of arrival."""
 _MARK = "stateflow-rejected"
 _MARKED = re.compile(rf"\[{_MARK}:([A-F0-9]+)\]")
 _SHOWN = 500
@@ -364,33 +363,16 @@ def without_hidden_columns(schema: RowSchema) -> RowSchema:
     return replace(schema, columns=tuple(c for c in schema.columns if c.name not in (SPLIT, REJECTED)))
 
 
-def arrival(version: str = "CAST(NULL AS BIGINT)", late: str = "false") -> str:
-    """Returns the SQL expression of `ARRIVED` for a frame that reads files.
-
-    Args:
-        version: expression of the version of a table that a change belongs to.
-        late: expression of whether the row comes after all rows of the version for which it is false.
-    """
-    places = "'file', input_file_name(), 'block', input_file_block_start()"
-    return f"named_struct('version', {version}, 'late', {late}, {places}) AS {ARRIVED}"
+ARRIVAL = f"named_struct('file', input_file_name(), 'block', input_file_block_start()) AS {ARRIVED}"
+"""SQL expression of `ARRIVED` for a frame that reads files."""
 
 
-def arrival_place(uri: str, version: int | None = None, late: bool = False) -> str:
-    """Returns the name of a file in an order of arrival, whatever Spark and the log of a table percent-encode.
-
-    Args:
-        uri: percent-encoded URI of the file.
-        version: as in `arrival`; None if rows have none.
-        late: as in `arrival`.
-    """
-    file = re.sub("^file:/+", "file:/", unquote(uri))
-    return file if version is None else f"{file} {version} {str(late).lower()}"
+def arrival_place(uri: str) -> str:
+    """Returns the name of a file in an order of arrival, whatever Spark percent-encodes."""
+    return re.sub("^file:/+", "file:/", unquote(uri))
 
 
-PLACE = (
-    f"concat_ws(' ', url_decode(replace(regexp_replace({ARRIVED}.file, '^file:/+', 'file:/'), '+', '%2B')), "
-    f"{ARRIVED}.version, if({ARRIVED}.version IS NULL, NULL, {ARRIVED}.late))"
-)
+PLACE = f"url_decode(replace(regexp_replace({ARRIVED}.file, '^file:/+', 'file:/'), '+', '%2B'))"
 """SQL expression of the `arrival_place` of a row."""
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from stateflow.api.datasets import Dataset, without_credentials
 from stateflow.api.dead_letters import OnError
-from stateflow.api.input_files import FileFormat, OnCorruptFile
+from stateflow.api.input_files import FileFormat, ListedFormat, OnCorruptFile
 from stateflow.api.schema import RowSchema
 from stateflow.config.settings import LIMITS, SourceSettings
 from stateflow.errors import ConfigError, InputLost, JobDefinitionError, StateflowError
@@ -160,18 +160,6 @@ class Source(ABC):
         """
         return None
 
-    def file_order(self, spark: SparkSession, start: str, end: str) -> Sequence[str] | None:
-        """Returns the files of a batch in the order in which their rows arrive.
-
-        The rows of the frame have `ARRIVED` of `stateflow.api.schema`, and a file is named as `arrival_place`
-        does. None if the frame has no such column, because its rows are in the order of arrival already.
-
-        Args:
-            start: the position before the batch, as in Spark's offset log; `FROM_START` for the first batch.
-            end: the position after it.
-        """
-        return None
-
     def splits(self, offset: str) -> list[str]:
         """Returns the names of all splits at a position, for a source with splits.
 
@@ -185,14 +173,6 @@ class Source(ABC):
 
         Args:
             offset: the position, as in Spark's offset log.
-        """
-
-    def check_batch(self, before: str, after: str) -> None:  # noqa: B027 - most sources read no files that others name
-        """Raises CorruptFile if a batch would read data of another source. Called before Spark reads it.
-
-        Args:
-            before: the position before the batch, as in Spark's offset log; empty without one.
-            after: the position after it.
         """
 
     def explain_failure(self, reason: str) -> StateflowError | None:
@@ -259,6 +239,18 @@ class Source(ABC):
 
         Args:
             files: percent-encoded URIs, as in the source's log.
+        """
+        return None
+
+    def files_between(self, start: str, end: str) -> ListedFormat | None:
+        """Returns what reads the rows of a batch in tasks, for a source whose frame has no rows; None for any other.
+
+        Args:
+            start: the position before the batch, as in Spark's offset log; `FROM_START` for the first batch.
+            end: the position after it.
+
+        Raises:
+            InputLost: input between the positions no longer exists.
         """
         return None
 

@@ -32,6 +32,7 @@ from stateflow.api.source import InitialPosition, LocalSource, Slice, StartPosit
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.data_files import cast_read
+from stateflow.connectors.delta.commits import refuse_features
 from stateflow.connectors.delta.log import check_log, damaged_file, open_logged_file, plain_path
 from stateflow.connectors.delta_types import COLUMN_MAPPING
 from stateflow.connectors.partition_offsets import position_error
@@ -270,6 +271,7 @@ class BatchTable(LocalSource):
                 reason=str(e)[:500],
             ) from e
         except (DeltaError, OSError) as e:
+            refuse_features(str(e), self._table)
             if version is None and isinstance(e, TableNotFoundError):
                 raise ConfigError(
                     "the Delta table does not exist", hint="create it, or correct its path", table=self._table

@@ -47,6 +47,24 @@ def read_batches(
         yield from file.iter_batches(most, row_groups=[group], columns=columns, use_threads=False)
 
 
+def middle_of_group(file: pq.ParquetFile, group: int, size: int) -> int:
+    """Returns the middle of a row group, by which it is in one share of its file, whatever the footer says.
+
+    Args:
+        size: size of the file in bytes.
+    """
+    found = file.metadata.row_group(group)
+    columns = [found.column(at) for at in range(found.num_columns)]
+    begin = min((_first_page(column) for column in columns), default=0)
+    middle: int = begin + sum(column.total_compressed_size for column in columns) // 2
+    return min(max(middle, 0), max(size - 1, 0))
+
+
+def _first_page(column: pq.ColumnChunkMetaData) -> int:
+    data: int = column.data_page_offset
+    return min(data, column.dictionary_page_offset) if column.has_dictionary_page else data
+
+
 def group_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     """Yields batches together, as many as take about 32 MiB: each call of Arrow has a cost of its own."""
     some: list[pa.RecordBatch] = []

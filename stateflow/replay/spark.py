@@ -211,7 +211,6 @@ class _BatchQuery:
 
     def _run_without_corrupt_files(self, frame: DataFrame, batch_id: int) -> None:
         nodes = self._job.plan.sources
-        self._location.check_batch(batch_id, [self._reader.sources[node.uid] for node in nodes])
         batch = BatchInput(nodes, self._reader.sources, self._location, batch_id=batch_id, frame=frame)
         while True:
             try:

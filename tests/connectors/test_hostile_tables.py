@@ -30,7 +30,6 @@ from pyiceberg.types import LongType, NestedField, StringType
 
 from stateflow.api.input_files import FileShare
 from stateflow.api.schema import RowSchema
-from stateflow.api.source import StartKind, StartPosition
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.batch_table import BatchTable
@@ -53,6 +52,7 @@ from stateflow.connectors.iceberg.catalog import CatalogConnection
 from stateflow.connectors.iceberg.target import IcebergSettings
 from stateflow.connectors.table_folder import DiskFolder
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused, StorageError
+from tests.support.delta_reads import batches_of
 from tests.support.delta_tables import Pair, checkpoint, context, damage_one, entry_path, pairs, put, snapshot, write
 from tests.support.errors import raises
 from tests.support.job_fixture import mostly_slow
@@ -211,17 +211,16 @@ def _batch_table(table: Path) -> None:
     BatchTable(table, schema=Row, refresh=timedelta(minutes=1)).read(None, SourceSettings())
 
 
-def _spark(table: Path, changes: bool = False) -> None:
+def _delta_source(table: Path, changes: bool = False) -> None:
     source = DeltaSource(table, schema=Pair, changes=changes)
-    source.initial_position(StartPosition(StartKind.LATEST))
-    within = json.dumps({"sourceVersion": 1, "reservoirId": "x", "index": -1, "reservoirVersion": 2})
-    source.check_batch(within, within)
+    for _ in batches_of(source, start=source._offset_at(1)):
+        pass
 
 
 _READERS: dict[str, Callable[[Path], object]] = {
     "upsert": _upsert,
     "from_table": _batch_table,
-    "DeltaSource": _spark,
+    "DeltaSource": _delta_source,
     "optimize": lambda table: Compaction(DeltaSink(table).own_table(_ABOUT)).run(),
 }
 
@@ -259,7 +258,7 @@ def test_a_path_that_leads_out_of_a_table_is_refused_and_nothing_is_copied(
 def test_a_file_of_changes_outside_of_a_table_is_refused(table: Path, victim: _Victim, path: str) -> None:
     _logged(table, {"cdc": _add(_PATHS[path](table, victim), dataChange=False)["add"]})
     with pytest.raises((CorruptFile, StorageError)) as caught:
-        _spark(table, changes=True)
+        _delta_source(table, changes=True)
     assert path == "NUL" or type(caught.value) is CorruptFile, caught.value
 
 
@@ -293,7 +292,7 @@ def test_a_deletion_vector_outside_of_a_table_is_refused(table: Path, victim: _V
     with raises(CorruptFile):
         DeletionVectors(DiskFolder(table), 2, [vector]).kept_rows(own.name, 3)
     with raises(CorruptFile):
-        _spark(table)
+        _delta_source(table)
 
 
 @pytest.mark.parametrize("name", ["entry", "checkpoint", "log"])
@@ -305,7 +304,7 @@ def test_a_link_in_the_log_is_an_error(table: Path, victim: _Victim, name: str) 
     else:
         other = {"entry": f"{2:020d}.json", "checkpoint": f"{2:020d}.checkpoint.parquet"}[name]
         (table / LOG_FOLDER / other).symlink_to(log / f"{1:020d}.json")
-    for act in (ACTS["the newest version"], _batch_table, _spark):
+    for act in (ACTS["the newest version"], _batch_table, _delta_source):
         with raises(CorruptFile):
             act(table)
 
@@ -320,7 +319,7 @@ def test_a_sidecar_outside_of_the_log_is_an_error(table: Path, ending: str, path
         file.write_text(json.dumps({"sidecar": sidecar}))
     else:
         pq.write_table(pa.Table.from_pylist([{"sidecar": sidecar}]), file)
-    for act in (ACTS["the newest version"], _batch_table, _spark):
+    for act in (ACTS["the newest version"], _batch_table, _delta_source):
         with raises(CorruptFile, sidecar=path):
             act(table)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
@@ -19,10 +20,9 @@ from hypothesis import strategies as st
 from stateflow import DeltaSource, FileSource, KafkaSource, SparkSource
 from stateflow.api.input_files import file_uri
 from stateflow.api.source import FROM_START, CollectionSource, StartKind, StartPosition
-from stateflow.connectors.delta.source import stream_error
 from stateflow.connectors.kafka.client import Partition, Topics, format_offsets
 from stateflow.connectors.partition_offsets import gaps_after, has_new_rows, shorten_texts
-from stateflow.errors import ConfigError, DataError, InputLost, JobDefinitionError, SchemaMismatch
+from stateflow.errors import ConfigError, InputLost, JobDefinitionError
 from tests.connectors.partitioned_lists import Item, Lists, items_of
 from tests.support.errors import raises
 
@@ -177,11 +177,11 @@ def test_a_position_in_a_replaced_table_or_before_its_log_is_lost_input(tmp_path
 
 
 def test_a_time_is_the_first_version_that_was_committed_then_or_later(tmp_path: Path) -> None:
-    for number in range(2):
-        table = _table(tmp_path / "t", number)
-    second, first = (
-        datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=each["timestamp"]) for each in table.history()
-    )
+    times = [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (1, 2)]
+    for number, time in enumerate(times):
+        _table(tmp_path / "t", number)
+        os.utime(tmp_path / "t" / "_delta_log" / f"{number:020d}.json", (time.timestamp(),) * 2)
+    first, second = times
     for time, version in ((first, 0), (second, 1), (second + timedelta(milliseconds=1), 2)):
         found = DeltaSource(tmp_path / "t", schema=Id).initial_position(StartPosition(StartKind.TIMESTAMP, time))
         assert json.loads(found.offset)["reservoirVersion"] == version
@@ -305,38 +305,3 @@ def test_a_source_that_begins_elsewhere_in_a_new_job_returns_its_first_offsets(s
 def test_a_delta_source_that_begins_elsewhere_is_refused(start: Any) -> None:
     with raises(ConfigError, source="DeltaSource[rows:/t]", start=str(start)):
         DeltaSource("/t", schema=Item, start=start).earliest_position()
-
-
-# -- errors of Delta's source for Spark -------------------------------------------------------------------------------
-
-_UPDATED = (
-    "[STREAM_FAILED] Query [id = 1] terminated with exception: [DELTA_SOURCE_TABLE_IGNORE_CHANGES] Detected a data "
-    'update (for example UPDATE (Map(predicate -> "id = 1"))) in the source table at version 2. This is currently not '
-    "supported. The source table can be found at path file:/in/a%20b. SQLSTATE: XXKST\n=== Streaming Query ==="
-)
-_KNOWN = [
-    ("[DELTA_SOURCE_IGNORE_DELETE] Detected deleted data from streaming source at version 7. x", DataError, 7),
-    ("[DELTA_MISSING_CHANGE_DATA] Error getting change data for range [4 , 5] as change data", DataError, None),
-    ("[DELTA_STREAMING_INCOMPATIBLE_SCHEMA_CHANGE_USE_SCHEMA_LOG] Streaming read is", SchemaMismatch, None),
-    ("[DELTA_LOG_FILE_NOT_FOUND_FOR_STREAMING_SOURCE] If you never deleted it", InputLost, None),
-]
-
-
-@pytest.mark.parametrize(("reason", "error", "version"), _KNOWN)
-def test_an_error_that_another_try_does_not_solve_is_explained(reason: str, error: type, version: int | None) -> None:
-    found = stream_error(reason, "DeltaSource[rows:/in]", "/in")
-    assert found is not None and type(found) is error
-    assert found.facts.get("version") == version and not found.retryable
-
-
-def test_an_error_that_names_a_table_is_one_of_its_source() -> None:
-    for same in ("/in/a b", "file:///in/a b"):
-        found = stream_error(_UPDATED, f"DeltaSource[rows:{same}]", same)
-        assert isinstance(found, DataError) and found.facts["version"] == 2 and found.hint
-    for other in ("/in/c", "/in/a", "/in", "/a b"):
-        assert stream_error(_UPDATED, f"DeltaSource[rows:{other}]", other) is None
-
-
-def test_an_error_that_a_new_run_may_solve_is_not_explained() -> None:
-    for reason in ("", "x", "[DELTA_SCHEMA_CHANGED] Detected schema change", "[STREAM_FAILED] a\n[DELTA_"):
-        assert stream_error(reason, "s", "/in") is None

@@ -20,8 +20,7 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
 from stateflow.checkpoint.barriers import message_with
 from stateflow.checkpoint.log.documents import Manifest
-from stateflow.connectors.delta.source import DeltaSource
-from stateflow.errors import BatchFailed, CorruptInput, InputLost, SchemaMismatch, StateflowError
+from stateflow.errors import BatchFailed, CorruptInput, SchemaMismatch
 from stateflow.runtime.job import MAX_QUARANTINE_RECORDS, SkippedFile, quarantine_fields, quarantine_records
 from stateflow.runtime.spark.batch_input import BatchInput
 from stateflow.runtime.spark.checkpoint_location import SparkLocation
@@ -151,29 +150,6 @@ def test_a_corrupt_file_ends_the_run_unless_the_source_can_skip_files() -> None:
 
 class Numbered(msgspec.Struct):
     number: int
-
-
-@pytest.mark.parametrize(
-    ("kind", "cause", "error"),
-    [
-        ("NO_HINT", GARBLED, CorruptInput),
-        ("FILE_NOT_EXIST", "org.apache.spark.SparkFileNotFoundException: x", InputLost),
-        ("NO_HINT", TIMEOUT, BatchFailed),
-    ],
-)
-def test_a_file_of_a_delta_table_that_cannot_be_read_is_one_of_its_source(
-    kind: str, cause: str, error: type[StateflowError]
-) -> None:
-    source = DeltaSource("/in/a b", schema=Numbered)
-    for folder, is_own in (("/in/a%20b", True), ("/in/a%20b2", False)):
-        given = _input(cast(Any, source), [])
-        failure = RuntimeError(str(_failure(f"file:{folder}/x.parquet", cause)).replace("NO_HINT", kind))
-        with pytest.raises(StateflowError) as caught:
-            given.skip_corrupt(failure)
-        assert caught.value.facts["file"] == f"{folder.replace('%20', ' ')}/x.parquet"
-        assert (caught.value.facts.get("source") == source.description) == (is_own and error is not BatchFailed)
-        if is_own:
-            assert type(caught.value) is error
 
 
 @pytest.mark.parametrize("encoded", [False, True])

@@ -24,15 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-DELTA = {
-    "spark__conf__spark.jars": ",".join(sorted(map(str, (Path(sys.prefix) / "jars").glob("*.jar")))),
-    "spark__conf__spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark__conf__spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark__conf__spark.databricks.delta.snapshotPartitions": "2",
-}
-"""Settings of a job that reads Delta tables with Spark."""
-
-
 class ModuleJob(JobFixture):
     def __init__(self, folder: Path, job: ModuleType, *, spark: bool = True, **settings: object) -> None:
         common = {"job__home": folder, "job__spark": "yes" if spark else "no", "checkpoints__asynchronous": "yes"}

@@ -1,4 +1,4 @@
-"""Jobs that read Delta tables, or another source of Spark, through Spark's own sources."""
+"""Jobs that read Delta tables without Spark's own source and its JARs, or another source of Spark through it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.spark.jobs import delta_input
-from tests.spark.processes import DELTA, ModuleJob
+from tests.spark.processes import ModuleJob
 from tests.support import restores
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="each run is a driver with Spark, which takes seconds")]
@@ -22,7 +22,7 @@ _FEED = {"delta.enableChangeDataFeed": "true"}
 
 class DeltaJob(ModuleJob):
     def __init__(self, folder: Path, **settings: object) -> None:
-        super().__init__(folder, delta_input, parallelism=2, **(DELTA | settings))  # type: ignore[arg-type]
+        super().__init__(folder, delta_input, parallelism=2, **settings)  # type: ignore[arg-type]
 
     @property
     def input(self) -> Path:
@@ -56,7 +56,7 @@ def test_each_row_that_is_added_to_a_table_is_read_once(job: DeltaJob) -> None:
     assert job.copied() == Counter([(1, "a"), (2, "a"), (3, "a"), (4, "a"), (5, None)])
     # A commit that rewrites rows adds none.
     DeltaTable(str(job.input)).update(updates={"name": "'b'"}, predicate="id = 1")
-    job.run().check_error(4, "data", source=f"DeltaSource[rows:{job.input}]", version=3)
+    job.run().check_error(4, "data", source=f"DeltaSource[rows:{job.input}]", version="3")
     job.add(6)
     job.finish(job__skip="yes")
     assert job.copied()[6, "a"] == 1 and job.copied().total() == 6

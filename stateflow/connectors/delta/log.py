@@ -854,15 +854,20 @@ def vector_path(vector: Mapping[str, object]) -> str | None:
             file=text[:500],
         )
     folder, name = text[:-_UUID_CHARACTERS], text[-_UUID_CHARACTERS:]
-    # Z85 is the encoding of Python's base85 with other characters for the digits.
     try:
-        number = UUID(bytes=base64.b85decode(name.encode().translate(bytes.maketrans(_Z85, _B85))))
+        number = UUID(bytes=decode_z85(name))
     except ValueError as e:
         raise CorruptFile("the name of a deletion vector of the Delta table is not valid", name=text[:200]) from e
     file = f"deletion_vector_{number}.bin"
     path = f"{folder}/{file}" if folder else file
     logged_parts(path)
     return path
+
+
+def decode_z85(text: str) -> bytes:
+    """Returns the bytes of a text in Z85, in which the log has deletion vectors and their names. Raises ValueError."""
+    # It is the encoding of Python's base85 with other characters for the digits.
+    return base64.b85decode(text.encode().translate(bytes.maketrans(_Z85, _B85)))
 
 
 class DeletionVectors:

@@ -226,19 +226,6 @@ def restored(entry: DeltaEntry) -> int | None:
     return int(text)
 
 
-def check_entry(table: TableFolder, version: int) -> None:
-    """Checks the files that the log entry of a version names, if it exists.
-
-    Raises:
-        CorruptFile: one is not a file below the table's folder, or the entry is damaged.
-    """
-    for action in _entry_actions(table, version) or ():
-        for kind in action.keys() & {"add", "remove", "cdc"}:
-            with _decoding(table, version):
-                file = DataFile.of(action[kind])
-            check_file(table, file)
-
-
 def _entry_actions(table: TableFolder, version: int) -> list[Action] | None:
     """Returns the actions of a log entry; None if it does not exist. Raises CorruptFile."""
     path = entry_path(version)
@@ -257,14 +244,6 @@ def _decoding(table: TableFolder, version: int) -> Iterator[None]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, LookupError, TypeError) as e:
         message = "a log entry of the Delta table cannot be decoded"
         raise CorruptFile(message, file=f"{table}/{entry_path(version)}", reason=str(e)) from e
-
-
-def check_file(table: TableFolder, file: DataFile) -> None:
-    """Raises CorruptFile unless a file and its deletion vector are files below the table's folder, if they exist."""
-    size_of(table, file.path)
-    vector = vector_path(file.vector) if file.vector else None
-    if vector is not None:
-        size_of(table, vector)
 
 
 def read_entry(table: TableFolder, version: int) -> DeltaEntry | None:

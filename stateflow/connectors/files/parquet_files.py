@@ -12,7 +12,7 @@ from pyarrow import lib, orc, parquet
 
 from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, UnfitFile, open_object_share, reason_in
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.parquet_batches import read_batches
+from stateflow.connectors.parquet_batches import middle_of_group, read_batches
 
 _ROWS_AT_ONCE = 1 << 14
 _READ_TYPES = (
@@ -331,22 +331,8 @@ class _NotText(Exception):
 def _groups_of(file: parquet.ParquetFile, share: FileShare) -> Iterator[int]:
     """Yields the numbers of the row groups that belong to a share."""
     for at in range(file.num_row_groups):
-        if share.begin <= _middle(file, at, share) < share.end:
+        if share.begin <= middle_of_group(file, at, share.size) < share.end:
             yield at
-
-
-def _middle(file: parquet.ParquetFile, group: int, share: FileShare) -> int:
-    """Returns the middle of a row group. Each row group is in one share of its file, whatever the footer says."""
-    found = file.metadata.row_group(group)
-    columns = [found.column(at) for at in range(found.num_columns)]
-    begin = min((_first_page(column) for column in columns), default=0)
-    middle: int = begin + sum(column.total_compressed_size for column in columns) // 2
-    return min(max(middle, 0), max(share.size - 1, 0))
-
-
-def _first_page(column: parquet.ColumnChunkMetaData) -> int:
-    data: int = column.data_page_offset
-    return min(data, column.dictionary_page_offset) if column.has_dictionary_page else data
 
 
 def _check(file: parquet.ParquetFile, schema: RowSchema) -> None:

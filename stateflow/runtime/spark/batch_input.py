@@ -25,7 +25,7 @@ from stateflow.api.input_files import (
     plain_path,
     unreadable_in,
 )
-from stateflow.api.schema import arrival, arrival_place
+from stateflow.api.schema import ARRIVAL, arrival_place
 from stateflow.api.source import Source
 from stateflow.checkpoint.barriers import error_in_text
 from stateflow.checkpoint.log.documents import NOT_BEGUN
@@ -85,22 +85,23 @@ class BatchInput:
         Args:
             frame: the batch's DataFrame, persisted; None if it is not.
         """
-        sorts, ends = {}, []
+        ends = []
         for at, node in enumerate(self._nodes):
-            start, end = self._location.batch_offsets(self._batch_id, at)
+            _, end = self._location.batch_offsets(self._batch_id, at)
             if end != NOT_BEGUN:
                 ends.append((self._sources[node.uid], end))
-            order = self._sources[node.uid].file_order(self._frame.sparkSession, start, end)
-            if order is not None:
-                sorts[node.uid] = partial(sort_by_arrival, order)
-        return SourceRows(frame or self._frame, self._batch_files, sorts, partition_ranks(self._frame, ends))
+        return SourceRows(frame or self._frame, self._batch_files, partition_ranks(self._frame, ends))
 
     def _batch_files(self) -> dict[str, BatchFiles]:
         """Returns the files of the batch that are not skipped, by uid of their source."""
         skipped = {(s.source, s.file.file) for s in self.skipped}
         found = {}
-        for node in self._nodes:
+        for at, node in enumerate(self._nodes):
             source = self._sources[node.uid]
+            start, end = self._location.batch_offsets(self._batch_id, at)
+            listed = source.files_between(start, end) if end != NOT_BEGUN else None
+            if listed is not None:
+                found[node.uid] = BatchFiles.of(listed)
             if source.has_files:
                 uris = [file for file in self._files[node.uid] if (node.uid, file) not in skipped]
                 by_spark = partial(self._read_by_spark, node, uris)
@@ -113,7 +114,7 @@ class BatchInput:
             return empty_frame(spark, node.schema)
         order = list(map(arrival_place, uris))
         return self._sources[node.uid].read_files(
-            spark, uris, lambda rows: sort_by_arrival(order, rows.selectExpr("*", arrival()))
+            spark, uris, lambda rows: sort_by_arrival(order, rows.selectExpr("*", ARRIVAL))
         )
 
     @cached_property

@@ -23,7 +23,6 @@ from stateflow.api.file_log import (
     encode_entry,
     needed_entries,
 )
-from stateflow.api.source import Source
 from stateflow.checkpoint.log.documents import NOT_BEGUN, SourceFile, SourcePosition, SparkPosition
 from stateflow.checkpoint.log.manifest_files import write_bytes
 from stateflow.checkpoint.restore.source_positions import INLINE_LIMIT, SPARK_COMMIT, offset_lines
@@ -221,13 +220,6 @@ class SparkLocation:
         """Returns the position of a source after a batch, as in Spark's offset log; empty without one."""
         offset = self._offset(batch_id, source)
         return "" if offset == NOT_BEGUN else offset
-
-    def check_batch(self, batch_id: int, sources: Sequence[Source]) -> None:
-        """Calls `Source.check_batch` of all sources, in their order in the query. Raises CorruptFile."""
-        for at, source in enumerate(sources):
-            before, after = self.batch_offset(batch_id - 1, at), self.batch_offset(batch_id, at)
-            if after and after != before:
-                source.check_batch(before, after)
 
     def _log_offset(self, batch_id: int, source: int) -> int | None:
         """Returns the last entry of a file source's log that the batch reads; None without one, or for others."""

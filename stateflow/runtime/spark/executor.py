@@ -100,7 +100,7 @@ class SparkExecutor(Executor):
         for uid in self._by_spark & files.keys():
             files = {**files, uid: replace(files[uid], format=None)}
         by_source: dict[Node, BatchFiles] = {node: files[node.uid] for node in work.plan.sources if node.uid in files}
-        inputs = Inputs(work.plan.sources, given.frame, by_source, given.in_order, given.ranks)
+        inputs = Inputs(work.plan.sources, given.frame, by_source, given.ranks)
         if inputs.read_by_tasks:
             try:
                 return self._run(inputs, work)

@@ -34,7 +34,7 @@ from stateflow.api.graph import (
     parents_of,
 )
 from stateflow.api.input_files import reason_in
-from stateflow.api.schema import ARRIVED, ARRIVED_TYPE, PLACE, REJECTED, RowSchema
+from stateflow.api.schema import ARRIVED, PLACE, REJECTED, RowSchema
 from stateflow.api.source import Source
 from stateflow.config.settings import SourceSettings
 from stateflow.errors import ConfigError, JobDefinitionError, SchemaMismatch, StateflowError, UserCodeError
@@ -191,12 +191,9 @@ def source_frame(frames: Sequence[tuple[SourceNode, DataFrame]]) -> DataFrame:
     if len(frames) == 1:
         return frames[0][1]
     payload = [
-        (index, name, quote_name(_tagged(index, name)), kind)
-        for index, (node, frame) in enumerate(frames)
-        for name, kind in (
-            *((c.name, c.spark_type) for c in node.schema.columns),
-            *(((ARRIVED, ARRIVED_TYPE),) if ARRIVED in frame.columns else ()),
-        )
+        (index, column.name, quote_name(_tagged(index, column.name)), column.spark_type)
+        for index, (node, _) in enumerate(frames)
+        for column in node.schema.columns
     ]
     union: DataFrame | None = None
     for at, (_, frame) in enumerate(frames):
@@ -225,12 +222,11 @@ def empty_frame(spark: SparkSession, schema: RowSchema, number: int = 0) -> Data
 
 
 def rows_of_source(sources: Sequence[SourceNode], rows: DataFrame, node: SourceNode) -> DataFrame:
-    """Returns the rows of a source, with `ARRIVED` if they have it, from a batch of what `source_frame` returned."""
+    """Returns the rows of a source, from a batch of what `source_frame` returned."""
     if len(sources) == 1:
         return rows
     at = sources.index(node)
-    names = [*node.schema.names, *((ARRIVED,) if _tagged(at, ARRIVED) in rows.columns else ())]
-    columns = (f"{quote_name(_tagged(at, name))} AS {quote_name(name)}" for name in names)
+    columns = (f"{quote_name(_tagged(at, name))} AS {quote_name(name)}" for name in node.schema.names)
     return rows.where(f"{SOURCE} = {at}").selectExpr(*columns)
 
 
@@ -246,7 +242,7 @@ def sort_by_arrival(files: Sequence[str], rows: DataFrame) -> DataFrame:
     and sorted there. A row of a file that the order does not name fails the batch.
 
     Args:
-        files: the files of the batch in order, as `Source.file_order` names them.
+        files: the files of the batch in order, as `arrival_place` names them.
     """
     names = [quote_name(name) for name in rows.columns if name != ARRIVED]
     if len(files) == 1:

@@ -30,6 +30,7 @@ from stateflow.api.input_files import (
     FileChanged,
     FileFormat,
     FileShare,
+    ListedFormat,
     LostFile,
     local_path,
 )
@@ -59,7 +60,6 @@ class Inputs:
         sources: the sources of the job.
         rows: the rows of sources without files, as Spark reads them and `source_frame` combines them.
         files: the files of the other sources.
-        in_order: as in `SourceRows`.
         ranks: as in `SourceRows`.
         by_tasks: whether tasks read the files, if they can; otherwise Spark reads all that are not objects.
         counter: counts the rows; None if they are not counted.
@@ -68,7 +68,6 @@ class Inputs:
     sources: tuple[SourceNode, ...]
     rows: DataFrame
     files: Mapping[Node, BatchFiles] = field(default_factory=dict)
-    in_order: Mapping[str, Callable[[DataFrame], DataFrame]] = field(default_factory=dict)
     ranks: Sequence[int] = ()
     by_tasks: bool = True
     counter: RowCounter | None = None
@@ -91,7 +90,11 @@ class Inputs:
     @cached_property
     def read_by_tasks(self) -> Mapping[Node, BatchFiles]:
         """The files that tasks read."""
-        return {node: f for node, f in self.files.items() if f.format is not None and (self.by_tasks or f.are_objects)}
+        return {
+            node: f
+            for node, f in self.files.items()
+            if f.format is not None and (self.by_tasks or f.are_objects or f.by_spark is None)
+        }
 
     def begin(self, node: Node) -> tuple[DataFrame, ArrowFunction] | None:
         """Returns a frame with one row per partition, and the function that yields the rows of a source's files for it.
@@ -111,10 +114,7 @@ class Inputs:
     def ranks_of(self, node: Node) -> Sequence[int]:
         """Returns `ranks` if the frame of the node has the partitions of `rows`, however often."""
         leaves = leaves_of(node)
-        has_others = any(
-            leaf in self.files or (isinstance(leaf, SourceNode) and leaf.uid in self.in_order) for leaf in leaves
-        )
-        return () if has_others else self.ranks
+        return () if any(leaf in self.files for leaf in leaves) else self.ranks
 
     def frame(self, node: Node) -> DataFrame:
         """Returns the rows of a source, in the order of their arrival."""
@@ -136,10 +136,10 @@ class Inputs:
         return rows if self.counter is None else self.counter.count_frame(node, rows)
 
     def _read_by_spark(self, node: SourceNode) -> DataFrame:
-        if node in self.files:
-            return self.files[node].by_spark()
-        rows = rows_of_source(self.sources, self.rows, node)
-        return self.in_order[node.uid](rows) if node.uid in self.in_order else rows
+        by_spark = self.files[node].by_spark if node in self.files else None
+        if by_spark is not None:
+            return by_spark()
+        return rows_of_source(self.sources, self.rows, node)
 
 
 _BYTES_OF_PARTITION = 1 << 22
@@ -153,14 +153,21 @@ class BatchFiles:
     Attributes:
         uris: percent-encoded URIs, in the order in which their rows arrive.
         format: reads them in tasks; None if only Spark can read them.
-        by_spark: returns the rows as Spark reads them, in the same order.
+        by_spark: returns the rows as Spark reads them, in the same order; None if only tasks can read them.
         objects: size and version of each file that is an object, by its URI.
+        listed: names and sizes of the files, if only the format knows them.
     """
 
     uris: Sequence[str]
     format: FileFormat | None
-    by_spark: Callable[[], DataFrame]
+    by_spark: Callable[[], DataFrame] | None
     objects: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    listed: Sequence[tuple[str, int]] | None = None
+
+    @classmethod
+    def of(cls, format: ListedFormat) -> BatchFiles:
+        """Returns the files that a format lists."""
+        return cls((), format, None, listed=format.sizes)
 
     @property
     def are_objects(self) -> bool:
@@ -169,7 +176,9 @@ class BatchFiles:
 
     @property
     def sizes(self) -> list[tuple[str, int]]:
-        """Local paths, or URIs of objects, and sizes. Raises FileNotFoundError."""
+        """Local paths, URIs of objects, or names that the format knows, and sizes. Raises FileNotFoundError."""
+        if self.listed is not None:
+            return list(self.listed)
         paths = [uri if uri in self.objects else local_path(uri) or "" for uri in self.uris]
         return [(path, self.objects[path][0] if path in self.objects else os.stat(path).st_size) for path in paths]
 
@@ -181,14 +190,11 @@ class SourceRows:
     Attributes:
         frame: the rows of sources without files, as Spark reads them and `source_frame` combines them.
         files: returns the files of the other sources, by uid.
-        in_order: sorts the rows of a source by the hidden column `ARRIVED`, and drops it; by uid of the sources whose
-            rows have it.
         ranks: as of `partition_ranks`.
     """
 
     frame: DataFrame
     files: Callable[[], Mapping[str, BatchFiles]] = dict
-    in_order: Mapping[str, Callable[[DataFrame], DataFrame]] = field(default_factory=dict)
     ranks: Sequence[int] = ()
 
 
@@ -202,6 +208,7 @@ class FileReader:
         partitions: the shares of each partition.
         on_read: called with the number of a partition and its rows so far.
         credentials: for the storage of objects.
+        is_listed: whether only the format knows the files.
     """
 
     format: FileFormat
@@ -209,6 +216,7 @@ class FileReader:
     partitions: tuple[tuple[FileShare, ...], ...]
     on_read: Callable[[int, int], None] = lambda number, rows: None
     credentials: Credentials = field(default_factory=Credentials)
+    is_listed: bool = False
 
     @classmethod
     def of(cls, files: BatchFiles, schema: RowSchema, partitions: int) -> FileReader:
@@ -217,15 +225,16 @@ class FileReader:
         assert format is not None
         cuts = dict[str, list[int]]()
         shares = [
-            [replace(share, version=files.objects[share.path][1]) if share.is_object else share for share in part]
+            [replace(s, version=files.objects[s.path][1]) if s.path in files.objects else s for s in part]
             for part in shares_of(files.sizes, partitions, format.splits)
         ]
         for share in chain.from_iterable(shares):
-            if share.begin and not share.is_object:
+            if share.begin and share.path not in files.objects:
                 cuts.setdefault(share.path, []).append(share.begin)
         starts = {path: dict(zip(own, format.row_starts(path, own), strict=True)) for path, own in cuts.items()}
         divided = tuple(tuple(_between_rows(share, starts) for share in part) for part in shares)
-        return cls(format, schema, divided, credentials=Credentials.of_process())
+        is_listed = files.listed is not None
+        return cls(format, schema, divided, credentials=Credentials.of_process(), is_listed=is_listed)
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Returns a frame with as many partitions, each with one row: the number of the partition."""
@@ -251,6 +260,9 @@ class FileReader:
                     yield read
 
     def _read(self, share: FileShare) -> Iterator[pa.RecordBatch]:
+        if self.is_listed:
+            yield from self.format.read(share, self.schema)
+            return
         if share.is_object:
             try:
                 yield from self.format.read(share, self.schema)

@@ -262,7 +262,6 @@ class SparkRun:
     def _run_without_corrupt_files(self, frame: DataFrame, batch_id: int) -> BatchResult:
         """Runs the batch, and retries it as long as it fails on a corrupt file that may be skipped."""
         nodes = self._run.job.plan.sources
-        self._location.check_batch(batch_id, [self._sources[node.uid] for node in nodes])
         batch = BatchInput(nodes, self._sources, self._location, batch_id=batch_id, frame=frame)
         while True:
             try:

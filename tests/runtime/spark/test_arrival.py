@@ -72,7 +72,7 @@ class Arrivals:
             rows = BatchInput(nodes, by_uid, location, batch_id=batch_id, frame=frame).rows()
             files = rows.files()
             of_nodes = {node: files[node.uid] for node in nodes if node.uid in files}
-            inputs = Inputs(nodes, frame, of_nodes, rows.in_order, by_tasks)  # type: ignore[arg-type]
+            inputs = Inputs(nodes, frame, of_nodes, by_tasks=by_tasks)  # type: ignore[arg-type]
             for node, own in zip(nodes, found, strict=True):
                 own += transform(inputs.frame(node)).collect()
 
@@ -195,7 +195,7 @@ def test_rows_of_a_delta_table_arrive_by_version_then_file(arrivals: Arrivals, t
 
 
 def test_a_row_of_a_file_that_the_order_lacks_fails(spark_session: SparkSession) -> None:
-    place = "named_struct('version', CAST(NULL AS BIGINT), 'late', false, 'file', 'file:///t/c', 'block', 0L)"
+    place = "named_struct('file', 'file:///t/c', 'block', 0L)"
     rows = spark_session.range(3).selectExpr("id", f"{place} AS {ARRIVED}")
     assert [row.id for row in sort_by_arrival(["file:/t/b", "file:/t/c"], rows).collect()] == [0, 1, 2]
     with pytest.raises(PySparkException, match="file:/t/c"):
