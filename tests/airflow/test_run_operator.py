@@ -24,7 +24,7 @@ from tests.airflow.jobs import new_run, run_task, use_submit
 from tests.support.job_fixture import AccountsJob
 
 _REPORT = json.loads((Path(__file__).parent / "data" / "report.json").read_text())
-_NOT_RETURNED = ("job", "job_uuid", "restarts")
+_NOT_RETURNED = ("job", "job_uuid", "lineage", "restarts")
 RETURNED = {n: v for n, v in _REPORT["result"].items() if n not in _NOT_RETURNED}
 """What a task returns of the report of the fake spark-submit."""
 

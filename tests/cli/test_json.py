@@ -70,6 +70,11 @@ PLAIN = {
     "seq",
     "subtask",
     "version",
+    "skew",
+    "storage_bytes_read",
+    "storage_bytes_written",
+    "bytes",
+    "watermark",
 }
 PERCENTILES = {"min", "avg", "p50", "p90", "p95", "p99", "p99_9", "max"}
 """In units of the field that has them."""

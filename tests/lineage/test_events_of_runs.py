@@ -153,12 +153,12 @@ def test_a_restore_is_an_event_and_a_facet_of_the_next_run(job: AccountsJob, ser
     assert _states([start, complete]) == ["START", "COMPLETE"]
     restore = facets_of(complete, "stateflow_restore")
     (record,) = job.records("restore")
-    assert (restore["seq"], restore["request"]) == (record["seq"], record["facts"]["request"])
+    assert (restore["seq"], restore["request"]) == (record["seq"], record["facts"]["request_id"])
     assert (str(restore["leftCheckpoint"]), restore["restored"]) == (
-        record["facts"]["from_checkpoint"],
-        record["facts"]["to"],
+        str(record["facts"]["previous_checkpoint_id"]),
+        record["facts"]["target_label"],
     )
-    assert ", ".join(map(str, restore["undoneCheckpoints"])) == record["facts"]["undone"] != ""
+    assert restore["undoneCheckpoints"] == record["facts"]["undone_checkpoint_ids"] != []
     versions = {Path(each["name"]).name: int(each["facets"]["version"]["datasetVersion"]) for each in start["outputs"]}
     assert versions == restore["tableVersions"] and set(versions) == {"movements", "totals"}
     job.finish()
@@ -196,7 +196,7 @@ def test_a_restore_that_is_killed_shows_in_the_run_that_completes_it(job: Accoun
     job.finish()
     start, complete = server.take()
     assert _states([start, complete]) == ["START", "COMPLETE"]
-    assert facets_of(start, "stateflow_restore")["restored"] == job.records("restore")[0]["facts"]["to"]
+    assert facets_of(start, "stateflow_restore")["restored"] == job.records("restore")[0]["facts"]["target_label"]
 
 
 @pytest.mark.slow(reason="stops and resumes a run")
