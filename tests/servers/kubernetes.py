@@ -379,6 +379,7 @@ class _Pod:
         self._process: psutil.Process | None = None
         self._ending, self._outcome = threading.Event(), ""
         self._grace = 0.0
+        self._was_killed = False
 
     @property
     def log(self) -> str:
@@ -418,6 +419,7 @@ class _Pod:
         if self._process is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._process.send_signal(number)
+                self._was_killed |= number == signal.SIGKILL
 
     def _live(self) -> None:
         with contextlib.suppress(_Stopped):
@@ -498,7 +500,8 @@ class _Pod:
                 self.kill(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(0.05)
-                return code if code >= 0 else 128 - code
+                # unshare ends with 1 after its child was killed.
+                return 128 + signal.SIGKILL if self._was_killed else code
 
     @staticmethod
     def _first_process(outer: subprocess.Popen[bytes]) -> psutil.Process | None:

@@ -199,8 +199,10 @@ def test_a_driver_is_lost_and_the_next_launch_continues(
     end(submission)
     assert submission.finish(process) == 5, submission.log()
     error = submission.result()["error"]
-    assert (error["code"], error["retryable"], error["facts"]["phase"]) == ("cluster-failed", True, phase)
-    assert reason in error["facts"]["reason"]
+    # Of a driver that had the time to store an error, that counts.
+    assert error["retryable"] and error["code"] in ("cluster-failed", "spark-gone")
+    if error["code"] == "cluster-failed":
+        assert error["facts"]["phase"] == phase and reason in error["facts"]["reason"]
     submission.assert_nothing_is_left()
     assert submission.result_of_next_launch() == [("a", 1), ("a", 2)]
 
