@@ -51,8 +51,9 @@ ui: setup  ## the same with Airflow's web interface
 
 # Lint first, because it is quick, but a line that is too long does not hide what the tests say: both run, both count,
 # and pytest has the last word.
-test: setup  ## lint, then the tests that are not marked slow or setup; PACKAGE=connectors/kafka those of a package
-	@$(MAKE) lint; lint=$$?; echo "make test: lint took $$SECONDS s"; \
+test: setup  ## lint, then the tests that are not marked slow or setup; PACKAGE=connectors/kafka those of a package, MATRIX=spark-4.0 or all those of other versions
+	@if [ -n "$(MATRIX)" ]; then exec bash scripts/matrix.sh $(MATRIX); fi; \
+	$(MAKE) lint; lint=$$?; echo "make test: lint took $$SECONDS s"; \
 	if [ $$lint -ne 0 ]; then echo "make test: lint failed, see above; running the tests nevertheless"; fi; \
 	files=$$([ -z "$(PACKAGE)" ] || $(RUN) python scripts/affected_tests.py $(PACKAGE)) || exit 1; \
 	$(PYTEST) -m "not slow and not setup" $$files; tests=$$?; \
@@ -104,6 +105,7 @@ requirements: setup  ## pin packages, JARs and npm packages with their hashes; U
 			--universal --python-version 3.11 --no-annotate --custom-compile-command "make requirements" \
 			$$file.in --output-file $$file.txt || exit 1; \
 	done
+	@$(RUN) python scripts/matrix.py lock
 	@$(RUN) python scripts/fetch_jars.py --record
 	@$(RUN) python scripts/fetch_jars.py --record --package hdfs
 	@$(RUN) python scripts/fetch_jars.py --record --package kafka

@@ -29,6 +29,8 @@ OTHERS = ("com.yammer.metrics",)
 """Organisations of packages that have the name of another one in Spark: metrics-core."""
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = Path(__file__).resolve().with_name("jars.lock.json")
+MATRIX_LOCK = ROOT / "tests" / "matrix" / "jars.lock.json"
+"""The hashes of JARs that only other versions of Spark need."""
 ATTEMPTS = 3
 # Starting a session resolves all packages; no job needs to run.
 RESOLVE = "from pyspark.sql import SparkSession; SparkSession.builder.getOrCreate().stop()"
@@ -48,7 +50,12 @@ def hdfs() -> str:
 
 def kafka() -> str:
     """Returns the Maven coordinate of Spark's Kafka source and sink."""
-    return f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version('pyspark')}"
+    return kafka_of(version("pyspark"))
+
+
+def kafka_of(release: str) -> str:
+    """Returns the same for another release of Spark."""
+    return f"org.apache.spark:spark-sql-kafka-0-10_2.13:{release}"
 
 
 def kafka_broker() -> str:
@@ -75,6 +82,21 @@ PACKAGES = {
     "yarn": (yarn, "yarn"),
 }
 """Functions that return the coordinate of a package, and its folder below ``.venv``."""
+
+
+def of_combination(package: str, name: str) -> str:
+    """Returns the Maven coordinate of a package for a combination of versions; empty if there is none."""
+    # The image has this script only.
+    from matrix import combinations
+
+    from stateflow.config.spark_versions import version_of
+
+    if package == "delta":
+        return version_of(version("pyspark")).delta_package
+    kafka = combinations()[name].kafka
+    if package != "kafka" or kafka is None:
+        return PACKAGES[package][0]()
+    return kafka_of(kafka) if kafka else ""
 
 
 def spark_jars() -> Path:
@@ -138,15 +160,21 @@ def differences(found: Mapping[str, str], recorded: Mapping[str, str]) -> list[s
 
 
 def record(wanted: str, found: Mapping[str, str], lock: Path) -> None:
-    """Writes the hashes of a package into the lock file, in place of those of its other versions."""
-    package = wanted.rpartition(":")[0]
-    others = {name: jars for name, jars in locked(lock).items() if name.rpartition(":")[0] != package}
+    """Writes the hashes of a package into the lock file, in place of those of its other versions.
+
+    The lock file of the matrix has several versions of a package.
+    """
+    package = wanted if lock == MATRIX_LOCK else wanted.rpartition(":")[0]
+    others = {
+        name: jars for name, jars in locked(lock).items() if name != wanted and name.rpartition(":")[0] != package
+    }
     lock.write_text(json.dumps({**others, wanted: dict(found)}, indent=1, sort_keys=True) + "\n")
 
 
 def recorded(wanted: str) -> dict[str, str] | None:
     """Returns the recorded hashes of a package's JARs; None if that version has none."""
-    return locked(LOCK).get(wanted)
+    others = locked(MATRIX_LOCK) if MATRIX_LOCK.exists() else {}
+    return (others | locked(LOCK)).get(wanted)
 
 
 def is_complete(folder: Path, wanted: Mapping[str, str] | None) -> bool:
@@ -172,11 +200,11 @@ def refusal(jars: Iterable[Path], wanted: str) -> str:
     return f"the downloaded JARs are not the ones in {LOCK.name}: {', '.join(different)}" if different else ""
 
 
-def fetch(wanted: str, folder: Path, *, is_new: bool = False) -> str:
+def fetch(wanted: str, folder: Path, *, new_in: Path | None = None) -> str:
     """Downloads the JARs into the folder; returns an empty string, or the error.
 
     Args:
-        is_new: whether the JARs' hashes are recorded instead of verified.
+        new_in: the lock file into which the JARs' hashes are written; None to verify them.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=folder.name, dir=folder.parent) as temporary:
@@ -185,8 +213,8 @@ def fetch(wanted: str, folder: Path, *, is_new: bool = False) -> str:
             done = resolve(wanted, scratch)
             if done.returncode == 0:
                 jars = missing_in_spark(sorted((scratch / "jars").glob("*.jar")))
-                if is_new:
-                    record(wanted, hashes(jars), LOCK)
+                if new_in is not None:
+                    record(wanted, hashes(jars), new_in)
                 if problem := refusal(jars, wanted):
                     return problem
                 keep(jars, folder, scratch)
@@ -200,15 +228,22 @@ def main() -> int:
     parser.add_argument("--package", choices=PACKAGES, default="delta", help="package to download")
     parser.add_argument("--into", type=Path, help="target folder")
     parser.add_argument("--record", action="store_true", help="write the hashes into the lock file")
+    parser.add_argument("--combination", default="", help="name of a combination of versions, of its environment")
     given = parser.parse_args()
     name, own = PACKAGES[given.package]
-    folder, wanted = (given.into or ROOT / ".venv" / own).absolute(), name()
+    wanted = of_combination(given.package, given.combination) if given.combination else name()
+    environment = ROOT / (f".venv-{given.combination}" if given.combination else ".venv")
+    folder = (given.into or environment / own).absolute()
+    if not wanted:
+        print(f"setup: there is no {given.package} for Spark {version('pyspark')}", file=sys.stderr)
+        return 1
     if is_complete(folder, recorded(wanted)):
         return 0
     print(f"setup: downloading {wanted} and its dependencies from Maven Central", file=sys.stderr)
     # JARs that are not the recorded ones are not used, even if there are no others.
     shutil.rmtree(folder, ignore_errors=True)
-    problem = fetch(wanted, folder, is_new=given.record)
+    lock = MATRIX_LOCK if given.combination else LOCK
+    problem = fetch(wanted, folder, new_in=lock if given.record else None)
     if problem:
         print(f"{problem}\nsetup: could not get {wanted} from Maven Central", file=sys.stderr)
         return 1

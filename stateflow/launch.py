@@ -42,6 +42,7 @@ from stateflow.runtime.preflight import (
     start_errors,
     warn_of_repeated_output,
     warn_of_unregistered_tables,
+    warn_of_untested_versions,
     warnings,
     with_session,
 )
@@ -254,9 +255,9 @@ def prepare(job_file: Path, job_root: str | None = None, layers: tuple[SettingsL
     env, settings = _declared(job_file, layers)
     storage = None if job_root is None else open_storage(job_root)
     start = StartContext(env.graph, settings, needs_spark(env.graph), SystemClock(), storage)
-    return PreparedJob(
-        start, (*env.warn_of_unused_parameters(), *warn_of_repeated_output(start), *warn_of_unregistered_tables(start))
-    )
+    unused = env.warn_of_unused_parameters()
+    of_sinks = (*warn_of_repeated_output(start), *warn_of_unregistered_tables(start))
+    return PreparedJob(start, (*warn_of_untested_versions(start), *unused, *of_sinks))
 
 
 def open_existing(job_file: Path, job_root: str, layers: tuple[SettingsLayer, ...] = ()) -> Job:

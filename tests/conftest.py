@@ -54,9 +54,6 @@ _SPARK = {
     "spark.sql.session.timeZone": "UTC",
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.sql.shuffle.partitions": "2",
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.databricks.delta.snapshotPartitions": "2",
     # Compiling a query takes longer than running it over a few rows.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.codegen.wholeStage": "false",
@@ -65,6 +62,12 @@ _SPARK = {
     # VACUUM lists a folder in as many tasks: 10,000 by default.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
 }
+_DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
+"""Settings for a version of Spark that Delta has JARs for."""
 
 
 _LONG = 2.0
@@ -188,15 +191,18 @@ def spark_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSes
     """
     from pyspark.sql import SparkSession
 
+    from stateflow.config.spark_versions import running_version
+
     session = SparkSession.getActiveSession()
     if session is None:
         folder: Path = tmp_path_factory.mktemp("spark")
         builder = SparkSession.builder.master("local[2,4]").appName("tests")
-        for key, value in _SPARK.items():
-            builder = builder.config(key, value)
         jars = sorted(map(str, (Path(sys.prefix) / "jars").glob("*.jar")))
-        if not jars:
+        has_delta = bool(running_version().delta_package)
+        if has_delta and not jars:
             pytest.fail("Delta's JARs are not in .venv/jars: run scripts/fetch_jars.py")
+        for key, value in {**_SPARK, **(_DELTA if has_delta else {})}.items():
+            builder = builder.config(key, value)
         builder = builder.config("spark.jars", ",".join([*jars, *JDBC_JARS]))
         session = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
     yield session

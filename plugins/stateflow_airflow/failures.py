@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import structlog
-from airflow.sdk import RetryDecision, RetryPolicy
 from airflow.sdk.exceptions import AirflowException
 from structlog.typing import EventDict
+
+from stateflow_airflow.versions import FinalFailure, RetryDecision, RetryPolicy
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -49,8 +50,11 @@ class StateflowTaskFailed(AirflowException):
         return f"[{self.code}] {self.message}" + (f"\n  hint: {self.hint}" if self.hint else "")
 
 
-class PermanentFailure(StateflowTaskFailed):
-    """A retry would fail in the same way, or must not happen."""
+class PermanentFailure(StateflowTaskFailed, FinalFailure):
+    """A retry would fail in the same way, or must not happen.
+
+    Where Airflow has no retry policies, its own class for such failures prevents the retry.
+    """
 
 
 class TransientFailure(StateflowTaskFailed):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 from airflow.plugins_manager import AirflowPlugin
 
-from stateflow_airflow.versions import require_supported
+from stateflow_airflow.versions import require_supported, warn_of_untested
 
 require_supported()
+for _warning in warn_of_untested():
+    logging.getLogger(__name__).warning("%s", _warning)
 
 # After the check: an unsupported Airflow may not have what this imports.
 from stateflow_airflow.deadlines import LastCheckpointDeadline  # noqa: E402

@@ -20,6 +20,7 @@ from stateflow.bootstrap.frames import Frame, column_names, is_spark, slice_batc
 from stateflow.bootstrap.keyed_files import MOST_BUCKETS, EntrySorter, with_timers
 from stateflow.bootstrap.layout import GivenOperator, Layout, SavepointFolder, StateRows
 from stateflow.checkpoint.barriers import Failure
+from stateflow.config.spark_versions import partition_by_id
 from stateflow.errors import BatchFailed, InternalError, SchemaMismatch, StateflowError
 from stateflow.private_files import ScratchFolder
 from stateflow.runtime.spark.errors import to_stateflow_error
@@ -136,12 +137,12 @@ def _combined(operator: GivenOperator, layout: Layout) -> DataFrame:
     """
     frames = [frame for frame in operator.frames if is_spark(frame)]
     if len(frames) == 1:
-        return frames[0].repartitionById(layout.parallelism, _subtask_of(frames[0], operator.key, layout))
+        return partition_by_id(frames[0], layout.parallelism, _subtask_of(frames[0], operator.key, layout))
     schemas = [frame.schema for frame in frames]
     parts = [_tagged(frame, at, schemas, operator.key, layout) for at, frame in enumerate(frames)]
     rows = reduce(DataFrame.unionByName, parts)
     # The task does not read the subtask: to drop it, Spark would copy each row.
-    return rows.repartitionById(layout.parallelism, F.col(_SUBTASK))
+    return partition_by_id(rows, layout.parallelism, F.col(_SUBTASK))
 
 
 def _tagged(frame: DataFrame, number: int, schemas: Sequence[StructType], key: GivenKey, layout: Layout) -> DataFrame:

@@ -41,9 +41,6 @@ class SparkSource(Source):
         JobDefinitionError: neither `path` nor `name` is given, or the source cannot be read again.
     """
 
-    package: str = ""
-    """Maven coordinate of Spark's source, for an error; empty if it is not known."""
-
     def __init__(
         self,
         format: str,
@@ -102,15 +99,19 @@ class SparkSource(Source):
     def _frame(self, spark: SparkSession, more: Mapping[str, str]) -> DataFrame:
         """Returns the frame of Spark's source, with further options."""
         reader = spark.readStream.format(self.format).options(**self._options, **more)
-        return load_frame(reader, self.format, self.path, self.package)
+        return load_frame(reader, self.format, self.path, jars=self._jars())
+
+    def _jars(self) -> str:
+        """Returns the Maven coordinate of Spark's source, for an error; empty if it is not known."""
+        return ""
 
 
-def load_frame(reader: DataStreamReader, format: str, path: str = "", package: str = "") -> DataFrame:
+def load_frame(reader: DataStreamReader, format: str, path: str = "", *, jars: str = "") -> DataFrame:
     """Returns the frame of a reader.
 
     Args:
         path: path to load; empty if an option has it.
-        package: Maven coordinate of the source, for the error.
+        jars: Maven coordinate of the source, for the error; empty if it is not known.
 
     Raises:
         ConfigError: Spark does not have the source.
@@ -121,7 +122,7 @@ def load_frame(reader: DataStreamReader, format: str, path: str = "", package: s
         # Some are an AnalysisException, others an error of Java that PySpark has no class for.
         if "Failed to find" not in str(e):
             raise
-        wanted = f"spark.jars.packages={package}" if package else "spark.jars.packages"
+        wanted = f"spark.jars.packages={jars}" if jars else "spark.jars.packages"
         raise ConfigError(
             "Spark does not have the source",
             hint=f"give its JARs to the session: {wanted}, or the paths of the JARs as spark.jars",

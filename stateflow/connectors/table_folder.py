@@ -28,6 +28,7 @@ from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StorageError
 from stateflow.private_files import ScratchFolder, local_disk_errors
 from stateflow.storage import BlobInfo, PutResult, Storage, open_storage
+from stateflow.storage.mounts import check_mount
 from stateflow.storage.posix import LinkedFolder, NotRegular, blob_info, open_file, open_folder, open_root, sync_folder
 from stateflow.storage.race_probe import check_put_if_absent
 
@@ -129,10 +130,14 @@ class TableFolder(ABC):
 
     @abstractmethod
     def check_writable(self, *folders: str) -> None:
-        """Raises ConfigError or StorageError unless files can be created in the table, and in its folders.
+        """Checks that files can be created in the table, and in its folders.
 
         Args:
             folders: names of folders that exist.
+
+        Raises:
+            ConfigError or StorageError: they cannot.
+            EnvironmentUnsupported: the folder is on NFS, or on another file system without the necessary guarantees.
         """
 
     def check_put_if_absent(self) -> None:  # noqa: B027 - file systems have link(2)
@@ -280,6 +285,7 @@ class DiskFolder(TableFolder):
                 continue
 
     def check_writable(self, *folders: str) -> None:
+        check_mount(self.root, "the table")
         for folder in (self.root, *(self.root / name for name in folders)):
             existing = next(path for path in (folder, *folder.parents) if path.exists())
             with self._translate_errors(str(existing)):

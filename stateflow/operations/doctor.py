@@ -18,10 +18,11 @@ from stateflow.checkpoint.job_requests import find_damaged_requests
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.job_root import JobRoot, next_generation, probe_job_root
 from stateflow.clock import Clock
+from stateflow.config import spark_versions
 from stateflow.errors import StateflowError, StorageError
 from stateflow.outputs import OptionalText
 from stateflow.private_files import make_own_folder
-from stateflow.runtime.spark.session.requirements import check_java, check_python, check_spark
+from stateflow.runtime.spark.session.requirements import PYTHON, check_java, check_python, check_spark, warn_of_untested
 from stateflow.storage import PutResult, Storage, open_storage
 from stateflow.storage.locations import HDFS_SCHEMES
 from stateflow.storage.paths import FORMAT, probe_key
@@ -85,14 +86,7 @@ def examine(
         compiled: large packages whose bytecode should be stored.
     """
     spark = version_of("pyspark")
-    findings = [
-        _finding_of("Python", check_python, ".".join(map(str, sys.version_info[:3]))),
-        _java(),
-        _packages(version_of),
-        _compiled(compiled),
-        _finding_of("Spark", lambda: check_spark(spark), spark),
-        _scratch(local_dir),
-    ]
+    findings = [_python(), _java(), _packages(version_of), _compiled(compiled), _spark(spark), _scratch(local_dir)]
     return [*findings, *(_storage(job_root, clock) if job_root else [])]
 
 
@@ -106,9 +100,24 @@ def _finding_of(what: str, check: Callable[[], None], good: str) -> Finding:
 
 def _java() -> Finding:
     try:
-        return Finding("Java", Health.GOOD, check_java())
+        java = check_java()
     except StateflowError as e:
         return Finding("Java", Health.BAD, e.sentence, e.hint)
+    return _tested("Java", str(java), warn_of_untested(java.major, PYTHON[1]))
+
+
+def _tested(what: str, found: str, warnings: Sequence[str]) -> Finding:
+    return Finding(what, Health.WARNING, found, warnings[0]) if warnings else Finding(what, Health.GOOD, found)
+
+
+def _python() -> Finding:
+    found = _finding_of("Python", check_python, ".".join(map(str, sys.version_info[:3])))
+    return found if found.health is Health.BAD else _tested("Python", found.found, warn_of_untested())
+
+
+def _spark(release: str) -> Finding:
+    found = _finding_of("Spark", lambda: check_spark(release), release)
+    return found if found.health is Health.BAD else _tested("Spark", release, spark_versions.warn_of_untested(release))
 
 
 def _packages(version_of: Callable[[str], str]) -> Finding:

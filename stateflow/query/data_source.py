@@ -26,25 +26,12 @@ from functools import cache
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -65,22 +52,26 @@ from stateflow.types.columns.conversion import with_scalars
 from stateflow.types.decoders import msgpack_decoder
 from stateflow.types.key_groups import MAX_PARALLELISM_LIMIT, KeyGroupRange
 
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
 log = logging.getLogger(__name__)
 
 FORMAT_NAME = "stateflow"
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _OPTIONS = ("path", "snapshot", "operator", "state", "columns", "table", "lease_seconds")
 _LEASE_SECONDS = 3600
-_OPERATORS: dict[type[Filter], str] = {
-    EqualTo: "in",
-    EqualNullSafe: "in",
-    In: "in",
-    IsNull: "in",
-    GreaterThan: ">",
-    GreaterThanOrEqual: ">=",
-    LessThan: "<",
-    LessThanOrEqual: "<=",
+_OPERATORS = {
+    "EqualTo": "in",
+    "EqualNullSafe": "in",
+    "In": "in",
+    "IsNull": "in",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
 }
+"""Operators by the class of a filter; by its name, because Spark 4.0 has none of them, and pushes no filters."""
 
 
 def register_spark_reader(spark: SparkSession) -> None:
@@ -230,11 +221,13 @@ class QueryReader(DataSourceReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Notes the filters that reduce what is read; Spark evaluates all of them."""
         for each in filters:
-            operator = _OPERATORS.get(type(each))
+            kind = type(each).__name__
+            operator = _OPERATORS.get(kind)
             path: tuple[str, ...] = getattr(each, "attribute", ())
             if operator is not None and len(path) == 1:
-                values = tuple(each.value) if isinstance(each, In) else (getattr(each, "value", None),)
-                if isinstance(each, EqualTo | In):
+                value = getattr(each, "value", None)
+                values = tuple(value) if kind == "In" and value is not None else (value,)
+                if kind in ("EqualTo", "In"):
                     values = tuple(value for value in values if value is not None)  # null is equal to nothing
                 self._comparisons.append(ColumnComparison(path[0], operator, values))
         return filters

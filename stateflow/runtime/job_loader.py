@@ -39,6 +39,7 @@ from stateflow.runtime.job import Job
 from stateflow.runtime.planning.physical_plan import JobPlan, plan_job
 from stateflow.runtime.publisher import BoundSink
 from stateflow.storage import Storage
+from stateflow.storage.mounts import check_root_mount
 from stateflow.storage.paths import FORMAT, LOG
 
 
@@ -253,7 +254,13 @@ def source_descriptions(plan: JobPlan) -> tuple[tuple[str, str], ...]:
 
 
 def check_format(storage: Storage) -> None:
-    """Raises MissingFile for a job root that has a log but no FORMAT."""
+    """Checks the place of a job root, and that it is complete.
+
+    Raises:
+        EnvironmentUnsupported: it is on a file system without the necessary guarantees.
+        MissingFile: it has a log but no FORMAT.
+    """
+    check_root_mount(storage)
     if storage.list(LOG) and storage.size(FORMAT) is None:
         raise MissingFile(
             "the job root has a log but no FORMAT",

@@ -17,12 +17,15 @@ from stateflow.api.sink import CatalogEntry, Delivery, PrintSink, SinkContext
 from stateflow.api.source import Source, check_limits, limits_of
 from stateflow.checkpoint.log.job_root import NewJob, check_same_job, read_format
 from stateflow.clock import Clock
+from stateflow.config import spark_versions
 from stateflow.config.settings import EXACTLY_ONCE, Settings
+from stateflow.config.spark_versions import find_release
 from stateflow.errors import SchemaMismatch, SinkDiverged, SinkRefused, StateflowError
 from stateflow.runtime.job import StartChecks
 from stateflow.runtime.job_loader import check_format, check_unshared_tables, graph_of_job_root, open_job
 from stateflow.runtime.planning.physical_plan import JobPlan, check_no_transforms, plan_job
 from stateflow.runtime.spark.session.requirements import (
+    check_classic,
     check_java,
     check_master,
     check_python,
@@ -30,7 +33,7 @@ from stateflow.runtime.spark.session.requirements import (
     check_root,
     check_sinks,
     check_spark,
-    find_spark_version,
+    warn_of_untested,
 )
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT
@@ -124,7 +127,8 @@ def check_start(start: StartContext, needs: Sequence[Needs], checks: Sequence[St
 def _machine(start: StartContext) -> None:
     check_python()
     if start.on_spark:
-        check_spark(find_spark_version())
+        check_spark(find_release())
+        check_classic(start.settings.spark.conf)
         check_java()
 
 
@@ -330,6 +334,16 @@ def warn_of_unregistered_tables(start: StartContext) -> tuple[str, ...]:
         for node in start.graph.sinks
         if (e := node.sink.catalog_entry) is not None
     )
+
+
+def warn_of_untested_versions(start: StartContext) -> tuple[str, ...]:
+    """Returns a warning for each version of Spark, Java and Python that is supported and was not tested."""
+    if not start.on_spark:
+        return warn_of_untested()
+    try:
+        return (*spark_versions.warn_of_untested(find_release()), *warn_of_untested(check_java().major))
+    except StateflowError:
+        return ()  # found by the check of the machine
 
 
 def with_session(start: StartContext, session: SparkSession, reads: Sequence[Source]) -> StartContext:

@@ -11,9 +11,18 @@ from typing import Any
 
 import jsonschema
 import pytest
+from airflow.sdk.exceptions import AirflowFailException
 
+from stateflow_airflow.failures import BY_ERROR_CODE, PermanentFailure, TransientFailure
 from stateflow_airflow.provider_info import get_provider_info
-from stateflow_airflow.versions import SUPPORTED, UnsupportedVersion, require_supported
+from stateflow_airflow.versions import (
+    HAS_RETRY_POLICIES,
+    SUPPORTED,
+    RetryDecision,
+    UnsupportedVersion,
+    require_supported,
+    warn_of_untested,
+)
 from tests.airflow.conftest import REPOSITORY
 from tests.support.cli_fixture import invoke
 
@@ -76,6 +85,7 @@ class Site:
 ENTRY_POINT = "stateflow==0.1.0"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("installed", "source"),
     [(False, "$PLUGINS_FOLDER/stateflow_plugin.py"), (True, ENTRY_POINT)],
@@ -93,6 +103,7 @@ def test_the_plugin_is_registered_once_and_loads_nothing_heavy(tmp_path: Path, i
     assert loaded == {"errors": {}, "deadlines": [reference], "by_stem": [], "heavy": []}
 
 
+@pytest.mark.matrix
 def test_provider_info_is_what_airflow_expects() -> None:
     import airflow
 
@@ -104,19 +115,49 @@ def test_provider_info_is_what_airflow_expects() -> None:
             __import__(module)
 
 
-GOOD = {name: first for name, (first, _) in SUPPORTED.items()}
+GOOD = {name: supported.tested[0] for name, supported in SUPPORTED.items()}
+AIRFLOW, PROVIDER = SUPPORTED
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
-@pytest.mark.parametrize("version", ["2.11.0", "3.3.1", "3.4.0", "4.0.0", "6.3.3", "6.4.0", None])
-def test_versions_that_were_never_tried_are_refused(name: str, version: str | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        (AIRFLOW, "2.11.0"),
+        (AIRFLOW, "3.1.8"),
+        (AIRFLOW, "4.0.0"),
+        (AIRFLOW, None),
+        (PROVIDER, "6.3.3"),
+        (PROVIDER, "7.0.0"),
+        (PROVIDER, None),
+    ],
+)
+def test_versions_with_which_the_operators_do_not_work_are_refused(name: str, version: str | None) -> None:
     require_supported()
     installed = {key: value for key, value in {**GOOD, name: version}.items() if value}
     with pytest.raises(UnsupportedVersion) as caught:
         require_supported(installed)
     assert (caught.value.distribution, caught.value.installed) == (name, version)
     # Airflow shows the text only.
-    assert all(part in str(caught.value) for part in (name, *SUPPORTED[name], version or ""))
+    assert all(part in str(caught.value) for part in (name, SUPPORTED[name].first, version or ""))
+
+
+@pytest.mark.parametrize(("name", "version"), [(AIRFLOW, "3.3.9"), (AIRFLOW, "3.9.0"), (PROVIDER, "6.4.0")])
+def test_later_versions_that_were_not_tested_are_warnings(name: str, version: str) -> None:
+    assert warn_of_untested(GOOD) == []
+    require_supported({**GOOD, name: version})
+    (warning,) = warn_of_untested({**GOOD, name: version})
+    assert all(part in warning for part in (name, version, *SUPPORTED[name].tested))
+
+
+@pytest.mark.matrix
+def test_a_permanent_failure_is_not_retried_with_or_without_retry_policies() -> None:
+    if HAS_RETRY_POLICIES:
+        assert BY_ERROR_CODE.evaluate(PermanentFailure("config", "wrong"), 1, 3) == RetryDecision.fail(
+            reason="[config] wrong"
+        )
+    else:
+        assert issubclass(PermanentFailure, AirflowFailException)
+        assert not issubclass(TransientFailure, AirflowFailException)
 
 
 # -- the DAGs of this repository --------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ from stateflow_airflow.operators.validation.diff import StateflowDiffOperator
 from stateflow_airflow.sensors import StateflowBacklogSensor, StateflowCheckpointSensor, StateflowWatermarkSensor
 from stateflow_airflow.services.serve import StateflowServeOperator
 from stateflow_airflow.spark import SparkSubmit
+from stateflow_airflow.versions import HAS_RETRY_POLICIES
 from tests.airflow.fakes import fails
 
 TEXT = "{{ value }}"
@@ -262,6 +263,7 @@ def test_settings_that_are_not_names_and_values_are_refused(value: object) -> No
     assert to_settings("settings", None) == to_settings("settings", "") == {}
 
 
+@pytest.mark.matrix
 def test_a_mapped_operator_has_the_defaults_of_one_that_is_not_mapped() -> None:
     with DAG("a_dag"):
         run = StateflowRunOperator.partial(task_id="run", job="/j.py").expand(job_root=["/a", "/b"])
@@ -272,4 +274,4 @@ def test_a_mapped_operator_has_the_defaults_of_one_that_is_not_mapped() -> None:
         sensor = StateflowCheckpointSensor.partial(task_id="sensor", max_age="1h").expand(job_root=["/a", "/b"])
     assert (run.max_active_tis_per_dag, more.max_active_tis_per_dag) == (1, 2)
     for operator in (run, savepoint, sensor):
-        assert isinstance(operator.retry_policy, RetryByErrorCode)
+        assert not HAS_RETRY_POLICIES or isinstance(operator.retry_policy, RetryByErrorCode)

@@ -165,6 +165,7 @@ def _ids(spark: SparkSession, table: Path) -> list[int]:
     return sorted(row.id for row in _fresh(spark).sql(f"SELECT id FROM delta.`{table}`").collect())
 
 
+@pytest.mark.matrix
 @pytest.mark.slow(reason="several jobs of Spark")
 def test_spark_and_the_sink_see_each_others_tokens(spark: SparkSession, sink: DeltaSink, table: Path) -> None:
     put(sink, _PAIR, 4, pairs(0, 1))
@@ -472,6 +473,7 @@ def _entry(table: Path, name: str = "named.pairs") -> CatalogEntry:
     return entry
 
 
+@pytest.mark.matrix
 @pytest.mark.slow(reason="needs a catalog of Spark's own")
 def test_a_registered_table_is_read_by_name_and_not_changed(named: SparkSession, tmp_path: Path) -> None:
     table = tmp_path / "it's a table; `really`"

@@ -472,8 +472,8 @@ class Numbers(PartitionedSource):
             yield BadRow(str(number), "fifth") if number % 5 == 4 else Row(number, None, [None, str(number)])
 
 
-def _reader(source: PartitionedSource, limit: int | None = None) -> spark_reader._Reader:
-    return spark_reader._Reader(source, SourceSettings(max_rows_per_batch=limit), COLUMNS)
+def _reader(source: PartitionedSource, limit: int | None = None) -> Any:
+    return spark_reader._new_reader(source, SourceSettings(max_rows_per_batch=limit), COLUMNS)
 
 
 def test_batches_of_a_query_have_each_row_once_with_its_partition_and_end_at_the_target() -> None:

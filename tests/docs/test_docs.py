@@ -18,6 +18,9 @@ from typing import Any
 import click
 import msgspec
 import pytest
+from matrix import blocks as pin_blocks
+from matrix import combinations, requirements_of
+from packaging.requirements import Requirement
 
 import stateflow
 from stateflow import errors, testing
@@ -26,6 +29,7 @@ from stateflow.checkpoint.log import documents
 from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Spread
 from stateflow.checkpoint.log.manifest_files import seal
 from stateflow.cli.main import main
+from stateflow.config.spark_versions import DELTA, TESTED, warn_of_untested
 from stateflow.environment import declare
 from stateflow.errors import StateflowError
 from stateflow.failpoints import NAMES
@@ -109,11 +113,11 @@ def test_the_format_has_its_version_and_right_examples() -> None:
 def test_the_readme_the_pins_and_the_metadata_have_the_versions_that_are_checked() -> None:
     (major, first), (_, last) = requirements.PYTHON
     provider = ("apache-airflow-core", "apache-airflow-providers-apache-spark")
-    airflow, of_spark = ("from {}, before {}".format(*SUPPORTED[name]) for name in provider)
+    airflow, of_spark = (", ".join(SUPPORTED[name].tested) for name in provider)
     supported = {
         "Python": ", ".join(f"{major}.{minor}" for minor in range(first, last + 1)),
         "Java": ", ".join(map(str, requirements.JAVA)),
-        "Spark": requirements.SPARK,
+        "Spark": ", ".join(TESTED),
         "Airflow": airflow,
         "its Spark provider": of_spark,
     }
@@ -121,11 +125,21 @@ def test_the_readme_the_pins_and_the_metadata_have_the_versions_that_are_checked
     named = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if "Python :: 3." in c]
     assert ", ".join(named) == supported["Python"]
     pins = dict(re.findall(r"^([\w.-]+)==([^\s;]+)", read("requirements.txt"), re.MULTILINE))
-    extra = dict(line.split("==") for line in PROJECT["optional-dependencies"]["airflow"])
-    assert extra.items() <= pins.items()
-    for found in (pins, {**extra, "apache-airflow-core": extra["apache-airflow"]}):
-        require_supported(found)
-    requirements.check_spark(pins["pyspark"])
+    for extra in ("airflow", "spark"):
+        wanted = map(Requirement, PROJECT["optional-dependencies"][extra])
+        assert [str(each) for each in wanted if not each.specifier.contains(pins[each.name])] == []
+    require_supported(pins)
+    assert warn_of_untested(pins["pyspark"]) == ()
+    assert pins["delta-spark"] == DELTA
+
+
+def test_every_combination_of_the_matrix_has_its_pins_and_a_row_in_the_note() -> None:
+    note = {row[0] for row in rows(read("docs/design/0032-supported-versions.md"))}
+    for name, combination in combinations().items():
+        assert f"`{name}`" in note
+        pins = requirements_of(combination)
+        assert all(f"\n{pin} " in f"\n{pins}" for pin in combination.replace)
+        assert all("--hash=sha256:" in pin for pin in pin_blocks(pins).values())
 
 
 def test_the_readme_has_the_headline_of_the_scoreboard() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import invalidate_caches
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.checkpoint.log.manifest_files import seal, unseal
 from stateflow.cli.main import main
 from stateflow.clock import SystemClock
+from stateflow.config import spark_versions
 from stateflow.errors import (
     BatchFailed,
     ConfigError,
@@ -32,12 +35,14 @@ from stateflow.launch import prepare
 from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.preflight import CHECKS, Needs
 from stateflow.runtime.spark.session.requirements import (
+    check_classic,
     check_java,
     check_master,
     check_python,
     check_root,
     check_spark,
     java_major,
+    warn_of_untested,
 )
 from stateflow.storage import MemoryStorage, PosixStorage, open_storage
 from stateflow.testing.sinks import FolderSink
@@ -346,12 +351,17 @@ def test_missing_java_is_an_unsupported_environment(cli: CliFixture, monkeypatch
         check_java()
 
 
-def test_an_old_java_is_refused(cli: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    java = cli.folder / "jdk" / "bin" / "java"
+def _java(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    java = folder / "jdk" / "bin" / "java"
     java.parent.mkdir(parents=True)
-    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_292\"' >&2\n")
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
     java.chmod(0o700)
-    monkeypatch.setenv("JAVA_HOME", str(cli.folder / "jdk"))
+    monkeypatch.setenv("JAVA_HOME", str(folder / "jdk"))
+    return java
+
+
+def test_an_old_java_is_refused(cli: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = _java(cli.folder, "1.8.0_292", monkeypatch)
     facts = {"found": 8, "java": str(java)}
     check(cli, Case(lambda b: b.write(SPARK_JOB), EnvironmentUnsupported, facts, hint="JAVA_HOME"))
 
@@ -362,21 +372,90 @@ def test_the_version_of_java_is_read_from_its_output() -> None:
     assert java_major("no such thing") == java_major("") == 0
 
 
-@pytest.mark.parametrize("version", [(3, 10), (3, 14), (2, 7)])
+@pytest.mark.parametrize("version", [(3, 10), (2, 7)])
 def test_an_unsupported_python_is_refused(version: tuple[int, int]) -> None:
     with raises(EnvironmentUnsupported, found=f"{version[0]}.{version[1]}") as refused:
         check_python(version)
     assert "3.11" in refused.value.hint
     check_python((3, 11))
+    check_python((3, 14))
     check_python()
 
 
-@pytest.mark.parametrize("version", ["3.5.1", "4.1.0", "4.3.0", "4.20.0"])
+@pytest.mark.parametrize("version", ["3.5.1", "3.99.0", "5.0.0", "", "unknown"])
 def test_an_unsupported_spark_is_refused(version: str) -> None:
     with raises(EnvironmentUnsupported, found=version) as refused:
         check_spark(version)
     assert "4.2.0" in refused.value.hint
-    check_spark("4.2.0")
+
+
+@pytest.mark.parametrize(
+    ("version", "tested"),
+    [("4.2.0", True), ("4.0.5", False), ("4.2.9", False), ("4.9.0", False), ("4.0.1-amzn-0", False)],
+)
+def test_a_spark_that_was_not_tested_is_a_warning(version: str, tested: bool) -> None:
+    check_spark(version)
+    warnings = spark_versions.warn_of_untested(version)
+    assert (warnings == ()) == tested
+    assert all(version in warning and "4.2.0" in warning for warning in warnings)
+
+
+def test_a_python_and_a_java_that_were_not_tested_are_warnings() -> None:
+    assert warn_of_untested(17, (3, 11)) == warn_of_untested(21, (3, 13)) == ()
+    assert [w.split(" was not")[0] for w in warn_of_untested(26, (3, 14))] == ["Python 3.14", "Java 26"]
+
+
+def test_a_plan_warns_of_a_java_that_was_not_tested(cli: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = _java(cli.folder, "26.0.1", monkeypatch)
+    assert check_java().major == 26
+    cli.write(SPARK_JOB)
+    assert any(w.startswith("Java 26 was not tested") for w in prepare(cli.job).warnings), java
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "settings"),
+    [
+        ("SPARK_REMOTE", "sc://host:15002", {}),
+        ("SPARK_CONNECT_MODE_ENABLED", "1", {}),
+        ("PYSPARK_SUBMIT_ARGS", "--remote sc://host pyspark-shell", {}),
+        ("spark.remote", "", {"spark.conf.spark.remote": "sc://host"}),
+        ("spark.api.mode", "", {"spark.conf.spark.api.mode": "connect"}),
+        ("spark.master", "", {"spark.conf.spark.master": "sc://host"}),
+    ],
+)
+def test_spark_connect_is_refused_before_spark_starts(
+    cli: CliFixture, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, settings: dict[str, str]
+) -> None:
+    if value:
+        monkeypatch.setenv(variable, value)
+    with raises(EnvironmentUnsupported, setting=variable) as refused:
+        check_classic({name.removeprefix("spark.conf."): text for name, text in settings.items()})
+    assert "spark.master=local" in refused.value.hint
+
+    def make(b: CliFixture) -> None:
+        b.settings.update(settings)
+        b.write(SPARK_JOB)
+
+    check(cli, Case(make, EnvironmentUnsupported, {"setting": variable}, hint="spark.master"))
+
+
+def test_the_client_of_spark_connect_is_no_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "pyspark"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "version.py").write_text('__version__: str = "4.0.1-amzn-0"\n')
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "pyspark", raising=False)
+    invalidate_caches()
+    with raises(EnvironmentUnsupported, package="pyspark-client", folder=str(package)):
+        spark_versions.find_release()
+    (package / "core").mkdir()
+    (package / "core" / "context.py").touch()
+    # A distribution of Spark, which pip has not installed.
+    assert spark_versions.find_release() == "4.0.1-amzn-0"
+    monkeypatch.setattr(sys, "path", [])
+    with raises(EnvironmentUnsupported, package="pyspark"):
+        spark_versions.find_release()
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*]"])

@@ -49,6 +49,7 @@ def test_spark_tries_a_task_again_that_met_a_damaged_copy(flights: FlightsJob) -
     flights.check()
 
 
+@pytest.mark.matrix
 def test_a_job_with_asynchronous_checkpoints_on_spark_recovers_from_kills(flights: FlightsJob) -> None:
     flights.settings = {**flights.settings, "checkpoints__asynchronous": "yes"}
     flights.deliver(6)
@@ -134,6 +135,7 @@ def _files(offset: str) -> int:
     return int(json.loads(offset)["logOffset"]) + 1
 
 
+@pytest.mark.matrix
 def test_a_savepoint_taken_during_a_run_on_spark_can_be_restored(flights: FlightsJob) -> None:
     """Taken while a run is stopped in a batch; then more files, the restore, killed at each table, and more files
     again, at another parallelism."""
@@ -201,6 +203,7 @@ def _lose_an_executor(flights: ClusteredFlights, files: int) -> None:
     flights.end_well(files + 2)
 
 
+@pytest.mark.matrix
 @pytest.mark.slow(reason="starts a Spark cluster")
 def test_a_job_with_its_root_on_s3_survives_the_loss_of_an_executor(tmp_path: Path) -> None:
     folder = tmp_path / "s3" / "data" / "bucket" / "job"

@@ -18,10 +18,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from stateflow import Context, KeyedProcessFunction, StreamExecutionEnvironment
+from stateflow.config.spark_versions import running_version
 from stateflow.errors import BatchFailed, ConfigError, Fenced, Interrupted, SparkGone, StorageError
 from stateflow.runtime.restart_strategy import is_restartable
 from stateflow.runtime.spark.errors import is_alive, translate_spark_errors
-from stateflow.runtime.spark.session.requirements import READING, REQUIRED, check_reading
+from stateflow.runtime.spark.session.requirements import READING, check_reading
 from stateflow.runtime.spark.session.session import JobTraits, check_session, job_traits
 from tests.support.errors import raises
 from tests.support.processes import ROOT
@@ -31,15 +32,19 @@ class FakeConf:
     def __init__(self, values: dict[str, str]) -> None:
         self.values = values
 
-    def get(self, key: str, default: str | None) -> str | None:
+    def get(self, key: str, default: str | None = None) -> str | None:
         return self.values.get(key, default)
 
 
+REQUIRED = running_version().required
+
+
 def _session(changes: dict[str, str | None], master: str = "local[2,4]") -> Any:
-    values = {k: v for k, v in {**REQUIRED, **changes}.items() if v is not None}
-    return SimpleNamespace(conf=FakeConf(values), sparkContext=SimpleNamespace(master=master))
+    conf = FakeConf({k: v for k, v in {**REQUIRED, **changes}.items() if v is not None})
+    return SimpleNamespace(conf=conf, sparkContext=SimpleNamespace(master=master, getConf=lambda: conf))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("key", REQUIRED)
 @pytest.mark.parametrize("value", ["false", "FALSE", "", None])
 def test_a_session_without_a_required_setting_is_refused(key: str, value: str | None) -> None:
@@ -51,7 +56,7 @@ def test_a_session_without_a_required_setting_is_refused(key: str, value: str | 
 
 def test_a_session_with_the_required_settings_that_retries_tasks_is_accepted() -> None:
     check_session(_session({}))
-    check_session(_session(dict.fromkeys(REQUIRED, "TRUE")))
+    check_session(_session({key: value.upper() for key, value in REQUIRED.items()}))
     with raises(ConfigError, master="local[2]"):
         check_session(_session({}, master="local[2]"))
 

@@ -355,7 +355,7 @@ def test_jars_with_other_hashes_are_refused_and_no_folder_is_made(
 def test_a_version_without_recorded_hashes_is_refused(downloads: Path, tmp_path: Path) -> None:
     assert "x:a:2" in fetch_jars.fetch("x:a:2", tmp_path / "jars")
     assert not (tmp_path / "jars").exists()
-    assert fetch_jars.fetch("x:a:2", tmp_path / "jars", is_new=True) == ""
+    assert fetch_jars.fetch("x:a:2", tmp_path / "jars", new_in=fetch_jars.LOCK) == ""
     assert list(fetch_jars.locked(fetch_jars.LOCK)) == ["x:a:2"]
 
 

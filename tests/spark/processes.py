@@ -61,9 +61,9 @@ class _Observer:
         self._jobs = 0
 
     def started(self, run: object) -> None:
-        from stateflow.runtime.spark.session.requirements import REQUIRED
+        from stateflow.config.spark_versions import running_version
 
-        self.settings = {key: _session().conf.get(key, None) for key in REQUIRED}
+        self.settings = {key: _session().conf.get(key, None) for key in running_version().required}
         self._new()
 
     def batch(self, result: object) -> None:

@@ -22,16 +22,16 @@ from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from stateflow import SparkCheckpoint, StateTtlConfig, ValueStateDescriptor, diff
 from stateflow.bootstrap.frames import is_spark
+from stateflow.config.spark_versions import running_version
 from stateflow.errors import ConfigError, SchemaMismatch
 from stateflow.launch import RunRequest, run_job
 from stateflow.runtime.restore.new_job_root import InitialSavepoint
-from stateflow.runtime.spark.session.requirements import REQUIRED
 from tests.docs.pages import blocks, read, section
 from tests.spark.jobs import imported
 from tests.support.errors import raises
 
 _SETTINGS = {
-    **REQUIRED,
+    **running_version().required,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",

@@ -46,6 +46,7 @@ def job(tmp_path: Path) -> Iterator[DeltaJob]:
     job.close()
 
 
+@pytest.mark.matrix
 def test_each_row_that_is_added_to_a_table_is_read_once(job: DeltaJob) -> None:
     job.add(1, 2, 3)
     job.finish()

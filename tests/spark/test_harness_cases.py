@@ -24,6 +24,7 @@ from tests.windows import test_flink_cases as windows
 from tests.windows import test_window_functions as window_functions
 
 pytestmark = [
+    pytest.mark.matrix,
     pytest.mark.spark,
     pytest.mark.slow(reason="each push is a batch on Spark"),
     pytest.mark.usefixtures("harnesses_on_spark"),

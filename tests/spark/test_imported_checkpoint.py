@@ -83,6 +83,7 @@ def _rows(table: Path) -> Counter[Any]:
     return Counter(tuple(row.values()) for row in FolderSink(table).rows())
 
 
+@pytest.mark.matrix
 def test_a_job_continues_exactly_from_imported_queries(tmp_path: Path) -> None:
     for file in range(ALL):
         path = tmp_path / ("orders" if file < READ else "later") / f"{file}.json"

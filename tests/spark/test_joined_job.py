@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from stateflow.config.spark_versions import running_version
 from stateflow.query import state_entries
-from stateflow.runtime.spark.session.requirements import REQUIRED
 from tests.spark.jobs import joined
 from tests.spark.jobs.joined import ORDER_SLICE, ORDERS, PAYMENT_SLICE, PAYMENTS, RATE_SLICE, RATES
 from tests.spark.processes import ModuleJob, observed_runs
@@ -76,6 +76,7 @@ def _events() -> list[tuple[str, str, int, int]]:
     return [event for batch in _together() for event in batch]
 
 
+@pytest.mark.matrix
 @pytest.mark.long(reason="runs a job on Spark")
 def test_two_connected_streams_share_state_and_a_key_s_rows_come_in_the_declared_order(ran: Ran) -> None:
     assert ran.rows("events") == Counter(_events())
@@ -138,11 +139,12 @@ def test_every_operator_has_the_parallelism_and_backend_of_the_last_run(ran: Ran
     root_files.check_hashes(ran.job.root)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("ran", [SPARK], indirect=True)
 def test_a_batch_is_one_action_for_the_whole_graph(ran: Ran) -> None:
     """A second action would run tasks again, and their reports would be of other attempts."""
     assert ran.observed is not None
-    assert ran.observed["settings"] == dict.fromkeys(REQUIRED, "true")
+    assert ran.observed["settings"] == dict(running_version().required)
     assert len(ran.observed["batches"]) == 2
     for batch in ran.observed["batches"]:
         # Spark has an execution around each micro-batch, in which nothing runs; stateflow's may be several jobs.

@@ -39,6 +39,7 @@ def job(tmp_path: Path, kafka: Kafka) -> Iterator[KafkaJob]:
     job.close()
 
 
+@pytest.mark.matrix
 @_slow
 def test_rows_come_by_partition_then_offset_whichever_order_kafka_lists_partitions_in(job: KafkaJob) -> None:
     """So a replay sees them in the order of the run, and so does a run with more tasks than partitions."""
@@ -56,6 +57,7 @@ def test_rows_come_by_partition_then_offset_whichever_order_kafka_lists_partitio
         assert [row["last"] for row in counted if row["name"] == name] == [n for own, n in ordered if own == name]
 
 
+@pytest.mark.matrix
 @pytest.mark.slow(reason="starts Kafka, and Spark once for each run")
 def test_runs_read_each_record_once_also_after_a_kill_and_none_of_an_aborted_transaction(job: KafkaJob) -> None:
     job.send(30)

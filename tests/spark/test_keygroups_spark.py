@@ -85,6 +85,7 @@ def _generated() -> list[tuple[Any, ...]]:
     return [*rows, *nulls, (None,) * len(TYPES)]
 
 
+@pytest.mark.matrix
 @pytest.mark.spark
 def test_hashes_and_key_groups_of_each_type_and_of_several_columns_are_equal(spark_session: Any) -> None:
     rows = _generated()

@@ -24,6 +24,7 @@ _ON_SPARK = {"job__spark": "yes", "parallelism": 2}
 _slow = pytest.mark.slow(reason="a driver with Spark takes seconds; without Spark other folders test the same")
 
 
+@pytest.mark.matrix
 def test_bad_rows_of_an_operator_and_of_a_row_function_are_committed_as_dead_letters(tmp_path: Path) -> None:
     with closing(ModuleJob(tmp_path, letters, parallelism=2)) as job:
         job.finish()
@@ -33,6 +34,7 @@ def test_bad_rows_of_an_operator_and_of_a_row_function_are_committed_as_dead_let
         assert job.rows("out") == letters.expected()
 
 
+@pytest.mark.matrix
 @_slow
 def test_operator_state_is_written_by_workers_and_redistributed(tmp_path: Path) -> None:
     settings = {"job__folder": tmp_path, "job__spark": "yes", "job__pad": 1500}
@@ -44,6 +46,7 @@ def test_operator_state_is_written_by_workers_and_redistributed(tmp_path: Path) 
     assert job.requested()
 
 
+@pytest.mark.matrix
 @_slow
 def test_windows_are_those_of_plain_python_after_a_kill_at_another_parallelism_and_drained(tmp_path: Path) -> None:
     job = WindowsJob(tmp_path / "job", _ON_SPARK, job_name="windows", launcher=spawn)
@@ -63,6 +66,7 @@ def test_windows_are_those_of_plain_python_after_a_kill_at_another_parallelism_a
         job.end_all()
 
 
+@pytest.mark.matrix
 @_slow
 def test_runs_over_a_source_in_python_read_each_row_once_also_after_a_kill(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()

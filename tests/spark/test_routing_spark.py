@@ -76,6 +76,7 @@ def test_a_keyed_row_goes_to_the_owner_of_its_key_group() -> None:
         assert min(orders) > BROADCAST_ORDER
 
 
+@pytest.mark.matrix
 @pytest.mark.spark
 def test_spark_and_numpy_compute_the_same_targets_and_orders(spark_session: Any) -> None:
     fields = _fields()

@@ -50,6 +50,7 @@ def _totals(frame: DataFrame) -> dict[str, int]:
     return {row["key"]: row["value"] for row in frame.collect()}
 
 
+@pytest.mark.matrix
 def test_a_dataframe_has_the_state(session: SparkSession, ran: SummedJob, tmp_path: Path) -> None:
     frame = _frame(session, ran)
     assert _totals(frame) == totals(12)
@@ -62,6 +63,7 @@ def test_a_dataframe_has_the_state(session: SparkSession, ran: SummedJob, tmp_pa
     assert datetime.fromisoformat(pin.until) <= datetime.now(UTC) + LEASE
 
 
+@pytest.mark.matrix
 def test_filters_reduce_what_is_read(session: SparkSession, ran: SummedJob) -> None:
     frame = _frame(session, ran)
     wanted = {key: total for key, total in totals(12).items() if key in ("a", "b")}

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
-from airflow.sdk import Asset, BaseOperator, RetryPolicy, conf
+from airflow.sdk import Asset, BaseOperator, conf
 
 from stateflow_airflow.failures import (
     BY_ERROR_CODE,
@@ -23,6 +23,7 @@ from stateflow_airflow.failures import (
     translate_errors,
 )
 from stateflow_airflow.operators.template_values import as_list, check_texts
+from stateflow_airflow.versions import RetryPolicy, add_retry_policy
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -49,7 +50,8 @@ class LibraryOperator(BaseOperator):
         retry_policy: RetryPolicy | None = BY_ERROR_CODE,
         **kwargs: TaskArgument,
     ) -> None:
-        super().__init__(retry_policy=retry_policy, **kwargs)
+        add_retry_policy(kwargs, retry_policy)
+        super().__init__(**kwargs)
         self.locations = as_list(locations)
 
     def pre_execute(self, context: Context) -> None:

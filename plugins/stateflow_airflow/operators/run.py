@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pendulum
-from airflow.sdk import Asset, ResumableJobMixin, conf
+from airflow.sdk import Asset, conf
 from airflow.sdk.exceptions import TaskDeferred
 from croniter import croniter
 
@@ -46,7 +46,7 @@ from stateflow_airflow.operators.template_values import (
 from stateflow_airflow.renewal import PREDECESSOR, LogFollower, Renewal, check_renewal, counting_launch, last_lines
 from stateflow_airflow.run_result import RunResultFile, read_result
 from stateflow_airflow.spark import SETTINGS, SparkSubmit, collect_environment, settings_file
-from stateflow_airflow.versions import require_supported
+from stateflow_airflow.versions import ResumableJobMixin, require_supported
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG, Context

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
 
-from airflow.sdk import BaseSensorOperator, PokeReturnValue, RetryPolicy, conf
+from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
 from airflow.sdk.exceptions import AirflowSensorTimeout
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
@@ -29,7 +29,7 @@ from stateflow_airflow.operators.template_values import (
     to_duration,
     to_words,
 )
-from stateflow_airflow.versions import require_supported
+from stateflow_airflow.versions import RetryPolicy, add_retry_policy, require_supported
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -278,7 +278,8 @@ class JobSensor(BaseSensorOperator):
     def __init__(
         self, *, job_root: str, retry_policy: RetryPolicy | None = BY_ERROR_CODE, **kwargs: TaskArgument
     ) -> None:
-        super().__init__(retry_policy=retry_policy, **kwargs)
+        add_retry_policy(kwargs, retry_policy)
+        super().__init__(**kwargs)
         self.job_root = job_root
         self._last = ""
 

@@ -41,6 +41,7 @@ from stateflow.errors import (
 from stateflow.helpers import call_periodically, check_name
 from stateflow.requesters import by_process
 from stateflow.storage import Storage
+from stateflow.storage.mounts import check_root_mount
 from stateflow.storage.paths import DATA, FORMAT, LAUNCHES, PROBE, probe_key
 from stateflow.storage.race_probe import check_put_if_absent
 from stateflow.types.key_groups import DEFAULT_MAX_PARALLELISM
@@ -461,4 +462,5 @@ def probe_storage(storage: Storage, clock: Clock, generation: int) -> None:
     Raises:
         EnvironmentUnsupported, StorageError: as `check_put_if_absent`.
     """
+    check_root_mount(storage)
     check_put_if_absent(storage, lambda: probe_key(generation, clock.new_id()))

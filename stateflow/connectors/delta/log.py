@@ -417,11 +417,40 @@ def view_version(table: TableFolder, scratch: Path, version: int | None = None) 
     except TableNotFoundError:
         return None
     except DeltaError as e:
-        hint = "check whether it has a feature that this version does not support, or a damaged log"
+        if (missing := unsupported_feature(e)) is not None:
+            hint = f"{missing.hint}, or let the sink write to another table"
+            raise SinkRefused(missing.sentence, hint=hint, feature=missing.feature, **_facts(table, e)) from e
+        hint = "check whether the log is damaged"
         raise SinkRefused("the Delta table cannot be read", hint=hint, **_facts(table, e)) from e
     except OSError as e:
         raise StorageError("the Delta table's log cannot be read", **_facts(table, e)) from e
     return opened if opened.version() == newest else None
+
+
+@dataclass(frozen=True)
+class UnsupportedFeature:
+    """A feature of a table that deltalake does not support, in words: sentence and hint of an error."""
+
+    feature: str
+    sentence: str
+    hint: str
+
+
+def unsupported_feature(error: Exception) -> UnsupportedFeature | None:
+    """Returns the feature for which deltalake refuses to open a table; None for any other error."""
+    text = str(error)
+    if "catalog-managed table" in text:
+        return UnsupportedFeature(
+            "catalogManaged",
+            "the Delta table is managed by a catalog: its folder need not have its newest commits, and the catalog "
+            "would not know of others",
+            "create a table that is not managed by a catalog such as Unity",
+        )
+    if named := re.search(r"Feature '([^']+)' is not supported", text):
+        return UnsupportedFeature(
+            named[1], "the Delta table has a feature that is not supported", f"ALTER TABLE ... DROP FEATURE {named[1]}"
+        )
+    return None
 
 
 def _facts(table: TableFolder, e: Exception) -> dict[str, str]:

@@ -15,6 +15,7 @@ from stateflow.api.schema import REJECTED, RejectedRecord, RowSchema, failing_fi
 from stateflow.api.source import FROM_START, Backlog, InitialPosition, Source, StartKind, StartPosition
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
+from stateflow.config.spark_versions import kafka_package
 from stateflow.connectors.kafka.client import (
     KafkaClient,
     KafkaSecurity,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONTINUE = "continue"
-_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 _FORMATS: Mapping[str, ValueFormat] = {"json": Json(), "raw": Raw()}
 _OWN_OPTIONS = {
     "subscribe",
@@ -167,7 +167,7 @@ class KafkaSource(Source):
         import pyspark
 
         reader = spark.readStream.format("kafka").options(**self._reader_options(limits))
-        return self.rows(load_frame(reader, "kafka", package=f"{_PACKAGE}:{pyspark.__version__}"))
+        return self.rows(load_frame(reader, "kafka", jars=kafka_package(pyspark.__version__)))
 
     def rows(self, records: DataFrame) -> DataFrame:
         """Returns the rows of records, as `stream` returns them.

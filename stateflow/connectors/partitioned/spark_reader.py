@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from stateflow.api.schema import REJECTED, RejectedRecord, with_hidden_columns
 from stateflow.api.source import LocalSource, Source, local_position, spark_position
 from stateflow.config.settings import SourceSettings
+from stateflow.config.spark_versions import running_version
 from stateflow.connectors.partitioned.positions import Offsets, Split
 from stateflow.connectors.partitioned.source import PartitionedSource
 from stateflow.connectors.partitioned.split_rows import Chunk
 from stateflow.connectors.python import PythonSource, forward_errors
 from stateflow.types.columns.conversion import to_column
 from stateflow.types.columns.shapes import shape_of
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import ReadLimit
 
 _numbers = count(1)
 
@@ -32,6 +36,7 @@ class PartitionedReader(Source):
 
     def __init__(self, source: PartitionedSource) -> None:
         self.source = source
+        self.ends_by_itself = running_version().has_available_now_readers
         self.schema = source.schema
         self.bounded = source.bounded
         self.on_error = source.on_error
@@ -89,12 +94,32 @@ def _data_source(name: str, source: PartitionedSource, limits: SourceSettings) -
             return ddl
 
         def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-            return _Reader(source, limits, schema)
+            return _new_reader(source, limits, schema)
 
     return PartitionedDataSource
 
 
-class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+def _new_reader(source: PartitionedSource, limits: SourceSettings, schema: StructType) -> DataSourceStreamReader:
+    """Returns a stream reader for the running version of Spark."""
+    if not running_version().has_available_now_readers:
+        return _OneBatchReader(source, limits, schema)
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+
+    class AvailableNowReader(_Reader, SupportsTriggerAvailableNow):
+        """Ends a run at the positions that the source has at its start."""
+
+        def prepareForTriggerAvailableNow(self) -> None:
+            with forward_errors(source.description):
+                self._target = source.available().ends
+
+        def latestOffset(self, start: Mapping[str, str], limit: ReadLimit) -> dict[str, str]:
+            # The limits are the settings of the run, whatever Spark's trigger is.
+            return self._next(start["position"])
+
+    return AvailableNowReader(source, limits, schema)
+
+
+class _Reader(DataSourceStreamReader):
     """A stream reader. Its offsets are ``{"position": …}`` with the source's position."""
 
     def __init__(self, source: PartitionedSource, limits: SourceSettings, schema: StructType) -> None:
@@ -107,14 +132,10 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with forward_errors(self._source.description):
             return spark_position(self._source.first_position())
 
-    def prepareForTriggerAvailableNow(self) -> None:
+    def _next(self, start: str) -> dict[str, str]:
+        """Returns the offset at the end of the batch that begins at a position."""
         with forward_errors(self._source.description):
-            self._target = self._source.available().ends
-
-    def latestOffset(self, start: Mapping[str, str], limit: ReadLimit) -> dict[str, str]:
-        # The limits are the settings of the run, whatever Spark's trigger is.
-        with forward_errors(self._source.description):
-            return spark_position(self._source.next_position(start["position"], self._limits, self._target))
+            return spark_position(self._source.next_position(start, self._limits, self._target))
 
     def partitions(self, start: Mapping[str, str], end: Mapping[str, str]) -> Sequence[InputPartition]:
         if start == end:
@@ -129,6 +150,29 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         with forward_errors(self._source.description):
             for chunk in self._source.chunks(split):
                 yield _with_hidden_columns(chunk, split, target)
+
+
+class _OneBatchReader(_Reader):
+    """A reader for a Spark that reads one batch per query, and does not say where a batch begins.
+
+    Spark plans each batch by `partitions`, and calls it with the offset of the last batch, twice, when a query starts.
+    """
+
+    _first: str | None = None
+    _planned: str | None = None
+
+    def initialOffset(self) -> dict[str, str]:
+        # Read once: a source that begins at its end must not return a later position than its first batch begins at.
+        if self._first is None:
+            self._first = super().initialOffset()["position"]
+        return spark_position(self._first)
+
+    def latestOffset(self, start: object = None, limit: object = None) -> dict[str, str]:
+        return self._next(self.initialOffset()["position"] if self._planned is None else self._planned)
+
+    def partitions(self, start: Mapping[str, str], end: Mapping[str, str]) -> Sequence[InputPartition]:
+        self._planned = end["position"]
+        return super().partitions(start, end)
 
 
 def _with_hidden_columns(chunk: Chunk, split: Split, target: pa.Schema) -> pa.RecordBatch:

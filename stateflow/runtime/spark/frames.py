@@ -37,6 +37,7 @@ from stateflow.api.input_files import reason_in
 from stateflow.api.schema import ARRIVED, PLACE, REJECTED, RowSchema
 from stateflow.api.source import Source
 from stateflow.config.settings import SourceSettings
+from stateflow.config.spark_versions import partition_by_id
 from stateflow.errors import ConfigError, JobDefinitionError, SchemaMismatch, StateflowError, UserCodeError
 from stateflow.helpers import line_of_user
 from stateflow.runtime.executor import SOURCE
@@ -256,7 +257,7 @@ def sort_by_arrival(files: Sequence[str], rows: DataFrame) -> DataFrame:
     unknown = f"raise_error(concat('the order of the files of a batch lacks ', {_KEY}))"
     placed = ranked.withColumn(_RANK, expr(f"coalesce({_RANK}, CAST({unknown} AS BIGINT))"))
     share = f"CAST({_RANK} * {partitions} DIV {max(1, len(files))} AS INT)"
-    shuffled = placed.repartitionById(partitions, expr(share))
+    shuffled = partition_by_id(placed, partitions, expr(share))
     in_partitions = shuffled.sortWithinPartitions(_RANK, expr(f"{ARRIVED}.block"), _ROW)
     # A condition on the partition, because Spark drops a sort below a join or an aggregate if nothing depends on it.
     return in_partitions.where("spark_partition_id() >= 0").select(*names)

@@ -1,6 +1,6 @@
 """The shuffle before a level: sends rows to the subtasks of their keys, and one barrier to each subtask.
 
-All edges of a level share one ``repartitionById`` on the global (chain, subtask) index. Its input is a union with
+All edges of a level share one `partition_by_id` on the global (chain, subtask) index. Its input is a union with
 barrier rows, one per subtask, also because Spark drops a shuffle whose input it can prove to be empty.
 
 Expressions are SQL texts: each method of a ``Column`` is a call to the JVM, and hundreds of calls would dominate the
@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.graph import CONSTANT_KEY, Keying, Node, SourceNode, leaves_of
+from stateflow.config.spark_versions import partition_by_id
 from stateflow.runtime.executor import (
     BARRIER_ORDER,
     CONTROL,
@@ -332,7 +333,7 @@ class _Exchange:
         for frame in frames[1:]:
             union = union.union(frame)
         # No projection follows, because it would copy each row once more: tasks drop the columns that they do not need.
-        return union.repartitionById(self._level.targets, TARGET)
+        return partition_by_id(union, self._level.targets, TARGET)
 
     def _route_columns(self, route: _SqlRoute) -> dict[str, str]:
         """Returns the expressions of a route by column, for the columns that the level's tasks read."""

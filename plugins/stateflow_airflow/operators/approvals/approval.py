@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.hitl import ApprovalOperator, HITLOperator
-from airflow.sdk import RetryPolicy, timezone
+from airflow.sdk import timezone
 
 from stateflow_airflow.failures import (
     BY_ERROR_CODE,
@@ -38,7 +38,7 @@ from stateflow_airflow.operators.template_values import (
     check_texts,
     to_claim_mode,
 )
-from stateflow_airflow.versions import require_supported
+from stateflow_airflow.versions import RetryPolicy, add_retry_policy, require_supported
 
 if TYPE_CHECKING:
     from airflow.providers.standard.triggers.hitl import HITLTriggerEventSuccessPayload
@@ -115,7 +115,8 @@ class JobApprovalOperator(ApprovalOperator):
         **kwargs: Any,
     ) -> None:
         kwargs.setdefault("defaults", self.REJECT)
-        super().__init__(retry_policy=retry_policy, **kwargs)
+        add_retry_policy(kwargs, retry_policy)
+        super().__init__(**kwargs)
         self.job_root = job_root
         self.self_approval = self_approval
         self.locations = as_list(locations)

@@ -8,19 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from importlib import metadata
+from dataclasses import dataclass
 
 from stateflow.api.graph import SinkNode
+from stateflow.config.spark_versions import find_release, running_version, version_of
 from stateflow.errors import ConfigError, EnvironmentUnsupported
 from stateflow.storage import Storage
 
 ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
-REQUIRED = {
-    # Without them, after an executor is lost, the tasks of a level may read different attempts of an earlier task.
-    "spark.sql.shuffle.orderIndependentChecksum.enabled": "true",
-    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "true",
-}
-"""Required values, which are checked at start."""
 READING = {
     # A declared column with a time zone is a timestamp, whatever the word means elsewhere.
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
@@ -71,8 +66,8 @@ def check_reading(given: Mapping[str, str]) -> None:
 
 
 def check_required(given: Mapping[str, str | None]) -> None:
-    """Raises ConfigError when a setting of `given` does not have its required value."""
-    for key, value in REQUIRED.items():
+    """Raises ConfigError when a setting of `given` does not have the value that this version of Spark needs."""
+    for key, value in version_of(find_release()).required.items():
         if key in given and str(given[key]).lower() != value:
             raise ConfigError(
                 "a Spark setting would permit results from two attempts of one task",
@@ -130,14 +125,15 @@ def check_root(storage: Storage, master: str, shared: bool) -> None:
 
 
 PYTHON = ((3, 11), (3, 13))
-SPARK = "4.2"
+"""The first and the last version of Python that was tested; older ones are refused."""
 JAVA = (17, 21)
+"""The versions of Java that were tested; those before the first one are refused."""
 
 
 def check_python(version: tuple[int, int] | None = None) -> None:
-    """Raises EnvironmentUnsupported for an unsupported version of Python."""
+    """Raises EnvironmentUnsupported for a version of Python that is too old."""
     found = version or sys.version_info[:2]
-    if not PYTHON[0] <= found <= PYTHON[1]:
+    if found < PYTHON[0]:
         raise EnvironmentUnsupported(
             "this version of Python is not supported",
             hint="use Python 3.11, 3.12 or 3.13",
@@ -145,29 +141,94 @@ def check_python(version: tuple[int, int] | None = None) -> None:
         )
 
 
-def find_spark_version() -> str:
-    """Returns the version of PySpark. Raises EnvironmentUnsupported if it is not installed."""
-    try:
-        return metadata.version("pyspark")
-    except metadata.PackageNotFoundError as e:
-        raise EnvironmentUnsupported(
-            "PySpark is not installed", hint="pip install 'stateflow[spark]'", package="pyspark"
-        ) from e
+def check_spark(release: str) -> None:
+    """Raises EnvironmentUnsupported for an unsupported version of Spark; see `stateflow.config.spark_versions`."""
+    version_of(release)
 
 
-def check_spark(version: str) -> None:
-    """Raises EnvironmentUnsupported for an unsupported version of Spark."""
-    if version != SPARK and not version.startswith(f"{SPARK}."):
+def check_same_spark(release: str) -> None:
+    """Raises EnvironmentUnsupported when Spark's Java process is of another minor version than the imported PySpark."""
+    python = running_version()
+    if version_of(release).minor != python.minor:
         raise EnvironmentUnsupported(
-            "this version of Spark is not supported", hint="install pyspark==4.2.0", found=version
+            "PySpark and the Spark that it has started have different versions",
+            hint="unset SPARK_HOME, or install the version of PySpark that belongs to it",
+            pyspark=python.text,
+            spark=release,
         )
 
 
-def check_java() -> str:
-    """Returns version and path of the Java that Spark would use.
+def check_classic(conf: Mapping[str, str]) -> None:
+    """Raises EnvironmentUnsupported when PySpark would connect to a server by Spark Connect.
+
+    Args:
+        conf: the job's Spark settings.
+    """
+    master = conf.get("spark.master", "")
+    found = {
+        "SPARK_REMOTE": os.environ.get("SPARK_REMOTE"),
+        "SPARK_CONNECT_MODE_ENABLED": os.environ.get("SPARK_CONNECT_MODE_ENABLED"),
+        "PYSPARK_SUBMIT_ARGS": _connect_argument(os.environ.get("PYSPARK_SUBMIT_ARGS", "")),
+        "spark.remote": conf.get("spark.remote"),
+        "spark.api.mode": conf.get("spark.api.mode") if conf.get("spark.api.mode", "").lower() == "connect" else None,
+        "spark.master": master if master.startswith("sc://") else None,
+    }
+    for name, value in found.items():
+        if value:
+            raise connect_is_unsupported(name)
+
+
+def _connect_argument(text: str) -> str | None:
+    return next((w for w in text.split() if w.partition("=")[0] == "--remote" or w.startswith("sc://")), None)
+
+
+def connect_is_unsupported(where: str) -> EnvironmentUnsupported:
+    """Returns the error for a Spark Connect session.
+
+    Args:
+        where: name of the setting or variable that asks for it.
+    """
+    return EnvironmentUnsupported(
+        "Spark Connect is not supported: a run needs the driver's own JVM",
+        hint="remove the setting, and give a master instead: spark.master=local[N,4], yarn, k8s://… or spark://…",
+        setting=where,
+    )
+
+
+def warn_of_untested(java: int | None = None, python: tuple[int, int] | None = None) -> tuple[str, ...]:
+    """Returns a warning for each version of this machine that is supported, and with which no test has run.
+
+    Args:
+        java: its major version; None if it is not known.
+        python: by default that of this process.
+    """
+    found = python or sys.version_info[:2]
+    warnings = []
+    if found > PYTHON[1]:
+        tested = f"{PYTHON[0][0]}.{PYTHON[0][1]} to {PYTHON[1][0]}.{PYTHON[1][1]}"
+        warnings.append(f"Python {found[0]}.{found[1]} was not tested with this version of stateflow; tested: {tested}")
+    if java is not None and java not in JAVA:
+        tested = ", ".join(map(str, JAVA))
+        warnings.append(f"Java {java} was not tested with this version of stateflow; tested: {tested}")
+    return tuple(warnings)
+
+
+@dataclass(frozen=True)
+class Java:
+    """The Java that Spark would use: its major version and the path of its command."""
+
+    major: int
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.major}, {self.path}"
+
+
+def check_java() -> Java:
+    """Returns the Java that Spark would use.
 
     Raises:
-        EnvironmentUnsupported: Java is not installed, or has an unsupported version.
+        EnvironmentUnsupported: Java is not installed, or too old.
     """
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
@@ -179,14 +240,14 @@ def check_java() -> str:
         )
     text = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     major = java_major(text)
-    if major not in JAVA:
+    if major < JAVA[0]:
         raise EnvironmentUnsupported(
             "this version of Java is not supported",
             hint="use Java 17 or 21; JAVA_HOME chooses it",
             found=major,
             java=java,
         )
-    return f"{major}, {java}"
+    return Java(major, java)
 
 
 def java_major(text: str) -> int:

@@ -21,21 +21,23 @@ from pyspark.sql import SparkSession
 from stateflow.api.graph import Graph, with_ancestors
 from stateflow.api.input_files import reason_in
 from stateflow.config.settings import FULL, QUIET, Settings, default_local_folder
+from stateflow.config.spark_versions import running_version
 from stateflow.config.submit_options import CONF, PROPERTIES_FILE, hide_conf, option
-from stateflow.errors import ConfigError, EnvironmentUnsupported, StateflowError
+from stateflow.errors import ConfigError, StateflowError
 from stateflow.private_files import make_own_folder, make_own_folders
 from stateflow.runtime.job_loader import send_job_code
 from stateflow.runtime.planning.physical_plan import has_transform
 from stateflow.runtime.spark.session.requirements import (
     ARROW_ROWS,
     READING,
-    REQUIRED,
     check_java,
     check_master,
     check_python,
     check_reading,
     check_required,
+    check_same_spark,
     check_spark,
+    connect_is_unsupported,
     is_local,
 )
 
@@ -43,9 +45,7 @@ _PROGRESS = "spark.ui.showConsoleProgress"
 _DEFAULTS = {
     # The JVM waits 15 s by default for a Python worker to connect, too short at ten times the load.
     "spark.python.authenticate.socketTimeout": "2m",
-    # Recovery does not depend on Spark's own directory, so it needs neither syncs nor .crc files.
-    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
-    "FileSystemBasedCheckpointFileManager",
+    # Recovery does not depend on Spark's own directory, so it needs neither syncs nor .crc files, as `defaults` says.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     # Uploads of functions that write with Spark: Hadoop's buffers on disk need LocalFileSystem.
     "spark.hadoop.fs.s3a.fast.upload.buffer": "bytebuffer",
@@ -160,6 +160,7 @@ def open_session(settings: Settings, traits: JobTraits) -> SparkSession:
             own |= quiet_workers({**dict(SparkConf().getAll()), **settings.spark.conf})
         session = _started(_with_defaults(builder, own, settings))
     check_spark(session.version)
+    check_same_spark(session.version)
     check_session(session)
     if settings.spark.log != FULL:
         quiet_accumulators(session)
@@ -171,7 +172,9 @@ def defaults(traits: JobTraits) -> dict[str, str]:
     """Returns the Spark settings of a run that apply unless the user sets them."""
     plan = {} if traits.has_expressions else _FIXED_PLAN
     rows = _FIXED_WIDTH_ROWS if traits.has_fixed_rows else {}
-    return {**_DEFAULTS, **plan, **rows, **REQUIRED}
+    version = running_version()
+    manager = {"spark.sql.streaming.checkpointFileManagerClass": version.checkpoint_manager}
+    return {**_DEFAULTS, **manager, **plan, **rows, **version.required}
 
 
 def _unix_sockets(local_folder: Path) -> dict[str, str]:
@@ -242,10 +245,17 @@ def _with_defaults(builder: SparkSession.Builder, own: Mapping[str, str], settin
 
 def check_session(session: SparkSession) -> None:
     """Checks the settings of a session. Raises ConfigError or EnvironmentUnsupported."""
-    check_required({key: session.conf.get(key, None) for key in REQUIRED})
     if not hasattr(session, "sparkContext"):
-        raise EnvironmentUnsupported("Spark Connect is not supported", hint="use a classic session")
+        raise connect_is_unsupported("session")
+    check_required({key: _setting(session, key) for key in running_version().required})
     check_master(str(session.sparkContext.master))
+
+
+def _setting(session: SparkSession, key: str) -> str | None:
+    """Returns a setting as it takes effect: what is not SQL is fixed when Spark starts, whatever a session has."""
+    if key.startswith("spark.sql."):
+        return session.conf.get(key, None)
+    return session.sparkContext.getConf().get(key, None)
 
 
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
