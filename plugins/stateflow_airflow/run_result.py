@@ -46,7 +46,7 @@ class RunResultFile:
     @property
     def lineage(self) -> Mapping[str, object] | None:
         """What the run has read and written, as a `LineageEvent`; None if no lineage is reported."""
-        found = self.values.get("lineage")
+        found = self.result.get("lineage")
         return found if isinstance(found, Mapping) else None
 
     def to_xcom(self) -> dict[str, object]:

@@ -445,9 +445,10 @@ class HdfsStorage(Storage):
                 return PutResult.UNKNOWN
 
     def put_file(self, key: str, source: Path) -> None:
-        TRAFFIC.add(written=source.stat().st_size)
         path = self._path(key)
         with source.open("rb") as file:
+            TRAFFIC.add(written=file.seek(0, os.SEEK_END))
+            file.seek(0)
             with self._translate_errors(key):
                 result = self._rename(self._write_temporary(file), path)
             if result is not PutResult.CREATED:

@@ -369,8 +369,8 @@ def test_a_successor_that_still_starts_ends_with_the_run(
 
 ACTIVE, KILLED = "active", "killed"
 STOPPED, TAKEN_OVER, FENCED, FAILED = (
-    {"status": "finished", "stopped_because": "stopped"},
-    {"status": "finished", "stopped_because": "taken-over"},
+    {"status": "finished", "result": {"stopped_because": "stopped"}},
+    {"status": "finished", "result": {"stopped_because": "taken-over"}},
     {"status": "failed", "error": {"code": "fenced"}},
     {"status": "failed", "error": {"code": "batch-failed"}},
 )

@@ -16,7 +16,7 @@ from flights_demo.client import AirflowClient
 
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
 from stateflow_airflow.operators.run import StateflowRunOperator
-from stateflow_airflow.sensors import StateflowCheckpointSensor, StateflowWatermarkSensor
+from stateflow_airflow.sensors import StateflowBacklogSensor, StateflowCheckpointSensor, StateflowWatermarkSensor
 from tests.airflow.conftest import REPOSITORY
 from tests.servers.hostile import answer, hostile_server
 
@@ -86,7 +86,11 @@ def test_the_sensors_of_the_guide_check_the_guide_s_job_once() -> None:
     (dag,) = load("StateflowCheckpointSensor")
     (job,) = load("StateflowRunOperator")[0].tasks
     assert isinstance(job, StateflowRunOperator)
-    assert [type(task) for task in dag.tasks] == [StateflowCheckpointSensor, StateflowWatermarkSensor]
+    assert [type(task) for task in dag.tasks] == [
+        StateflowCheckpointSensor,
+        StateflowWatermarkSensor,
+        StateflowBacklogSensor,
+    ]
     sensors: Any = dag.tasks
     assert {(sensor.job_root, sensor.timeout) for sensor in sensors} == {(job.job_root, 0)}
 

@@ -53,14 +53,14 @@ def test_a_collection_and_its_preview_return_the_same_report(job_root: Path, pre
     assert run(job_root, preview=preview) == {
         "job": "flights",
         "head_seq": 2,
-        "retained": [],
-        "files": 2,
-        "bytes_freed": freed,
+        "retained_checkpoint_ids": [],
+        "deleted_files": 2,
+        "freed_bytes": freed,
         "dry_run": is_preview,
-        "unknown": ["data/notes.txt"],
+        "unknown_keys": ["data/notes.txt"],
         "deleted_savepoints": [],
         "kept_savepoints": [],
-        "savepoints_bytes_freed": 0,
+        "savepoints_freed_bytes": 0,
     }
     assert len(garbage(job_root)) == is_preview
     assert (job_root / "data" / "notes.txt").exists()

@@ -285,7 +285,7 @@ def test_tables_are_optimized_and_vacuumed_and_a_preview_changes_nothing(tmp_pat
     assert [(r["combined_files"], r["new_files"]) for r in done["optimized"]] == [(3, 1), (0, 0)]
     holders = {r["uid"]: [h for held in r["held"] for h in held["holders"]] for r in done["vacuumed"]}
     assert holders["newest"] == holders["all"] != []
-    assert files() == before + 1 - sum(r["files"] for r in done["vacuumed"])
+    assert files() == before + 1 - sum(r["deleted_files"] for r in done["vacuumed"])
     with fails(PermanentFailure, "config", older_than="soon"):
         execute("soon")
     job.job.unlink()

@@ -195,6 +195,7 @@ def test_airflow_would_run_each_command_of_the_guides(dags: dict[str, Any]) -> N
     from airflow.cli.cli_parser import get_parser
 
     text = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "guides").glob("*.md"))
+    text = re.sub(r" *\\\n *", " ", text)
     commands = {*re.findall(r"^airflow .*$", text, re.MULTILINE), *re.findall(r"`(airflow [^`]+)`", text)}
     for command in sorted(commands):
         words = shlex.split(command)[1:]

@@ -544,5 +544,5 @@ def _edits(planned: dict[str, Any]) -> list[dict[str, Any]]:
         {**planned, "graph": {**graph, "maps": [m for m in graph["maps"] if "figures" not in m]}},
         {**planned, "graph": {**graph, "moves": []}},
         {**planned, "graph": {**graph, "sources": ["orders=earliest"]}},
-        {**planned, "sources": [{**source, "then": '{"row": 1}'}]},
+        {**planned, "sources": [{**source, "target_offset": {"row": 1}}]},
     ]

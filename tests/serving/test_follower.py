@@ -242,7 +242,7 @@ def test_files_that_are_collected_while_they_are_fetched_belong_to_an_older_chec
 def _files(jobs: ShopsJob) -> set[tuple[str, int]]:
     """The files of the newest checkpoint, each with its offset in the stored object."""
     rows = stateflow.read_metadata(jobs.root, "files").to_pylist()
-    return {(row["file"], row["offset"]) for row in rows}
+    return {(row["file"], row["offset_bytes"]) for row in rows}
 
 
 def test_only_new_files_of_a_checkpoint_are_fetched(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ _MEASURED = {
 }
 # The graph of a history keeps its spaces.
 _GAP = r"(?<=[!-~]) {2,}"
+_MILLISECONDS = r"(?<=<time>)  \d+(?=  )"
+"""The column after the time of a checkpoint."""
 
 
 class ScreenFile(SingleFileSnapshotExtension):
@@ -48,5 +50,9 @@ def normalized(shown: str, *, exact: bool = False, **names: object) -> str:
         shown = shown.replace(str(value), f"<{name}>")
     for name, pattern in (_NAMED if exact else _NAMED | _MEASURED).items():
         shown = re.sub(pattern, name, shown)
-    lines = [(line if exact else re.sub(_GAP, "  ", line)).rstrip() for line in shown.splitlines()]
+    lines = [(line if exact else _columns(line)).rstrip() for line in shown.splitlines()]
     return "\n".join(lines) + "\n"
+
+
+def _columns(line: str) -> str:
+    return re.sub(_MILLISECONDS, "  <ms>", re.sub(_GAP, "  ", line))
