@@ -1,8 +1,9 @@
-"""Tasks whose driver is in a cluster: their command, and which driver a try follows."""
+"""Tasks whose driver is in a cluster: their command, and which driver a try follows; on a real YARN as well."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import TaskDeferred
 
 from stateflow.checkpoint.launches import store_result
 from stateflow.storage import open_storage
@@ -174,3 +176,55 @@ def test_a_stored_launch_of_an_earlier_version_is_read() -> None:
     stored = _lost(FakeRun(), None)
     del stored["launch_id"]
     assert Launch(**stored).launch_id is None
+
+
+# -- on a real YARN ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow(reason="starts YARN, and Spark in its containers")
+@pytest.mark.spark
+def test_a_task_on_yarn_survives_its_worker_and_returns_what_client_mode_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.servers.yarn import yarn_server
+    from tests.submission.test_yarn_cluster import spark_conf
+
+    job = REPOSITORY / "tests" / "spark" / "jobs" / "continuous.py"
+    with yarn_server(tmp_path / "yarn") as yarn:
+        for name, value in yarn.variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+
+        def task(mode: str, home: Path, **more: Any) -> StateflowRunOperator:
+            host = {"cluster": "yarn", "client": "local[2,4]"}[mode]
+            connection = {"conn_type": "spark", "host": host, "extra": {"deploy-mode": mode}}
+            monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
+            (home / "in").mkdir(parents=True, exist_ok=True)
+            (home / "in" / "1.json").write_text('{"name": "a", "number": 1}\n{"name": "b", "number": 2}\n')
+            settings = {"job.home": str(home), "job.delay": "100000000", "parallelism": "2", "storage.shared": "yes"}
+            return StateflowRunOperator(
+                task_id="run", job=str(job), job_root=str(home / "root"), run_folder=str(home / "runs"),
+                settings=settings, spark=SparkSubmit(conf=spark_conf(yarn) if mode == "cluster" else {}), **more,
+            )  # fmt: skip
+
+        run, home = FakeRun(), tmp_path / "cluster"
+        first = task("cluster", home, deferrable=True)
+        with pytest.raises(TaskDeferred):
+            first.execute(run.next_try())
+        # The worker's host is lost with the process that follows the driver, and with its files.
+        (launch,) = first._task_launcher().active_launches()
+        _wait_for_submission(yarn, launch.launch_id)
+        first._task_launcher().stop(launch, grace_seconds=0)
+        run.store[StateflowRunOperator.external_id_key] |= {"host": "gone", "folder": "/gone"}
+        os.rename(home / "runs", home / "lost")
+        returned = task("cluster", home).execute(run.next_try())
+        assert len(yarn.applications()) == 1
+        in_client_mode = task("client", tmp_path / "client").execute(FakeRun().next_try())
+    assert returned["rows_in"] == 2
+    assert {**returned, "duration_ms": 0} == {**in_client_mode, "duration_ms": 0}
+
+
+def _wait_for_submission(yarn: Any, launch_id: str | None) -> None:
+    from tests.support.processes import wait_for
+
+    wait_for(lambda: any(a["applicationTags"] == f"stateflow-{launch_id}" for a in yarn.applications()), str, 120)

@@ -293,3 +293,25 @@ def test_an_error_of_the_job_is_that_of_client_mode(submission: Submission) -> N
     submission.settings["job.delay"] = "soon"
     assert submission.finish(submission.start()) == 2, submission.log()
     assert submission.result()["error"]["code"] == "job-definition"
+
+
+def test_the_node_is_lost_and_the_next_launch_continues(submission: Submission) -> None:
+    """Last: the NodeManager is another one afterwards."""
+    submission.settings |= {"run.until": "stopped"}
+    submission.add_rows("a")
+    process = submission.start()
+    wait_for(lambda: len(submission.counts()) == 1 or process.poll() is not None, submission.log, _DEADLINE)
+    containers = submission.yarn.processes(str(submission.application()["id"]))
+    submission.yarn.stop_node()
+    for each in containers:
+        with contextlib.suppress(psutil.Error):
+            each.kill()
+    assert submission.finish(process) == 5, submission.log()
+    # The driver's Python may have seen first that its JVM is gone.
+    assert submission.result()["error"]["code"] in ("cluster-failed", "spark-gone")
+    submission.assert_nothing_is_left()
+    submission.yarn.start_node()
+    submission.settings.pop("run.until")
+    submission.add_rows("a")
+    assert submission.finish(submission.start()) == 0, submission.log()
+    assert submission.counts() == [("a", 1), ("a", 2)]
