@@ -124,7 +124,7 @@ def run_the_year(screen: Screen, demo: DemoContext, broker: Broker) -> list[Quar
     with screen.step("The retention DAG retains one checkpoint and deletes the files that it does not need") as news:
         report = collect_garbage(demo, news)
     kept = ", ".join(map(str, report["retained_checkpoint_ids"]))
-    screen.say(f"{report['files']} files, {report['bytes_freed']:,} bytes; retained checkpoints: {kept}")
+    screen.say(f"{report['deleted_files']} files, {report['freed_bytes']:,} bytes; retained checkpoints: {kept}")
     show_aircraft(screen, demo, second_half)
     return rounds
 
