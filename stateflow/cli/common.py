@@ -435,10 +435,17 @@ def unwritable_output(e: OSError) -> StorageError:
 
 
 def discard_unwritable_output() -> None:
-    """Discards output that an error has left in the buffer of stdout: the exit code belongs to the error."""
+    """Discards output that an error has left in the buffer of stdout, and all later output of this process.
+
+    The exit code belongs to the error. A thread that publishes rows may still print, and fail, while the process ends.
+    """
+    is_whole = True
     try:
         sys.stdout.flush()
     except OSError:
+        is_whole = False
+    # Not a stream that a caller in this process has put there.
+    if not is_whole or sys.stdout is sys.__stdout__:
         _discard(sys.stdout)
 
 

@@ -322,7 +322,7 @@ def half_done(early: AccountsJob) -> AccountsJob:
 def _screen(job: AccountsJob, shown: str) -> str:
     """What was shown, with names for what varies, and single blanks, since columns are as wide as what varies."""
     text = re.sub(r"(?<=[!-~]) +", " ", normalized(shown, folder=job.folder.parent, jobs=JOBS))
-    return re.sub(r"<time> \d+ ([\d,]+) <size> <size> \d+$", r"<time> <ms> \1 <size> <size> <files>", text, flags=re.M)
+    return re.sub(r"<time> <ms> ([\d,]+) <size> <size> \d+$", r"<time> <ms> \1 <size> <size> <files>", text, flags=re.M)
 
 
 def _status(job: AccountsJob, *more: str) -> dict[str, Any]:

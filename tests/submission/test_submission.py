@@ -437,7 +437,7 @@ def test_another_answer_is_an_error(tmp_path: Path, status: int, body: bytes, er
 
 def test_the_command_line_on_yarn(tmp_path: Path) -> None:
     """The files and arguments as a spark-submit gets them that only writes them down."""
-    _write(tmp_path, job_py="def build(env): ...\n")
+    _write(tmp_path, on_yarn_py="def build(env): ...\n")
     program = tmp_path / "spark-submit"
     program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/words\n')
     program.chmod(0o700)
@@ -447,17 +447,17 @@ def test_the_command_line_on_yarn(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "HADOOP_CONF_DIR": str(tmp_path), "SPARK_CONF_DIR": str(tmp_path)}
     content = LaunchFile("one", {"AWS_KEY": _SECRET}, "", [f"job.secret={_SECRET}"])
-    shipment = make_shipment(tmp_path, tmp_path / "job.py", content, ["--job-root", "/root"])
+    shipment = make_shipment(tmp_path, tmp_path / "on_yarn.py", content, ["--job-root", "/root"])
     Yarn(SparkSubmit(str(program), options, environment), ManualClock()).submit(shipment, lambda: False)
     words = (tmp_path / "words").read_text().splitlines()
     driver = tmp_path / "stateflow_driver.py"
     at = words.index(str(driver))
-    assert words[at + 1 :] == ["run", "stateflow-job/job.py", "--job-root", "/root"]
+    assert words[at + 1 :] == ["run", "stateflow-job/on_yarn.py", "--job-root", "/root"]
     assert words[:2] == ["--queue", "q"] and _SECRET not in " ".join(words)
     conf = read_conf(words[:at], None)
     assert conf["spark.yarn.tags"] == "mine,stateflow-one"
     assert (conf["spark.yarn.maxAppAttempts"], conf["spark.submit.deployMode"]) == ("1", "cluster")
-    assert conf["spark.app.name"] == "stateflow job"
+    assert conf["spark.app.name"] == "stateflow on_yarn"
     # Archives go to executors, too, and stay in a cache of their hosts.
     assert conf["spark.yarn.dist.archives"] == f"{shipment.job_archive.as_uri()}#stateflow-job"
     assert "spark.yarn.dist.files" not in conf
