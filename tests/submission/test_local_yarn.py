@@ -65,7 +65,7 @@ def test_an_error_of_the_job_is_that_of_client_mode(job: AccountsJob, yarn: Loca
     assert yarn.staged() == []
 
 
-@pytest.mark.long(reason="starts drivers")
+@pytest.mark.slow(reason="starts several drivers")
 @pytest.mark.parametrize("victim", ["submitter", "driver"])
 def test_a_killed_process_is_replaced_and_nothing_is_lost(job: AccountsJob, yarn: LocalYarn, victim: str) -> None:
     job.deliver(30, (20, {"pause": "gate"}))
