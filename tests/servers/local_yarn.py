@@ -58,6 +58,10 @@ class LocalYarn:
         """The container of a driver; None once it has ended."""
         return _container(self.folder / _APPLICATIONS / application)
 
+    def kill_driver(self, application: str) -> None:
+        """Kills the container of a driver, which a host may do that runs out of memory."""
+        _kill(self.folder / _APPLICATIONS / application)
+
     def staged(self) -> list[str]:
         """The applications with a staging folder."""
         return sorted(path.name for path in (self.folder / _STAGING).iterdir())

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.servers.local_yarn import LocalYarn, local_yarn
@@ -27,18 +28,35 @@ def job(tmp_path: Path) -> Iterator[AccountsJob]:
     job.end_all()
 
 
-def submit(job: AccountsJob, yarn: LocalYarn, launch: str, *options: str, **settings: object) -> Running:
-    """Starts ``stateflow submit`` for a driver on the stand-in."""
+def submit(
+    job: AccountsJob, yarn: LocalYarn, launch: str, *options: str, failpoint: str = "", **settings: object
+) -> Running:
+    """Starts ``stateflow submit`` for a driver on the stand-in, with a failpoint of that driver."""
     output = job._next_output()
     given = ["--launch-id", launch, "--result-file", str(output.with_suffix(".json")), "--log-format", "text"]
     words = ["submit", job.job_file, "--job-root", job.job_root, *given, *options, *job._assignments(**settings)]
-    environment = {**job._environment(""), **yarn.variables}
+    environment = {**job._environment(failpoint), **yarn.variables}
     return job._start(fork, [*words, "--", *yarn.command_line], environment, output)
 
 
 def commits(job: AccountsJob) -> int:
     """The number of checkpoints; 0 before the job exists."""
     return len(job.commits) if any((job.root / "log").glob("*")) else 0
+
+
+def stopped_driver(yarn: LocalYarn, submitter: Running) -> psutil.Process:
+    """The driver's process, once it has stopped itself at its failpoint."""
+    found: list[psutil.Process] = []
+
+    def stopped() -> bool:
+        assert submitter.poll() is None, str(submitter)
+        containers = [yarn.driver(application["id"]) for application in yarn.applications()]
+        processes = [process for container in containers if container for process in container.children()]
+        found[:] = [process for process in processes if process.status() == psutil.STATUS_STOPPED]
+        return bool(found)
+
+    wait_for(stopped, lambda: str(submitter))
+    return found[0]
 
 
 @pytest.mark.long(reason="starts a driver in a process of its own, as all tests here do")
@@ -66,24 +84,28 @@ def test_an_error_of_the_job_is_that_of_client_mode(job: AccountsJob, yarn: Loca
 
 
 @pytest.mark.slow(reason="starts several drivers")
+@pytest.mark.parametrize("point", ["batch.begin:2", "commit.after:3", "batch.end:3"])
 @pytest.mark.parametrize("victim", ["submitter", "driver"])
-def test_a_killed_process_is_replaced_and_nothing_is_lost(job: AccountsJob, yarn: LocalYarn, victim: str) -> None:
-    job.deliver(30, (20, {"pause": "gate"}))
-    first = submit(job, yarn, "one")
-    wait_for(lambda: commits(job) > 0, lambda: str(first))
-    (application,) = yarn.applications()
+def test_a_killed_process_is_replaced_and_nothing_is_lost(
+    job: AccountsJob, yarn: LocalYarn, victim: str, point: str
+) -> None:
+    job.deliver(30)
+    first = submit(job, yarn, "one", failpoint=f"{point}:stop")
+    driver = stopped_driver(yarn, first)
     if victim == "submitter":
         first.kill()
         first.wait()
     else:
-        container = yarn.driver(application["id"])
-        assert container is not None
-        for process in (*container.children(recursive=True), container):
-            process.kill()
+        yarn.kill_driver(yarn.applications()[0]["id"])
         ended = first.wait()
         assert (ended.code, ended.failure["code"]) == (5, "cluster-failed")
-    (job.folder / "gate").touch()
-    submit(job, yarn, "one").wait().check()
+    second = submit(job, yarn, "one")
+    if victim == "submitter":
+        # It follows the driver, although that has not published its newest checkpoint yet.
+        wait_for(lambda: "found the driver of this launch" in second.errors, lambda: str(second))
+        assert second.poll() is None
+        driver.resume()
+    second.wait().check()
     assert len(yarn.applications()) == (1 if victim == "submitter" else 2)
     assert yarn.staged() == []
     job.check_results()
