@@ -140,7 +140,7 @@ def _append(place: Path, table: str, rows: Path, size: Size) -> float:
     assert len(times) == size.batches, times
     count = sum(add["num_records"] for add in pa.table(DeltaTable(table).get_add_actions()).to_pylist())
     assert count == size.batches * size.batch_rows
-    # The last commit waits until its output is stored; that of the last batch is published before the run ends.
+    # A commit waits until its output is stored; the output of the last batch is published before the run ends.
     return size.batch_rows * (size.batches - 1) / (times[-1] - times[0])
 
 

@@ -160,7 +160,7 @@ def differences(found: Mapping[str, str], recorded: Mapping[str, str]) -> list[s
 
 
 def record(wanted: str, found: Mapping[str, str], lock: Path) -> None:
-    """Writes the hashes of a package into the lock file, in place of those of its other versions.
+    """Writes the hashes of a package into the lock file, in place of the hashes of its other versions.
 
     The lock file of the matrix has several versions of a package.
     """

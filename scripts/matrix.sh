@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests with the mark `matrix` for combinations of versions: scripts/matrix.sh spark-4.0 python-3.13, or `all`.
 # Each combination has its own environment beside .venv, .venv-NAME, which is kept and checked by the next run. Its
-# packages and JARs have recorded hashes, as those of .venv have. Servers of the tests are those of .venv.
+# packages and JARs have recorded hashes, as in .venv. The tests use the servers of .venv.
 #
 # `make test MATRIX=NAME` calls this after the set-up of .venv. The results are printed, one line for each combination.
 #
@@ -77,7 +77,7 @@ fetch_combination() {
     done
 }
 
-# Reads paths of test files, and prints those of a kind of tests.
+# Reads paths of test files, and prints the paths of one kind of tests.
 select_files() {
     case $1 in
         airflow) grep '^tests/airflow/' ;;
@@ -86,7 +86,7 @@ select_files() {
     esac
 }
 
-# Sets up one combination and runs its tests; the exit code is that of pytest.
+# Sets up one combination and runs its tests; the exit code is pytest's.
 run_combination() {
     local name=$1 WANTED_PYTHON WANTED_JAVA TESTS files
     eval "$(values_of "$name")"

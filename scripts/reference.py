@@ -188,7 +188,7 @@ as XComs, and a run writes one to the file of `--result-file`.
 - New fields may be added; a program should ignore those that it does not know.
 
 A command that fails prints an object with `error` as the last line of stderr; nothing else of stderr is JSON. Its exit
-code is that of the [error](errors.md). A command that reports a finding, such as `stateflow verify`, prints both.
+code is the code of the [error](errors.md). A command that reports a finding, such as `stateflow verify`, prints both.
 """
 
 

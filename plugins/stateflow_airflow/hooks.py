@@ -37,7 +37,7 @@ _JAVA_VERSIONS = (17, 21)
 _CLUSTER = "cluster"
 _KUBERNETES = "k8s:"
 _MASTERS_WITH_DRIVERS = ("yarn", _KUBERNETES)
-"""Beginnings of the masters that run drivers in the cluster; a standalone master does not run those of Python."""
+"""Beginnings of the masters that run drivers in the cluster; a standalone master does not run Python drivers."""
 
 
 @dataclass(frozen=True)

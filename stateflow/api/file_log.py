@@ -267,7 +267,7 @@ def _blobs(storage: Storage, key: str) -> list[BlobInfo]:
             hint="create it, or correct the address",
             bucket=storage.uri,
         ) from e
-    # An address may also be that of one file.
+    # An address may also name one file.
     own = storage.info(key) if key and not below else None
     return below if own is None else [own]
 
@@ -357,8 +357,8 @@ class BatchLimits:
 class BatchPlanner:
     """Decides which files each batch has, and adds them to the log of the source.
 
-    A file that becomes visible late, with a time before those of files that were read, is read by the next batch: the
-    log has the names of all files, not a time.
+    A file that becomes visible late, with a time before the times of files that were read, is read by the next batch:
+    the log has the names of all files, not a time.
 
     Args:
         files: the files.

@@ -36,7 +36,7 @@ def generation_of(storage: Storage, launch: str) -> int:
 
 
 def store_result(storage: Storage, launch: str, seq: int, document: Mapping[str, object]) -> None:
-    """Stores the result of a launch, and deletes those of old launches.
+    """Stores the result of a launch, and deletes the results of old launches.
 
     An error is logged: the run has ended as it did, and only the report about it is lost.
 

@@ -392,7 +392,7 @@ _CLUSTER_OPTIONS = (
         multiple=True,
         metavar="NAME",
         help="With --deploy-mode cluster: an environment variable that the driver gets as well, or a pattern with *; "
-        "repeatable. Those of buckets, HDFS and OpenTelemetry are always passed on.",
+        "repeatable. Variables of buckets, HDFS and OpenTelemetry are always passed on.",
     ),
 )
 

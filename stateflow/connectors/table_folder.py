@@ -42,7 +42,7 @@ _LINK_HINT = "replace it by a copy of the file"
 
 
 class NewFile(io.RawIOBase):
-    """A new file of a table, which nobody sees until `publish`; closing it before that discards it.
+    """A new file of a table, which no reader sees until `publish`; closing it before that discards it.
 
     Attributes:
         size: bytes written so far.
@@ -478,7 +478,7 @@ class StoreFolder(TableFolder):
 
     def __init__(self, address: str) -> None:
         self.address = address
-        # Objects in memory are those of one process.
+        # Objects in memory belong to one process.
         self.host_local = address.startswith("memory:")
 
     @property

@@ -1,6 +1,6 @@
 """The data of lineage events, independent of OpenLineage's package.
 
-`trace_columns` follows the columns of a stream back to those of sources, as far as the graph shows them. Pure.
+`trace_columns` follows the columns of a stream back to columns of sources, as far as the graph shows them. Pure.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NAMESPACE_VARIABLE, PARENT_VARIABLE, ROOT_VARIABLE = (
 """Environment variables of OpenLineage: namespace of jobs; the parent run, and the root of all, as
 ``namespace/job/run``."""
 MOST_COLUMNS = 2000
-"""Columns of a dataset that an event names; those of a wider one are left out."""
+"""Columns of a dataset that an event names at most; a wider dataset has none."""
 MOST_CHARACTERS = 10_000
 """Characters of a position, or of an error, that an event has. A longer position is left out."""
 _NAMESPACE = uuid.UUID("b3e6a7c2-5d0f-4f0e-9a55-0c1c55f1a9d4")

@@ -1,6 +1,6 @@
 """Events for OpenLineage's client. Imported only where events are sent: the package is optional.
 
-``facets.schema.json`` beside this module is the schema of the facets that stateflow adds.
+``facets.schema.json`` in this folder is the schema of the facets that stateflow adds.
 """
 
 from __future__ import annotations

@@ -583,7 +583,7 @@ def _time_text(milliseconds: int | None) -> str | None:
 
 
 def _with_record(facts: RestoreFacts, record: ActionRecord) -> RestoreFacts:
-    """Returns the facts of a restore with those of its record in the history."""
+    """Returns the facts of a restore, and of its record in the history."""
     undone = record.facts.get("undone_checkpoint_ids")
     return replace(
         facts,

@@ -334,7 +334,7 @@ def _restoring(head: Head) -> PendingRestore | None:
 def measure_backlog(job_root: str, code: JobCode) -> JobBacklog:
     """Returns how much input waits after a job's newest checkpoint, also while no run is active; starts no Spark.
 
-    A source that fails, or does not answer in time, is no error: its backlog is unknown and says why.
+    A source that fails, or does not answer in time, is not an error: its backlog is unknown and says why.
 
     Raises:
         JobDefinitionError, ConfigError: the job file or a setting is invalid, or the job root does not exist.

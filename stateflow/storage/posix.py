@@ -645,7 +645,7 @@ class _Level:
 
 
 def blob_info(key: str, found: os.stat_result) -> BlobInfo:
-    """Returns the facts of a file as those of an object."""
+    """Returns the facts of a file as a `BlobInfo`."""
     version = f"{found.st_dev}.{found.st_ino}.{found.st_size}.{found.st_mtime_ns}"
     return BlobInfo(key, found.st_size, found.st_mtime_ns // 1_000_000, version)
 

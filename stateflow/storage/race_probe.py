@@ -17,7 +17,7 @@ def check_put_if_absent(storage: Storage, new_key: Callable[[], str]) -> None:
 
     Args:
         storage: the storage to probe.
-        new_key: returns a key that nobody else uses.
+        new_key: returns a key that no other process uses.
 
     Raises:
         EnvironmentUnsupported: not exactly one thread won, or other bytes than the winner's are stored.

@@ -214,7 +214,7 @@ def _reason(output: str) -> str:
 
 
 def _home_of(spark_submit: str) -> Path | None:
-    """Returns Spark's folder, of which spark-submit is in ``bin``; None if it is elsewhere, as that of pip is."""
+    """Returns Spark's folder, of which spark-submit is in ``bin``; None if it is elsewhere, as with pip."""
     found = shutil.which(spark_submit)
     home = Path(os.path.realpath(found)).parent.parent if found else None
     return home if home is not None and (home / "jars").is_dir() else None

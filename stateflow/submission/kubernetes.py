@@ -383,6 +383,6 @@ class _Api:
 
 
 def pod_name(launch: str) -> str:
-    """Returns the name of the driver's pod of a launch, which is also that of its Secret."""
+    """Returns the name of the driver's pod of a launch, which is also its Secret's."""
     # An id of a launch has only letters that a name in Kubernetes may have.
     return f"stateflow-{launch}"

@@ -183,7 +183,7 @@ def test_a_file_that_becomes_visible_late_is_read_by_the_next_batch(bucket: Buck
     planner = _planner(bucket, tmp_path / "log")
     bucket.put("in/b")
     assert planner.next_entry(-1) == 0 and planner.next_entry(0) == 0
-    # Its upload began before that of the other one, and ended later.
+    # Its upload began before the other one's, and ended later.
     bucket.put("in/a")
     bucket.times["in/a"] = 1
     assert planner.next_entry(0) == 1

@@ -136,7 +136,7 @@ def _kill(path: Path) -> None:
                 process.kill()
 
 
-# Its exit code is that of the driver, whose folder it is started in; a successful driver leaves nothing staged.
+# Its exit code is the driver's, in whose folder it is started; a successful driver leaves nothing staged.
 _CONTAINER = """
 "$@" >stdout 2>stderr </dev/null
 echo $? >exit.new && mv exit.new exit

@@ -80,7 +80,7 @@ def test_files_of_a_bucket_are_read_once_by_their_names_whatever_their_times(job
         _json(data / "json" / hidden, range(90, 95))
     job.finish()
     _check(job, p=[*range(5)], j=[*range(3)], c=[*range(4)])
-    # An upload that began earlier and ended later: its time is before that of a file that was read.
+    # An upload that began earlier and ended later: its time is before the time of a file that was read.
     _json(data / "json" / "late.json", range(3, 6), at=1_000_000_000)
     job.reach("batch.reported:1", -9)
     job.finish()

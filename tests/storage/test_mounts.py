@@ -25,7 +25,7 @@ CONTEXT = SinkContext("job", "out", RowSchema.of(Row))
 
 
 def _mounted(folder: Path, kind: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets Linux report one file system on `folder`, next to that of the machine."""
+    """Lets Linux report one file system on `folder`, in addition to the machine's."""
     name = str(folder).replace(" ", "\\040")
     lines = [
         "22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw",

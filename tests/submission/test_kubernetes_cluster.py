@@ -91,7 +91,7 @@ def test_a_job_runs_to_its_end_with_the_rights_of_the_manifest(submission: Kuber
     labels = submission.driver()["metadata"]["labels"]
     assert labels["app.kubernetes.io/managed-by"] == "stateflow" and labels["spark-role"] == "driver"
     assert submission.driver()["metadata"]["annotations"]["stateflow/launch"] == submission.launch
-    # All belongs to the driver: whoever deletes it, and whatever happens to this process, nothing else stays.
+    # All belongs to the driver: when it is deleted, nothing else stays, whatever happens to this process.
     uid = submission.driver()["metadata"]["uid"]
     others = [each for each in submission.namespace.all_objects() if each["metadata"]["uid"] != uid]
     assert len(others) >= 4

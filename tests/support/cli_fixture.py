@@ -84,7 +84,7 @@ def build(env):
     rows = env.from_source(Asked(Row, ROWS, HERE.parent / "ledger.json", slice_rows=4), uid="rows")
     rows.key_by("key").process(Sum(), output=Total, uid="sum").sink_to(sink(), uid="totals")
 """
-"""A job whose source tells how many rows wait: those of the list, and as many more as a file says."""
+"""A job whose source tells how many rows wait: the rows of the list, and as many more as a file says."""
 
 STREAM = "def build(env):\n    rows = env.from_source(source(), uid='rows')\n    "
 

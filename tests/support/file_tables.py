@@ -15,7 +15,7 @@ from stateflow.storage import open_storage
 
 
 def visible(table: Path, address: str = "") -> list[Path]:
-    """The files that Spark sees: those of the newest compact entry, and of the entries after it.
+    """The files that Spark sees: the files of the newest compact entry, and of the entries after it.
 
     Args:
         table: the folder.

@@ -716,7 +716,7 @@ _SUMMED = (
     *("rows_in", "rows_out", "rows_filtered", "rows_late", "rows_dropped", "dead_letters", "rows_in_max"),
     *("function_s", "state_s", "store_s", "cpu_s"),
 )
-"""Fields of `OperatorMetrics` that are sums over batches; the others are those of the last one."""
+"""Fields of `OperatorMetrics` that are sums over batches; the others are values of the last one."""
 
 
 def skew(most: float, total: float, subtasks: int) -> float:

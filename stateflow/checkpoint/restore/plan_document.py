@@ -53,9 +53,9 @@ class GraphPlan(Document, frozen=True, kw_only=True):
     dropped: list[DroppedState] = []
     """States that are not restored, of operators that are restored otherwise."""
     old_max_parallelism: int | None = None
-    """Number of key groups of the target's keyed state; None if it is that of the job."""
+    """Number of key groups of the target's keyed state; None for the number of the job."""
     max_parallelism: int | None = None
-    """The number that the state gets; None if it is that of the target."""
+    """The number that the state gets; None for the number of the target."""
 
 
 class SourceAction(StrEnum):

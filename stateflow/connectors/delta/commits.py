@@ -1,9 +1,9 @@
 """What the log of a Delta table says to a source: positions, and the files and changes between two of them, in order.
 
-Positions are those of Delta's own source for Spark: the files of a version are numbered in the order of its log entry,
-those of the table as it was at the start by their modification times, then paths. So a position that one of them has
-stored is one of the other. A batch is cut where Delta's source may cut it, and nowhere else: a version with files of
-changes, with deletion vectors, or, of changes, with additions and removals, is in one batch.
+Positions are offsets of Delta's own source for Spark: the files of a version are numbered in the order of its log
+entry, the files of the table as it was at the start by their modification times, then paths. So each can continue from
+a position that the other has stored. A batch is cut where Delta's source may cut it, and nowhere else: a version with
+files of changes, with deletion vectors, or, of changes, with additions and removals, is in one batch.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LOG_HINT = (
     "of the table"
 )
 _KEPT_COMMITS, _KEPT_ACTIONS = 256, 10_000
-"""How many log entries are kept until the next batch, and how many files one may have beside others."""
+"""How many log entries are kept until the next batch, and how many files one may have together with others."""
 _UNORDERED_TIMES = 100
 """How many versions before a version may have later times: Delta's source looks at as many."""
 _READ_FEATURES = frozenset(
@@ -267,7 +267,7 @@ class TableLog:
     def times(self, first: int, last: int) -> Mapping[int, int]:
         """Returns the times of versions in milliseconds since 1970, as Delta's source has them.
 
-        Without a time in the commit, it is that of the log entry's file, or a millisecond after the version before it.
+        Without a time in the commit, it is the time of the entry's file, or a millisecond after the version before it.
         """
         begin = max(0, first - _UNORDERED_TIMES)
         listing = list_log(self.table, begin)
@@ -347,7 +347,7 @@ class Feed:
         return replace(self, log=TableLog(self.log.address, self.source))
 
     def check_table(self, offset: Offset) -> DeltaHead:
-        """Returns the newest version. Raises InputLost if the table is another one than that of a position."""
+        """Returns the newest version. Raises InputLost if the table is not the table of a position."""
         head = self.log.head()
         if head.metadata.id != offset.reservoirId:
             raise InputLost(
@@ -368,7 +368,7 @@ class Feed:
 
         Raises:
             DataError: the next version removes rows, and the source reads added ones.
-            InputLost: the log no longer has the next version, or is that of another table.
+            InputLost: the log no longer has the next version, or belongs to another table.
         """
         newest = self.check_table(start).version
         if start.isStartingVersion:
@@ -503,7 +503,7 @@ class Feed:
 
 
 def _changed(version: int, change: str, file: LoggedFile, other: LoggedFile | None) -> Iterator[FileRead]:
-    """Yields the rows that a version removes or adds with a file: those of it that its other action does not have."""
+    """Yields the rows that a version removes or adds with a file, without the rows of its other action."""
     if other is None:
         yield FileRead(file, version, change, without=file.deletionVector)
     elif other.deletionVector is not None:

@@ -599,7 +599,7 @@ def _actions_of(table: TableFolder, version: int) -> list[_Action]:
 
 
 def _follow(table: TableFolder, application: str, head: DeltaHead) -> DeltaHead | None:
-    """Returns the head after all entries that are later than `head`; None if that is no longer a version."""
+    """Returns the head after all entries that are later than `head`; None if its version no longer exists."""
     found = table.sequence(entry_path, head.version)
     if not found or found[0].version != head.entry:
         return None

@@ -91,7 +91,7 @@ class FileRead:
     """The rows of a data file that a batch reads.
 
     Attributes:
-        version: that of the commit; of rows of the table as it was at the start, that of the table.
+        version: the version of the commit; for rows of the table as it was at the start, the table's version.
         change: the kind of change that each row is; empty if the file has it.
         kinds: for a file of changes, the kinds of changes to read.
         only: the rows to read; None for all.
@@ -113,7 +113,7 @@ class TableColumns:
     """The columns of a table, as a source reads them.
 
     Attributes:
-        fields: those of the table's schema, by name.
+        fields: the fields of the table's schema, by name.
         partitioned_by: names of the partition columns.
         is_mapped: whether data files have names of their own for columns, which stay when a column is renamed.
         by_id: whether data files have numbers of columns.
@@ -512,7 +512,7 @@ class Reading:
 
 
 def _is_read_as(given: pa.DataType, kind: pa.DataType) -> bool:
-    """Returns whether values of a type in a file are those of a declared type, perhaps a wider one."""
+    """Returns whether values of a type in a file are values of a declared type, perhaps a wider one."""
     kinds = pa.types
     is_text = kinds.is_string(given) or kinds.is_large_string(given) or kinds.is_string_view(given)
     is_bytes = kinds.is_binary(given) or kinds.is_large_binary(given) or kinds.is_binary_view(given)
@@ -538,7 +538,7 @@ def partition_scalar(text: str | None, kind: pa.DataType) -> pa.Scalar:
     if text and kinds.is_floating(kind):
         return pa.scalar(float(text), kind)
     if text and kinds.is_timestamp(kind) and kind.tz:
-        # Without a zone, the text is in that of the writer's session. Spark takes the reader's, which is UTC.
+        # Without a zone, the text is in the zone of the writer's session. Spark takes the reader's, which is UTC.
         moment = datetime.fromisoformat(text)
         return pa.scalar(moment if moment.tzinfo else moment.replace(tzinfo=UTC), kind)
     stored = stored_type(kind)

@@ -50,8 +50,8 @@ _offset = json_decoder(Offset)
 class DeltaSource(Source):
     """Rows that are added to a Delta table, or all of its changes.
 
-    Positions are versions of the table, those of Delta's own source for Spark, restored exactly. As long as the table
-    keeps its log and its files (``delta.logRetentionDuration``, VACUUM), a batch can be read again.
+    Positions are versions of the table, as offsets of Delta's own source for Spark, restored exactly. As long as the
+    table keeps its log and its files (``delta.logRetentionDuration``, VACUUM), a batch can be read again.
 
     Args:
         table: path of the table, or a URI such as ``s3://bucket/table``.
@@ -358,7 +358,7 @@ def _positions_source(name: str, ddl: str, positions: _Positions) -> type[DataSo
     Args:
         name: by which Spark finds it.
         ddl: columns of the empty frame.
-        positions: those of the source.
+        positions: the source's positions.
     """
     from pyspark.sql.datasource import DataSource, DataSourceStreamReader
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow

@@ -668,7 +668,7 @@ _stream_numbers = count(1)
 
 
 def _planned_source(name: str, planner: BatchPlanner, schema: RowSchema, description: str) -> type[DataSource]:
-    """Returns a data source without rows, whose offsets are those of Spark's file source.
+    """Returns a data source without rows, with the offsets of Spark's file source.
 
     Args:
         name: by which Spark looks it up whenever it plans a query.

@@ -251,7 +251,7 @@ class Task:
 class UsageMeter:
     """Measures what a task uses, from its creation on.
 
-    CPU time and requests are those of the process: of a task on Spark, which has a process of its own, and of the
+    CPU time and requests are counted in the process: of a task on Spark, which has a process of its own, and of the
     threads that store its files; without Spark, one task runs after another.
 
     Attributes:

@@ -200,7 +200,7 @@ def warn_of_untested(java: int | None = None, python: tuple[int, int] | None = N
 
     Args:
         java: its major version; None if it is not known.
-        python: by default that of this process.
+        python: by default this process's.
     """
     found = python or sys.version_info[:2]
     warnings = []
