@@ -108,9 +108,6 @@ class Source(ABC):
     schema: RowSchema
     bounded: bool = False
     """Whether the input ends. After a run has read all of it, every event-time timer fires, as in Flink."""
-    ends_by_itself: bool = True
-    """Whether Spark's AvailableNow trigger reads all input that exists at the start. Otherwise, the run triggers
-    batches until the source has no new input."""
     start_kinds: frozenset[StartKind] = frozenset({StartKind.EARLIEST, StartKind.POSITION})
     """The positions that it can be set to. `initial_position` is called for all but *earliest*."""
     on_corrupt_file: OnCorruptFile = "fail"
@@ -121,6 +118,14 @@ class Source(ABC):
     with the columns `SPLIT` and, with dead letters, `REJECTED` of `stateflow.api.schema`."""
     on_error: OnError = None
     """Policy for records of a source with splits that cannot be decoded."""
+
+    @property
+    def ends_by_itself(self) -> bool:
+        """Whether Spark's AvailableNow trigger reads all input that exists at the start.
+
+        Otherwise, the run triggers batches until the source has no new input.
+        """
+        return True
 
     @property
     def unchecked(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import count
 
 import pyarrow as pa
@@ -14,10 +13,9 @@ from pyspark.sql.types import StructType
 from stateflow.api.datasets import Dataset
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import LocalSource, Slice, Source, local_position, spark_position
-from stateflow.checkpoint.barriers import message_with
 from stateflow.config.settings import SourceSettings
-from stateflow.errors import BatchFailed, InputLost, StateflowError
-from stateflow.helpers import line_of_user
+from stateflow.connectors.stream_reader import forward_errors
+from stateflow.errors import InputLost
 from stateflow.types.columns.conversion import to_column, to_stored_scalar, with_type
 from stateflow.types.columns.shapes import Leaf
 
@@ -165,37 +163,3 @@ class _Reader(SimpleDataSourceStreamReader):
 
 def _position(offset: dict[str, str]) -> str | None:
     return None if offset == spark_position(None) else offset["position"]
-
-
-@contextmanager
-def forward_errors(source: str) -> Iterator[None]:
-    """Encodes errors in a message, since Spark forwards only messages.
-
-    Args:
-        source: description of the source.
-    """
-    try:
-        yield
-    except StateflowError as e:
-        raise RuntimeError(message_with(e)) from e
-    except Exception as e:
-        raise RuntimeError(message_with(read_failure("a source cannot be read", source, e))) from e
-
-
-def read_failure(what: str, source: str, error: Exception, **facts: str) -> BatchFailed:
-    """Returns the error for an exception of the user's code in a source; a retry may succeed.
-
-    Args:
-        what: the first part of the message, such as ``a source cannot be read``.
-        source: description of the source.
-        error: the exception.
-        facts: more facts.
-    """
-    return BatchFailed(
-        what,
-        hint="a new run continues from the last checkpoint; if that fails as well, fix the source",
-        source=source,
-        **facts,
-        reason=f"{type(error).__name__}: {error}"[:500],
-        where=line_of_user(error),
-    )

@@ -68,7 +68,7 @@ class SparkSource(Source):
         self.schema = RowSchema.of(schema)
         self.path = path
         self.columns = columns or ColumnPolicy()
-        self.ends_by_itself = ends_by_itself
+        self._ends_by_itself = ends_by_itself
         self._options = dict(options or {})
         self._name = name or path
 
@@ -78,6 +78,10 @@ class SparkSource(Source):
     @property
     def description(self) -> str:
         return f"SparkSource[{self.format}:{self._name}]"
+
+    @property
+    def ends_by_itself(self) -> bool:
+        return self._ends_by_itself
 
     def datasets(self, offset: str) -> Sequence[Dataset]:
         if self.path:

@@ -22,8 +22,9 @@ from stateflow.api.source import LocalSource, Slice, StartKind, StartPosition, l
 from stateflow.checkpoint.barriers import error_in_text
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors import python as python_source
-from stateflow.connectors.partitioned import spark_reader
 from stateflow.connectors.partitioned.positions import limit_end
+from stateflow.connectors.partitioned.spark_reader import PartitionedInput
+from stateflow.connectors.stream_reader import new_reader
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import (
     BatchFailed,
@@ -473,7 +474,8 @@ class Numbers(PartitionedSource):
 
 
 def _reader(source: PartitionedSource, limit: int | None = None) -> Any:
-    return spark_reader._new_reader(source, SourceSettings(max_rows_per_batch=limit), COLUMNS)
+    stream = PartitionedInput(source, SourceSettings(max_rows_per_batch=limit))
+    return new_reader(stream, COLUMNS, available_now=True)
 
 
 def test_batches_of_a_query_have_each_row_once_with_its_partition_and_end_at_the_target() -> None:

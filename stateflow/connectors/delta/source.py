@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -21,13 +21,13 @@ from stateflow.connectors.delta.commits import Feed, Offset, TableLog
 from stateflow.connectors.delta.rows import DeltaFormat, TableColumns
 from stateflow.connectors.delta_types import DeltaField
 from stateflow.connectors.partition_offsets import position_error
+from stateflow.connectors.stream_reader import Position, StreamInput, ends_by_itself, load_stream
 from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import StructField
 
 
 _CHANGES: Mapping[str, tuple[str, str]] = {
@@ -93,7 +93,6 @@ class DeltaSource(Source):
         self._skips_changes = skip_changes
         self._start = _checked_start(start)
         self._first: Offset | None = None
-        # Spark looks up a data source by its name whenever it plans a query.
         self._name = f"stateflow_delta_source_{next(_numbers)}"
         self._log = TableLog(self.path, self.description)
         self._compared: set[str] = set()
@@ -113,6 +112,10 @@ class DeltaSource(Source):
     @property
     def description(self) -> str:
         return f"DeltaSource[{'changes' if self._changes else 'rows'}:{self.path}]"
+
+    @property
+    def ends_by_itself(self) -> bool:
+        return ends_by_itself()
 
     def can_keep(self, description: str) -> bool:
         return description == self.description
@@ -139,8 +142,7 @@ class DeltaSource(Source):
         self._first = self._first_offset()
         most = _MOST_FILES if limits.max_files_per_batch is None else limits.max_files_per_batch
         positions = _Positions(self._feed.without_state(), self._first, most)
-        spark.dataSource.register(_positions_source(self._name, self.schema.ddl, positions))
-        return spark.readStream.format(self._name).load()
+        return load_stream(spark, self._name, self.schema.ddl, positions)
 
     @property
     def _feed(self) -> Feed:
@@ -310,8 +312,8 @@ def _spark_field(field: DeltaField) -> StructField:
 
 
 @dataclass
-class _Positions:
-    """The positions of a source for Spark, in the form of its stream readers.
+class _Positions(StreamInput):
+    """The positions of a source for Spark's streams.
 
     Attributes:
         feed: the input.
@@ -325,58 +327,17 @@ class _Positions:
     most: int
     until: Offset | None = None
 
-    def initialOffset(self) -> dict[str, object]:
+    @property
+    def description(self) -> str:
+        return self.feed.source
+
+    def first_position(self) -> Position:
         return msgspec.structs.asdict(self.first)
 
-    def prepareForTriggerAvailableNow(self) -> None:
-        from stateflow.connectors.python import forward_errors
+    def end_with_present_input(self) -> None:
+        newest = self.feed.log.head()
+        self.until = Offset(reservoirId=newest.metadata.id, reservoirVersion=newest.version + 1)
 
-        with forward_errors(self.feed.source):
-            newest = self.feed.log.head()
-            self.until = Offset(reservoirId=newest.metadata.id, reservoirVersion=newest.version + 1)
-
-    def latestOffset(self, start: Mapping[str, object], limit: object) -> dict[str, object]:
-        from stateflow.connectors.python import forward_errors
-
-        # The limit is a setting of the run, whatever Spark's trigger is.
-        with forward_errors(self.feed.source):
-            at = msgspec.convert(dict(start), Offset)
-            return msgspec.structs.asdict(self.feed.next_offset(at, self.most, self.until))
-
-    def partitions(self, start: Mapping[str, object], end: Mapping[str, object]) -> Sequence[InputPartition]:
-        return []
-
-    def read(self, partition: object) -> Iterator[tuple[object, ...]]:
-        return iter(())
-
-
-def _positions_source(name: str, ddl: str, positions: _Positions) -> type[DataSource]:
-    """Returns a data source of Spark that has the positions, and no rows.
-
-    Spark takes a class, and sends it to its Python processes.
-
-    Args:
-        name: by which Spark finds it.
-        ddl: columns of the empty frame.
-        positions: the source's positions.
-    """
-    from pyspark.sql.datasource import DataSource, DataSourceStreamReader
-    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-
-    given_name = name
-
-    class Reader(_Positions, DataSourceStreamReader, SupportsTriggerAvailableNow):
-        pass
-
-    class DeltaPositions(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return given_name
-
-        def schema(self) -> str:
-            return ddl
-
-        def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-            return Reader(positions.feed, positions.first, positions.most)
-
-    return DeltaPositions
+    def next_position(self, start: Position) -> Position:
+        at = msgspec.convert(dict(start), Offset)
+        return msgspec.structs.asdict(self.feed.next_offset(at, self.most, self.until))

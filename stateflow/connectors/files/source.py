@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from functools import partial, reduce
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from stat import S_ISDIR
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
@@ -82,6 +82,7 @@ from stateflow.connectors.files.text_files import (
     text_column,
     without_columns,
 )
+from stateflow.connectors.stream_reader import Position, StreamInput, ends_by_itself, load_stream
 from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
 from stateflow.errors import ConfigError, CorruptFile, StateflowError
 from stateflow.helpers import check_choice, closest_first, did_you_mean
@@ -92,7 +93,6 @@ from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-    from pyspark.sql.datasource import DataSource
     from pyspark.sql.streaming import DataStreamReader
     from pyspark.sql.types import StructField, StructType
 
@@ -196,6 +196,11 @@ class FileSource(Source):
 
     def datasets(self, offset: str) -> Sequence[Dataset]:
         return (Dataset(*path_name(self.path), kind="FILE", file_format=self.format),)
+
+    @property
+    def ends_by_itself(self) -> bool:
+        # Spark's own file source does in each version.
+        return self._stored is None or ends_by_itself()
 
     @property
     def files_address(self) -> str:
@@ -308,9 +313,10 @@ class FileSource(Source):
         files, rows = limits.max_files_per_batch, limits.max_rows_per_batch
         size = None if rows is None else self._stored_row_bytes(self._stored)
         most = BatchLimits(files, None if size is None or rows is None else max(1, int(size * rows)))
-        name, planner = f"stateflow_stored_files_{next(_stream_numbers)}", BatchPlanner(self._stored, most, log)
-        spark.dataSource.register(_planned_source(name, planner, self.schema, self.description))
-        return spark.readStream.format(name).load()
+        stream = _StoredInput(self.description, BatchPlanner(self._stored, most, log), Credentials.of_process())
+        # Each source of a run has its own log.
+        name = f"stateflow_files_{hashlib.sha256(os.fsencode(log)).hexdigest()[:16]}"
+        return load_stream(spark, name, self.schema.ddl, stream)
 
     def read_files(self, spark: SparkSession, files: Sequence[str], arrange: Arrange = lambda rows: rows) -> DataFrame:
         """See `Source.read_files`."""
@@ -664,56 +670,37 @@ class FileSource(Source):
 
 
 _OFFSET = "logOffset"
-_stream_numbers = count(1)
 
 
-def _planned_source(name: str, planner: BatchPlanner, schema: RowSchema, description: str) -> type[DataSource]:
-    """Returns a data source without rows, with the offsets of Spark's file source.
+@dataclass
+class _StoredInput(StreamInput):
+    """The files of a bucket for Spark's streams, with the offsets of Spark's own file source, and without rows.
 
-    Args:
-        name: by which Spark looks it up whenever it plans a query.
-        schema: the columns.
-        description: of the source, for errors.
+    Attributes:
+        source: description of the source.
+        planner: says which files a batch has.
+        credentials: to list the files with.
     """
-    from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-    from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
-    from stateflow.connectors.python import forward_errors
+    source: str
+    planner: BatchPlanner
+    credentials: Credentials
 
-    given_name, ddl, credentials = name, schema.ddl, Credentials.of_process()
+    @property
+    def description(self) -> str:
+        return self.source
 
-    class Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-        def initialOffset(self) -> dict[str, int]:
-            return {_OFFSET: -1}
+    def prepare_process(self) -> None:
+        self.credentials.adopt()
 
-        def prepareForTriggerAvailableNow(self) -> None:
-            with forward_errors(description):
-                planner.end_with_present_files()
+    def first_position(self) -> Position:
+        return {_OFFSET: -1}
 
-        def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> dict[str, int]:
-            # The limits are the settings of the run, whatever Spark's trigger is.
-            with forward_errors(description):
-                return {_OFFSET: planner.next_entry(start[_OFFSET])}
+    def end_with_present_input(self) -> None:
+        self.planner.end_with_present_files()
 
-        def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> Sequence[InputPartition]:
-            return []
-
-        def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
-            return iter(())
-
-    class StoredFilesSource(DataSource):
-        @classmethod
-        def name(cls) -> str:
-            return given_name
-
-        def schema(self) -> str:
-            return ddl
-
-        def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-            credentials.adopt()
-            return Reader()
-
-    return StoredFilesSource
+    def next_position(self, start: Position) -> Position:
+        return {_OFFSET: self.planner.next_entry(int(str(start[_OFFSET])))}
 
 
 def _with_checked_texts(rows: DataFrame, schema: RowSchema) -> DataFrame:

@@ -35,7 +35,7 @@ from stateflow.connectors.partitioned.positions import (
     splits_between,
 )
 from stateflow.connectors.partitioned.split_rows import Chunk, SplitRows
-from stateflow.connectors.python import read_failure
+from stateflow.connectors.stream_reader import read_failure
 from stateflow.errors import BatchFailed, ConfigError, InputLost, StateflowError, StorageError, UserCodeError
 from stateflow.helpers import check_choice
 from stateflow.types.columns.conversion import to_objects
