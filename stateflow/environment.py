@@ -107,16 +107,16 @@ class StreamExecutionEnvironment:
         self._sql.register_table(name, stream)
 
     def register_lookup_table(
-        self, name: str, read: ReadTable, *, rows: type[object], cache: timedelta | None = None
+        self, name: str, read: ReadTable | Source, *, rows: type[object], cache: timedelta | None = None
     ) -> None:
-        """Makes a table that Spark reads one that ``JOIN name FOR SYSTEM_TIME AS OF PROCTIME()`` looks rows up in.
+        """Makes a table one that ``JOIN name FOR SYSTEM_TIME AS OF PROCTIME()`` looks rows up in.
 
         The semantics are those of `DataStream.lookup_join`. With `cache`, all joins with the table use what one of them
         has read; without it, each of them reads it.
 
         Args:
             name: of the table.
-            read: returns the table: ``lambda spark: spark.read.format("delta").load(path)``.
+            read: as of `DataStream.lookup_join`.
             rows: row class with the columns that queries can use; the table may have others.
             cache: for how long a content that was read is used for further batches; by default for one batch.
 

@@ -165,6 +165,19 @@ class Source(ABC):
         """
         return None
 
+    @property
+    def is_table(self) -> bool:
+        """Whether `read_now` reads all rows of the input."""
+        return False
+
+    def read_now(self, spark: SparkSession) -> DataFrame:
+        """Returns the rows that the input has now, with the columns of `schema`, for look-up joins.
+
+        Raises:
+            InputLost, CorruptInput, BatchFailed or StorageError: it cannot be read.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is not a table")
+
     def splits(self, offset: str) -> list[str]:
         """Returns the names of all splits at a position, for a source with splits.
 

@@ -16,6 +16,7 @@ from stateflow.api.source import LocalSource, Slice, Source, local_position, spa
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.stream_reader import forward_errors
 from stateflow.errors import InputLost
+from stateflow.storage import Credentials
 from stateflow.types.columns.conversion import to_column, to_stored_scalar, with_type
 from stateflow.types.columns.shapes import Leaf
 
@@ -91,6 +92,7 @@ def _unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _data_source(name: str, source: LocalSource, limits: SourceSettings) -> type[DataSource]:
     """Returns a data source class with `source` in it: Spark takes a class, and sends it to its Python processes."""
     ddl, given_name = "rows binary" if _is_packed(source.schema) else source.schema.ddl, name
+    credentials = Credentials.of_process()
 
     class LocalDataSource(DataSource):
         @classmethod
@@ -101,6 +103,8 @@ def _data_source(name: str, source: LocalSource, limits: SourceSettings) -> type
             return ddl
 
         def simpleStreamReader(self, schema: StructType) -> SimpleDataSourceStreamReader:
+            # In a cluster, Spark's process did not start with the variables that the job's process has read.
+            credentials.adopt()
             return _Reader(source, limits)
 
     return LocalDataSource

@@ -15,6 +15,7 @@ from stateflow.checkpoint.barriers import message_with
 from stateflow.config.spark_versions import running_version
 from stateflow.errors import BatchFailed, StateflowError
 from stateflow.helpers import line_of_user
+from stateflow.storage import Credentials
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,10 +51,6 @@ class StreamInput(ABC):
     def next_position(self, start: Position) -> Position:
         """Returns where the batch ends that begins at a position; `start` if there is no new input."""
 
-    def prepare_process(self) -> None:
-        """Does what a process needs before anything else; by default nothing."""
-        return
-
     def partitions(self, start: Position, end: Position) -> Sequence[InputPartition]:
         """Returns the parts of a batch, one for each task."""
         return ()
@@ -87,6 +84,7 @@ def _data_source(name: str, ddl: str, stream: StreamInput) -> type[DataSource]:
     from pyspark.sql.datasource import DataSource
 
     given_name, given_ddl, available_now = name, ddl, ends_by_itself()
+    credentials = Credentials.of_process()
 
     class PythonStream(DataSource):
         @classmethod
@@ -97,7 +95,8 @@ def _data_source(name: str, ddl: str, stream: StreamInput) -> type[DataSource]:
             return given_ddl
 
         def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-            stream.prepare_process()
+            # In a cluster, Spark's processes did not start with the variables that the job's process has read.
+            credentials.adopt()
             return new_reader(stream, schema, available_now=available_now)
 
     return PythonStream

@@ -21,17 +21,9 @@ from stateflow.clock import ManualClock
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors import python
 from stateflow.connectors.batch_table import BatchTable
-from stateflow.errors import (
-    ConfigError,
-    EnvironmentUnsupported,
-    InputLost,
-    JobDefinitionError,
-    MissingFile,
-    SchemaMismatch,
-)
+from stateflow.errors import ConfigError, InputLost, JobDefinitionError, MissingFile, SchemaMismatch
 from stateflow.testing.sinks import FolderSink
 from tests.spark.jobs.enriched import Price, Priced, Sale, WithPrice
-from tests.support.delta_tables import create_mapped
 from tests.support.errors import raises
 from tests.support.local_jobs import Growing, LocalJobs
 
@@ -164,7 +156,7 @@ class NoFlag(msgspec.Struct):
 
 
 def test_a_table_that_is_not_declared_so_is_an_error(prices: Prices) -> None:
-    with raises(ConfigError, table=str(prices.path)):
+    with raises(ConfigError, source=prices.source().description):
         prices.source().read(None, LIMITS)
     prices.add(("a", 1))
     for row_class in (Wrong, Missing):
@@ -237,11 +229,4 @@ def test_a_missing_file_of_the_newest_version_is_not_lost_input(prices: Prices) 
     for path in prices.path.glob("*.parquet"):
         path.unlink()
     with raises(MissingFile, table=str(prices.path)):
-        prices.source().read(None, LIMITS)
-
-
-@pytest.mark.parametrize("mode", ["name", "id"])
-def test_a_table_with_mapped_columns_is_refused_by_the_property(prices: Prices, mode: str) -> None:
-    create_mapped(prices.path, mode, ("item", "price"))
-    with raises(EnvironmentUnsupported, table=str(prices.path), property="delta.columnMapping.mode"):
         prices.source().read(None, LIMITS)

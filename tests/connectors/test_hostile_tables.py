@@ -51,7 +51,7 @@ from stateflow.connectors.files.parquet_files import ParquetFormat
 from stateflow.connectors.iceberg.catalog import CatalogConnection
 from stateflow.connectors.iceberg.target import IcebergSettings
 from stateflow.connectors.table_folder import DiskFolder
-from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused, StorageError
+from stateflow.errors import CorruptFile, CorruptInput, SinkDiverged, SinkRefused, StorageError
 from tests.support.delta_reads import batches_of
 from tests.support.delta_tables import Pair, checkpoint, context, damage_one, entry_path, pairs, put, snapshot, write
 from tests.support.errors import raises
@@ -335,12 +335,14 @@ def test_a_linked_folder_of_a_partition_gets_no_files(tmp_path: Path) -> None:
     assert list(outside.iterdir()) == []
 
 
-@pytest.mark.parametrize("reader", sorted(_READERS.keys() - {"DeltaSource"}))
+@pytest.mark.parametrize("reader", _READERS)
 @pytest.mark.parametrize("damage", ["checksum", "truncated", "empty", "other"])
 def test_a_damaged_file_is_named_and_no_version_is_created(table: Path, reader: str, damage: str) -> None:
-    """Spark reads the files of a `DeltaSource`."""
     put(DeltaSink(table), _ABOUT, 2, [Pair(7, "right")])
-    with raises(CorruptFile, table=str(table), file=damage_one(table, damage)):
+    file = damage_one(table, damage)
+    is_source = reader in ("from_table", "DeltaSource")
+    facts = {"file": f"{table}/{file}"} if is_source else {"table": str(table), "file": file}
+    with raises(CorruptInput if is_source else CorruptFile, **facts):
         _READERS[reader](table)
     assert not entry_path(table, 3).exists()
 

@@ -8,7 +8,6 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -31,11 +30,10 @@ from stateflow.runtime.spark.checkpoint_location import QuerySource, SparkLocati
 from stateflow.runtime.spark.inputs import BatchFiles, FileReader
 from stateflow.storage import BlobInfo, MemoryStorage, open_storage, register_memory, unregister_memory
 from tests.servers.faults import BUSY, LOST_ANSWER, LOST_REQUEST, Faults, fault_proxy
-from tests.servers.google import google_server
-from tests.servers.hdfs import webhdfs_server
-from tests.servers.running import azure_server, s3_server
+from tests.servers.running import s3_server
 from tests.support.delta_tables import context, put, write
 from tests.support.errors import raises
+from tests.support.object_stores import EACH_STORE, Serve, serve_s3
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,7 +128,7 @@ def test_a_folder_whose_name_has_special_characters_is_not_a_pattern_if_they_are
 def test_a_file_source_reads_what_a_file_sink_in_the_bucket_has_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with _s3(tmp_path) as (address, variables):
+    with serve_s3(tmp_path) as (address, variables):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         about = context(Row)
@@ -475,39 +473,9 @@ def test_an_address_that_is_not_valid_is_refused_before_spark_starts() -> None:
 # -- a server ---------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _s3(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    with s3_server(folder, "bucket") as variables:
-        yield "s3://bucket", variables
-
-
-@contextmanager
-def _azure(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    with azure_server(folder, "container") as variables:
-        yield "az://container", variables
-
-
-@contextmanager
-def _google(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    with google_server({}) as variables:
-        yield "gs://bucket", variables
-
-
-@contextmanager
-def _hdfs(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
-    with webhdfs_server(folder, "token") as address:
-        server = f"web{address.replace('http', 'hdfs')}"
-        yield f"{server}/own", {"WEBHDFS_TOKEN": "token", "WEBHDFS_NAMENODES": server}
-
-
-@pytest.mark.parametrize(
-    "serve",
-    [_s3, pytest.param(_azure, marks=pytest.mark.long(reason="starts a server of Azure's API")), _google, _hdfs],
-)
+@pytest.mark.parametrize("serve", EACH_STORE)
 def test_names_of_every_kind_are_listed_and_read_on_every_server(
-    serve: Callable[[Path], AbstractContextManager[tuple[str, dict[str, str]]]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serve(tmp_path) as (address, variables):
         for name, value in variables.items():

@@ -16,6 +16,7 @@ from stateflow.errors import ConfigError, CorruptFile, EnvironmentUnsupported, S
 from stateflow.storage import MemoryStorage, PutResult, register_memory, unregister_memory
 from tests.servers.hdfs import hdfs_server
 from tests.support.errors import raises
+from tests.support.object_stores import bucket_of, serve_google
 
 _numbers = itertools.count()
 _LOG = "_log"
@@ -143,6 +144,13 @@ class TestAzure(Conformance):
     @pytest.fixture
     def folder(self, azure: str) -> TableFolder:
         return open_table_folder(azure)
+
+
+class TestGoogle(Conformance):
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Iterator[TableFolder]:
+        with bucket_of(serve_google, tmp_path) as bucket:
+            yield open_table_folder(f"{bucket}/tables")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import threading
 import xml.etree.ElementTree as ET
@@ -12,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
 _PAGE = 1000
+_uploads = itertools.count()
 _TIME = 1_700_000_000
 
 
@@ -20,9 +22,17 @@ class GoogleBucket(BaseHTTPRequestHandler):
 
     objects: dict[str, bytes]
     """By path, as the client has encoded it."""
+    parts: dict[tuple[str, int], bytes]
+    """By number of the upload and of the part."""
 
     def do_PUT(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
+        query = self.path.partition("?")[2]
+        if query:
+            upload = parse_qs(query)
+            self.parts[upload["uploadId"][0], int(upload["partNumber"][0])] = data
+            self._answer(200, {"ETag": f'"{hash(data):x}"'})
+            return
         if self.headers["x-goog-if-generation-match"] != "0":
             self._answer(400)
         elif self.path in self.objects:
@@ -43,6 +53,25 @@ class GoogleBucket(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
+    def do_POST(self) -> None:
+        """Begins an upload in parts, or ends it."""
+        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        path, _, query = self.path.partition("?")
+        upload = parse_qs(query, keep_blank_values=True).get("uploadId", [""])[0]
+        if upload:
+            self.objects[path] = b"".join(self.parts[key] for key in sorted(self.parts) if key[0] == upload)
+            self._answer(200, body=b'<CompleteMultipartUploadResult><ETag>"1"</ETag></CompleteMultipartUploadResult>')
+        else:
+            new = f"upload-{next(_uploads)}"
+            self._answer(
+                200,
+                body=f"<InitiateMultipartUploadResult><UploadId>{new}</UploadId>"
+                "</InitiateMultipartUploadResult>".encode(),
+            )
+
+    def do_DELETE(self) -> None:
+        self._answer(404 if self.objects.pop(self.path, None) is None else 204)
+
     def _send(self, data: bytes) -> None:
         headers = {"ETag": f'"{hash(data):x}"', "Last-Modified": formatdate(_TIME, usegmt=True)}
         asked = self.headers["Range"]
@@ -56,10 +85,15 @@ class GoogleBucket(BaseHTTPRequestHandler):
 
     def _list(self, bucket: str, query: dict[str, str]) -> None:
         keys = {unquote(path).removeprefix(f"{bucket.rstrip('/')}/"): data for path, data in self.objects.items()}
-        after = query.get("continuation-token", "")
-        found = sorted(key for key in keys if key.startswith(query.get("prefix", "")) and key > after)
-        page = found[:_PAGE]
+        after, prefix = query.get("continuation-token") or query.get("start-after", ""), query.get("prefix", "")
+        found = sorted(key for key in keys if key.startswith(prefix) and key > after)
         answer = ET.Element("ListBucketResult")
+        if query.get("delimiter"):
+            folders = {f"{prefix}{key[len(prefix) :].split('/')[0]}/" for key in found if "/" in key[len(prefix) :]}
+            found = [key for key in found if "/" not in key[len(prefix) :]]
+            for folder in sorted(folders):
+                ET.SubElement(ET.SubElement(answer, "CommonPrefixes"), "Prefix").text = folder
+        page = found[:_PAGE]
         for key in page:
             facts = {
                 "Key": key, "Size": str(len(keys[key])), "ETag": f'"{hash(keys[key]):x}"',
@@ -87,7 +121,7 @@ class GoogleBucket(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def google_server(objects: dict[str, bytes]) -> Iterator[dict[str, str]]:
     """Listens on loopback; yields the environment variables of its clients."""
-    handler = type("OneBucket", (GoogleBucket,), {"objects": objects})
+    handler = type("OneBucket", (GoogleBucket,), {"objects": objects, "parts": {}})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -9,6 +9,7 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from stateflow.api.column_origins import Influence, Origin, Origins
+from stateflow.api.source import Source
 from stateflow.clock import Clock, SystemClock
 from stateflow.errors import JobDefinitionError
 
@@ -71,8 +72,9 @@ class CachedTable:
         return table
 
 
-def cache_table(read: ReadTable, cache: timedelta | None) -> ReadTable:
+def cache_table(table: ReadTable | Source, cache: timedelta | None) -> ReadTable:
     """Returns what reads a table; with None for `cache`, each call reads it."""
+    read = table.read_now if isinstance(table, Source) else table
     return read if cache is None else CachedTable(read, cache)
 
 
@@ -123,10 +125,12 @@ class LookupJoin:
 
 def check_lookup(read: object, on: Mapping[str, str], how: str, cache: object) -> None:
     """Raises JobDefinitionError if an argument of `lookup_join` is not valid."""
-    if not callable(read) or not on or how not in ("inner", "left"):
+    is_table = read.is_table if isinstance(read, Source) else callable(read)
+    if not is_table or not on or how not in ("inner", "left"):
         raise JobDefinitionError(
             "lookup_join has an invalid argument",
-            hint="pass a function that returns the table, a column or more, and how='left' or how='inner'",
+            hint="pass a DeltaSource, a FileSource or a function that returns the table, a column or more, and "
+            "how='left' or how='inner'",
             read=repr(read)[:200],
             on=dict(on),
             how=repr(how)[:200],

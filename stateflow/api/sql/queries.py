@@ -13,6 +13,7 @@ from stateflow.api.graph import event_time_of
 from stateflow.api.joins.lookup_join import cache_table, check_lookup
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Sink
+from stateflow.api.source import Source
 from stateflow.api.sql.analysis import Analysis
 from stateflow.api.sql.build import DownstreamNeeds, StreamBuilder
 from stateflow.api.sql.calls import cast, common
@@ -358,12 +359,14 @@ class SqlCatalog:
         fields, time = fields_of(stream.schema), event_time_of(stream._node)
         self.tables[name] = Table(name, fields, time, SqlPosition(1, 1, name))
 
-    def register_lookup_table(self, name: str, read: ReadTable, rows: type[object], cache: timedelta | None) -> None:
+    def register_lookup_table(
+        self, name: str, read: ReadTable | Source, rows: type[object], cache: timedelta | None
+    ) -> None:
         """Adds a table for look-up joins. Raises as `StreamExecutionEnvironment.register_lookup_table`."""
-        if not callable(read):
+        if not callable(read) and not isinstance(read, Source):
             raise JobDefinitionError(
-                "register_lookup_table needs a function that reads the table",
-                hint='pass lambda spark: spark.read.format("delta").load(path)',
+                "register_lookup_table needs a source, or a function that reads the table",
+                hint="pass DeltaSource(path, schema=Row), or lambda spark: spark.read.jdbc(…)",
                 name=name,
                 given=repr(read)[:200],
             )

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from stateflow.api.joins.lookup_join import ReadTable
+    from stateflow.api.source import Source
 
 
 In = TypeVar("In")
@@ -257,7 +258,7 @@ class DataStream:
 
     def lookup_join(
         self,
-        read: ReadTable,
+        read: ReadTable | Source,
         *,
         on: str | Mapping[str, str],
         output: type[object],
@@ -270,8 +271,8 @@ class DataStream:
         then, and results are not corrected when the table changes. Needs Spark, and a table that fits into memory.
 
         Args:
-            read: returns the table: ``lambda spark: spark.read.format("delta").load(path)``, or ``spark.read.jdbc(…)``.
-                Each join calls it by itself.
+            read: a `DeltaSource` without changes or a `FileSource`, of which all present rows are read; or a function
+                that returns the table: ``lambda spark: spark.read.jdbc(…)``. Each join reads it by itself.
             on: the column that must be equal, or columns of the stream with those of the table: ``{"origin": "faa"}``.
             output: class of the result. A field has the value of the stream's column of its name, or of the table's.
             how: ``left``: a row without a match has nulls; ``inner``: it is dropped. A row may have several matches.

@@ -247,13 +247,17 @@ class TableLog:
     def snapshot(self, version: int) -> Snapshot:
         """Returns a version. Raises InputLost if the log no longer has it, CorruptFile or StorageError."""
         if self._snapshot is None or self._snapshot.version != version:
-            found = read_content(self.table, version, "")
-            if found is None:
-                raise self.lost(f"version {version}")
-            check_protocol(found.protocol, self.address)
             # Kept, because the batches of a first read divide the same files.
-            self._snapshot = Snapshot.of(found)
+            self._snapshot = Snapshot.of(self.content(version))
         return self._snapshot
+
+    def content(self, version: int) -> Content:
+        """Returns the content of a version. Raises as `snapshot`."""
+        found = read_content(self.table, version, "")
+        if found is None:
+            raise self.lost(f"version {version}")
+        check_protocol(found.protocol, self.address)
+        return found
 
     def records_changes(self, version: int) -> bool:
         """Returns whether the table had a change data feed at a version; true if the log no longer tells it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ from stateflow.errors import CorruptFile, CorruptInput, DataError, InputLost, Sc
 from stateflow.types.decoders import json_decoder
 
 _ROWS_AT_ONCE = 1 << 14
+_FILES_AT_ONCE = 8
 _CHANGE_TYPE = "_change_type"
 _PHYSICAL_NAME, _ID = "delta.columnMapping.physicalName", "delta.columnMapping.id"
 _OWN_COLUMNS = (_CHANGE_TYPE, "_row-id-col-", "_row-commit-version-col-")
@@ -162,12 +164,28 @@ class DeltaFormat:
 
     def read(self, share: FileShare, schema: RowSchema) -> Iterator[pa.RecordBatch]:
         """See `FileFormat.read`. Raises RuntimeError with an encoded error: Spark forwards only messages."""
-        read = self.reads[int(share.path)]
         try:
-            with self._opened(read) as (source, file):
-                yield from _FileRows(self, read, file, schema).batches(source, share)
+            yield from self.batches(share, schema)
         except StateflowError as e:
             raise RuntimeError(message_with(e)) from e
+
+    def batches(self, share: FileShare, schema: RowSchema) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a share as `read` does. Raises InputLost, CorruptInput, SchemaMismatch or StorageError."""
+        read = self.reads[int(share.path)]
+        with self._opened(read) as (source, file):
+            yield from _FileRows(self, read, file, schema).batches(source, share)
+
+    def read_all(self, schema: RowSchema) -> pa.Table:
+        """Returns the rows of all files, in order. Raises as `batches`."""
+
+        def batches(file: tuple[str, int]) -> list[pa.RecordBatch]:
+            path, size = file
+            return list(self.batches(FileShare(path, 0, size, size), schema))
+
+        # Objects of a bucket take a request or two each.
+        with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+            found = [batch for each in pool.map(batches, self.sizes) for batch in each]
+        return pa.Table.from_batches(found, schema.arrow)
 
     @contextmanager
     def _opened(self, read: FileRead) -> Iterator[tuple[BinaryIO, pq.ParquetFile]]:
@@ -474,6 +492,8 @@ class Reading:
             keys = self.convert(values.keys, kind.key_type, parts.get("keyType", ""))
             items = self.convert(values.items, kind.item_type, parts.get("valueType", ""))
             return pa.MapArray.from_arrays(values.offsets, keys, items, type=kind, mask=mask)
+        if kinds.is_list(kind) and (kinds.is_large_list(values.type) or kinds.is_fixed_size_list(values.type)):
+            values = values.cast(pa.list_(values.type.value_field))
         if kinds.is_list(kind) and kinds.is_list(values.type):
             items = self.convert(values.values, kind.value_type, parts.get("elementType", ""))
             return pa.ListArray.from_arrays(values.offsets, items, type=kind, mask=mask)

@@ -18,7 +18,7 @@ from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy, check_source_columns, with_times
 from stateflow.connectors.delta.commits import Feed, Offset, TableLog
-from stateflow.connectors.delta.rows import DeltaFormat, TableColumns
+from stateflow.connectors.delta.rows import DeltaFormat, FileRead, TableColumns
 from stateflow.connectors.delta_types import DeltaField
 from stateflow.connectors.partition_offsets import position_error
 from stateflow.connectors.stream_reader import Position, StreamInput, ends_by_itself, load_stream
@@ -168,6 +168,18 @@ class DeltaSource(Source):
         # A batch that reads the table as it was at the start ends with it.
         version = end.reservoirVersion - (0 if end.isStartingVersion else 1)
         return Offset(reservoirId=end.reservoirId, reservoirVersion=version, isStartingVersion=True)
+
+    @property
+    def is_table(self) -> bool:
+        return not self._changes
+
+    def read_now(self, spark: SparkSession) -> DataFrame:
+        """See `Source.read_now`: all rows of the newest version."""
+        self.check(spark)
+        version = self._log.snapshot(self._log.head().version)
+        reads = tuple(FileRead(file, version.version, without=file.deletionVector) for file in version.files)
+        format = DeltaFormat(self._log.table, self.description, TableColumns.of(version.metadata, {}), reads)
+        return spark.createDataFrame(format.read_all(self.schema), self.schema.ddl)
 
     def first_offset(self, logs: Mapping[str, bytes]) -> str:
         """See `Source.first_offset`: the version after the newest one when the query started."""

@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -86,7 +87,7 @@ from stateflow.connectors.stream_reader import Position, StreamInput, ends_by_it
 from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
 from stateflow.errors import ConfigError, CorruptFile, StateflowError
 from stateflow.helpers import check_choice, closest_first, did_you_mean
-from stateflow.storage import Credentials, is_object_address, open_object, open_storage, split_object
+from stateflow.storage import is_object_address, open_object, open_storage, split_object
 from stateflow.types.columns.shapes import Items, Leaf, Record, Shape
 from stateflow.types.declared_types import literal, quote_name
 from stateflow.types.decoders import json_decoder
@@ -100,6 +101,7 @@ _FOREVER = "36500d"
 _UNSUPPORTED = {"cleansource", "sourcearchivedir", "maxfilespertrigger", "maxbytespertrigger", "latestfirst"}
 _PATTERN_CHARACTERS = "*?[{"
 _SAMPLED_FILES = 20
+_FILES_AT_ONCE = 8
 _SAMPLED_TEXTS, _SAMPLED_BYTES = 8, 1 << 16
 """Files of text, and bytes of each, whose lines are counted to estimate the rows of all."""
 _UNREADABLE_HINT = "check that all files have the declared format, are complete, and can be read by this user"
@@ -313,7 +315,7 @@ class FileSource(Source):
         files, rows = limits.max_files_per_batch, limits.max_rows_per_batch
         size = None if rows is None else self._stored_row_bytes(self._stored)
         most = BatchLimits(files, None if size is None or rows is None else max(1, int(size * rows)))
-        stream = _StoredInput(self.description, BatchPlanner(self._stored, most, log), Credentials.of_process())
+        stream = _StoredInput(self.description, BatchPlanner(self._stored, most, log))
         # Each source of a run has its own log.
         name = f"stateflow_files_{hashlib.sha256(os.fsencode(log)).hexdigest()[:16]}"
         return load_stream(spark, name, self.schema.ddl, stream)
@@ -389,6 +391,38 @@ class FileSource(Source):
         is_local = all(local_path(file) is not None for file in files)
         return InFolders(ParquetFormat(), self._base) if is_plain and is_local else None
 
+    @property
+    def is_table(self) -> bool:
+        """Whether the files can be listed here: not at addresses of Hadoop, or by some of its patterns."""
+        local, wanted = self._local, _option_as_given(self.options, "pathglobfilter")
+        return self._stored is not None or not (
+            local is None or _is_unclear(local) or any(c in wanted for c in _UNCLEAR)
+        )
+
+    def read_now(self, spark: SparkSession) -> DataFrame:
+        """See `Source.read_now`: Spark reads local files, this process those in buckets."""
+        if self._stored is None:
+            self.check(spark)
+            files = [file.uri for file in self.list_waiting(()) or ()]
+            return self.read_files(spark, files) if files else spark.createDataFrame([], self.schema.ddl)
+        listed = self._stored.list()
+        self._check_stored_columns(listed)
+        format = self.file_format([file.path for file in listed])
+        assert format is not None
+
+        def batches(file: ListedFile) -> list[pa.RecordBatch]:
+            share = FileShare(file.path, 0, max(1, file.size), file.size, file.version)
+            return list(format.read(share, self.schema))
+
+        try:
+            with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+                found = [batch for each in pool.map(batches, listed) for batch in each]
+        except (CorruptContent, LostFile) as e:
+            unreadable = unreadable_in(str(e))
+            assert unreadable is not None
+            raise unreadable.error() from e
+        return spark.createDataFrame(pa.Table.from_batches(found, self.schema.arrow), self.schema.ddl)
+
     def find_truncated(self, files: Sequence[str]) -> dict[str, str]:
         """See `Source.find_truncated`: reads the footers of local Parquet files."""
         from stateflow.connectors.files.parquet_files import truncation_of
@@ -451,7 +485,7 @@ class FileSource(Source):
                 if file.path not in known
             ]
         local, wanted = self._local, _option_as_given(self.options, "pathglobfilter")
-        if local is None or _is_unclear(local) or any(c in wanted for c in _UNCLEAR):
+        if local is None or not self.is_table:
             return None
         found = []
         with suppress(FileNotFoundError):  # a pattern that matches no file yet
@@ -679,19 +713,14 @@ class _StoredInput(StreamInput):
     Attributes:
         source: description of the source.
         planner: says which files a batch has.
-        credentials: to list the files with.
     """
 
     source: str
     planner: BatchPlanner
-    credentials: Credentials
 
     @property
     def description(self) -> str:
         return self.source
-
-    def prepare_process(self) -> None:
-        self.credentials.adopt()
 
     def first_position(self) -> Position:
         return {_OFFSET: -1}

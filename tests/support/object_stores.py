@@ -1,0 +1,82 @@
+"""A server for each kind of object storage, and copies of local folders in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from stateflow.storage import Storage, open_storage
+from tests.servers.google import google_server
+from tests.servers.hdfs import webhdfs_server
+from tests.servers.running import azure_server, s3_server
+
+Serve = Callable[[Path], AbstractContextManager[tuple[str, dict[str, str]]]]
+"""Runs a server in a folder; yields the address of a bucket, and the environment variables of its clients."""
+
+
+@contextmanager
+def serve_s3(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    with s3_server(folder, "bucket") as variables:
+        yield "s3://bucket", variables
+
+
+@contextmanager
+def serve_azure(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    with azure_server(folder, "container") as variables:
+        yield "az://container", variables
+
+
+@contextmanager
+def serve_google(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    with google_server({}) as variables:
+        yield "gs://bucket", variables
+
+
+@contextmanager
+def serve_hdfs(folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    with webhdfs_server(folder, "token") as address:
+        server = f"web{address.replace('http', 'hdfs')}"
+        yield f"{server}/own", {"WEBHDFS_TOKEN": "token", "WEBHDFS_NAMENODES": server}
+
+
+EACH_STORE = [
+    serve_s3,
+    pytest.param(serve_azure, marks=pytest.mark.long(reason="starts a server of Azure's API")),
+    serve_google,
+    serve_hdfs,
+]
+
+
+@contextmanager
+def bucket_of(serve: Serve, folder: Path) -> Iterator[str]:
+    """Runs a server, for whose bucket the environment has credentials; yields the address of the bucket."""
+    with serve(folder) as (address, variables), mock.patch.dict("os.environ", variables):
+        yield address
+
+
+def mirror(folder: Path, storage: Storage, known: Mapping[str, bytes] = {}) -> dict[str, bytes]:
+    """Makes the objects of a storage equal to the files of a folder, logs of tables last; returns these.
+
+    Args:
+        known: what was returned before, for the same storage.
+    """
+    found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    changed = sorted((key for key in found if known.get(key) != found[key]), key=lambda key: ("_log/" in key, key))
+    storage.delete([*(known.keys() - found.keys()), *(key for key in changed if key in known)])
+    for key in changed:
+        storage.put_new(key, found[key])
+    return found
+
+
+def copy_of(address: str, folder: Path) -> Path:
+    """Copies what is at an address into a new local folder, so that another library can read it."""
+    storage = open_storage(address)
+    for blob in storage.list(""):
+        path = folder / blob.key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(storage.get(blob.key))
+    return folder
