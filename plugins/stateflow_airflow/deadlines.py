@@ -24,6 +24,11 @@ def checkpoint_asset(name: str) -> Asset:
     return Asset(name=f"{name}.checkpoint", uri=f"stateflow://{name}/checkpoint")
 
 
+def partition_asset(name: str) -> Asset:
+    """Returns the asset with an event for each closed day or hour of the job with this name."""
+    return Asset(name=f"{name}.partition", uri=f"stateflow://{name}/partition")
+
+
 def savepoint_asset(name: str) -> Asset:
     """Returns the asset that each savepoint of the job with this name updates."""
     return Asset(name=f"{name}.savepoint", uri=f"stateflow://{name}/savepoint")

@@ -52,6 +52,7 @@ def get_provider_info() -> dict[str, object]:
                     "stateflow_airflow.operators.approvals.approval",
                     "stateflow_airflow.operators.approvals.command_approval",
                     "stateflow_airflow.operators.approvals.approval",
+                    "stateflow_airflow.operators.partitions",
                     "stateflow_airflow.operators.recovery",
                     "stateflow_airflow.operators.retention",
                     "stateflow_airflow.operators.bootstrap.write",

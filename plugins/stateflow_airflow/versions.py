@@ -103,6 +103,22 @@ def warn_of_untested(installed: Mapping[str, str] | None = None) -> list[str]:
     return warnings
 
 
+def require_partition_keys(installed: str | None = None) -> None:
+    """Raises UnsupportedVersion if tasks of this Airflow cannot give the partition keys of their asset events.
+
+    Args:
+        installed: the version of ``apache-airflow-core``; by default that of this environment.
+    """
+    found = installed or _installed("apache-airflow-core")
+    if found is None or Version(found) < Version("3.3"):
+        raise UnsupportedVersion(
+            f"events of partitions need apache-airflow-core>=3.3; installed: {found or 'none'}\n"
+            "  hint: omit partition_events, or install Airflow 3.3",
+            distribution="apache-airflow-core",
+            installed=found,
+        )
+
+
 def add_retry_policy(arguments: dict[str, object], policy: RetryPolicy | None) -> None:
     """Adds a retry policy to the arguments of an operator, unless Airflow has none."""
     if HAS_RETRY_POLICIES:

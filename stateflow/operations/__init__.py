@@ -1,6 +1,6 @@
 """Operations on a job root, shared by the command line and the Airflow operators.
 
-- `status`, `checkpoints`, `job_root`: reading a job: its description, checkpoints and history
+- `status`, `checkpoints`, `partitions`, `job_root`: reading a job: its description, history and complete days
 - `job_savepoints`, `external_savepoints`, `written_savepoints`, `changed_savepoints`: creation, listing and copies
 - `savepoint_disposal`, `savepoint_retention`: deletion of savepoints, and which periodic ones stay
 - `restores`, `forks`: restores of a job, and new jobs from its state

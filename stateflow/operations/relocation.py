@@ -301,6 +301,7 @@ def _adoption(root: JobRoot, head: Head, generation: int, manifest: Manifest, lo
         manifest=import_state(root, manifest, None, generation),
         sources=manifest.sources,
         savepoint=head.entry.savepoint,
+        watermark=manifest.output_watermark,
     )
 
 

@@ -142,6 +142,13 @@ def _operator_watermark(
     return combine_watermarks(before, [known[uid] for uid in waiting]) if known.keys() >= set(waiting) else before
 
 
+def output_watermark(chains: Iterable[OperatorChain], watermarks: Mapping[str, int | None]) -> int | None:
+    """Returns the lowest watermark of the operators whose sources have watermarks; None if one has none yet."""
+    found = [watermarks[chain.uid] for chain in chains if chain.watermark_sources]
+    known = [watermark for watermark in found if watermark is not None]
+    return min(known) if known and len(known) == len(found) else None
+
+
 _MAX_STORED_SPANS = 256
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -1,4 +1,4 @@
-"""The DAGs of a job: run, savepoint, retention and recovery.
+"""The DAGs of a job: run, savepoint, retention, recovery, and events of partitions.
 
 In a DAG file::
 
@@ -10,7 +10,8 @@ In a DAG file::
         retention=Retention(savepoints=7),
     )
 
-creates ``flights``, ``flights_savepoint``, ``flights_retention`` and ``flights_recovery``. They need no pool: if a run
+creates ``flights``, ``flights_savepoint``, ``flights_retention`` and ``flights_recovery``; with ``partition_events``,
+``flights_partitions`` as well. They need no pool: if a run
 and a restore overlap, the later one fences the earlier. To queue them instead, create a pool with one slot and name it:
 ``StateflowJob(pool="flights")``.
 
@@ -20,6 +21,7 @@ are created unpaused, so that a trigger starts them.
 
 from stateflow_airflow.dags.factory import stateflow_dags
 from stateflow_airflow.dags.job import StateflowJob
+from stateflow_airflow.operators.partitions import PartitionEvents
 from stateflow_airflow.operators.retention_limits import Retention, TableMaintenance
 
-__all__ = ["Retention", "StateflowJob", "TableMaintenance", "stateflow_dags"]
+__all__ = ["PartitionEvents", "Retention", "StateflowJob", "TableMaintenance", "stateflow_dags"]

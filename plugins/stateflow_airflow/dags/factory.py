@@ -1,4 +1,4 @@
-"""Creates the DAGs of a job: run, savepoint, retention and recovery."""
+"""Creates the DAGs of a job: run, savepoint, retention, recovery, and events of partitions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG, Context, Param, TriggerRule
+from airflow.sdk import DAG, AssetOrTimeSchedule, Context, CronTriggerTimetable, Param, TriggerRule
 from airflow.sdk.exceptions import AirflowSkipException
 
 from stateflow_airflow.dags.job import StateflowJob
@@ -19,6 +19,7 @@ from stateflow_airflow.operators.approvals.command_approval import (
     StateflowStopApprovalOperator,
 )
 from stateflow_airflow.operators.base import quote
+from stateflow_airflow.operators.partitions import PartitionEvents, StateflowPartitionEventsOperator
 from stateflow_airflow.operators.recovery import (
     StateflowRestoreOperator,
     StateflowRestorePlanOperator,
@@ -53,12 +54,13 @@ def stateflow_dags(
     Raises:
         PermanentFailure: a continuous job has a schedule.
     """
-    return [
+    dags = [
         run_dag(job, application, schedule),
         savepoint_dag(job, application),
         retention_dag(job, application, savepoints, retention or Retention()),
         recovery_dag(job, application),
     ]
+    return dags if job.partitions is None else [*dags, partitions_dag(job, job.partitions)]
 
 
 DRAIN = Param(
@@ -467,6 +469,37 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
         verify = StateflowVerifyOperator(task_id="verify", job_root=job.root, locations=job.locations, **RETRIES)
         run = run_task(job, application, settings=job.single_run_settings, pre_execute=skip_unless("run", True))
         plan >> approve >> restore >> verify >> run
+    return dag
+
+
+_PARTITIONS_DOC = """
+Emits an event of the asset `{asset}` for each {unit} that the watermark of {name} has closed, and another one with
+`undone` for each that a restore has reopened. A DAG whose schedule is a `PartitionedAssetTimetable` of the asset gets a
+DAG run for each.
+"""
+
+
+def partitions_dag(job: StateflowJob, partitions: PartitionEvents) -> DAG:
+    """Returns the DAG. It follows each run; a continuous job, and restores, are looked at every ten minutes or hour."""
+    timetable = CronTriggerTimetable("*/10 * * * *" if job.is_continuous else "@hourly", timezone="UTC")
+    schedule = AssetOrTimeSchedule(timetable=timetable, assets=[job.checkpoint])
+    doc = _PARTITIONS_DOC.format(asset=job.partition.name, unit=partitions.unit, name=job.name)
+    with new_dag(job, "_partitions", doc, schedule=schedule) as dag:
+        reopened, closed = (
+            StateflowPartitionEventsOperator(
+                task_id=name,
+                job_root=job.root,
+                locations=job.locations,
+                asset=job.partition,
+                partitions=partitions,
+                undone=undone,
+                # A task without events is skipped.
+                trigger_rule=TriggerRule.NONE_FAILED,
+                **RETRIES,
+            )
+            for name, undone in (("reopened", True), ("closed", False))
+        )
+        reopened >> closed
     return dag
 
 

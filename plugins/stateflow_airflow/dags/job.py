@@ -10,7 +10,8 @@ from typing import Any, Literal
 from airflow.sdk import Asset, Param
 from airflow.sdk.definitions.deadline import DeadlineAlert
 
-from stateflow_airflow.deadlines import checkpoint_asset, savepoint_asset
+from stateflow_airflow.deadlines import checkpoint_asset, partition_asset, savepoint_asset
+from stateflow_airflow.operators.partitions import PartitionEvents
 from stateflow_airflow.operators.retention_limits import TableMaintenance
 from stateflow_airflow.spark import SparkSubmit
 
@@ -42,6 +43,9 @@ class StateflowJob:
         self_approval: whether the user who triggers one of these may approve it.
         description: description of the run DAG, in Markdown.
         deadlines: deadline alerts of the run DAG, see `no_checkpoint_for`.
+        partition_events: the partitions of event time that get an asset event once the watermark has closed them:
+            ``day`` or ``hour`` of UTC, or a `PartitionEvents`; None for none. Needs Airflow 3.3. See
+            `StateflowPartitionEventsOperator`.
         tables: how the retention DAG maintains the Delta tables of the sinks, with the job file; None if it does not.
     """
 
@@ -61,6 +65,7 @@ class StateflowJob:
     description: str = ""
     deadlines: Sequence[DeadlineAlert] = ()
     tables: TableMaintenance | None = None
+    partition_events: Literal["day", "hour"] | PartitionEvents | None = None
 
     @property
     def is_continuous(self) -> bool:
@@ -83,6 +88,17 @@ class StateflowJob:
     def checkpoint(self) -> Asset:
         """The asset that each run updates, with the id and the offsets of its last checkpoint."""
         return checkpoint_asset(self.name)
+
+    @property
+    def partition(self) -> Asset:
+        """The asset with an event for each closed day or hour, which has the day or hour as its partition key."""
+        return partition_asset(self.name)
+
+    @property
+    def partitions(self) -> PartitionEvents | None:
+        """The partitions that get events; None for none."""
+        wanted = self.partition_events
+        return wanted if wanted is None or isinstance(wanted, PartitionEvents) else PartitionEvents(unit=wanted)
 
     @property
     def savepoint(self) -> Asset:

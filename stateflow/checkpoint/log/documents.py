@@ -215,6 +215,9 @@ class Manifest(Document, frozen=True, kw_only=True):
     """Of the sources with a watermark strategy; the next batch's watermark is computed from them."""
     waiting: list[WaitingRows] = []
     """Of operators whose watermark comes from several sources, or splits of one."""
+    output_watermark: Int64 | None = None
+    """Lowest watermark of the operators that have one, in milliseconds since 1970: what they emit for earlier event
+    times is in the output of this checkpoint and those before it. None before the first one."""
     increment_bytes: int = 0
     """Bytes of state written for this checkpoint alone, without compactions."""
     compaction_bytes: int = 0
@@ -439,6 +442,8 @@ class RestoreStep(Document, frozen=True, kw_only=True):
     """Sequence number of the restore's CLAIM."""
     base: int
     """Id of the restored checkpoint; 0 for another job's."""
+    watermark: Int64 | None = None
+    """`output_watermark` of the restored state; None before the first one."""
 
 
 class Ancestry(Document, frozen=True, kw_only=True):

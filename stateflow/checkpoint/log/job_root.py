@@ -236,12 +236,19 @@ class JobRoot:
         """
         self.checkpoints.check_restorable(head, ref)
         try:
-            sources = self.checkpoints.manifest_of(ref).sources
+            manifest = self.checkpoints.manifest_of(ref)
         except MissingFile:
             # A command may have released it since `head`, and a collection removed it.
             self.checkpoints.check_restorable(self.log.newest_on(head) if head else None, ref)
             raise
-        return Adoption(upto=ref.id, manifest=ref.manifest, sources=sources, checkpoint=ref, savepoint=ref.savepoint)
+        return Adoption(
+            upto=ref.id,
+            manifest=ref.manifest,
+            sources=manifest.sources,
+            checkpoint=ref,
+            savepoint=ref.savepoint,
+            watermark=manifest.output_watermark,
+        )
 
     def adopt(self, head: Head | None, adoption: Adoption, note: str = "") -> Head:
         """Continues from `adoption`, as the run whose newest entry is `head`; returns the new newest entry.

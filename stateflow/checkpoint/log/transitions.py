@@ -122,6 +122,7 @@ class Adoption:
         restore: the restore request that this carries out.
         sinks: what happens to each table, by uid of the sink; None when tables are not affected.
         claimed: the savepoint, if the job claims it.
+        watermark: `Manifest.output_watermark` of the checkpoint.
     """
 
     upto: int
@@ -132,6 +133,7 @@ class Adoption:
     restore: RestoreFacts | None = None
     sinks: dict[str, SinkIntent] | None = None
     claimed: ClaimedSavepoint | None = None
+    watermark: int | None = None
 
 
 def claim(
@@ -197,7 +199,8 @@ def _request(adopt: Adoption) -> list[str]:
 
 def _with_restore(entry: LogEntry, adopt: Adoption) -> Ancestry:
     base = adopt.restore.base if adopt.restore else adopt.checkpoint.id if adopt.checkpoint else 0
-    return Ancestry(restores=[*entry.ancestry.restores, RestoreStep(seq=entry.seq, base=base)])
+    step = RestoreStep(seq=entry.seq, base=base, watermark=adopt.watermark)
+    return Ancestry(restores=[*entry.ancestry.restores, step])
 
 
 def _with_intent(entry: LogEntry, sinks: dict[str, SinkIntent], restore: RestoreFacts | None) -> LogEntry:

@@ -32,7 +32,13 @@ from stateflow.runtime.executor import BatchId, BatchInfo, BatchWork, Executor, 
 from stateflow.runtime.job import HotKey, Job, PositionCapture, Positions, quarantine_fields
 from stateflow.runtime.planning.state_discovery import source_columns
 from stateflow.runtime.task.dead_letters import check_budgets
-from stateflow.runtime.watermarks import SeenTimes, advance_source_watermarks, operator_watermarks, waiting_rows
+from stateflow.runtime.watermarks import (
+    SeenTimes,
+    advance_source_watermarks,
+    operator_watermarks,
+    output_watermark,
+    waiting_rows,
+)
 from stateflow.state.backends.hash_maps import check_limit
 from stateflow.state.handles import Committable, SubtaskState, is_due
 from stateflow.state.kinds.timers import MAX_WATERMARK
@@ -283,6 +289,7 @@ class BatchRunner:
             columns=source_columns(self._job.plan),
             watermarks=sources,
             waiting=[] if drained else self._waiting(pending, watermarks, sources),
+            output_watermark=output_watermark(self._job.plan.chains, watermarks),
             drained=drained,
             code=self._job.code,
             **quarantine_fields(self.manifest, positions.quarantined),

@@ -194,6 +194,7 @@ def _prepare_adoption(context: RestoreContext, plan: RestorePlan, request: Resto
         savepoint=target.label if savepoint else "",
         sinks=sinks,
         claimed=owned,
+        watermark=context.manifest.output_watermark,
     )
 
 
