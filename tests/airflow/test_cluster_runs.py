@@ -187,7 +187,6 @@ def test_a_task_on_yarn_survives_its_worker_and_returns_what_client_mode_returns
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.servers.yarn import yarn_server
-    from tests.submission.test_yarn_cluster import spark_conf
 
     job = REPOSITORY / "tests" / "spark" / "jobs" / "continuous.py"
     with yarn_server(tmp_path / "yarn") as yarn:
@@ -204,7 +203,7 @@ def test_a_task_on_yarn_survives_its_worker_and_returns_what_client_mode_returns
             settings = {"job.home": str(home), "job.delay": "100000000", "parallelism": "2", "storage.shared": "yes"}
             return StateflowRunOperator(
                 task_id="run", job=str(job), job_root=str(home / "root"), run_folder=str(home / "runs"),
-                settings=settings, spark=SparkSubmit(conf=spark_conf(yarn) if mode == "cluster" else {}), **more,
+                settings=settings, spark=SparkSubmit(conf=yarn.conf() if mode == "cluster" else {}), **more,
             )  # fmt: skip
 
         run, home = FakeRun(), tmp_path / "cluster"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -40,6 +41,29 @@ class Yarn:
     address: str
     variables: dict[str, str]
     _nodes: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    def conf(self) -> dict[str, str]:
+        """Spark's settings for small drivers and executors."""
+        parts = ("driver", "executor")
+        return {
+            "spark.yarn.jars": f"local:{_SPARK_JARS}/*",
+            "spark.yarn.stagingDir": self.staging.as_uri(),
+            "spark.pyspark.python": sys.executable,
+            "spark.executor.instances": "1",
+            **{f"spark.{part}.memory": "600m" for part in parts},
+            **{f"spark.{part}.memoryOverhead": "300m" for part in parts},
+            # Compiling well costs more than it gives.
+            **{f"spark.{part}.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" for part in parts},
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            **{f"spark.{part}.SPARK_LOCAL_IP": "127.0.0.1" for part in ("executorEnv", "yarn.appMasterEnv")},
+            **{f"spark.{part}.PYTHONPATH": str(ROOT) for part in ("executorEnv", "yarn.appMasterEnv")},
+        }
+
+    def options(self) -> list[str]:
+        """The command line of spark-submit without the program that it runs."""
+        conf = [word for name, value in self.conf().items() for word in ("--conf", f"{name}={value}")]
+        return ["--master", "yarn", "--deploy-mode", "cluster", *conf]
 
     def applications(self) -> list[dict[str, object]]:
         """All applications that the ResourceManager knows, as it describes them."""

@@ -100,7 +100,7 @@ def test_a_job_runs_to_its_end_with_the_rights_of_the_manifest(submission: Kuber
     assert submission.finish(process) == 0, submission.log()
     assert submission.counts() == [("a", 1), ("a", 2), ("b", 1)]
     result = submission.result()
-    assert (result["status"], result["rows_in"], result["rows_out"]) == ("finished", 3, {"out": 3})
+    assert (result["status"], result["result"]["rows_in"], result["result"]["rows_out"]) == ("finished", 3, {"out": 3})
     assert f"kubectl logs --namespace {submission.namespace.name} {submission.pod}" in submission.log()
     submission.assert_nothing_is_left()
     user = submission.namespace.user("stateflow-submitter")
@@ -122,7 +122,7 @@ def test_secrets_are_in_no_argument_setting_or_object_but_the_secret(submission:
     assert not [text for text in shown if CANARY in text]
     process.send_signal(signal.SIGTERM)
     assert submission.finish(process) == 0, submission.log()
-    assert submission.result()["stopped_because"] == "stopped"
+    assert submission.result()["result"]["stopped_because"] == "stopped"
     assert CANARY not in submission.log()
     submission.assert_nothing_is_left()
 
@@ -143,7 +143,11 @@ def test_the_submitting_process_is_killed_and_its_successor_ends_the_run_with_a_
     second.send_signal(signal.SIGTERM)
     assert submission.finish(second) == 0, submission.log()
     result = submission.result()
-    assert (result["status"], result["stopped_because"], result["rows_in"]) == ("finished", "stopped", 2)
+    assert (result["status"], result["result"]["stopped_because"], result["result"]["rows_in"]) == (
+        "finished",
+        "stopped",
+        2,
+    )
     submission.assert_nothing_is_left()
 
 

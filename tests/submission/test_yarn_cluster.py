@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
 import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
-import pyspark
 import pytest
 
-from stateflow.storage.paths import LAUNCHES
-from stateflow.testing.sinks import FolderSink
 from tests.servers.running import ROOT, files_with
 from tests.servers.yarn import Yarn, yarn_server
 from tests.support.processes import wait_for
+from tests.support.submissions import DEADLINE, Submission
 
 pytestmark = [pytest.mark.slow(reason="starts YARN, and Spark in its containers"), pytest.mark.spark]
 
-_SPARK = Path(pyspark.__file__).parent
-_JOB = ROOT / "tests" / "spark" / "jobs" / "continuous.py"
-_DEADLINE = 600.0
-_QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _CLASSES = {"driver": "deploy.yarn.ApplicationMaster", "executor": "executor.YarnCoarseGrainedExecutorBackend"}
 _SECRET = "what-nobody-may-see"
 
@@ -41,60 +33,19 @@ def yarn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yarn]:
         yield server
 
 
-class Submission:
-    """A job of a test, and ``stateflow submit`` for it as a process."""
+class YarnSubmission(Submission):
+    """A job on YARN."""
 
     def __init__(self, yarn: Yarn, folder: Path, launch: str) -> None:
+        super().__init__(folder, launch)
         self.yarn = yarn
-        self.folder = folder
-        self.launch = launch
-        self.root = folder / "root"
-        self.options: list[str] = []
-        self.settings = {"job.home": str(folder), "job.delay": "100000000", "parallelism": "2", "storage.shared": "yes"}
-        (folder / "in").mkdir(parents=True)
 
-    def add_rows(self, *names: str) -> None:
-        number = len(list((self.folder / "in").iterdir()))
-        lines = [json.dumps({"name": name, "number": number}) for name in names]
-        (self.folder / "in" / f"{number}.json").write_text("\n".join(lines) + "\n")
+    @property
+    def variables(self) -> dict[str, str]:
+        return self.yarn.variables
 
-    def counts(self) -> list[tuple[str, int]]:
-        """The output: for each row, its name and how often that has occurred."""
-        out = self.folder / "out"
-        rows = FolderSink(out).rows() if (out / "versions").exists() else []
-        return sorted((row["name"], row["number"]) for row in rows)
-
-    def start(self, *spark_options: str, **variables: str) -> subprocess.Popen[bytes]:
-        settings = [f"--set={name}={value}" for name, value in self.settings.items()]
-        command = [sys.executable, "-m", "stateflow", "submit", str(_JOB), "--job-root", str(self.root), *settings]
-        command += ["--launch-id", self.launch, "--result-file", str(self.folder / "result.json"), *self.options]
-        command += ["--log-format", "text", "--", str(_SPARK / "bin" / "spark-submit"), *self.spark(), *spark_options]
-        environment = {**os.environ, **self.yarn.variables, **variables}
-        with (self.folder / "submit.log").open("ab") as log:
-            return subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)
-
-    def spark(self) -> list[str]:
-        conf = [word for name, value in spark_conf(self.yarn).items() for word in ("--conf", f"{name}={value}")]
-        return ["--master", "yarn", "--deploy-mode", "cluster", *conf]
-
-    def log(self) -> str:
-        return (self.folder / "submit.log").read_text()
-
-    def result(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
-        return found
-
-    def finish(self, process: subprocess.Popen[bytes]) -> int:
-        return process.wait(_DEADLINE)
-
-    def wait_until_claimed(self, process: subprocess.Popen[bytes]) -> None:
-        """Waits until the run of this launch has claimed the job."""
-
-        def claimed() -> bool:
-            assert process.poll() is None, self.log()
-            return any(self.root.glob(f"{LAUNCHES}{self.launch}/run-*"))
-
-        wait_for(claimed, self.log, _DEADLINE)
+    def spark(self) -> Sequence[str]:
+        return self.yarn.options()
 
     def application(self) -> dict[str, Any]:
         tag = f"stateflow-{self.launch}"
@@ -110,38 +61,18 @@ class Submission:
     def assert_nothing_is_left(self) -> None:
         application = str(self.application()["id"])
         assert not list(self.yarn.staging.glob(f"**/{application}"))
-        wait_for(lambda: not self.yarn.processes(application), self.log, _DEADLINE)
-
-
-def spark_conf(yarn: Yarn) -> dict[str, str]:
-    return {
-        "spark.yarn.jars": f"local:{_SPARK}/jars/*",
-        "spark.yarn.stagingDir": yarn.staging.as_uri(),
-        "spark.pyspark.python": sys.executable,
-        "spark.executor.instances": "1",
-        **{f"spark.{part}.memory": "600m" for part in ("driver", "executor")},
-        **{f"spark.{part}.memoryOverhead": "300m" for part in ("driver", "executor")},
-        # Compiling well costs more than it gives.
-        **{f"spark.{part}.extraJavaOptions": _QUICK for part in ("driver", "executor")},
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        **{f"spark.{part}.SPARK_LOCAL_IP": "127.0.0.1" for part in ("executorEnv", "yarn.appMasterEnv")},
-        **{f"spark.{part}.PYTHONPATH": str(ROOT) for part in ("executorEnv", "yarn.appMasterEnv")},
-    }
+        wait_for(lambda: not self.yarn.processes(application), self.log, DEADLINE)
 
 
 @pytest.fixture
 def submission(yarn: Yarn, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Submission]:
     launch = re.sub("[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[-40:].strip("-")
-    given = Submission(yarn, tmp_path / "home", launch)
+    given = YarnSubmission(yarn, tmp_path / "home", launch)
     yield given
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if str(given.folder) in " ".join(process.cmdline()):
-                process.kill()
+    given.end_processes()
 
 
-def test_a_job_runs_to_its_end(submission: Submission) -> None:
+def test_a_job_runs_to_its_end(submission: YarnSubmission) -> None:
     submission.add_rows("a", "b", "a")
     assert submission.finish(submission.start()) == 0, submission.log()
     assert submission.counts() == [("a", 1), ("a", 2), ("b", 1)]
@@ -156,7 +87,7 @@ def test_a_job_runs_to_its_end(submission: Submission) -> None:
     assert sum(a["applicationTags"] == f"stateflow-{submission.launch}" for a in submission.yarn.applications()) == 1
 
 
-def test_secrets_are_in_no_argument_setting_page_or_file_that_stays(submission: Submission) -> None:
+def test_secrets_are_in_no_argument_setting_page_or_file_that_stays(submission: YarnSubmission) -> None:
     submission.settings |= {"run.until": "stopped"}
     (submission.folder / "job.toml").write_text(f'[job]\nsecret = "{_SECRET}"\n')
     submission.options = ["--config", str(submission.folder / "job.toml"), "--driver-env", "MY_*"]
@@ -191,7 +122,7 @@ def test_secrets_are_in_no_argument_setting_page_or_file_that_stays(submission: 
         [sys.executable, "-m", "stateflow", "stop", "--job-root", str(submission.root)], check=True, cwd=ROOT
     )
     assert submission.finish(process) == 0, submission.log()
-    assert submission.result()["stopped_because"] == "stopped"
+    assert submission.result()["result"]["stopped_because"] == "stopped"
     assert _SECRET not in submission.log()
     submission.assert_nothing_is_left()
     assert not files_with(_SECRET, submission.yarn.folder)
@@ -204,7 +135,7 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 def test_the_submitting_process_is_killed_and_its_successor_ends_the_run_with_a_checkpoint(
-    submission: Submission,
+    submission: YarnSubmission,
 ) -> None:
     submission.settings |= {"run.until": "stopped"}
     first = submission.start()
@@ -214,7 +145,7 @@ def test_the_submitting_process_is_killed_and_its_successor_ends_the_run_with_a_
     second = submission.start()
     application = submission.application()
     submission.add_rows("a", "b")
-    wait_for(lambda: len(submission.counts()) == 2, submission.log, _DEADLINE)
+    submission.wait_for_rows(second, 2)
     second.send_signal(signal.SIGTERM)
     assert submission.finish(second) == 0, submission.log()
     result = submission.result()
@@ -227,11 +158,11 @@ def test_the_submitting_process_is_killed_and_its_successor_ends_the_run_with_a_
     submission.assert_nothing_is_left()
 
 
-def test_a_driver_that_does_not_stop_in_time_is_killed_by_the_cluster(submission: Submission) -> None:
+def test_a_driver_that_does_not_stop_in_time_is_killed_by_the_cluster(submission: YarnSubmission) -> None:
     submission.options = ["--end-timeout", "2s"]
     # It has not claimed the job, so no request reaches it.
     process = submission.start("--conf", "spark.yarn.queue=default")
-    wait_for(lambda: "is running" in submission.log() or process.poll() is not None, submission.log, _DEADLINE)
+    submission.wait_for_log(process, "is running")
     (driver,) = submission.containers("driver")
     for child in (driver, *driver.children(recursive=True)):
         child.suspend()
@@ -242,11 +173,11 @@ def test_a_driver_that_does_not_stop_in_time_is_killed_by_the_cluster(submission
     submission.assert_nothing_is_left()
 
 
-def test_the_driver_s_container_is_killed_and_the_next_launch_continues(submission: Submission) -> None:
+def test_the_driver_s_container_is_killed_and_the_next_launch_continues(submission: YarnSubmission) -> None:
     submission.settings |= {"run.until": "stopped"}
     submission.add_rows("a")
     process = submission.start()
-    wait_for(lambda: len(submission.counts()) == 1 or process.poll() is not None, submission.log, _DEADLINE)
+    submission.wait_for_rows(process, 1)
     (driver,) = submission.containers("driver")
     for child in (*driver.children(recursive=True), driver):
         child.kill()
@@ -260,15 +191,15 @@ def test_the_driver_s_container_is_killed_and_the_next_launch_continues(submissi
     assert submission.counts() == [("a", 1), ("a", 2), ("b", 1)]
 
 
-def test_an_executor_is_killed_and_the_run_continues(submission: Submission) -> None:
+def test_an_executor_is_killed_and_the_run_continues(submission: YarnSubmission) -> None:
     submission.settings |= {"run.until": "stopped"}
     submission.add_rows("a")
     process = submission.start()
-    wait_for(lambda: len(submission.counts()) == 1 or process.poll() is not None, submission.log, _DEADLINE)
+    submission.wait_for_rows(process, 1)
     (executor,) = submission.containers("executor")
     executor.kill()
     submission.add_rows("a", "b")
-    wait_for(lambda: len(submission.counts()) == 3 or process.poll() is not None, submission.log, _DEADLINE)
+    submission.wait_for_rows(process, 3)
     process.send_signal(signal.SIGTERM)
     assert submission.finish(process) == 0, submission.log()
     assert submission.counts() == [("a", 1), ("a", 2), ("b", 1)]
@@ -280,7 +211,7 @@ def test_an_executor_is_killed_and_the_run_continues(submission: Submission) -> 
     [(["--queue", "nowhere"], "unknown queue"), (["--conf", "spark.pyspark.python=/no/python"], "/no/python")],
     ids=["queue", "python"],
 )
-def test_what_the_cluster_refuses_is_in_the_error(submission: Submission, options: list[str], fact: str) -> None:
+def test_what_the_cluster_refuses_is_in_the_error(submission: YarnSubmission, options: list[str], fact: str) -> None:
     submission.add_rows("a")
     assert submission.finish(submission.start(*options)) == 5, submission.log()
     error = submission.result()["error"]
@@ -288,19 +219,19 @@ def test_what_the_cluster_refuses_is_in_the_error(submission: Submission, option
     submission.assert_nothing_is_left()
 
 
-def test_an_error_of_the_job_is_that_of_client_mode(submission: Submission) -> None:
+def test_an_error_of_the_job_is_that_of_client_mode(submission: YarnSubmission) -> None:
     submission.add_rows("a")
     submission.settings["job.delay"] = "soon"
     assert submission.finish(submission.start()) == 2, submission.log()
     assert submission.result()["error"]["code"] == "job-definition"
 
 
-def test_the_node_is_lost_and_the_next_launch_continues(submission: Submission) -> None:
+def test_the_node_is_lost_and_the_next_launch_continues(submission: YarnSubmission) -> None:
     """Last: the NodeManager is another one afterwards."""
     submission.settings |= {"run.until": "stopped"}
     submission.add_rows("a")
     process = submission.start()
-    wait_for(lambda: len(submission.counts()) == 1 or process.poll() is not None, submission.log, _DEADLINE)
+    submission.wait_for_rows(process, 1)
     containers = submission.yarn.processes(str(submission.application()["id"]))
     submission.yarn.stop_node()
     for each in containers:
