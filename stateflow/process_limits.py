@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 _WALL_SECONDS_PER_CPU_SECOND = 30
@@ -76,11 +76,23 @@ def end_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> Non
         parent: the id of the parent process; if it has ended already, this process does, too.
         number: the signal.
     """
+    end_with_this_process(parent, number)()
+
+
+def end_with_this_process(parent: int, number: signal.Signals = signal.SIGKILL) -> Callable[[], None]:
+    """Returns `end_with_parent` as a function for `subprocess.Popen`, which calls it before it executes a program.
+
+    The function loads no library, which is not safe there. The program inherits the kernel's promise.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, number) != 0:
-        raise OSError(ctypes.get_errno(), "prctl")
-    if os.getppid() != parent:
-        os._exit(1)
+
+    def ask() -> None:
+        if libc.prctl(_PR_SET_PDEATHSIG, number) != 0:
+            raise OSError(ctypes.get_errno(), "prctl")
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask
 
 
 @contextlib.contextmanager

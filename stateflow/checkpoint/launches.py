@@ -32,10 +32,12 @@ def record_run(storage: Storage, launch: str, generation: int) -> None:
 
 def generation_of(storage: Storage, launch: str) -> int:
     """Returns the generation of the newest run of a launch; 0 if none has claimed the job."""
-    return max((number for kind, number in _objects(storage, launch) if kind == _RUN), default=0)
+    return max((generation for kind, generation, _ in _objects(storage, launch) if kind == _RUN), default=0)
 
 
-def store_result(storage: Storage, launch: str, seq: int, document: Mapping[str, object]) -> None:
+def store_result(
+    storage: Storage, launch: str, seq: int, document: Mapping[str, object], *, generation: int = 0
+) -> None:
     """Stores the result of a launch, and deletes the results of old launches.
 
     An error is logged: the run has ended as it did, and only the report about it is lost.
@@ -45,12 +47,13 @@ def store_result(storage: Storage, launch: str, seq: int, document: Mapping[str,
         launch: the launch.
         seq: number of the newest log entry; 0 without one.
         document: the result, as in the result file of a run.
+        generation: of the driver's newest run; 0 if it has not claimed the job.
     """
     try:
         data = json.dumps(document, default=str, skipkeys=True).encode()
         if len(data) > _LIMIT:
             data = json.dumps(_without_details(document)).encode()
-        storage.put_new(launch_result_key(check_launch(launch), seq), data)
+        storage.put_new(launch_result_key(check_launch(launch), generation, seq), data)
         _trim(storage)
     except (StateflowError, OSError) as e:
         log.warning("the result of the launch could not be stored: launch=%s: %s", launch, e)
@@ -59,14 +62,17 @@ def store_result(storage: Storage, launch: str, seq: int, document: Mapping[str,
 def read_launch_result(storage: Storage, launch: str) -> dict[str, object] | None:
     """Returns the result of a launch; None if its driver has stored none.
 
+    A cluster may have given up a driver that still works, such as one on a host that it cannot reach. Once a successor
+    has fenced it, it stores a result as well, maybe later than the successor. So the newest generation counts.
+
     Raises:
         DataError: the stored result is damaged.
         StorageError: the job root cannot be read.
     """
-    numbers = [number for kind, number in _objects(storage, launch) if kind == _RESULT]
-    if not numbers:
+    ends = [(generation, seq) for kind, generation, seq in _objects(storage, launch) if kind == _RESULT]
+    if not ends:
         return None
-    key = launch_result_key(launch, max(numbers))
+    key = launch_result_key(launch, *max(ends))
     try:
         found = json.loads(storage.get(key, _LIMIT))
     except (ValueError, RecursionError) as e:
@@ -90,9 +96,9 @@ def check_launch(launch: str) -> str:
     return launch
 
 
-def _objects(storage: Storage, launch: str) -> list[tuple[str, int]]:
+def _objects(storage: Storage, launch: str) -> list[tuple[str, int, int]]:
     parsed = [parse_launch(blob.key) for blob in storage.list(launch_folder(check_launch(launch)))]
-    return [(found[1], found[2]) for found in parsed if found]
+    return [found[1:] for found in parsed if found]
 
 
 def _trim(storage: Storage) -> None:
@@ -100,7 +106,7 @@ def _trim(storage: Storage) -> None:
     newest: dict[str, int] = {}
     for _, found in parsed:
         if found:
-            newest[found[0]] = max(newest.get(found[0], 0), found[2])
+            newest[found[0]] = max(newest.get(found[0], 0), *found[2:])
     old = set(sorted(newest, key=lambda launch: newest[launch])[:-KEEP])
     storage.delete([key for key, found in parsed if found and found[0] in old])
 

@@ -162,7 +162,7 @@ def run(
     progress = make_progress(log_format)
     set_log_context(job="", run=run_id, generation=0, batch=0, checkpoint=0)
     progress.step(f"loading {job}")
-    result, error = None, None
+    result, error, report = None, None, _LaunchReport(launch, job_root, progress.started)
     try:
         _check_paths(job_root, result_file)
         layers = _run_layers(config, assignments, drain=drain, launch=launch)
@@ -171,38 +171,54 @@ def run(
             from_savepoint, ExistingTables(tables), from_other_job, frozenset(drop), changes, claim
         )
         initial, shares_tables = _initial_savepoint(options), options.tables is ExistingTables.KEEP
-        callbacks = progress.step, _recording(launch, progress.started), progress.batch
+        callbacks = progress.step, report.started, progress.batch
         result = run_job(RunRequest(job, job_root, layers, run_id, *callbacks, initial, shares_tables))
     except (Exception, KeyboardInterrupt) as e:
         error = as_stateflow_error(e)
         progress.failed(error)
     progress.ended()
-    _store_outcome(result_file, result, error, launch=launch, job_root=job_root)
+    _store_outcome(result_file, result, error, report)
     assert result is not None
     if drain and result.stopped_because != DRAINED:
         print_text("not drained: the run ended before it had caught up; run it again", err=True)
     print_text(_summary(result))
 
 
-def _recording(launch: LaunchFile | None, started: Callable[[JobRun], None]) -> Callable[[JobRun], None]:
-    """Returns the callback for a run that has claimed the job; it also stores to which launch the run belongs."""
+@dataclass
+class _LaunchReport:
+    """Stores, for the process that has submitted this driver to a cluster, its runs and its result.
 
-    def on_start(run: JobRun) -> None:
-        if launch is not None:
-            record_run(run.job.root.storage, launch.launch, run.head.entry.generation)
-        started(run)
+    Attributes:
+        launch: the launch; None for a driver that was not submitted to a cluster.
+        job_root: the job root.
+        show: called with each run that has claimed the job.
+        generation: of the newest run; 0 before the job is claimed.
+    """
 
-    return on_start
+    launch: LaunchFile | None
+    job_root: str
+    show: Callable[[JobRun], None]
+    generation: int = 0
 
+    def started(self, run: JobRun) -> None:
+        """Stores that a run that has claimed the job belongs to the launch."""
+        self.generation = run.head.entry.generation
+        if self.launch is not None:
+            record_run(run.job.root.storage, self.launch.launch, self.generation)
+        self.show(run)
 
-def _report_to_submitter(launch: str, job_root: str, document: Mapping[str, object]) -> None:
-    """Stores the result of a driver in a cluster below the job root. An error is logged: the run ended as it did."""
-    try:
-        storage = open_storage(job_root)
-        head = JobRoot.open(storage, SystemClock()).log.read_head() if storage.size(FORMAT) is not None else None
-        store_result(storage, launch, head.entry.seq if head else 0, document)
-    except StateflowError as e:
-        log.warning("the result of the launch could not be stored: %s", e)
+    def ended(self, document: Mapping[str, object]) -> None:
+        """Stores the result of the driver. An error is logged: the run ended as it did."""
+        if self.launch is None:
+            return
+        try:
+            storage = open_storage(self.job_root)
+            head = JobRoot.open(storage, SystemClock()).log.read_head() if storage.size(FORMAT) is not None else None
+            store_result(
+                storage, self.launch.launch, head.entry.seq if head else 0, document, generation=self.generation
+            )
+        except StateflowError as e:
+            log.warning("the result of the launch could not be stored: %s", e)
 
 
 def _run_layers(
@@ -217,13 +233,11 @@ def _store_outcome(
     result_file: Path | None,
     result: RunResult | None,
     error: StateflowError | None,
-    *,
-    launch: LaunchFile | None = None,
-    job_root: str = "",
+    report: _LaunchReport | None = None,
 ) -> None:
     """Writes the result file, and for a launch in a cluster its result; then exits with the code of an error."""
-    if launch is not None:
-        _report_to_submitter(launch.launch, job_root, _document(result, error))
+    if report is not None:
+        report.ended(_document(result, error))
     if result_file and result_file.parent.is_dir():
         _write_document(result_file, _document(result, error))
     if error:

@@ -26,7 +26,7 @@ _DATA = re.compile(r"data/([0-9]{20})/([0-9]{10})-([A-Za-z0-9]{1,64})/([A-Za-z0-
 _OWNED = re.compile(r"(spark|probe|history-index)/([0-9]{20})/.+")
 _HISTORY = re.compile(r"history/([0-9]{20})-(?:checkpoints-([0-9]{1,18})-[0-9a-f]{8}\.json)?.*", re.DOTALL)
 _SERVER = re.compile(r"servers/([0-9a-f]{32})-([0-9]{10})")
-_LAUNCH = re.compile(r"launches/([a-z0-9-]{1,50})/(run|result)-([0-9]{20})")
+_LAUNCH = re.compile(r"launches/([a-z0-9-]{1,50})/(run|result)-([0-9]{20})(?:-([0-9]{20}))?")
 _SAFE = re.compile(r"[A-Za-z0-9._-]{1,200}(/[A-Za-z0-9._-]{1,200}){0,7}")
 
 
@@ -180,15 +180,24 @@ def launch_run_key(launch: str, generation: int) -> str:
     return f"{launch_folder(launch)}run-{generation:0{_SEQ}d}"
 
 
-def launch_result_key(launch: str, seq: int) -> str:
-    """Returns the key of the result of a launch that ended when `seq` was the newest log entry."""
-    return f"{launch_folder(launch)}result-{seq:0{_SEQ}d}"
+def launch_result_key(launch: str, generation: int, seq: int) -> str:
+    """Returns the key of the result of a launch.
+
+    Args:
+        launch: id of the launch.
+        generation: of the driver's newest run; 0 if it has not claimed the job.
+        seq: number of the newest log entry when the driver ended.
+    """
+    return f"{launch_folder(launch)}result-{generation:0{_SEQ}d}-{seq:0{_SEQ}d}"
 
 
-def parse_launch(key: str) -> tuple[str, str, int] | None:
-    """Returns launch, ``run`` or ``result``, and number of an object of a launch; None for any other key."""
+def parse_launch(key: str) -> tuple[str, str, int, int] | None:
+    """Returns launch, ``run`` or ``result``, generation and log entry of an object of a launch; None for another key.
+
+    The log entry of a ``run`` is 0.
+    """
     match = _LAUNCH.fullmatch(key)
-    return (match[1], match[2], int(match[3])) if match else None
+    return (match[1], match[2], int(match[3]), int(match[4] or 0)) if match else None
 
 
 def server_key(server_id: str, number: int) -> str:

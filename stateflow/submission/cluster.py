@@ -19,6 +19,7 @@ from pathlib import Path
 
 from stateflow.config.submit_options import default_conf_file, option, read_conf
 from stateflow.errors import ClusterFailed, ConfigError, Interrupted
+from stateflow.process_limits import end_with_this_process
 from stateflow.submission.shipment import Shipment
 
 log = logging.getLogger(__name__)
@@ -182,6 +183,8 @@ def run_spark_submit(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            # A successor of this process may not find what spark-submit would submit later, and submit a second driver.
+            preexec_fn=end_with_this_process(os.getpid()),
         )
     try:
         while (code := _wait(process)) is None:

@@ -77,9 +77,15 @@ class ClusterRun:
         self._progress = _Progress(run, clock)
 
     def find_active(self) -> Application | None:
-        """Returns the application of an earlier process with this launch, if it is active or has succeeded."""
+        """Returns the application of an earlier process with this launch, if it is active or has succeeded.
+
+        Removes what another one has left: the process that has followed it may have been killed before it ended.
+        """
         found = self._cluster.find(self._run.launch)
-        return found if found is not None and (found.is_active or found.phase is Phase.SUCCEEDED) else None
+        if found is None or found.is_active or found.phase is Phase.SUCCEEDED:
+            return found
+        self._clean_up(found)
+        return None
 
     def run(self, shipment: Callable[[], Shipment]) -> Mapping[str, object]:
         """Returns the result of the run, as its driver has stored it in the job root.

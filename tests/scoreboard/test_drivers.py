@@ -12,8 +12,10 @@ from pathlib import Path
 
 import psutil
 
+from tests.scoreboard.cluster_kills import ClusterKills
 from tests.scoreboard.jobs import KILLED, STEPS, accounts_job, check_complete, checkpoint_settings, kill_after
 from tests.scoreboard.row import Round, Row
+from tests.servers.local_yarn import local_yarn
 from tests.servers.running import s3_server
 from tests.support.job_fixture import ASYNCHRONOUS, SLICE, AccountsJob
 from tests.support.patched_processes import CLOCK
@@ -29,6 +31,7 @@ _ROCKSDB = {"task.snapshot", *ASYNCHRONOUS}
 # A run that is stopped before its claim is not late, and one that is stopped at its end has no work left.
 _STOPS = sorted({*STEPS} - ASYNCHRONOUS - {"claim.before", "history.indexed", "run.end"})
 _RUNS, _PATIENCE = 4, 40
+_LAUNCHES = 4
 
 
 @Row(2, "killed-drivers", plays=(1, 24, 200), mutants=("no-token",), within=40)
@@ -68,6 +71,18 @@ def test_drivers_killed_with_tables_in_a_bucket_lose_and_double_nothing(round_: 
             return _kill_at_random(job, round_.rng, rows=30)
         finally:
             job.end_all()
+
+
+@Row(2, "cluster-drivers", plays=(0, 8, 60), mutants=("no-token", "any-result", "second-driver"), within=24)
+def test_drivers_in_a_cluster_and_who_submits_them_lose_and_double_nothing(round_: Round) -> int:
+    """Drivers on a stand-in for YARN: SIGKILL of the driver, of the process that submits and follows it, or of both, at
+    named steps and at random times; a driver that the cluster gives up, and that continues after its successor.
+
+    As for killed-drivers; a successor follows the driver of its launch instead of submitting another one, and returns
+    its result, also when it is asked again; nothing that is staged for a driver stays.
+    """
+    with local_yarn(round_.folder / "yarn") as yarn, accounts_job(round_) as job:
+        return ClusterKills(round_, job, yarn).play(_LAUNCHES)
 
 
 def _kill_at_random(job: AccountsJob, rng: random.Random, rows: int) -> int:

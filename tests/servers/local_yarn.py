@@ -4,7 +4,7 @@ It answers as the ResourceManager does where stateflow asks (``tests/submission/
 Its spark-submit starts the program that it is given, with the archives that the settings name. A driver starts within a
 second instead of thirty.
 
-As a program: ``python -m tests.servers.local_yarn FOLDER submit|tool …``, which the scripts in ``bin`` call.
+As a program: ``python -m tests.servers.local_yarn FOLDER submit|tool|driver …``, for scripts in ``bin`` and containers.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +28,8 @@ import psutil
 
 from tests.servers.listening import QuietHandler, listening
 from tests.servers.running import ROOT
+from tests.support.mutants import VARIABLE as MUTANT
+from tests.support.mutants import plant_from_environment
 
 _USER = "tests"
 _APPLICATIONS, _STAGING = "applications", f"staging/{_USER}/.sparkStaging"
@@ -61,6 +65,10 @@ class LocalYarn:
     def kill_driver(self, application: str) -> None:
         """Kills the container of a driver, which a host may do that runs out of memory."""
         _kill(self.folder / _APPLICATIONS / application)
+
+    def lose_driver(self, application: str) -> None:
+        """Gives up the host of a driver, whose container continues: the host cannot be reached."""
+        (self.folder / _APPLICATIONS / application / "lost").touch()
 
     def staged(self) -> list[str]:
         """The applications with a staging folder."""
@@ -109,7 +117,9 @@ class _Manager(QuietHandler):
 def _describe(path: Path) -> dict[str, Any]:
     is_active = _container(path) is not None
     code = (path / "exit").read_text().strip() if (path / "exit").exists() else ""
-    if (path / "killed").exists() and not is_active:
+    if (path / "lost").exists():
+        is_active, state, final = False, "FAILED", "FAILED"
+    elif (path / "killed").exists() and not is_active:
         state, final = "KILLED", "KILLED"
     elif is_active:
         state, final = "RUNNING", "UNDEFINED"
@@ -121,10 +131,10 @@ def _describe(path: Path) -> dict[str, Any]:
 
 
 def _container(path: Path) -> psutil.Process | None:
-    pid, started = json.loads((path / "pid").read_text())
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        if process.create_time() == started and process.status() != psutil.STATUS_ZOMBIE:
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(int((path / "pid").read_text()))
+        # Another process may have got its number since.
+        if process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(path):
             return process
     return None
 
@@ -136,8 +146,10 @@ def _kill(path: Path) -> None:
                 process.kill()
 
 
-# Its exit code is the driver's, in whose folder it is started; a successful driver leaves nothing staged.
+# The manager knows it once it has begun, also if the process that started it was killed. Its exit code is the driver's,
+# in whose folder it is started; a successful driver leaves nothing staged.
 _CONTAINER = """
+echo $$ >pid.new && mv pid.new pid
 "$@" >stdout 2>stderr </dev/null
 echo $? >exit.new && mv exit.new exit
 [ "$(cat exit)" = 0 ] && rm -rf "$0"
@@ -164,17 +176,23 @@ def _submit(folder: Path, words: list[str]) -> None:
     shutil.copy(words[at], path)
     with zipfile.ZipFile(staged / "stateflow-job.zip") as archive:
         archive.extractall(path / "stateflow-job")
-    command = [sys.executable, str(path / "stateflow_driver.py"), *words[at + 1 :]]
+    command = [sys.executable, "-m", "tests.servers.local_yarn", str(folder), "driver"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("STATEFLOW_")}
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", _CONTAINER, str(staged), *command],
+    subprocess.Popen(
+        ["/bin/sh", "-c", _CONTAINER, str(staged), *command, str(path / "stateflow_driver.py"), *words[at + 1 :]],
         cwd=path,
-        env={**environment, "PYTHONPATH": str(ROOT)},
+        env={**environment, MUTANT: os.environ.get(MUTANT, ""), "PYTHONPATH": str(ROOT)},
         start_new_session=True,
     )
-    # Only from now on does the manager know it.
-    (path / "pid.new").write_text(json.dumps([process.pid, psutil.Process(process.pid).create_time()]))
-    (path / "pid.new").rename(path / "pid")
+    while not (path / "pid").exists():
+        time.sleep(0.01)
+
+
+def _drive(folder: Path, words: list[str]) -> None:
+    """Runs the program of a driver, with the planted bug of the tests."""
+    plant_from_environment()
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def _tool(folder: Path, words: list[str]) -> None:
@@ -189,7 +207,7 @@ def _tool(folder: Path, words: list[str]) -> None:
 
 def main() -> None:
     folder, kind, *words = sys.argv[1:]
-    {"submit": _submit, "tool": _tool}[kind](Path(folder), words)
+    {"submit": _submit, "tool": _tool, "driver": _drive}[kind](Path(folder), words)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.servers.local_yarn import LocalYarn, local_yarn
 from tests.support.job_fixture import AccountsJob
-from tests.support.processes import Running, fork, wait_for
+from tests.support.processes import wait_for
+from tests.support.submissions import stopped_driver, submit_to_stand_in
 
 
 @pytest.fixture
@@ -28,41 +28,15 @@ def job(tmp_path: Path) -> Iterator[AccountsJob]:
     job.end_all()
 
 
-def submit(
-    job: AccountsJob, yarn: LocalYarn, launch: str, *options: str, failpoint: str = "", **settings: object
-) -> Running:
-    """Starts ``stateflow submit`` for a driver on the stand-in, with a failpoint of that driver."""
-    output = job._next_output()
-    given = ["--launch-id", launch, "--result-file", str(output.with_suffix(".json")), "--log-format", "text"]
-    words = ["submit", job.job_file, "--job-root", job.job_root, *given, *options, *job._assignments(**settings)]
-    environment = {**job._environment(failpoint), **yarn.variables}
-    return job._start(fork, [*words, "--", *yarn.command_line], environment, output)
-
-
 def commits(job: AccountsJob) -> int:
     """The number of checkpoints; 0 before the job exists."""
     return len(job.commits) if any((job.root / "log").glob("*")) else 0
 
 
-def stopped_driver(yarn: LocalYarn, submitter: Running) -> psutil.Process:
-    """The driver's process, once it has stopped itself at its failpoint."""
-    found: list[psutil.Process] = []
-
-    def stopped() -> bool:
-        assert submitter.poll() is None, str(submitter)
-        containers = [yarn.driver(application["id"]) for application in yarn.applications()]
-        processes = [process for container in containers if container for process in container.children()]
-        found[:] = [process for process in processes if process.status() == psutil.STATUS_STOPPED]
-        return bool(found)
-
-    wait_for(stopped, lambda: str(submitter))
-    return found[0]
-
-
 @pytest.mark.long(reason="starts a driver in a process of its own, as all tests here do")
 def test_a_driver_runs_to_its_end_and_its_result_is_that_of_client_mode(job: AccountsJob, yarn: LocalYarn) -> None:
     job.deliver(40)
-    ended = submit(job, yarn, "one").wait().check()
+    ended = submit_to_stand_in(job, yarn, "one").wait().check()
     assert ended.result["rows_in"] == 40
     assert "checkpoint" in ended.err and "accounts:" in ended.out
     assert [app["finalStatus"] for app in yarn.applications()] == ["SUCCEEDED"]
@@ -76,7 +50,7 @@ def test_a_driver_runs_to_its_end_and_its_result_is_that_of_client_mode(job: Acc
 @pytest.mark.long(reason="starts a driver")
 def test_an_error_of_the_job_is_that_of_client_mode(job: AccountsJob, yarn: LocalYarn) -> None:
     job.deliver(10)
-    ended = submit(job, yarn, "one", parallelism="many").wait()
+    ended = submit_to_stand_in(job, yarn, "one", parallelism="many").wait()
     in_client_mode = job.run(parallelism="many")
     assert ended.code == in_client_mode.code == 2
     assert ended.result == in_client_mode.result
@@ -90,7 +64,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(
     job: AccountsJob, yarn: LocalYarn, victim: str, point: str
 ) -> None:
     job.deliver(30)
-    first = submit(job, yarn, "one", failpoint=f"{point}:stop")
+    first = submit_to_stand_in(job, yarn, "one", failpoint=f"{point}:stop")
     driver = stopped_driver(yarn, first)
     if victim == "submitter":
         first.kill()
@@ -99,7 +73,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(
         yarn.kill_driver(yarn.applications()[0]["id"])
         ended = first.wait()
         assert (ended.code, ended.failure["code"]) == (5, "cluster-failed")
-    second = submit(job, yarn, "one")
+    second = submit_to_stand_in(job, yarn, "one")
     if victim == "submitter":
         # It follows the driver, although that has not published its newest checkpoint yet.
         wait_for(lambda: "found the driver of this launch" in second.errors, lambda: str(second))
@@ -114,7 +88,7 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(
 @pytest.mark.long(reason="starts a driver")
 def test_a_driver_that_does_not_stop_is_killed_by_the_cluster(job: AccountsJob, yarn: LocalYarn) -> None:
     job.deliver(30, (20, {"pause": "gate"}))
-    running = submit(job, yarn, "one", "--end-timeout", "1s")
+    running = submit_to_stand_in(job, yarn, "one", "--end-timeout", "1s")
     wait_for(lambda: commits(job) > 0, lambda: str(running))
     container = yarn.driver(yarn.applications()[0]["id"])
     assert container is not None
@@ -130,7 +104,7 @@ def test_a_driver_that_does_not_stop_is_killed_by_the_cluster(job: AccountsJob, 
 @pytest.mark.long(reason="starts a driver")
 def test_a_signal_ends_the_run_with_a_checkpoint(job: AccountsJob, yarn: LocalYarn) -> None:
     job.deliver(20)
-    running = submit(job, yarn, "one", run__until="stopped")
+    running = submit_to_stand_in(job, yarn, "one", run__until="stopped")
     wait_for(lambda: commits(job) > 1, lambda: str(running))
     os.kill(running.pid, signal.SIGTERM)
     ended = running.wait().check()

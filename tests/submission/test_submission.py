@@ -157,7 +157,7 @@ def test_a_result_that_is_too_long_loses_its_details() -> None:
 @pytest.mark.parametrize("data", [b"", b"[1]", b"\xff", b"[" * 100_000])
 def test_a_damaged_result_is_an_error(data: bytes) -> None:
     storage = MemoryStorage()
-    storage.put_new(launch_result_key("one", 3), data)
+    storage.put_new(launch_result_key("one", 0, 3), data)
     with pytest.raises(DataError):
         read_launch_result(storage, "one")
 
@@ -246,6 +246,8 @@ def test_a_driver_that_has_failed_is_submitted_again(found: Phase) -> None:
     with pytest.raises(ClusterFailed) as caught:
         _run(cluster, storage)
     assert cluster.submitted == 1
+    # The process that had followed the first one may have been killed before it had removed anything.
+    assert cluster.cleaned == 2
     assert caught.value.facts["phase"] == "succeeded"
 
 
@@ -262,6 +264,21 @@ def test_the_result_counts_whatever_the_cluster_says() -> None:
     storage = MemoryStorage()
     store_result(storage, "one", 4, RESULT)
     assert _run(FakeCluster(Phase.RUNNING, Phase.FAILED), storage) == RESULT
+
+
+def test_the_result_of_a_driver_that_was_replaced_and_ends_later_does_not_count() -> None:
+    storage = MemoryStorage()
+    cluster = Unknown(Phase.RUNNING, Phase.SUCCEEDED)
+    late = {"status": "failed", "error": {"code": "fenced"}}
+
+    def on_find(number: int) -> None:
+        store_result(storage, "one", 9, RESULT, generation=7)
+        # Its cluster could not reach it, so it was replaced while it still worked.
+        store_result(storage, "one", 9, late, generation=3)
+        store_result(storage, "one", 12, late, generation=3)
+
+    cluster.on_find = on_find
+    assert _run(cluster, storage) == RESULT
 
 
 class Refusing(FakeCluster):

@@ -248,7 +248,7 @@ def check_hashes(root: Path) -> None:
 def check_no_orphans(root: Path) -> None:
     """At rest and after one collection there is what the head needs, and nothing else."""
     newest = head(root)
-    files = {k for k in files_below(root) if not k.startswith(("history/", "savepoints/", "requests/"))}
+    files = {k for k in files_below(root) if not k.startswith(("history/", "launches/", "savepoints/", "requests/"))}
     savepoints(root)
     index = newest.doc.get("history")
     wanted = {"FORMAT", *live_files(root), *([index["key"]] if index else [])}

@@ -1,4 +1,4 @@
-"""A job in a folder, and ``stateflow submit`` for it as a process, with its driver in a cluster."""
+"""Jobs in folders, and ``stateflow submit`` for them as a process, with their drivers in a cluster or a stand-in."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ import pyspark
 
 from stateflow.storage.paths import LAUNCHES
 from stateflow.testing.sinks import FolderSink
+from tests.servers.local_yarn import LocalYarn
 from tests.servers.running import ROOT
-from tests.support.processes import wait_for
+from tests.support.job_fixture import AccountsJob
+from tests.support.processes import Running, fork, wait_for
 
 JOB = ROOT / "tests" / "spark" / "jobs" / "continuous.py"
 SPARK = Path(pyspark.__file__).parent
@@ -125,3 +127,32 @@ class Submission(ABC):
             with contextlib.suppress(psutil.Error):
                 if str(self.folder) in " ".join(process.cmdline()):
                     process.kill()
+
+
+# -- jobs without Spark, on the stand-in for YARN ----------------------------------------------------------------------
+
+
+def submit_to_stand_in(
+    job: AccountsJob, yarn: LocalYarn, launch: str, *options: str, failpoint: str = "", **settings: object
+) -> Running:
+    """Starts ``stateflow submit`` for a driver on the stand-in for YARN, with a failpoint of that driver."""
+    output = job._next_output()
+    given = ["--launch-id", launch, "--result-file", str(output.with_suffix(".json")), "--log-format", "text"]
+    words = ["submit", job.job_file, "--job-root", job.job_root, *given, *options, *job._assignments(**settings)]
+    environment = {**job._environment(failpoint), **yarn.variables}
+    return job._start(fork, [*words, "--", *yarn.command_line], environment, output)
+
+
+def stopped_driver(yarn: LocalYarn, submitter: Running) -> psutil.Process:
+    """The process of the newest driver, once it has stopped itself at its failpoint."""
+    found: list[psutil.Process] = []
+
+    def stopped() -> bool:
+        assert submitter.poll() is None, str(submitter)
+        containers = [yarn.driver(application["id"]) for application in yarn.applications()[-1:]]
+        processes = [process for container in containers if container for process in container.children()]
+        found[:] = [process for process in processes if process.status() == psutil.STATUS_STOPPED]
+        return bool(found)
+
+    wait_for(stopped, lambda: str(submitter))
+    return found[0]

@@ -1,0 +1,136 @@
+"""Kills of drivers in a cluster, and of the processes that submit and follow them: one round of the scoreboard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.scoreboard.jobs import KILLED, check_complete, kill_after
+from tests.scoreboard.row import Round
+from tests.servers.local_yarn import LocalYarn
+from tests.support.job_fixture import SLICE, AccountsJob
+from tests.support.processes import Ended, Running, wait_for
+from tests.support.root_files import Chain
+from tests.support.submissions import stopped_driver, submit_to_stand_in
+
+_ROWS = 3 * SLICE
+_STEPS = ("claim.after:1", "batch.begin:2", "commit.manifest:2", "commit.after:2", "publish.after:2", "batch.end:3")
+_STOPS = ("batch.reported:2", "commit.after:2", "publish.before:2", "publish.after:2")
+"""Where a driver is that its cluster gives up."""
+_CLUSTER_FAILED = 5
+
+
+@dataclass
+class ClusterKills:
+    """Launches of a job, in each of which something is killed or lost.
+
+    Attributes:
+        seconds: how long a launch takes on this machine.
+    """
+
+    round_: Round
+    job: AccountsJob
+    yarn: LocalYarn
+    seconds: float = 0.0
+    chain: Chain = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.chain = Chain(self.job.root)
+
+    def play(self, launches: int) -> int:
+        """Returns the number of faults."""
+        self.job.deliver(_ROWS)
+        began = time.monotonic()
+        self._finish("first")
+        self.seconds = time.monotonic() - began
+        faults: list[Callable[[str], int]] = [
+            self._kill_submitter, self._kill_driver, self._kill_both, self._lose_driver, self._kill_submission,
+        ]  # fmt: skip
+        injected = 0
+        for number in range(launches):
+            self.job.deliver_more(_ROWS)
+            # Rounds differ in what they begin with.
+            fault = faults[(self.round_.seed + number) % len(faults)]
+            injected += fault(f"launch-{number}")
+        assert self.yarn.staged() == []
+        check_complete(self.job, self.chain)
+        return injected
+
+    # -- Faults; each returns how many it injected --------------------------------------------------------------------
+
+    def _kill_submitter(self, launch: str) -> int:
+        first = self._submit(launch)
+        wait_for(lambda: bool(self._drivers(launch)), lambda: f"the driver of {first}")
+        kill_after(self.round_.rng.uniform(0, self.seconds), first, self.chain.look)
+        killed = first.wait(self.chain.look).code == KILLED
+        self._finish(launch)
+        assert len(self._drivers(launch)) == 1, "a driver was submitted although one was active or had succeeded"
+        return int(killed)
+
+    def _kill_submission(self, launch: str) -> int:
+        """While spark-submit runs: its successor may submit a driver, and nothing else may do so after it."""
+        first = self._submit(launch)
+        kill_after(self.round_.rng.uniform(0, self.seconds / 2), first, first.family)
+        ended = first.wait()
+        first.wait_family()
+        before = len(self._drivers(launch))
+        self._finish(launch)
+        assert len(self._drivers(launch)) == max(before, 1)
+        return int(ended.code == KILLED)
+
+    def _kill_driver(self, launch: str) -> int:
+        first = self._submit(launch, self._step("kill"))
+        self._check_failed(first.wait(self.chain.look))
+        self._finish(launch)
+        return 1
+
+    def _kill_both(self, launch: str) -> int:
+        first = self._submit(launch, self._step("stop"))
+        stopped_driver(self.yarn, first)
+        first.kill()
+        first.wait()
+        (driver,) = self._drivers(launch)
+        self.yarn.kill_driver(driver)
+        self._finish(launch)
+        return 2
+
+    def _lose_driver(self, launch: str) -> int:
+        """The cluster gives it up, and its host returns once the successor has run, or while it works."""
+        first = self._submit(launch, f"{self.round_.rng.choice(_STOPS)}:stop")
+        driver = stopped_driver(self.yarn, first)
+        self.yarn.lose_driver(self._drivers(launch)[0])
+        self._check_failed(first.wait())
+        if self.round_.rng.random() < 0.5:
+            second = self._submit(launch, "batch.begin:1:stop")
+            wait_for(lambda: len(self._drivers(launch)) == 2, lambda: str(second))
+            other = stopped_driver(self.yarn, second)
+            driver.resume()
+            wait_for(lambda: not driver.is_running(), lambda: "the end of the lost driver")
+            other.resume()
+            returned = second.wait(self.chain.look).check()
+        else:
+            returned = self._finish(launch)
+            driver.resume()
+            wait_for(lambda: not driver.is_running(), lambda: "the end of the lost driver")
+        # Whoever asks later gets the same result, and not the one of the driver that was fenced.
+        assert self._finish(launch).result == returned.result
+        return 1
+
+    # -- Launches -----------------------------------------------------------------------------------------------------
+
+    def _submit(self, launch: str, failpoint: str = "") -> Running:
+        return submit_to_stand_in(self.job, self.yarn, launch, failpoint=failpoint)
+
+    def _finish(self, launch: str) -> Ended:
+        return self._submit(launch).wait(self.chain.look).check()
+
+    def _step(self, action: str) -> str:
+        return f"{self.round_.rng.choice(_STEPS)}:{action}"
+
+    def _drivers(self, launch: str) -> list[str]:
+        tag = f"stateflow-{launch}"
+        return [found["id"] for found in self.yarn.applications() if found["applicationTags"] == tag]
+
+    def _check_failed(self, ended: Ended) -> None:
+        assert (ended.code, ended.failure["code"]) == (_CLUSTER_FAILED, "cluster-failed"), str(ended)
