@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import TaskDeferred
 
 from stateflow.checkpoint.launches import store_result
 from stateflow.storage import open_storage
+from stateflow.storage.paths import LAUNCHES
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.hooks import ClusterLaunch, StateflowSubmitHook
 from stateflow_airflow.launch import Launch, read_record
@@ -23,8 +26,13 @@ from stateflow_airflow.operators.run import StateflowRunOperator, run_folder
 from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import FakeRun, FakeSpark, fails
+from tests.airflow.test_continuous_tasks import deferred, next_event
 from tests.airflow.test_run_operator import RETURNED
+from tests.servers.kubernetes import kubernetes_cluster
 from tests.servers.listening import QuietHandler, listening
+from tests.servers.yarn import yarn_server
+from tests.support.kubernetes_runs import IMAGE, Namespace, granted, spark_image
+from tests.support.processes import wait_for
 
 _YARN = {"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}}
 _REPORT = json.loads((Path(__file__).parent / "data" / "report.json").read_text())
@@ -178,56 +186,96 @@ def test_a_stored_launch_of_an_earlier_version_is_read() -> None:
     assert Launch(**stored).launch_id is None
 
 
-# -- on a real YARN ----------------------------------------------------------------------------------------------------
+# -- on a real YARN, and in a real Kubernetes --------------------------------------------------------------------------
 
 
-@pytest.mark.slow(reason="starts YARN, and Spark in its containers")
-@pytest.mark.spark
-def test_a_task_on_yarn_survives_its_worker_and_returns_what_client_mode_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tests.servers.yarn import yarn_server
+@dataclass(frozen=True)
+class Place:
+    """Where drivers of a test run.
 
-    job = REPOSITORY / "tests" / "spark" / "jobs" / "continuous.py"
-    with yarn_server(tmp_path / "yarn") as yarn:
+    Attributes:
+        connection: of Airflow.
+        conf: settings of Spark.
+        drivers: returns the ids of the drivers that the cluster knows.
+    """
+
+    connection: dict[str, Any]
+    conf: dict[str, str]
+    drivers: Callable[[], list[str]]
+
+
+@contextmanager
+def _on_yarn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    with yarn_server(folder) as yarn:
         for name, value in yarn.variables.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+        yield Place(_YARN, yarn.conf(), lambda: [str(found["id"]) for found in yarn.applications()])
 
-        def task(mode: str, home: Path, **more: Any) -> StateflowRunOperator:
-            host = {"cluster": "yarn", "client": "local[2,4]"}[mode]
-            connection = {"conn_type": "spark", "host": host, "extra": {"deploy-mode": mode}}
-            monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
-            (home / "in").mkdir(parents=True, exist_ok=True)
-            (home / "in" / "1.json").write_text('{"name": "a", "number": 1}\n{"name": "b", "number": 2}\n')
-            settings = {"job.home": str(home), "job.delay": "100000000", "parallelism": "2", "storage.shared": "yes"}
-            return StateflowRunOperator(
-                task_id="run", job=str(job), job_root=str(home / "root"), run_folder=str(home / "runs"),
-                settings=settings, spark=SparkSubmit(conf=yarn.conf() if mode == "cluster" else {}), **more,
-            )  # fmt: skip
 
+@contextmanager
+def _in_kubernetes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setenv("KUBECONFIG", os.devnull)
+    with kubernetes_cluster(folder / "cluster", {IMAGE: spark_image()}) as cluster:
+        namespace = Namespace.create(cluster, "airflow", folder / "namespace")
+        host, _, port = cluster.plane.url.rpartition(":")
+        extra = {"deploy-mode": "cluster", "namespace": namespace.name}
+        connection = {"conn_type": "spark", "host": f"k8s://{host}", "port": int(port), "extra": extra}
+        seen: dict[str, None] = {}
+
+        def drivers() -> list[str]:
+            seen.update((pod["metadata"]["uid"], None) for pod in cluster.pods(namespace.name, spark_role="driver"))
+            return list(seen)
+
+        yield Place(connection, namespace.conf(), drivers)
+        # The rights of the manifest were enough, and nothing is left behind.
+        refused = cluster.requests(namespace.user("stateflow-submitter")) - granted("stateflow-submitter")
+        assert not refused
+        wait_for(lambda: not namespace.all_objects(), lambda: str(namespace.all_objects()))
+
+
+@pytest.mark.slow(reason="starts a cluster, and Spark in it")
+@pytest.mark.spark
+@pytest.mark.parametrize("place", [_on_yarn, _in_kubernetes], ids=["yarn", "kubernetes"])
+def test_a_task_in_a_cluster_survives_its_worker_and_returns_what_client_mode_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: Callable[..., AbstractContextManager[Place]]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    with place(tmp_path / "cluster-of-tests", monkeypatch) as cluster:
         run, home = FakeRun(), tmp_path / "cluster"
-        first = task("cluster", home, deferrable=True)
-        with pytest.raises(TaskDeferred):
-            first.execute(run.next_try())
+        first = _task(monkeypatch, home, cluster)
+        deferred(first, run)
         # The worker's host is lost with the process that follows the driver, and with its files.
         (launch,) = first._task_launcher().active_launches()
-        _wait_for_submission(yarn, launch.launch_id)
+        claims = home / "root" / LAUNCHES / str(launch.launch_id)
+        wait_for(lambda: any(claims.glob("run-*")), lambda: str(launch), 300)
+        assert len(cluster.drivers()) == 1
         first._task_launcher().stop(launch, grace_seconds=0)
         run.store[StateflowRunOperator.external_id_key] |= {"host": "gone", "folder": "/gone"}
         os.rename(home / "runs", home / "lost")
-        returned = task("cluster", home).execute(run.next_try())
-        assert len(yarn.applications()) == 1
-        in_client_mode = task("client", tmp_path / "client").execute(FakeRun().next_try())
+        trigger = deferred(_task(monkeypatch, home, cluster), run)
+        event = asyncio.run(asyncio.wait_for(next_event(trigger), 300))
+        returned = _task(monkeypatch, home, cluster).execute_complete(run.next_try(), event)
+        assert len(cluster.drivers()) == 1
+        alone = FakeRun()
+        in_client_mode = _task(monkeypatch, tmp_path / "client").execute(alone.next_try())
     assert returned["rows_in"] == 2
     assert _without_times(returned) == _without_times(in_client_mode)
+    assert run.ti.pushed.keys() == alone.ti.pushed.keys()
+
+
+def _task(monkeypatch: pytest.MonkeyPatch, home: Path, cluster: Place | None = None) -> StateflowRunOperator:
+    """A task of a job with two rows, in client mode without a cluster; deferrable with one."""
+    local = {"conn_type": "spark", "host": "local[2,4]", "extra": {"deploy-mode": "client"}}
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(cluster.connection if cluster else local))
+    (home / "in").mkdir(parents=True, exist_ok=True)
+    (home / "in" / "1.json").write_text('{"name": "a", "number": 1}\n{"name": "b", "number": 2}\n')
+    settings = {"job.home": str(home), "job.delay": "100000000", "parallelism": "2", "storage.shared": "yes"}
+    return StateflowRunOperator(
+        task_id="run", job=str(REPOSITORY / "tests" / "spark" / "jobs" / "continuous.py"),
+        job_root=str(home / "root"), run_folder=str(home / "runs"), settings=settings,
+        spark=SparkSubmit(conf=cluster.conf if cluster else {}), deferrable=cluster is not None,
+    )  # fmt: skip
 
 
 def _without_times(returned: dict[str, Any]) -> dict[str, Any]:
     return {**returned, "duration_ms": 0, "backlog": {**returned["backlog"], "measured_at": ""}}
-
-
-def _wait_for_submission(yarn: Any, launch_id: str | None) -> None:
-    from tests.support.processes import wait_for
-
-    wait_for(lambda: any(a["applicationTags"] == f"stateflow-{launch_id}" for a in yarn.applications()), str, 120)

@@ -26,6 +26,7 @@ from stateflow_airflow.launch_trigger import LaunchTrigger, to_launch
 from stateflow_airflow.operators.run import StateflowRunOperator
 from tests.airflow.fakes import DEADLINE, FakeRun, FakeTaskInstance, fails
 from tests.airflow.jobs import new_run, run_task, use_submit, wait_for_rows
+from tests.servers.local_yarn import local_yarn
 from tests.support.job_fixture import AccountsJob
 from tests.support.processes import wait_for
 
@@ -270,6 +271,67 @@ def test_an_old_run_is_replaced_within_the_task(
     assert returned["start_checkpoint_id"] == job.commit_at(30).seq
     assert renewals.run.events[renewals.asset].extra["checkpoint_id"] == returned["checkpoint_id"]
     assert not renewals.run.store
+    job.check_results()
+
+
+def test_a_successor_is_stored_once_it_has_taken_over(job: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = new_run("2026-01-01")
+    context = run.next_try()
+    task = run_task(job)
+    task.open_launches(context)
+    ended, successor = (Launch(f"/runs/launch-{n}", n, 1, "host", "boot", 2, f"id-{n}") for n in (1, 2))
+    followed: list[Launch] = []
+    monkeypatch.setattr(task, "_follow", lambda launch, _: followed.append(launch))
+    monkeypatch.setattr(renewal.Renewal, "next_after", lambda _, launch: successor)
+    monkeypatch.setattr(task, "_returned", lambda *_: {})
+    assert task.poll_until_complete(cast("Any", asdict(ended)), context) == {}
+    assert followed == [ended, successor]
+    assert run.store[StateflowRunOperator.external_id_key] == asdict(successor)
+
+
+@pytest.mark.slow(reason="waits for two drivers of a stand-in for YARN")
+def test_a_successor_in_a_cluster_is_followed_by_a_try_on_another_host(
+    job: AccountsJob,
+    renewals: Renewals,
+    background: ThreadPoolExecutor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connection = {"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}}
+    with local_yarn(tmp_path / "yarn") as yarn:
+        variables = {
+            "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection),
+            "PATH": f"{yarn.folder}/bin:{os.environ['PATH']}",
+        }
+        for name, value in {**yarn.variables, **variables}.items():
+            monkeypatch.setenv(name, value)
+        first = renewals.task()
+        follow = first._follow
+
+        def follow_and_die(launch: Launch, renewal: Any) -> None:
+            if Path(launch.folder).name == "launch-2":
+                raise Gone
+            follow(launch, renewal)
+
+        monkeypatch.setattr(first, "_follow", follow_and_die)
+        dead = background.submit(first.execute, renewals.run.next_try())
+        wait_for_rows(job, 30)
+        job.deliver(40)
+        renewals.make_old("launch-1")
+        assert isinstance(dead.exception(DEADLINE), Gone)
+        # Its host is lost, with the process that follows the successor, and with its files.
+        (launch,) = first._task_launcher().active_launches()
+        first._task_launcher().stop(launch, 0)
+        renewals.run.store[StateflowRunOperator.external_id_key] |= {"host": "gone", "folder": "/gone"}
+        os.rename(tmp_path / "runs", tmp_path / "lost")
+        second = background.submit(run_task(job).execute, renewals.run.next_try())
+        wait_for_rows(job, 40)
+        wait_for(lambda: second.done() or any((tmp_path / "runs").rglob("launch-1")), lambda: "the second try")
+        renewals.wait_until_active("launch-1")
+        job.command("stop").check()
+        returned = second.result(DEADLINE)
+        assert (returned["stopped_because"], returned["rows_in"]) == ("stopped", 10)
+        assert [found["finalStatus"] for found in yarn.applications()] == ["SUCCEEDED", "SUCCEEDED"]
     job.check_results()
 
 

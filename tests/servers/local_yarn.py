@@ -26,6 +26,7 @@ from urllib.parse import unquote, urlsplit
 
 import psutil
 
+from stateflow.config.submit_options import option
 from tests.servers.listening import QuietHandler, listening
 from tests.servers.running import ROOT
 from tests.support.mutants import VARIABLE as MUTANT
@@ -168,7 +169,7 @@ def _submit(folder: Path, words: list[str]) -> None:
         "user": _USER,
         "applicationTags": conf["spark.yarn.tags"],
         "startedTime": number,
-        "name": conf["spark.app.name"],
+        "name": option(words, "--name") or conf["spark.app.name"],
     }
     (path / "application.json").write_text(json.dumps(known))
     for file in (words[at], *(each.partition("#")[0] for each in conf["spark.yarn.dist.archives"].split(","))):

@@ -330,6 +330,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             if following == launch:
                 return self._returned(launch, read_result(launch.result_file), launch.exit_code())
             launch = following
+            self._store_launch(launch, context)
 
     def get_job_result(self, external_id: JsonValue, context: Context) -> dict[str, object]:
         """Returns the program's result. Raises the failure of a program that failed."""
@@ -421,6 +422,12 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     def get_openlineage_facets_on_complete(self, task_instance: object) -> TaskLineage:
         """Returns what the provider for OpenLineage reports about a task that has ended."""
         return operator_lineage(self._lineage)
+
+    def _store_launch(self, launch: Launch, context: Context) -> None:
+        """Lets Airflow store a successor: a try on another host would find the end of the run that it has replaced."""
+        store = context.get("task_state_store")
+        if self.durable and store is not None:
+            store.set(self.external_id_key, cast("JsonValue", asdict(launch)))
 
     def forget_launch(self, context: Context) -> None:
         """Removes the launch from Airflow's store of the task: a cleared task launches a new program."""
