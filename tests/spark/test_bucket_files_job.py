@@ -72,6 +72,7 @@ def _check(job: ModuleJob, **numbers: list[int]) -> None:
     }
 
 
+@pytest.mark.matrix
 def test_files_of_a_bucket_are_read_once_by_their_names_whatever_their_times(job: ModuleJob, data: Path) -> None:
     _parquet(data / "parquet" / "a b[1]%20é.parquet", range(5))
     _json(data / "json" / "deep" / "new.json", range(3), at=2_000_000_000)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import ModuleType
+from functools import update_wrapper
+from types import FunctionType, ModuleType
 
 import msgspec
 import pytest
@@ -23,8 +24,23 @@ from tests.patterns import test_flink_cases as patterns
 from tests.windows import test_flink_cases as windows
 from tests.windows import test_window_functions as window_functions
 
+_OF_MATRIX = {
+    windows.test_session_windows,
+    windows.test_a_count_trigger_purges_the_global_window,
+    window_functions.test_an_aggregate_is_passed_to_the_window_function,
+    window_functions.test_triggers_and_evictors_see_the_rows_of_all_keys,
+    window_joins.test_join_has_the_pairs_of_each_window,
+    interval_joins.test_late_rows_are_side_outputs_and_the_row_at_the_watermark_is_not_late,
+    regular_joins.test_nested_columns_and_keys_of_several_columns_are_joined,
+    changelog_joins.test_a_retraction_removes_one_row_of_equal_content,
+    temporal_joins.test_a_row_waits_for_the_watermark_and_gets_the_version_of_its_time,
+    changelogs.test_a_top_n_with_rank_updates_the_rows_of_ranks,
+    changelogs.test_proc_time_keep_last,
+    patterns.test_partial_matches_that_exceed_the_time_limit_go_to_a_side_output,
+}
+"""A few tests of each kind of operator, which other versions of Spark run."""
+
 pytestmark = [
-    pytest.mark.matrix,
     pytest.mark.spark,
     pytest.mark.slow(reason="each push is a batch on Spark"),
     pytest.mark.usefixtures("harnesses_on_spark"),
@@ -43,7 +59,15 @@ def _tests_of(module: ModuleType, *without: object) -> type:
         if name.startswith("test_") and not is_hypothesis_test(test) and test not in without
     }
     assert found
-    return type("Tests", (), {name: staticmethod(test) for name, test in found.items()})
+    marked = {name: pytest.mark.matrix(_copy(t)) if t in _OF_MATRIX else t for name, t in found.items()}
+    return type("Tests", (), {name: staticmethod(test) for name, test in marked.items()})
+
+
+def _copy(test: Callable[..., None]) -> Callable[..., None]:
+    """Returns a copy of a test, so that a mark of the copy is not a mark of the test itself."""
+    assert isinstance(test, FunctionType)
+    copy = FunctionType(test.__code__, test.__globals__, test.__name__, test.__defaults__, test.__closure__)
+    return update_wrapper(copy, test)
 
 
 TestWindows = _tests_of(windows)
@@ -75,6 +99,7 @@ class EmitProcess(KeyedProcessFunction[Row, Process]):
         return [Process(os.getpid())]
 
 
+@pytest.mark.matrix
 def test_a_batch_runs_in_a_worker_of_spark() -> None:
     with KeyedHarness(EmitProcess(), KeyedInput(Row, "key"), output=Process) as h:
         (found,) = h.push(Row("a"))

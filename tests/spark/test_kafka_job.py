@@ -39,7 +39,6 @@ def job(tmp_path: Path, kafka: Kafka) -> Iterator[KafkaJob]:
     job.close()
 
 
-@pytest.mark.matrix
 @_slow
 def test_rows_come_by_partition_then_offset_whichever_order_kafka_lists_partitions_in(job: KafkaJob) -> None:
     """So a replay sees them in the order of the run, and so does a run with more tasks than partitions."""

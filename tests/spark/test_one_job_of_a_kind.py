@@ -46,7 +46,6 @@ def test_operator_state_is_written_by_workers_and_redistributed(tmp_path: Path) 
     assert job.requested()
 
 
-@pytest.mark.matrix
 @_slow
 def test_windows_are_those_of_plain_python_after_a_kill_at_another_parallelism_and_drained(tmp_path: Path) -> None:
     job = WindowsJob(tmp_path / "job", _ON_SPARK, job_name="windows", launcher=spawn)
