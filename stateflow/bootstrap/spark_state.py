@@ -11,7 +11,6 @@ import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from stateflow.bootstrap.encoded_entries import LIMITS, declare, new_keyed_state
@@ -28,6 +27,7 @@ from stateflow.bootstrap.frames import (
     StateColumns,
     check_kind,
 )
+from stateflow.config.spark_versions import arrow_schema
 from stateflow.errors import ConfigError, JobDefinitionError
 from stateflow.state.kinds.maps.map_state import MapState
 from stateflow.state.stored_key import TimeDomain
@@ -355,7 +355,7 @@ def _selected(rows: DataFrame, columns: Columns, address: StateAddress) -> DataF
 def _check_types(descriptor: StateDescriptor, frame: DataFrame) -> None:
     """Raises SchemaMismatch unless values and keys of maps are of the types of a state."""
     state = declare(new_keyed_state(0), descriptor)
-    empty = pa.RecordBatch.from_pylist([], to_arrow_schema(frame.schema, timezone="UTC"))
+    empty = pa.RecordBatch.from_pylist([], arrow_schema(frame.schema))
     ValueEncoder(state.codec, StateColumns(VALUE), LIMITS, descriptor.name).encode(empty)
     if isinstance(state, MapState):
         with suppress(JobDefinitionError):

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING
 from stateflow.errors import EnvironmentUnsupported
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+    from py4j.java_gateway import JavaObject
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
 TESTED = ("4.2.0",)
 """Releases of Spark that all tests have run with; others are warnings. docs/design/0032 has dates."""
@@ -49,6 +52,9 @@ class SparkVersion:
         has_repartition_by_id: whether a DataFrame has `repartitionById`.
         has_available_now_readers: whether a stream reader in Python can end a run by itself (Spark's AvailableNow
             trigger), and is told where a batch begins.
+        has_one_input_partition: whether a partition of a source's RDD reads at most one part of the source, as Java's
+            Option, and not a list of them.
+        has_arrow_time_zones: whether PySpark's Arrow schemas have the time zone that the caller gives, and not UTC.
         has_time_type: whether Spark has columns with a time of day.
         has_delta: whether Delta has JARs for it.
     """
@@ -58,6 +64,8 @@ class SparkVersion:
     checkpoint_manager: str = _CHECKPOINT_MANAGER.format("checkpointing.")
     has_repartition_by_id: bool = True
     has_available_now_readers: bool = True
+    has_one_input_partition: bool = True
+    has_arrow_time_zones: bool = True
     has_time_type: bool = True
     has_delta: bool = True
 
@@ -79,9 +87,11 @@ _VERSIONS = (
         checkpoint_manager=_CHECKPOINT_MANAGER.format(""),
         has_repartition_by_id=False,
         has_available_now_readers=False,
+        has_one_input_partition=False,
+        has_arrow_time_zones=False,
         has_time_type=False,
     ),
-    SparkVersion((4, 1), has_available_now_readers=False),
+    SparkVersion((4, 1), has_available_now_readers=False, has_one_input_partition=False, has_arrow_time_zones=False),
     SparkVersion((4, 2)),
     SparkVersion((4, 3), has_delta=False),
 )
@@ -158,6 +168,22 @@ def running_version() -> SparkVersion:
     import pyspark
 
     return version_of(pyspark.__version__)
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Returns the Arrow schema of Spark's columns, whose timestamps have the time zone UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    if running_version().has_arrow_time_zones:
+        return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema)
+
+
+def input_partition(partition: JavaObject) -> JavaObject | None:
+    """Returns which part of a source a `DataSourceRDDPartition` reads; None for an empty one."""
+    one = running_version().has_one_input_partition
+    found = partition.inputPartition() if one else partition.inputPartitions().headOption()
+    return None if found.isEmpty() else found.get()
 
 
 def partition_by_id(frame: DataFrame, partitions: int, number: Column | str) -> DataFrame:

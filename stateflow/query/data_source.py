@@ -32,13 +32,14 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from stateflow.checkpoint.log.documents import EntryRef, OperatorState
 from stateflow.checkpoint.log.job_root import LEASE, JobRoot
 from stateflow.checkpoint.restore.targets import find_kept_checkpoint
 from stateflow.clock import Clock, SystemClock
+from stateflow.config.spark_versions import arrow_schema
 from stateflow.errors import ConfigError, MissingFile, StateflowError
 from stateflow.helpers import did_you_mean
 from stateflow.private_files import ScratchFolder
@@ -267,16 +268,17 @@ class QueryReader(DataSourceReader):
             return Rows(groups=rows.groups)
         return rows
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a part."""
-        target, part, request = to_arrow_schema(self._schema, timezone="UTC"), partition.value, self._request
+        target, request = arrow_schema(self._schema), self._request
         if request.table:
             found = read_metadata(request.path, request.table, request.snapshot)
             yield from (_cast(batch, target) for batch in found.to_batches())
             return
-        if part is None:
-            # Spark passes this partition when `partitions` has returned none: no subtask has rows of the query.
+        # What Spark passes when `partitions` has returned none: no subtask has rows of the query. Before 4.2, None.
+        if partition is None or partition.value is None:
             return
+        part = partition.value
         assert isinstance(part, _Part)
         operator = msgpack_decoder(OperatorState).decode(part.operator)
         table = table_of(operator, request.state, part.rows, part.max_parallelism)
@@ -309,7 +311,7 @@ def _selected(table: StateTable, columns: Sequence[str] | None) -> pa.Schema:
 def _spark_schema(schema: pa.Schema) -> StructType:
     """Returns a schema as Spark's types: unsigned integers of 64 bits are decimals, which Spark can represent."""
     fields = [pa.field(each.name, with_scalars(each.type, _for_spark), each.nullable) for each in schema]
-    found: StructType = from_arrow_schema(pa.schema(fields))
+    found: StructType = from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
     return found
 
 

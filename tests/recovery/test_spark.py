@@ -130,9 +130,9 @@ def test_a_job_root_and_tables_in_a_bucket_survive_a_kill_and_keep_credentials_t
 # -- savepoints and going back -----------------------------------------------------------------------------------------
 
 
-def _files(offset: str) -> int:
+def _files(offset: dict[str, Any]) -> int:
     """How many files were read up to an offset."""
-    return int(json.loads(offset)["logOffset"]) + 1
+    return int(offset["logOffset"]) + 1
 
 
 @pytest.mark.matrix

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.functions import spark_partition_id
 
 import stateflow
@@ -69,11 +70,13 @@ def test_filters_reduce_what_is_read(session: SparkSession, ran: SummedJob) -> N
     wanted = {key: total for key, total in totals(12).items() if key in ("a", "b")}
     assert _totals(frame.where("key in ('a', 'b', 'none')")) == wanted
     one = frame.where("key = 'a'")
-    assert _totals(one) == {"a": totals(12)["a"]} and one.rdd.getNumPartitions() == 1
+    # Before Spark 4.1, a reader in Python gets no filters, and Spark filters all rows.
+    parts = 1 if hasattr(DataSourceReader, "pushFilters") else 2
+    assert _totals(one) == {"a": totals(12)["a"]} and one.rdd.getNumPartitions() == parts
     group = key_group(["a"], ["string"], 16)
     found = frame.where(f"key_group >= {group} and key_group < {group + 1}")
     assert {row["key_group"] for row in found.collect()} == {group}
-    assert found.rdd.getNumPartitions() == 1
+    assert found.rdd.getNumPartitions() == parts
     assert frame.where("key_group < 0").count() == 0
 
 

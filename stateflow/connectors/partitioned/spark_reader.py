@@ -9,12 +9,12 @@ from itertools import count
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from stateflow.api.schema import REJECTED, RejectedRecord, with_hidden_columns
 from stateflow.api.source import LocalSource, Source, local_position, spark_position
 from stateflow.config.settings import SourceSettings
+from stateflow.config.spark_versions import arrow_schema
 from stateflow.connectors.partitioned.positions import Offsets, Split
 from stateflow.connectors.partitioned.source import PartitionedSource
 from stateflow.connectors.partitioned.split_rows import Chunk
@@ -112,7 +112,7 @@ class PartitionedInput(StreamInput):
     def read(self, partition: InputPartition, schema: StructType) -> Iterator[pa.RecordBatch]:
         split = partition.value
         assert isinstance(split, Split)
-        target = to_arrow_schema(schema, timezone="UTC")
+        target = arrow_schema(schema)
         for chunk in self.source.chunks(split):
             yield _with_hidden_columns(chunk, split, target)
 

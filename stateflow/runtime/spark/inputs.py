@@ -37,6 +37,7 @@ from stateflow.api.input_files import (
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
 from stateflow.checkpoint.barriers import message_with
+from stateflow.config.spark_versions import input_partition
 from stateflow.errors import StateflowError
 from stateflow.runtime.spark.frames import ArrowFunction, rows_of_source
 from stateflow.storage import Credentials
@@ -431,8 +432,7 @@ def _place(partition: JavaObject) -> _Place:
         source.append(partition.parentRddIndex())
         partition = partition.parentPartition()
         kind = _kind(partition)
-    found = partition.inputPartition() if kind == "DataSourceRDDPartition" else None
-    read = None if found is None or found.isEmpty() else found.get()
+    read = input_partition(partition) if kind == "DataSourceRDDPartition" else None
     if read is None or _kind(read) != "KafkaBatchInputPartition":
         return tuple(source), ("", 0, 0)
     offsets = read.offsetRange()
