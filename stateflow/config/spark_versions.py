@@ -14,7 +14,6 @@ from stateflow.errors import EnvironmentUnsupported
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from py4j.java_gateway import JavaObject
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
@@ -177,13 +176,6 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     if running_version().has_arrow_time_zones:
         return to_arrow_schema(schema, timezone="UTC")
     return to_arrow_schema(schema)
-
-
-def input_partition(partition: JavaObject) -> JavaObject | None:
-    """Returns which part of a source a `DataSourceRDDPartition` reads; None for an empty one."""
-    one = running_version().has_one_input_partition
-    found = partition.inputPartition() if one else partition.inputPartitions().headOption()
-    return None if found.isEmpty() else found.get()
 
 
 def partition_by_id(frame: DataFrame, partitions: int, number: Column | str) -> DataFrame:

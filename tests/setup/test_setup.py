@@ -401,3 +401,26 @@ def test_the_bill_of_materials_is_valid_and_has_every_installed_package_with_its
 
 def read_lock() -> str:
     return (ROOT / "requirements.txt").read_text()
+
+
+# -- combinations of versions -----------------------------------------------------------------------------------------
+
+
+def test_a_combination_ends_where_its_set_up_fails_and_is_untested_where_the_machine_lacks_its_java() -> None:
+    script = f"""
+        source {ROOT}/scripts/matrix.sh
+        run_combination() {{
+            case $1 in
+                fine) true ;;
+                broken) false; echo continued ;;
+                *) untested "no Java" ;;
+            esac
+        }}
+        run_all fine broken other
+    """
+    ended = subprocess.run([BASH, "-c", script], capture_output=True, text=True, check=False)
+    fine, broken, other = ended.stdout.splitlines()
+    assert (fine, broken) == ("matrix: fine: passed", "matrix: broken: failed, exit code 1")
+    assert other.startswith("matrix: other: untested") and ended.returncode == 1
+    alone = subprocess.run([BASH, "-c", script.replace("fine broken", "")], capture_output=True, check=False)
+    assert alone.returncode == 0

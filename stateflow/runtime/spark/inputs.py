@@ -37,7 +37,7 @@ from stateflow.api.input_files import (
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import Source
 from stateflow.checkpoint.barriers import message_with
-from stateflow.config.spark_versions import input_partition
+from stateflow.config.spark_versions import running_version
 from stateflow.errors import StateflowError
 from stateflow.runtime.spark.frames import ArrowFunction, rows_of_source
 from stateflow.storage import Credentials
@@ -432,12 +432,19 @@ def _place(partition: JavaObject) -> _Place:
         source.append(partition.parentRddIndex())
         partition = partition.parentPartition()
         kind = _kind(partition)
-    read = input_partition(partition) if kind == "DataSourceRDDPartition" else None
+    read = _input_partition(partition) if kind == "DataSourceRDDPartition" else None
     if read is None or _kind(read) != "KafkaBatchInputPartition":
         return tuple(source), ("", 0, 0)
     offsets = read.offsetRange()
     of = offsets.topicPartition()
     return tuple(source), (of.topic(), of.partition(), offsets.fromOffset())
+
+
+def _input_partition(partition: JavaObject) -> JavaObject | None:
+    """Returns which part of a source a `DataSourceRDDPartition` reads; None for an empty one."""
+    one = running_version().has_one_input_partition
+    found = partition.inputPartition() if one else partition.inputPartitions().headOption()
+    return None if found.isEmpty() else found.get()
 
 
 def _kind(of: JavaObject) -> str:
