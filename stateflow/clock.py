@@ -63,6 +63,11 @@ class Clock(ABC):
         """Blocks for `duration`."""
 
 
+def to_milliseconds(seconds: float) -> float:
+    """Returns a duration in milliseconds, with microseconds as decimals."""
+    return round(seconds * 1000, 3)
+
+
 def cpu_seconds() -> float:
     """Returns the CPU time that this process has used so far, in all of its threads."""
     return time.process_time()

@@ -190,7 +190,7 @@ METRICS = {
     "stateflow.operator.store.time": _counter_of("s", "time in the stores of the state backend, with snapshots"),
     "stateflow.operator.cpu.time": _counter_of("s", "CPU time of the Python processes of its tasks"),
     "stateflow.operator.skew": _gauge("1", "rows of the subtask with most, by the average of all subtasks"),
-    "stateflow.operator.watermark": _gauge("ms", "the operator's watermark, since 1970-01-01 in UTC"),
+    "stateflow.operator.watermark.timestamp": _gauge("ms", "the operator's watermark, since 1970-01-01 in UTC"),
     "stateflow.operator.watermark.lag": _gauge("s", "processing time of the newest batch minus the watermark"),
     "stateflow.sink.rows": _counter_of("{row}", "rows written to the sink"),
     "stateflow.sink.size": _counter_of("By", "bytes written to the sink"),
@@ -212,15 +212,15 @@ _OPERATOR_FIELDS = {
     "rows.failed": "dead_letters",
     "state.size": "state_bytes",
     "state.entries": "state_entries",
-    "function.time": "function_s",
-    "state.time": "state_s",
-    "store.time": "store_s",
-    "cpu.time": "cpu_s",
-    "skew": "skew",
-    "watermark": "watermark",
-    "watermark.lag": "watermark_lag_s",
+    "function.time": "function_ms",
+    "state.time": "state_ms",
+    "store.time": "store_ms",
+    "cpu.time": "cpu_ms",
+    "skew": "skew_ratio",
+    "watermark.timestamp": "watermark_at",
+    "watermark.lag": "watermark_lag_ms",
 }
-_SINK_FIELDS = {"rows": "rows", "size": "bytes", "files": "files", "publish.time": "publish_s"}
+_SINK_FIELDS = {"rows": "rows", "size": "written_bytes", "files": "files", "publish.time": "publish_ms"}
 METRIC_FIELDS = {
     "operator": {f"stateflow.operator.{name}": field for name, field in _OPERATOR_FIELDS.items()},
     "sink": {f"stateflow.sink.{name}": field for name, field in _SINK_FIELDS.items()},

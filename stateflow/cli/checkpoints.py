@@ -261,15 +261,13 @@ def _statistics(r: CheckpointRecord) -> list[str]:
         formatted = ", ".join(f"{column} {_format(name, value)}" for column, value in figures)
         lines.append(f"  per subtask, {name.removesuffix('_bytes')}: {formatted}")
     lines.append(
-        f"  used: {r.cpu_s:.1f} s of CPU, {r.storage_requests:,} requests to the storage, "
-        f"{human_bytes(r.storage_bytes_read)} read, {human_bytes(r.storage_bytes_written)} written"
+        f"  used: {r.cpu_ms / 1000:.1f} s of CPU, {r.storage_requests:,} requests to the storage, "
+        f"{human_bytes(r.storage_read_bytes)} read, {human_bytes(r.storage_written_bytes)} written"
     )
     lines += [f"  work of {uid}: {_work(metrics)}" for uid, metrics in sorted(r.operators.items())]
     for uid, sink in sorted(r.sinks.items()):
-        lines.append(
-            f"  output to {uid}: {sink.rows:,} rows, {human_bytes(sink.bytes)} in {count_of(sink.files, 'file')}, "
-            f"published in {sink.publish_s * 1000:.0f} ms"
-        )
+        size = f"{human_bytes(sink.written_bytes)} in {count_of(sink.files, 'file')}"
+        lines.append(f"  output to {uid}: {sink.rows:,} rows, {size}, published in {sink.publish_ms:.0f} ms")
     return lines
 
 
@@ -277,15 +275,16 @@ def _work(m: OperatorMetrics) -> str:
     """Returns what an operator has done, without what is zero."""
     rows = {"in": m.rows_in, "out": m.rows_out, "filtered": m.rows_filtered, "late": m.rows_late}
     rows |= {"dropped": m.rows_dropped, "failed": m.dead_letters}
+    times = {"function": m.function_ms, "state": m.state_ms, "store": m.store_ms, "CPU": m.cpu_ms}
     entries = (
         "" if m.state_entries is None else f"{'' if m.state_entries_exact else 'about '}{m.state_entries:,} entries"
     )
     parts = [
         ", ".join(f"{count:,} {name}" for name, count in rows.items() if count or name == "in"),
         ", ".join(filter(None, [entries, human_bytes(m.state_bytes)])),
-        f"function {m.function_s:.2f} s, state {m.state_s:.2f} s, store {m.store_s:.2f} s, CPU {m.cpu_s:.2f} s",
-        f"skew {m.skew:.2f} over {count_of(m.subtasks, 'subtask')}",
-        "" if m.watermark_lag_s is None else f"watermark {m.watermark_lag_s:,.0f} s behind",
+        ", ".join(f"{name} {took / 1000:.2f} s" for name, took in times.items()),
+        f"skew {m.skew_ratio:.2f} over {count_of(m.subtasks, 'subtask')}",
+        "" if m.watermark_lag_ms is None else f"watermark {m.watermark_lag_ms / 1000:,.0f} s behind",
     ]
     return "; ".join(filter(None, parts))
 

@@ -49,13 +49,13 @@ UNITS = (
     "_version",
     "_key_group",
     "_per_second",
-    "_s",
+    "_ratio",
 )
 """Endings of the names of numbers."""
 COUNTS = {
     "aborted", "added", "attempts", "batches", "changed", "checkpoints", "checkpoints_after", "entries", "failures",
     "files", "keys", "late_rows_dropped", "new_keys", "old_keys", "pairs", "removed", "restarts", "rows", "rows_again",
-    "rows_in", "rows_filtered", "rows_late", "rows_dropped", "dead_letters", "state_entries", "rows_in_max", "rows_out",
+    "rows_in", "rows_filtered", "rows_late", "rows_dropped", "dead_letters", "state_entries", "rows_out",
     "storage_requests", "rows_removed", "rows_returned", "states", "subtasks", "tasks",
 }  # fmt: skip
 """Numbers of things, named by them; also with a word before, such as `new_files`."""
@@ -70,11 +70,6 @@ PLAIN = {
     "seq",
     "subtask",
     "version",
-    "skew",
-    "storage_bytes_read",
-    "storage_bytes_written",
-    "bytes",
-    "watermark",
 }
 PERCENTILES = {"min", "avg", "p50", "p90", "p95", "p99", "p99_9", "max"}
 """In units of the field that has them."""

@@ -28,7 +28,7 @@ from stateflow.checkpoint.history import read_records
 from stateflow.clock import ManualClock
 from stateflow.config.settings import TelemetrySettings
 from stateflow.errors import ConfigError
-from stateflow.observability import METRICS, MemoryRecorder, MetricKind, telemetry
+from stateflow.observability import METRIC_FIELDS, METRICS, MemoryRecorder, MetricKind, telemetry
 from stateflow.runtime.driver.checkpointing import report_metrics
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.local_run import run_local
@@ -154,6 +154,22 @@ def test_each_batch_is_recorded_with_the_names_of_flink_and_has_one_processing_t
     # Its size includes what a compaction wrote; tests/recovery/test_checkpoints.py counts it in the storage.
     report_metrics(recorder, msgspec.structs.replace(records[-1], increment_bytes=30, compaction_bytes=12))
     assert (recorder.gauges["last_checkpoint_size"], recorder.gauges["last_checkpoint_compaction_size"]) == (42, 12)
+
+
+def test_names_and_units_of_metrics_are_those_of_opentelemetry() -> None:
+    """Words in lower case; seconds and bytes in UCUM; no name is also a namespace, as its conventions of names say."""
+    for name, spec in METRICS.items():
+        assert re.fullmatch(r"[a-z]+(_[a-z]+)*(\.[a-z]+(_[a-z]+)*)*", name)
+        assert re.fullmatch(r"1|s|ms|By|\{[a-z]+\}", spec.unit)
+        # A point in time is in milliseconds, as in Flink; a duration is in seconds.
+        assert (spec.unit == "ms") == name.endswith("timestamp")
+        assert [other for other in METRICS if other.startswith(f"{name}.")] == []
+        assert not name.endswith((".time", ".lag", ".age", "_duration")) or spec.unit == "s"
+    assert {"s", "By"} < {METRICS[name].unit for fields in METRIC_FIELDS.values() for name in fields}
+    for name, field in (pair for fields in METRIC_FIELDS.values() for pair in fields.items()):
+        unit = METRICS[name].unit
+        assert field.endswith("_ms") == (unit == "s") and field.endswith("_bytes") == (unit == "By")
+        assert field.endswith("_at") == (unit == "ms")
 
 
 # -- exporters ------------------------------------------------------------------------------------------------------

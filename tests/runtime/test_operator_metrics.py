@@ -96,17 +96,17 @@ def test_rows_and_state_of_an_operator_are_those_of_plain_python(
     assert found.state_entries == (entries if backend != "rocksdb" else pytest.approx(entries, rel=0.5))
     assert records[-1].full_bytes == found.state_bytes > 0
     sinks = [record.sinks["out"] for record in records if record.sinks]
-    assert sum(sink.rows for sink in sinks) == len(kept) and all(sink.publish_s > 0 for sink in sinks)
-    assert found.function_s > 0 and found.cpu_s > 0
-    assert sum(record.cpu_s for record in records) >= found.cpu_s
-    assert (found.store_s > 0, found.watermark_lag_s) == (True, None)
+    assert sum(sink.rows for sink in sinks) == len(kept) and all(sink.publish_ms > 0 for sink in sinks)
+    assert found.function_ms > 0 and found.cpu_ms > 0
+    assert sum(record.cpu_ms for record in records) >= found.cpu_ms
+    assert (found.store_ms > 0, found.watermark_lag_ms) == (True, None)
 
 
 def test_bytes_and_files_of_a_sink_are_those_on_disk(tmp_path: Path) -> None:
     jobs = LocalJobs(tmp_path)
     records = run(jobs, ROWS, lambda rows: rows.sink_to(jobs.sink("out"), uid="out"))
     files = list((tmp_path / "out" / "data").rglob("*.*"))
-    assert sum(record.sinks["out"].bytes for record in records) == sum(file.stat().st_size for file in files)
+    assert sum(record.sinks["out"].written_bytes for record in records) == sum(file.stat().st_size for file in files)
     assert sum(record.sinks["out"].files for record in records) == len(files)
 
 
@@ -118,11 +118,11 @@ def test_skew_is_the_number_of_subtasks_if_one_has_all_rows(tmp_path: Path, para
         rows.key_by("key").process(Remember(), output=Seen, uid="remember").sink_to(jobs.sink("out"), uid="out")
 
     records = run(jobs, [Row("only", n) for n in range(60)], declare)
-    assert {record.operators["remember"].skew for record in records} == {parallelism}
+    assert {record.operators["remember"].skew_ratio for record in records} == {parallelism}
     # Batches in which other subtasks are the busiest ones are as slow.
-    first, second = (OperatorMetrics(subtasks=2, rows_in=10, rows_in_max=10) for _ in range(2))
-    assert first.plus(second).skew == 2
-    assert OperatorMetrics(subtasks=2, rows_in=10, rows_in_max=5).plus(first).skew == 1.5
+    first, second = (OperatorMetrics(subtasks=2, rows_in=10, busiest_subtask_rows=10) for _ in range(2))
+    assert first.plus(second).skew_ratio == 2
+    assert OperatorMetrics(subtasks=2, rows_in=10, busiest_subtask_rows=5).plus(first).skew_ratio == 1.5
 
 
 LATE: OutputTag[Row] = OutputTag("late", Row)
@@ -154,7 +154,7 @@ def test_late_rows_count_whether_they_are_dropped_or_not(tmp_path: Path, aside: 
     found = total(read_records(jobs.storage), "sums")
     assert (found.rows_in, found.rows_late, found.rows_dropped) == (6, 3, 0 if aside else 3)
     now = int(clock.now().timestamp() * 1000)
-    assert found.watermark == 499 and found.watermark_lag_s == (now - 499) / 1000
+    assert found.watermark_at == 499 and found.watermark_lag_ms == now - 499
 
 
 def test_metrics_have_one_series_for_each_operator_and_sink_whatever_the_parallelism(tmp_path: Path) -> None:
@@ -170,13 +170,15 @@ def test_metrics_have_one_series_for_each_operator_and_sink_whatever_the_paralle
         series = {**recorder.counters, **recorder.gauges}
         names.append({name for name in series if "{" in name})
         for name, field in METRIC_FIELDS["operator"].items():
-            values = [getattr(record.operators["remember"], field) for record in records]
+            factor = 0.001 if field.endswith("_ms") else 1
+            found: list[Any] = [getattr(record.operators["remember"], field) for record in records]
+            values: list[Any] = [None if value is None else value * factor for value in found]
             if METRICS[name].kind is MetricKind.COUNTER:
                 assert series[f"{name}{{operator=remember}}"] == pytest.approx(sum(values))
             elif values[-1] is not None:
                 assert series[f"{name}{{operator=remember}}"] == values[-1]
         assert series["stateflow.sink.rows{sink=out}"] == sum(record.sinks["out"].rows for record in records)
-        assert series["stateflow.cpu.time"] == pytest.approx(sum(record.cpu_s for record in records))
+        assert series["stateflow.cpu.time"] == pytest.approx(sum(record.cpu_ms for record in records) / 1000)
     assert names[0] == names[1]
 
 

@@ -123,9 +123,9 @@ def test_the_backlog_is_measured_without_spark_after_a_run(job: ModuleJob, tmp_p
     sums, rows, out = record.operators["sum"], job.rows("out").total(), job.rows("sums").total()
     assert (sums.rows_in, sums.rows_out) == (rows, out) and rows == record.rows_in == 8
     assert (record.sinks["out"].rows, record.sinks["sums"].rows) == (rows, out)
-    assert sums.function_s > 0 and sums.store_s > 0 and 0 < sums.cpu_s < record.cpu_s
+    assert sums.function_ms > 0 and sums.store_ms > 0 and 0 < sums.cpu_ms < record.cpu_ms
     assert sums.state_entries == pytest.approx(len({name for name, _ in job.rows("out")}), abs=1)
-    assert record.storage_requests > 0 and record.storage_bytes_written > record.full_bytes
+    assert record.storage_requests > 0 and record.storage_written_bytes > record.full_bytes
 
 
 def test_corrupt_files_are_skipped_as_a_whole_and_recorded_once(job: ModuleJob, tmp_path: Path) -> None:

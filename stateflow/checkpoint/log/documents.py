@@ -11,11 +11,13 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import takewhile
+from typing import Annotated
 
+import msgspec
 from msgspec.structs import replace
 
 from stateflow.clock import parse_timestamp
-from stateflow.outputs import OptionalText, Person, Timestamp
+from stateflow.outputs import EventTime, OptionalText, Person, Timestamp
 from stateflow.state.handles import (
     Committable,
     Document,
@@ -656,6 +658,8 @@ class RequestAnswer(Document, frozen=True, kw_only=True):
 
 
 COMPLETED, ABORTED = "completed", "aborted"
+StoredEventTime = Annotated[EventTime, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""An event time within 64 bits."""
 SAVEPOINT_RECORD = "savepoint"
 """Kind of the records of created savepoints."""
 
@@ -694,32 +698,33 @@ class OperatorMetrics(Document, frozen=True, kw_only=True):
     """Entries of its keyed state at the end: values, elements, timers; None if a subtask does not know."""
     state_entries_exact: bool = True
     """Whether `state_entries` is exact; RocksDB estimates it."""
-    function_s: float = 0.0
+    function_ms: float = 0.0
     """Time in the functions of the job; for a function of rows, with decoding and encoding the values of its state."""
-    state_s: float = 0.0
+    state_ms: float = 0.0
     """Time of encoding keys, and of reading and writing state for many keys at once."""
-    store_s: float = 0.0
+    store_ms: float = 0.0
     """Time in the stores, with opening them and their snapshots; of calls for one key, one in 16 is measured."""
-    cpu_s: float = 0.0
+    cpu_ms: float = 0.0
     """CPU time of the processes of the tasks."""
-    rows_in_max: int = 0
+    busiest_subtask_rows: int = 0
     """Of each batch, the rows of the subtask that had most; the sum over the batches."""
-    skew: float = 1.0
-    """`rows_in_max` by the average of the subtasks: 1 if all had as many, the number of subtasks if one had all."""
-    watermark: Int64 | None = None
-    """In milliseconds since 1970, in the last batch; None before the first one."""
-    watermark_lag_s: float | None = None
+    skew_ratio: float = 1.0
+    """`busiest_subtask_rows` by the average of the subtasks: 1 if all had as many, their number if one had all."""
+    watermark_at: StoredEventTime | None = None
+    """Watermark in the last batch; None before the first one."""
+    watermark_lag_ms: int | None = None
     """Processing time of the last batch minus the watermark; None without a watermark."""
 
     def plus(self, later: OperatorMetrics) -> OperatorMetrics:
         """Returns the metrics of these batches and later ones."""
         summed = {name: getattr(self, name) + getattr(later, name) for name in _SUMMED}
-        return replace(later, **summed, skew=skew(summed["rows_in_max"], summed["rows_in"], later.subtasks))
+        most, total = summed["busiest_subtask_rows"], summed["rows_in"]
+        return replace(later, **summed, skew_ratio=skew(most, total, later.subtasks))
 
 
 _SUMMED = (
-    *("rows_in", "rows_out", "rows_filtered", "rows_late", "rows_dropped", "dead_letters", "rows_in_max"),
-    *("function_s", "state_s", "store_s", "cpu_s"),
+    *("rows_in", "rows_out", "rows_filtered", "rows_late", "rows_dropped", "dead_letters", "busiest_subtask_rows"),
+    *("function_ms", "state_ms", "store_ms", "cpu_ms"),
 )
 """Fields of `OperatorMetrics` that are sums over batches; the others are values of the last one."""
 
@@ -733,16 +738,17 @@ class SinkMetrics(Document, frozen=True, kw_only=True):
     """What was published to a sink with a checkpoint."""
 
     rows: int = 0
-    bytes: int = 0
-    """Of the files, or records, that tasks have written."""
+    written_bytes: int = 0
+    """Size of the files, or records, that tasks have written."""
     files: int = 0
-    publish_s: float = 0.0
+    publish_ms: float = 0.0
     """Duration of the publication."""
 
     def plus(self, later: SinkMetrics) -> SinkMetrics:
         """Returns the metrics of these batches and later ones."""
-        rows, size, files = self.rows + later.rows, self.bytes + later.bytes, self.files + later.files
-        return SinkMetrics(rows=rows, bytes=size, files=files, publish_s=self.publish_s + later.publish_s)
+        rows, size, files = self.rows + later.rows, self.written_bytes + later.written_bytes, self.files + later.files
+        took = self.publish_ms + later.publish_ms
+        return SinkMetrics(rows=rows, written_bytes=size, files=files, publish_ms=took)
 
 
 class CheckpointRecord(Document, frozen=True, kw_only=True):
@@ -799,12 +805,12 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     """By uid, of the operators with keyed state."""
     sinks: dict[str, SinkMetrics] = {}
     """By uid, of the sinks with output."""
-    cpu_s: float = 0.0
+    cpu_ms: float = 0.0
     """CPU time of the driver's and the tasks' Python processes since the checkpoint before, without Spark's."""
     storage_requests: int = 0
     """Requests of these processes to storages such as the job root; of a file system, calls for files."""
-    storage_bytes_read: int = 0
-    storage_bytes_written: int = 0
+    storage_read_bytes: int = 0
+    storage_written_bytes: int = 0
 
 
 class ActionRecord(Document, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ from stateflow.checkpoint.log.documents import (
 )
 from stateflow.checkpoint.log.manifest_files import check_operator_memory, state_bytes
 from stateflow.checkpoint.restore.source_positions import spark_time
-from stateflow.clock import epoch_milliseconds
+from stateflow.clock import epoch_milliseconds, to_milliseconds
 from stateflow.errors import BatchFailed
 from stateflow.observability import set_log_context
 from stateflow.runtime.executor import BatchId, BatchInfo, BatchWork, Executor, TaskEnvironment, TaskSettings
@@ -482,14 +482,14 @@ def _metrics_of(state: OperatorState, reports: Sequence[TaskReport], now: int) -
         state_bytes=sum(_full_bytes(r) for r in reports),
         state_entries=None if None in entries else sum(each or 0 for each in entries),
         state_entries_exact=all(subtask.backend in ("memory", "filesystem") for subtask in state.subtasks),
-        function_s=round(sum(r.usage.function_s for r in reports), 6),
-        state_s=round(sum(r.usage.state_s for r in reports), 6),
-        store_s=round(sum(r.usage.store_s for r in reports), 6),
-        cpu_s=round(sum(r.usage.cpu_s for r in reports), 6),
-        rows_in_max=most,
-        skew=skew(most, rows_in, len(reports)),
-        watermark=state.watermark,
-        watermark_lag_s=(now - state.watermark) / 1000 if known and state.watermark is not None else None,
+        function_ms=to_milliseconds(sum(r.usage.function_s for r in reports)),
+        state_ms=to_milliseconds(sum(r.usage.state_s for r in reports)),
+        store_ms=to_milliseconds(sum(r.usage.store_s for r in reports)),
+        cpu_ms=to_milliseconds(sum(r.usage.cpu_s for r in reports)),
+        busiest_subtask_rows=most,
+        skew_ratio=skew(most, rows_in, len(reports)),
+        watermark_at=state.watermark,
+        watermark_lag_ms=now - state.watermark if known and state.watermark is not None else None,
     )
 
 

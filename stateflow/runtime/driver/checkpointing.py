@@ -32,7 +32,7 @@ from stateflow.checkpoint.log.documents import (
 from stateflow.checkpoint.log.fencing import FENCED_HINT
 from stateflow.checkpoint.log.manifest_files import files_of, write_manifest
 from stateflow.checkpoint.log.transitions import Commit, Settlement
-from stateflow.clock import cpu_seconds
+from stateflow.clock import cpu_seconds, to_milliseconds
 from stateflow.errors import BatchFailed, Fenced, StateflowError, StorageError
 from stateflow.observability import (
     CHECKPOINT,
@@ -305,11 +305,13 @@ class CheckpointCommitter:
         self._record(
             replace(
                 record,
-                sinks={u: replace(s, publish_s=round(durations.get(u, 0.0), 6)) for u, s in record.sinks.items()},
-                cpu_s=round(usage.cpu_s, 6),
+                sinks={
+                    u: replace(s, publish_ms=to_milliseconds(durations.get(u, 0.0))) for u, s in record.sinks.items()
+                },
+                cpu_ms=to_milliseconds(usage.cpu_s),
                 storage_requests=usage.traffic.requests,
-                storage_bytes_read=usage.traffic.bytes_read,
-                storage_bytes_written=usage.traffic.bytes_written,
+                storage_read_bytes=usage.traffic.bytes_read,
+                storage_written_bytes=usage.traffic.bytes_written,
                 checkpoint_id=self.head.checkpoint_id,
                 ended_at=self._run.timestamp,
                 duration_ms=_duration_ms(self._run, pending),
@@ -514,7 +516,9 @@ class PendingCheckpoint:
         self.usage += barrier.usage
         self.operators = _combined(self.operators, barrier.operators)
         written = {
-            uid: SinkMetrics(rows=sum(c.rows for c in files), bytes=sum(c.size for c in files), files=len(files))
+            uid: SinkMetrics(
+                rows=sum(c.rows for c in files), written_bytes=sum(c.size for c in files), files=len(files)
+            )
             for uid, files in barrier.output.items()
         }
         self.sinks = _combined(self.sinks, written)
@@ -744,10 +748,10 @@ def report_metrics(recorder: Recorder, record: CheckpointRecord) -> None:
         _report(recorder, "operator", uid, operator)
     for uid, sink in record.sinks.items():
         _report(recorder, "sink", uid, sink)
-    recorder.count("stateflow.cpu.time", record.cpu_s)
+    recorder.count("stateflow.cpu.time", record.cpu_ms / 1000)
     recorder.count("stateflow.storage.requests", record.storage_requests)
-    recorder.count("stateflow.storage.read", record.storage_bytes_read)
-    recorder.count("stateflow.storage.written", record.storage_bytes_written)
+    recorder.count("stateflow.storage.read", record.storage_read_bytes)
+    recorder.count("stateflow.storage.written", record.storage_written_bytes)
 
 
 def _report(recorder: Recorder, kind: str, uid: str, metrics: OperatorMetrics | SinkMetrics) -> None:
@@ -756,6 +760,9 @@ def _report(recorder: Recorder, kind: str, uid: str, metrics: OperatorMetrics | 
         value = getattr(metrics, field_name)
         if value is None:
             continue
+        if METRICS[name].unit == "s":
+            # Durations are in seconds in OpenTelemetry, and in milliseconds in records.
+            value /= 1000
         if METRICS[name].kind is MetricKind.COUNTER:
             recorder.count(name, value, **{kind: uid})
         else:
