@@ -25,10 +25,14 @@ import click
 import griffe
 
 from stateflow import errors
-from stateflow.cli.common import FailedCommand, JsonOption
+from stateflow.cli.common import FailedCommand, printed_json
 from stateflow.cli.main import main as stateflow
-from stateflow.cli.run import RunOutcome
+from stateflow.cli.run import LogLine, RunOutcome
 from stateflow.config.settings import Settings
+from stateflow.connectors.delta.maintenance import MaintenanceReport
+from stateflow.operations.garbage import RetentionReport
+from stateflow.operations.partitions import Announcement
+from stateflow.operations.state_export import ExportReport
 from stateflow.outputs import inlined_classes, json_schema, output_classes
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -172,7 +176,8 @@ RULES = """# JSON
 
 With `--json`, a command prints one line of JSON to stdout: an object or a list. `stateflow history` and
 `stateflow state show --table` print a line for each record. The tables below list the fields; the JSON Schema of each
-output is a file in [json/](json/status.json), named after its command. Tasks of Airflow return the same objects
+output is a file in [json/](json/status.json), named after its command. The commands of `stateflow query` print lines of
+JSON without the option, and so does the log of a run with `--log-format json`. Tasks of Airflow return the same objects
 as XComs, and a run writes one to the file of `--result-file`.
 
 - **Names** are in snake case, and one name means one fact in every output.
@@ -206,15 +211,28 @@ class JsonOutput:
         return self.title.removeprefix("stateflow ").replace(" ", "-") + ".json"
 
 
+TASK_OUTPUTS: dict[str, object] = {
+    "StateflowExportOperator": ExportReport,
+    "StateflowPartitionEventsOperator": Announcement,
+    "StateflowRetentionOperator": RetentionReport,
+    "StateflowTablesOperator": MaintenanceReport,
+}
+"""Outputs of Airflow's tasks that no command prints, by operator."""
+
+
 def json_outputs() -> list[JsonOutput]:
-    """Every output in JSON: of the commands with the option ``--json``, of errors, and of the file of a result."""
+    """Every output in JSON: of commands, errors, the file of a result, log lines, and tasks of Airflow."""
     found = [
-        JsonOutput(path, option.output, option.lines)
+        JsonOutput(path, printed.output, printed.lines)
         for path, command in _all_commands(stateflow, "stateflow")
-        for option in command.params
-        if isinstance(option, JsonOption)
+        if (printed := printed_json(command)) is not None
     ]
-    return [*found, JsonOutput("stateflow error", FailedCommand), JsonOutput("stateflow run result", RunOutcome)]
+    found += [
+        JsonOutput("stateflow error", FailedCommand),
+        JsonOutput("stateflow run result", RunOutcome),
+        JsonOutput("stateflow run log", LogLine, lines=True),
+    ]
+    return found + [JsonOutput(task, output) for task, output in TASK_OUTPUTS.items()]
 
 
 def _all_commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:

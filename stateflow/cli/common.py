@@ -167,11 +167,12 @@ class FailedCommand:
 
 def error_report(error: StateflowError) -> ErrorReport:
     """Returns an error for JSON; a fact without a form in JSON is a text."""
-    facts = {name: _plain_fact(name, value) for name, value in error.facts.items()}
+    facts = {name: plain_fact(name, value) for name, value in error.facts.items()}
     return ErrorReport(error.code, error.message, facts, error.hint, error.exit_code, error.retryable)
 
 
-def _plain_fact(name: str, value: object) -> object:
+def plain_fact(name: str, value: object) -> object:
+    """Returns a fact of an error or a log line for JSON; a text if it has no form in JSON."""
     if name.endswith("_at") and isinstance(value, str) and is_timestamp(value):
         return utc_text(parse_timestamp(value))
     try:
@@ -189,22 +190,50 @@ def print_json(value: object) -> None:
     print_text(encode_json(value))
 
 
-class JsonOption(click.Option):
-    """The flag ``--json`` of a command.
+class PrintedJson:
+    """The JSON that a command prints.
 
     Args:
-        output: type of the value that the command prints, or a function that imports and returns it.
-        lines: whether it prints a line for each of several such values.
+        output: type of the value, or a function that imports and returns it.
+        lines: whether the command prints a line for each of several such values.
     """
 
-    def __init__(self, output: object, *, lines: bool = False, help: str = "Print JSON instead of text.") -> None:
-        super().__init__([_JSON_FLAG, "as_json"], is_flag=True, help=help, is_eager=True, callback=_remember_json)
+    def __init__(self, output: object, *, lines: bool) -> None:
         self._output, self.lines = output, lines
 
     @property
     def output(self) -> object:
-        """Type of the value that the command prints, which the reference describes."""
+        """Type of the value, which the reference describes."""
         return self._output() if inspect.isfunction(self._output) else self._output
+
+
+class JsonOption(click.Option):
+    """The flag ``--json`` of a command."""
+
+    def __init__(self, printed: PrintedJson) -> None:
+        help = "Print a line of JSON for each record." if printed.lines else "Print JSON instead of text."
+        super().__init__([_JSON_FLAG, "as_json"], is_flag=True, help=help, is_eager=True, callback=_remember_json)
+        self.printed = printed
+
+
+_PRINTED = "_printed_json"
+
+
+def printed_json(command: click.Command) -> PrintedJson | None:
+    """Returns the JSON that a command prints, with ``--json`` or always; None if it prints none."""
+    always = getattr(command.callback, _PRINTED, None)
+    options = (option.printed for option in command.params if isinstance(option, JsonOption))
+    return always if isinstance(always, PrintedJson) else next(options, None)
+
+
+def json_lines(output: object) -> Callable[[F], F]:
+    """Returns a decorator of a command that always prints lines of JSON, each a value of this type."""
+
+    def add(command: F) -> F:
+        setattr(command, _PRINTED, PrintedJson(output, lines=True))
+        return command
+
+    return add
 
 
 def _remember_json(ctx: click.Context, option: click.Parameter, given: bool) -> bool:
@@ -220,11 +249,10 @@ def json_option(output: object, *, lines: bool = False) -> Callable[[F], F]:
             module is too slow to import for other commands.
         lines: whether it prints a line for each of several such values.
     """
-    help = "Print a line of JSON for each record." if lines else "Print JSON instead of text."
 
     def add(command: F) -> F:
         options: list[click.Parameter] = command.__dict__.setdefault("__click_params__", [])
-        options.append(JsonOption(output, lines=lines, help=help))
+        options.append(JsonOption(PrintedJson(output, lines=lines)))
         return command
 
     return add

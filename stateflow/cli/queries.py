@@ -10,6 +10,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -19,11 +20,12 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from stateflow.cli.common import ROOT, SECONDS, print_text, with_options
+from stateflow.cli.common import ROOT, SECONDS, json_lines, print_json, print_text, with_options
 from stateflow.compare.changes import to_json
 from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import ConfigError, EnvironmentUnsupported, UnknownState
 from stateflow.helpers import did_you_mean
+from stateflow.outputs import OptionalText
 from stateflow.process_limits import end_with_parent, isolate
 from stateflow.query.snapshot import describe_snapshot
 from stateflow.state.handles import StateSchema
@@ -105,6 +107,72 @@ _KEY = click.option(
 _LIMIT = click.option("--limit", type=click.IntRange(1), metavar="N", help="Print at most N. Default: all.")
 
 
+@dataclass(frozen=True)
+class QueryableState:
+    """A state that can be queried.
+
+    Attributes:
+        name: the queryable name.
+        operator: uid of the operator.
+        state: name within the operator.
+        kind: ``value``, ``map``, ``reducing`` or ``aggregating``.
+        value_type: the declared type of the values.
+        key_names: names of the key columns.
+        key_types: type of each key column, as Spark names it.
+        map_key_type: the declared type of a map's keys; empty for other kinds.
+    """
+
+    name: str
+    operator: str
+    state: str
+    kind: str
+    value_type: str
+    key_names: list[str]
+    key_types: list[str]
+    map_key_type: OptionalText
+
+
+@dataclass(frozen=True)
+class QueriedValue:
+    """The value of a key, or of one key of its map.
+
+    Attributes:
+        checkpoint_id: the checkpoint that it is from.
+        value: the value.
+    """
+
+    checkpoint_id: int
+    value: object
+
+
+@dataclass(frozen=True)
+class QueriedEntry:
+    """An entry of the map of a key.
+
+    Attributes:
+        checkpoint_id: the checkpoint that it is from.
+        map_key: its key in the map.
+        value: its value.
+    """
+
+    checkpoint_id: int
+    map_key: object
+    value: object
+
+
+@dataclass(frozen=True)
+class QueriedKey:
+    """A key that has a value.
+
+    Attributes:
+        checkpoint_id: the checkpoint that it is from.
+        key: the value of the key column; a list for several columns.
+    """
+
+    checkpoint_id: int
+    key: object
+
+
 @click.group()
 def query() -> None:
     """Query the committed state of a job, from its state servers.
@@ -114,15 +182,17 @@ def query() -> None:
 
 
 @query.command()
+@json_lines(QueryableState)
 @with_options(_SERVER)
 def states(job_root: str, token_file: Path | None, timeout: float) -> None:
     """List the states that can be queried, with their keys and types."""
     with _client(job_root, token_file, timeout) as client:
         for state in client.states():
-            print_text(msgspec.json.encode(state).decode())
+            print_json(QueryableState(**msgspec.structs.asdict(state)))
 
 
 @query.command()
+@json_lines(QueriedValue)
 @_NAME
 @_KEY
 @click.option("--map-key", metavar="KEY", help="For a map: the key in the map.")
@@ -149,10 +219,11 @@ def get(
     if not result.found:
         print_text(f"the key has no value at checkpoint {result.checkpoint_id}", err=True)
         sys.exit(_NO_VALUE)
-    _print(result.checkpoint_id, {"value": name_fields(result.value, _schema(job_root, state))})
+    print_json(QueriedValue(result.checkpoint_id, _plain(name_fields(result.value, _schema(job_root, state)))))
 
 
 @query.command()
+@json_lines(QueriedEntry)
 @_NAME
 @_KEY
 @click.option("--prefix", metavar="TEXT", help="Only entries whose key in the map begins with this text.")
@@ -175,10 +246,12 @@ def scan(
         schema = _schema(job_root, state)
         entries = client.scan(name, _key(texts, state), prefix, **_options(at_least, exactly))
         for entry in islice(entries, limit):
-            _print(entry.checkpoint_id, {"map_key": entry.key, "value": name_fields(entry.value, schema)})
+            value = _plain(name_fields(entry.value, schema))
+            print_json(QueriedEntry(entry.checkpoint_id, _plain(entry.key), value))
 
 
 @query.command()
+@json_lines(QueriedKey)
 @_NAME
 @_LIMIT
 @with_options([*_AT, *_SERVER])
@@ -195,7 +268,7 @@ def keys(
     with _client(job_root, token_file, timeout) as client:
         for entry in islice(client.keys(name, **_options(at_least, exactly)), limit):
             values = entry.key if isinstance(entry.key, tuple) else (entry.key,)
-            _print(entry.checkpoint_id, {"key": plain_key(values)})
+            print_json(QueriedKey(entry.checkpoint_id, _plain(plain_key(values))))
 
 
 @contextmanager
@@ -248,9 +321,9 @@ def _schema(job_root: str, state: StateDescription) -> StateSchema | None:
     return next((schema for schema in operator.states if schema.name == state.state), None)
 
 
-def _print(checkpoint_id: int, fields: dict[str, object]) -> None:
-    parts = {name: msgspec.Raw(to_json(value).encode()) for name, value in fields.items()}
-    print_text(msgspec.json.encode({"checkpoint_id": checkpoint_id, **parts}).decode())
+def _plain(value: object) -> object:
+    """Returns a value of a user's type as what JSON has."""
+    return json.loads(to_json(value))
 
 
 _MIB = 1 << 20

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal, NoReturn, Protocol, cast
@@ -34,6 +33,7 @@ from stateflow.cli.common import (
     graph_options,
     human_bytes,
     log,
+    plain_fact,
     print_error,
     print_text,
     settings_layers,
@@ -45,8 +45,8 @@ from stateflow.clock import SystemClock
 from stateflow.config.sources import SettingsLayer
 from stateflow.errors import ConfigError, StateflowError, StorageError, error_class
 from stateflow.launch import RunRequest, RunResult, run_if_idle, run_job
-from stateflow.observability import ContextFilter, log_event, set_log_context
-from stateflow.outputs import OptionalText, encode_json, to_object, utc_text
+from stateflow.observability import ContextFilter, LogContext, log_event, set_log_context
+from stateflow.outputs import OptionalId, OptionalText, encode_json, to_object, utc_text
 from stateflow.private_files import ScratchFolder, open_private
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.termination import DRAINED
@@ -697,25 +697,68 @@ class _TextFormatter(logging.Formatter):
         return visible(super().format(record))
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return _timestamp(record)
+        return utc_text(_logged_at(record))
+
+
+@dataclass(frozen=True)
+class LoggedContext:
+    """The run that a log line is about, and its position.
+
+    Attributes:
+        job: name of the job; empty before the job file is loaded.
+        run_id: id of the requester, or host and process id; empty before the run has begun.
+        generation: its generation; 0 before it has claimed the job.
+        ordinal: number of the newest batch of the generation that has begun; 0 before the first.
+        checkpoint_id: the newest checkpoint; 0 before the first.
+    """
+
+    job: OptionalText
+    run_id: OptionalText
+    generation: OptionalId
+    ordinal: OptionalId
+    checkpoint_id: OptionalId
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line of the log of a run with ``--log-format json``.
+
+    Attributes:
+        logged_at: when it was logged.
+        level: ``INFO``, ``WARNING`` or another level of Python's module `logging`.
+        logger: name of the logger: the module, or another library.
+        event: what has happened; of another library, the message.
+        facts: further values by name, depending on the event.
+        context: the run, and its position.
+        traceback: the traceback of an error; empty without one.
+    """
+
+    logged_at: datetime
+    level: str
+    logger: str
+    event: str
+    facts: dict[str, object]
+    context: LoggedContext
+    traceback: OptionalText
 
 
 class _JsonFormatter(logging.Formatter):
     """Formats a record as one JSON object per line, also when it has no event and facts."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": _timestamp(record),
-            "level": record.levelname,
-            "logger": record.name,
-            "event": getattr(record, "event", record.getMessage()),
-            "facts": getattr(record, "facts", {}),
-            "context": getattr(record, "context", {}),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        facts: dict[str, object] = getattr(record, "facts", {})
+        context = getattr(record, "context", None) or asdict(LogContext())
+        line = LogLine(
+            _logged_at(record),
+            record.levelname,
+            record.name,
+            getattr(record, "event", None) or record.getMessage(),
+            {name: plain_fact(name, value) for name, value in facts.items()},
+            LoggedContext(*context.values()),
+            self.formatException(record.exc_info) if record.exc_info else "",
+        )
+        return encode_json(line)
 
 
-def _timestamp(record: logging.LogRecord) -> str:
-    return utc_text(datetime.fromtimestamp(record.created, UTC))
+def _logged_at(record: logging.LogRecord) -> datetime:
+    return datetime.fromtimestamp(record.created, UTC)

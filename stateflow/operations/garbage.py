@@ -11,6 +11,7 @@ from stateflow.checkpoint.garbage_collector import Collector, FileStatus
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.errors import ConfigError
 from stateflow.operations.job_root import open_root
+from stateflow.outputs import Inline
 from stateflow.storage import BlobInfo, open_storage
 
 
@@ -35,6 +36,23 @@ class GarbageReport:
     freed_bytes: int
     unknown_keys: tuple[str, ...]
     dry_run: bool
+
+
+@dataclass(frozen=True)
+class RetentionReport:
+    """Result of a task that applies a retention and then collects garbage, or of its preview.
+
+    Attributes:
+        collected: what the collection has deleted.
+        deleted_savepoints: names of the deleted periodic savepoints, oldest first.
+        kept_savepoints: names of the other savepoints of the job root.
+        savepoints_freed_bytes: size of the deleted savepoints.
+    """
+
+    collected: Inline[GarbageReport]
+    deleted_savepoints: tuple[str, ...]
+    kept_savepoints: tuple[str, ...]
+    savepoints_freed_bytes: int
 
 
 def collect_garbage(

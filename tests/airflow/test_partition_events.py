@@ -15,11 +15,13 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.serialization.serialized_objects import DagSerialization
 
 from stateflow.clock import ManualClock
+from stateflow.operations.partitions import Announcement
 from stateflow_airflow.dags import PartitionEvents, StateflowJob, stateflow_dags
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.partitions import StateflowPartitionEventsOperator, read_position
 from stateflow_airflow.versions import UnsupportedVersion, require_partition_keys
 from tests.airflow.fakes import FakeRun, fails
+from tests.cli.test_json import check
 from tests.operations.test_partitions import Totals
 from tests.support.local_jobs import restore
 
@@ -81,6 +83,7 @@ class Task:
             "outlet_events": outlets,
         }
         returned: dict[str, Any] = operator.execute(context)
+        check(Announcement, returned)
         event = outlets[ASSET]
         if not is_killed:
             for key in sorted(event.partition_keys):

@@ -11,11 +11,13 @@ from structlog.testing import capture_logs
 
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.clock import ManualClock
+from stateflow.operations.garbage import RetentionReport
 from stateflow.storage import open_storage
 from stateflow.storage.paths import data_folder
 from stateflow_airflow.failures import PermanentFailure, RetryByErrorCode
 from stateflow_airflow.operators.retention import StateflowRetentionOperator
 from tests.airflow.fakes import FakeRun, fails
+from tests.cli.test_json import check
 from tests.support import root_files
 from tests.support.job_fixture import AccountsJob
 
@@ -38,7 +40,9 @@ def job_root(tmp_path: Path) -> Path:
 def run(job_root: Path, **arguments: Any) -> dict[str, Any]:
     operator = StateflowRetentionOperator(task_id="collect", job_root=str(job_root), **arguments)
     assert isinstance(operator.retry_policy, RetryByErrorCode)
-    return dict(operator.execute(FakeRun().next_try()))
+    returned = operator.execute(FakeRun().next_try())
+    check(RetentionReport, returned)
+    return returned
 
 
 def garbage(job_root: Path) -> list[Path]:

@@ -16,7 +16,9 @@ from airflow.sdk import Asset
 
 import stateflow
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
+from stateflow.connectors.delta.maintenance import MaintenanceReport
 from stateflow.operations import SavepointRequest, create_savepoint
+from stateflow.operations.state_export import ExportReport
 from stateflow.requesters import airflow_user
 from stateflow.runtime.task import store_cache
 from stateflow_airflow.failures import PermanentFailure
@@ -29,6 +31,7 @@ from stateflow_airflow.operators.retention import StateflowTablesOperator
 from stateflow_airflow.operators.savepoint import StateflowRekeyOperator
 from stateflow_airflow.operators.validation.diff import StateflowDiffOperator
 from tests.airflow.fakes import FakeRun, fails
+from tests.cli.test_json import check
 from tests.support import root_files
 from tests.support.cli_fixture import CliFixture
 
@@ -142,6 +145,7 @@ def test_a_task_writes_the_rows_of_a_snapshot_and_a_retry_replaces_them(job: Cli
     run, asset, output = FakeRun(), Asset("exports"), tmp_path / "2026-01-31" / "rows.jsonl"
     for snapshot, wanted in (("before", BEFORE), ("", NEWEST)):
         found = _do(_export(job, tmp_path, snapshot=snapshot, into=str(output), outlets=[asset]), run)
+        check(ExportReport, found)
         rows = [json.loads(line) for line in output.read_text().splitlines()]
         assert {row["key"]: row["value"] for row in rows} == wanted
         assert (found["rows"], found["size_bytes"], run.events[asset].extra) == (3, output.stat().st_size, found)
@@ -270,7 +274,9 @@ def test_tables_are_optimized_and_vacuumed_and_a_preview_changes_nothing(tmp_pat
 
     def execute(older_than: str = "0s", **more: Any) -> Any:
         code: dict[str, Any] = {"job": str(job.job), "job_root": job.root, "settings": job.settings}
-        return _do(StateflowTablesOperator(task_id="tables", older_than=older_than, **code, **more))
+        returned = _do(StateflowTablesOperator(task_id="tables", older_than=older_than, **code, **more))
+        check(MaintenanceReport, returned)
+        return returned
 
     def files() -> int:
         return len(list(tmp_path.glob("*/*.parquet")))

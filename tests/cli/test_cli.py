@@ -24,6 +24,7 @@ from syrupy.assertion import SnapshotAssertion
 from stateflow import operations
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.cli.main import main
+from stateflow.cli.run import LogLine
 from stateflow.clock import SystemClock
 from stateflow.errors import StorageError
 from stateflow.operations import (
@@ -40,6 +41,7 @@ from stateflow.replay.run import ReplayRequest
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
+from tests.cli.test_json import check
 from tests.support.cli_fixture import BUILD, JOB, CliFixture, contents, invoke
 from tests.support.errors import ReportedError, reported_error, reported_errors
 from tests.support.screens import normalized
@@ -53,7 +55,8 @@ def _json_lines(text: str) -> list[dict[str, Any]]:
     """The events of a log; without the steps that take time."""
     lines = [json.loads(line) for line in text.splitlines()]
     for line in lines:
-        assert set(line) >= {"time", "level", "logger", "event", "facts"} and line["logger"].startswith("stateflow")
+        check(LogLine, line)
+        assert line["logger"].startswith("stateflow")
     return [line for line in lines if line["event"] != "step"]
 
 
@@ -289,14 +292,14 @@ def test_json_logs_are_one_object_a_line_with_job_run_batch_and_checkpoint(cli: 
     assert ended.exit_code == 0 and len(ended.stdout.splitlines()) == 1
     first, *batches = _json_lines(ended.stderr)
     assert (first["event"], first["level"]) == ("restored", "INFO")
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["time"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", first["logged_at"])
     assert first["facts"].pop("at")
     assert first["facts"] == {"job": "job", "run": 1, "checkpoint": 0, "matched": [], "new": ["sum"]}
     found = [(b["event"], b["facts"]["batch"], b["facts"]["rows"]) for b in batches]
     assert found == [("committed", n, 4) for n in (1, 2, 3)]
-    run = {"job": "job", "run": "nightly/run/1", "generation": 1}
-    assert first["context"] == {**run, "batch": 0, "checkpoint": 0}
-    assert [b["context"] for b in batches] == [{**run, "batch": n, "checkpoint": n + 1} for n in (1, 2, 3)]
+    run = {"job": "job", "run_id": "nightly/run/1", "generation": 1}
+    assert first["context"] == {**run, "ordinal": None, "checkpoint_id": None}
+    assert [b["context"] for b in batches] == [{**run, "ordinal": n, "checkpoint_id": n + 1} for n in (1, 2, 3)]
 
 
 def test_text_logs_have_times_in_utc_the_context_and_each_batch_once(

@@ -12,28 +12,60 @@ from typing import Any
 import click
 import jsonschema
 import pytest
+from reference import TASK_OUTPUTS
 
 from stateflow import operations
-from stateflow.cli.common import FailedCommand, JsonOption
+from stateflow.cli.common import FailedCommand, printed_json
 from stateflow.cli.main import main
-from stateflow.cli.run import RunOutcome
+from stateflow.cli.run import LogLine, RunOutcome
 from stateflow.operations import RelocationReport
 from stateflow.outputs import json_schema, output_classes
 from tests.support.cli_fixture import CliFixture, invoke
 
 
-def _options(command: click.Command, path: str = "") -> Iterator[tuple[str, JsonOption]]:
+def _commands(command: click.Command, path: str = "") -> Iterator[tuple[str, click.Command]]:
     if isinstance(command, click.Group):
         for name, below in command.commands.items():
-            yield from _options(below, f"{path} {name}".strip())
-    for option in command.params:
-        if isinstance(option, JsonOption):
-            yield path, option
+            yield from _commands(below, f"{path} {name}".strip())
+    else:
+        yield path, command
 
 
-OPTIONS = dict(_options(main))
-OUTPUTS: dict[str, object] = {**{path: o.output for path, o in OPTIONS.items()}, "": FailedCommand, "run": RunOutcome}
+COMMANDS = dict(_commands(main))
+PRINTED = {path: printed for path, command in COMMANDS.items() if (printed := printed_json(command)) is not None}
+WITHOUT_JSON = {"run", "serve", "state export", "submit"}
+"""Commands that print no JSON to stdout: the logs and result files of `run` and `submit` are JSON, `serve` answers over
+HTTP, and `state export` writes a file."""
+OUTPUTS: dict[str, object] = {
+    **{path: printed.output for path, printed in PRINTED.items()},
+    "": FailedCommand,
+    "run": RunOutcome,
+    "log": LogLine,
+    **TASK_OUTPUTS,
+}
 CLASSES = {kind for output in OUTPUTS.values() for kind in output_classes(output)}
+
+
+def test_each_command_prints_json_that_has_a_schema_or_none() -> None:
+    assert COMMANDS.keys() - PRINTED.keys() == WITHOUT_JSON
+    folder = Path(__file__).parents[2] / "docs" / "reference" / "json"
+    for path, printed in PRINTED.items():
+        stored = json.loads((folder / f"{path.replace(' ', '-')}.json").read_text())
+        # The page has the meanings of fields as well.
+        assert _without_texts(stored) == _without_texts(json_schema(printed.output)), path
+    for task, output in TASK_OUTPUTS.items():
+        stored = json.loads((folder / f"{task}.json").read_text())
+        assert _without_texts(stored) == _without_texts(json_schema(output)), task
+
+
+def _without_texts(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_texts(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    # A field may have the name, too: then it is a schema.
+    return {k: _without_texts(v) for k, v in schema.items() if k != "description" or isinstance(v, dict)}
+
 
 # -- names ------------------------------------------------------------------------------------------------------------
 
@@ -154,10 +186,10 @@ def check_printed(path: str, *words: str, code: int = 0) -> Any:
     ended = invoke(*path.split(), *words, "--json")
     assert ended.exit_code == code, ended.output
     values = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert values and (OPTIONS[path].lines or len(values) == 1 or "--table" in words)
+    assert values and (PRINTED[path].lines or len(values) == 1 or "--table" in words)
     for value in values:
-        check(OPTIONS[path].output, value)
-    return values if OPTIONS[path].lines else values[0]
+        check(PRINTED[path].output, value)
+    return values if PRINTED[path].lines else values[0]
 
 
 BUILD = """
@@ -173,6 +205,20 @@ def _relocated(job: str, *_: object) -> RelocationReport:
     return RelocationReport(job, "rows", "files of /new", 3, 1, 7, dry_run=True)
 
 
+class _Printer:
+    """Runs commands of a job with ``--json``, and notes which."""
+
+    def __init__(self, job: CliFixture) -> None:
+        self.job, self.seen = job, set[str]()
+        self.root, self.file, self.sets = ("--job-root", job.root), str(job.job), job.command()[4:]
+        self.who = ("--by", "anna", "--reason", "wrong rows")
+        self.folder = job.folder
+
+    def __call__(self, path: str, *words: str, code: int = 0) -> Any:
+        self.seen.add(path)
+        return check_printed(path, *words, code=code)
+
+
 @pytest.mark.long(reason="runs every command")
 def test_each_command_prints_what_its_schema_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = CliFixture(tmp_path)
@@ -182,69 +228,80 @@ def test_each_command_prints_what_its_schema_says(tmp_path: Path, monkeypatch: p
     ended = invoke(*job.command("--result-file", str(result)))
     assert ended.exit_code == 0, ended.output
     check(RunOutcome, json.loads(result.read_text()))
+    do = _Printer(job)
+    made = _check_savepoints(do)
+    _check_state(do)
+    _check_restore(do, made)
+    _check_files(do)
+    # These need a run, and a folder that moved.
+    monkeypatch.setattr(operations, "trigger_checkpoint", lambda *_: 7)
+    monkeypatch.setattr(operations, "relocate_source", partial(_relocated, "job"))
+    do("checkpoints trigger", *do.root)
+    do("source relocate", *do.root, "--source", "rows", "--from", "/old", "--to", "/new")
+    # Those of `query` need a server: tests/cli/test_query.py checks them.
+    assert do.seen == {path for path in PRINTED if not path.startswith("query ")}
 
-    seen = set[str]()
 
-    def do(path: str, *words: str, code: int = 0) -> Any:
-        seen.add(path)
-        return check_printed(path, *words, code=code)
-
-    root, file, sets = ("--job-root", job.root), str(job.job), job.command()[4:]
-    who = ("--by", "anna", "--reason", "wrong rows")
-    made = do("savepoint create", *root, "--name", "early", *who)
+def _check_savepoints(do: _Printer) -> Any:
+    made = do("savepoint create", *do.root, "--name", "early", *do.who)
     assert (made["made_from"], made["offsets"]) == ("head", {"rows": {"row": 12}})
-    do("savepoint show", "early", *root)
-    do("savepoint verify", "early", *root)
-    do("savepoint rekey", "early", "--max-parallelism", "64", "--into", str(tmp_path / "into"), *root, *who)
-    changed = tmp_path / "changed"
-    do("savepoint change", "early", *root, "--remove", "sum", "--output", str(changed))
-    rows = tmp_path / "rows.jsonl"
+    do("savepoint show", "early", *do.root)
+    do("savepoint verify", "early", *do.root)
+    into = str(do.folder / "into")
+    do("savepoint rekey", "early", "--max-parallelism", "64", "--into", into, *do.root, *do.who)
+    do("savepoint change", "early", *do.root, "--remove", "sum", "--output", str(do.folder / "changed"))
+    rows = do.folder / "rows.jsonl"
     rows.write_text('{"key": "a", "value": 5}\n')
     states = ("--state", f"sum.total={rows}", "--source", 'rows={"row": 4}')
-    do("savepoint write", file, *sets, "--output", str(tmp_path / "written"), *states)
-    do("explain", file, *root, *sets)
-    do("check", file, "--against", job.root, *sets)
-    do("checkpoints show", "3", *root)
-    do("checkpoints history", *root)
-    do("replay", file, *root, *sets, "--batch", "3", "--key", "a")
-    do("diff", f"{job.root}@2", job.root, "--keys")
-    do("state show", job.root)
+    do("savepoint write", do.file, *do.sets, "--output", str(do.folder / "written"), *states)
+    return made
+
+
+def _check_state(do: _Printer) -> None:
+    uri = do.job.root
+    do("explain", do.file, *do.root, *do.sets)
+    do("check", do.file, "--against", uri, *do.sets)
+    do("checkpoints show", "3", *do.root)
+    do("checkpoints history", *do.root)
+    do("replay", do.file, *do.root, *do.sets, "--batch", "3", "--key", "a")
+    do("diff", f"{uri}@2", uri, "--keys")
+    do("state show", uri)
     for table in ("snapshots", "operators", "states", "files"):
-        do("state show", job.root, "--table", table)
-    do("state get", job.root, "--operator", "sum", "--state", "total", "--key", "a")
-    plan = str(tmp_path / "plan.json")
-    planned = do("restore", file, *root, *sets, "--plan", "early", "--out", plan)
+        do("state show", uri, "--table", table)
+    do("state get", uri, "--operator", "sum", "--state", "total", "--key", "a")
+
+
+def _check_restore(do: _Printer, made: Any) -> None:
+    plan = str(do.folder / "plan.json")
+    planned = do("restore", do.file, *do.root, *do.sets, "--plan", "early", "--out", plan)
     assert planned["sources"][0]["target_offset"] == {"row": 12} and planned["parent_job"] is None
     # Both are the same document, which --execute and an operator read.
     assert json.loads(Path(plan).read_text()) == planned
-    do("restore", file, *root, *sets, "--execute", plan, *who)
-    found = do("status", *root, "--job", file, *sets)
+    do("restore", do.file, *do.root, *do.sets, "--execute", plan, *do.who)
+    found = do("status", *do.root, "--job", do.file, *do.sets)
     # The restore has given the state of a checkpoint a second id.
     assert found["checkpoint_id"] > found["restored_checkpoint_id"] == made["checkpoint_id"]
     assert found["points"][-1]["kind"] == "restore"
     assert (found["points"][-1]["checkpoint_id"], found["points"][-1]["retained"]) == (found["checkpoint_id"], True)
-    assert do("checkpoints list", *root) == found["points"]
-    (restore,) = [entry for entry in do("history", *root) if entry["kind"] == "restore"]
+    assert do("checkpoints list", *do.root) == found["points"]
+    (restore,) = [entry for entry in do("history", *do.root) if entry["kind"] == "restore"]
     assert restore["by"]["name"] == "anna" and isinstance(restore["facts"]["undone_checkpoint_ids"], list)
-    do("fork", "latest", *root, "--into", str(tmp_path / "fork"), *who)
-    do("tables optimize", file, *root, *sets)
-    do("tables vacuum", file, *root, *sets, "--older-than", "0s")
-    do("gc", *root, "--dry-run", "--files")
-    do("can-delete", "FORMAT", *root, code=6)
-    do("verify", *root, "--deep")
-    do("doctor", *root, code=invoke("doctor", *root).exit_code)
-    with operations_pin(job.root):
-        assert do("pins", *root)[0]["owner"]["name"] == "anna"
-    do("savepoint list", *root)
-    do("savepoint dispose", "early", *root, *who)
-    do("savepoint prune", *root, "--keep", "1")
-    do("stop", *root, "--savepoint", "--name", "last", "--job", file, *sets)
-    # These need a run, and a folder that moved.
-    monkeypatch.setattr(operations, "trigger_checkpoint", lambda *_: 7)
-    monkeypatch.setattr(operations, "relocate_source", partial(_relocated, "job"))
-    do("checkpoints trigger", *root)
-    do("source relocate", *root, "--source", "rows", "--from", "/old", "--to", "/new")
-    assert seen == set(OPTIONS)
+    do("fork", "latest", *do.root, "--into", str(do.folder / "fork"), *do.who)
+
+
+def _check_files(do: _Printer) -> None:
+    do("tables optimize", do.file, *do.root, *do.sets)
+    do("tables vacuum", do.file, *do.root, *do.sets, "--older-than", "0s")
+    do("gc", *do.root, "--dry-run", "--files")
+    do("can-delete", "FORMAT", *do.root, code=6)
+    do("verify", *do.root, "--deep")
+    do("doctor", *do.root, code=invoke("doctor", *do.root).exit_code)
+    with operations_pin(do.job.root):
+        assert do("pins", *do.root)[0]["owner"]["name"] == "anna"
+    do("savepoint list", *do.root)
+    do("savepoint dispose", "early", *do.root, *do.who)
+    do("savepoint prune", *do.root, "--keep", "1")
+    do("stop", *do.root, "--savepoint", "--name", "last", "--job", do.file, *do.sets)
 
 
 def operations_pin(uri: str) -> Any:

@@ -20,6 +20,7 @@ from stateflow.errors import (
     WrongKeyType,
 )
 from stateflow.private_files import write_private
+from tests.cli.test_json import PRINTED, check
 from tests.serving.shops_job import TOKEN, ShopsJob, serving
 from tests.support.cli_fixture import invoke
 
@@ -43,7 +44,10 @@ def _words(jobs: ShopsJob, *words: str) -> list[str]:
 def _lines(jobs: ShopsJob, *words: str) -> list[Any]:
     ended = invoke(*_words(jobs, *words))
     assert ended.exit_code == 0, ended.output
-    return [json.loads(line) for line in ended.stdout.splitlines()]
+    found = [json.loads(line) for line in ended.stdout.splitlines()]
+    for line in found:
+        check(PRINTED[f"query {words[0]}"].output, line)
+    return found
 
 
 def _key(key: tuple[str, int]) -> list[str]:

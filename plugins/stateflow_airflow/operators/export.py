@@ -21,8 +21,8 @@ class StateflowExportOperator(JobRootOperator):
     It needs no Spark and no slot of the job's pool; a run of the job continues, since the operator pins the checkpoint.
     A retry replaces the file.
 
-    **Returns** (XCom) ``output``, ``rows``, ``bytes``, ``snapshot`` and ``checkpoint_id``. Each asset in `outlets`
-    receives an event with these values.
+    **Returns** (XCom) an `ExportReport`: ``output``, ``rows``, ``size_bytes``, ``checkpoint_id`` and others. Each asset
+    in `outlets` receives an event with these values.
 
     Args:
         job_root: the job's root, see `StateflowRunOperator`. Templated.

@@ -82,6 +82,8 @@ class StateflowRetentionOperator(JobRootOperator):
         """Deletes what is beyond the limits, or reports it."""
         from stateflow.checkpoint.savepoints.cleanup import SavepointRule
         from stateflow.operations import collect_garbage, prune_savepoints
+        from stateflow.operations.garbage import RetentionReport
+        from stateflow.outputs import to_object
 
         preview = to_bool("preview", self.preview)
         with self.library():
@@ -94,18 +96,7 @@ class StateflowRetentionOperator(JobRootOperator):
             pruned = planned if preview else prune_savepoints(root, rule, by=by, only=planned.deleted)
             report = collect_garbage(root, retain=limits.checkpoints, upto=upto, dry_run=preview)
         self._log_report(report)
-        return {
-            "job": report.job,
-            "head_seq": report.head_seq,
-            "retained_checkpoint_ids": list(report.retained_checkpoint_ids),
-            "deleted_files": report.deleted_files,
-            "freed_bytes": report.freed_bytes,
-            "dry_run": report.dry_run,
-            "unknown_keys": list(report.unknown_keys),
-            "deleted_savepoints": list(pruned.deleted),
-            "kept_savepoints": list(pruned.kept),
-            "savepoints_freed_bytes": pruned.freed_bytes,
-        }
+        return to_object(RetentionReport(report, pruned.deleted, pruned.kept, pruned.freed_bytes))
 
     def _permitted_by(self, context: Context, limits: Retention) -> str:
         """Returns the user to record. Raises PermanentFailure if an approval is missing."""
@@ -186,6 +177,7 @@ class StateflowTablesOperator(JobOperator):
 
     def execute(self, context: Context) -> dict[str, object]:
         """Optimizes and vacuums the tables, or reports what would be done."""
+        from stateflow.connectors.delta.maintenance import MaintenanceReport
         from stateflow.operations import VacuumRequest, optimize_tables, vacuum_tables
         from stateflow.outputs import to_object
 
@@ -201,7 +193,7 @@ class StateflowTablesOperator(JobOperator):
             self.log.info("%s: %d small files, %d bytes", report.uid, report.combined_files, report.combined_bytes)
         for removed in vacuumed:
             self._log_vacuum(removed, preview)
-        return {"optimized": [to_object(r) for r in optimized], "vacuumed": [to_object(r) for r in vacuumed]}
+        return to_object(MaintenanceReport(tuple(optimized), tuple(vacuumed)))
 
     def _log_vacuum(self, report: VacuumReport, preview: bool) -> None:
         verb = "would delete" if preview else "deleted"

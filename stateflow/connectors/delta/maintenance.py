@@ -352,6 +352,19 @@ class VacuumReport:
     lost: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class MaintenanceReport:
+    """Result of a task that maintains the tables of a job, or of its preview.
+
+    Attributes:
+        optimized: what was combined in each table; without tables if small files are not combined.
+        vacuumed: what was deleted from each table.
+    """
+
+    optimized: tuple[CompactionReport, ...]
+    vacuumed: tuple[VacuumReport, ...]
+
+
 def vacuum(
     table: OwnTable,
     holders: Sequence[Holder],
