@@ -29,6 +29,7 @@ from stateflow.api.graph import (
 )
 from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.log.documents import NOT_BEGUN, PublishedOutput, SourcePosition
+from stateflow.outputs import offset_value
 
 NAMESPACE_VARIABLE, PARENT_VARIABLE, ROOT_VARIABLE = (
     "OPENLINEAGE_NAMESPACE",
@@ -106,7 +107,7 @@ class CheckpointFacts:
     committed_at: str
     rows_in: int = 0
     rows_out: Mapping[str, int] = field(default_factory=dict)
-    offsets: Mapping[str, str | None] = field(default_factory=dict)
+    offsets: Mapping[str, object] = field(default_factory=dict)
     watermarks: Mapping[str, str | None] = field(default_factory=dict)
     state_bytes: int = 0
 
@@ -401,10 +402,10 @@ def _columns(schema: RowSchema) -> tuple[tuple[str, str], ...]:
     return tuple((c.name, c.spark_type) for c in schema.columns) if len(schema.columns) <= MOST_COLUMNS else ()
 
 
-def offsets_of(positions: Iterable[SourcePosition]) -> dict[str, str | None]:
+def offsets_of(positions: Iterable[SourcePosition]) -> dict[str, object]:
     """Returns positions by uid of the source, without those that are too long, and without credentials."""
     return {
-        each.uid: without_credentials(each.offset)
+        each.uid: offset_value(without_credentials(each.offset))
         if each.offset != NOT_BEGUN and len(each.offset) <= MOST_CHARACTERS
         else None
         for each in positions

@@ -79,7 +79,7 @@ class StateflowCheckpointFacet(RunFacet):
     committedAt: str
     rowsIn: int
     rowsOut: dict[str, int]
-    offsets: dict[str, str]
+    offsets: dict[str, object]
     omittedOffsets: list[str]
     watermarks: dict[str, str]
     stateBytes: int
@@ -196,8 +196,8 @@ def _checkpoint(of: CheckpointFacts) -> RunFacet:
         committedAt=of.committed_at,
         rowsIn=of.rows_in,
         rowsOut=dict(of.rows_out),
-        offsets={uid: text for uid, text in of.offsets.items() if text is not None},
-        omittedOffsets=[uid for uid, text in of.offsets.items() if text is None],
+        offsets={uid: offset for uid, offset in of.offsets.items() if offset is not None},
+        omittedOffsets=[uid for uid, offset in of.offsets.items() if offset is None],
         watermarks={uid: at for uid, at in of.watermarks.items() if at is not None},
         stateBytes=of.state_bytes,
         producer=PRODUCER,

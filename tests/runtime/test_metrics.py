@@ -25,6 +25,7 @@ from stateflow import (
 from stateflow.api.streams.data_stream import DataStream
 from stateflow.api.streams.keyed_stream import KeyedStream
 from stateflow.checkpoint.history import read_records
+from stateflow.checkpoint.log.documents import CheckpointRecord
 from stateflow.clock import ManualClock
 from stateflow.config.settings import TelemetrySettings
 from stateflow.errors import ConfigError
@@ -103,6 +104,25 @@ def test_rows_that_are_dropped_because_they_are_late_are_counted(tmp_path: Path,
     assert recorder.counters["num_late_records_dropped"] == run.totals.late_rows_dropped == dropped
 
 
+def _gauges(result: BatchResult, record: CheckpointRecord) -> dict[str, float]:
+    """The gauges after a batch with a checkpoint of its own."""
+    return {
+        "last_completed_checkpoint_id": result.checkpoint_id,
+        "last_checkpoint_size": result.increment_bytes,
+        "last_checkpoint_compaction_size": 0,
+        "last_checkpoint_full_size": result.full_bytes,
+        "last_checkpoint_duration": result.seconds,
+        "number_of_in_progress_checkpoints": 0,
+        "last_checkpoint_manifest_size": record.manifest_bytes,
+        "last_checkpoint_files": record.files,
+        "last_checkpoint_new_files": record.new_files,
+        "last_batch_duration": result.seconds,
+        "hot_key_pairs": 0,
+        "num_records_waiting": 0,
+        "last_checkpoint_restore_timestamp": datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000,
+    }
+
+
 def test_each_batch_is_recorded_with_the_names_of_flink_and_has_one_processing_time(tmp_path: Path) -> None:
     """25 rows of three keys, ten to a batch, with an hour between the batches."""
     clock, recorder, source = ManualClock(), MemoryRecorder(), Growing([Row(f"k{i % 3}", i) for i in range(25)], Row)
@@ -127,24 +147,7 @@ def test_each_batch_is_recorded_with_the_names_of_flink_and_has_one_processing_t
     counters = {name: count for name, count in recorder.counters.items() if "." not in name}
     assert counters == {"number_of_completed_checkpoints": 3, "num_records_in": 25, "num_records_out": 25 + 9}
     assert [r.rows_in for r in results] == [10, 10, 5]
-    assert gauges == [
-        {
-            "last_completed_checkpoint_id": r.checkpoint_id,
-            "last_checkpoint_size": r.increment_bytes,
-            "last_checkpoint_compaction_size": 0,
-            "last_checkpoint_full_size": r.full_bytes,
-            "last_checkpoint_duration": r.seconds,
-            "number_of_in_progress_checkpoints": 0,
-            "last_checkpoint_manifest_size": record.manifest_bytes,
-            "last_checkpoint_files": record.files,
-            "last_checkpoint_new_files": record.new_files,
-            "last_batch_duration": r.seconds,
-            "hot_key_pairs": 0,
-            "num_records_waiting": 0,
-            "last_checkpoint_restore_timestamp": datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1000,
-        }
-        for r, record in zip(results, records, strict=True)
-    ]
+    assert gauges == [_gauges(r, record) for r, record in zip(results, records, strict=True)]
     assert (results[0].checkpoint_id, results[-1].checkpoint_id) == (2, run.head.checkpoint_id)
     assert all(r.full_bytes >= r.increment_bytes for r in results)
 
