@@ -111,10 +111,16 @@ class Sizes:
 
 
 class Worker:
-    """A process with one version."""
+    """A process with one version.
 
-    def __init__(self, tree: Path, kind: str, sizes: Sizes) -> None:
-        command = [sys.executable, "-c", WORK, kind, str(sizes.warm_up), str(sizes.rows)]
+    Args:
+        tree: the folder of the version.
+        program: the program, which measures an iteration for each line that it reads.
+        arguments: of the program.
+    """
+
+    def __init__(self, tree: Path, program: str, arguments: Sequence[str]) -> None:
+        command = [sys.executable, "-c", program, *arguments]
         environment = {"PYTHONPATH": str(tree), "PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0"}
         self._process = subprocess.Popen(
             command, cwd=tree, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -154,7 +160,7 @@ def measure(folder: Path, commit: str, kinds: Sequence[str], sizes: Sizes) -> di
 
 def _measure_pair(trees: Sequence[Path], kind: str, sizes: Sizes) -> tuple[float, float]:
     """Returns the CPU time of both versions, in seconds."""
-    workers = [Worker(tree, kind, sizes) for tree in trees]
+    workers = [Worker(tree, WORK, (kind, str(sizes.warm_up), str(sizes.rows))) for tree in trees]
     measured = [[worker.measure() for worker in workers] for _ in range(sizes.iterations)]
     for worker in workers:
         worker.end()

@@ -26,6 +26,7 @@ from benchmarks import (
     killed_driver,
     latency,
     memory,
+    metrics_cost,
     micro_batch,
     query,
     rescale,
@@ -196,3 +197,11 @@ def test_rows_of_the_kafka_sink_of_a_plain_producer_and_of_a_job_are_in_the_topi
     size = kafka_sink.Size(rows=1_000, large=1, small_rows=3, small=2, job_batches=2)
     figures = _read(kafka_sink.run(tmp_path / "files", size))
     assert all(figures[f"{name}_rows_per_s"] > 0 for name in ("publish", "peer", "job"))
+
+
+@pytest.mark.slow(reason="starts sixteen processes")
+def test_each_kind_of_operator_runs_with_and_without_metrics() -> None:
+    sizes = metrics_cost.Sizes(pairs=2, rows=300, warm_up=0, iterations=1)
+    found = metrics_cost.measure(metrics_cost.KINDS, sizes)
+    assert set(found["ratios"]) == set(metrics_cost.KINDS)
+    assert all(0 < ratio["median"] < 10 for ratio in found["ratios"].values())
