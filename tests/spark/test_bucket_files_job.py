@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -88,6 +89,28 @@ def test_files_of_a_bucket_are_read_once_by_their_names_whatever_their_times(job
     _check(job, p=[*range(5)], j=[*range(6)], c=[*range(4)])
     job.finish()
     _check(job, p=[*range(5)], j=[*range(6)], c=[*range(4)])
+
+
+def test_files_that_wait_in_a_bucket_are_counted_after_a_run_and_while_none_is_active(
+    job: ModuleJob, data: Path
+) -> None:
+    _parquet(data / "parquet" / "read.parquet", range(5))
+    _json(data / "json" / "read.json", range(3))
+    job.finish(job__formats="parquet json")
+    waiting = [_parquet(data / "parquet" / f"{n}.parquet", range(10 + n)) for n in range(3)]
+    status = job.command("status", "--job", job.job_file, "--json", "--set", "job.formats=parquet json", with_job=True)
+    backlog = status.check().document["backlog"]
+    parquets, lines = (next(s for s in backlog["sources"] if s["uid"] == uid) for uid in ("parquet", "json"))
+    assert (parquets["rows"], parquets["files"], lines["rows"], lines["files"]) == (33, 3, 0, 0)
+    assert parquets["size_bytes"] == sum(file.stat().st_size for file in waiting)
+    oldest = min(file.stat().st_mtime for file in waiting)
+    assert abs(datetime.fromisoformat(parquets["oldest_at"]).timestamp() - oldest) < 2
+    # At the rate of the one checkpoint.
+    assert backlog["catch_up_ms"] > 0
+    # The run reads them, and says what is left.
+    ended = job.finish(job__formats="parquet json")
+    assert ended.result["backlog"]["rows"] == 0
+    _check(job, p=[*range(5), *range(10), *range(11), *range(12)], j=[*range(3)])
 
 
 def test_corrupt_objects_are_skipped_and_a_replaced_one_ends_the_run(job: ModuleJob, data: Path) -> None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from tests.servers.running import s3_server
 from tests.spark.jobs import delta_input
 from tests.spark.processes import ModuleJob
 from tests.support import restores
@@ -65,6 +66,33 @@ def test_each_row_that_is_added_to_a_table_is_read_once(job: DeltaJob) -> None:
     job.restore("position:4")
     job.finish(job__skip="yes")
     assert job.copied() == before + Counter([(6, "a")])
+
+
+def test_rows_that_wait_in_a_table_in_a_bucket_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_server(tmp_path / "s3", "bucket") as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        job = DeltaJob(tmp_path / "job", job__items="s3://bucket/items")
+        job.variables = variables
+
+        def add(ids: range) -> None:
+            rows = pa.table({"id": pa.array(ids, pa.int64()), "name": pa.array(["a"] * len(ids))})
+            write_deltalake("s3://bucket/items", rows, mode="append", storage_options=dict(variables))
+
+        def backlog() -> Any:
+            ended = job.command("status", "--job", job.job_file, "--json", with_job=True)
+            return ended.check().document["backlog"]
+
+        add(range(5))
+        job.finish()
+        assert backlog()["rows"] == 0
+        for start in (5, 8):
+            add(range(start, start + 3))
+        found = backlog()
+        assert (found["rows"], found["sources"][0]["files"], found["catch_up_ms"] > 0) == (6, 2, True)
+        assert job.finish().result["backlog"]["rows"] == 0 and backlog()["rows"] == 0
+        assert job.copied() == Counter((n, "a") for n in range(11))
+        job.close()
 
 
 def test_a_position_is_a_version_or_a_time(job: DeltaJob) -> None:

@@ -58,6 +58,7 @@ def build(env: StreamExecutionEnvironment) -> None:
     home = Path(env.parameter("home"))
     env.parameter("spark")
     kind, start = env.parameter("kind", "rows"), _start(env.parameter("start", "earliest"))
+    items = env.parameter("items", str(home / "items"))
     source: DeltaSource | SparkSource | Numbers
     if kind == "numbers":
         source = Numbers(home / "numbers")
@@ -66,8 +67,8 @@ def build(env: StreamExecutionEnvironment) -> None:
         source = SparkSource("rate-micro-batch", schema=Tick, options=options, name="ticks", ends_by_itself=False)
     elif kind == "changes":
         metadata = {"change": "change", "version": "version"}
-        source = DeltaSource(home / "items", schema=Change, changes=True, start=start, metadata=metadata)
+        source = DeltaSource(items, schema=Change, changes=True, start=start, metadata=metadata)
     else:
         skip = env.parameter("skip", "no") == "yes"
-        source = DeltaSource(home / "items", schema=Item, start=start, skip_changes=skip)
+        source = DeltaSource(items, schema=Item, start=start, skip_changes=skip)
     env.from_source(source, uid="items").sink_to(FolderSink(home / "copied"), uid="copied")
