@@ -27,7 +27,7 @@ ARCHIVE = -XX:SharedArchiveFile=$(CURDIR)/.venv/spark.jsa -Xlog:cds=off -Xlog:cd
 # The tests start many short-lived JVMs: compiling well costs them more than it gives.
 PYTEST = $(RUN) JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC $(ARCHIVE)" bash scripts/run_tests.sh -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup kubernetes demo broker ui test test-all bugs scoreboard lint format golden bench reference docs requirements image-digests sbom clean
+.PHONY: help setup kubernetes demo demo-bucket broker ui test test-all bugs scoreboard lint format golden bench reference docs requirements image-digests sbom clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -42,6 +42,9 @@ kubernetes:  ## build the programs of the tests' Kubernetes from their Go module
 
 demo: setup  ## a year of flights under a real Airflow, killed on the way, compared row for row
 	@$(RUN) python scripts/demo.py
+
+demo-bucket: setup  ## the first job of the demo, with job root, input and tables in a bucket of S3, killed and restored
+	@$(RUN) python scripts/demo.py bucket
 
 broker: setup  ## a Kafka broker on loopback to try jobs with, until it is stopped
 	@$(RUN) python scripts/kafka_broker.py $(PORT)
@@ -108,6 +111,7 @@ requirements: setup  ## pin packages, JARs and npm packages with their hashes; U
 	@$(RUN) python scripts/matrix.py lock
 	@$(RUN) python scripts/fetch_jars.py --record
 	@$(RUN) python scripts/fetch_jars.py --record --package hdfs
+	@$(RUN) python scripts/fetch_jars.py --record --package s3a
 	@$(RUN) python scripts/fetch_jars.py --record --package kafka
 	@$(RUN) python scripts/fetch_jars.py --record --package kafka-broker
 	@$(RUN) python scripts/fetch_jars.py --record --package jdbc
@@ -122,5 +126,5 @@ sbom: setup  ## list all that is installed, with versions and hashes, in build/s
 
 clean:  ## remove the files that tools and the demo create; .venv stays
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache \
-		spark-warehouse metastore_db derby.log .demo
+		spark-warehouse metastore_db derby.log .demo .demo-bucket
 	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,7 +1,8 @@
 """``make demo``: Airflow runs two jobs over a year of flights; drivers are killed, and the tables are compared.
 
-``demo.py`` ends with 0 only if every row of all tables is correct. ``demo.py ui`` starts Airflow with the results of
-the demo, which it runs first if necessary, and keeps it running until Ctrl-C.
+``demo.py`` ends with 0 only if every row of all tables is correct. ``demo.py bucket`` runs the first job without
+Airflow, with job root, input and tables in a bucket of S3; it is killed, restored and compared. ``demo.py ui`` starts
+Airflow with the results of the demo, which it runs first if necessary, and keeps it running until Ctrl-C.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from flights_demo import aircraft
 from flights_demo.aircraft import AircraftRun
 from flights_demo.airflow_home import USER, AirflowHome, wipe
 from flights_demo.broker import Broker
+from flights_demo.bucket import BucketDemo, open_bucket
 from flights_demo.client import AirflowError
 from flights_demo.crash import DemoCheckFailed, Kill
 from flights_demo.expected import read_flights
 from flights_demo.flights import csv_file, prepare
-from flights_demo.layout import Layout
+from flights_demo.layout import REPOSITORY, Layout
 from flights_demo.polling import Stopwatch, poll
 from flights_demo.quarters import DAG, DemoContext, QuarterResult, collect_garbage, run_quarter
 from flights_demo.screen import Screen
@@ -44,6 +46,8 @@ def main(arguments: list[str]) -> int:
                 return run_demo(screen, layout)
             case ["ui"]:
                 return show_ui(screen, layout)
+            case ["bucket"]:
+                return run_in_bucket(screen, Layout(REPOSITORY / ".demo-bucket"))
     except (AirflowError, DemoCheckFailed) as error:
         screen.bad(str(error))
         return 1
@@ -76,6 +80,18 @@ def run_demo(screen: Screen, layout: Layout) -> int:
     screen.table("How long it took", ("part", "seconds"), [(part, f"{s:.1f}") for part, s in screen.timings])
     screen.say(f"{watch.seconds:.0f} s in total. To explore the results, run make ui; the files are in {layout.root}")
     return 0 if all(result.equal for result in comparisons) else 1
+
+
+def run_in_bucket(screen: Screen, layout: Layout) -> int:
+    """Runs the demo in a bucket, in an empty folder; returns the exit code."""
+    watch = Stopwatch()
+    wipe(layout.root)
+    layout.root.mkdir(parents=True)
+    deploy(layout)
+    with open_bucket(layout) as address:
+        BucketDemo(layout, screen, address).play()
+    screen.say(f"{watch.seconds:.0f} s in total; job root, input and tables are at {address}, logs in {layout.root}")
+    return 0
 
 
 def prepare_everything(screen: Screen, layout: Layout, airflow: AirflowHome, broker: Broker) -> None:

@@ -1,4 +1,4 @@
-"""Downloads the JARs that Spark needs for Delta tables, Kafka and PostgreSQL; for tests HDFS, YARN and a Kafka broker.
+"""Downloads the JARs that Spark needs for Delta, Kafka, PostgreSQL and S3A; for tests HDFS, YARN and a Kafka broker.
 
 The JARs for Delta go to ``.venv/jars``, those of ``--package hdfs`` to ``.venv/hdfs``, and so on; ``--into`` changes
 the folder. They are resolved from Maven Central by Spark's Ivy, so a mirror that is configured for Spark is used. A
@@ -48,6 +48,11 @@ def hdfs() -> str:
     return f"org.apache.hadoop:hadoop-client-minicluster:{client.stem.rpartition('-')[2]}"
 
 
+def s3a() -> str:
+    """Returns the Maven coordinate of Hadoop's S3 client in the version of Spark's Hadoop client."""
+    return hdfs().replace("hadoop-client-minicluster", "hadoop-aws")
+
+
 def kafka() -> str:
     """Returns the Maven coordinate of Spark's Kafka source and sink."""
     return kafka_of(version("pyspark"))
@@ -76,6 +81,7 @@ def yarn() -> str:
 PACKAGES = {
     "delta": (delta, "jars"),
     "hdfs": (hdfs, "hdfs"),
+    "s3a": (s3a, "s3a"),
     "kafka": (kafka, "kafka"),
     "kafka-broker": (kafka_broker, "kafka-broker"),
     "jdbc": (jdbc, "jdbc"),

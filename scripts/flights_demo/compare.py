@@ -65,7 +65,11 @@ class Comparison:
 
 def read_exported(folder: Path, name: str) -> pa.Table:
     """Returns a table as Spark has read it, in the order of its keys."""
-    table = pq.read_table(folder / name)
+    return in_order(pq.read_table(folder / name), name)
+
+
+def in_order(table: pa.Table, name: str) -> pa.Table:
+    """Returns the rows of a table with the expected types, in the order of its keys."""
     columns = [_as_expected(table[field.name], field.type) for field in SCHEMAS[name]]
     return _sorted(pa.table(columns, schema=SCHEMAS[name]), name)
 

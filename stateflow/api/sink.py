@@ -373,6 +373,17 @@ class Sink(ABC):
             SinkRefused, SchemaMismatch, SinkDiverged: the table cannot be used.
         """
 
+    def begin_run(self, context: SinkContext, generation: int) -> None:  # noqa: B027 - most sinks need nothing
+        """Called once in each run, before it writes anything and before `sweep`.
+
+        Args:
+            context: the sink.
+            generation: of the run; that of earlier runs is less.
+
+        Raises:
+            StorageError: the run cannot begin.
+        """
+
     @abstractmethod
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
         """Removes files of this sink that were written but never published.

@@ -74,10 +74,12 @@ class TableFolder(ABC):
     Attributes:
         address: path or URI of the folder.
         host_local: whether only processes that have its file system can access it.
+        lists_by_prefix: whether `files_by_prefix` takes less than a list of all files.
     """
 
     address: str
     host_local: bool = False
+    lists_by_prefix: bool = False
 
     def __str__(self) -> str:
         return self.address
@@ -119,6 +121,24 @@ class TableFolder(ABC):
         Raises:
             CorruptFile: the folder has a link, a FIFO or the like.
         """
+
+    def files_by_prefix(self, prefix: str) -> list[BlobInfo]:
+        """Returns the files whose paths begin with a prefix, in the order of their paths.
+
+        Args:
+            prefix: a path in the table, up to any character of a name.
+        """
+        folder = prefix.rpartition("/")[0]
+        return [file for file in self.files(folder) if file.key.startswith(prefix)]
+
+    def subfolders(self, folder: str) -> list[str]:
+        """Returns the names of the folders directly in a folder.
+
+        Args:
+            folder: with a slash at its end; empty for the table.
+        """
+        found = {file.key[len(folder) :].partition("/") for file in self.files(folder.rstrip("/"))}
+        return sorted({name for name, slash, _ in found if slash})
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -478,6 +498,7 @@ class StoreFolder(TableFolder):
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.lists_by_prefix = True
         # Objects in memory belong to one process.
         self.host_local = address.startswith("memory:")
 
@@ -517,6 +538,12 @@ class StoreFolder(TableFolder):
         if folder:
             return self._storage.list(f"{folder}/", f"{folder}/{after}" if after else "")
         return [file for file in self._storage.list("") if "/" not in file.key or "=" in file.key.split("/", 1)[0]]
+
+    def files_by_prefix(self, prefix: str) -> list[BlobInfo]:
+        return self._storage.list(prefix)
+
+    def subfolders(self, folder: str) -> list[str]:
+        return list(self._storage.list_folder(folder).folders)
 
     def names(self) -> list[str]:
         listed = self._storage.list_folder("")

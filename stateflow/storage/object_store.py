@@ -12,17 +12,18 @@ import io
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import obstore
 from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from stateflow.clock import epoch_milliseconds
+from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.errors import ConfigError, DataError, EnvironmentUnsupported, StorageError
 from stateflow.private_files import open_private
 from stateflow.storage.base import (
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_clock = SystemClock()
 
 _SINGLE_PUT = 16 << 20
 """A file up to this size is sent in one request, which also reports an existing object."""
@@ -60,6 +63,8 @@ _RETRIES: RetryConfig = {
     "retry_timeout": timedelta(seconds=60),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2},
 }
+_PAUSES = tuple(timedelta(milliseconds=pause) for pause in (100, 400, 1600))
+"""Between repetitions of requests that obstore does not repeat."""
 _CLIENT: ClientConfig = {"timeout": timedelta(seconds=60), "connect_timeout": timedelta(seconds=5)}
 _IDENTITY = re.compile(r"/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity/")
 """Requests for the machine's identity, which obstore sends when it has found no other credentials."""
@@ -106,19 +111,21 @@ class ObjectStorage(Storage):
         self._prefix = f"{prefix}/" if prefix else ""
         self.bucket = f"{scheme}://{bucket}"
         self.uri = f"{scheme}://{bucket}/{prefix}".rstrip("/")
+        retries = _RETRIES if retries is None else retries
+        self._pauses = _PAUSES if retries.get("max_retries") else ()
         with self._translate_errors(""):
             # Options that are given replace those of the environment.
             allows_http = os.environ.get(_ALLOW_HTTP[scheme], "").lower() == "true"
             http: ClientConfig = {"allow_http": True} if allows_http else {}
-            self._store = _STORES[scheme](
-                bucket, retry_config=_RETRIES if retries is None else retries, client_options=_CLIENT | http
-            )
+            self._store = _STORES[scheme](bucket, retry_config=retries, client_options=_CLIENT | http)
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         TRAFFIC.add(written=len(data))
         with self._translate_errors(key):
             try:
-                obstore.put(self._store, self.full_key(key), data, mode="create", use_multipart=False)
+                self._again(
+                    lambda: obstore.put(self._store, self.full_key(key), data, mode="create", use_multipart=False)
+                )
             except exceptions.AlreadyExistsError:
                 # Also the response to a retry whose first response was lost.
                 return PutResult.EXISTS
@@ -141,11 +148,15 @@ class ObjectStorage(Storage):
 
     def get(self, key: str, limit: int = 1 << 30) -> bytes:
         with self._translate_errors(key):
-            found = obstore.get(self._store, self.full_key(key))
-            if found.meta["size"] > limit:
-                raise DataError("object exceeds the size limit", key=key, size=found.meta["size"], limit=limit)
-            TRAFFIC.add(read=found.meta["size"])
-            return bytes(found.bytes())
+            return self._again(lambda: self._get(key, limit))
+
+    def _get(self, key: str, limit: int) -> bytes:
+        found = obstore.get(self._store, self.full_key(key))
+        if found.meta["size"] > limit:
+            raise DataError("object exceeds the size limit", key=key, size=found.meta["size"], limit=limit)
+        data = bytes(found.bytes())
+        TRAFFIC.add(read=len(data))
+        return data
 
     def chunks(self, key: str) -> Iterator[bytes]:
         return self._chunks(key)
@@ -168,11 +179,8 @@ class ObjectStorage(Storage):
 
     @contextlib.contextmanager
     def open(self, key: str) -> Iterator[BinaryIO]:
-        # The answer has the size, and its bytes come only when they are read.
         with self._translate_errors(key):
-            got = obstore.get(self._store, self.full_key(key))
-            size = got.meta["size"]
-            data = bytes(got.bytes()) if size <= READ_AT_ONCE else None
+            size, data = self._again(lambda: self._begin(key))
         if data is not None:
             TRAFFIC.add(read=size)
             yield io.BytesIO(data)
@@ -180,14 +188,38 @@ class ObjectStorage(Storage):
             with self.open_parts(key) as read:
                 yield open_in_parts(read, size)
 
+    def _begin(self, key: str) -> tuple[int, bytes | None]:
+        """Returns the size of an object, and its bytes if they are few."""
+        # The answer has the size, and its bytes come only when they are read.
+        got = obstore.get(self._store, self.full_key(key))
+        size = got.meta["size"]
+        return size, bytes(got.bytes()) if size <= READ_AT_ONCE else None
+
     def _chunks(self, key: str, span: tuple[int, int] | None = None) -> Iterator[bytes]:
-        options: GetOptions | None = {"range": span} if span else None
+        begin, tag, pauses = span[0] if span else 0, None, iter(self._pauses)
         with self._translate_errors(key):
-            got = obstore.get(self._store, self.full_key(key), options=options)
-            found = iter(got.stream(min_chunk_size=_CHUNK))
-            while (chunk := next(found, None)) is not None:
-                TRAFFIC.add(read=len(chunk))
-                yield bytes(chunk)
+            while span is None or begin < span[1]:
+                options: GetOptions = {}
+                if span is not None:
+                    options["range"] = begin, span[1]
+                elif begin:
+                    options["range"] = {"offset": begin}
+                if tag is not None:
+                    # The rest must be of the same object.
+                    options["if_match"] = tag
+                try:
+                    got = obstore.get(self._store, self.full_key(key), options=options)
+                    tag = got.meta["e_tag"]
+                    for chunk in got.stream(min_chunk_size=_CHUNK):
+                        TRAFFIC.add(read=len(chunk))
+                        begin += len(chunk)
+                        yield bytes(chunk)
+                    return
+                except exceptions.GenericError:
+                    pause = next(pauses, None)
+                    if pause is None:
+                        raise
+                    _clock.sleep(pause)
 
     def info(self, key: str) -> BlobInfo | None:
         with self._translate_errors(key):
@@ -201,7 +233,8 @@ class ObjectStorage(Storage):
         if folder:
             key_parts(folder, self.uri)
         with self._translate_errors(prefix):
-            found = obstore.list_with_delimiter(self._store, f"{self._prefix}{folder}".rstrip("/") or None)
+            path = f"{self._prefix}{folder}".rstrip("/") or None
+            found = self._again(lambda: obstore.list_with_delimiter(self._store, path))
         cut = len(self._prefix)
         return FolderList(
             tuple(_blob_info(each["path"][cut:], each) for each in found["objects"]),
@@ -213,29 +246,35 @@ class ObjectStorage(Storage):
         if folder:
             key_parts(folder, self.uri)
         with self._translate_errors(prefix):
-            # obstore matches a prefix by whole segments only.
-            stream = obstore.list(
-                self._store,
-                self._prefix + folder,
-                offset=self._prefix + start_after if start_after else None,
-                chunk_size=1000,
-            )
-            cut = len(self._prefix)
-            found = [_blob_info(each["path"][cut:], each) for chunk in stream for each in chunk]
+            found = self._again(lambda: self._listed(prefix, start_after))
         wanted = (blob for blob in found if blob.key.startswith(prefix) and blob.key > start_after)
         return sorted(wanted, key=lambda blob: blob.key)
+
+    def _listed(self, prefix: str, start_after: str) -> Sequence[BlobInfo]:
+        """Returns the objects with a prefix, and perhaps others."""
+        # obstore matches a prefix by whole segments only: the list begins at the prefix, and is left after it.
+        is_part = not prefix.endswith("/") and prefix != ""
+        after = start_after or (prefix[:-1] if is_part else "")
+        folder, cut = self._prefix + prefix.rpartition("/")[0], len(self._prefix)
+        found = []
+        offset = self._prefix + after if after else None
+        for chunk in obstore.list(self._store, folder, offset=offset, chunk_size=1000):
+            found += [_blob_info(each["path"][cut:], each) for each in chunk]
+            if is_part and found and found[-1].key[: len(prefix)] > prefix:
+                break
+        return found
 
     def delete(self, keys: Iterable[str]) -> None:
         paths = [self.full_key(key) for key in keys]
         with self._translate_errors(""):
             try:
                 if paths:
-                    obstore.delete(self._store, paths)
+                    self._again(lambda: obstore.delete(self._store, paths))
             except FileNotFoundError:
                 # The call ends at the first object that does not exist.
                 for path in paths:
                     with contextlib.suppress(FileNotFoundError):
-                        obstore.delete(self._store, path)
+                        self._again(partial(obstore.delete, self._store, path))
 
     def copy_from(self, source: Storage, key: str, to: str) -> None:
         if not isinstance(source, ObjectStorage) or source.bucket != self.bucket:
@@ -259,8 +298,23 @@ class ObjectStorage(Storage):
                 check_same_content(self, key, file)
             return
         TRAFFIC.add(written=source.stat().st_size)
+        put = partial(obstore.put, self._store, self.full_key(key), source)
         with self._translate_errors(key):
-            obstore.put(self._store, self.full_key(key), source, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE)
+            self._again(partial(put, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE))
+
+    def _again(self, request: Callable[[], _T]) -> _T:
+        """Sends a request that may be repeated, several times if its answer is lost: obstore repeats only some kinds.
+
+        Not those with a condition, or by POST, and not lists whose answer breaks off. After a lost answer, the
+        repetition of a conditional put says that the object exists.
+        """
+        for pause in self._pauses:
+            try:
+                return request()
+            except exceptions.GenericError as e:
+                log.info("%s did not answer, and is asked again: %s", self.uri, _reason(e))
+                _clock.sleep(pause)
+        return request()
 
     @contextlib.contextmanager
     def _translate_errors(self, key: str) -> Iterator[None]:

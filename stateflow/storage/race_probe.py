@@ -10,6 +10,8 @@ from stateflow.storage.base import PutResult, Storage
 
 _RACERS = 8
 _ROUNDS = 3
+_MOST_UNCLEAR = 5
+"""Rounds whose winner is not known, as with a network that loses answers."""
 
 
 def check_put_if_absent(storage: Storage, new_key: Callable[[], str]) -> None:
@@ -20,26 +22,38 @@ def check_put_if_absent(storage: Storage, new_key: Callable[[], str]) -> None:
         new_key: returns a key that no other process uses.
 
     Raises:
-        EnvironmentUnsupported: not exactly one thread won, or other bytes than the winner's are stored.
-        StorageError: the storage did not confirm a result.
+        EnvironmentUnsupported: several threads have won, other bytes than the winner's are stored, or nobody ever wins.
+        StorageError: the storage repeatedly did not confirm a result.
     """
-    for _ in range(_ROUNDS):
+    clear = unclear = 0
+    while clear < _ROUNDS:
         key = new_key()
         with ThreadPoolExecutor(_RACERS) as pool:
             results = list(pool.map(lambda i: storage.put_new(key, _content(i)), range(_RACERS)))  # noqa: B023
-        if PutResult.UNKNOWN in results:
-            storage.delete([key])
-            raise StorageError("the storage does not confirm whether it created an object", hint="try again", key=key)
         winners = [i for i, r in enumerate(results) if r is PutResult.CREATED]
         stored = _stored(storage, key)
         storage.delete([key])
-        if len(winners) != 1 or stored != _content(winners[0]):
-            raise EnvironmentUnsupported(
-                "the storage does not let exactly one of several writers create an object",
-                hint="a checkpoint log, and a table's log, need an atomic put-if-absent; use another storage",
-                storage=storage.uri,
-                winners=len(winners),
-            )
+        is_unknown = PutResult.UNKNOWN in results
+        if len(winners) > 1 or (winners and stored != _content(winners[0])):
+            raise _refusal(storage, len(winners))
+        if winners and not is_unknown:
+            clear += 1
+            continue
+        # An answer was lost: the client does not know who has won, or has asked again, and was told that it exists.
+        unclear += 1
+        if unclear > _MOST_UNCLEAR and is_unknown:
+            raise StorageError("the storage does not confirm whether it created an object", hint="try again", key=key)
+        if unclear > _MOST_UNCLEAR:
+            raise _refusal(storage, 0)
+
+
+def _refusal(storage: Storage, winners: int) -> EnvironmentUnsupported:
+    return EnvironmentUnsupported(
+        "the storage does not let exactly one of several writers create an object",
+        hint="a checkpoint log, and a table's log, need an atomic put-if-absent; use another storage",
+        storage=storage.uri,
+        winners=winners,
+    )
 
 
 def _stored(storage: Storage, key: str) -> bytes | None:

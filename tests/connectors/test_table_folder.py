@@ -208,6 +208,34 @@ def test_a_store_without_put_if_absent_is_refused() -> None:
     unregister_memory(storage.uri)
 
 
+class Forgetful(MemoryStorage):
+    """Memory of which the first answers to puts are lost."""
+
+    def __init__(self, lost: int, answer: PutResult) -> None:
+        super().__init__(f"memory://forgetful-{next(_numbers)}")
+        self.lost, self.answer = lost, answer
+        register_memory(self)
+
+    def put_new(self, key: str, data: bytes) -> PutResult:
+        result = super().put_new(key, data)
+        if result is PutResult.CREATED and self.lost > 0:
+            self.lost -= 1
+            return self.answer
+        return result
+
+
+@pytest.mark.parametrize("answer", [PutResult.UNKNOWN, PutResult.EXISTS])
+def test_a_lost_answer_does_not_refuse_a_store_and_one_that_never_answers_is_refused(answer: PutResult) -> None:
+    lossy = Forgetful(3, answer)
+    StoreFolder(lossy.uri).check_put_if_absent()
+    assert lossy.lost == 0 and lossy.list("") == []
+    never = Forgetful(1000, answer)
+    with pytest.raises(StorageError if answer is PutResult.UNKNOWN else EnvironmentUnsupported):
+        StoreFolder(never.uri).check_put_if_absent()
+    for storage in (lossy, never):
+        unregister_memory(storage.uri)
+
+
 @pytest.mark.parametrize("path", ["link/x", "link", "fifo", "folder"])
 def test_links_and_special_files_are_not_followed_or_opened(tmp_path: Path, path: str) -> None:
     other = tmp_path / "other"

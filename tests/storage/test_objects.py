@@ -23,6 +23,7 @@ from stateflow.errors import ConfigError, EnvironmentUnsupported, MissingFile, S
 from stateflow.storage import Credentials, PutResult, Storage, open_storage
 from stateflow.storage.object_store import ObjectStorage
 from stateflow.testing.conformance.storage import StorageConformance
+from tests.servers.faults import CUT_ANSWER, LOST_ANSWER, LOST_REQUEST, Faults, fault_proxy
 from tests.servers.google import google_server
 from tests.servers.hostile import Answer, Asked, HostileServer, answer, hostile_server
 from tests.servers.running import CANARY, azure_server, careless_s3_server, free_port, hasty_s3_server, s3_server
@@ -248,3 +249,31 @@ def test_a_server_that_a_request_is_redirected_to_gets_no_signature_and_no_conte
     for asked in other.asked:
         assert "authorization" not in asked.head.lower()
         assert b"the content" not in asked.body
+
+
+def test_requests_whose_answers_are_lost_or_cut_are_sent_again(tmp_path: Path) -> None:
+    """Also those that obstore does not repeat: conditional puts, deletions of several objects, and lists."""
+    faults = Faults(random.Random(2), 0.2, (LOST_REQUEST, LOST_ANSWER, CUT_ANSWER))
+    with s3_server(tmp_path / "s3", "bucket") as variables, pytest.MonkeyPatch.context() as environment:
+        with fault_proxy(variables["AWS_ENDPOINT_URL"], faults) as proxy:
+            for name, value in {**variables, "AWS_ENDPOINT_URL": proxy}.items():
+                environment.setenv(name, value)
+            storage = ObjectStorage("s3", "bucket", "job")
+            large = bytes(range(256)) * (20 << 12)
+            for number in range(20):
+                data = b"%d" % number * 1000
+                assert storage.put_new(f"a/{number}", data) is not PutResult.UNKNOWN
+                assert storage.get(f"a/{number}") == data
+                assert len(storage.list("a/")) == number + 1
+                assert storage.list_folder("").folders == ("a",)
+            storage.put_file("large", _file(tmp_path / "large", large))
+            for _ in range(5):
+                assert b"".join(storage.chunks("large")) == large
+            storage.delete([f"a/{number}" for number in range(20)])
+            assert storage.list("a/") == []
+    assert min(faults.injected[kind] for kind in faults.kinds) > 0
+
+
+def _file(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path

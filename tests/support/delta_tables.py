@@ -107,9 +107,11 @@ def write(
     return writer.close()
 
 
-def put(sink: Sink, about: SinkContext, token: int, rows: Iterable[msgspec.Struct]) -> list[Committable]:
+def put(
+    sink: Sink, about: SinkContext, token: int, rows: Iterable[msgspec.Struct], generation: int = 1
+) -> list[Committable]:
     """Writes and commits rows as checkpoint `token`."""
-    files = write(sink, about, rows, Writing(1, token, 0, SystemClock().new_id()))
+    files = write(sink, about, rows, Writing(generation, token, 0, SystemClock().new_id()))
     assert sink.open_table(about).commit(token, files) is not None
     return files
 

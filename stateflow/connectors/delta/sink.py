@@ -39,7 +39,7 @@ from stateflow.api.sink import (
 )
 from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.connectors.column_policy import columns_to_add
-from stateflow.connectors.data_files import FileName, ParquetWriter, list_own_files
+from stateflow.connectors.data_files import FileName, ParquetWriter
 from stateflow.connectors.delta.log import (
     LOG_FOLDER,
     TAKEN_OVER,
@@ -96,6 +96,7 @@ from stateflow.connectors.partitions import (
 )
 from stateflow.connectors.store_assignment import assign_rows, can_assign, nullable_schema
 from stateflow.connectors.table_folder import TableFolder, open_table_folder
+from stateflow.connectors.table_runs import TableRuns
 from stateflow.connectors.upserts import UpsertSettings, names_of
 from stateflow.errors import (
     ConfigError,
@@ -308,19 +309,28 @@ class DeltaSink(Sink):
         files = self._files.setdefault(context.application, ActiveFiles(self._root, context.application))
         return UpsertTable(self._root, context, head, rows, upsert=self._upsert, files=files)
 
+    def begin_run(self, context: SinkContext, generation: int) -> None:
+        self._runs(context).register(generation)
+
+    def _runs(self, context: SinkContext) -> TableRuns:
+        return TableRuns(self._root, context, len(self._partition_by))
+
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
         head = self._head(context)
         if head is not None:
             create_overdue_checkpoint(self._root, head)
         # List the folder before reading the log: a file that is committed in between is then found in the log.
         own = (context.job_uuid, context.uid)
-        files = (n for n, _ in list_own_files(self._root) if (n.job_uuid, n.uid) == own)
+        runs = self._runs(context)
+        names = filter(None, (FileName.parse(file.key) for file in runs.written()))
+        files = (n for n in names if (n.job_uuid, n.uid) == own)
         possible = {str(n): n for n in files if is_leftover(n.writing.generation, n.writing.ordinal, n.path)}
         generations = {name: file.writing.generation for name, file in possible.items()}
         found = find_unreferenced_files(self._root, context.application, generations) if possible else ()
         leftovers = sorted(possible[name].path for name in found)
         self._root.delete(leftovers)
         self._root.remove_abandoned_files()
+        runs.forget_swept()
         return leftovers
 
     def shadow(self) -> DeltaSink:

@@ -46,6 +46,7 @@ from stateflow.connectors.delta_types import check_rows
 from stateflow.connectors.json_rows import duration_text, encode, json_objects
 from stateflow.connectors.partitions import NULL, data_columns, parse_partition_folder, split_by_partition
 from stateflow.connectors.table_folder import TableFolder, open_table_folder, translate_disk_errors
+from stateflow.connectors.table_runs import TableRuns
 from stateflow.errors import (
     CorruptFile,
     DataError,
@@ -156,15 +157,24 @@ class FileSink(Sink):
         self._check_layout(head.marker, context.schema)
         return FileSinkTable(self._root, context, head)
 
+    def begin_run(self, context: SinkContext, generation: int) -> None:
+        self._runs(context).register(generation)
+
+    def _runs(self, context: SinkContext) -> TableRuns:
+        return TableRuns(self._root, context, len(self._partition_by))
+
     def sweep(self, context: SinkContext, is_leftover: Callable[[int, int, str], bool]) -> list[str]:
         # List the folder before the log is read: a file that is published in between is then known.
         own = (context.job_uuid, context.uid)
-        names = [n for n in list_files(self._root, self.format) if (n.job_uuid, n.uid) == own]
+        runs = self._runs(context)
+        parsed = filter(None, (parse_path(file.key, self.format) for file in runs.written()))
+        names = [n for n in parsed if (n.job_uuid, n.uid) == own]
         written = {file_path(name, self.format): name.writing for name in names}
         possible = {path for path, w in written.items() if is_leftover(w.generation, w.ordinal, path)}
         leftovers = sorted(possible.difference(known_files(self._root))) if possible else []
         self._root.delete(leftovers)
         self._root.remove_abandoned_files()
+        runs.forget_swept()
         return leftovers
 
     def shadow(self) -> FileSink:
@@ -444,11 +454,6 @@ def parse_path(path: str, kind: str) -> FileName | None:
         return None
     name = FileName.parse(file.removesuffix(_ENDINGS[kind]) + _PARQUET_ENDING)
     return None if name is None or name.folder else dataclasses.replace(name, folder=folders)
-
-
-def list_files(root: TableFolder, kind: str) -> Iterator[FileName]:
-    """Yields the names of all files that sinks wrote into a folder, of any job."""
-    yield from filter(None, (parse_path(file.key, kind) for file in root.files("")))
 
 
 class DataWriter(SinkWriter):

@@ -93,5 +93,7 @@ def sweep_sinks(run: RunContext, head: Head) -> None:
         return is_past(DataKey(generation, ordinal, "", path), head.entry)
 
     for bound in run.job.sinks.values():
+        # Unlike a sweep, it must succeed: otherwise later runs would not find the files of this one.
+        bound.sink.begin_run(bound.context, head.entry.generation)
         sweep = partial(bound.sink.sweep, bound.context, is_leftover)
         run.background.attempt(Work.CLEANUP, sweep, at_once=True)

@@ -1,0 +1,106 @@
+"""Sweeps of tables in stores: what they delete, and how many requests they send in a table with many files."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stateflow import DeltaSink, FileSink
+from stateflow.api.sink import Sink, Writing
+from stateflow.storage import MemoryStorage, open_storage, register_memory, unregister_memory
+from stateflow.storage.base import FolderList
+from tests.support.delta_tables import Pair, context, put, write
+from tests.support.object_stores import EACH_STORE, Serve, bucket_of
+
+_ABOUT = context(Pair)
+_numbers = itertools.count()
+
+
+class Counting(MemoryStorage):
+    """Counts the data files that lists return."""
+
+    listed = 0
+
+    def list(self, prefix: str, start_after: str = "") -> Any:
+        found = super().list(prefix, start_after)
+        self.listed += sum(f"/{blob.key}".rpartition("/")[2].startswith("stateflow-") for blob in found)
+        return found
+
+    def list_folder(self, prefix: str) -> FolderList:
+        before, found = self.listed, super().list_folder(prefix)
+        # Only what the answer of a store would have.
+        self.listed = before + len([file for file in found.files if "stateflow-" in file.key])
+        return found
+
+
+@pytest.fixture
+def store() -> Iterator[Counting]:
+    storage = Counting(f"memory://runs-{next(_numbers)}")
+    register_memory(storage)
+    yield storage
+    unregister_memory(storage.uri)
+
+
+_SINKS: dict[str, Callable[[str], Sink]] = {
+    "delta": DeltaSink,
+    "delta partitions": lambda address: DeltaSink(address, partition_by="text"),
+    "upserts in partitions": lambda address: DeltaSink(address, mode="upsert", keys="id", partition_by="text"),
+    "files": FileSink,
+    "files in partitions": lambda address: FileSink(address, partition_by="text"),
+}
+
+
+def _begin(sink: Sink, generation: int) -> list[str]:
+    """Begins a run, whose driver knows that all output of earlier ones is published; returns the deleted files."""
+    sink.begin_run(_ABOUT, generation)
+    return sink.sweep(_ABOUT, lambda written, ordinal, path: written < generation)
+
+
+@pytest.mark.parametrize("kind", _SINKS)
+def test_a_start_lists_what_the_last_runs_wrote_and_not_the_table(store: Counting, kind: str) -> None:
+    sink = _SINKS[kind](store.uri)
+    sink.prepare(_ABOUT)
+    assert _begin(sink, 1) == []
+    for token in range(1, 40):
+        put(sink, _ABOUT, token, [Pair(token, "ab"[token % 2])])
+    left = [file.path for file in write(sink, _ABOUT, [Pair(100, "a"), Pair(101, "b")], Writing(1, 41, 0, "y"))]
+    assert _begin(sink, 5) == sorted(left)
+    # A task of the run before that wrote late, and one of the run itself that was killed.
+    late = write(sink, _ABOUT, [Pair(102, "a")], Writing(1, 41, 0, "z"))
+    own = write(sink, _ABOUT, [Pair(103, "b")], Writing(5, 41, 0, "x"))
+    assert _begin(sink, 9) == sorted(file.path for file in [*late, *own])
+    assert _begin(sink, 12) == _begin(sink, 13) == []
+    write(sink, _ABOUT, [Pair(104, "a")], Writing(13, 42, 1, "x"))
+    store.listed = 0
+    assert len(_begin(sink, 17)) == 1
+    # The one file, perhaps also as one beside the folders of partitions; none of the 39.
+    assert store.listed <= 2
+
+
+@pytest.mark.parametrize("serve", EACH_STORE)
+def test_leftovers_are_found_by_prefix_in_every_store(tmp_path: Path, serve: Serve) -> None:
+    with bucket_of(serve, tmp_path) as bucket:
+        sink = DeltaSink(f"{bucket}/table", partition_by="text")
+        sink.prepare(_ABOUT)
+        left: list[str] = []
+        for generation in (1, 10, 12, 101):
+            assert _begin(sink, generation) == sorted(left)
+            put(sink, _ABOUT, generation, [Pair(generation, "a b/é")], generation)
+            written = write(sink, _ABOUT, [Pair(0, "a b/é"), Pair(1, "c")], Writing(generation, 500, 0, "x"))
+            left = [file.path for file in written]
+        assert _begin(sink, 103) == sorted(left)
+        names = {blob.key.rpartition("/")[2] for blob in open_storage(f"{bucket}/table").list(".stateflow-runs/")}
+        assert names == {f"{generation:020d}" for generation in (12, 101, 103)}
+
+
+def test_a_table_without_registrations_is_listed_as_a_whole(store: Counting) -> None:
+    sink = DeltaSink(store.uri)
+    sink.prepare(_ABOUT)
+    _begin(sink, 1)
+    left = write(sink, _ABOUT, [Pair(1, "a")], Writing(1, 1, 0, "x"))
+    store.delete([blob.key for blob in store.list(".stateflow-runs/")])
+    assert _begin(sink, 2) == [file.path for file in left]
