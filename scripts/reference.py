@@ -28,8 +28,10 @@ from stateflow import errors
 from stateflow.cli.common import FailedCommand, printed_json
 from stateflow.cli.main import main as stateflow
 from stateflow.cli.run import LogLine, RunOutcome
+from stateflow.compare.summary import DiffSummary
 from stateflow.config.settings import Settings
 from stateflow.connectors.delta.maintenance import MaintenanceReport
+from stateflow.launch import RunResult
 from stateflow.operations.garbage import RetentionReport
 from stateflow.operations.partitions import Announcement
 from stateflow.operations.state_export import ExportReport
@@ -177,8 +179,9 @@ RULES = """# JSON
 With `--json`, a command prints one line of JSON to stdout: an object or a list. `stateflow history` and
 `stateflow state show --table` print a line for each record. The tables below list the fields; the JSON Schema of each
 output is a file in [json/](json/status.json), named after its command. The commands of `stateflow query` print lines of
-JSON without the option, and so does the log of a run with `--log-format json`. Tasks of Airflow return the same objects
-as XComs, and a run writes one to the file of `--result-file`.
+JSON without the option, and so does the log of a run with `--log-format json`. A run writes an object to the file of
+`--result-file`. Tasks of Airflow return such objects as XComs: those of commands, or those of the operators below; the
+task of a plan has it in the key `plan`.
 
 - **Names** are in snake case, and one name means one fact in every output.
 - **Every field is present.** What does not exist, or is not known, is null; a list without elements is empty.
@@ -212,9 +215,11 @@ class JsonOutput:
 
 
 TASK_OUTPUTS: dict[str, object] = {
+    "StateflowDiffOperator": DiffSummary,
     "StateflowExportOperator": ExportReport,
     "StateflowPartitionEventsOperator": Announcement,
     "StateflowRetentionOperator": RetentionReport,
+    "StateflowRunOperator": RunResult,
     "StateflowTablesOperator": MaintenanceReport,
 }
 """Outputs of Airflow's tasks that no command prints, by operator."""

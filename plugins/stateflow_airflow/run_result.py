@@ -10,27 +10,6 @@ from typing import Any
 
 from stateflow_airflow.failures import StateflowTaskFailed, failure
 
-RETURNED = (
-    "checkpoint_id",
-    "offsets",
-    "rows_in",
-    "rows_out",
-    "batches",
-    "start_checkpoint_id",
-    "start_label",
-    "generation",
-    "stopped_because",
-    "quarantined_count",
-    "quarantined",
-    "late_rows_dropped",
-    "hot_keys",
-    "waiting",
-    "backlog",
-    "idle",
-    "duration_ms",
-)
-"""Keys of a result that the task returns as XCom."""
-
 
 @dataclass(frozen=True)
 class RunResultFile:
@@ -50,9 +29,8 @@ class RunResultFile:
         return found if isinstance(found, Mapping) else None
 
     def to_xcom(self) -> dict[str, object]:
-        """Returns what the task returns to Airflow."""
-        result = self.result
-        return {name: result.get(name) for name in RETURNED}
+        """Returns what the task returns to Airflow: the result, without what the task's own lineage event has."""
+        return {**self.result, "lineage": None}
 
     @property
     def result(self) -> Mapping[str, Any]:

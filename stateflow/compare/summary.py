@@ -164,6 +164,21 @@ class DiffLimits:
         return self.fraction is not None and state.keys > 0 and (state.fraction or 1.0) > self.fraction
 
 
+@dataclass(frozen=True)
+class DiffSummary:
+    """Result of a task that compares two snapshots.
+
+    Attributes:
+        keys: number of keys that differ.
+        read_bytes: bytes of keyed state that were read from both snapshots.
+        states: the differences by operator and state.
+    """
+
+    keys: int
+    read_bytes: int
+    states: tuple[StateDiff, ...]
+
+
 def states_beyond(states: Iterable[StateDiff], limits: DiffLimits, ignored: Iterable[str] = ()) -> list[StateDiff]:
     """Returns the states that differ more than allowed.
 

@@ -13,6 +13,7 @@ import pytest
 from airflow.sdk import Asset
 
 from stateflow.config.sources import read_toml
+from stateflow.launch import RunResult
 from stateflow_airflow import processes
 from stateflow_airflow.failures import PermanentFailure, StateflowTaskFailed, TransientFailure
 from stateflow_airflow.launch import Launcher
@@ -22,11 +23,11 @@ from stateflow_airflow.versions import HAS_RETRY_POLICIES
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import DEADLINE, FakeRun, FakeSpark, fails
 from tests.airflow.jobs import new_run, run_task, use_submit
+from tests.cli.test_json import check
 from tests.support.job_fixture import AccountsJob
 
 _REPORT = json.loads((Path(__file__).parent / "data" / "report.json").read_text())
-_NOT_RETURNED = ("job", "job_uuid", "lineage", "restarts")
-RETURNED = {n: v for n, v in _REPORT["result"].items() if n not in _NOT_RETURNED}
+RETURNED = _REPORT["result"]
 """What a task returns of the report of the fake spark-submit."""
 
 Make = Callable[..., StateflowRunOperator]
@@ -51,7 +52,9 @@ def test_a_task_returns_what_the_run_reports_and_an_outlet_gets_the_checkpoint(
     spark.script("finish", "finish")
     asset = Asset(name="flights.checkpoint", uri="stateflow://flights/checkpoint")
     run = FakeRun()
-    assert operator(outlets=[asset]).execute(run.next_try()) == RETURNED
+    returned = operator(outlets=[asset]).execute(run.next_try())
+    assert returned == RETURNED
+    check(RunResult, returned)
     event = {"checkpoint_id": 9, "offsets": RETURNED["offsets"]}
     assert {key: event.extra for key, event in run.events.items()} == {asset: event}
     silent = FakeRun()

@@ -16,6 +16,7 @@ from airflow.sdk import Asset
 
 import stateflow
 from stateflow.checkpoint.savepoints.catalog import savepoint_at
+from stateflow.compare.summary import DiffSummary
 from stateflow.connectors.delta.maintenance import MaintenanceReport
 from stateflow.operations import SavepointRequest, create_savepoint
 from stateflow.operations.state_export import ExportReport
@@ -135,7 +136,9 @@ def test_a_difference_beyond_the_limits_fails_the_task_with_the_states_and_keys(
     [{"max_keys": "1"}, {"max_keys": None, "max_fraction": "0.34"}, {"ignored": "sum.total"}, {"max_keys": "None"}],
 )
 def test_a_difference_within_the_limits_is_returned(job: CliFixture, allowed: dict[str, Any]) -> None:
-    assert [state["changed"] for state in _do(_diff(job, job.folder, **allowed))["states"]] == [1]
+    returned = _do(_diff(job, job.folder, **allowed))
+    check(DiffSummary, returned)
+    assert [state["changed"] for state in returned["states"]] == [1]
 
 
 # -- exports ----------------------------------------------------------------------------------------------------------

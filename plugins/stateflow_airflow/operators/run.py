@@ -89,14 +89,14 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
     timed out ends its program, and so does a worker that is shut down: a run that stays up ends with a checkpoint if it
     makes one within `end_timeout`, every other run at once. After a clear, a new program is always launched.
 
-    **Returns** (XCom) ``checkpoint_id``, ``offsets``, ``rows_in``, ``rows_out``, ``batches``, ``start_checkpoint_id``,
-    ``start_label``, ``generation``, ``stopped_because``, ``quarantined_count``, ``quarantined``, ``late_rows_dropped``,
-    ``hot_keys`` (of joins that compare millions of pairs of one key: ``operator``, ``key``, ``pairs``),
-    ``waiting`` (rows that wait for rows of other sources: ``operator``, ``input``, ``rows``, ``waits_for``,
-    ``watermark_at``), ``backlog`` (the input that waits at the end of the run: ``rows``, ``oldest_at``,
-    ``catch_up_ms``, ``sources`` and others), ``idle`` (whether there was nothing to do, so that Spark was not started)
-    and ``duration_ms``, with a warning in the log if it exceeds the schedule's interval. ``offsets`` has positions in
-    each source's format, such as ``{"payments": {"logOffset": 4}}``.
+    **Returns** (XCom) the `RunResult` of the run: ``checkpoint_id``, ``offsets``, ``rows_in``, ``rows_out``,
+    ``batches``, ``start_checkpoint_id``, ``start_label``, ``generation``, ``stopped_because``, ``quarantined_count``,
+    ``quarantined``, ``late_rows_dropped``, ``hot_keys`` (of joins that compare millions of pairs of one key:
+    ``operator``, ``key``, ``pairs``), ``waiting`` (rows that wait for rows of other sources: ``operator``, ``input``,
+    ``rows``, ``waits_for``, ``watermark_at``), ``backlog`` (the input that waits at the end of the run: ``rows``,
+    ``oldest_at``, ``catch_up_ms``, ``sources`` and others), ``idle`` (whether there was nothing to do, so that Spark
+    was not started), ``duration_ms``, with a warning in the log if it exceeds the schedule's interval, and others.
+    ``offsets`` has positions in each source's format, such as ``{"payments": {"logOffset": 4}}``.
     Each asset in `outlets` gets an event with the first two.
 
     Args:

@@ -82,7 +82,7 @@ class StateflowDiffOperator(JobRootOperator):
 
     def execute(self, context: Context) -> dict[str, object]:
         """Compares the snapshots."""
-        from stateflow.compare.summary import states_beyond
+        from stateflow.compare.summary import DiffSummary, states_beyond
         from stateflow.outputs import to_object
 
         limits = self._limits()
@@ -94,11 +94,7 @@ class StateflowDiffOperator(JobRootOperator):
             self.log.info("%s.%s: %d added, %d removed, %d changed", state.operator, state.state, *counts)
         if beyond:
             raise log_failure(_differs(found, beyond))
-        return {
-            "keys": found.keys,
-            "read_bytes": found.read_bytes,
-            "states": [to_object(each) for each in found.states],
-        }
+        return to_object(DiffSummary(found.keys, found.read_bytes, found.states))
 
     def _compared(self, limits: DiffLimits) -> SnapshotDiff:
         from stateflow.compare.snapshots import DiffOptions, open_and_compare
