@@ -135,8 +135,8 @@ class Worker:
 
     def end(self) -> None:
         """Ends the process."""
-        cast("IO[str]", self._process.stdin).close()
-        self._process.wait()
+        # Closes both pipes, and waits.
+        self._process.communicate()
 
 
 def measure(folder: Path, commit: str, kinds: Sequence[str], sizes: Sizes) -> dict[str, Any]:

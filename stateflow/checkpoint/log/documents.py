@@ -703,7 +703,7 @@ class OperatorMetrics(Document, frozen=True, kw_only=True):
     state_ms: float = 0.0
     """Time of encoding keys, and of reading and writing state for many keys at once."""
     store_ms: float = 0.0
-    """Time in the stores, with opening them and their snapshots; of calls for one key, one in 16 is measured."""
+    """Time in the stores, with opening them and their snapshots; of calls for one key, one in 64 is measured."""
     cpu_ms: float = 0.0
     """CPU time of the processes of the tasks."""
     busiest_subtask_rows: int = 0
