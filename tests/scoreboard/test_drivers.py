@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ import psutil
 from tests.scoreboard.cluster_kills import ClusterKills
 from tests.scoreboard.jobs import KILLED, STEPS, accounts_job, check_complete, checkpoint_settings, kill_after
 from tests.scoreboard.row import Round, Row
+from tests.servers.faults import BUSY, CUT_ANSWER, LATE_REQUEST, LOST_ANSWER, LOST_REQUEST, Faults, fault_proxy
 from tests.servers.local_yarn import local_yarn
 from tests.servers.running import s3_server
 from tests.support.job_fixture import ASYNCHRONOUS, SLICE, AccountsJob
@@ -32,6 +34,8 @@ _ROCKSDB = {"task.snapshot", *ASYNCHRONOUS}
 _STOPS = sorted({*STEPS} - ASYNCHRONOUS - {"claim.before", "history.indexed", "run.end"})
 _RUNS, _PATIENCE = 4, 40
 _LAUNCHES = 4
+_STORAGE, _LONGEST = 5, 5.0
+"""Exit code of an error about the storage, and seconds after which a run is killed at the latest."""
 
 
 @Row(2, "killed-drivers", plays=(1, 24, 200), mutants=("no-token",), within=40)
@@ -71,6 +75,45 @@ def test_drivers_killed_with_tables_in_a_bucket_lose_and_double_nothing(round_: 
             return _kill_at_random(job, round_.rng, rows=30)
         finally:
             job.end_all()
+
+
+@Row(2, "tables-behind-networks", plays=(0, 6, 40), mutants=("unread-entry",), within=24)
+def test_drivers_whose_tables_are_behind_a_bad_network_lose_and_double_nothing(round_: Round) -> int:
+    """As tables-in-buckets, with 503 and 429, lost requests, lost, late and cut answers at any request, and some kills.
+
+    As for tables-in-buckets; each run succeeds, is killed, or fails with an error about the storage.
+    """
+    kinds = (*BUSY, LOST_REQUEST, LATE_REQUEST, CUT_ANSWER, *[LOST_ANSWER] * 3)
+    faults = Faults(random.Random(round_.rng.random()), 0.0, kinds)
+    with ExitStack() as stack:
+        variables = stack.enter_context(s3_server(round_.folder / "s3", "bucket"))
+        proxy = stack.enter_context(fault_proxy(variables["AWS_ENDPOINT_URL"], faults))
+        job = FoldersJob.in_bucket(
+            round_.folder / "job",
+            "delta",
+            round_.folder / "s3",
+            settings=checkpoint_settings(round_),
+            variables={**variables, "AWS_ENDPOINT_URL": proxy},
+        )
+        stack.callback(job.end_all)
+        _play_behind(job, faults, round_.rng)
+    return faults.injected.total()
+
+
+def _play_behind(job: AccountsJob, faults: Faults, rng: random.Random) -> None:
+    chain = Chain(job.root)
+    job.deliver(SLICE)
+    job.finish()
+    for _ in range(_KILLS):
+        job.deliver_more(3 * SLICE)
+        faults.share = rng.uniform(0.02, 0.15)
+        run = job.start()
+        if rng.random() < 0.4:
+            kill_after(rng.uniform(0, _LONGEST), run, chain.look)
+        ended = run.wait(chain.look)
+        assert ended.code in (0, KILLED, _STORAGE), str(ended)
+    faults.share = 0
+    check_complete(job, chain)
 
 
 @Row(2, "cluster-drivers", plays=(0, 8, 60), mutants=("no-token", "any-result", "second-driver"), within=24)

@@ -80,7 +80,7 @@ def s3_server(folder: Path, bucket: str, delay_ms: int = 0) -> Iterator[dict[str
     (folder / "data" / bucket).mkdir(parents=True)
     command = [sys.executable, "-m", "tests.servers.s3", str(folder / "data"), str(port), str(delay_ms)]
     with running(command, port, folder / "log.txt"):
-        yield _variables(port)
+        yield variables_of(f"http://127.0.0.1:{port}")
 
 
 @contextlib.contextmanager
@@ -91,7 +91,11 @@ def careless_s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
     command = [*node_program("s3rver", "bin/s3rver.js"), "--silent", *given]
     data.mkdir(parents=True)
     with running(command, port, folder / "log.txt"):
-        yield {**_variables(port), "AWS_ACCESS_KEY_ID": "S3RVER", "AWS_SECRET_ACCESS_KEY": "S3RVER"}
+        yield {
+            **variables_of(f"http://127.0.0.1:{port}"),
+            "AWS_ACCESS_KEY_ID": "S3RVER",
+            "AWS_SECRET_ACCESS_KEY": "S3RVER",
+        }
 
 
 @contextlib.contextmanager
@@ -105,13 +109,14 @@ def hasty_s3_server(folder: Path, bucket: str) -> Iterator[dict[str, str]]:
     with running(command, port, folder / "log.txt", environment={**os.environ, "PYTHONPATH": str(modules)}):
         # Its requests need no signature.
         httpx.put(f"http://127.0.0.1:{port}/{bucket}").raise_for_status()
-        yield _variables(port)
+        yield variables_of(f"http://127.0.0.1:{port}")
 
 
-def _variables(port: int) -> dict[str, str]:
+def variables_of(endpoint: str) -> dict[str, str]:
+    """Returns the environment variables of clients of an S3 server."""
     return {
         "AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": CANARY, "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ALLOW_HTTP": "true",
+        "AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": "true",
     }  # fmt: skip
 
 

@@ -8,20 +8,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyarrow import orc
 
+from stateflow import DeltaSink
 from stateflow.storage import open_storage
-from tests.servers.running import s3_server
+from tests.servers.running import s3_server, variables_of
+from tests.servers.s3 import Handler, Server
 from tests.spark.jobs import hadoop_s3
 from tests.spark.processes import ModuleJob
+from tests.support.delta_tables import context, put
 from tests.support.processes import ROOT
 
 _ENVIRONMENT = Path(sys.prefix)
@@ -34,6 +40,10 @@ pytestmark = [
         reason="Hadoop's S3 client is not there: scripts/fetch_jars.py --package s3a",
     ),
 ]
+
+
+class Number(msgspec.Struct):
+    id: int
 
 
 def _settings(folder: Path, endpoint: str) -> dict[str, str]:
@@ -86,7 +96,66 @@ def test_orc_files_in_a_bucket_are_read_by_spark_and_the_table_has_a_name(job: M
         "rows = builder.getOrCreate().sql('SELECT number FROM default.numbers ORDER BY number').collect()\n"
         "print(json.dumps([row[0] for row in rows]))"
     )
+    assert json.loads(_run_spark(program, settings).splitlines()[-1]) == [1, 2, 3, 4]
+
+
+def _run_spark(program: str, settings: dict[str, str]) -> str:
     command = [sys.executable, "-c", program, json.dumps(settings)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [1, 2, 3, 4]
+    return done.stdout
+
+
+class _Recording(Handler):
+    """Also accepts the markers of folders, and records the condition of each put of a log entry."""
+
+    conditions: dict[str, str | None]
+
+    def do_PUT(self) -> None:
+        path = self.path.partition("?")[0]
+        if path.endswith("/"):
+            self.rfile.read(int(self.headers["Content-Length"] or 0))
+            self.send_response(200)
+            self.send_header("ETag", '"none"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        if "/_delta_log/" in path and path.endswith(".json"):
+            self.conditions[path.rpartition("/")[2]] = self.headers["If-None-Match"]
+        super().do_PUT()
+
+
+@contextmanager
+def _recording_server(folder: Path) -> Iterator[tuple[str, dict[str, str | None]]]:
+    (folder / "bucket").mkdir(parents=True)
+    facts: dict[str, Any] = {"conditions": {}, "data_root": folder}
+    handler = type("Recording", (_Recording,), facts)
+    with Server(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", facts["conditions"]
+        server.shutdown()
+        thread.join()
+
+
+def test_delta_for_spark_does_not_create_entries_on_s3_conditionally(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the guide says that it must not write a table that others write; delta-rs and stateflow do."""
+    with _recording_server(tmp_path / "s3") as (endpoint, conditions):
+        for name, value in {**variables_of(endpoint), "JAVA_TOOL_OPTIONS": ""}.items():
+            monkeypatch.setenv(name, value)
+        program = (
+            "import json, sys; from pyspark.sql import SparkSession\n"
+            "builder = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')\n"
+            "for name, value in json.loads(sys.argv[1]).items(): builder = builder.config(name, value)\n"
+            "builder.getOrCreate().range(3).write.format('delta').save('s3a://bucket/t')"
+        )
+        _run_spark(program, _settings(tmp_path, endpoint))
+        write_deltalake("s3://bucket/t", pa.table({"id": [3]}), mode="append")
+        sink = DeltaSink("s3://bucket/t")
+        about = context(Number)
+        sink.prepare(about)
+        put(sink, about, 1, [Number(4)])
+        assert sorted(DeltaTable("s3://bucket/t").to_pyarrow_table()["id"].to_pylist()) == [0, 1, 2, 3, 4]
+    assert [conditions[f"{version:020d}.json"] for version in range(3)] == [None, "*", "*"]
