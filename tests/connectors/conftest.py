@@ -13,6 +13,7 @@ from stateflow.connectors import DeltaSink
 from tests.servers.postgres import Postgres, postgres_server
 from tests.servers.running import azure_server, s3_server
 from tests.support.delta_tables import context
+from tests.support.object_stores import serve_hdfs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -73,6 +74,21 @@ def s3(_s3: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in _s3.items():
         monkeypatch.setenv(name, value)
     return f"s3://bucket/tables/{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def _hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Mapping[str, str]]]:
+    with serve_hdfs(tmp_path_factory.mktemp("hdfs")) as served:
+        yield served
+
+
+@pytest.fixture
+def hdfs(_hdfs: tuple[str, Mapping[str, str]], monkeypatch: pytest.MonkeyPatch) -> str:
+    """An unused address on a server of WebHDFS, for which the environment has a token."""
+    address, variables = _hdfs
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return f"{address}/tables/{next(_numbers)}"
 
 
 @pytest.fixture(scope="session")

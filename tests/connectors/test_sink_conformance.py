@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,7 @@ from tests.connectors.staged_sqlite import Event, SqliteSink, SqliteTable
 from tests.support import delta_tables, file_tables, folder_tables
 from tests.support.errors import raises
 from tests.support.job_fixture import ASYNCHRONOUS, KILLED, ON_REQUEST, JobFixture, events, mostly_slow
+from tests.support.object_stores import copy_of
 
 
 class Other(msgspec.Struct):
@@ -137,6 +139,20 @@ class TestDeltaAppendsInAzure(TestDeltaAppends):
         return azure
 
 
+@pytest.mark.slow(reason="runs the suite of sinks in stores")
+class TestDeltaUpsertsInHdfs(InFolder):
+    actions = 15
+    factory = staticmethod(delta_upsert)
+
+    @pytest.fixture
+    def address(self, hdfs: str) -> str:
+        return hdfs
+
+    def read(self, sink: Sink) -> Iterable[Mapping[str, Any]]:
+        with tempfile.TemporaryDirectory() as copy:
+            return delta_tables.visible(copy_of(sink.location, Path(copy)))
+
+
 @pytest.mark.slow(reason="runs the suite of sinks once more")
 class TestDeltaPartitions(InFolder):
     factory = staticmethod(delta_partitions)
@@ -174,6 +190,12 @@ class TestFileSinkInS3(InFolder):
 
     def read(self, sink: Sink) -> Iterable[Mapping[str, Any]]:
         return file_tables.rows_in_store(sink.location)
+
+
+class TestFileSinkInHdfs(TestFileSinkInS3):
+    @pytest.fixture
+    def address(self, hdfs: str) -> str:
+        return hdfs
 
 
 class TestPartitionedFilesInAzure(TestFileSinkInS3):
