@@ -29,7 +29,7 @@ from stateflow.checkpoint.log import documents
 from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Spread
 from stateflow.checkpoint.log.manifest_files import seal
 from stateflow.cli.main import main
-from stateflow.config.spark_versions import DELTA, TESTED, warn_of_untested
+from stateflow.config.spark_versions import DELTA, PINNED, TESTED, warn_of_untested
 from stateflow.environment import declare
 from stateflow.errors import StateflowError
 from stateflow.failpoints import NAMES
@@ -129,7 +129,7 @@ def test_the_readme_the_pins_and_the_metadata_have_the_versions_that_are_checked
         wanted = map(Requirement, PROJECT["optional-dependencies"][extra])
         assert [str(each) for each in wanted if not each.specifier.contains(pins[each.name])] == []
     require_supported(pins)
-    assert warn_of_untested(pins["pyspark"]) == ()
+    assert pins["pyspark"] == PINNED and warn_of_untested(PINNED) == ()
     assert pins["delta-spark"] == DELTA
 
 

@@ -391,7 +391,7 @@ def test_an_unsupported_spark_is_refused(version: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "tested"),
-    [("4.2.0", True), ("4.0.5", False), ("4.2.9", False), ("4.9.0", False), ("4.0.1-amzn-0", False)],
+    [("4.2.0", True), ("4.0.5", True), ("4.0.9", False), ("4.2.9", False), ("4.9.0", False), ("4.0.1-amzn-0", False)],
 )
 def test_a_spark_that_was_not_tested_is_a_warning(version: str, tested: bool) -> None:
     check_spark(version)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from stateflow.config.spark_versions import running_version
 from stateflow.types.key_groups import key_group, key_hash
 
 M = 128
@@ -60,6 +61,8 @@ TYPES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "interval day to second": (pa.duration("us"), st.timedeltas(-_long, _long) | st.just(-_long)),
     "decimal(38,10)": (pa.decimal128(38, 10), _decimals(38, 10) | _decimals(20, 10)),
 }
+if not running_version().has_time_type:
+    del TYPES["time(6)"]
 NAMES = list(TYPES)
 SEVERAL = ["string", "bigint", "string"]
 
