@@ -146,7 +146,7 @@ def _append(place: Path, table: str, rows: Path, size: Size) -> float:
 
 def _commit_times(records: Sequence[Mapping[str, str]]) -> list[float]:
     """Returns the times of a job's checkpoints in seconds since 1970, oldest first."""
-    found = [record["completed_at"] for record in records if record.get("completed_at")]
+    found = [record["ended_at"] for record in records if record["kind"] == "checkpoint"]
     return sorted(datetime.fromisoformat(time).timestamp() for time in found)
 
 
