@@ -100,15 +100,24 @@ class ClusterRun:
             Interrupted: this process was asked to end, and the driver has ended without a result.
         """
         with self._signals_counted():
-            application = self.find_active()
-            if application is None:
-                forget_launch(self._run.storage, self._run.launch)
-                self._run.report("submitting the driver")
-                self._submit(shipment())
-                application = self._wait_until_found()
-            else:
-                self._run.report(f"found the driver of this launch: {application.id}")
-            return self._result(self._follow(application))
+            found = self.find_active()
+            if found is not None:
+                self._run.report(f"found the driver of this launch: {found.id}")
+                ended = self._follow(found)
+                if not self._never_started(found, ended):
+                    return self._result(ended)
+                self._clean_up(ended)
+            forget_launch(self._run.storage, self._run.launch)
+            self._run.report("submitting the driver")
+            self._submit(shipment())
+            return self._result(self._follow(self._wait_until_found()))
+
+    def _never_started(self, found: Application, ended: Application) -> bool:
+        """Returns whether the process that submitted an application was killed before the driver could start."""
+        if self._signals or (found.phase, ended.phase) != (Phase.WAITING, Phase.FAILED):
+            return False
+        storage, launch = self._run.storage, self._run.launch
+        return generation_of(storage, launch) == 0 and read_launch_result(storage, launch) is None
 
     @contextmanager
     def _signals_counted(self) -> Iterator[None]:

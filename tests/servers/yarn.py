@@ -40,6 +40,7 @@ class Yarn:
     staging: Path
     address: str
     variables: dict[str, str]
+    _manager: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _nodes: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def conf(self) -> dict[str, str]:
@@ -79,6 +80,18 @@ class Yarn:
                 if word in " ".join(process.cmdline()) and str(self.folder) in " ".join(process.environ().values()):
                     found.append(process)
         return found
+
+    def start_manager(self) -> None:
+        """Starts the ResourceManager, again if it was stopped; it then knows the applications that it has stored."""
+        command = _java(self.folder, "resourcemanager.ResourceManager")
+        port = int(self.address.rpartition(":")[2])
+        number = len(list(self.folder.glob("manager-*.log")))
+        log = self.folder / f"manager-{number}.log"
+        self._manager.enter_context(running(command, port, log, self.folder, within=_STARTS_WITHIN))
+
+    def stop_manager(self) -> None:
+        """Kills the ResourceManager; nodes and containers continue."""
+        self._manager.close()
 
     def start_node(self) -> None:
         """Starts the NodeManager, again if it was stopped, and waits until it is registered."""
@@ -121,15 +134,15 @@ def yarn_server(folder: Path) -> Iterator[Yarn]:
     (conf / "log4j.properties").write_text(_LOG)
     address = f"http://127.0.0.1:{web}"
     variables = {"HADOOP_CONF_DIR": str(conf), "YARN_CONF_DIR": str(conf), "HADOOP_USER_NAME": "tests"}
-    command = _java(folder, "resourcemanager.ResourceManager")
-    with running(command, web, folder / "manager.log", folder, within=_STARTS_WITHIN):
-        yarn = Yarn(folder, staging, address, variables)
-        try:
-            yarn.start_node()
-            yield yarn
-        finally:
-            yarn.stop_node()
-            _end_containers(yarn)
+    yarn = Yarn(folder, staging, address, variables)
+    try:
+        yarn.start_manager()
+        yarn.start_node()
+        yield yarn
+    finally:
+        yarn.stop_node()
+        yarn.stop_manager()
+        _end_containers(yarn)
 
 
 def _end_containers(yarn: Yarn) -> None:
@@ -165,6 +178,11 @@ def _write_settings(conf: Path, folder: Path, web: int) -> None:
         "yarn.resourcemanager.bind-host": "127.0.0.1",
         "yarn.resourcemanager.webapp.address": f"127.0.0.1:{web}",
         "yarn.resourcemanager.scheduler.class": _CAPACITY,
+        "yarn.resourcemanager.recovery.enabled": "true",
+        "yarn.resourcemanager.store.class": f"{_SERVERS}.resourcemanager.recovery.FileSystemRMStateStore",
+        "yarn.resourcemanager.fs.state-store.uri": (folder / "state").as_uri(),
+        "yarn.resourcemanager.connect.retry-interval.ms": "500",
+        "yarn.resourcemanager.work-preserving-recovery.scheduling-wait-ms": "1000",
         "yarn.resourcemanager.nm.liveness-monitor.expiry-interval-ms": "30000",
         "yarn.resourcemanager.nodemanagers.heartbeat-interval-ms": "200",
         "yarn.am.liveness-monitor.expiry-interval-ms": "120000",

@@ -251,6 +251,18 @@ def test_a_driver_that_has_failed_is_submitted_again(found: Phase) -> None:
     assert caught.value.facts["phase"] == "succeeded"
 
 
+@pytest.mark.parametrize("submitted", [0, 1], ids=["claimed", "not-claimed"])
+def test_a_driver_of_an_interrupted_submission_is_submitted_again(submitted: int) -> None:
+    storage = MemoryStorage()
+    if not submitted:
+        record_run(storage, "one", 3)
+    cluster = FakeCluster(Phase.WAITING, Phase.FAILED, Phase.WAITING, Phase.FAILED)
+    with pytest.raises(ClusterFailed):
+        _run(cluster, storage)
+    # Once: the second one was submitted by this process to its end.
+    assert (cluster.submitted, cluster.cleaned) == (submitted, 1 + submitted)
+
+
 def test_a_driver_without_a_result_has_failed_for_the_reason_of_the_cluster() -> None:
     cluster = FakeCluster(Phase.RUNNING, Phase.FAILED)
     with pytest.raises(ClusterFailed) as caught:

@@ -8,6 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.servers.running import ROOT, files_with
+from tests.servers.running import ROOT, files_with, s3_server
 from tests.servers.yarn import Yarn, yarn_server
 from tests.support.processes import wait_for
 from tests.support.submissions import DEADLINE, Submission
@@ -79,6 +80,7 @@ def test_a_job_runs_to_its_end(submission: YarnSubmission) -> None:
     result = submission.result()
     assert (result["status"], result["result"]["rows_in"], result["result"]["rows_out"]) == ("finished", 3, {"out": 3})
     assert submission.application()["finalStatus"] == "SUCCEEDED"
+    assert f"its log: {submission.application()['amContainerLogs']}" in submission.log()
     submission.assert_nothing_is_left()
     # The submitting process was killed before it had reported the end: it does not run the job again.
     (submission.folder / "result.json").unlink()
@@ -203,6 +205,51 @@ def test_an_executor_is_killed_and_the_run_continues(submission: YarnSubmission)
     process.send_signal(signal.SIGTERM)
     assert submission.finish(process) == 0, submission.log()
     assert submission.counts() == [("a", 1), ("a", 2), ("b", 1)]
+    submission.assert_nothing_is_left()
+
+
+def test_the_resource_manager_restarts_and_the_run_and_its_follower_continue(submission: YarnSubmission) -> None:
+    submission.settings |= {"run.until": "stopped"}
+    submission.add_rows("a")
+    process = submission.start()
+    submission.wait_for_rows(process, 1)
+    application = submission.application()
+    submission.yarn.stop_manager()
+    submission.wait_for_log(process, "does not answer")
+    submission.add_rows("a")
+    submission.wait_for_rows(process, 2)
+    submission.yarn.start_manager()
+    submission.yarn.wait_for_nodes(1)
+    process.send_signal(signal.SIGTERM)
+    assert submission.finish(process) == 0, submission.log()
+    assert (submission.application()["id"], submission.application()["finalStatus"]) == (application["id"], "SUCCEEDED")
+    assert submission.result()["result"]["stopped_because"] == "stopped"
+    assert submission.counts() == [("a", 1), ("a", 2)]
+    submission.assert_nothing_is_left()
+
+
+def test_a_job_root_in_a_bucket_and_an_environment_that_is_shipped(submission: YarnSubmission, tmp_path: Path) -> None:
+    """As in the guide: `--archives environment.tar.gz#environment`. Python in it notes who has started it."""
+    python, started = tmp_path / "bin" / "python", tmp_path / "started"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\necho "$PWD" >>"{started}"\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    with tarfile.open(tmp_path / "environment.tar.gz", "w:gz") as archive:
+        archive.add(python, "bin/python")
+    environment = "./environment/bin/python"
+    with s3_server(tmp_path / "s3", "bucket") as variables:
+        submission.job_root = "s3://bucket/jobs/one"
+        submission.add_rows("a", "b")
+        archives = ["--archives", f"{tmp_path}/environment.tar.gz#environment"]
+        process = submission.start(*archives, "--conf", f"spark.pyspark.python={environment}", **variables)
+        assert submission.finish(process) == 0, submission.log()
+        assert submission.counts() == [("a", 1), ("b", 1)]
+        folders = {Path(line).name for line in started.read_text().splitlines()}
+        # The containers of driver and executor.
+        assert len(folders) == 2 and all(name.startswith("container_") for name in folders)
+        # The bucket has what a job root has, and the host of the driver got nothing in its place.
+        assert any((tmp_path / "s3" / "data" / "bucket" / "jobs" / "one" / "log").iterdir())
+        assert not submission.root.exists()
     submission.assert_nothing_is_left()
 
 

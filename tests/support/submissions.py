@@ -31,6 +31,8 @@ class Submission(ABC):
     """A job of a test, and ``stateflow submit`` for it as a process.
 
     Attributes:
+        root: folder of the job root.
+        job_root: as the command gets it.
         options: of the command, in addition.
         settings: of the job.
     """
@@ -39,6 +41,7 @@ class Submission(ABC):
         self.folder = folder
         self.launch = launch
         self.root = folder / "root"
+        self.job_root = str(self.root)
         self.options: list[str] = []
         self.settings = {"job.home": str(folder), "job.delay": "100000000", "parallelism": "2", "storage.shared": "yes"}
         (folder / "in").mkdir(parents=True)
@@ -73,7 +76,7 @@ class Submission(ABC):
 
     def start(self, *spark_options: str, **variables: str) -> subprocess.Popen[bytes]:
         settings = [f"--set={name}={value}" for name, value in self.settings.items()]
-        command = [sys.executable, "-m", "stateflow", "submit", str(JOB), "--job-root", str(self.root), *settings]
+        command = [sys.executable, "-m", "stateflow", "submit", str(JOB), "--job-root", self.job_root, *settings]
         command += ["--launch-id", self.launch, "--result-file", str(self.folder / "result.json"), *self.options]
         command += ["--log-format", "text", "--", str(SPARK / "bin" / "spark-submit"), *self.spark(), *spark_options]
         environment = {**os.environ, **self.variables, **variables}
