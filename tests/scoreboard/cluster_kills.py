@@ -1,18 +1,22 @@
-"""Kills of drivers in a cluster, and of the processes that submit and follow them: one round of the scoreboard."""
+"""Kills of drivers in a cluster, and of the processes that submit and follow them: rounds of the scoreboard."""
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.scoreboard.jobs import KILLED, check_complete, kill_after
 from tests.scoreboard.row import Round
 from tests.servers.local_yarn import LocalYarn
+from tests.servers.yarn import Yarn
 from tests.support.job_fixture import SLICE, AccountsJob
-from tests.support.processes import Ended, Running, wait_for
+from tests.support.processes import Ended, Running, unless_ended, wait_for
 from tests.support.root_files import Chain
-from tests.support.submissions import stopped_driver, submit_to_stand_in
+from tests.support.submissions import YarnSubmission, stopped_driver, submit_to_stand_in
 
 _ROWS = 3 * SLICE
 _STEPS = ("claim.after:1", "batch.begin:2", "commit.manifest:2", "commit.after:2", "publish.after:2", "batch.end:3")
@@ -134,3 +138,81 @@ class ClusterKills:
 
     def _check_failed(self, ended: Ended) -> None:
         assert (ended.code, ended.failure["code"]) == (_CLUSTER_FAILED, "cluster-failed"), str(ended)
+
+
+class YarnKills:
+    """Launches of a job on a real YARN, in each of which something is killed."""
+
+    def __init__(self, round_: Round, yarn: Yarn) -> None:
+        self._rng = round_.rng
+        self._submission = YarnSubmission(yarn, round_.folder / "home", "none")
+        self._delivered: list[str] = []
+
+    def play(self) -> int:
+        """Returns the number of faults."""
+        faults = [self._kill_driver, self._kill_executor, self._kill_submitter]
+        self._rng.shuffle(faults)
+        try:
+            for number, fault in enumerate(faults):
+                self._submission.launch = f"launch-{number}"
+                self._deliver()
+                fault()
+                self._submission.assert_nothing_is_left()
+                assert self._submission.counts() == self._wanted(), fault.__name__
+        finally:
+            self._submission.end_processes()
+        return len(faults)
+
+    def _kill_driver(self) -> None:
+        process = self._start(stays=True)
+        due = time.monotonic() + self._rng.uniform(0, 5)
+        wait_for(lambda: time.monotonic() > due or process.poll() is not None, self._submission.log)
+        for driver in self._submission.containers("driver"):
+            for each in (*driver.children(recursive=True), driver):
+                unless_ended(each.kill, None)
+        assert self._submission.finish(process) == _CLUSTER_FAILED, self._submission.log()
+        self._run_again()
+
+    def _kill_executor(self) -> None:
+        process = self._start(stays=True)
+        self._submission.wait_for_rows(process, len(self._delivered))
+        for executor in self._submission.containers("executor"):
+            unless_ended(executor.kill, None)
+        self._deliver()
+        self._submission.wait_for_rows(process, len(self._delivered))
+        process.send_signal(signal.SIGTERM)
+        self._finish(process)
+
+    def _kill_submitter(self) -> None:
+        process = self._start(stays=False)
+        process.kill()
+        process.wait()
+        if self._rng.random() < 0.5:
+            wait_for(lambda: self._submission.application()["state"] == "FINISHED", self._submission.log)
+        self._run_again()
+        tag = f"stateflow-{self._submission.launch}"
+        drivers = [found for found in self._submission.yarn.applications() if found["applicationTags"] == tag]
+        assert len(drivers) == 1, "a driver was submitted although one was active or had succeeded"
+
+    def _start(self, *, stays: bool) -> subprocess.Popen[bytes]:
+        """Starts a launch; returns once its run has claimed the job. `stays`: it waits for more input at the end."""
+        self._submission.settings["run.until"] = "stopped" if stays else "input-ends"
+        process = self._submission.start()
+        self._submission.wait_until_claimed(process)
+        return process
+
+    def _run_again(self) -> None:
+        self._submission.settings["run.until"] = "input-ends"
+        self._finish(self._submission.start())
+
+    def _finish(self, process: subprocess.Popen[bytes]) -> None:
+        assert self._submission.finish(process) == 0, self._submission.log()
+
+    def _deliver(self) -> None:
+        names = self._rng.choices("abc", k=self._rng.randrange(1, 6))
+        self._submission.add_rows(*names)
+        self._delivered += names
+
+    def _wanted(self) -> list[tuple[str, int]]:
+        counts = Counter(self._delivered)
+        return sorted((name, number + 1) for name, count in counts.items() for number in range(count))

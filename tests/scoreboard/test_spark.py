@@ -17,10 +17,12 @@ from tests.recovery.random_kills import (
     kill_at_random,
     kill_executor_of,
 )
+from tests.scoreboard.cluster_kills import YarnKills
 from tests.scoreboard.jobs import KILLED
 from tests.scoreboard.row import Round, Row
 from tests.servers.kafka import kafka_cluster
 from tests.servers.postgres import postgres_server
+from tests.servers.yarn import yarn_server
 from tests.support.flights_job import FlightsJob
 from tests.support.processes import spawn
 from tests.support.table_jobs import ServedFlightsJob
@@ -138,6 +140,16 @@ def test_killed_executors_lose_and_double_nothing(round_: Round) -> int:
         check_ended(run.wait(run.family))
         flights.end_well(_FILES + 2)
     return killed
+
+
+@Row(4, "cluster-drivers-spark", plays=(0, 1, 10), mutants=("second-driver",), within=3, on_spark=True)
+def test_kills_on_yarn_lose_and_double_nothing(round_: Round) -> int:
+    """SIGKILL of the container of a driver on YARN, of an executor, and of the process that submits and follows.
+
+    As for killed-drivers-spark; a successor follows the driver of its launch, and nothing is left in the cluster.
+    """
+    with yarn_server(round_.folder / "yarn") as yarn:
+        return YarnKills(round_, yarn).play()
 
 
 @Row(5, "named-steps-spark", plays=(0, 2, 40), mutants=("no-seed",), within=2, on_spark=True)

@@ -9,9 +9,8 @@ import stat
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -19,12 +18,10 @@ import pytest
 
 from tests.servers.running import ROOT, files_with, s3_server
 from tests.servers.yarn import Yarn, yarn_server
-from tests.support.processes import wait_for
-from tests.support.submissions import DEADLINE, Submission
+from tests.support.submissions import YarnSubmission
 
 pytestmark = [pytest.mark.slow(reason="starts YARN, and Spark in its containers"), pytest.mark.spark]
 
-_CLASSES = {"driver": "deploy.yarn.ApplicationMaster", "executor": "executor.YarnCoarseGrainedExecutorBackend"}
 _SECRET = "what-nobody-may-see"
 
 
@@ -34,39 +31,8 @@ def yarn(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yarn]:
         yield server
 
 
-class YarnSubmission(Submission):
-    """A job on YARN."""
-
-    def __init__(self, yarn: Yarn, folder: Path, launch: str) -> None:
-        super().__init__(folder, launch)
-        self.yarn = yarn
-
-    @property
-    def variables(self) -> dict[str, str]:
-        return self.yarn.variables
-
-    def spark(self) -> Sequence[str]:
-        return self.yarn.options()
-
-    def application(self) -> dict[str, Any]:
-        tag = f"stateflow-{self.launch}"
-        return max((a for a in self.yarn.applications() if a["applicationTags"] == tag), key=lambda a: str(a["id"]))
-
-    def containers(self, kind: str) -> list[psutil.Process]:
-        """The Java processes of this launch's containers: of the driver, or of executors."""
-        known = f"org.apache.spark.{_CLASSES[kind]}"
-        found = self.yarn.processes(str(self.application()["id"]))
-        # Each has a shell above it, with the same words.
-        return [p for p in found if known in p.cmdline() and Path(p.cmdline()[0]).name == "java"]
-
-    def assert_nothing_is_left(self) -> None:
-        application = str(self.application()["id"])
-        assert not list(self.yarn.staging.glob(f"**/{application}"))
-        wait_for(lambda: not self.yarn.processes(application), self.log, DEADLINE)
-
-
 @pytest.fixture
-def submission(yarn: Yarn, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Submission]:
+def submission(yarn: Yarn, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[YarnSubmission]:
     launch = re.sub("[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[-40:].strip("-")
     given = YarnSubmission(yarn, tmp_path / "home", launch)
     yield given

@@ -19,12 +19,15 @@ from stateflow.storage.paths import LAUNCHES
 from stateflow.testing.sinks import FolderSink
 from tests.servers.local_yarn import LocalYarn
 from tests.servers.running import ROOT
+from tests.servers.yarn import Yarn
 from tests.support.job_fixture import AccountsJob
+from tests.support.mutants import VARIABLE as MUTANT
 from tests.support.processes import Running, fork, wait_for
 
 JOB = ROOT / "tests" / "spark" / "jobs" / "continuous.py"
 SPARK = Path(pyspark.__file__).parent
 DEADLINE = 600.0
+_CLASSES = {"driver": "deploy.yarn.ApplicationMaster", "executor": "executor.YarnCoarseGrainedExecutorBackend"}
 
 
 class Submission(ABC):
@@ -76,7 +79,8 @@ class Submission(ABC):
 
     def start(self, *spark_options: str, **variables: str) -> subprocess.Popen[bytes]:
         settings = [f"--set={name}={value}" for name, value in self.settings.items()]
-        command = [sys.executable, "-m", "stateflow", "submit", str(JOB), "--job-root", self.job_root, *settings]
+        module = "tests.support.mutants" if os.environ.get(MUTANT) else "stateflow"
+        command = [sys.executable, "-m", module, "submit", str(JOB), "--job-root", self.job_root, *settings]
         command += ["--launch-id", self.launch, "--result-file", str(self.folder / "result.json"), *self.options]
         command += ["--log-format", "text", "--", str(SPARK / "bin" / "spark-submit"), *self.spark(), *spark_options]
         environment = {**os.environ, **self.variables, **variables}
@@ -130,6 +134,37 @@ class Submission(ABC):
             with contextlib.suppress(psutil.Error):
                 if str(self.folder) in " ".join(process.cmdline()):
                     process.kill()
+
+
+class YarnSubmission(Submission):
+    """A job on YARN."""
+
+    def __init__(self, yarn: Yarn, folder: Path, launch: str) -> None:
+        super().__init__(folder, launch)
+        self.yarn = yarn
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return self.yarn.variables
+
+    def spark(self) -> Sequence[str]:
+        return self.yarn.options()
+
+    def application(self) -> dict[str, Any]:
+        tag = f"stateflow-{self.launch}"
+        return max((a for a in self.yarn.applications() if a["applicationTags"] == tag), key=lambda a: str(a["id"]))
+
+    def containers(self, kind: str) -> list[psutil.Process]:
+        """The Java processes of this launch's containers: of the driver, or of executors."""
+        known = f"org.apache.spark.{_CLASSES[kind]}"
+        found = self.yarn.processes(str(self.application()["id"]))
+        # Each has a shell above it, with the same words.
+        return [p for p in found if known in p.cmdline() and Path(p.cmdline()[0]).name == "java"]
+
+    def assert_nothing_is_left(self) -> None:
+        application = str(self.application()["id"])
+        assert not list(self.yarn.staging.glob(f"**/{application}"))
+        wait_for(lambda: not self.yarn.processes(application), self.log, DEADLINE)
 
 
 # -- jobs without Spark, on the stand-in for YARN ----------------------------------------------------------------------
