@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stateflow.checkpoint.job_requests import open_requests
@@ -30,6 +33,8 @@ from stateflow.submission.shipment import LaunchFile, Shipment, make_shipment, p
 from stateflow.submission.yarn import Yarn, resource_managers
 from tests.checkpoint.log.memory_job import MemoryJob
 from tests.servers.listening import QuietHandler, listening
+from tests.servers.running import ROOT
+from tests.support.processes import unless_ended, wait_for
 
 _ANSWERS = Path(__file__).parent / "resource_manager"
 _SECRET = "what-nobody-may-see"
@@ -249,6 +254,35 @@ def test_a_driver_that_has_failed_is_submitted_again(found: Phase) -> None:
     # The process that had followed the first one may have been killed before it had removed anything.
     assert cluster.cleaned == 2
     assert caught.value.facts["phase"] == "succeeded"
+
+
+_SUBMITTING = """
+import sys
+from pathlib import Path
+from stateflow.submission.cluster import SparkSubmit, run_spark_submit
+from stateflow.submission.shipment import Shipment
+folder = Path(sys.argv[1])
+shipment = Shipment("one", folder, folder, folder, "job.py", [])
+run_spark_submit(SparkSubmit(str(folder / "spark-submit"), [], {}), [], shipment, lambda: False)
+"""
+
+
+def test_spark_submit_ends_with_the_process_that_was_killed(tmp_path: Path) -> None:
+    """It would submit a driver after a successor has looked for one."""
+    program = tmp_path / "spark-submit"
+    program.write_text('#!/bin/sh\necho $$ >"$(dirname "$0")/pid.new"\nmv "$0" "$0-old"\nexec /bin/sleep 100\n')
+    program.chmod(0o700)
+    process = subprocess.Popen([sys.executable, "-c", _SUBMITTING, str(tmp_path)], cwd=ROOT)
+    wait_for(lambda: (tmp_path / "spark-submit-old").exists(), lambda: f"exit code {process.poll()}")
+    child = psutil.Process(int((tmp_path / "pid.new").read_text()))
+    process.kill()
+    process.wait()
+    try:
+        # Its new parent may not have reaped it.
+        zombie = psutil.STATUS_ZOMBIE
+        wait_for(lambda: unless_ended(child.status, zombie) == zombie, lambda: str(child), seconds=5)
+    finally:
+        unless_ended(child.kill, None)
 
 
 @pytest.mark.parametrize("submitted", [0, 1], ids=["claimed", "not-claimed"])
