@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -39,6 +40,8 @@ _APPLICATION = re.compile(r"application_[0-9]+_[0-9]+")
 _ARCHIVES, _TAGS, _NAME = "spark.yarn.dist.archives", "spark.yarn.tags", "spark.app.name"
 _STAGING = "spark.yarn.stagingDir"
 _USER = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]*")
+_COPIED = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
+"""Variables that Spark copies into a configuration of Hadoop, which YARN gives to all containers, and keeps."""
 _LONGEST_REASON = 2000
 _PROGRAM = """\
 import os
@@ -99,7 +102,8 @@ class Yarn(Cluster):
         self._session = BoundedSession(BoundedRetry(0), connections=1)
 
     def submit(self, shipment: Shipment, is_cancelled: Callable[[], bool]) -> None:
-        given = self._spark_submit
+        variables = self._spark_submit.environment
+        given = replace(self._spark_submit, environment={k: variables[k] for k in variables.keys() - _COPIED})
         conf = {
             "spark.submit.deployMode": "cluster",
             # A second attempt would fence the first one, and this process follows one run.

@@ -278,4 +278,5 @@ def _task(monkeypatch: pytest.MonkeyPatch, home: Path, cluster: Place | None = N
 
 
 def _without_times(returned: dict[str, Any]) -> dict[str, Any]:
-    return {**returned, "duration_ms": 0, "backlog": {**returned["backlog"], "measured_at": ""}}
+    backlog = {**returned["backlog"], "measured_at": "", "rows_per_second": 0}
+    return {**returned, "duration_ms": 0, "backlog": backlog}

@@ -142,9 +142,9 @@ def test_killed_executors_lose_and_double_nothing(round_: Round) -> int:
     return killed
 
 
-@Row(4, "cluster-drivers-spark", plays=(0, 1, 10), mutants=("second-driver",), within=3, on_spark=True)
+@Row(4, "cluster-drivers-spark", plays=(0, 3, 15), mutants=("second-driver",), within=3, on_spark=True)
 def test_kills_on_yarn_lose_and_double_nothing(round_: Round) -> int:
-    """SIGKILL of the container of a driver on YARN, of an executor, and of the process that submits and follows.
+    """SIGKILL of the process that submits a driver to YARN and follows it, of the driver's container, or an executor.
 
     As for killed-drivers-spark; a successor follows the driver of its launch, and nothing is left in the cluster.
     """

@@ -502,17 +502,20 @@ def test_the_command_line_on_yarn(tmp_path: Path) -> None:
     """The files and arguments as a spark-submit gets them that only writes them down."""
     _write(tmp_path, on_yarn_py="def build(env): ...\n")
     program = tmp_path / "spark-submit"
-    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/words\n')
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/words\nenv >{tmp_path}/variables\n')
     program.chmod(0o700)
     options = ["--queue", "q", "--conf", f"spark.secret={_SECRET}", "--conf", "spark.yarn.tags=mine"]
     (tmp_path / "yarn-site.xml").write_text(
         "<a><property><name>yarn.resourcemanager.hostname</name><value>h</value></property></a>"
     )
     environment = {**os.environ, "HADOOP_CONF_DIR": str(tmp_path), "SPARK_CONF_DIR": str(tmp_path)}
+    environment |= {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": _SECRET, "AWS_SESSION_TOKEN": _SECRET}
     content = LaunchFile("one", {"AWS_KEY": _SECRET}, "", [f"job.secret={_SECRET}"])
     shipment = make_shipment(tmp_path, tmp_path / "on_yarn.py", content, ["--job-root", "/root"])
     Yarn(SparkSubmit(str(program), options, environment), ManualClock()).submit(shipment, lambda: False)
     words = (tmp_path / "words").read_text().splitlines()
+    # Spark would write them to a file that all containers get.
+    assert _SECRET not in (tmp_path / "variables").read_text()
     driver = tmp_path / "stateflow_driver.py"
     at = words.index(str(driver))
     assert words[at + 1 :] == ["run", "stateflow-job/on_yarn.py", "--job-root", "/root"]
