@@ -259,7 +259,7 @@ def test_a_task_in_a_cluster_survives_its_worker_and_returns_what_client_mode_re
         alone = FakeRun()
         in_client_mode = _task(monkeypatch, tmp_path / "client").execute(alone.next_try())
     assert returned["rows_in"] == 2
-    assert _without_times(returned) == _without_times(in_client_mode)
+    assert _comparable(returned) == _comparable(in_client_mode)
     assert run.ti.pushed.keys() == alone.ti.pushed.keys()
 
 
@@ -277,6 +277,7 @@ def _task(monkeypatch: pytest.MonkeyPatch, home: Path, cluster: Place | None = N
     )  # fmt: skip
 
 
-def _without_times(returned: dict[str, Any]) -> dict[str, Any]:
+def _comparable(returned: dict[str, Any]) -> dict[str, Any]:
+    """Without times, and without the id that each job root has."""
     backlog = {**returned["backlog"], "measured_at": "", "rows_per_second": 0}
-    return {**returned, "duration_ms": 0, "backlog": backlog}
+    return {**returned, "duration_ms": 0, "job_uuid": "", "backlog": backlog}
