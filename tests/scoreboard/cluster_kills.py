@@ -189,6 +189,8 @@ class YarnKills:
         if self._ends_unseen:
             wait_for(lambda: self._submission.application()["state"] == "FINISHED", self._submission.log)
         self._run_again()
+        # The result of the driver, and not of a start that finds nothing to do.
+        assert self._submission.result()["result"]["rows_in"] == len(self._delivered)
         tag = f"stateflow-{self._submission.launch}"
         drivers = [found for found in self._submission.yarn.applications() if found["applicationTags"] == tag]
         assert len(drivers) == 1, "a driver was submitted although one was active or had succeeded"
