@@ -180,8 +180,8 @@ With `--json`, a command prints one line of JSON to stdout: an object or a list.
 `stateflow state show --table` print a line for each record. The tables below list the fields; the JSON Schema of each
 output is a file in [json/](json/status.json), named after its command. The commands of `stateflow query` print lines of
 JSON without the option, and so does the log of a run with `--log-format json`. A run writes an object to the file of
-`--result-file`. Tasks of Airflow return such objects as XComs: those of commands, or those of the operators below; the
-task of a plan has it in the key `plan`.
+`--result-file`. Tasks of Airflow return such objects as XComs: objects of the commands, or of the
+operators below; the task of a plan has it in the key `plan`.
 
 - **Names** are in snake case, and one name means one fact in every output.
 - **Every field is present.** What does not exist, or is not known, is null; a list without elements is empty.

@@ -48,7 +48,7 @@ class Calendar:
     """Divides event time into partitions.
 
     Attributes:
-        unit: ``day`` or ``hour``; hours are those of UTC.
+        unit: ``day`` or ``hour``; hours are in UTC.
         zone: time zone of the days.
     """
 
@@ -275,7 +275,7 @@ def _reopened(position: Position, progress: Progress, calendar: Calendar, limit:
 
 
 def _before(calendar: Calendar, end: int, floor: int) -> Iterator[Partition]:
-    """Yields the partitions from `floor` to `end`, newest first; not those of which only a part is in between."""
+    """Yields the partitions that are completely between `floor` and `end`, newest first."""
     partition = calendar.at(end - 1)
     if partition.ends > end:
         partition = calendar.at(partition.begins - 1)

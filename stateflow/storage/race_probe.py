@@ -22,7 +22,7 @@ def check_put_if_absent(storage: Storage, new_key: Callable[[], str]) -> None:
         new_key: returns a key that no other process uses.
 
     Raises:
-        EnvironmentUnsupported: several threads have won, other bytes than the winner's are stored, or nobody ever wins.
+        EnvironmentUnsupported: several threads have won, other bytes than the winner's are stored, or none ever wins.
         StorageError: the storage repeatedly did not confirm a result.
     """
     clear = unclear = 0

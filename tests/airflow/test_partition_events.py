@@ -21,8 +21,8 @@ from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.partitions import StateflowPartitionEventsOperator, read_position
 from stateflow_airflow.versions import UnsupportedVersion, require_partition_keys
 from tests.airflow.fakes import FakeRun, fails
-from tests.cli.test_json import check
 from tests.operations.test_partitions import Totals
+from tests.support.json_outputs import check
 from tests.support.local_jobs import restore
 
 ASSET = StateflowJob(name="orders", root="/r").partition

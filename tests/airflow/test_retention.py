@@ -17,9 +17,9 @@ from stateflow.storage.paths import data_folder
 from stateflow_airflow.failures import PermanentFailure, RetryByErrorCode
 from stateflow_airflow.operators.retention import StateflowRetentionOperator
 from tests.airflow.fakes import FakeRun, fails
-from tests.cli.test_json import check
 from tests.support import root_files
 from tests.support.job_fixture import AccountsJob
+from tests.support.json_outputs import check
 
 GARBAGE = b"what a run wrote that did not live to commit it"
 

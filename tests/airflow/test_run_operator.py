@@ -23,8 +23,8 @@ from stateflow_airflow.versions import HAS_RETRY_POLICIES
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.fakes import DEADLINE, FakeRun, FakeSpark, fails
 from tests.airflow.jobs import new_run, run_task, use_submit
-from tests.cli.test_json import check
 from tests.support.job_fixture import AccountsJob
+from tests.support.json_outputs import check
 
 _REPORT = json.loads((Path(__file__).parent / "data" / "report.json").read_text())
 RETURNED = _REPORT["result"]

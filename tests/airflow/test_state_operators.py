@@ -32,9 +32,9 @@ from stateflow_airflow.operators.retention import StateflowTablesOperator
 from stateflow_airflow.operators.savepoint import StateflowRekeyOperator
 from stateflow_airflow.operators.validation.diff import StateflowDiffOperator
 from tests.airflow.fakes import FakeRun, fails
-from tests.cli.test_json import check
 from tests.support import root_files
 from tests.support.cli_fixture import CliFixture
+from tests.support.json_outputs import check
 
 FUNCTIONS = """
 import pyarrow.compute as pc

@@ -41,9 +41,9 @@ from stateflow.replay.run import ReplayRequest
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.storage import open_storage
 from stateflow.testing.sinks import FolderSink
-from tests.cli.test_json import check
 from tests.support.cli_fixture import BUILD, JOB, CliFixture, contents, invoke
 from tests.support.errors import ReportedError, reported_error, reported_errors
+from tests.support.json_outputs import check
 from tests.support.screens import normalized
 
 FAILING = JOB.replace("yield Total(", "raise KeyError('k')\n        yield Total(")

@@ -21,6 +21,7 @@ from stateflow.cli.run import LogLine, RunOutcome
 from stateflow.operations import RelocationReport
 from stateflow.outputs import json_schema, output_classes
 from tests.support.cli_fixture import CliFixture, invoke
+from tests.support.json_outputs import check
 
 
 def _commands(command: click.Command, path: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -151,34 +152,6 @@ def test_schemas_are_valid() -> None:
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
-
-ZONED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d.*")
-UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
-
-
-def _closed(schema: Any) -> Any:
-    """The schema without fields that it does not name."""
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {name: _closed(each) for name, each in schema.items()}
-    return {**closed, "additionalProperties": False} if "required" in schema else closed
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _texts(each)
-
-
-def check(output: object, value: Any) -> None:
-    """Fails unless a value follows the schema of an output and the rules for all of them."""
-    jsonschema.validate(value, _closed(json_schema(output)), format_checker=jsonschema.FormatChecker())
-    for text in _texts(value):
-        assert not ZONED.fullmatch(text) or UTC.fullmatch(text), text
-        assert not text.startswith(("{", '["', "[{")), text
 
 
 def check_printed(path: str, *words: str, code: int = 0) -> Any:

@@ -20,9 +20,10 @@ from stateflow.errors import (
     WrongKeyType,
 )
 from stateflow.private_files import write_private
-from tests.cli.test_json import PRINTED, check
+from tests.cli.test_json import PRINTED
 from tests.serving.shops_job import TOKEN, ShopsJob, serving
 from tests.support.cli_fixture import invoke
+from tests.support.json_outputs import check
 
 EMPTY = 6
 

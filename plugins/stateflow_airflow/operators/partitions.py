@@ -36,7 +36,7 @@ class PartitionEvents:
     """The partitions of event time for which a job has asset events.
 
     Args:
-        unit: ``day`` or ``hour``. Keys of days are like ``2026-01-31``, and of hours, which are those of UTC, like
+        unit: ``day`` or ``hour``. Keys of days are like ``2026-01-31``, and keys of hours, in UTC, like
             ``2026-01-31T05``.
         zone: time zone of the days, such as ``Europe/Berlin``.
         since: the day that the events begin with; None for the newest day or hour that is closed when the first event
@@ -71,7 +71,7 @@ class StateflowPartitionEventsOperator(JobRootOperator):
         job_root: the job root.
         asset: the asset of the events. No other task may have it as an outlet.
         partitions: the partitions.
-        undone: whether to emit the events of reopened partitions, or those of closed ones. The latter wait until no
+        undone: whether to emit the events of reopened partitions, or of closed ones. The latter wait until no
             reopened one is left.
     """
 
@@ -132,7 +132,7 @@ def _check_partitions(partitions: PartitionEvents) -> None:
     if partitions.unit not in ("day", "hour"):
         raise config_failure("the unit of partitions is unknown", "pass day or hour", unit=partitions.unit)
     if partitions.unit == "hour" and partitions.zone != "UTC":
-        raise config_failure("hours have no time zone", "omit zone: hours are those of UTC", zone=partitions.zone)
+        raise config_failure("hours have no time zone", "omit zone: hours are in UTC", zone=partitions.zone)
 
 
 def read_position(events: InletEventsAccessor) -> Position | None:
