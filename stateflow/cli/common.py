@@ -72,6 +72,10 @@ class StateflowGroup(click.Group):
             error = unwritable_output(e)
             print_error(error)
             sys.exit(error.exit_code)
+        except SystemExit as e:
+            if e.code:
+                _discard_unwritable_output()
+            raise
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -94,7 +98,6 @@ class StateflowGroup(click.Group):
                 _print_error_json(error_report(error))
             else:
                 print_error(error)
-            discard_unwritable_output()
             ctx.exit(error.exit_code)
 
     def _refuse_usage(self, ctx: click.Context, error: click.UsageError) -> NoReturn:
@@ -462,7 +465,7 @@ def unwritable_output(e: OSError) -> StorageError:
     return StorageError("could not write the output", hint="free space, or write to another file", reason=e.strerror)
 
 
-def discard_unwritable_output() -> None:
+def _discard_unwritable_output() -> None:
     """Discards output that an error has left in the buffer of stdout, and all later output of this process.
 
     The exit code belongs to the error. A thread that publishes rows may still print, and fail, while the process ends.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -69,6 +70,8 @@ def test_rows_that_cannot_be_printed_end_the_run_and_the_next_one_prints_them(tm
     )
     command = [sys.executable, "-m", "stateflow", "run", str(tmp_path / "job.py"), "--job-root", str(tmp_path / "root")]
     with Path("/dev/full").open("w") as output:
-        ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True)
+        # Otherwise nothing is left in a buffer, which Python would write when the process ends.
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, env=buffered)
     assert (ended.returncode, reported_error(ended.stderr).code) == (5, "storage"), ended.stderr
     assert subprocess.run(command, capture_output=True, text=True).stdout.startswith("(7)\n")
