@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from airflow.providers.openlineage import conf
 from airflow.providers.openlineage.extractors.base import DefaultExtractor
+from airflow.providers.openlineage.plugins import macros
 from openlineage.client.serde import Serde
 
 from stateflow_airflow.lineage import lineage_variables
@@ -73,14 +74,14 @@ def test_the_run_of_a_driver_belongs_to_its_task_which_has_the_same_datasets(
     assert before is not None and not before.outputs
     operator.execute(context)
     start, complete = server.take()
-    variables = lineage_variables(context["ti"])
+    task = context["ti"]
     for event in (start, complete):
         parent = facets_of(event, "parent")
         named = f"{parent['job']['namespace']}/{parent['job']['name']}/{parent['run']['runId']}"
-        assert named == variables["OPENLINEAGE_PARENT_ID"]
-        assert parent["root"]["job"]["name"] == context["ti"].dag_id
+        assert named == macros.lineage_parent_id(task)
+        assert (parent["job"]["name"], parent["root"]["job"]["name"]) == (f"{task.dag_id}.{task.task_id}", task.dag_id)
         assert event["job"] == event["job"] | {"namespace": "https://airflow/prod", "name": "accounts"}
-    found = DefaultExtractor(operator).extract_on_complete(context["ti"])
+    found = DefaultExtractor(operator).extract_on_complete(task)
     assert found is not None
     outputs = [Serde.to_dict(each) for each in found.outputs]
     assert [(each["namespace"], each["name"], each["facets"]) for each in outputs] == [
