@@ -191,6 +191,7 @@ class FakeCluster(Cluster):
 
     def find(self, launch: str) -> Application | None:
         self.calls += 1
+        assert self.calls < 5_000, "the run is followed without an end"
         self.on_find(self.calls)
         if self.killed:
             return Application("a-1", Phase.KILLED)
