@@ -107,7 +107,7 @@ def require_partition_keys(installed: str | None = None) -> None:
     """Raises UnsupportedVersion if tasks of this Airflow cannot give the partition keys of their asset events.
 
     Args:
-        installed: the version of ``apache-airflow-core``; by default that of this environment.
+        installed: the version of ``apache-airflow-core``; by default the installed one.
     """
     found = installed or _installed("apache-airflow-core")
     if found is None or Version(found) < Version("3.3"):

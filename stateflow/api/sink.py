@@ -378,7 +378,7 @@ class Sink(ABC):
 
         Args:
             context: the sink.
-            generation: of the run; that of earlier runs is less.
+            generation: the generation of the run; earlier runs have lower ones.
 
         Raises:
             StorageError: the run cannot begin.

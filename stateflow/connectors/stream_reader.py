@@ -1,7 +1,7 @@
 """Streams of Spark that Python reads: the positions of a source, and the reader that a version of Spark takes.
 
-From Spark 4.2 on, a stream reader in Python ends a query by itself (the AvailableNow trigger), and is told where a
-batch begins. Before, it reads one batch per query.
+From Spark 4.2 on, a stream reader in Python ends a query by itself (the AvailableNow trigger), and gets the begin of
+each batch. Before, it reads one batch per query.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class _AvailableNowCalls(_Calls):
 
 
 class _OneBatchCalls(_Calls):
-    """Reads one batch per query, without being told where it begins.
+    """Reads one batch per query, of which Spark does not pass the begin.
 
     Spark plans each batch by `partitions`, and calls it with the offset of the last batch, twice, when a query starts.
     """

@@ -39,7 +39,7 @@ def check_put_if_absent(storage: Storage, new_key: Callable[[], str]) -> None:
         if winners and not is_unknown:
             clear += 1
             continue
-        # An answer was lost: the client does not know who has won, or has asked again, and was told that it exists.
+        # An answer was lost: the client does not know who has won, or its second request found its own object.
         unclear += 1
         if unclear > _MOST_UNCLEAR and is_unknown:
             raise StorageError("the storage does not confirm whether it created an object", hint="try again", key=key)

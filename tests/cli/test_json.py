@@ -211,7 +211,7 @@ def test_each_command_prints_what_its_schema_says(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(operations, "relocate_source", partial(_relocated, "job"))
     do("checkpoints trigger", *do.root)
     do("source relocate", *do.root, "--source", "rows", "--from", "/old", "--to", "/new")
-    # Those of `query` need a server: tests/cli/test_query.py checks them.
+    # Commands of `query` need a server: tests/cli/test_query.py checks them.
     assert do.seen == {path for path in PRINTED if not path.startswith("query ")}
 
 

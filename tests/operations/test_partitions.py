@@ -1,4 +1,4 @@
-"""Days and hours that a watermark has closed: calendars, and what is announced whatever happens in between."""
+"""Days and hours that a watermark has closed: calendars, and announcements whatever happens in between."""
 
 from __future__ import annotations
 
@@ -260,7 +260,7 @@ class History:
             else:
                 assert self.watermark is not None and self._end(day) <= self.watermark + 1
             self.is_closed[day] = not found.undone
-        # What is stored, and read again by the next task.
+        # As stored, and read again by the next task.
         self.position = parse_position(to_object(found.position))
         return True
 
@@ -352,7 +352,7 @@ def test_the_watermark_is_that_of_the_batches_whose_output_is_published(totals: 
     with pytest.raises(ConfigError):
         assert totals.progress
     totals.read((1, 5))
-    # The watermark of a batch is that of the rows before it.
+    # The watermark of a batch comes from the rows before it.
     assert totals.progress and totals.progress.watermark is None
     times = ((1, 5), (2, 5), (4, 1), (4, 2))
     totals.read(*times)

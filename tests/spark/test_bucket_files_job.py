@@ -107,7 +107,7 @@ def test_files_that_wait_in_a_bucket_are_counted_after_a_run_and_while_none_is_a
     assert abs(datetime.fromisoformat(parquets["oldest_at"]).timestamp() - oldest) < 2
     # At the rate of the one checkpoint.
     assert backlog["catch_up_ms"] > 0
-    # The run reads them, and says what is left.
+    # The run reads them, and says how much is left.
     ended = job.finish(job__formats="parquet json")
     assert ended.result["backlog"]["rows"] == 0
     _check(job, p=[*range(5), *range(10), *range(11), *range(12)], j=[*range(3)])

@@ -73,7 +73,7 @@ def mirror(folder: Path, storage: Storage, known: Mapping[str, bytes] = {}) -> d
 
 
 def copy_of(address: str, folder: Path) -> Path:
-    """Copies what is at an address into a new local folder, so that another library can read it."""
+    """Copies the objects at an address into a new local folder, so that another library can read it."""
     storage = open_storage(address)
     for blob in storage.list(""):
         path = folder / blob.key
