@@ -112,7 +112,9 @@ class StateflowSubmitHook(BaseHook):
         """Returns the command that runs the job in a cluster and follows it; None for a connection in client mode.
 
         Args:
-            name, arguments, folder: as of `command`.
+            name: as of `command`.
+            arguments: as of `command`.
+            folder: as of `command`.
             launch: the launch that the cluster finds the driver by.
 
         Raises: as `command`.
