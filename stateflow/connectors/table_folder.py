@@ -1,9 +1,11 @@
 """The folder of a table, on a file system or in a store: files that are created once, and the sequence of its log.
 
 On a file system a file is written without a name, synced and then linked: it exists completely or not at all, and a
-task that dies leaves nothing. Unlike in a job root the umask decides who may read, because the readers of a table are
-often not the users who run the job. In a store of objects, a file is written to a local temporary file and stored when
-it is complete; a put-if-absent decides which of two writers creates an entry of the log.
+task that dies leaves nothing. In a store of objects, a file is written to memory or a local temporary file, and stored
+when it is complete; a put-if-absent decides which of two writers creates an entry of the log.
+
+Unlike in a job root, the umask or HDFS's default decides who may read, because the readers of a table are often not the
+users who run the job.
 
 Other writers of a table can put files and paths into its folder: a FIFO, on which a reader would wait without end, or a
 path through ``..`` or a link that would let readers copy the rows of another table. So files are opened below the
@@ -28,6 +30,7 @@ from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StorageError
 from stateflow.private_files import ScratchFolder, local_disk_errors
 from stateflow.storage import BlobInfo, PutResult, Storage, open_storage
+from stateflow.storage.base import has_bytes
 from stateflow.storage.mounts import check_mount
 from stateflow.storage.posix import LinkedFolder, NotRegular, blob_info, open_file, open_folder, open_root, sync_folder
 from stateflow.storage.race_probe import check_put_if_absent
@@ -504,21 +507,10 @@ class StoreFolder(TableFolder):
 
     @property
     def _storage(self) -> Storage:
-        return open_storage(self.address)
+        return open_storage(self.address, is_private=False)
 
     def create(self, path: str, data: bytes) -> bool:
-        if self._storage.put_new(path, data) is PutResult.CREATED:
-            return True
-        # An answer was lost: this call's first request may have created the object, also if it exists now.
-        try:
-            return self._storage.get(path) == data
-        except MissingFile as e:
-            raise StorageError(
-                "the storage did not confirm that it created a file",
-                hint="a new run continues from the last checkpoint",
-                table=self.address,
-                file=path,
-            ) from e
+        return _create(self._storage, path, data)
 
     def new_file(self) -> NewFile:
         return _StagedFile(self._storage)
@@ -589,6 +581,40 @@ class StoreFolder(TableFolder):
                 pass
 
 
+def _create(storage: Storage, path: str, data: bytes) -> bool:
+    """Creates an object; returns False if another one has its name. Raises StorageError as `TableFolder.create`."""
+    if storage.put_new(path, data) is PutResult.CREATED:
+        return True
+    # An answer was lost: this call's first request may have created the object, also if it exists now.
+    try:
+        return storage.get(path) == data
+    except MissingFile as e:
+        # The request may still arrive, so this is not the absence of a file that should be there.
+        raise StorageError(
+            "the storage did not confirm that it created a file",
+            hint="a new run continues from the last checkpoint",
+            storage=storage.uri,
+            file=path,
+        ) from e
+
+
+def _create_large(storage: Storage, path: str, source: Path) -> bool:
+    """Stores a file as an object; returns False if another one has its name. Raises StorageError as `_create`.
+
+    In a bucket an upload in parts replaces an object that another writer stores meanwhile. Names of data files have one
+    writer. A part of a checkpoint of Delta is equally good from each of its writers, which state the same version.
+    """
+    try:
+        storage.put_file(path, source)
+    except StorageError:
+        # The object that exists decides, as in `_create`: of another writer, or this one's after a lost answer.
+        if storage.size(path) is None:
+            raise
+        with source.open("rb") as file:
+            return has_bytes(storage, path, file)
+    return True
+
+
 _IN_MEMORY = 16 << 20
 
 
@@ -615,13 +641,10 @@ class _StagedFile(NewFile):
 
     def publish(self, path: str) -> bool:
         if self._file is None or self._scratch is None:
-            data = self._memory.getvalue()
-            return self._storage.put_new(path, data) is PutResult.CREATED or self._storage.get(path) == data
+            return _create(self._storage, path, self._memory.getvalue())
         with local_disk_errors(self._scratch.path):
             self._file.close()
-        # Attempts have names of their own, so a file of this name can only be this one.
-        self._storage.put_file(path, self._scratch.path / "file")
-        return True
+        return _create_large(self._storage, path, self._scratch.path / "file")
 
     def close(self) -> None:
         super().close()

@@ -20,6 +20,7 @@ from stateflow.checkpoint.savepoints.catalog import (
     find_savepoints,
     list_savepoints,
     open_savepoint,
+    put_marker,
     read_savepoint,
     savepoint_at,
 )
@@ -42,7 +43,7 @@ from stateflow.runtime.restore.new_job_root import InitialSavepoint, is_created
 from stateflow.runtime.restore.state_import import ImportTarget, StateLocation, import_files
 from stateflow.state.handles import FileHandle
 from stateflow.storage import open_location, open_storage
-from stateflow.storage.paths import SAVEPOINT, SAVEPOINT_FILES, savepoint_folder
+from stateflow.storage.paths import SAVEPOINT_FILES, savepoint_folder
 from stateflow.types.key_groups import check_max_parallelism
 
 _MAX_ATTEMPTS = 5
@@ -276,6 +277,6 @@ def rekey_savepoint(request: RekeyRequest, job_root: str = "") -> SavepointRepor
         max_parallelism=request.max_parallelism,
         manifest=manifest,
     )
-    storage.put_new(f"{folder}{SAVEPOINT}", seal(copy)[0])
+    put_marker(storage, folder, seal(copy)[0])
     # Another attempt may have been first; its copy has the same files.
     return describe_savepoint(open_savepoint(storage, folder))

@@ -419,9 +419,7 @@ def check_same_content(storage: Storage, key: str, source: BinaryIO) -> None:
     if size is None:
         raise StorageError("storage did not confirm that it created an object", hint="retry", key=key)
     own = os.fstat(source.fileno())
-    if size != own.st_size or not (
-        storage.file_id(key) == (own.st_dev, own.st_ino) or _has_bytes(storage, key, source)
-    ):
+    if size != own.st_size or not (storage.file_id(key) == (own.st_dev, own.st_ino) or has_bytes(storage, key, source)):
         raise StorageError(
             "object exists with other content",
             hint="remove the stored object if it is not needed",
@@ -432,6 +430,7 @@ def check_same_content(storage: Storage, key: str, source: BinaryIO) -> None:
         )
 
 
-def _has_bytes(storage: Storage, key: str, source: BinaryIO) -> bool:
+def has_bytes(storage: Storage, key: str, source: BinaryIO) -> bool:
+    """Returns whether an existing object has exactly the bytes of an open local file. Raises MissingFile."""
     source.seek(0)
-    return all(source.read(len(chunk)) == chunk for chunk in storage.chunks(key))
+    return all(source.read(len(chunk)) == chunk for chunk in storage.chunks(key)) and not source.read(1)

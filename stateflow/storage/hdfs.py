@@ -195,6 +195,17 @@ FAILURES = (HdfsRefusal, BadAnswer, requests.RequestException, HTTPError)
 """The errors of the methods of `WebHdfs`, in addition to stateflow's own."""
 
 
+@dataclass(frozen=True)
+class Modes:
+    """The permissions of new folders and files, in octal."""
+
+    folder: str
+    file: str
+
+
+PRIVATE = Modes(folder="700", file="600")
+
+
 class WebHdfs:
     """Requests to the active one of several NameNodes. Paths are absolute.
 
@@ -205,14 +216,17 @@ class WebHdfs:
         hosts: NameNodes with their HTTP ports, separated by commas.
         retries: the policy for requests that fail, or that no NameNode is ready to serve.
         clock: measures how long answers take.
+        modes: the permissions of what is written; None for HDFS's default, which a folder's default ACL may extend.
     """
 
-    def __init__(self, scheme: str, hosts: str, retries: Retry, clock: Clock) -> None:
+    def __init__(self, scheme: str, hosts: str, retries: Retry, clock: Clock, modes: Modes | None = PRIVATE) -> None:
         protocol = "https" if scheme == "swebhdfs" else "http"
         self._name_nodes = [f"{protocol}://{host}" for host in hosts.split(",")]
         self._users = HdfsUsers.of_process(f"{scheme}://{host}" for host in hosts.split(","))
         self._retries = retries
         self._clock = clock
+        self._folder_mode = {} if modes is None else {"permission": modes.folder}
+        self._file_mode = {} if modes is None else {"permission": modes.file}
         self._active = 0
         self._opened: HdfsSession | None = None
         self._process = 0
@@ -257,11 +271,11 @@ class WebHdfs:
                 yield from stream_answer(answer, self._clock, length)
 
     def write(self, path: str, data: bytes | IO[bytes]) -> None:
-        """Writes a file with mode 0600, and replaces an existing one."""
+        """Writes a file, and replaces an existing one."""
         if not isinstance(data, bytes):
             # An earlier attempt may have read some of it.
             data.seek(0)
-        with self._asked("PUT", path, op="CREATE", overwrite="true", permission="600") as answer:
+        with self._asked("PUT", path, op="CREATE", overwrite="true", **self._file_mode) as answer:
             if not answer.is_redirect:
                 raise BadAnswer("the NameNode did not name a DataNode")
             with self._session.to_data_node("PUT", answer.headers["Location"], data) as written:
@@ -274,8 +288,8 @@ class WebHdfs:
             pass
 
     def make_folder(self, path: str) -> None:
-        """Creates a folder with mode 0700, and the folders above it, unless they exist."""
-        with self._asked("PUT", path, op="MKDIRS", permission="700"):
+        """Creates a folder, and the folders above it, unless they exist."""
+        with self._asked("PUT", path, op="MKDIRS", **self._folder_mode):
             pass
 
     def remove(self, path: str) -> bool:
@@ -404,7 +418,7 @@ _EMPTY_FOLDERS = 100_000
 
 
 class HdfsStorage(Storage):
-    """Files below a folder of HDFS. Directories that it creates have mode 0700, files 0600.
+    """Files below a folder of HDFS.
 
     Args:
         scheme: ``webhdfs``, or ``swebhdfs`` for TLS.
@@ -412,6 +426,7 @@ class HdfsStorage(Storage):
         folder: absolute path of the root, without a slash at its end.
         retries: the policy for requests that fail, or that no NameNode is ready to serve.
         most_empty_folders: how many folders a listing accepts in addition to those that its files need.
+        modes: the permissions of the files and folders that it creates; None for HDFS's default.
     """
 
     host_local = False
@@ -424,10 +439,11 @@ class HdfsStorage(Storage):
         retries: Retry = RETRIES,
         *,
         most_empty_folders: int = _EMPTY_FOLDERS,
+        modes: Modes | None = PRIVATE,
     ) -> None:
         self.uri = f"{scheme}://{hosts}{folder}"
         self._folder = folder
-        self._hdfs = WebHdfs(scheme, hosts, retries, SystemClock())
+        self._hdfs = WebHdfs(scheme, hosts, retries, SystemClock(), modes)
         self._has_root = False
         self._most_empty_folders = most_empty_folders
 

@@ -42,12 +42,14 @@ _LONGEST = 4096
 _memory: dict[str, MemoryStorage] = {}
 
 
-def open_storage(uri: str) -> Storage:
+def open_storage(uri: str, *, is_private: bool = True) -> Storage:
     """Opens the storage at `uri`.
 
     Args:
         uri: a path, ``file:///path``, ``s3://bucket/prefix``, ``gs://bucket/prefix``, ``az://container/prefix``,
             ``webhdfs://namenode:9870/path``, or ``memory://name`` (one storage per process and name).
+        is_private: whether only this user may read what is written; otherwise HDFS decides by its default. In buckets,
+            policies decide, and files on a disk are private.
 
     Raises:
         ConfigError: the scheme is not supported, or `uri` is empty, which does not mean the working directory.
@@ -68,7 +70,7 @@ def open_storage(uri: str) -> Storage:
     if parts.scheme in _OBJECT_STORES:
         return _object_storage(uri, Credentials.of_process())
     if parts.scheme in HDFS_SCHEMES:
-        return _hdfs_storage(uri, Credentials.of_process())
+        return _hdfs_storage(uri, is_private, Credentials.of_process())
     if parts.scheme == "hdfs":
         raise ConfigError(
             "HDFS is supported through WebHDFS only",
@@ -174,8 +176,8 @@ def _object_storage(uri: str, _: Credentials) -> Storage:
 
 
 @lru_cache(maxsize=16)
-def _hdfs_storage(uri: str, _: Credentials) -> Storage:
-    """Opens HDFS, once per address and credentials."""
+def _hdfs_storage(uri: str, is_private: bool, _: Credentials) -> Storage:
+    """Opens HDFS, once per address, permissions and credentials."""
     parts = urlsplit(uri)
     folder = parts.path.strip("/")
     if (
@@ -192,9 +194,9 @@ def _hdfs_storage(uri: str, _: Credentials) -> Storage:
             scheme=parts.scheme,
         )
     _require_package("requests", "hdfs", uri)
-    from stateflow.storage.hdfs import HdfsStorage
+    from stateflow.storage.hdfs import PRIVATE, HdfsStorage
 
-    return HdfsStorage(parts.scheme, parts.netloc, f"/{folder}")
+    return HdfsStorage(parts.scheme, parts.netloc, f"/{folder}", modes=PRIVATE if is_private else None)
 
 
 def _require_package(package: str, extra: str, uri: str) -> None:

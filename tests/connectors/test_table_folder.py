@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,10 +14,10 @@ import pytest
 
 from stateflow.connectors.table_folder import DiskFolder, StoreFolder, TableFolder, open_table_folder
 from stateflow.errors import ConfigError, CorruptFile, EnvironmentUnsupported, StorageError
-from stateflow.storage import MemoryStorage, PutResult, register_memory, unregister_memory
+from stateflow.storage import MemoryStorage, PutResult, open_storage, register_memory, unregister_memory
 from tests.servers.hdfs import hdfs_server
 from tests.support.errors import raises
-from tests.support.object_stores import bucket_of, serve_google
+from tests.support.object_stores import bucket_of, serve_google, serve_hdfs
 
 _numbers = itertools.count()
 _LOG = "_log"
@@ -165,6 +166,46 @@ class TestHdfs(Conformance):
     def folder(self, namenode: str) -> TableFolder:
         return open_table_folder(f"{namenode}/tables/{next(_numbers)}")
 
+    def test_another_user_reads_a_table_and_no_job_root(
+        self, folder: TableFolder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        root = f"{folder}-root"
+        _write_everything(folder)
+        open_storage(root).put_new("log/0", b"x")
+        monkeypatch.setenv("HADOOP_USER_NAME", "reader")
+        other = open_table_folder(folder.address)
+        for file in (*other.files(""), *other.files(_LOG)):
+            with other.open(file.key) as opened:
+                assert opened.read()
+        with raises(ConfigError, exception="AccessControlException"):
+            open_storage(root).get("log/0")
+
+
+def _write_everything(folder: TableFolder) -> None:
+    """Writes an entry of the log, a small file in a partition, and one that is not kept in memory."""
+    assert folder.create(_entry(0), b"entry")
+    for path, size in (("day=1/small", 1), ("day=1/large", (16 << 20) + 1)):
+        with folder.new_file() as file:
+            file.write(bytes(size))
+            assert file.publish(path)
+
+
+def test_a_table_in_hdfs_has_its_default_permissions_and_a_job_root_is_private(tmp_path: Path) -> None:
+    with bucket_of(serve_hdfs, tmp_path) as address:
+        _write_everything(open_table_folder(f"{address}/table"))
+        root = open_storage(f"{address}/root")
+        root.put_new("log/0", b"x")
+    assert _modes(tmp_path / "own/table") == ({0o755}, {0o644})
+    assert _modes(tmp_path / "own/root/log") == ({0o700}, {0o600})
+
+
+def _modes(folder: Path) -> tuple[set[int], set[int]]:
+    """Returns the modes of a folder and the folders below it, and those of the files."""
+    modes: tuple[set[int], set[int]] = (set(), set())
+    for path in (folder, *folder.rglob("*")):
+        modes[path.is_file()].add(stat.S_IMODE(path.stat().st_mode))
+    return modes
+
 
 class Lossy(MemoryStorage):
     """Memory that answers a put with `answer`; whether it is done first is the key of `lost`."""
@@ -193,11 +234,30 @@ def test_an_entry_whose_answer_was_lost_is_the_writers_own(answer: PutResult) ->
     unregister_memory(storage.uri)
 
 
-def test_an_entry_that_may_arrive_later_is_an_error() -> None:
+def test_a_file_that_may_arrive_later_is_an_error_that_is_tried_again() -> None:
     storage = Lossy(PutResult.UNKNOWN, does_it=False)
+    folder = StoreFolder(storage.uri)
     with raises(StorageError, file=_entry(0)):
-        StoreFolder(storage.uri).create(_entry(0), b"first")
+        folder.create(_entry(0), b"first")
+    with folder.new_file() as file, raises(StorageError, file="data"):
+        file.write(b"x")
+        file.publish("data")
+    assert StorageError.retryable
     unregister_memory(storage.uri)
+
+
+@pytest.mark.parametrize("size", [10, (16 << 20) + 1])
+def test_a_name_that_several_writers_share_belongs_to_the_first(s3: str, size: int) -> None:
+    """As the files of Delta's checkpoints do."""
+    folder = open_table_folder(s3)
+    published = []
+    for content in (b"a", b"a", b"b"):
+        with folder.new_file() as file:
+            file.write(content * size)
+            published.append(file.publish("checkpoint"))
+    assert published == [True, True, False]
+    with folder.open("checkpoint") as opened:
+        assert opened.read() == b"a" * size
 
 
 def test_a_store_without_put_if_absent_is_refused() -> None:

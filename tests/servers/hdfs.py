@@ -154,8 +154,9 @@ class _Handler(QuietHandler):
             self._send(200, file.read(int(self._query["length"])))
 
     def _create(self, body: bytes) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folders(self._path.parent, 0o755)
         self._path.write_bytes(body)
+        self._path.chmod(int(self._query.get("permission", "644"), 8))
         self._send(201, b"")
 
     def _rename(self, _: bytes) -> None:
@@ -165,7 +166,7 @@ class _Handler(QuietHandler):
         self._send(200, b"")
 
     def _mkdirs(self, _: bytes) -> None:
-        self._path.mkdir(parents=True, exist_ok=True)
+        _make_folders(self._path, int(self._query.get("permission", "755"), 8))
         self._answer({"boolean": True})
 
     def _delete(self, _: bytes) -> None:
@@ -189,6 +190,14 @@ class _Handler(QuietHandler):
             self.send_header("Location", location)
         self.end_headers()
         self.wfile.write(body)
+
+
+def _make_folders(path: Path, mode: int) -> None:
+    """Creates a folder and those above it, all with this mode, as HDFS does."""
+    for folder in reversed([path, *path.parents]):
+        if not folder.is_dir():
+            folder.mkdir(exist_ok=True)
+            folder.chmod(mode)
 
 
 def _status(path: Path, name: str) -> dict[str, object]:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stateflow.checkpoint.log.documents import ClaimState, Manifest, Origin, Savepoint
+from stateflow.checkpoint.log.manifest_files import seal
 from stateflow.checkpoint.savepoints.catalog import (
     TOMBSTONE,
     StoredSavepoint,
@@ -38,7 +39,8 @@ from stateflow.checkpoint.savepoints.cleanup import (
 )
 from stateflow.checkpoint.savepoints.names import check_savepoint_name
 from stateflow.errors import ConfigError, CorruptFile, Fenced, SavepointClaimed, StateflowError, StorageError
-from stateflow.storage import MemoryStorage, PosixStorage, PutResult, Storage
+from stateflow.operations import RekeyRequest, rekey_savepoint
+from stateflow.storage import MemoryStorage, PosixStorage, PutResult, Storage, register_memory, unregister_memory
 from stateflow.storage.paths import CLAIMS, SAVEPOINT, claim_slot, savepoint_folder
 from tests.storage.savepoints_over_storages import FOLDER, slot
 from tests.support.errors import raises
@@ -190,6 +192,24 @@ class _Unclear(MemoryStorage):
         if self.lost < 0:
             super().put_new(key, data)
         return PutResult.UNKNOWN
+
+
+def test_a_copy_whose_marker_may_arrive_later_is_tried_again(tmp_path: Path) -> None:
+    into = _Unclear("memory://unclear-copy")
+    register_memory(into)
+    manifest = Manifest(job_uuid=MINE, generation=1, ordinal=1, operators=[], sources=[])
+    document = Savepoint(
+        version=1, id=THEIRS, name="made", origin=Origin.MANUAL, made_at="2026-01-01T00:00:00+00:00",
+        committed_at="2026-01-01T00:00:00+00:00", by="b", job="j", job_uuid=MINE, max_parallelism=4, checkpoint_id=1,
+        manifest=manifest, sinks={},
+    )  # fmt: skip
+    PosixStorage(tmp_path).put_new(SAVEPOINT, seal(document)[0])
+    request = RekeyRequest(str(tmp_path), 8, into.uri)
+    into.lost = 1
+    with raises(StorageError):
+        rekey_savepoint(request)
+    assert rekey_savepoint(request).name == "made"
+    unregister_memory(into.uri)
 
 
 def test_a_claim_whose_answer_was_lost_counts_once() -> None:
