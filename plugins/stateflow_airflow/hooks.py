@@ -96,7 +96,7 @@ class StateflowSubmitHook(BaseHook):
                 this host.
         """
         connection = self._existing_connection()
-        submit = self._submit(name, self.spark.env_vars)
+        submit = self._submit(name)
         self._check(connection, submit)
         program = str(_program())
         executable, *options = submit.command_line(program)[:-1]
@@ -120,8 +120,7 @@ class StateflowSubmitHook(BaseHook):
         Raises: as `command`.
         """
         connection = self._existing_connection()
-        # The provider's hook would put the variables into Spark's settings, which many see.
-        submit = self._submit(name, {})
+        submit = self._submit(name)
         if submit.deploy_mode != _CLUSTER:
             return None
         self._check(connection, submit, may_run_in_cluster=True)
@@ -143,9 +142,11 @@ class StateflowSubmitHook(BaseHook):
         arguments = shlex.join([*command.argv[1:-1], "pyspark-shell"])
         return replace(command, env={**command.env, "PYSPARK_SUBMIT_ARGS": arguments})
 
-    def _submit(self, name: str, env_vars: Mapping[str, str]) -> _Submit:
+    def _submit(self, name: str) -> _Submit:
         conf = dict(self.spark.conf)
-        return _Submit(name=name, conn_id=self.spark.conn_id, conf=conf, env_vars=dict(env_vars), **self.spark.options)
+        # Without the variables: for YARN and Kubernetes, the provider's hook puts them into Spark's settings, which
+        # many see. They are in the environment of the program, and so in the driver's.
+        return _Submit(name=name, conn_id=self.spark.conn_id, conf=conf, **self.spark.options)
 
     def _existing_connection(self) -> Connection:
         try:

@@ -1,4 +1,4 @@
-"""Options of spark-submit whose settings are in a file: a program's arguments are visible to all users of a host."""
+"""Options of spark-submit, and how they show no secret: a program's arguments are visible to all users of a host."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from pathlib import Path
 CONF = "--conf"
 PROPERTIES_FILE = "--properties-file"
 _SHORT_CONF = "-c"
+HADOOP = "spark.hadoop."
+"""Beginning of the settings of Spark that are Hadoop's."""
+_COPIED = {
+    "AWS_ACCESS_KEY_ID": ("fs.s3.awsAccessKeyId", "fs.s3n.awsAccessKeyId", "fs.s3a.access.key"),
+    "AWS_SECRET_ACCESS_KEY": ("fs.s3.awsSecretAccessKey", "fs.s3n.awsSecretAccessKey", "fs.s3a.secret.key"),
+    "AWS_SESSION_TOKEN": ("fs.s3a.session.token",),
+}
+"""Variables that Spark's Java process copies into its Hadoop configuration, with their names there."""
 _ESCAPED = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
 
 
@@ -43,6 +51,26 @@ def hide_conf(options: Sequence[str], file: Path) -> tuple[list[str], str | None
     # Of two lines with one name, the last one counts.
     content = "".join(f"{Path(path).read_text()}\n" for path in given[-1:]) + "".join(map(_property, conf))
     return [*kept, PROPERTIES_FILE, str(file), *loading], content
+
+
+def copied_credentials(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns what Spark's Java process copies from its environment into its Hadoop configuration, by name there.
+
+    It copies nothing unless both the id of a key and the key are set.
+    """
+    if not {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= environment.keys():
+        return {}
+    known = ((variable, names) for variable, names in _COPIED.items() if variable in environment)
+    return {name: environment[variable] for variable, names in known for name in names}
+
+
+def hide_credentials(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the settings with which Spark copies no credentials from its environment.
+
+    On YARN, it writes its Hadoop configuration into an archive that all containers get, and that hosts keep for later
+    applications. An empty setting has precedence over the variable, and Hadoop's S3 client then reads the variable.
+    """
+    return dict.fromkeys((f"{HADOOP}{name}" for name in copied_credentials(environment)), "")
 
 
 def option(options: Sequence[str], name: str) -> str | None:

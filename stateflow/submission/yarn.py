@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
 
 from stateflow.clock import Clock
-from stateflow.config.submit_options import hide_conf, option
+from stateflow.config.submit_options import hide_conf, hide_credentials, option
 from stateflow.errors import ClusterFailed, ConfigError
 from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, exchange_json
 from stateflow.private_files import write_private
@@ -40,8 +39,6 @@ _APPLICATION = re.compile(r"application_[0-9]+_[0-9]+")
 _ARCHIVES, _TAGS, _NAME = "spark.yarn.dist.archives", "spark.yarn.tags", "spark.app.name"
 _STAGING = "spark.yarn.stagingDir"
 _USER = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]*")
-_COPIED = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
-"""Variables that Spark copies into a configuration of Hadoop, which YARN gives to all containers, and keeps."""
 _LONGEST_REASON = 2000
 _PROGRAM = """\
 import os
@@ -102,9 +99,9 @@ class Yarn(Cluster):
         self._session = BoundedSession(BoundedRetry(0), connections=1)
 
     def submit(self, shipment: Shipment, is_cancelled: Callable[[], bool]) -> None:
-        variables = self._spark_submit.environment
-        given = replace(self._spark_submit, environment={k: variables[k] for k in variables.keys() - _COPIED})
+        given = self._spark_submit
         conf = {
+            **{name: value for name, value in hide_credentials(given.environment).items() if name not in given.conf},
             "spark.submit.deployMode": "cluster",
             # A second attempt would fence the first one, and this process follows one run.
             "spark.yarn.maxAppAttempts": "1",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,9 +20,11 @@ import pytest
 from stateflow.checkpoint.launches import store_result
 from stateflow.storage import open_storage
 from stateflow.storage.paths import LAUNCHES
+from stateflow.testing.sinks import FolderSink
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.hooks import ClusterLaunch, StateflowSubmitHook
 from stateflow_airflow.launch import Launch, read_record
+from stateflow_airflow.launch_trigger import to_launch
 from stateflow_airflow.operators.run import StateflowRunOperator, run_folder
 from stateflow_airflow.spark import SparkSubmit
 from tests.airflow.conftest import REPOSITORY
@@ -30,6 +33,7 @@ from tests.airflow.test_continuous_tasks import deferred, next_event
 from tests.airflow.test_run_operator import RETURNED
 from tests.servers.kubernetes import kubernetes_cluster
 from tests.servers.listening import QuietHandler, listening
+from tests.servers.running import CANARY, files_with
 from tests.servers.yarn import yarn_server
 from tests.support.kubernetes_runs import IMAGE, Namespace, granted, spark_image
 from tests.support.processes import wait_for
@@ -263,17 +267,50 @@ def test_a_task_in_a_cluster_survives_its_worker_and_returns_what_client_mode_re
     assert run.ti.pushed.keys() == alone.ti.pushed.keys()
 
 
-def _task(monkeypatch: pytest.MonkeyPatch, home: Path, cluster: Place | None = None) -> StateflowRunOperator:
-    """A task of a job with two rows, in client mode without a cluster; deferrable with one."""
+@pytest.mark.slow(reason="starts YARN, and Spark in its containers")
+@pytest.mark.spark
+def test_a_task_in_client_mode_on_yarn_gives_its_secrets_to_the_driver_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, CANARY)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    home, run = tmp_path / "home", FakeRun()
+    with yarn_server(tmp_path / "yarn") as yarn:
+        for name, value in yarn.variables.items():
+            monkeypatch.setenv(name, value)
+        place = Place({**_YARN, "extra": {"deploy-mode": "client"}}, yarn.conf(), list)
+        trigger = deferred(_task(monkeypatch, home, place, MY_KEY=CANARY), run)
+        # The first rows are processed, so driver and executors have their files.
+        rows = FolderSink(home / "out").rows
+        wait_for(lambda: (home / "out").exists() and len(list(rows())) == 2, lambda: str(trigger.launch), 300)
+        launch = to_launch(trigger.launch)
+        assert yarn.files_with("fs.s3a.secret.key") and not yarn.files_with(CANARY)
+        assert files_with(CANARY, Path(launch.folder)) == []
+        containers = yarn.processes("container_")
+        assert containers and not [each for each in containers if CANARY in " ".join(each.environ().values())]
+        subprocess.run([sys.executable, "-m", "stateflow", "stop", "--job-root", str(home / "root")], check=True)
+        event = asyncio.run(asyncio.wait_for(next_event(trigger), 300))
+        assert _task(monkeypatch, home, place).execute_complete(run.next_try(), event)["rows_in"] == 2
+
+
+def _task(
+    monkeypatch: pytest.MonkeyPatch, home: Path, cluster: Place | None = None, **variables: str
+) -> StateflowRunOperator:
+    """A task of a job with two rows, in client mode without a cluster; deferrable with one.
+
+    With variables of the driver, its run stays up.
+    """
     local = {"conn_type": "spark", "host": "local[2,4]", "extra": {"deploy-mode": "client"}}
     monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(cluster.connection if cluster else local))
     (home / "in").mkdir(parents=True, exist_ok=True)
     (home / "in" / "1.json").write_text('{"name": "a", "number": 1}\n{"name": "b", "number": 2}\n')
     settings = {"job.home": str(home), "job.delay": "100000000", "parallelism": "2", "storage.shared": "yes"}
+    settings |= {"run.until": "stopped"} if variables else {}
     return StateflowRunOperator(
         task_id="run", job=str(REPOSITORY / "tests" / "spark" / "jobs" / "continuous.py"),
         job_root=str(home / "root"), run_folder=str(home / "runs"), settings=settings,
-        spark=SparkSubmit(conf=cluster.conf if cluster else {}), deferrable=cluster is not None,
+        spark=SparkSubmit(conf=cluster.conf if cluster else {}, env_vars=variables), deferrable=cluster is not None,
     )  # fmt: skip
 
 

@@ -59,13 +59,12 @@ def test_the_author_and_the_worker_may_choose_another_python(spark: FakeSpark, m
     assert command(monkeypatch, LOCAL, env_vars=env_vars).env == env_vars
 
 
-def test_variables_and_options_are_passed_on(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("master", ["yarn", "k8s://https://kubernetes.default.svc"])
+def test_variables_and_options_are_passed_on(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch, master: str) -> None:
     options = {"driver_memory": "2g", "jars": "/a.jar,/b.jar"}
-    made = command(monkeypatch, YARN, env_vars={"COLOUR": "blue"}, options=options)
-    # On YARN in client mode, both sides get the environment.
-    assert (
-        made.env["COLOUR"] == "blue" and "spark.yarn.appMasterEnv.COLOUR=blue" in made.files["spark.conf"].splitlines()
-    )
+    made = command(monkeypatch, {**YARN, "host": master}, env_vars={"COLOUR": "blue"}, options=options)
+    # The driver on this host gets them, and Spark's settings, which many see, do not have them.
+    assert made.env["COLOUR"] == "blue" and "blue" not in f"{made.argv}{made.files}"
     assert {("--jars", "/a.jar,/b.jar"), ("--driver-memory", "2g")} <= set(pairwise(made.argv))
 
 

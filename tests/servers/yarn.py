@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ import psutil
 import pyspark
 import pytest
 
-from tests.servers.running import ROOT, free_port, running
+from tests.servers.running import ROOT, files_with, free_port, running
 
 _HADOOP, _BOUNCY_CASTLE = ROOT / ".venv" / "hdfs", ROOT / ".venv" / "yarn"
 _SPARK_JARS = Path(pyspark.__file__).parent / "jars"
@@ -71,6 +72,14 @@ class Yarn:
         found = httpx.get(f"{self.address}/ws/v1/cluster/apps", timeout=30).json()["apps"] or {"app": []}
         applications: list[dict[str, object]] = found["app"]
         return applications
+
+    def files_with(self, secret: str) -> list[str]:
+        """Files of applications, and those in archives that are staged, that contain a secret."""
+        found = files_with(secret, self.folder)
+        for path in self.staging.glob("**/*.zip"):
+            with zipfile.ZipFile(path) as archive:
+                found += [f"{path}/{name}" for name in archive.namelist() if secret.encode() in archive.read(name)]
+        return found
 
     def processes(self, word: str) -> list[psutil.Process]:
         """The processes of containers whose command line has the word."""

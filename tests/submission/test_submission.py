@@ -503,9 +503,10 @@ def test_the_command_line_on_yarn(tmp_path: Path) -> None:
     """The files and arguments as a spark-submit gets them that only writes them down."""
     _write(tmp_path, on_yarn_py="def build(env): ...\n")
     program = tmp_path / "spark-submit"
-    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/words\nenv >{tmp_path}/variables\n')
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/words\n')
     program.chmod(0o700)
     options = ["--queue", "q", "--conf", f"spark.secret={_SECRET}", "--conf", "spark.yarn.tags=mine"]
+    options += ["--conf", "spark.hadoop.fs.s3a.access.key=given"]
     (tmp_path / "yarn-site.xml").write_text(
         "<a><property><name>yarn.resourcemanager.hostname</name><value>h</value></property></a>"
     )
@@ -515,8 +516,6 @@ def test_the_command_line_on_yarn(tmp_path: Path) -> None:
     shipment = make_shipment(tmp_path, tmp_path / "on_yarn.py", content, ["--job-root", "/root"])
     Yarn(SparkSubmit(str(program), options, environment), ManualClock()).submit(shipment, lambda: False)
     words = (tmp_path / "words").read_text().splitlines()
-    # Spark would write them to a file that all containers get.
-    assert _SECRET not in (tmp_path / "variables").read_text()
     driver = tmp_path / "stateflow_driver.py"
     at = words.index(str(driver))
     assert words[at + 1 :] == ["run", "stateflow-job/on_yarn.py", "--job-root", "/root"]
@@ -525,6 +524,9 @@ def test_the_command_line_on_yarn(tmp_path: Path) -> None:
     assert conf["spark.yarn.tags"] == "mine,stateflow-one"
     assert (conf["spark.yarn.maxAppAttempts"], conf["spark.submit.deployMode"]) == ("1", "cluster")
     assert conf["spark.app.name"] == "stateflow on_yarn"
+    # Spark would take them from its environment, and write them to a file that all containers get.
+    keys = {name: conf[f"spark.hadoop.fs.s3a.{name}"] for name in ("access.key", "secret.key", "session.token")}
+    assert keys == {"access.key": "given", "secret.key": "", "session.token": ""}
     # Archives go to executors, too, and stay in a cache of their hosts.
     assert conf["spark.yarn.dist.archives"] == f"{shipment.job_archive.as_uri()}#stateflow-job"
     assert "spark.yarn.dist.files" not in conf

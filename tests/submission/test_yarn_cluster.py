@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import re
 import signal
 import stat
@@ -18,7 +20,8 @@ import pytest
 
 from tests.servers.running import ROOT, files_with, s3_server
 from tests.servers.yarn import Yarn, yarn_server
-from tests.support.submissions import YarnSubmission
+from tests.support.processes import wait_for
+from tests.support.submissions import DEADLINE, YarnSubmission
 
 pytestmark = [pytest.mark.slow(reason="starts YARN, and Spark in its containers"), pytest.mark.spark]
 
@@ -63,22 +66,11 @@ def test_secrets_are_in_no_argument_setting_page_or_file_that_stays(submission: 
     variables = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": _SECRET, "MY_KEY": _SECRET}
     process = submission.start("--conf", "spark.ui.enabled=true", "--conf", "spark.ui.port=0", **variables)
     submission.wait_until_claimed(process)
-    application = submission.application()
     # The driver has them.
     (driver,) = submission.containers("driver")
     (python,) = [child for child in driver.children() if "stateflow_driver.py" in " ".join(child.cmdline())]
     assert "AWS_SECRET_ACCESS_KEY" not in python.environ()
-    shown = [" ".join(_words(each)) for each in psutil.process_iter()]
-    shown += [" ".join(each.environ().values()) for each in (driver, python, *submission.containers("executor"))]
-    address, tracking = submission.yarn.address, str(application["trackingUrl"]).rstrip("/")
-    for page in (
-        f"{address}/ws/v1/cluster/apps/{application['id']}",
-        f"{address}/cluster/app/{application['id']}",
-        f"{address}/ws/v1/cluster/apps/{application['id']}/appattempts",
-        f"{tracking}/api/v1/applications/{application['id']}/environment",
-    ):
-        shown.append(httpx.get(page, timeout=60, follow_redirects=True).raise_for_status().text)
-    assert "spark.yarn.tags" in shown[-1]
+    shown = [*_shown(submission), *(" ".join(each.environ().values()) for each in (driver, python))]
     assert not [text for text in shown if _SECRET in text]
     # Spark's staging folder has them, until the end.
     assert not files_with(_SECRET, submission.yarn.folder / "local") + files_with(
@@ -94,6 +86,68 @@ def test_secrets_are_in_no_argument_setting_page_or_file_that_stays(submission: 
     assert _SECRET not in submission.log()
     submission.assert_nothing_is_left()
     assert not files_with(_SECRET, submission.yarn.folder)
+
+
+@pytest.mark.parametrize("command", ["submit", "run"])
+def test_in_client_mode_secrets_are_only_in_the_driver(submission: YarnSubmission, command: str) -> None:
+    submission.settings |= {"run.until": "stopped"}
+    (submission.folder / "job.toml").write_text(f'[job]\nsecret = "{_SECRET}"\n')
+    submission.options = ["--config", str(submission.folder / "job.toml")]
+    submission.add_rows("a")
+    variables = {"AWS_ACCESS_KEY_ID": _SECRET, "AWS_SECRET_ACCESS_KEY": _SECRET, "AWS_SESSION_TOKEN": _SECRET}
+    conf = {"spark.ui.enabled": "true", "spark.ui.port": "0"}
+    process = submission.start_in_client_mode(command, conf, **variables)
+    submission.wait_for_rows(process, 1)
+    assert not [text for text in _shown(submission) if _SECRET in text]
+    assert submission.yarn.files_with("fs.s3a.secret.key")
+    assert not submission.yarn.files_with(_SECRET)
+    subprocess.run(
+        [sys.executable, "-m", "stateflow", "stop", "--job-root", str(submission.root)], check=True, cwd=ROOT
+    )
+    assert submission.finish(process) == 0, submission.log()
+    assert submission.result()["result"]["stopped_because"] == "stopped"
+    assert _SECRET not in submission.log()
+    # The last container removes it.
+    application = str(submission.application()["id"])
+    wait_for(lambda: not list(submission.yarn.staging.glob(f"**/{application}")), submission.log, DEADLINE)
+    submission.assert_nothing_is_left()
+
+
+def test_hadoop_s_client_in_the_driver_has_the_credentials_of_the_environment(submission: YarnSubmission) -> None:
+    """As on other masters, where Spark copies them; those that the user gives to Spark have precedence."""
+    program = (
+        "import json, sys; from stateflow.config.sources import resolve\n"
+        "from stateflow.runtime.spark.session.session import JobTraits, open_session\n"
+        "spark = open_session(resolve(json.loads(sys.argv[1])), JobTraits(False, False))\n"
+        "names = ('access.key', 'secret.key', 'session.token')\n"
+        "for found in (spark._jsc.hadoopConfiguration(), spark._jsparkSession.sessionState().newHadoopConf()):\n"
+        "    print(json.dumps([found.get('fs.s3a.' + name) for name in names]))\n"
+    )
+    conf = {**submission.yarn.conf(), "spark.hadoop.fs.s3a.session.token": "given"}
+    layer = {"spark.master": "yarn", **{f"spark.conf.{name}": value for name, value in conf.items()}}
+    variables = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": _SECRET, "AWS_SESSION_TOKEN": "other"}
+    command = [sys.executable, "-c", program, json.dumps({**layer, "name": "keys"})]
+    environment = {**os.environ, **submission.variables, **variables}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [["id", _SECRET, "given"]] * 2
+
+
+def _shown(submission: YarnSubmission) -> list[str]:
+    """What others than the user see of an active application: command lines, pages; and the executors' environment."""
+    application = submission.application()
+    shown = [" ".join(_words(each)) for each in psutil.process_iter()]
+    shown += [" ".join(each.environ().values()) for each in submission.containers("executor")]
+    address, tracking = submission.yarn.address, str(application["trackingUrl"]).rstrip("/")
+    for page in (
+        f"{address}/ws/v1/cluster/apps/{application['id']}",
+        f"{address}/cluster/app/{application['id']}",
+        f"{address}/ws/v1/cluster/apps/{application['id']}/appattempts",
+        f"{tracking}/api/v1/applications/{application['id']}/environment",
+    ):
+        shown.append(httpx.get(page, timeout=60, follow_redirects=True).raise_for_status().text)
+    assert "spark.yarn.tags" in shown[-1]
+    return shown
 
 
 def _words(process: psutil.Process) -> list[str]:

@@ -150,6 +150,22 @@ class YarnSubmission(Submission):
     def spark(self) -> Sequence[str]:
         return self.yarn.options()
 
+    def start_in_client_mode(self, command: str, conf: dict[str, str], **variables: str) -> subprocess.Popen[bytes]:
+        """Starts ``stateflow submit``, which becomes spark-submit, or ``stateflow run``, which starts Spark itself."""
+        conf = {**self.yarn.conf(), "spark.yarn.tags": f"stateflow-{self.launch}", **conf}
+        settings, words = dict(self.settings), list[str]()
+        if command == "run":
+            settings |= {"spark.master": "yarn", **{f"spark.conf.{name}": value for name, value in conf.items()}}
+        else:
+            options = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
+            words = ["--", str(SPARK / "bin" / "spark-submit"), "--master", "yarn", *options]
+        given = [f"--set={name}={value}" for name, value in settings.items()]
+        given += ["--result-file", str(self.folder / "result.json"), "--log-format", "text", *self.options]
+        program = [sys.executable, "-m", "stateflow", command, str(JOB), "--job-root", self.job_root, *given, *words]
+        with (self.folder / "submit.log").open("ab") as log:
+            environment = {**os.environ, **self.variables, **variables}
+            return subprocess.Popen(program, env=environment, stdout=log, stderr=log, cwd=self.working_folder)
+
     def application(self) -> dict[str, Any]:
         tag = f"stateflow-{self.launch}"
         return max((a for a in self.yarn.applications() if a["applicationTags"] == tag), key=lambda a: str(a["id"]))

@@ -22,7 +22,14 @@ from stateflow.api.graph import Graph, with_ancestors
 from stateflow.api.input_files import reason_in
 from stateflow.config.settings import FULL, QUIET, Settings, default_local_folder
 from stateflow.config.spark_versions import running_version
-from stateflow.config.submit_options import CONF, PROPERTIES_FILE, hide_conf, option
+from stateflow.config.submit_options import (
+    CONF,
+    PROPERTIES_FILE,
+    copied_credentials,
+    hide_conf,
+    hide_credentials,
+    option,
+)
 from stateflow.errors import ConfigError, StateflowError
 from stateflow.private_files import make_own_folder, make_own_folders
 from stateflow.runtime.job_loader import send_job_code
@@ -42,11 +49,12 @@ from stateflow.runtime.spark.session.requirements import (
 )
 
 _PROGRESS = "spark.ui.showConsoleProgress"
+_LOCAL_FILES = "spark.hadoop.fs.file.impl"
 _DEFAULTS = {
     # The JVM waits 15 s by default for a Python worker to connect, too short at ten times the load.
     "spark.python.authenticate.socketTimeout": "2m",
     # Recovery does not depend on Spark's own directory, so it needs neither syncs nor .crc files, as `defaults` says.
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    _LOCAL_FILES: "org.apache.hadoop.fs.RawLocalFileSystem",
     # Uploads of functions that write with Spark: Hadoop's buffers on disk need LocalFileSystem.
     "spark.hadoop.fs.s3a.fast.upload.buffer": "bytebuffer",
     "spark.hadoop.fs.azure.data.blocks.buffer": "bytebuffer",
@@ -76,6 +84,14 @@ _LOCAL = {
     "spark.storage.blockManagerHeartbeatTimeoutMs": "365d"
 }
 """Defaults of a local master."""
+
+
+_YARN_CLIENT = {
+    # Spark asks the file system of each file that it stages for its scheme, which the raw one refuses to tell. This
+    # matters if the staging folder is in the same file system: a folder that all hosts mount.
+    _LOCAL_FILES: "org.apache.hadoop.fs.LocalFileSystem"
+}
+"""Defaults of YARN with a driver on this host."""
 
 
 _LONGEST_FOLDER = 60
@@ -137,8 +153,8 @@ def open_session(settings: Settings, traits: JobTraits) -> SparkSession:
     if is_started():
         # spark-submit determines the master, whatever the settings say.
         start_java({}, settings.local_folder)
-    local = is_local(SparkConf().get(MASTER, None) or _master(settings))
-    if local:
+    master = SparkConf().get(MASTER, None) or _master(settings)
+    if is_local(master):
         # Local workers use this Python, not the first python3 of the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if python := settings.spark.conf.get("spark.pyspark.python"):
@@ -154,11 +170,8 @@ def open_session(settings: Settings, traits: JobTraits) -> SparkSession:
         if log_file is not None or is_quiet():
             # The log configuration has the levels; Spark would log a message about setting one.
             own.pop("spark.log.level", None)
-        if local:
-            own |= _LOCAL | _unix_sockets(settings.local_folder)
-        if local and settings.spark.log != FULL:
-            own |= quiet_workers({**dict(SparkConf().getAll()), **settings.spark.conf})
-        session = _started(_with_defaults(builder, own, settings))
+        session = _started(_with_defaults(builder, own | _defaults_of(master, settings), settings))
+    _pass_credentials(session)
     check_spark(session.version)
     check_same_spark(session.version)
     check_session(session)
@@ -175,6 +188,18 @@ def defaults(traits: JobTraits) -> dict[str, str]:
     version = running_version()
     manager = {"spark.sql.streaming.checkpointFileManagerClass": version.checkpoint_manager}
     return {**_DEFAULTS, **manager, **plan, **rows, **version.required}
+
+
+def _defaults_of(master: str, settings: Settings) -> dict[str, str]:
+    """Returns the Spark settings of a run that depend on the master, unless the user sets them."""
+    if master == _YARN:
+        in_cluster = SparkConf().get("spark.submit.deployMode", None) == "cluster"
+        return hide_credentials(os.environ) | ({} if in_cluster else _YARN_CLIENT)
+    if not is_local(master):
+        return {}
+    given = {**dict(SparkConf().getAll()), **settings.spark.conf}
+    quiet = {} if settings.spark.log == FULL else quiet_workers(given)
+    return _LOCAL | _unix_sockets(settings.local_folder) | quiet
 
 
 def _unix_sockets(local_folder: Path) -> dict[str, str]:
@@ -196,6 +221,19 @@ def _unix_sockets(local_folder: Path) -> dict[str, str]:
                 "spark.python.unix.domain.socket.dir": str(folder),
             }
     return {}
+
+
+def _pass_credentials(session: SparkSession) -> None:
+    """Gives Hadoop's S3 client the credentials of the environment, which the configuration on YARN does not have.
+
+    Executors get the configuration from the driver, with each task that needs it.
+    """
+    if session.sparkContext.master != _YARN:
+        return
+    hadoop = session.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001 - PySpark has no public access to it
+    for name, value in copied_credentials(os.environ).items():
+        if not hadoop.get(name):
+            hadoop.set(name, value)
 
 
 def _master(settings: Settings) -> str:
@@ -261,6 +299,7 @@ def _setting(session: SparkSession, key: str) -> str | None:
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _SHELL = "pyspark-shell"
 MASTER = "spark.master"
+_YARN = "yarn"
 
 
 def is_started() -> bool:
