@@ -47,10 +47,12 @@ class ClusterLaunch:
     Attributes:
         id: the id by which the cluster finds the driver again.
         end_timeout: how long the driver may take to end with a checkpoint.
+        follow_only: whether no other driver is submitted if it has failed.
     """
 
     id: str
     end_timeout: timedelta
+    follow_only: bool = False
 
 
 class _Submit(SparkSubmitHook):
@@ -128,6 +130,7 @@ class StateflowSubmitHook(BaseHook):
         options, files = hide_conf(options, folder)
         given = [LAUNCH_ID, launch.id, "--end-timeout", f"{launch.end_timeout.total_seconds():.0f}s"]
         given += [f"--driver-env={variable}" for variable in sorted(self.spark.env_vars)]
+        given += ["--follow-only"] if launch.follow_only else []
         command = [sys.executable, str(_program()), "submit", *arguments[1:], *given, "--", _executable(executable)]
         environment = {variable: str(value) for variable, value in self.spark.env_vars.items()}
         return Command([*command, *options], environment, files, launch.id)

@@ -385,13 +385,18 @@ def _submit(log_format: str, run_id: str, result_file: Path | None, **others: ob
     _end_with(document, result_file)
 
 
-_CLUSTER_ONLY = ("launch_id", "end_timeout", "driver_environment")
+_CLUSTER_ONLY = ("launch_id", "follow_only", "end_timeout", "driver_environment")
 _CLUSTER_OPTIONS = (
     click.Option(
         ["--launch-id"],
         default="",
         metavar="ID",
         help="With --deploy-mode cluster: the id under which the driver is found again; by default a new one.",
+    ),
+    click.Option(
+        ["--follow-only"],
+        is_flag=True,
+        help="With --launch-id: submit no driver; return the result of the one that has ended.",
     ),
     click.Option(
         ["--end-timeout"],
@@ -462,10 +467,14 @@ def _run_in_cluster(
     ctx, clock = click.get_current_context(), SystemClock()
     job_root = str(options["job_root"])
     _check_paths(job_root, None)
+    if options["follow_only"] and not options["launch_id"]:
+        raise ConfigError("--follow-only needs the launch to follow", hint="pass --launch-id as well")
     launch = check_launch(str(options["launch_id"]) or clock.new_id())
     end_timeout = cast("timedelta", options["end_timeout"])
     target = RunInCluster(launch, open_storage(job_root), end_timeout, run_id, progress.step)
     driver = ClusterRun(open_cluster(spark_submit, clock), target, clock)
+    if options["follow_only"]:
+        return driver.run(None)
     if not options["launch_id"] or driver.find_active() is None:
         progress.step("checking whether there is anything to do")
         if (result := _idle_result(options, run_id)) is not None:

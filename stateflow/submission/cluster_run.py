@@ -87,13 +87,14 @@ class ClusterRun:
         self._clean_up(found)
         return None
 
-    def run(self, shipment: Callable[[], Shipment]) -> Mapping[str, object]:
+    def run(self, shipment: Callable[[], Shipment] | None) -> Mapping[str, object]:
         """Returns the result of the run, as its driver has stored it in the job root.
 
         SIGTERM and SIGINT end the run with a checkpoint; a second one, or the end of the time for it, kills it.
 
         Args:
-            shipment: makes the driver to submit; called if there is no application to follow.
+            shipment: makes the driver to submit; called if there is no application to follow. None to submit none: the
+                result of the driver that has ended is returned then.
 
         Raises:
             ClusterFailed: the driver was not started, was killed by the cluster, or has ended without a result.
@@ -104,13 +105,25 @@ class ClusterRun:
             if found is not None:
                 self._run.report(f"found the driver of this launch: {found.id}")
                 ended = self._follow(found)
-                if not self._never_started(found, ended):
+                if shipment is None or not self._never_started(found, ended):
                     return self._result(ended)
                 self._clean_up(ended)
+            if shipment is None:
+                return self._last_result()
             forget_launch(self._run.storage, self._run.launch)
             self._run.report("submitting the driver")
             self._submit(shipment())
             return self._result(self._follow(self._wait_until_found()))
+
+    def _last_result(self) -> Mapping[str, object]:
+        result = read_launch_result(self._run.storage, self._run.launch)
+        if result is None:
+            raise ClusterFailed(
+                "the driver of the launch has ended without a result",
+                hint="run the job again: it continues from its newest checkpoint",
+                launch=self._run.launch,
+            )
+        return result
 
     def _never_started(self, found: Application, ended: Application) -> bool:
         """Returns whether the process that submitted an application was killed before the driver could start."""

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 from airflow.sdk import Asset
 from airflow.sdk.exceptions import TaskDeferred
@@ -26,9 +29,10 @@ from stateflow_airflow.launch_trigger import LaunchTrigger, to_launch
 from stateflow_airflow.operators.run import StateflowRunOperator
 from tests.airflow.fakes import DEADLINE, FakeRun, FakeTaskInstance, fails
 from tests.airflow.jobs import new_run, run_task, use_submit, wait_for_rows
-from tests.servers.local_yarn import local_yarn
+from tests.servers.local_yarn import LocalYarn, local_yarn
 from tests.support.job_fixture import AccountsJob
 from tests.support.processes import wait_for
+from tests.support.submissions import stopped_driver
 
 DRIVER = """
 import pathlib, signal, sys
@@ -289,6 +293,81 @@ def test_a_successor_is_stored_once_it_has_taken_over(job: AccountsJob, monkeypa
     assert run.store[StateflowRunOperator.external_id_key] == asdict(successor)
 
 
+@contextmanager
+def connected_yarn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalYarn]:
+    """A stand-in for YARN, on which tasks run their drivers."""
+    connection = {"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}}
+    with local_yarn(folder) as yarn:
+        variables = {
+            "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection),
+            "PATH": f"{yarn.folder}/bin:{os.environ['PATH']}",
+        }
+        for name, value in {**yarn.variables, **variables}.items():
+            monkeypatch.setenv(name, value)
+        yield yarn
+
+
+def lose_host(task: StateflowRunOperator, run: FakeRun) -> None:
+    """Loses the host of a task, with the processes that follow drivers, and with its files."""
+    launcher = task._task_launcher()
+    for launch in launcher.active_launches():
+        for member in launcher.members(launch):
+            processes.send(member, signal.SIGKILL)
+        launcher.stop(launch, 0)
+    run.store[StateflowRunOperator.external_id_key] |= {"host": "gone", "folder": "/gone"}
+    runs = Path(task.run_folder or "")
+    os.rename(runs, runs.with_name("lost"))
+
+
+@pytest.mark.slow(reason="waits for two drivers of a stand-in for YARN")
+@pytest.mark.parametrize("step", ["before-the-submission", "after-the-run-has-failed", "before-the-claim"])
+def test_a_successor_whose_host_is_lost_before_it_has_taken_over_is_followed_by_a_try_on_another_host(
+    job: AccountsJob,
+    renewals: Renewals,
+    background: ThreadPoolExecutor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+) -> None:
+    stopped: list[psutil.Process] = []
+    with connected_yarn(tmp_path / "yarn", monkeypatch) as yarn:
+        first = renewals.task()
+        dead = background.submit(first.execute, renewals.run.next_try())
+        wait_for_rows(job, 30)
+        job.deliver(40)
+        launcher = first._task_launcher()
+        start = launcher.start
+
+        def start_and_die(folder: Path, command: Command, predecessor: Launch | None = None) -> Launch:
+            if step == "before-the-claim":
+                start(folder, command, predecessor)
+                # The run has been requested to end.
+                stopped.append(stopped_driver(yarn, number=2))
+            raise Gone
+
+        monkeypatch.setattr(launcher, "start", start_and_die)
+        first.env_vars = {"STATEFLOW_FAILPOINT": "request.posted:1:stop"}
+        renewals.make_old("launch-1")
+        assert isinstance(dead.exception(DEADLINE), Gone)
+        lose_host(first, renewals.run)
+        if step == "after-the-run-has-failed":
+            yarn.kill_driver(yarn.applications()[0]["id"])
+        second = background.submit(run_task(job).execute, renewals.run.next_try())
+        wait_for(lambda: second.done() or any((tmp_path / "runs").rglob("launch-2")), lambda: "the second try")
+        for driver in stopped:
+            driver.resume()
+        wait_for_rows(job, 40)
+        job.command("stop").check()
+        returned = second.result(DEADLINE)
+        # One that was killed had no checkpoint.
+        failed = step == "after-the-run-has-failed"
+        assert (returned["stopped_because"], returned["rows_in"]) == ("stopped", 40 if failed else 10)
+        ends = [found["finalStatus"] for found in yarn.applications()]
+        assert ends == ["FAILED" if failed else "SUCCEEDED", "SUCCEEDED"]
+        assert not renewals.run.store
+    job.check_results()
+
+
 @pytest.mark.slow(reason="waits for two drivers of a stand-in for YARN")
 def test_a_successor_in_a_cluster_is_followed_by_a_try_on_another_host(
     job: AccountsJob,
@@ -297,14 +376,7 @@ def test_a_successor_in_a_cluster_is_followed_by_a_try_on_another_host(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    connection = {"conn_type": "spark", "host": "yarn", "extra": {"deploy-mode": "cluster"}}
-    with local_yarn(tmp_path / "yarn") as yarn:
-        variables = {
-            "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(connection),
-            "PATH": f"{yarn.folder}/bin:{os.environ['PATH']}",
-        }
-        for name, value in {**yarn.variables, **variables}.items():
-            monkeypatch.setenv(name, value)
+    with connected_yarn(tmp_path / "yarn", monkeypatch) as yarn:
         first = renewals.task()
         follow = first._follow
 
@@ -319,11 +391,7 @@ def test_a_successor_in_a_cluster_is_followed_by_a_try_on_another_host(
         job.deliver(40)
         renewals.make_old("launch-1")
         assert isinstance(dead.exception(DEADLINE), Gone)
-        # Its host is lost, with the process that follows the successor, and with its files.
-        (launch,) = first._task_launcher().active_launches()
-        first._task_launcher().stop(launch, 0)
-        renewals.run.store[StateflowRunOperator.external_id_key] |= {"host": "gone", "folder": "/gone"}
-        os.rename(tmp_path / "runs", tmp_path / "lost")
+        lose_host(first, renewals.run)
         second = background.submit(run_task(job).execute, renewals.run.next_try())
         wait_for_rows(job, 40)
         wait_for(lambda: second.done() or any((tmp_path / "runs").rglob("launch-1")), lambda: "the second try")
@@ -339,7 +407,7 @@ def dies(task: StateflowRunOperator, step: str) -> StateflowRunOperator:
     """Lets the worker of a task die at a step of the renewal, and returns the task."""
     start, follow, launcher = task._start_successor, task._follow, task._task_launcher
 
-    def start_and_die(context: Any, current: Launch) -> Any:
+    def start_and_die(context: Any, current: Launch, launch_id: str | None = None) -> Any:
         if step == "after-the-folder":
             launcher().next_folder().mkdir()
         if step == "after-the-start":

@@ -214,9 +214,10 @@ class Unknown(FakeCluster):
         return super().find(launch) if self.submitted else None
 
 
-def _run(cluster: Cluster, storage: MemoryStorage, end_timeout: float = 60) -> Any:
+def _run(cluster: Cluster, storage: MemoryStorage, end_timeout: float = 60, *, follow_only: bool = False) -> Any:
     run = RunInCluster("one", storage, timedelta(seconds=end_timeout), "note", lambda step: None)
-    return ClusterRun(cluster, run, SystemClock(), poll=timedelta(milliseconds=1)).run(_no_shipment)
+    given = None if follow_only else _no_shipment
+    return ClusterRun(cluster, run, SystemClock(), poll=timedelta(milliseconds=1)).run(given)
 
 
 def _no_shipment() -> Shipment:
@@ -255,6 +256,19 @@ def test_a_driver_that_has_failed_is_submitted_again(found: Phase) -> None:
     # The process that had followed the first one may have been killed before it had removed anything.
     assert cluster.cleaned == 2
     assert caught.value.facts["phase"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    "script", [(Phase.FAILED,), (Phase.KILLED,), (Phase.WAITING, Phase.FAILED)], ids=["failed", "killed", "ends"]
+)
+def test_a_process_that_only_follows_submits_no_driver(script: tuple[Phase, ...]) -> None:
+    storage, cluster = MemoryStorage(), FakeCluster(*script)
+    with pytest.raises(ClusterFailed):
+        _run(cluster, storage, follow_only=True)
+    assert (cluster.submitted, cluster.cleaned) == (0, 1)
+    store_result(storage, "one", 4, RESULT)
+    assert _run(cluster, storage, follow_only=True) == RESULT
+    assert cluster.submitted == 0
 
 
 _SUBMITTING = """

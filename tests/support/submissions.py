@@ -197,13 +197,21 @@ def submit_to_stand_in(
     return job._start(fork, [*words, "--", *yarn.command_line], environment, output)
 
 
-def stopped_driver(yarn: LocalYarn, submitter: Running) -> psutil.Process:
-    """The process of the newest driver, once it has stopped itself at its failpoint."""
+def stopped_driver(yarn: LocalYarn, submitter: Running | None = None, number: int = 1) -> psutil.Process:
+    """The process of the newest driver, once it has stopped itself at its failpoint.
+
+    Args:
+        yarn: the stand-in.
+        submitter: the process that follows it, if that must not end before.
+        number: how many drivers were submitted at least.
+    """
     found: list[psutil.Process] = []
 
     def stopped() -> bool:
-        assert submitter.poll() is None, str(submitter)
-        containers = [yarn.driver(application["id"]) for application in yarn.applications()[-1:]]
+        assert submitter is None or submitter.poll() is None, str(submitter)
+        applications = yarn.applications()
+        newest = applications[-1:] if len(applications) >= number else []
+        containers = [yarn.driver(application["id"]) for application in newest]
         processes = [process for container in containers if container for process in container.children()]
         found[:] = [process for process in processes if process.status() == psutil.STATUS_STOPPED]
         return bool(found)

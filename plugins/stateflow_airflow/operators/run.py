@@ -225,11 +225,14 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         self.forget_launch(context)
         return returned
 
-    def command(self, folder: Path, context: Context, launch_id: str | None = None) -> Command:
+    def command(
+        self, folder: Path, context: Context, launch_id: str | None = None, *, follow_only: bool = False
+    ) -> Command:
         """Returns the command of the run, with its settings and Spark's in files of the folder.
 
         Args:
             launch_id: id of the launch whose driver in the cluster is followed, if it is active; None for a new one.
+            follow_only: whether no other driver is submitted if that one has failed.
         """
         from stateflow.clock import SystemClock
         from stateflow_airflow.hooks import ClusterLaunch, StateflowSubmitHook, prepend_check
@@ -255,7 +258,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         with_log = settings.get("spark.log") != "full"
         name = f"stateflow {Path(self.job).stem}"
         hook = StateflowSubmitHook(spark)
-        launch = ClusterLaunch(launch_id or SystemClock().new_id(), self.end_timeout)
+        launch = ClusterLaunch(launch_id or SystemClock().new_id(), self.end_timeout, follow_only)
         command = hook.cluster_command(name, arguments, folder, launch)
         if command is None:
             command = prepend_check(hook.command(name, arguments, folder, with_log=with_log))
@@ -284,9 +287,12 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             launcher.remove_old(_KEPT_LAUNCHES)
             remove_old_runs(task_folder(root_folder(self.run_folder), context), self.kept_runs)
             folder = launcher.next_folder()
-            launch = launcher.start(folder, self.command(folder, context, self._lost_launch_id(launcher)))
+            lost, successor = self._lost_launch(launcher)
+            # What continues the job if the lost driver has failed is its successor.
+            command = self.command(folder, context, lost, follow_only=successor is not None)
+            launch = launcher.start(folder, command)
         self.log.info("Started process %d; its files are in %s", launch.pid, launch.folder)
-        return asdict(launch)
+        return asdict(replace(launch, successor_id=successor))
 
     def get_job_status(self, external_id: JsonValue, context: Context) -> str:
         """Returns the launch's status, from its process and then from its result file."""
@@ -295,6 +301,8 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         if not launcher.is_of_this_turn(launch):
             return CLEARED
         if launch.process() or any(map(launcher.is_of_this_turn, launcher.active_launches())):
+            return RUNNING
+        if launcher.launches() and self._lacks_successor(launch):
             return RUNNING
         launch = self._counting(external_id)
         if launch.launch_id and not launch.is_local:
@@ -323,6 +331,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             raise TaskDeferred(trigger=trigger, method_name="execute_complete", timeout=self.execution_timeout)
         launcher = self._task_launcher()
         start = partial(self._start_successor, context)
+        self._follow_lost_successor(to_launch(cast("dict[str, object]", external_id)), launch, context)
         renewal = Renewal(launcher, start, self.renew_after, self.end_timeout)
         while True:
             self._follow(launch, renewal)
@@ -376,23 +385,44 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
                 else:
                     renewal.renew_if_due(launch)
 
-    def _start_successor(self, context: Context, current: Launch) -> Launch:
+    def _start_successor(self, context: Context, current: Launch, launch_id: str | None = None) -> Launch:
         launcher = self._task_launcher()
         launcher.remove_old(_KEPT_LAUNCHES)
         folder = launcher.next_folder()
-        command = self.command(folder, context)
+        command = self.command(folder, context, launch_id)
+        if command.launch_id is not None:
+            # Before its driver can be in the cluster: a try on another host finds it by this id only.
+            self._store_launch(replace(current, successor_id=command.launch_id), context)
         files = {**command.files, PREDECESSOR: Path(current.folder).name}
         return launcher.start(folder, replace(command, files=files), current)
 
-    def _lost_launch_id(self, launcher: Launcher) -> str | None:
+    def _lost_launch(self, launcher: Launcher) -> tuple[str | None, str | None]:
         """Returns the id of this turn's newest launch, if its driver is in a cluster and the end of it is not known.
 
-        The worker that has followed it may have died together with its host, on which its launch folder may be.
+        The worker that has followed it may have died together with its host, on which its launch folder may be. Returns
+        the id of its successor as well, if Airflow has stored one.
         """
         known = next(iter(launcher.launches()), self._stored)
         if known is None or not launcher.is_of_this_turn(known):
-            return None
-        return None if known.exit_code() is not None or known.result_file.exists() else known.launch_id
+            return None, None
+        if known.exit_code() is not None or known.result_file.exists():
+            return None, None
+        stored = self._stored if self._stored and self._stored.launch_id == known.launch_id else known
+        return known.launch_id, stored.successor_id
+
+    def _lacks_successor(self, stored: Launch) -> bool:
+        """Returns whether Airflow has stored a successor that no process has followed on this host."""
+        known = {launch.launch_id for launch in self._task_launcher().launches()}
+        return stored.successor_id is not None and stored.successor_id not in known
+
+    def _follow_lost_successor(self, stored: Launch, current: Launch, context: Context) -> None:
+        """Starts the process that follows a successor whose host is lost; it submits a driver that is not known."""
+        if not self._lacks_successor(stored):
+            return
+        with translate_errors(), self._task_launcher().hold_lock():
+            # Another try of the task, whose worker is only believed to be dead, may have been faster.
+            if self._lacks_successor(stored):
+                self._start_successor(context, current, stored.successor_id)
 
     def _end(self, launches: list[Launch]) -> None:
         graceful_end.end_all(self._task_launcher(), launches, self.end_timeout.total_seconds())
