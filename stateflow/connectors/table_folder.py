@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, CorruptFile, MissingFile, StorageError
@@ -38,6 +38,8 @@ from stateflow.storage.race_probe import check_put_if_absent
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+_A = TypeVar("_A")
+_T = TypeVar("_T")
 _REQUESTS_AT_ONCE = 16
 _PROBE = ".stateflow-probe"
 _clock = SystemClock()
@@ -203,6 +205,18 @@ class TableFolder(ABC):
         """Fetches files, as `fetch` does."""
         for path, target in targets:
             self.fetch(path, target)
+
+
+def read_each(read: Callable[[_A], _T], items: Sequence[_A]) -> Iterator[_T]:
+    """Yields what a function reads of each item, in order.
+
+    Several at once, in groups that grow: many callers need few of the items, and others would wait for thousands.
+    """
+    begin, size = 0, 1
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+        while begin < len(items):
+            yield from pool.map(read, items[begin : begin + size])
+            begin, size = begin + size, min(2 * size, _REQUESTS_AT_ONCE)
 
 
 def open_table_folder(address: str) -> TableFolder:

@@ -298,9 +298,17 @@ class ObjectStorage(Storage):
                 check_same_content(self, key, file)
             return
         TRAFFIC.add(written=source.stat().st_size)
-        put = partial(obstore.put, self._store, self.full_key(key), source)
+        put = partial(obstore.put, self._store, self.full_key(key), source, use_multipart=True)
         with self._translate_errors(key):
-            self._again(partial(put, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE))
+            try:
+                self._again(partial(put, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE))
+                return
+            except FileNotFoundError:
+                # The server has ended the upload, and the answer was lost: to the repeated request it says that there
+                # is no such upload.
+                pass
+        with source.open("rb") as file:
+            check_same_content(self, key, file)
 
     def _again(self, request: Callable[[], _T]) -> _T:
         """Sends a request that may be repeated, several times if its answer is lost: obstore repeats only some kinds.

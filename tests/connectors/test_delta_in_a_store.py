@@ -1,4 +1,4 @@
-"""Tables in a bucket have what tables on a disk have: partitions, added columns, upserts, rewinds, maintenance."""
+"""Tables in a bucket have what tables on a disk have, such as added columns and rewinds; and what commits cost."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from stateflow import FileSink
 from stateflow.api.sink import Writing
 from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta import log
 from stateflow.connectors.delta.maintenance import Compaction, vacuum
+from stateflow.connectors.files.sink import LOG_FOLDER as FILES_LOG
 from stateflow.connectors.table_folder import open_table_folder
 from tests.support.delta_tables import Pair, context, ids, pairs, put, visible, write
 
@@ -38,7 +40,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         call = getattr(obstore, name)
 
         def counted(store: object, *args: object, _call: object = call, _name: str = name, **more: object) -> object:
-            if args and log.LOG_FOLDER in str(args[0]):
+            if args and any(folder in str(args[0]) for folder in (log.LOG_FOLDER, FILES_LOG)):
                 sent.append(_name)
             return _call(store, *args, **more)  # type: ignore[operator]
 
@@ -67,6 +69,26 @@ def test_a_commit_costs_four_requests_to_the_log_and_a_start_few(
     assert again.open_table(_ABOUT).token == 14
     assert len(requests) <= 10
     assert ids(s3) == [*range(1, 15)]
+
+
+def test_a_commit_of_files_costs_four_requests_to_the_log_and_each_tenth_reads_what_is_after_the_last_list(
+    s3: str, requests: list[str]
+) -> None:
+    sink = FileSink(s3)
+    sink.prepare(_ABOUT)
+    costs = []
+    for token in range(1, 32):
+        del requests[:]
+        put(sink, _ABOUT, token, pairs(token, 1))
+        costs.append(len(requests))
+    listing = {number for number in range(1, 32) if (number + 1) % 10 == 0}
+    assert {cost for token, cost in enumerate(costs, 1) if token not in listing} == {4}
+    assert max(costs) <= 15
+    del requests[:]
+    again = FileSink(s3)
+    again.prepare(_ABOUT)
+    assert again.open_table(_ABOUT).token == 31
+    assert len(requests) <= 10
 
 
 def test_a_column_is_added_and_files_are_partitioned(s3: str) -> None:

@@ -139,10 +139,14 @@ class TestDeltaAppendsInAzure(TestDeltaAppends):
         return azure
 
 
-@pytest.mark.slow(reason="runs the suite of sinks in stores")
-class TestDeltaUpsertsInHdfs(InFolder):
+class TestDeltaUpsertsInAzure(TestDeltaAppendsInAzure):
     actions = 15
     factory = staticmethod(delta_upsert)
+
+
+@pytest.mark.slow(reason="runs the suite of sinks in stores")
+class TestDeltaAppendsInHdfs(InFolder):
+    factory = staticmethod(delta_append)
 
     @pytest.fixture
     def address(self, hdfs: str) -> str:
@@ -151,6 +155,11 @@ class TestDeltaUpsertsInHdfs(InFolder):
     def read(self, sink: Sink) -> Iterable[Mapping[str, Any]]:
         with tempfile.TemporaryDirectory() as copy:
             return delta_tables.visible(copy_of(sink.location, Path(copy)))
+
+
+class TestDeltaUpsertsInHdfs(TestDeltaAppendsInHdfs):
+    actions = 15
+    factory = staticmethod(delta_upsert)
 
 
 @pytest.mark.slow(reason="runs the suite of sinks once more")

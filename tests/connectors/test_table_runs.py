@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import msgspec
 import pytest
 
 from stateflow import DeltaSink, FileSink
 from stateflow.api.sink import Sink, Writing
+from stateflow.connectors.delta.log import entry_path
 from stateflow.storage import MemoryStorage, open_storage, register_memory, unregister_memory
 from stateflow.storage.base import FolderList
 from tests.support.delta_tables import Pair, context, put, write
@@ -21,9 +25,19 @@ _numbers = itertools.count()
 
 
 class Counting(MemoryStorage):
-    """Counts the data files that lists return."""
+    """Counts the data files that lists return, and how often an object is opened."""
 
     listed = 0
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self.opened: Counter[str] = Counter()
+
+    @contextmanager
+    def open(self, key: str) -> Iterator[BinaryIO]:
+        self.opened[key] += 1
+        with super().open(key) as file:
+            yield file
 
     def list(self, prefix: str, start_after: str = "") -> Any:
         found = super().list(prefix, start_after)
@@ -104,3 +118,18 @@ def test_a_table_without_registrations_is_listed_as_a_whole(store: Counting) -> 
     left = write(sink, _ABOUT, [Pair(1, "a")], Writing(1, 1, 0, "x"))
     store.delete([blob.key for blob in store.list(".stateflow-runs/")])
     assert _begin(sink, 2) == [file.path for file in left]
+
+
+def test_files_that_an_entry_of_a_long_log_names_are_kept(store: Counting) -> None:
+    """Also those of entries whose tombstones Delta has forgotten: the versions before them stay readable."""
+    sink = DeltaSink(store.uri)
+    sink.prepare(_ABOUT)
+    _begin(sink, 1)
+    left = [write(sink, _ABOUT, [Pair(n, "a")], Writing(1, 1, 0, f"x{n}"))[0].path for n in range(60)]
+    for version, path in enumerate(left[1:], 1):
+        entry = {"commitInfo": {"operation": "OTHER", "operationParameters": {"file": path}}}
+        store.put_new(entry_path(version), msgspec.json.encode(entry))
+    store.opened.clear()
+    assert _begin(sink, 2) == left[:1]
+    # Once for deltalake, because the table has no checkpoint, and once for the names.
+    assert {store.opened[entry_path(version)] for version in range(1, 40)} == {2}

@@ -77,7 +77,7 @@ def test_drivers_killed_with_tables_in_a_bucket_lose_and_double_nothing(round_: 
             job.end_all()
 
 
-@Row(2, "tables-behind-networks", plays=(0, 6, 40), mutants=("unread-entry",), within=24)
+@Row(9, "tables-behind-networks", plays=(0, 6, 40), mutants=("unread-entry",), within=24)
 def test_drivers_whose_tables_are_behind_a_bad_network_lose_and_double_nothing(round_: Round) -> int:
     """As tables-in-buckets, with 503 and 429, lost requests, lost, late and cut answers at any request, and some kills.
 

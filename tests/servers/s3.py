@@ -29,6 +29,21 @@ class Handler(localbucket.S3Handler):
     def log_message(self, *_: object) -> None:
         """Logs nothing."""
 
+    def _list_entries(
+        self, bucket_dir: Path, prefix: str, delimiter: str, marker: str, marker_is_prefix: bool, max_keys: int
+    ) -> tuple[list[tuple[str, Path]], list[str], bool, str]:
+        """Looks only into the folder of the prefix: other objects of the bucket do not slow a list down."""
+        base = prefix[: prefix.rfind("/") + 1]
+        if not marker.startswith(base):
+            if marker > base:
+                return [], [], False, ""
+            marker = base
+        contents, prefixes, is_truncated, last = super()._list_entries(
+            bucket_dir / base, prefix[len(base) :], delimiter, marker[len(base) :], marker_is_prefix, max_keys
+        )
+        found = [(base + key, path) for key, path in contents]
+        return found, [base + each for each in prefixes], is_truncated, last[:2] + base + last[2:]
+
     def _post_request(self, bucket: str, key: str) -> None:
         if key or "delete" not in self.query:
             super()._post_request(bucket, key)

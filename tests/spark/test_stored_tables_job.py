@@ -14,11 +14,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from stateflow.storage import open_storage
-from tests.servers.faults import BUSY, CUT_ANSWER, LOST_ANSWER, LOST_REQUEST, Faults, fault_proxy
+from tests.servers.faults import BUSY, CUT_ANSWER, LOST_ANSWER, LOST_REQUEST, Faults
 from tests.spark.jobs import stored_tables
 from tests.spark.processes import ModuleJob
 from tests.support import file_tables
-from tests.support.object_stores import Serve, copy_of, mirror, serve_azure, serve_hdfs, serve_s3
+from tests.support.object_stores import Serve, behind_faults, copy_of, mirror, serve_azure, serve_hdfs, serve_s3
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow(reason="each run is a driver with Spark, which takes seconds")]
 _KINDS = {"apple": "fruit", "leek": "vegetable"}
@@ -91,12 +91,13 @@ def test_kills_neither_lose_nor_repeat_a_row_of_tables_in_a_store(job: StoredJob
     job.check(tmp_path / "copies")
 
 
+@pytest.mark.parametrize("serve", [serve_s3, serve_azure])
 @pytest.mark.parametrize("kinds", [(*BUSY, LOST_ANSWER), (LOST_REQUEST, LOST_ANSWER, CUT_ANSWER)], ids=["busy", "lost"])
-def test_a_whole_job_behind_a_network_that_loses_answers(tmp_path: Path, kinds: tuple[str, ...]) -> None:
-    with serve_s3(tmp_path / "server") as (bucket, variables), mock.patch.dict("os.environ", variables):
+def test_a_whole_job_behind_a_network_that_loses_answers(serve: Serve, tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    with serve(tmp_path / "server") as (bucket, variables), mock.patch.dict("os.environ", variables):
         faults = Faults(random.Random(5), 0.1, kinds)
-        with fault_proxy(variables["AWS_ENDPOINT_URL"], faults) as proxy:
-            job = StoredJob(tmp_path / "work", bucket, {**variables, "AWS_ENDPOINT_URL": proxy})
+        with behind_faults(variables, faults) as changed:
+            job = StoredJob(tmp_path / "work", bucket, changed)
             job.set_prices(apple=3, leek=1)
             for items in (("apple", "leek"), ("apple", "other")):
                 job.sell(*items)

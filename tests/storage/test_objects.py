@@ -20,15 +20,16 @@ import pytest
 from stateflow.checkpoint.log.job_root import probe_job_root
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, EnvironmentUnsupported, MissingFile, StateflowError, StorageError
-from stateflow.storage import Credentials, PutResult, Storage, open_storage
+from stateflow.storage import Credentials, PutResult, Storage, object_store, open_storage
 from stateflow.storage.object_store import ObjectStorage
 from stateflow.testing.conformance.storage import StorageConformance
-from tests.servers.faults import CUT_ANSWER, LOST_ANSWER, LOST_REQUEST, Faults, fault_proxy
+from tests.servers.faults import CUT_ANSWER, LOST_ANSWER, LOST_REQUEST, Faults, ProxyHandler, fault_proxy
 from tests.servers.google import google_server
 from tests.servers.hostile import Answer, Asked, HostileServer, answer, hostile_server
 from tests.servers.running import CANARY, azure_server, careless_s3_server, free_port, hasty_s3_server, s3_server
 from tests.storage.savepoints_over_storages import SavepointClaims, SavepointCopies
 from tests.support.errors import raises
+from tests.support.object_stores import Serve, behind_faults, serve_azure, serve_s3
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
@@ -179,6 +180,23 @@ def test_google_creates_an_object_once_and_never_replaces_an_object(google: dict
     assert {unquote(path): data for path, data in google.items()} == {"/bucket/jobs/log/1": b"one"}
 
 
+def test_a_list_has_all_pages_from_any_beginning(google: dict[str, bytes]) -> None:
+    names = [f"{folder}/{number:04}" for folder in ("a", "ab", "b") for number in range(1100)]
+    google.update({f"/bucket/jobs/{name}": b"x" for name in names})
+    storage = open_storage("gs://bucket/jobs")
+    for prefix, after in (
+        ("", ""),
+        ("a/", ""),
+        ("a", ""),
+        ("a", "a/1050"),
+        ("b/0", ""),
+        ("ab/", "ab/0001"),
+        ("c/", ""),
+    ):
+        wanted = [name for name in names if name.startswith(prefix) and name > after]
+        assert [blob.key for blob in storage.list(prefix, after)] == wanted
+
+
 _SECRET = b"body-of-the-internal-server"
 _XML = b"<Error><Code>X</Code><Message>" + _SECRET + b"</Message></Error>"
 
@@ -251,27 +269,58 @@ def test_a_server_that_a_request_is_redirected_to_gets_no_signature_and_no_conte
         assert b"the content" not in asked.body
 
 
-def test_requests_whose_answers_are_lost_or_cut_are_sent_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "serve", [serve_s3, pytest.param(serve_azure, marks=pytest.mark.long(reason="starts a server"))]
+)
+def test_requests_whose_answers_are_lost_or_cut_are_sent_again(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also those that obstore does not repeat: conditional puts, deletions of several objects, and lists."""
     faults = Faults(random.Random(2), 0.2, (LOST_REQUEST, LOST_ANSWER, CUT_ANSWER))
-    with s3_server(tmp_path / "s3", "bucket") as variables, pytest.MonkeyPatch.context() as environment:
-        with fault_proxy(variables["AWS_ENDPOINT_URL"], faults) as proxy:
-            for name, value in {**variables, "AWS_ENDPOINT_URL": proxy}.items():
-                environment.setenv(name, value)
-            storage = ObjectStorage("s3", "bucket", "job")
-            large = bytes(range(256)) * (20 << 12)
-            for number in range(20):
-                data = b"%d" % number * 1000
-                assert storage.put_new(f"a/{number}", data) is not PutResult.UNKNOWN
-                assert storage.get(f"a/{number}") == data
-                assert len(storage.list("a/")) == number + 1
-                assert storage.list_folder("").folders == ("a",)
-            storage.put_file("large", _file(tmp_path / "large", large))
-            for _ in range(5):
-                assert b"".join(storage.chunks("large")) == large
-            storage.delete([f"a/{number}" for number in range(20)])
-            assert storage.list("a/") == []
+    with serve(tmp_path / "server") as (bucket, variables), behind_faults(variables, faults) as changed:
+        _use(changed, monkeypatch)
+        storage = open_storage(f"{bucket}/job")
+        large = bytes(range(256)) * (20 << 12)
+        for number in range(20):
+            data = b"%d" % number * 1000
+            assert storage.put_new(f"a/{number}", data) is not PutResult.UNKNOWN
+            assert storage.get(f"a/{number}") == data
+            assert len(storage.list("a/")) == number + 1
+            assert storage.list_folder("").folders == ("a",)
+        storage.put_file("large", _file(tmp_path / "large", large))
+        for _ in range(5):
+            assert b"".join(storage.chunks("large")) == large
+        storage.delete([f"a/{number}" for number in range(20)])
+        assert storage.list("a/") == []
     assert min(faults.injected[kind] for kind in faults.kinds) > 0
+
+
+class _LosesAnEnd(ProxyHandler):
+    """Loses the first answer to a request that ends an upload in parts."""
+
+    lost: list[str]
+
+    def do_POST(self) -> None:
+        answered = self.forward(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+        if "uploadId=" in self.path and not self.lost:
+            self.lost.append(self.path)
+            self.reset()
+        else:
+            self.send(answered)
+
+
+def test_an_upload_in_parts_whose_last_answer_is_lost_is_stored(
+    s3: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server says that there is no such upload when it is asked again."""
+    content, lost = random.Random(1).randbytes(1000), list[str]()
+    monkeypatch.setattr(object_store, "_SINGLE_PUT", 10)
+    handler = type("LosesAnEnd", (_LosesAnEnd,), {"lost": lost})
+    with fault_proxy(s3["AWS_ENDPOINT_URL"], Faults(random.Random(1), 0), handler) as proxy:
+        _use({**s3, "AWS_ENDPOINT_URL": proxy}, monkeypatch)
+        storage = open_storage(f"s3://bucket/own/{next(_numbers)}")
+        storage.put_file("a", _file(tmp_path / "file", content))
+        assert (storage.get("a"), len(lost)) == (content, 1)
 
 
 def _file(path: Path, content: bytes) -> Path:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from unittest import mock
+from urllib.parse import urlsplit
 
 import pytest
 
 from stateflow.storage import Storage, open_storage
+from tests.servers.faults import Faults, fault_proxy
 from tests.servers.google import google_server
 from tests.servers.hdfs import webhdfs_server
 from tests.servers.running import azure_server, s3_server
@@ -56,6 +58,20 @@ def bucket_of(serve: Serve, folder: Path) -> Iterator[str]:
     """Runs a server, for whose bucket the environment has credentials; yields the address of the bucket."""
     with serve(folder) as (address, variables), mock.patch.dict("os.environ", variables):
         yield address
+
+
+@contextmanager
+def behind_faults(variables: Mapping[str, str], faults: Faults) -> Iterator[dict[str, str]]:
+    """Runs a proxy with faults in front of a server of S3 or Azure; yields the environment variables of its clients.
+
+    Args:
+        variables: of clients of the server.
+        faults: what the proxy injects.
+    """
+    (name,) = variables.keys() & {"AWS_ENDPOINT_URL", "AZURE_ENDPOINT"}
+    server = urlsplit(variables[name])
+    with fault_proxy(f"http://{server.netloc}", faults) as proxy:
+        yield {**variables, name: f"{proxy}{server.path}"}
 
 
 def mirror(folder: Path, storage: Storage, known: Mapping[str, bytes] = {}) -> dict[str, bytes]:

@@ -1,4 +1,5 @@
-"""Processes whose environment asks for wrong clocks, short timeouts, or workers for savepoints of any size."""
+"""Processes whose environment asks for wrong clocks, short timeouts, workers for savepoints of any size, or uploads of
+small files in parts."""
 
 from __future__ import annotations
 
@@ -12,12 +13,14 @@ from urllib3 import Retry
 from stateflow import http
 from stateflow.checkpoint.savepoints.canonical.worker_pool import SavepointWorkers
 from stateflow.clock import SystemClock
+from stateflow.connectors import table_folder
 from stateflow.connectors.kafka import client
 from stateflow.storage import hdfs, object_store
 from stateflow.storage.hdfs import HdfsStorage
 
 CLOCK, TIMEOUT, WORTH_A_WORKER = "STATEFLOW_TEST_CLOCK", "STATEFLOW_TEST_TIMEOUT", "STATEFLOW_TEST_WORTH_A_WORKER"
-"""Variables: a seed, seconds, and bytes."""
+IN_PARTS = "STATEFLOW_TEST_IN_PARTS"
+"""Variables: a seed, seconds, bytes, and bytes."""
 _MOST = timedelta(hours=2)
 _JUMPS = 0.2
 _TRIES = 3
@@ -32,6 +35,10 @@ def patch_from_environment() -> None:
     if size := os.environ.get(WORTH_A_WORKER):
         # Savepoints have workers in other processes if their state has more bytes than these.
         patch.object(SavepointWorkers, "worth_a_worker", int(size)).start()
+    if size := os.environ.get(IN_PARTS):
+        # A file with more bytes is uploaded in parts.
+        patch.object(object_store, "_SINGLE_PUT", int(size)).start()
+        patch.object(table_folder, "_IN_MEMORY", int(size)).start()
 
 
 def _skew(rng: random.Random) -> None:

@@ -44,7 +44,7 @@ from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.connectors.data_files import own_names
 from stateflow.connectors.delta_types import DeltaField
 from stateflow.connectors.parquet_batches import read_batches
-from stateflow.connectors.table_folder import TableFolder
+from stateflow.connectors.table_folder import TableFolder, read_each
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused, StorageError
 from stateflow.storage import BlobInfo
 from stateflow.types.decoders import json_decoder
@@ -344,16 +344,15 @@ def find_unreferenced_files(table: TableFolder, application: str, files: Mapping
     if missing:
         # Versions older than Delta's tombstones remain readable until the log is cleaned up.
         oldest = min(files[name] for name in missing)
-        for lines in _logs(table, application, oldest):
-            for line in lines:
-                missing -= {name.decode() for name in own_names(line)}
+        for names in _names_in_log(table, application, oldest):
+            missing -= names
             if not missing:
                 break
     return missing
 
 
-def _logs(table: TableFolder, application: str, oldest: int) -> Iterator[Iterator[bytes]]:
-    """Yields the log's files line by line, newest entry first, as far back as they may refer to the files.
+def _names_in_log(table: TableFolder, application: str, oldest: int) -> Iterator[set[str]]:
+    """Yields what may be names of data files in the log, newest entry first, as far back as it may refer to the files.
 
     The commits of a generation have tokens above its number, or, in at-least-once mode, the newest token below it.
 
@@ -362,12 +361,12 @@ def _logs(table: TableFolder, application: str, oldest: int) -> Iterator[Iterato
     """
     listing = list_log(table)
     for name in listing.other_texts:
-        yield _lines(table, f"{LOG_FOLDER}/{name}")
+        for line in _lines(table, f"{LOG_FOLDER}/{name}"):
+            yield {found.decode() for found in own_names(line)}
     newest_below = None
-    for version in sorted(listing.entries, reverse=True):
-        path = entry_path(version)
-        yield _lines(table, path)
-        token = _token_of(table, path, application)
+    newest_first = sorted(listing.entries, reverse=True)
+    for names, token in read_each(lambda version: _names_and_token(table, version, application), newest_first):
+        yield names
         if token is None or token >= oldest:
             continue
         if newest_below is not None and token < newest_below:
@@ -375,17 +374,24 @@ def _logs(table: TableFolder, application: str, oldest: int) -> Iterator[Iterato
         newest_below = token
 
 
+def _names_and_token(table: TableFolder, version: int, application: str) -> tuple[set[str], int | None]:
+    names: set[str] = set()
+
+    def lines() -> Iterator[bytes]:
+        for line in _lines(table, path):
+            names.update(name.decode() for name in own_names(line))
+            yield line
+
+    path = entry_path(version)
+    actions = _decoded(f"{table}/{path}", lines())
+    tokens = [action.txn.version for action in actions if action.txn and action.txn.app_id == application]
+    return names, tokens[-1] if tokens else None
+
+
 def _lines(table: TableFolder, path: str) -> Iterator[bytes]:
     """Yields the lines of a file of the log; none when a clean-up has removed it meanwhile."""
     with suppress(FileNotFoundError), open_log_file(table, path) as file:
         yield from log_lines(file, f"{table}/{path}")
-
-
-def _token_of(table: TableFolder, path: str, application: str) -> int | None:
-    found = [
-        a.txn.version for a in _decoded(f"{table}/{path}", _lines(table, path)) if a.txn and a.txn.app_id == application
-    ]
-    return found[-1] if found else None
 
 
 @contextmanager

@@ -45,7 +45,7 @@ from stateflow.connectors.data_files import FileName, ParquetWriter
 from stateflow.connectors.delta_types import check_rows
 from stateflow.connectors.json_rows import duration_text, encode, json_objects
 from stateflow.connectors.partitions import NULL, data_columns, parse_partition_folder, split_by_partition
-from stateflow.connectors.table_folder import TableFolder, open_table_folder, translate_disk_errors
+from stateflow.connectors.table_folder import TableFolder, open_table_folder, read_each, translate_disk_errors
 from stateflow.connectors.table_runs import TableRuns
 from stateflow.errors import (
     CorruptFile,
@@ -737,8 +737,7 @@ def remove_old_entries(root: TableFolder, newest: int) -> None:
 
 def known_files(root: TableFolder) -> Iterator[str]:
     """Yields the paths of the files that some version of the log has; some of them several times."""
-    for version in versions(root):
-        entry = read_entry(root, version)
+    for entry in read_each(lambda version: read_entry(root, version), versions(root)):
         yield from entry.files if entry else ()
 
 
