@@ -269,9 +269,8 @@ def test_a_server_that_a_request_is_redirected_to_gets_no_signature_and_no_conte
         assert b"the content" not in asked.body
 
 
-@pytest.mark.parametrize(
-    "serve", [serve_s3, pytest.param(serve_azure, marks=pytest.mark.long(reason="starts a server"))]
-)
+@pytest.mark.long(reason="starts a server, and waits between repetitions")
+@pytest.mark.parametrize("serve", [serve_s3, serve_azure])
 def test_requests_whose_answers_are_lost_or_cut_are_sent_again(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
