@@ -66,6 +66,8 @@ def main(arguments: list[str]) -> int:
     size = soak.Size()
     parser.add_argument("--batches", type=int, default=size.batches, help="of soak: without Spark; 0 for none")
     parser.add_argument("--spark-batches", type=int, default=size.spark_batches, help="of soak: with Spark; 0 for none")
+    rounds = cluster.Size().rounds
+    parser.add_argument("--rounds", type=int, default=rounds, help="of cluster: how often each program is submitted")
     given = parser.parse_args(arguments)
     size = replace(size, batches=given.batches, spark_batches=given.spark_batches)
     try:
@@ -87,7 +89,7 @@ def main(arguments: list[str]) -> int:
         "state": state.run,
         "connectors": connectors.run,
         "buckets": buckets.run,
-        "cluster": cluster.run,
+        "cluster": partial(cluster.run, size=cluster.Size(given.rounds)),
         "latency": latency.run,
         "kafka-sink": kafka_sink.run,
         "query": query.run,

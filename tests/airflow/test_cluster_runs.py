@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -76,7 +76,9 @@ def test_the_command_follows_a_driver_and_shows_no_variable(spark: FakeSpark, mo
         pairwise(made.argv[at:])
     )
     assert made.env == {"COLOUR": "blue"} and "blue" not in str(made.files) and "spark.a=b" in made.files["spark.conf"]
-    assert made.launch_id == "one"
+    assert made.launch_id == "one" and "--follow-only" not in made.argv
+    followed = hook.cluster_command("stateflow job", ["run"], Path("/launch"), replace(launch, follow_only=True))
+    assert followed is not None and "--follow-only" in followed.argv[: followed.argv.index("--")]
 
 
 def test_a_connection_to_kubernetes_is_that_of_the_guide(spark: FakeSpark, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -293,6 +293,21 @@ def test_a_successor_is_stored_once_it_has_taken_over(job: AccountsJob, monkeypa
     assert run.store[StateflowRunOperator.external_id_key] == asdict(successor)
 
 
+def test_the_id_of_a_successor_is_stored_before_its_driver_can_be_in_the_cluster(
+    job: AccountsJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = new_run("2026-01-01")
+    context = run.next_try()
+    task = run_task(job)
+    task.open_launches(context)
+    current = Launch("/runs/launch-1", 1, 1, "host", "boot", 2, "id-1")
+    stored: list[Any] = []
+    monkeypatch.setattr(task, "command", lambda *_: Command([], {}, {}, "id-2"))
+    monkeypatch.setattr(task._task_launcher(), "start", lambda *_: stored.append(dict(run.store)))
+    task._start_successor(context, current)
+    assert stored == [{StateflowRunOperator.external_id_key: {**asdict(current), "successor_id": "id-2"}}]
+
+
 @contextmanager
 def connected_yarn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalYarn]:
     """A stand-in for YARN, on which tasks run their drivers."""
