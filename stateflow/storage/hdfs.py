@@ -409,12 +409,22 @@ _ABANDONED = timedelta(days=1)
 """The age at which a temporary file has no living writer. HDFS does not change the time of a file while it is written,
 so this is longer than any upload takes."""
 _FOLDER_TRIES = 20
-_MOST_LEVELS = 8
-"""How many levels of folders a listing descends; the keys of stateflow have at most 8 segments."""
 _FOLDERS_PER_FILE = 8
-"""At most so many folders belong to a file: the delete of the last file in a folder removes the folder."""
-_EMPTY_FOLDERS = 100_000
-"""How many folders may be empty in addition: a process that is killed while it deletes leaves some."""
+"""So many folders may belong to a file, in addition to `ListLimits.empty_folders`."""
+
+
+@dataclass(frozen=True)
+class ListLimits:
+    """The sizes of a tree of folders above which a listing is an error: a server's tree may have no end.
+
+    Attributes:
+        levels: the levels of folders below the listed one. Keys of stateflow have 8; the folders of a source are the
+            user's.
+        empty_folders: the folders without files; a list of more would take an hour.
+    """
+
+    levels: int = 100
+    empty_folders: int = 1_000_000
 
 
 class HdfsStorage(Storage):
@@ -425,7 +435,7 @@ class HdfsStorage(Storage):
         hosts: NameNodes with their HTTP ports, separated by commas; the active one is used.
         folder: absolute path of the root, without a slash at its end.
         retries: the policy for requests that fail, or that no NameNode is ready to serve.
-        most_empty_folders: how many folders a listing accepts in addition to those that its files need.
+        limits: which trees of folders are listed.
         modes: the permissions of the files and folders that it creates; None for HDFS's default.
     """
 
@@ -438,14 +448,14 @@ class HdfsStorage(Storage):
         folder: str,
         retries: Retry = RETRIES,
         *,
-        most_empty_folders: int = _EMPTY_FOLDERS,
+        limits: ListLimits = ListLimits(),
         modes: Modes | None = PRIVATE,
     ) -> None:
         self.uri = f"{scheme}://{hosts}{folder}"
         self._folder = folder
         self._hdfs = WebHdfs(scheme, hosts, retries, SystemClock(), modes)
         self._has_root = False
-        self._most_empty_folders = most_empty_folders
+        self._limits = limits
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         with self._translate_errors(key):
@@ -603,12 +613,13 @@ class HdfsStorage(Storage):
 
     def _walk(self, start: str) -> Iterator[BlobInfo]:
         """Yields the files below a folder. A listing that has no end, or leads back, ends with an error."""
-        folders, files, listed, skipped = [(start, 0)], 0, 0, 0
+        folders, files, listed = [(start, 0)], 0, 0
         while folders:
+            # Those that wait are counted too, because they need memory.
+            if listed + len(folders) > self._limits.empty_folders + _FOLDERS_PER_FILE * files:
+                raise self._too_many_folders(start, listed + len(folders), files)
             folder, level = folders.pop()
             listed += 1
-            if listed > self._most_empty_folders + _FOLDERS_PER_FILE * files:
-                raise self._too_many_folders(start, listed, files)
             listing = self._hdfs.list(f"{self._folder}/{folder}".rstrip("/"))
             for status in listing.statuses if listing is not None else ():
                 name = status.pathSuffix
@@ -616,24 +627,34 @@ class HdfsStorage(Storage):
                 if status.type == "DIRECTORY":
                     if name in ("", ".", "..") or "/" in name:
                         raise BadAnswer("a listing contains a folder that HDFS cannot have")
-                    if level == _MOST_LEVELS:
-                        skipped += 1
-                    elif key != _TEMPORARY:
+                    if level == self._limits.levels:
+                        raise self._too_deep(start, key)
+                    if key != _TEMPORARY:
                         folders.append((key, level + 1))
                 elif name:  # that of a file itself is empty
                     files += 1
                     yield _blob_info(key, status)
-        if skipped:
-            log.warning("skipped %d folders that are more than %d levels below %r", skipped, _MOST_LEVELS, start)
 
-    def _too_many_folders(self, folder: str, listed: int, files: int) -> DataError:
+    def _too_many_folders(self, start: str, folders: int, files: int) -> DataError:
         return DataError(
-            "a folder contains more folders than a job root can have",
-            hint="check that the address leads to a job root; delete its empty folders",
+            "a folder contains too many folders without files",
+            hint="check the address; delete empty folders",
+            storage=self.uri,
+            below=start,
+            folders=folders,
+            files=files,
+            limit=self._limits.empty_folders,
+        )
+
+    def _too_deep(self, start: str, folder: str) -> DataError:
+        # Not left out: the files of a source would be lost without a trace.
+        return DataError(
+            "a folder is too many levels below the one that is listed",
+            hint="move its files up, or delete it",
             storage=self.uri,
             folder=folder,
-            folders=listed,
-            files=files,
+            below=start,
+            limit=self._limits.levels,
         )
 
     def _remove_empty(self, folder: str) -> None:

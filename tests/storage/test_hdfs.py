@@ -26,7 +26,7 @@ from stateflow.clock import Clock
 from stateflow.errors import ConfigError, DataError, MissingFile, StateflowError, StorageError
 from stateflow.http import BadAnswer, BoundedRetry
 from stateflow.storage import Credentials, PutResult, Storage, open_storage
-from stateflow.storage.hdfs import HdfsStorage, WebHdfs
+from stateflow.storage.hdfs import HdfsStorage, ListLimits, WebHdfs
 from stateflow.testing.conformance.storage import StorageConformance, at_once
 from tests.servers.faults import ANSWERS, LATE_REQUEST, LOST_ANSWER, LOST_REQUEST, NOT_READY, Faults, fault_proxy
 from tests.servers.hdfs import hdfs_server
@@ -35,6 +35,7 @@ from tests.servers.running import CANARY, free_port
 from tests.storage.savepoints_over_storages import SavepointClaims, SavepointCopies
 from tests.support.errors import raises
 from tests.support.memory import LIMIT, MemoryPeak
+from tests.support.object_stores import bucket_of, serve_hdfs
 from tests.support.processes import wait_for
 
 _numbers = itertools.count()
@@ -536,18 +537,30 @@ def _tree(names: list[str], files: list[str]) -> Callable[[Asked], Answer]:
 
 
 @pytest.mark.parametrize("names", ["a", "ab"])
-def test_a_listing_descends_no_deeper_than_a_job_root(names: str) -> None:
+def test_a_tree_that_leads_back_is_an_error(names: str) -> None:
     with hostile_server(_tree(list(names), ["file"])) as server:
-        found = _storage(server).list("data/")
-    assert len(found) == len(server.asked) == sum(len(names) ** level for level in range(9))
+        storage = HdfsStorage("webhdfs", server.host, "/jobs/a", _ONCE, limits=ListLimits(levels=9))
+        deepest = "/".join(["data", *names[-1] * 9, names[0]])
+        with raises(DataError, storage=storage.uri, folder=deepest, below="data", limit=9):
+            storage.list("data/")
+    assert len(server.asked) == 10
+
+
+def test_files_in_many_levels_of_folders_are_listed(tmp_path: Path) -> None:
+    keys = ["/".join([*map(str, range(levels)), "file"]) for levels in (1, 9, 32, 64)]
+    with bucket_of(serve_hdfs, tmp_path) as address:
+        storage = open_storage(address)
+        for key in keys:
+            storage.put_new(key, b"x")
+        assert [blob.key for blob in storage.list("0/")] == sorted(keys)
 
 
 def test_a_tree_of_empty_folders_is_an_error() -> None:
     with hostile_server(_tree([f"f{n}" for n in range(100)], [])) as server:
-        storage = HdfsStorage("webhdfs", server.host, "/jobs/a", _ONCE, most_empty_folders=50)
-        with raises(DataError, folder="data", folders=51, files=0):
+        storage = HdfsStorage("webhdfs", server.host, "/jobs/a", _ONCE, limits=ListLimits(empty_folders=250))
+        with raises(DataError, storage=storage.uri, below="data", folders=301, files=0, limit=250):
             storage.list("data/")
-    assert len(server.asked) == 50
+    assert len(server.asked) == 3
 
 
 _BOUNDED_ONCE = BoundedRetry(total=0)
