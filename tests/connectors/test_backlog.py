@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -181,6 +182,49 @@ def test_a_table_that_was_replaced_or_is_missing_is_unknown_or_an_error(tmp_path
     assert found.rows is None and found.unknown
     with raises(ConfigError):
         DeltaSource(tmp_path / "none", schema=Row).backlog(FROM_START, ())
+
+
+def test_what_waits_is_told_without_the_entries_that_a_batch_reads(tmp_path: Path) -> None:
+    for rows in (1, 10, 100):
+        table = _append(tmp_path / "t", rows)
+    source = DeltaSource(tmp_path / "t", schema=Row, start=0)
+    source.files_between(_position(table, 0), _position(table, 1))
+    # A thread that is asked next to a batch must not see, add or forget an entry of the batch.
+    kept = dict(source._log._commits)
+    assert source.backlog(_position(table, 0), ()).rows == 111
+    assert source.backlog(FROM_START, ()).rows == 111
+    assert source._log._commits == kept and kept.keys() == {0}
+
+
+def test_the_rows_of_many_versions_are_estimated_from_a_few_entries_and_one_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = _append(tmp_path / "t", 1)
+    source = DeltaSource(tmp_path / "t", schema=Row)
+    source._log.head()
+    add = {"path": "a", "partitionValues": {}, "size": 5, "dataChange": True, "stats": '{"numRecords":10}'}
+    for version in range(1, 402):
+        (tmp_path / "t" / "_delta_log" / f"{version:020d}.json").write_text(json.dumps({"add": add}))
+    source._log.head()
+    folder, calls = type(source._log.table), Counter[str]()
+
+    def count(name: str) -> None:
+        own = getattr(folder, name)
+
+        def counted(*arguments: Any) -> Any:
+            calls[name] += 1
+            return own(*arguments)
+
+        monkeypatch.setattr(folder, name, counted)
+
+    for name in ("open", "info", "files"):
+        count(name)
+    found = source.backlog(_position(table, 1), ())
+    assert (found.rows, found.size_bytes, found.files, found.exact) == (4010, 2005, 401, False)
+    assert found.oldest_at is not None and found.unknown == ""
+    assert calls["open"] <= 200 and calls["info"] + calls["files"] < 10, calls
+    some = source.backlog(_position(table, 302), ())
+    assert (some.rows, some.files, some.exact) == (1000, 100, True)
 
 
 # -- partitions and lists ---------------------------------------------------------------------------------------------

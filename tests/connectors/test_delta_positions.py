@@ -28,7 +28,9 @@ from pyroaring import BitMap64
 from stateflow import DeltaSource
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.batch_table import BatchTable
+from stateflow.connectors.delta import commits
 from stateflow.connectors.delta.commits import Offset
+from stateflow.connectors.delta.log import open_version
 from stateflow.connectors.delta.rows import partition_scalar, vector_positions
 from stateflow.errors import ConfigError, CorruptInput, DataError, EnvironmentUnsupported, InputLost, SchemaMismatch
 from stateflow.storage import open_storage, unregister_memory
@@ -243,6 +245,111 @@ def test_a_feed_that_was_not_recorded_is_refused(tmp_path: Path) -> None:
     with raises(DataError, version=0):
         _read(DeltaSource(tmp_path / "t", schema=Change, start=0, changes=True, metadata=KINDS))
     assert _read(DeltaSource(tmp_path / "t", schema=Change, start=2, changes=True, metadata=KINDS)) == [[3]]
+
+
+def _without_feed(table: Path) -> DeltaTable:
+    _append(table, 1, 2, 3)
+    _append(table, 4)
+    DeltaTable(str(table)).delete("number = 2")
+    return DeltaTable(str(table))
+
+
+def _changes(table: Path, start: Any) -> DeltaSource:
+    return DeltaSource(table, schema=Change, start=start, changes=True, metadata=KINDS)
+
+
+@pytest.mark.parametrize("start", [1, 2, "latest", datetime(2020, 1, 1, tzinfo=UTC), "earliest"])
+def test_a_new_job_does_not_begin_where_a_table_records_no_changes(tmp_path: Path, start: Any) -> None:
+    _without_feed(tmp_path / "t")
+    source = _changes(tmp_path / "t", start)
+    version = {"latest": 2, "earliest": 2}.get(start, 0) if not isinstance(start, int) else start
+    with raises(DataError, version=version, source=source.description):
+        source._positions(SourceSettings()).first_position()
+    if start != "latest":
+        with raises(DataError, version=version, source=source.description):
+            _read(source)
+        return
+    first = source._first_offset()
+    _append(tmp_path / "t", 5)
+    with raises(DataError, version=3):
+        _read(source, start=first)
+
+
+def test_only_the_versions_that_a_feed_has_recorded_are_read(tmp_path: Path) -> None:
+    _without_feed(tmp_path / "t").alter.set_table_properties(FEED)
+    _append(tmp_path / "t", 5)
+    _append(tmp_path / "t", 6)
+    for version in (1, 2):
+        with raises(DataError, version=version):
+            _read(_changes(tmp_path / "t", version))
+    DeltaTable(str(tmp_path / "t")).alter.set_table_properties({"delta.enableChangeDataFeed": "false"})
+    _append(tmp_path / "t", 7)
+    for start in (3, 4):
+        source, found = _changes(tmp_path / "t", start), []
+        with raises(DataError, version=6):
+            for _, rows in batches_of(source):
+                found.append(rows.column(0).to_pylist())
+        assert found == [[5, 6]]
+    with raises(DataError, version=7):
+        _read(_changes(tmp_path / "t", 7))
+
+
+def test_a_feed_is_found_without_the_checkpoint_before_a_version(tmp_path: Path) -> None:
+    for number in range(6):
+        _append(tmp_path / "t", number, configuration=FEED)
+    DeltaTable(str(tmp_path / "t")).create_checkpoint()
+    _append(tmp_path / "t", 6)
+    for version in range(3):
+        _log(tmp_path / "t", version).unlink()
+    assert _read(_changes(tmp_path / "t", 3)) == [[3, 4, 5, 6]]
+    # The table as it was at the start of a first read no longer exists.
+    source = DeltaSource(tmp_path / "t", schema=Numbered)
+    with raises(InputLost, lost="version 4"):
+        _read(source, start=msgspec.structs.replace(source._first_offset(), reservoirVersion=4))
+    rows = [json.loads(line) for line in _log(tmp_path / "t", 4).read_text().splitlines()]
+    about = {"id": str(DeltaTable(str(tmp_path / "t")).metadata().id), "schemaString": "{}", "configuration": FEED}
+    _commit(tmp_path / "t", 4, *rows, {"metaData": about})
+    with raises(DataError, version=3):
+        _read(_changes(tmp_path / "t", 3))
+
+
+def test_a_position_is_checked_without_a_checkpoint_once_its_feed_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "t"
+    for number in range(12):
+        _append(table, number, configuration=FEED)
+    DeltaTable(str(table)).create_checkpoint()
+    source, opened = _changes(table, 3), []
+
+    def counted(*arguments: Any) -> Any:
+        opened.append(arguments)
+        return open_version(*arguments)
+
+    monkeypatch.setattr(commits, "open_version", counted)
+    for end, _ in batches_of(source, 2):
+        source.check_position(end)
+    assert len(opened) == 1
+    for _ in range(3):
+        _changes(table, 3).check_position(_at(source._first_offset(), 5))
+    assert len(opened) == 4
+    again = _changes(table, 3)
+    for _ in range(3):
+        again.check_position(_at(source._first_offset(), 5))
+    assert len(opened) == 5
+
+
+def test_kept_log_entries_have_a_bounded_number_of_files_together(tmp_path: Path) -> None:
+    _append(tmp_path / "t", 1)
+    log = DeltaSource(tmp_path / "t", schema=Numbered)._log
+    log.head()
+    file = {"path": "a", "partitionValues": {}, "size": 1, "dataChange": True}
+    for version in range(1, 25):
+        _commit(tmp_path / "t", version, *({"add": file} for _ in range(1000)))
+    for version in range(1, 25):
+        found = log.commit(version)
+        assert found is not None and log.commit(version) is found
+        assert sum(len(each.actions) for each in log._commits.values()) <= 10_000
 
 
 # -- columns ----------------------------------------------------------------------------------------------------------

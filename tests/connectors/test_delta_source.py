@@ -14,10 +14,13 @@ import msgspec
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from stateflow import DeltaSource
+from stateflow.api.source import FROM_START
 from stateflow.connectors.delta.commits import Offset
+from stateflow.errors import DataError
 from tests.support.delta_reads import batches_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -158,6 +161,49 @@ def _check_positions(
 
 class Numbered(msgspec.Struct):
     number: int
+
+
+@pytest.mark.slow(reason="Spark reads the changes of a table from each version on")
+def test_changes_that_were_not_recorded_are_refused_where_delta_refuses_them(
+    spark_session: SparkSession, tmp_path: Path
+) -> None:
+    table = tmp_path / "t"
+    _sql(
+        "CREATE TABLE $t (number LONG) USING delta",
+        "INSERT INTO $t VALUES (1), (2), (3)",
+        "DELETE FROM $t WHERE number = 2",
+        f"ALTER TABLE $t SET TBLPROPERTIES ({FEED})",
+        "INSERT INTO $t VALUES (5)",
+        "DELETE FROM $t WHERE number = 3",
+        "ALTER TABLE $t SET TBLPROPERTIES (delta.enableChangeDataFeed=false)",
+        "INSERT INTO $t VALUES (7)",
+    )(spark_session, str(table))
+    for first in range(8):
+        for last in range(first, 8):
+            options = {"readChangeFeed": "true", "startingVersion": str(first), "endingVersion": str(last)}
+            try:
+                expected: object = by_spark(spark_session, table, "number", "_change_type", **options)
+            except PySparkException as e:
+                assert "DELTA_MISSING_CHANGE_DATA" in str(e), (first, last)
+                expected = None
+            assert _changes_between(table, first, last) == expected, (first, last)
+
+
+def _changes_between(table: Path, first: int, last: int) -> Rows | None:
+    """Returns the changes of some versions; None if the source refuses to read them."""
+
+    class Kind(Numbered):
+        change: str
+
+    source = DeltaSource(table, schema=Kind, changes=True, start=first, metadata={"change": "change"})
+    start = source._first_offset()
+    try:
+        source._feed.check_start(start)
+        format = source.files_between(FROM_START, msgspec.json.encode(start.after(last)).decode())
+    except DataError as e:
+        assert first <= int(str(e.facts["version"])) <= last
+        return None
+    return Counter(tuple(map(_plain, row.values())) for row in format.read_all(source.schema).to_pylist())
 
 
 def test_offsets_are_those_of_deltas_own_source(spark_session: SparkSession, tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ LOG_HINT = (
     "of the table"
 )
 _KEPT_COMMITS, _KEPT_ACTIONS = 256, 10_000
-"""How many log entries are kept until the next batch, and how many files one may have together with others."""
+"""How many log entries are kept until the next batch, and how many files they have, unless a single one has more."""
+_COUNTED_ENTRIES = 200
+"""How many log entries are read to tell how much input waits: a request to a store each, and a backlog has seconds."""
 _UNORDERED_TIMES = 100
 """How many versions before a version may have later times: Delta's source looks at as many."""
 _READ_FEATURES = frozenset(
@@ -76,7 +78,7 @@ class Offset(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Orders the positions of one table."""
+        """Sort key of a position within one table."""
         return self.reservoirVersion, self.files_read
 
     def after(self, version: int) -> Offset:
@@ -191,6 +193,22 @@ class TableLog:
         self._head: DeltaHead | None = None
         self._snapshot: Snapshot | None = None
         self._commits: dict[int, Commit] = {}
+        self._actions = 0
+        """The number of actions in all of `_commits`."""
+        self._recorded = range(-1, -1)
+        """Versions of which the table is known to have recorded the changes."""
+
+    def for_thread(self) -> TableLog:
+        """Returns the log for another thread. It begins with the version that this one knows, and changes nothing here.
+
+        A log keeps entries, and forgets them when there are too many: two threads would take them from each other.
+        """
+        copied = TableLog(self.address, self._source)
+        copied.table = self.table
+        # In this order: `head` forgets the files of a replaced table before it returns the new one.
+        copied._head = self._head
+        copied._snapshot = self._snapshot
+        return copied
 
     @cached_property
     def table(self) -> TableFolder:
@@ -203,7 +221,7 @@ class TableLog:
         try:
             if known is None:
                 check_log(self.table)
-            self._head = head = read_head(self.table, "", known)
+            head = read_head(self.table, "", known)
         except SinkRefused as e:
             reason = str(e.facts.get("reason", e.message))
             refuse_features(reason, self.address)
@@ -211,7 +229,8 @@ class TableLog:
         if head is None:
             raise self._unreadable("it does not exist, or has no log")
         if known is None or known.metadata.id != head.metadata.id:
-            self._commits, self._snapshot = {}, None
+            self._commits, self._actions, self._snapshot, self._recorded = {}, 0, None, range(-1, -1)
+        self._head = head
         check_protocol(head.protocol, self.address)
         return head
 
@@ -225,8 +244,8 @@ class TableLog:
 
     def commit(self, version: int) -> Commit | None:
         """Returns the log entry of a version; None without one. Raises CorruptFile, ConfigError or StorageError."""
-        if version in self._commits:
-            return self._commits[version]
+        if (kept := self._commits.get(version)) is not None:
+            return kept
         path = entry_path(version)
         try:
             with open_log_file(self.table, path) as file:
@@ -239,9 +258,10 @@ class TableLog:
             raise CorruptFile(message, file=f"{self.table}/{path}", reason=str(e)) from e
         if found.protocol is not None:
             check_protocol(found.protocol, self.address)
-        if len(self._commits) >= _KEPT_COMMITS or len(found.actions) > _KEPT_ACTIONS:
-            self._commits.clear()
+        if len(self._commits) >= _KEPT_COMMITS or self._actions + len(found.actions) > _KEPT_ACTIONS:
+            self._commits, self._actions = {}, 0
         self._commits[version] = found
+        self._actions += len(found.actions)
         return found
 
     def snapshot(self, version: int) -> Snapshot:
@@ -260,9 +280,40 @@ class TableLog:
         return found
 
     def records_changes(self, version: int) -> bool:
-        """Returns whether the table had a change data feed at a version; true if the log no longer tells it."""
+        """Returns whether the table recorded its changes at a version; false if the log no longer tells it."""
+        if version in self._recorded:
+            return True
+        commit = self.commit(version)
+        if commit is not None and commit.metadata is not None:
+            found = has_feed(commit.metadata.configuration)
+        else:
+            found = (commit is not None and version == self._recorded.stop) or self._had_feed(version)
+        if found:
+            self.note_recorded(version, version)
+        return found
+
+    def note_recorded(self, first: int, last: int) -> None:
+        """Keeps that the changes of the versions `first` to `last` are recorded: the next batch begins after them."""
+        known = self._recorded
+        begin = known.start if known.start <= first <= known.stop else first
+        self._recorded = range(begin, max(last + 1, known.stop if begin == known.start else 0))
+
+    def _had_feed(self, version: int) -> bool:
+        """Returns whether the table had a change data feed after a version, which a checkpoint tells."""
+        head = self._head
+        if head is not None and head.version == version:
+            return has_feed(head.metadata.configuration)
         with open_version(self.table, version) as opened:
-            return opened is None or has_feed(opened.metadata().configuration)
+            if opened is not None:
+                return has_feed(opened.metadata().configuration)
+        # A clean-up has removed the checkpoint before the version: a later one has the same properties if no entry in
+        # between changes them.
+        later = min((v for v in list_log(self.table, version).checkpoints if v > version), default=version)
+        between = [self.commit(number) for number in range(version + 1, later + 1)]
+        if not between or any(commit is None or commit.metadata is not None for commit in between):
+            return False
+        with open_version(self.table, later) as opened:
+            return opened is not None and has_feed(opened.metadata().configuration)
 
     def first_entry(self, version: int) -> int | None:
         """Returns the first version from one on that has a log entry; None without one."""
@@ -283,10 +334,10 @@ class TableLog:
         own = {v: commit.time for v in range(first, last + 1) if v in found and (commit := self.commit(v))}
         return {v: own.get(v) or time for v, time in found.items() if v >= first}
 
-    def written_at(self, version: int) -> int:
-        """Returns when a log entry was written, in milliseconds since 1970; 0 without one. Raises StorageError."""
-        found = self.table.info(entry_path(version))
-        return 0 if found is None else found.modified_ms
+    def entry_times(self, first: int) -> Mapping[int, int]:
+        """Returns when the log entries from a version on were written, in milliseconds since 1970."""
+        listing = list_log(self.table, first)
+        return {v: listing.files[entry_path(v).rpartition("/")[2]].modified_ms for v in listing.entries if v >= first}
 
     def lost(self, versions: str) -> InputLost:
         """Returns the error about versions that were not read and have no log entry any more."""
@@ -331,6 +382,20 @@ def check_features(unknown: Sequence[str], table: str) -> None:
 
 
 @dataclass(frozen=True)
+class WaitingFile:
+    """A file that was not read.
+
+    Attributes:
+        added: when it was added, in milliseconds since 1970.
+        weight: how many files it stands for, on average: the log entries of many versions are not all read.
+    """
+
+    file: LoggedFile
+    added: int
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
 class Feed:
     """The input of a source of a table.
 
@@ -349,6 +414,10 @@ class Feed:
     def without_state(self) -> Feed:
         """Returns the same input for another process, which reads the log itself."""
         return replace(self, log=TableLog(self.log.address, self.source))
+
+    def for_thread(self) -> Feed:
+        """Returns the same input for another thread of this process."""
+        return replace(self, log=self.log.for_thread())
 
     def check_table(self, offset: Offset) -> DeltaHead:
         """Returns the newest version. Raises InputLost if the table is not the table of a position."""
@@ -411,6 +480,8 @@ class Feed:
     def _files_of(self, commit: Commit) -> tuple[_Line, ...]:
         """Returns the files of a version as they are numbered. Raises DataError for one that the source cannot read."""
         if self.changes:
+            if commit.metadata is not None and not has_feed(commit.metadata.configuration):
+                raise self.not_recorded(commit.version)
             return () if commit.changes_no_rows else commit.changes
         if not commit.removes_rows:
             return commit.added
@@ -455,30 +526,44 @@ class Feed:
             for read in found
         ]
 
-    def waiting(self, start: Offset) -> Iterator[tuple[LoggedFile, int]]:
-        """Yields the files after a position, each with the time when it was added, in milliseconds since 1970."""
+    def waiting(self, start: Offset) -> Iterator[WaitingFile]:
+        """Yields the files after a position; of many versions, those of some, which stand for the others as well."""
         version, skipped = start.reservoirVersion, start.files_read
         if start.isStartingVersion:
             for file in self.log.snapshot(version).files[skipped:]:
-                yield file, file.modificationTime
+                yield WaitingFile(file, file.modificationTime)
             version, skipped = version + 1, 0
-        for number in range(version, self.log.head().version + 1):
+        versions = range(version, self.log.head().version + 1)
+        counted = min(len(versions), _COUNTED_ENTRIES)
+        times = self.log.entry_times(version) if counted else {}
+        for number in (versions[at * len(versions) // counted] for at in range(counted)):
             commit = self._existing(number)
             if not self.changes and commit.removes_rows:
                 continue
-            lines = self._files_of(commit)[skipped if number == version else 0 :]
-            time = self.log.written_at(number) if lines else 0
-            yield from ((file, time) for line in lines for file in (line.add or line.remove or line.cdc,) if file)
+            for line in self._files_of(commit)[skipped if number == version else 0 :]:
+                if (waiting := line.add or line.remove or line.cdc) is not None:
+                    yield WaitingFile(waiting, times.get(number, 0), len(versions) / counted)
+
+    def check_start(self, start: Offset) -> None:
+        """Raises DataError if a new job would begin where the table does not record its changes."""
+        version = min(start.reservoirVersion, self.log.head().version)
+        # An entry that no longer exists is lost input.
+        if self.changes and self.log.commit(version) is not None and not self.log.records_changes(version):
+            raise self.not_recorded(version)
 
     def check_feed(self, start: Offset, end: Offset) -> None:
-        """Raises DataError if the table has not recorded the changes of a version between two positions."""
-        last = -1 if end.isStartingVersion else end.reservoirVersion - (0 if end.files_read else 1)
-        if start.isStartingVersion and not has_feed(self.log.snapshot(start.reservoirVersion).metadata.configuration):
-            raise self.not_recorded(start.reservoirVersion)
-        for number in range(start.reservoirVersion + (1 if start.isStartingVersion else 0), last + 1):
-            commit = self.log.commit(number)
-            if commit is not None and commit.metadata is not None and not has_feed(commit.metadata.configuration):
-                raise self.not_recorded(number)
+        """Raises DataError if the table has not recorded its changes at a position from which changes are read.
+
+        `reads` finds the versions after it that end the feed.
+        """
+        first, last = start.reservoirVersion, end.reservoirVersion - (0 if end.files_read else 1)
+        if start.isStartingVersion:
+            last = max(first, -1 if end.isStartingVersion else last)
+        if first > last:
+            return
+        if not self.log.records_changes(first):
+            raise self.not_recorded(first)
+        self.log.note_recorded(first, last)
 
     def not_recorded(self, version: int) -> DataError:
         """Returns the error about a version whose changes are not recorded."""

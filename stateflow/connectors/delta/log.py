@@ -423,11 +423,12 @@ def view_version(table: TableFolder, scratch: Path, version: int | None = None) 
     except TableNotFoundError:
         return None
     except DeltaError as e:
+        if version is not None and not list_log(table).has_version(version):
+            return None
         if (missing := unsupported_feature(e)) is not None:
             hint = f"{missing.hint}, or let the sink write to another table"
             raise SinkRefused(missing.sentence, hint=hint, feature=missing.feature, **_facts(table, e)) from e
-        hint = "check whether the log is damaged"
-        raise SinkRefused("the Delta table cannot be read", hint=hint, **_facts(table, e)) from e
+        raise _damaged(**_facts(table, e)) from e
     except OSError as e:
         raise StorageError("the Delta table's log cannot be read", **_facts(table, e)) from e
     return opened if opened.version() == newest else None
@@ -457,6 +458,10 @@ def unsupported_feature(error: Exception) -> UnsupportedFeature | None:
             named[1], "the Delta table has a feature that is not supported", f"ALTER TABLE ... DROP FEATURE {named[1]}"
         )
     return None
+
+
+def _damaged(**facts: str) -> SinkRefused:
+    return SinkRefused("the Delta table cannot be read", hint="check whether the log is damaged", **facts)
 
 
 def _facts(table: TableFolder, e: Exception) -> dict[str, str]:
@@ -537,6 +542,8 @@ def _load(table: TableFolder, application: str, listing: LogListing) -> DeltaHea
     """Returns the newest listed version as deltalake reads it; None if a log has none."""
     version = max((*listing.entries, *listing.checkpoints))
     with open_version(table, version) as opened:
+        if opened is None and not listing.has_version(version):
+            raise _damaged(table=table.address, reason="the log has neither its first entry nor a checkpoint")
         if opened is None:
             return None
         return DeltaHead(
@@ -670,6 +677,10 @@ class LogListing:
     def other_texts(self) -> list[str]:
         """JSON files other than entries: compacted entries, and V2 checkpoints."""
         return [name for name in self.names if name.endswith(".json") and name.count(".") > 1]
+
+    def has_version(self, version: int) -> bool:
+        """Returns whether the log has what a version is read from: a checkpoint up to it, or the first entry of all."""
+        return 0 in self.entries or any(v <= version for v in self.checkpoints)
 
     def newest_checkpoint(self, version: int) -> int:
         """Returns the newest version up to `version` that has a checkpoint; 0 when there is none."""

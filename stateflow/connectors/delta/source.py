@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -17,7 +17,7 @@ from stateflow.api.source import FROM_START, Backlog, InitialPosition, Source, S
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy, check_source_columns, with_times
-from stateflow.connectors.delta.commits import Feed, Offset, TableLog
+from stateflow.connectors.delta.commits import Feed, Offset, TableLog, WaitingFile
 from stateflow.connectors.delta.rows import DeltaFormat, FileRead, TableColumns
 from stateflow.connectors.delta_types import DeltaField
 from stateflow.connectors.partition_offsets import position_error
@@ -140,9 +140,11 @@ class DeltaSource(Source):
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
         # Looked at before the query begins: what is added in between must not be lost.
         self._first = self._first_offset()
+        return load_stream(spark, self._name, self.schema.ddl, self._positions(limits))
+
+    def _positions(self, limits: SourceSettings) -> _Positions:
         most = _MOST_FILES if limits.max_files_per_batch is None else limits.max_files_per_batch
-        positions = _Positions(self._feed.without_state(), self._first, most)
-        return load_stream(spark, self._name, self.schema.ddl, positions)
+        return _Positions(self._feed.without_state(), self._first or self._first_offset(), most)
 
     @property
     def _feed(self) -> Feed:
@@ -214,19 +216,21 @@ class DeltaSource(Source):
 
     def backlog(self, offset: str, logs: Sequence[bytes]) -> Backlog:
         """See `Source.backlog`: adds up what the log says about the files after the position."""
-        position = self._first_offset() if offset == FROM_START else self._parsed(offset)
-        if position.reservoirId != self._log.head().metadata.id:
+        # In a thread of its own, perhaps next to a batch.
+        feed = self._feed.for_thread()
+        position = _first_offset(feed.log, self._start) if offset == FROM_START else self._parsed(offset)
+        if position.reservoirId != feed.log.head().metadata.id:
             return Backlog(unknown="the table was replaced since it was read")
-        found = list(self._feed.waiting(position))
-        rows = [file.rows for file, _ in found]
-        known = None if None in rows else sum(each or 0 for each in rows)
-        oldest = min((at for _, at in found), default=None)
+        found = list(feed.waiting(position))
+        rows = [each.file.rows for each in found]
+        known = None if None in rows else _estimate(zip(rows, found, strict=True))
+        oldest = min((each.added for each in found), default=None)
         return Backlog(
             known,
-            sum(file.size or 0 for file, _ in found),
-            len(found),
+            _estimate((each.file.size, each) for each in found),
+            _estimate((1, each) for each in found),
             None if oldest is None else datetime.fromtimestamp(oldest / 1000, UTC),
-            exact=not self._changes,
+            exact=not self._changes and all(each.weight == 1 for each in found),
             unknown="" if known is not None else "files of the table have no statistics about their rows",
         )
 
@@ -236,7 +240,7 @@ class DeltaSource(Source):
             return self._position(self._offset_at(self._log.head().version + 1))
         if start.kind is StartKind.TIMESTAMP:
             assert start.timestamp is not None
-            return self._position(self._offset_at(self._first_version_since(start.timestamp)))
+            return self._position(self._offset_at(_first_version_since(self._log, start.timestamp)))
         if start.position.isdecimal() and start.position.isascii():
             return self._position(self._offset_at(int(start.position)))
         return self._position(self._parsed(start.position))
@@ -254,22 +258,7 @@ class DeltaSource(Source):
 
     def _first_offset(self) -> Offset:
         """Returns the position at which a new job begins."""
-        newest = self._log.head().version
-        if self._start == StartKind.EARLIEST:
-            return msgspec.structs.replace(self._offset_at(newest), isStartingVersion=True)
-        if self._start == StartKind.LATEST:
-            return self._offset_at(newest + 1)
-        if isinstance(self._start, datetime):
-            return self._offset_at(self._first_version_since(self._start))
-        assert isinstance(self._start, int)
-        return self._offset_at(self._start)
-
-    def _first_version_since(self, time: datetime) -> int:
-        """Returns the first version that was committed at a time or later; the next version if there is none."""
-        millis = epoch_milliseconds(time if time.tzinfo else time.replace(tzinfo=UTC))
-        newest = self._log.head().version
-        later = [version for version, at in self._log.times(0, newest).items() if at >= millis]
-        return min(later, default=newest + 1)
+        return _first_offset(self._log, self._start)
 
     def _offset_at(self, version: int) -> Offset:
         return Offset(reservoirId=self._log.head().metadata.id, reservoirVersion=version)
@@ -308,6 +297,30 @@ def _checked_start(start: Start) -> Start:
     return start
 
 
+def _first_offset(log: TableLog, start: Start) -> Offset:
+    """Returns the position at which a new job begins."""
+    head = log.head()
+    if start == StartKind.EARLIEST:
+        return Offset(reservoirId=head.metadata.id, reservoirVersion=head.version, isStartingVersion=True)
+    if isinstance(start, datetime):
+        version = _first_version_since(log, start)
+    else:
+        version = start if isinstance(start, int) else head.version + 1
+    return Offset(reservoirId=head.metadata.id, reservoirVersion=version)
+
+
+def _first_version_since(log: TableLog, time: datetime) -> int:
+    """Returns the first version that was committed at a time or later; the next version if there is none."""
+    millis = epoch_milliseconds(time if time.tzinfo else time.replace(tzinfo=UTC))
+    newest = log.head().version
+    later = [version for version, at in log.times(0, newest).items() if at >= millis]
+    return min(later, default=newest + 1)
+
+
+def _estimate(found: Iterable[tuple[int | None, WaitingFile]]) -> int:
+    return round(sum((number or 0) * each.weight for number, each in found))
+
+
 def _text(offset: Offset) -> str:
     return msgspec.json.encode(offset).decode()
 
@@ -344,6 +357,7 @@ class _Positions(StreamInput):
         return self.feed.source
 
     def first_position(self) -> Position:
+        self.feed.check_start(self.first)
         return msgspec.structs.asdict(self.first)
 
     def end_with_present_input(self) -> None:
