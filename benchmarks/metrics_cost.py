@@ -23,7 +23,10 @@ from benchmarks.operators import Worker  # noqa: E402
 from benchmarks.regression import quartiles  # noqa: E402
 from benchmarks.results import write_result  # noqa: E402
 
-KINDS = ("value", "map", "timers", "columns", "windows", "column-windows", "interval-join", "pattern")
+KINDS = (
+    "value", "map", "list", "timers", "columns", "windows", "column-windows", "interval-join", "regular-join",
+    "temporal-join", "pattern", "sql",
+)  # fmt: skip
 WORK = """
 import logging, shutil, sys, tempfile, time
 from datetime import timedelta
@@ -31,8 +34,8 @@ from itertools import count
 from pathlib import Path
 import msgspec, numpy as np, pyarrow as pa
 from stateflow import (
-    KeyedProcessFunction, MapStateDescriptor, Pattern, ProcessJoinFunction, TumblingEventTimeWindows,
-    ValueStateDescriptor, VectorizedKeyedFunction, WatermarkStrategy,
+    KeyedProcessFunction, ListStateDescriptor, MapStateDescriptor, Pattern, ProcessJoinFunction,
+    TumblingEventTimeWindows, ValueStateDescriptor, VectorizedKeyedFunction, WatermarkStrategy,
 )
 from stateflow.clock import ManualClock
 from tests.support.local_jobs import Growing, LocalJobs
@@ -60,6 +63,13 @@ class Map(KeyedProcessFunction):
         self.seen.put(row.number % 9, (self.seen.get(row.number % 9) or 0) + 1)
         yield row
 
+class List(KeyedProcessFunction):
+    def open(self, ctx):
+        self.seen = ctx.get_list_state(ListStateDescriptor("seen", int))
+    def process_element(self, row, ctx):
+        self.seen.add(row.number)
+        yield Row(row.key, row.at, sum(self.seen.get()))
+
 class Timers(KeyedProcessFunction):
     def process_element(self, row, ctx):
         ctx.timer_service().register_event_time_timer(row.at + 500)
@@ -79,10 +89,16 @@ class Join(ProcessJoinFunction):
     def process_element(self, left, right, ctx):
         yield Row(left.key, right.at, left.number + right.number)
 
+class Pair(msgspec.Struct):
+    key: str
+    left: int
+    right: int
+
 WINDOWS = TumblingEventTimeWindows.of(timedelta(seconds=1))
 JOBS = {
     "value": lambda rows: rows.process(Value(), output=Row, uid="op"),
     "map": lambda rows: rows.process(Map(), output=Row, uid="op"),
+    "list": lambda rows: rows.process(List(), output=Row, uid="op"),
     "timers": lambda rows: rows.process(Timers(), output=Row, uid="op"),
     "columns": lambda rows: rows.process(Columns(), output=Row, uid="op"),
     "windows": lambda rows: rows.window(WINDOWS).reduce(lambda a, b: Row(a.key, b.at, a.number + b.number), uid="op"),
@@ -91,6 +107,12 @@ JOBS = {
     ),
     "interval-join": lambda rows: rows.interval_join(rows).between(timedelta(0), timedelta(milliseconds=3)).process(
         Join(), output=Row, uid="op"
+    ),
+    "regular-join": lambda rows: rows.regular_join(rows).select(
+        Pair, {"key": "left.key", "left": "left.number", "right": "right.number"}, uid="op"
+    ),
+    "temporal-join": lambda rows: rows.temporal_join(rows, how="left").apply(
+        lambda left, right: Row(left.key, left.at, right.number if right else 0), output=Row, uid="op"
     ),
     "pattern": lambda rows: rows.match_pattern(Pattern.begin("any")).select(
         lambda match: match["any"][0], output=Row, uid="op"
@@ -123,8 +145,13 @@ rows = Growing([Row(f"k{n % 5_000}", n, n) for n in range(rows_count)], Row)
 
 def declare(env):
     strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_column("at")
-    stream = env.from_source(rows, uid="rows").assign_timestamps_and_watermarks(strategy).key_by("key")
-    JOBS[kind](stream).sink_to(jobs.sink("out"), uid="out")
+    stream = env.from_source(rows, uid="rows").assign_timestamps_and_watermarks(strategy)
+    env.register_table("numbers", stream)
+    if kind == "sql":
+        made = env.sql_query("SELECT key, SUM(number) AS number FROM numbers GROUP BY key", uid="op").as_append_only()
+    else:
+        made = JOBS[kind](stream.key_by("key"))
+    made.sink_to(jobs.sink("out"), uid="out")
 
 with tempfile.TemporaryDirectory() as home:
     def work():
