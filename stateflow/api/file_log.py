@@ -74,6 +74,54 @@ def encode_entry(files: Sequence[ListedFile]) -> bytes:
     return b"\n".join([LOG_VERSION, *map(msgspec.json.encode, files)])
 
 
+def _files_of_entry(entry: bytes) -> Iterator[ListedFile]:
+    """Yields the files of an entry. Raises ValueError or RecursionError for an entry that Spark does not write."""
+    version, *lines = entry.split(b"\n")
+    if version != LOG_VERSION:
+        raise ValueError("the entry has another version")
+    yield from map(decode_listed_file, filter(None, lines))
+
+
+class _Position(msgspec.Struct, forbid_unknown_fields=True):
+    """The position of a file source in Spark's offset log."""
+
+    logOffset: int
+
+
+_position = json_decoder(_Position)
+
+
+def files_since(offset: str, entries: Sequence[bytes]) -> list[ListedFile]:
+    """Returns the files that a source's log lists after a position.
+
+    Args:
+        offset: the position, as in Spark's offset log.
+        entries: of the log.
+
+    Raises:
+        CorruptFile: the position or an entry cannot be decoded.
+    """
+    try:
+        last = _position.decode(offset).logOffset
+        return [file for entry in entries for file in _files_of_entry(entry) if file.batchId > last]
+    except (ValueError, RecursionError) as e:
+        message = "the position of a file source, or its log of files, cannot be decoded"
+        raise CorruptFile(message, hint="restore an older checkpoint", reason=str(e)) from e
+
+
+def logged_paths(offset: str, entries: Sequence[bytes]) -> set[str] | None:
+    """Returns the URIs of all files that a log has up to a position; None if the log does not belong to it."""
+    try:
+        newest, known = _position.decode(offset).logOffset, set[str]()
+        for file in (file for entry in entries for file in _files_of_entry(entry)):
+            if not 0 <= file.batchId <= newest:
+                return None
+            known.add(file.path)
+    except (ValueError, RecursionError):
+        return None
+    return known
+
+
 class FileLog:
     """The log of a source that lists its files itself, in a folder of a run's Spark checkpoint location.
 

@@ -23,17 +23,17 @@ from stat import S_ISDIR
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 from urllib.parse import quote, unquote
 
-import msgspec
 import pyarrow as pa
 
 from stateflow.api.datasets import Dataset, path_name
 from stateflow.api.file_log import (
-    LOG_VERSION,
     BatchLimits,
     BatchPlanner,
     ListedFile,
     StoredFiles,
     encode_entry,
+    files_since,
+    logged_paths,
     may_be_listed,
 )
 from stateflow.api.input_files import (
@@ -85,12 +85,11 @@ from stateflow.connectors.files.text_files import (
 )
 from stateflow.connectors.stream_reader import Position, StreamInput, ends_by_itself, load_stream
 from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
-from stateflow.errors import ConfigError, CorruptFile, StateflowError
+from stateflow.errors import ConfigError, StateflowError
 from stateflow.helpers import check_choice, closest_first, did_you_mean
 from stateflow.storage import is_object_address, open_object, open_storage, split_object
 from stateflow.types.columns.shapes import Items, Leaf, Record, Shape
 from stateflow.types.declared_types import literal, quote_name
-from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -435,19 +434,19 @@ class FileSource(Source):
     def holds(self, offset: str, logs: Sequence[bytes]) -> bool | None:
         """Returns whether every file that was read since `offset` still exists; None if only Spark can look it up."""
         if self._stored is not None:
-            read = _files_since(offset, logs)
+            read = files_since(offset, logs)
             try:
                 now = {file.path: file.version for file in self._stored.list()} if read else {}
             except StateflowError:
                 # A restore can also be planned where the bucket cannot be reached.
                 return None
             return all(file.path in now and file.version in ("", now[file.path]) for file in read)
-        paths = {file.path for file in _files_since(offset, logs)}
+        paths = {file.path for file in files_since(offset, logs)}
         local = [local_path(path) for path in paths]
         return None if None in local else all(Path(path).is_file() for path in local if path is not None)
 
     def files_since(self, offset: str, logs: Sequence[bytes]) -> int | None:
-        return len({file.path for file in _files_since(offset, logs)})
+        return len({file.path for file in files_since(offset, logs)})
 
     def has_new_input(self, offset: str, logs: Sequence[bytes]) -> bool | None:
         """See `Source.has_new_input`: lists files of disks and buckets. Unknown for local patterns with brackets."""
@@ -818,41 +817,6 @@ def _files(local: Path) -> list[Path]:
     return []
 
 
-class _Offset(msgspec.Struct, forbid_unknown_fields=True):
-    """A position in Spark's offset log."""
-
-    logOffset: int
-
-
-class _ReadFile(msgspec.Struct):
-    """A line of the log of a file source, without what is not needed here."""
-
-    path: str
-    batchId: int
-    version: str = ""
-
-
-_offset, _read_file = json_decoder(_Offset), json_decoder(_ReadFile)
-
-
-def _files_since(offset: str, logs: Sequence[bytes]) -> list[_ReadFile]:
-    """Returns the files that a source's log lists after a position."""
-    try:
-        last = _offset.decode(offset).logOffset
-        return [file for log in logs for file in _read_files(log) if file.batchId > last]
-    except (ValueError, RecursionError) as e:
-        message = "the position of a file source, or its log of files, cannot be decoded"
-        raise CorruptFile(message, hint="restore an older checkpoint", reason=str(e)) from e
-
-
-def _read_files(log: bytes) -> Iterator[_ReadFile]:
-    """Yields the files of an entry of the log. Raises ValueError for an entry that Spark does not write."""
-    version, *lines = log.split(b"\n")
-    if version != LOG_VERSION:
-        raise ValueError("the entry has another version")
-    yield from map(_read_file.decode, filter(None, lines))
-
-
 _UNCLEAR = "[]{}\\^"
 """Characters that Hadoop's patterns treat in another way than Python's, or in names that are not patterns."""
 
@@ -879,19 +843,6 @@ def has_new_files(local: Path, offset: str, logs: Sequence[bytes]) -> bool | Non
 def _is_unclear(local: Path) -> bool:
     """Returns whether only Hadoop knows what a path means."""
     return any(c in str(local) for c in _UNCLEAR) and not local.is_dir()
-
-
-def logged_paths(offset: str, logs: Sequence[bytes]) -> set[str] | None:
-    """Returns the URIs of all files that Spark's log has up to a position; None if the log does not belong to it."""
-    try:
-        newest, known = _offset.decode(offset).logOffset, set[str]()
-        for file in (file for log in logs for file in _read_files(log)):
-            if not 0 <= file.batchId <= newest:
-                return None
-            known.add(file.path)
-    except (ValueError, RecursionError):
-        return None
-    return known
 
 
 def listed_files(local: Path) -> Iterator[Path]:
