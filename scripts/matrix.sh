@@ -112,6 +112,7 @@ run_combination() {
     mapfile -t files < <(cd "$ROOT" && grep -rlE --include='test_*.py' 'mark\.matrix\b' tests | sort | select_files "$TESTS")
     [ "${#files[@]}" != 0 ] || fail "no test has the mark matrix"
     cd "$ROOT"
+    say "running the tests of $name"
     # The PySpark of 4.0 and 4.1 leaves the socket of a result to the garbage collector, which warns.
     PATH="$VENV/bin:$PATH" JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" \
         bash scripts/run_tests.sh -q -n "${WORKERS:-2}" --dist loadfile -m matrix \
