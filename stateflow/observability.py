@@ -176,6 +176,7 @@ METRICS = {
     "stateflow.source.backlog.size": _gauge("By", "bytes that wait at a source"),
     "stateflow.source.backlog.files": _gauge("{file}", "files that wait at a source"),
     "stateflow.source.backlog.age": _gauge("s", "time since the oldest input that waits at a source was written"),
+    "stateflow.source.backlog.unknown": _gauge("1", "1 if a source does not tell all of its backlog, 0 if it does"),
     "stateflow.backlog.catch_up_time": _gauge("s", "time to read all that waits, at the rate of the last runs"),
     "stateflow.operator.rows.in": _counter_of("{row}", "rows that the operator has taken"),
     "stateflow.operator.rows.out": _counter_of("{row}", "rows that the operator has emitted, to all outputs"),

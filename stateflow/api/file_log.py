@@ -57,7 +57,7 @@ class ListedFile(msgspec.Struct, omit_defaults=True, frozen=True):
 
 
 def arrival_order(file: ListedFile) -> tuple[int, str]:
-    """Returns what files are sorted by: the time of the last change, then the path."""
+    """Sort key: the time of the last change, then the path."""
     return file.timestamp, unquote(file.path)
 
 
@@ -149,15 +149,16 @@ class FileLog:
         """Adds an entry, and returns its number. When this returns, a reader sees all of it; before, none of it."""
         number = self.newest + 1
         lines = [msgspec.json.encode(msgspec.structs.replace(file, batchId=number)) for file in files]
-        self._add(lines)
         is_compacted = (number + 1) % _COMPACTED_EACH == 0
         name = f"{number}.compact" if is_compacted else str(number)
         make_folders(self._folder)
         # Renamed when it is complete: this process may be killed at any time.
         part = self._folder / f".{name}.tmp"
         part.unlink(missing_ok=True)
-        write_private(part, b"\n".join([LOG_VERSION, *(self._lines if is_compacted else lines)]))
+        write_private(part, b"\n".join([LOG_VERSION, *(self._lines if is_compacted else ()), *lines]))
         part.rename(self._folder / name)
+        # Not before the entry is stored: a file that counts as read although no entry has it would be lost.
+        self._add(lines)
         self.newest = number
         if is_compacted:
             for older in os.listdir(self._folder):

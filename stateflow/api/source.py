@@ -338,7 +338,8 @@ class Source(ABC):
     def backlog(self, offset: str, logs: Sequence[bytes]) -> Backlog:
         """Returns how much input waits after a position; without Spark, and without reading the input.
 
-        It may raise any error, and may be abandoned after a few seconds: the backlog is then unknown.
+        It may raise any error. It is called in a thread of its own. After ten seconds the backlog is unknown, and the
+        run reads on while the call lasts: it must not share data that changes with the other methods.
 
         Args:
             offset: the position, as in Spark's offset log; `FROM_START` for a source that was not read yet.

@@ -125,7 +125,7 @@ def new_reader(stream: StreamInput, schema: StructType, *, available_now: bool) 
 
 
 class _Calls:
-    """The calls of Spark that both kinds of readers answer."""
+    """The methods that Spark calls on both kinds of readers."""
 
     def __init__(self, stream: StreamInput, schema: StructType) -> None:
         self._stream = stream

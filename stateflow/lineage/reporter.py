@@ -534,9 +534,10 @@ def report_restore(job: Job, head: Head) -> None:
         )
         emitter.put(event)
         emitter.put(replace(event, state=RunState.COMPLETE, at=entry.at, run=replace(event.run, ended_by="restored")))
-    except (StateflowError, OSError) as e:
-        # The restore is completed, and in the history.
-        log.warning("a lineage event could not be made, the restore is completed: %s", e)
+    except Exception as e:
+        # The restore is completed, and in the history. A sink of the job may raise anything.
+        known = isinstance(e, StateflowError | OSError)
+        log.warning("a lineage event could not be made, the restore is completed: %s", e, exc_info=None if known else e)
     finally:
         emitter.close()
 

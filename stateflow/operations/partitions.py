@@ -25,6 +25,9 @@ from stateflow.outputs import EventTime
 LONGEST_ANNOUNCEMENT = 200
 """Maximum number of partitions in one announcement; the next one continues."""
 
+MOST_AHEAD = timedelta(days=1)
+"""How long after the present an announced partition may end: clocks and time zones of the sources differ."""
+
 Unit = Literal["day", "hour"]
 
 _DAY = timedelta(days=1)
@@ -213,6 +216,8 @@ def next_announcement(
     position: Position | None,
     progress: Progress,
     calendar: Calendar,
+    now: datetime,
+    *,
     since: date | None = None,
     limit: int = LONGEST_ANNOUNCEMENT,
 ) -> Announcement | None:
@@ -222,24 +227,34 @@ def next_announcement(
         position: the newest position; None before the first announcement.
         progress: the state of the job.
         calendar: the partitions.
+        now: no partition is announced that ends more than `MOST_AHEAD` later: one row with a wrong event time would
+            otherwise announce centuries.
         since: without a position, the day that the announcements begin with; None for the newest closed partition.
         limit: maximum number of partitions.
     """
+    reached = _reached(progress.watermark)
+    if reached is not None:
+        reached = min(reached, _milliseconds(now + MOST_AHEAD))
     if position is None:
-        position = _first_position(progress, calendar, since)
+        position = _first_position(progress, calendar, reached, since)
         if position is None:
             return None
     elif position.job_uuid != progress.job_uuid:
         # A new job root continues from a savepoint; the numbers of its log are others.
         position = replace(position, job_uuid=progress.job_uuid, seq=progress.seq)
     reopened = _reopened(position, progress, calendar, limit)
-    return reopened or _closed(position, progress, calendar, limit)
+    return reopened or _closed(position, progress, calendar, reached, limit)
 
 
-def _first_position(progress: Progress, calendar: Calendar, since: date | None) -> Position | None:
+def is_ahead(progress: Progress, now: datetime) -> bool:
+    """Returns whether the watermark is so far in the future that an event time must be wrong."""
+    return (_reached(progress.watermark) or _EARLIEST) > _milliseconds(now + MOST_AHEAD)
+
+
+def _first_position(progress: Progress, calendar: Calendar, reached: int | None, since: date | None) -> Position | None:
     if since is not None:
         begins = calendar.begin(since)
-    elif (reached := _reached(progress.watermark)) is None:
+    elif reached is None:
         return None
     else:
         begins = calendar.at(calendar.at(reached).begins - 1).begins
@@ -284,8 +299,9 @@ def _before(calendar: Calendar, end: int, floor: int) -> Iterator[Partition]:
         partition = calendar.at(partition.begins - 1)
 
 
-def _closed(position: Position, progress: Progress, calendar: Calendar, limit: int) -> Announcement | None:
-    reached = _reached(progress.watermark)
+def _closed(
+    position: Position, progress: Progress, calendar: Calendar, reached: int | None, limit: int
+) -> Announcement | None:
     if reached is None:
         return None
     found = list(islice(_after(calendar, position.through_at, reached), limit + 1))

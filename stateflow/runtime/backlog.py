@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from weakref import WeakValueDictionary
 
 from stateflow.api.source import NO_BACKLOG, Backlog, LocalSource, Source, local_position
 from stateflow.checkpoint.log.documents import COMPLETED, NOT_BEGUN, CheckpointRecord, Manifest
@@ -136,11 +137,12 @@ def measure(
         longest: how long all of them may take together.
     """
     began = clock.monotonic()
-    asked = [_Question(uid, position) for uid, position in positions.items()]
-    for question in asked:
-        question.start()
+    asked = [_ask(uid, position) for uid, position in positions.items()]
     found = []
     for question in asked:
+        if isinstance(question, SourceBacklog):
+            found.append(question)
+            continue
         question.join(max(0.0, longest.total_seconds() - (clock.monotonic() - began)))
         found.append(question.answer or _unknown(question.uid, f"no answer within {longest.total_seconds():g} s"))
     return sum_up(found, rate, clock.now())
@@ -181,9 +183,16 @@ def rows_per_second(records: Iterable[CheckpointRecord]) -> float | None:
 
 
 def record_backlog(recorder: Recorder, backlog: JobBacklog, now: datetime) -> None:
-    """Reports a backlog as metrics; what is not known is not reported."""
+    """Reports a backlog as metrics; what is not known is not reported, except that it is unknown."""
     for each in backlog.sources:
-        values = {"rows": each.rows, "size": each.size_bytes, "files": each.files, "age": _age(each.oldest_at, now)}
+        values = {
+            "rows": each.rows,
+            "size": each.size_bytes,
+            "files": each.files,
+            "age": _age(each, now),
+            # A gauge keeps its last value: that of a source that does not answer any more is an old one.
+            "unknown": 1 if each.unknown else 0,
+        }
         for name, value in values.items():
             if value is not None:
                 recorder.gauge(f"stateflow.source.backlog.{name}", value, source=each.uid)
@@ -191,8 +200,24 @@ def record_backlog(recorder: Recorder, backlog: JobBacklog, now: datetime) -> No
         recorder.gauge("stateflow.backlog.catch_up_time", backlog.catch_up_ms / 1000)
 
 
-def _age(oldest_at: str | None, now: datetime) -> float | None:
-    return None if oldest_at is None else max(0.0, (now - datetime.fromisoformat(oldest_at)).total_seconds())
+def _age(source: SourceBacklog, now: datetime) -> float | None:
+    if source.oldest_at is not None:
+        return max(0.0, (now - datetime.fromisoformat(source.oldest_at)).total_seconds())
+    return 0.0 if source.rows == 0 or source.files == 0 else None
+
+
+_newest_questions = WeakValueDictionary[int, "_Question"]()
+"""The newest question to each source, by the source's id: a question that runs keeps its source, and so the id."""
+
+
+def _ask(uid: str, position: ReadPosition) -> _Question | SourceBacklog:
+    """Starts a question, unless the source has not answered an earlier one: threads would pile up at a dead server."""
+    earlier = _newest_questions.get(id(position.source))
+    if earlier is not None and earlier.is_alive():
+        return _unknown(uid, "the source has not answered an earlier question yet")
+    question = _newest_questions[id(position.source)] = _Question(uid, position)
+    question.start()
+    return question
 
 
 class _Question(threading.Thread):

@@ -78,7 +78,7 @@ class Traffic:
 
 
 TRAFFIC = Traffic()
-"""That of this process."""
+"""The traffic of this process."""
 
 
 class PutResult(enum.Enum):

@@ -112,3 +112,23 @@ def test_an_iceberg_table_is_in_the_namespace_of_its_catalog() -> None:
 def test_texts_lose_logins_and_queries_of_their_urls() -> None:
     text = "could not read https://user:s3cret@host/a?sig=s3cret or jdbc:postgresql://u:s3cret@db/x (a@b)"
     assert without_credentials(text) == "could not read https://host/a or jdbc:postgresql://db/x (a@b)"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("postgresql://u:p@s3cret@host/db", "postgresql://host/db"),
+        ("kafka://u:s3/cret@host:9092/topic", "kafka://host:9092/topic"),
+        ("kafka://u:s3/cr@et@host", "kafka://host"),
+        ("host=db password=s3cret user=u", "host=db password=… user=u"),
+        ("host=db password='s3 cret' user=u", "host=db password=… user=u"),
+        ("AWS_SECRET_ACCESS_KEY = s3cret, x", "AWS_SECRET_ACCESS_KEY = …, x"),
+        ("a?sas_token=s3cret&b=1", "a?sas_token=…&b=1"),
+        ("https://host:8080/path@2", "https://host:8080/path@2"),
+        ("https://host/path@2", "https://host/path@2"),
+        ("https://[::1]:80/path@2", "https://[::1]:80/path@2"),
+        ('{"next_token": "7", "password": null}', '{"next_token": "7", "password": null}'),
+    ],
+)
+def test_no_form_of_a_login_is_left(text: str, expected: str) -> None:
+    assert without_credentials(text) == expected

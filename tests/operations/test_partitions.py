@@ -24,6 +24,7 @@ from stateflow.operations.partitions import (
     Calendar,
     Position,
     Progress,
+    is_ahead,
     next_announcement,
     parse_position,
     read_progress,
@@ -118,16 +119,18 @@ def announced(found: Announcement | None) -> Announcement:
 
 
 DAYS = Calendar("day")
+LATER = datetime(9999, 1, 1, tzinfo=UTC)
+"""A present after all partitions of the tests."""
 
 
 def test_the_first_announcement_is_of_the_newest_closed_day_unless_a_day_is_given() -> None:
     now = progress(utc(20, 5))
-    first = announced(next_announcement(None, now, DAYS))
+    first = announced(next_announcement(None, now, DAYS, LATER))
     assert (first.partitions, first.undone, first.checkpoint_id, first.complete) == (("2026-01-19",), False, 10, True)
     assert first.position == Position(1, "job", 10, utc(19), utc(20))
-    since = announced(next_announcement(None, now, DAYS, date(2026, 1, 17)))
+    since = announced(next_announcement(None, now, DAYS, LATER, since=date(2026, 1, 17)))
     assert since.partitions == ("2026-01-17", "2026-01-18", "2026-01-19")
-    assert next_announcement(None, now, DAYS, date(2026, 1, 20)) is None
+    assert next_announcement(None, now, DAYS, LATER, since=date(2026, 1, 20)) is None
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ def test_the_first_announcement_is_of_the_newest_closed_day_unless_a_day_is_give
 def test_a_day_is_closed_once_the_watermark_has_reached_its_last_millisecond(
     watermark: int | None, partitions: tuple[str, ...]
 ) -> None:
-    found = next_announcement(None, progress(watermark), DAYS, date(2026, 1, 1))
+    found = next_announcement(None, progress(watermark), DAYS, LATER, since=date(2026, 1, 1))
     assert (found.partitions if found else ()) == partitions
 
 
@@ -152,47 +155,61 @@ def test_the_highest_watermark_announces_no_more_than_the_limit_and_the_next_one
     position: Position | None = None
     keys: list[str] = []
     for _ in range(3):
-        found = announced(next_announcement(position, progress(2**63 - 1), DAYS, date(2026, 1, 1), limit=4))
+        found = announced(
+            next_announcement(position, progress(2**63 - 1), DAYS, LATER, since=date(2026, 1, 1), limit=4)
+        )
         assert not found.complete
         position, keys = found.position, [*keys, *found.partitions]
     assert keys == [(date(2026, 1, 1) + n * DAY).isoformat() for n in range(12)]
-    last = announced(next_announcement(None, progress(2**63 - 1), DAYS))
+    last = announced(next_announcement(None, progress(2**63 - 1), DAYS, LATER))
     assert (last.partitions, last.complete) == (("9997-12-31",), True)
+
+
+def test_a_row_from_the_future_closes_only_days_that_are_over_in_each_time_zone() -> None:
+    now = datetime(2026, 1, 9, 12, tzinfo=UTC)
+    wrong = progress(2**63 - 1)
+    assert is_ahead(wrong, now) and not is_ahead(progress(utc(10, 12) - 1), now) and not is_ahead(progress(None), now)
+    first = announced(next_announcement(None, wrong, DAYS, now, since=date(2026, 1, 7)))
+    assert (first.partitions, first.complete) == (("2026-01-07", "2026-01-08", "2026-01-09"), True)
+    assert announced(next_announcement(None, wrong, DAYS, now)).partitions == ("2026-01-09",)
+    # The next ones follow as time passes, without rows.
+    assert next_announcement(first.position, wrong, DAYS, now) is None
+    assert announced(next_announcement(first.position, wrong, DAYS, now + DAY)).partitions == ("2026-01-10",)
 
 
 def test_a_restore_reopens_the_days_that_it_has_not_closed_newest_first_if_there_are_many() -> None:
     position = Position(7, "job", 10, utc(1), utc(9))
     step = RestoreStep(seq=12, base=4, watermark=utc(3, 5))
     now = progress(utc(3, 5), step, seq=12)
-    first = announced(next_announcement(position, now, DAYS, limit=4))
+    first = announced(next_announcement(position, now, DAYS, LATER, limit=4))
     assert (first.undone, first.checkpoint_id, first.watermark_at) == (True, 4, utc(3, 5))
     assert first.partitions == tuple(f"2026-01-0{n}" for n in (5, 6, 7, 8))
     # The rest follows, whatever has been closed in between.
     later = progress(utc(7, 1), step, seq=20)
-    second = announced(next_announcement(first.position, later, DAYS, limit=4))
+    second = announced(next_announcement(first.position, later, DAYS, LATER, limit=4))
     assert (second.undone, second.partitions) == (True, ("2026-01-03", "2026-01-04"))
-    third = announced(next_announcement(second.position, later, DAYS, limit=4))
+    third = announced(next_announcement(second.position, later, DAYS, LATER, limit=4))
     assert (third.undone, third.partitions) == (False, tuple(f"2026-01-0{n}" for n in (3, 4, 5, 6)))
-    assert third.checkpoint_id == 20 and next_announcement(third.position, later, DAYS) is None
+    assert third.checkpoint_id == 20 and next_announcement(third.position, later, DAYS, LATER) is None
 
 
 def test_the_lowest_of_several_restores_counts_and_one_without_a_watermark_reopens_all() -> None:
     position = Position(7, "job", 10, utc(2), utc(9))
     steps = [RestoreStep(seq=12, base=6, watermark=utc(6)), RestoreStep(seq=14, base=8, watermark=utc(8))]
-    found = announced(next_announcement(position, progress(utc(8), *steps, seq=14), DAYS))
+    found = announced(next_announcement(position, progress(utc(8), *steps, seq=14), DAYS, LATER))
     assert (found.partitions, found.checkpoint_id) == (("2026-01-06", "2026-01-07", "2026-01-08"), 6)
     # It was announced before the position.
     old = RestoreStep(seq=9, base=1, watermark=utc(1))
-    assert next_announcement(position, progress(utc(9), old), DAYS) is None
+    assert next_announcement(position, progress(utc(9), old), DAYS, LATER) is None
     begin = RestoreStep(seq=13, base=0, watermark=None)
-    found = announced(next_announcement(position, progress(None, begin, seq=13), DAYS))
+    found = announced(next_announcement(position, progress(None, begin, seq=13), DAYS, LATER))
     assert found.partitions[0] == "2026-01-02" and len(found.partitions) == 7 and found.checkpoint_id is None
 
 
 def test_a_new_job_root_of_the_same_name_continues() -> None:
     position = Position(7, "old", 1000, utc(2), utc(5))
     step = RestoreStep(seq=2, base=1, watermark=utc(1))
-    found = announced(next_announcement(position, progress(utc(6), step, seq=5, uuid="new"), DAYS))
+    found = announced(next_announcement(position, progress(utc(6), step, seq=5, uuid="new"), DAYS, LATER))
     assert (found.undone, found.partitions) == (False, ("2026-01-05",))
     assert (found.position.job_uuid, found.position.seq) == ("new", 5)
 
@@ -248,7 +265,7 @@ class History:
     def announce(self, limit: int, is_killed: bool = False) -> bool:
         """Runs a task; returns whether it had events."""
         now = Progress("job", self.seq, self.lineage[-1] if self.lineage else 0, self.watermark, tuple(self.restores))
-        found = next_announcement(self.position, now, DAYS, self.since, limit)
+        found = next_announcement(self.position, now, DAYS, LATER, since=self.since, limit=limit)
         if found is None or is_killed:
             return found is not None
         assert 0 < len(found.partitions) <= limit and list(found.partitions) == sorted(set(found.partitions))
@@ -358,7 +375,7 @@ def test_the_watermark_is_that_of_the_batches_whose_output_is_published(totals: 
     totals.read(*times)
     found = totals.progress
     assert found is not None and found.watermark == utc(4, 1) - 1 and found.restores == ()
-    keys = announced(next_announcement(None, found, DAYS, date(2026, 1, 1))).partitions
+    keys = announced(next_announcement(None, found, DAYS, LATER, since=date(2026, 1, 1))).partitions
     assert keys == ("2026-01-01", "2026-01-02", "2026-01-03")
 
 
@@ -383,19 +400,19 @@ def test_a_restore_has_the_watermark_of_the_state_that_it_has_restored(totals: T
     totals.read(*times, checkpoints__retained=100)
     before = totals.progress
     assert before is not None
-    first = announced(next_announcement(None, before, DAYS, date(2026, 1, 1)))
+    first = announced(next_announcement(None, before, DAYS, LATER, since=date(2026, 1, 1)))
     base = before.checkpoint_id - 1
     restore(totals, lambda env: totals.build(env, times), target=str(base))
     after = totals.progress
     assert after is not None
     (step,) = after.restores
     assert (step.base, step.watermark) == (base, utc(2, 5) - 1)
-    undone = announced(next_announcement(first.position, after, DAYS))
+    undone = announced(next_announcement(first.position, after, DAYS, LATER))
     assert (undone.undone, undone.partitions, undone.checkpoint_id) == (True, ("2026-01-02", "2026-01-03"), base)
     # The run after the restore has closed them again.
-    again = announced(next_announcement(undone.position, after, DAYS))
+    again = announced(next_announcement(undone.position, after, DAYS, LATER))
     assert (again.undone, again.partitions) == (False, ("2026-01-02", "2026-01-03"))
-    assert next_announcement(again.position, after, DAYS) is None
+    assert next_announcement(again.position, after, DAYS, LATER) is None
 
 
 def test_output_that_is_not_published_yet_closes_nothing(totals: Totals, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,22 @@ def test_a_source_that_hangs_is_abandoned() -> None:
         hangs.set()
 
 
+def test_a_source_is_not_asked_again_before_it_has_answered() -> None:
+    hangs = threading.Event()
+    source = Asked(hangs)
+    positions = {"a": ReadPosition(source, NOT_BEGUN)}
+    try:
+        first, second = (measure(positions, None, SystemClock(), timedelta(seconds=0.01)) for _ in range(2))
+        assert len(source.asked) == 1 and first.sources[0].unknown != second.sources[0].unknown != ""
+    finally:
+        hangs.set()
+    source.answer = Backlog(rows=3)
+    (question,) = [thread for thread in threading.enumerate() if thread.name == "stateflow-backlog-a"] or [None]
+    if question is not None:
+        question.join()
+    assert measure(positions, None, SystemClock()).rows == 3
+
+
 def test_a_job_without_input_that_waits_has_caught_up_whatever_its_rate() -> None:
     assert ask(a=Backlog(rows=0)).catch_up_ms == 0
     assert ask(a=Backlog(rows=1)).catch_up_ms is None
@@ -131,7 +147,7 @@ def test_metrics_have_what_is_known() -> None:
     oldest = (NOW - timedelta(seconds=90)).isoformat()
     sources = [
         SourceBacklog("a", 7, None, 2, oldest, exact=True, unknown=""),
-        SourceBacklog("b", 1, 8, None, None, exact=True, unknown=""),
+        SourceBacklog("b", 1, 8, None, None, exact=True, unknown="no times"),
     ]
     record_backlog(recorder, sum_up(sources, 4.0, NOW), NOW)
     prefix = "stateflow.source.backlog"
@@ -139,10 +155,15 @@ def test_metrics_have_what_is_known() -> None:
         f"{prefix}.rows{{source=a}}": 7,
         f"{prefix}.files{{source=a}}": 2,
         f"{prefix}.age{{source=a}}": 90,
+        f"{prefix}.unknown{{source=a}}": 0,
         f"{prefix}.rows{{source=b}}": 1,
         f"{prefix}.size{{source=b}}": 8,
+        f"{prefix}.unknown{{source=b}}": 1,
         "stateflow.backlog.catch_up_time": 2,
     }
+    # A gauge keeps its value until it is set.
+    record_backlog(recorder, sum_up([SourceBacklog("a", 0, 0, 0, None, exact=True, unknown="")], 4.0, NOW), NOW)
+    assert (recorder.gauges[f"{prefix}.age{{source=a}}"], recorder.gauges[f"{prefix}.rows{{source=a}}"]) == (0, 0)
 
 
 class GrowingAsked(Growing):

@@ -96,15 +96,18 @@ class StateflowPartitionEventsOperator(JobRootOperator):
 
     def execute(self, context: Context) -> dict[str, object]:
         """Emits the next events; skips the task if there are none."""
-        from stateflow.operations.partitions import Calendar, next_announcement, read_progress
+        from stateflow.clock import SystemClock
+        from stateflow.operations.partitions import Calendar, is_ahead, next_announcement, read_progress
         from stateflow.outputs import to_object
 
         position = read_position(context["inlet_events"][self.asset])
         with self.library():
-            wanted = self.partitions
+            wanted, now = self.partitions, SystemClock().now()
             calendar = Calendar.of(wanted.unit, wanted.zone)
             progress = read_progress(check_job_root(self.job_root))
-            found = next_announcement(position, progress, calendar, wanted.since) if progress else None
+            found = next_announcement(position, progress, calendar, now, since=wanted.since) if progress else None
+            if progress is not None and is_ahead(progress, now):
+                self.log.warning("the watermark is in the future: days are announced when they are over")
         if found is None or found.undone is not self.undone:
             raise AirflowSkipException(_why_none(found is not None, self.undone))
         self.log.info("%s: %s", "reopened" if found.undone else "closed", ", ".join(found.partitions))

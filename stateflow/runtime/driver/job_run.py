@@ -331,7 +331,7 @@ class JobRun:
         return found
 
     def _observe_backlog(self) -> None:
-        # In this thread, between batches: a source of a user is never called from two threads at once.
+        # Between batches: a source is called from two threads at once only if it does not answer in time.
         if self._context.now >= self._backlog_at:
             self.measure_backlog()
 
