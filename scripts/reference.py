@@ -196,7 +196,8 @@ operators below; the task of a plan has it in the key `plan`.
 - New fields may be added; a program should ignore those that it does not know.
 
 A command that fails prints an object with `error` as the last line of stderr; nothing else of stderr is JSON. Its exit
-code is the code of the [error](errors.md). A command that reports a finding, such as `stateflow verify`, prints both.
+code is the code of the [error](errors.md). A command that reports findings prints them to stdout, whatever its exit
+code: `check`, `compare`, `doctor` and `explain` print nothing to stderr then, and `verify` prints its error there, too.
 """
 
 

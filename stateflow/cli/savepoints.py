@@ -145,13 +145,13 @@ def list_(job_root: str, folder: str, as_json: bool) -> None:
     if bool(job_root) == bool(folder):
         refuse("savepoint list needs either --job-root or --in", "--in lists what savepoint create --into has written")
     found = operations.list_savepoints_in(folder) if folder else operations.list_all(job_root)
+    if job_root and not found:
+        operations.require_job(job_root)
     if as_json:
         print_json(found)
     elif found:
         _print_savepoints(found)
     else:
-        if job_root:
-            operations.require_job(job_root)
         print_text("no savepoints")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from stateflow.api.datasets import Dataset, path_name
 from stateflow.api.schema import RowIdentity, RowSchema
-from stateflow.api.source import InitialPosition, LocalSource, Slice, StartPosition
+from stateflow.api.source import Backlog, InitialPosition, LocalSource, Slice, StartPosition
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.delta.commits import TableLog
@@ -113,6 +113,10 @@ class BatchTable(LocalSource):
     def datasets(self, offset: str) -> Sequence[Dataset]:
         return (Dataset(*path_name(self._table), kind="TABLE", storage="delta", file_format="parquet"),)
 
+    def check_settings(self, limits: SourceSettings) -> None:
+        """See `Source.check_settings`: a table that does not exist, or has features that cannot be read, is refused."""
+        self._log.head()
+
     def read(self, position: str | None, limits: SourceSettings) -> Slice | None:
         now = self._clock.monotonic()
         if position is not None and self._looked is not None and now - self._looked < self._refresh:
@@ -138,6 +142,31 @@ class BatchTable(LocalSource):
         except (StorageError, ConfigError, DataError):
             return None
         return True
+
+    def backlog(self, position: str | None) -> Backlog:
+        """See `Source.backlog`: the files that are in one of the newest version and the one at the position only."""
+        log = self._log.for_thread()
+        head, start = log.head(), None if position is None else self._parsed(position)
+        if start is not None and start.table != head.metadata.id:
+            return Backlog(unknown="the table was replaced since it was read")
+        if start is not None and start.version == head.version:
+            return Backlog(rows=0, size_bytes=0, files=0)
+        after, before = log.content(head.version).files, {} if start is None else log.content(start.version).files
+        changed = [
+            msgspec.convert((after.get(key) or before[key]).action, LoggedFile) for key in after.keys() ^ before.keys()
+        ]
+        rows = [file.rows for file in changed]
+        first = head.version if start is None else min(start.version + 1, head.version)
+        written = min(log.entry_times(first).values(), default=None)
+        return Backlog(
+            None if None in rows else sum(each or 0 for each in rows),
+            sum(file.size or 0 for file in changed),
+            len(changed),
+            None if written is None else datetime.fromtimestamp(written / 1000, UTC),
+            # A file that was only rewritten has no row that has changed.
+            exact=start is None,
+            unknown="" if None not in rows else "the statistics of a file have no number of rows",
+        )
 
     def initial_position(self, start: StartPosition) -> InitialPosition:
         """See `Source.initial_position`: a position such as ``{"table":"…id…","version":12}``."""

@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from stateflow.api.graph import Graph
+from stateflow.api.graph import Graph, TransformNode, with_ancestors
+from stateflow.api.joins.lookup_join import LookupJoin
 from stateflow.api.sink import CatalogEntry, Delivery, PrintSink, SinkContext
 from stateflow.api.source import Source, check_limits, limits_of
 from stateflow.checkpoint.log.job_root import NewJob, check_same_job, read_format
 from stateflow.clock import Clock
 from stateflow.config import spark_versions
-from stateflow.config.settings import EXACTLY_ONCE, Settings
+from stateflow.config.settings import EXACTLY_ONCE, Settings, SourceSettings
 from stateflow.config.spark_versions import find_release
 from stateflow.errors import SchemaMismatch, SinkDiverged, SinkRefused, StateflowError
 from stateflow.runtime.job import StartChecks
@@ -163,6 +164,17 @@ def _source_settings(start: StartContext) -> None:
     check_limits({node.uid: node.source for node in start.graph.sources}, start.settings.source)
     for node in start.graph.sources:
         node.source.check_settings(limits_of(node.uid, node.source, start.settings.source))
+    for table in _lookup_tables(start.graph):
+        table.check_settings(SourceSettings())
+
+
+def _lookup_tables(graph: Graph) -> Iterator[Source]:
+    """Yields the sources that read tables of look-up joins."""
+    for node in set(with_ancestors(sink.parent for sink in graph.sinks)):
+        if isinstance(node, TransformNode) and isinstance(node.function, LookupJoin):
+            table = node.function.source
+            if table is not None:
+                yield table
 
 
 def _sink_tables(start: StartContext) -> None:

@@ -16,6 +16,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from stateflow import StreamExecutionEnvironment
+from stateflow.api.source import Backlog
 from stateflow.checkpoint.barriers import error_in_text
 from stateflow.clock import ManualClock
 from stateflow.config.settings import SourceSettings
@@ -104,6 +105,28 @@ def test_the_table_is_looked_at_once_per_refresh(prices: Prices) -> None:
     clock.sleep(MINUTE)
     found = source.read(first.position, LIMITS)
     assert found is not None and _tuples(found.rows) == [("b", 2, False)]
+
+
+def test_the_backlog_is_what_the_version_at_the_position_lacks(prices: Prices) -> None:
+    source = prices.source()
+    prices.add(("a", 1), ("b", 2))
+    prices.delete("item = 'b'")
+    before = source.backlog(None)
+    assert (before.rows, before.files, before.exact) == (1, 1, True) and before.size_bytes
+    first = source.read(None, LIMITS)
+    assert first is not None and source.backlog(first.position) == Backlog(rows=0, size_bytes=0, files=0)
+    prices.add(("c", 3), ("d", 4), ("e", 5))
+    prices.add(("f", 6))
+    prices.delete("item = 'a'")
+    waiting = source.backlog(first.position)
+    # Three files: two new ones, and one without its last row.
+    assert (waiting.rows, waiting.files, waiting.exact) == (5, 3, False)
+    log = DeltaTable(prices.path).history()
+    written = next(entry["timestamp"] for entry in log if entry["version"] == 2)
+    assert waiting.oldest_at is not None and waiting.oldest_at.timestamp() * 1000 == pytest.approx(written, abs=2000)
+    prices.path.rename(prices.path.with_name("old"))
+    prices.add(("x", 1))
+    assert source.backlog(first.position).unknown
 
 
 def test_a_version_whose_files_are_gone_is_an_error_with_the_version(prices: Prices) -> None:

@@ -532,6 +532,9 @@ CONTENTS: list[tuple[str, type[Any], bytes, dict[str, Any]]] = [
     ("csv", Pair, b"".join(b'"%d\n","""a\r\n""\n"\n' % n + b"x,y\n" * (n % 2) for n in range(20)) + b"1,2", {}),
     ("csv", Pair, codecs.BOM_UTF8 + b"\n\r\n\n\none,two\n\na,b\n", {"header": "true", "enforceSchema": "true"}),
     ("text", Line, b"".join(b"%d\n" % n + b"\r" * (n % 3 == 1) for n in range(20)) + b"end", {}),
+    # Two files in one: the second mark is a character of a value, wherever the file is divided.
+    ("csv", Pair, 2 * (codecs.BOM_UTF8 + b"a,b\n1,2\n"), {}),
+    ("text", Line, 2 * (codecs.BOM_UTF8 + b"a\nb\n"), {}),
 ]
 
 

@@ -72,21 +72,47 @@ def test_a_feature_that_matters_to_writers_is_refused_by_the_sink_only(tmp_path:
         DeltaSink(table).check(SinkContext("job", "out", RowSchema.of(Row)))
 
 
-@pytest.mark.parametrize("role", ["source", "sink"])
+ROWS = "env.from_collection([Row('a', 1)], Row, uid='rows')"
+LOOKUP = f"{ROWS}.lookup_join({{table}}, on='number', output=Row)"
+READERS = {
+    "source": "env.from_source({table}, uid='rows')",
+    "look-up": LOOKUP,
+    "look-up with a cache": LOOKUP.replace("output", "cache=timedelta(minutes=1), output"),
+    "followed table": f"{ROWS}.key_by('key').connect(env.from_table({{path}}, schema=Price, "
+    "refresh=timedelta(minutes=1), uid='table')).process(Enrich(), output=Row, uid='join')",
+}
+HEAD = """
+from datetime import timedelta
+import msgspec
+from stateflow import DeltaSink, DeltaSource, KeyedBroadcastProcessFunction
+
+class Price(msgspec.Struct):
+    id: int
+    deleted: bool
+
+class Enrich(KeyedBroadcastProcessFunction):
+    def process_element(self, row, ctx):
+        yield row
+
+    def process_broadcast_element(self, row, ctx):
+        return ()
+
+def build(env):
+"""
+
+
+@pytest.mark.parametrize("role", [*READERS, "sink"])
 def test_a_job_with_such_a_table_ends_before_spark_starts(tmp_path: Path, role: str) -> None:
     table = tmp_path / "table"
     _create(table, CATALOG)
-    files = tmp_path / "files"
-    files.mkdir()
     (tmp_path / "job").mkdir()
-    read = f"DeltaSource({str(table)!r}, schema=Row)" if role == "source" else f"FileSource({str(files)!r}, schema=Row)"
-    write = "sink()" if role == "source" else f"DeltaSink({str(table)!r})"
-    build = f"def build(env):\n    env.from_source({read}, uid='rows').sink_to({write}, uid='out')"
+    rows = READERS.get(role, ROWS).format(table=f"DeltaSource({str(table)!r}, schema=Row)", path=repr(str(table)))
+    sink = f"DeltaSink({str(table)!r})" if role == "sink" else "sink()"
 
     def make(b: CliFixture) -> None:
-        b.write(f"from stateflow import DeltaSink, DeltaSource, FileSource\n{build}")
+        b.write(f"{HEAD}    {rows}.sink_to({sink}, uid='out')")
 
     refused = Case(make, SinkRefused, {"feature": CATALOG}, hint="managed by a catalog")
-    if role == "source":
+    if role != "sink":
         refused = Case(make, EnvironmentUnsupported, {"features": [CATALOG]}, hint="an engine of the catalog")
     check(CliFixture(tmp_path / "job"), refused)

@@ -335,6 +335,13 @@ def test_names_of_folders_have_values_of_columns(bucket: Bucket) -> None:
     assert found == [{"name": "a b", "number": 7}] * 2 + [{"name": "a b", "number": 8}] * 2
 
 
+@pytest.mark.parametrize("spelled", ["{}/in/", "{}//in", "{}/./in", "{}/x/../in", "MEMORY{}/in"])
+def test_folders_have_values_however_the_address_is_spelled(bucket: Bucket, spelled: str) -> None:
+    bucket.put("in/name=a/x.parquet", _parquet([{"number": 1}]))
+    address = spelled.format(bucket.uri if spelled.startswith("{") else bucket.uri.removeprefix("memory"))
+    assert _rows(FileSource(address, schema=Row)) == [{"name": "a", "number": 1}]
+
+
 def test_an_object_that_is_deleted_or_replaced_before_it_is_read_fails_the_batch_with_its_name(bucket: Bucket) -> None:
     changes: list[Callable[[str], None]] = [
         lambda key: bucket.delete([key]),

@@ -99,9 +99,9 @@ def test_a_source_is_not_asked_again_before_it_has_answered() -> None:
     finally:
         hangs.set()
     source.answer = Backlog(rows=3)
-    (question,) = [thread for thread in threading.enumerate() if thread.name == "stateflow-backlog-a"] or [None]
-    if question is not None:
-        question.join()
+    for thread in threading.enumerate():
+        if thread.name == "stateflow-backlog-a":
+            thread.join()
     assert measure(positions, None, SystemClock()).rows == 3
 
 

@@ -55,7 +55,7 @@ class CachedTable:
     """
 
     def __init__(self, read: ReadTable, cache: timedelta, clock: Clock | None = None) -> None:
-        self._read = read
+        self.read = read
         self._cache = cache
         self._clock = clock or SystemClock()
         self._content: tuple[float, DataFrame] | None = None
@@ -64,7 +64,7 @@ class CachedTable:
         now = self._clock.monotonic()
         if self._content is not None and now - self._content[0] < self._cache.total_seconds():
             return self._content[1]
-        found = self._read(spark)
+        found = self.read(spark)
         # Not persisted: Spark would use the content for other reads of the table, and refresh it after some writes. By
         # Arrow: rows of Python have local times, which are ambiguous in the hour that is repeated in autumn.
         table = spark.createDataFrame(found.toArrow(), found.schema)
@@ -94,6 +94,13 @@ class LookupJoin:
         of_stream = [name for name in self._columns.output if name not in self._columns.of_table]
         rows = tuple((Origin(name), Influence.JOIN) for name in self._columns.on)
         return Origins({name: (Origin(name),) for name in of_stream}, rows)
+
+    @property
+    def source(self) -> Source | None:
+        """The source that reads the table; None for a function."""
+        read = self._read.read if isinstance(self._read, CachedTable) else self._read
+        owner = getattr(read, "__self__", None)
+        return owner if isinstance(owner, Source) else None
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         """Returns the joined rows. Raises JobDefinitionError if neither the stream nor the table has a column."""

@@ -9,6 +9,7 @@ import codecs
 import glob
 import hashlib
 import os
+import posixpath
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -767,7 +768,12 @@ def _is_not_text(shape: Shape, value: str, depth: int = 0) -> str:
 
 
 def _absolute(path: str | Path) -> str:
-    return str(path) if "://" in str(path) else os.path.abspath(path)
+    """Returns a path or an address in its one form: names of files are compared with it, as Hadoop would write them."""
+    scheme, separator, rest = str(path).partition("://")
+    if not separator:
+        return os.path.abspath(path)
+    authority, _, below = rest.partition("/")
+    return f"{scheme.lower()}://{authority}{posixpath.normpath('/' + below.lstrip('/'))}"
 
 
 def _uri(path: str) -> str:

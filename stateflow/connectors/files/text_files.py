@@ -574,6 +574,9 @@ class CsvRecords:
         trims = self.trims_start or self.trims_end
         if not (is_short and self.has_even_quotes and not trims and block and self._has_plain_quotes(block)):
             return None
+        if block.startswith(_BOM):
+            # Arrow would remove it, from a block that begins here: the value would depend on the division of the file.
+            return None
         names = list(map(str, range(columns)))
         # At the end of a file without this, Arrow takes an empty last field for one in quotes if another one is.
         ended = block if block.endswith(b"\n") else block + b"\n"
