@@ -155,13 +155,24 @@ def _lost(run: FakeRun, launch_id: str | None) -> dict[str, Any]:
 
 
 @pytest.mark.long(reason="starts the program")
+@pytest.mark.parametrize("before", ["nothing", "a try", "a try before a clear"])
 def test_a_try_on_another_host_follows_the_driver_of_the_try_before(
-    operator: Make, manager: tuple[dict[str, str], list[str]], tmp_path: Path, spark: FakeSpark
+    operator: Make, manager: tuple[dict[str, str], list[str]], tmp_path: Path, spark: FakeSpark, before: str
 ) -> None:
+    """Whatever was tried on its own host before."""
     known, asked = manager
+    run = FakeRun()
+    if before != "nothing":
+        spark.script("exit 1")
+        with pytest.raises(Exception, match="cluster-failed"):
+            operator().execute(run.next_try())
+        asked.clear()
+        for note in spark.folder.glob("*.json"):
+            note.unlink()
+    if before == "a try before a clear":
+        run.clear()
     known["lost"] = "SUCCEEDED"
     store_result(open_storage(str(tmp_path / "root")), "lost", 1, _REPORT)
-    run = FakeRun()
     run.store[StateflowRunOperator.external_id_key] = _lost(run, "lost")
     assert operator().execute(run.next_try()) == RETURNED
     assert set(asked) == {"lost"} and not spark.launches()
@@ -285,7 +296,9 @@ def test_a_task_in_client_mode_on_yarn_gives_its_secrets_to_the_driver_only(
         trigger = deferred(_task(monkeypatch, home, place, MY_KEY=CANARY), run)
         # The first rows are processed, so driver and executors have their files.
         rows = FolderSink(home / "out").rows
-        wait_for(lambda: (home / "out").exists() and len(list(rows())) == 2, lambda: str(trigger.launch), 300)
+        wait_for(
+            lambda: (home / "out" / "versions").exists() and len(list(rows())) == 2, lambda: str(trigger.launch), 300
+        )
         launch = to_launch(trigger.launch)
         assert yarn.files_with("fs.s3a.secret.key") and not yarn.files_with(CANARY)
         assert files_with(CANARY, Path(launch.folder)) == []

@@ -302,7 +302,7 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
             return CLEARED
         if launch.process() or any(map(launcher.is_of_this_turn, launcher.active_launches())):
             return RUNNING
-        if launcher.launches() and self._lacks_successor(launch):
+        if self._lacks_successor(launch):
             return RUNNING
         launch = self._counting(external_id)
         if launch.launch_id and not launch.is_local:
@@ -402,18 +402,26 @@ class StateflowRunOperator(ResumableJobMixin, JobOperator):
         The worker that has followed it may have died together with its host, on which its launch folder may be. Returns
         the id of its successor as well, if Airflow has stored one.
         """
-        known = next(iter(launcher.launches()), self._stored)
-        if known is None or not launcher.is_of_this_turn(known):
+        launches = self._launches_of_this_turn()
+        stored = self._stored if self._stored and launcher.is_of_this_turn(self._stored) else None
+        known = next(iter(launches), stored)
+        if stored and stored.launch_id and stored.launch_id not in {launch.launch_id for launch in launches}:
+            # Of another host, on which the task was tried after the launches here had ended.
+            known = stored
+        if known is None:
             return None, None
         if known.exit_code() is not None or known.result_file.exists():
             return None, None
-        stored = self._stored if self._stored and self._stored.launch_id == known.launch_id else known
-        return known.launch_id, stored.successor_id
+        return known.launch_id, stored.successor_id if stored and stored.launch_id == known.launch_id else None
+
+    def _launches_of_this_turn(self) -> list[Launch]:
+        launcher = self._task_launcher()
+        return list(filter(launcher.is_of_this_turn, launcher.launches()))
 
     def _lacks_successor(self, stored: Launch) -> bool:
-        """Returns whether Airflow has stored a successor that no process has followed on this host."""
-        known = {launch.launch_id for launch in self._task_launcher().launches()}
-        return stored.successor_id is not None and stored.successor_id not in known
+        """Returns whether a process has followed a stored launch on this host, and none its successor."""
+        known = {launch.launch_id for launch in self._launches_of_this_turn()}
+        return bool(stored.successor_id) and stored.launch_id in known and stored.successor_id not in known
 
     def _follow_lost_successor(self, stored: Launch, current: Launch, context: Context) -> None:
         """Starts the process that follows a successor whose host is lost; it submits a driver that is not known."""
