@@ -68,10 +68,64 @@ _PAUSES = tuple(timedelta(milliseconds=pause) for pause in (100, 400, 1600))
 _CLIENT: ClientConfig = {"timeout": timedelta(seconds=60), "connect_timeout": timedelta(seconds=5)}
 _IDENTITY = re.compile(r"/latest/(api/token|meta-data)|/computeMetadata/|/metadata/identity/")
 """Requests for the machine's identity, which obstore sends when it has found no other credentials."""
-_BODY = re.compile(r"(status code: \d{3}[A-Za-z ]*|[Ii]nvalid [A-Za-z ]*[Rr]esponse\b).*", re.DOTALL)
+_BODY = re.compile(
+    r"(status code: \d{3}[A-Za-z ]*|[Ii]nvalid [A-Za-z ]*[Rr]esponse\b|error response\b|request failed for key\b).*",
+    re.DOTALL,
+)
 """Obstore's words in front of an answer's text, and that text."""
 _QUERY = re.compile(r"\?[^\s\"'<>,)]+")
 """The query of a URL, which may contain a signature."""
+_ODD_KEY = re.compile(r"Path \"(.*?)\"(?: contained empty path segment|: Encountered illegal)", re.DOTALL)
+"""obstore's words about a key that it cannot address."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_PAGE = {"s3": 1000, "gs": 1000, "az": 5000}
+"""Entries in an answer to a list."""
+_DELETED_AT_ONCE = {"s3": 1000, "gs": 1, "az": 256}
+"""Objects in a request to delete some."""
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """Why a storage refuses a request each time, until somebody changes something, and what to change.
+
+    ``{key}``, ``{http}`` and ``{region}`` in the hint are variables of the scheme.
+    """
+
+    message: str
+    hint: str
+
+
+_VARIABLES = {
+    "s3": {"key": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "region": "AWS_REGION"},
+    "gs": {"key": "GOOGLE_APPLICATION_CREDENTIALS", "region": "the endpoint"},
+    "az": {"key": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY", "region": "the endpoint"},
+}
+_NO_BUCKET = _Refusal("the bucket or container does not exist", "create it, or correct the address or the endpoint")
+_NO_CREDENTIALS = _Refusal("no credentials for the storage were found", "set {key}, or give this machine an identity")
+_DENIED = _Refusal("access to the storage was denied", "check the credentials ({key}) and their permissions")
+_EXPIRED = _Refusal("the credentials of the storage have expired", "set new ones ({key})")
+_ELSEWHERE = _Refusal(
+    "the bucket is not at this endpoint, or in another region",
+    "set {region} to that of the bucket, or correct the endpoint",
+)
+_CLOCK = _Refusal("the clock of this machine differs from the storage's", "set the clock")
+_NO_TLS = _Refusal("the endpoint is not one with TLS", "use https://, or set {http}=true for an endpoint without TLS")
+_INVALID = _Refusal("the storage rejected a request", "check its endpoint and region, and the credentials ({key})")
+_CODES = {
+    **dict.fromkeys(("NoSuchBucket", "ContainerNotFound"), _NO_BUCKET),
+    **dict.fromkeys(("AccessDenied", "AuthenticationFailed", "InvalidAccessKeyId", "SignatureDoesNotMatch"), _DENIED),
+    "InvalidToken": _DENIED,
+    "ExpiredToken": _EXPIRED,
+    **dict.fromkeys(("AuthorizationHeaderMalformed", "IllegalLocationConstraintException"), _ELSEWHERE),
+    "RequestTimeTooSkewed": _CLOCK,
+    # With a status that otherwise is a refusal.
+    **dict.fromkeys(("RequestTimeout", "rateLimitExceeded", "userRateLimitExceeded"), None),
+}
+"""What an answer's code means, if its status does not say it or the reader needs the code; None for a passing error."""
+_CODE = re.compile(rf"(?:<Code>|\(code: |\"reason\": ?\")({'|'.join(_CODES)})\b")
+_STATUS = re.compile(r"Server returned non-2xx status code: (\d{3})")
+_LATER = (408, 409, 425, 429)
+"""Statuses below 500 after which the same request may succeed."""
 
 
 @dataclass
@@ -109,15 +163,24 @@ class ObjectStorage(Storage):
 
     def __init__(self, scheme: str, bucket: str, prefix: str = "", retries: RetryConfig | None = None) -> None:
         self._prefix = f"{prefix}/" if prefix else ""
-        self.bucket = f"{scheme}://{bucket}"
+        self.scheme, self.bucket = scheme, f"{scheme}://{bucket}"
         self.uri = f"{scheme}://{bucket}/{prefix}".rstrip("/")
         retries = _RETRIES if retries is None else retries
         self._pauses = _PAUSES if retries.get("max_retries") else ()
-        with self._translate_errors(""):
-            # Options that are given replace those of the environment.
-            allows_http = os.environ.get(_ALLOW_HTTP[scheme], "").lower() == "true"
-            http: ClientConfig = {"allow_http": True} if allows_http else {}
+        # Options that are given replace those of the environment.
+        allows_http = os.environ.get(_ALLOW_HTTP[scheme], "").lower() == "true"
+        http: ClientConfig = {"allow_http": True} if allows_http else {}
+        self._check_process()
+        try:
             self._store = _STORES[scheme](bucket, retry_config=retries, client_options=_CLIENT | http)
+        except exceptions.BaseError as e:
+            # It sends no request.
+            raise ConfigError(
+                "the configuration of the storage in the environment is incomplete or not valid",
+                hint=f"set {_VARIABLES[scheme]['key']}, or correct the variable that the reason is about",
+                storage=self.uri,
+                reason=_reason(e),
+            ) from None
 
     def put_new(self, key: str, data: bytes) -> PutResult:
         TRAFFIC.add(written=len(data))
@@ -130,10 +193,10 @@ class ObjectStorage(Storage):
                 # Also the response to a retry whose first response was lost.
                 return PutResult.EXISTS
             except FileNotFoundError as e:
-                raise ConfigError(
-                    "the bucket or container does not exist", hint="create it", bucket=self.bucket, storage=self.uri
-                ) from e
+                raise self._refused(_NO_BUCKET, key, e) from None
             except exceptions.GenericError as e:
+                if _refusal(e) is not None:
+                    raise
                 log.warning("%s did not confirm that it created %s: %s", self.uri, key, _reason(e))
                 return PutResult.UNKNOWN
         return PutResult.CREATED
@@ -207,6 +270,7 @@ class ObjectStorage(Storage):
                 if tag is not None:
                     # The rest must be of the same object.
                     options["if_match"] = tag
+                TRAFFIC.add(1)
                 try:
                     got = obstore.get(self._store, self.full_key(key), options=options)
                     tag = got.meta["e_tag"]
@@ -215,13 +279,14 @@ class ObjectStorage(Storage):
                         begin += len(chunk)
                         yield bytes(chunk)
                     return
-                except exceptions.GenericError:
+                except exceptions.GenericError as e:
                     pause = next(pauses, None)
-                    if pause is None:
+                    if pause is None or _refusal(e) is not None:
                         raise
                     _clock.sleep(pause)
 
     def info(self, key: str) -> BlobInfo | None:
+        TRAFFIC.add(1)
         with self._translate_errors(key):
             try:
                 return _blob_info(key, obstore.head(self._store, self.full_key(key)))
@@ -235,6 +300,7 @@ class ObjectStorage(Storage):
         with self._translate_errors(prefix):
             path = f"{self._prefix}{folder}".rstrip("/") or None
             found = self._again(lambda: obstore.list_with_delimiter(self._store, path))
+        TRAFFIC.add(self._pages(len(found["objects"]) + len(found["common_prefixes"])) - 1)
         cut = len(self._prefix)
         return FolderList(
             tuple(_blob_info(each["path"][cut:], each) for each in found["objects"]),
@@ -256,21 +322,30 @@ class ObjectStorage(Storage):
         is_part = not prefix.endswith("/") and prefix != ""
         after = start_after or (prefix[:-1] if is_part else "")
         folder, cut = self._prefix + prefix.rpartition("/")[0], len(self._prefix)
-        found = []
+        found: list[BlobInfo] = []
         offset = self._prefix + after if after else None
         for chunk in obstore.list(self._store, folder, offset=offset, chunk_size=1000):
+            pages = self._pages(len(found))
             found += [_blob_info(each["path"][cut:], each) for each in chunk]
+            TRAFFIC.add(self._pages(len(found)) - pages)
             if is_part and found and found[-1].key[: len(prefix)] > prefix:
                 break
         return found
+
+    def _pages(self, entries: int) -> int:
+        """Returns the number of requests that list so many entries."""
+        return max(1, -(-entries // _PAGE[self.scheme]))
 
     def delete(self, keys: Iterable[str]) -> None:
         paths = [self.full_key(key) for key in keys]
         with self._translate_errors(""):
             try:
                 if paths:
-                    self._again(lambda: obstore.delete(self._store, paths))
-            except FileNotFoundError:
+                    at_once = 1 if _deletes_singly() else _DELETED_AT_ONCE[self.scheme]
+                    self._again(lambda: obstore.delete(self._store, paths), requests=-(-len(paths) // at_once))
+            except FileNotFoundError as e:
+                if _refusal(e) is not None:
+                    raise
                 # The call ends at the first object that does not exist.
                 for path in paths:
                     with contextlib.suppress(FileNotFoundError):
@@ -280,12 +355,15 @@ class ObjectStorage(Storage):
         if not isinstance(source, ObjectStorage) or source.bucket != self.bucket:
             super().copy_from(source, key, to)
             return
+        TRAFFIC.add(1)
         with self._translate_errors(key):
             obstore.copy(self._store, source.full_key(key), self.full_key(to))
 
     def full_key(self, key: str) -> str:
         """Returns the key within the bucket. Raises DataError for a key that could lead out of this storage."""
         key_parts(key, self.uri)
+        if _CONTROL.search(key):
+            raise self._odd(key)
         return self._prefix + key
 
     def _put_parts(self, key: str, source: Path) -> None:
@@ -297,36 +375,49 @@ class ObjectStorage(Storage):
             with source.open("rb") as file:
                 check_same_content(self, key, file)
             return
-        TRAFFIC.add(written=source.stat().st_size)
+        size = source.stat().st_size
+        TRAFFIC.add(written=size)
         put = partial(obstore.put, self._store, self.full_key(key), source, use_multipart=True)
+        # One begins the upload, but not in Azure, and one ends it.
+        requests = -(-size // _PART) + (1 if self.scheme == "az" else 2)
         with self._translate_errors(key):
             try:
-                self._again(partial(put, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE))
+                self._again(partial(put, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE), requests)
                 return
-            except FileNotFoundError:
+            except FileNotFoundError as e:
+                if _refusal(e) is not None:
+                    raise
                 # The server has ended the upload, and the answer was lost: to the repeated request it says that there
                 # is no such upload.
-                pass
         with source.open("rb") as file:
             check_same_content(self, key, file)
 
-    def _again(self, request: Callable[[], _T]) -> _T:
+    def _again(self, request: Callable[[], _T], requests: int = 1) -> _T:
         """Sends a request that may be repeated, several times if its answer is lost: obstore repeats only some kinds.
 
         Not those with a condition, or by POST, and not lists whose answer breaks off. After a lost answer, the
         repetition of a conditional put says that the object exists.
+
+        A refusal is not repeated, even if the credentials are so new that the provider does not know them everywhere
+        yet: nearly all refusals are wrong settings, and repeated ones lock accounts and raise alarms.
+
+        Args:
+            request: sends it.
+            requests: how many the server gets of it.
         """
         for pause in self._pauses:
+            TRAFFIC.add(requests)
             try:
                 return request()
             except exceptions.GenericError as e:
+                if _refusal(e) is not None:
+                    raise
                 log.info("%s did not answer, and is asked again: %s", self.uri, _reason(e))
                 _clock.sleep(pause)
+        TRAFFIC.add(requests)
         return request()
 
-    @contextlib.contextmanager
-    def _translate_errors(self, key: str) -> Iterator[None]:
-        """Translates errors of obstore into errors of stateflow, without credentials."""
+    def _check_process(self) -> None:
         if _process.is_forked:
             raise EnvironmentUnsupported(
                 "object storage was used before this process was forked, and cannot be used after the fork",
@@ -334,29 +425,21 @@ class ObjectStorage(Storage):
                 storage=self.uri,
             )
         _process.user = os.getpid()
-        TRAFFIC.add(1)
+
+    @contextlib.contextmanager
+    def _translate_errors(self, key: str) -> Iterator[None]:
+        """Translates errors of obstore into errors of stateflow, without credentials."""
+        self._check_process()
         try:
             yield
-        except FileNotFoundError as e:
-            raise missing_object(self, key) from e
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as e:
-            raise ConfigError(
-                "access to the storage was denied",
-                hint="check the credentials and their permissions",
-                storage=self.uri,
-                key=key,
-                reason=_reason(e),
-            ) from None
-        except exceptions.UnknownConfigurationKeyError as e:
-            raise ConfigError("the storage rejected its configuration", storage=self.uri, reason=_reason(e)) from None
-        except exceptions.BaseError as e:
-            if _IDENTITY.search(str(e)):
-                raise ConfigError(
-                    "no credentials for the storage were found",
-                    hint="set environment variables such as AWS_ACCESS_KEY_ID, or give this machine an identity",
-                    storage=self.uri,
-                    reason=_reason(e),
-                ) from None
+        except (FileNotFoundError, exceptions.BaseError) as e:
+            if odd := _ODD_KEY.search(str(e)):
+                raise self._odd(odd[1]) from None
+            refusal = _refusal(e)
+            if refusal is not None:
+                raise self._refused(refusal, key, e) from None
+            if isinstance(e, FileNotFoundError):
+                raise missing_object(self, key) from e
             raise StorageError(
                 "storage request failed",
                 hint="check that its endpoint responds; a new run continues from the last checkpoint",
@@ -364,6 +447,59 @@ class ObjectStorage(Storage):
                 key=key,
                 reason=_reason(e),
             ) from None
+
+    def _refused(self, refusal: _Refusal, key: str, error: Exception) -> ConfigError:
+        code = _CODE.search(str(error))
+        return ConfigError(
+            refusal.message,
+            hint=refusal.hint.format(http=_ALLOW_HTTP[self.scheme], **_VARIABLES[self.scheme]),
+            bucket=self.bucket,
+            storage=self.uri,
+            key=key,
+            **({"answer": code[1]} if code else {}),
+            reason=_reason(error),
+        )
+
+    def _odd(self, key: str) -> DataError:
+        return DataError(
+            "an object cannot be addressed: its key has an empty segment, one of dots, or a control character",
+            hint="rename or delete this object, or use a prefix without it",
+            key=key,
+            bucket=self.bucket,
+            storage=self.uri,
+        )
+
+
+def _deletes_singly() -> bool:
+    return os.environ.get("AWS_DISABLE_BULK_DELETE", "").lower() in ("true", "1", "yes", "on", "y", "t")
+
+
+def _refusal(error: Exception) -> _Refusal | None:
+    """Returns why a request is refused each time; None for an error after which the same request may succeed.
+
+    obstore has classes for some of these errors, but not for those of lists and of bulk deletions. Its texts, which
+    contain the answer, are the only place that always has the status.
+    """
+    text = str(error)
+    if _IDENTITY.search(text):
+        return _NO_CREDENTIALS
+    if code := _CODE.search(text):
+        return _CODES[code[1]]
+    if isinstance(error, FileNotFoundError):
+        return None
+    if "redirect without LOCATION" in text:
+        return _ELSEWHERE
+    if "HTTP error: builder error" in text:
+        return _NO_TLS
+    status = int(found[1]) if (found := _STATUS.search(text)) else 0
+    if 300 <= status < 400:
+        return _ELSEWHERE
+    if status in (401, 403) or isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
+        return _DENIED
+    if status == 404:
+        return _NO_BUCKET
+    # A precondition fails when another object has the key: that is no refusal.
+    return _INVALID if (400 <= status < 500 and status not in (*_LATER, 412)) or status == 501 else None
 
 
 def _blob_info(key: str, found: ObjectMeta) -> BlobInfo:

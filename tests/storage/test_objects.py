@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import signal
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -19,14 +20,24 @@ import pytest
 
 from stateflow.checkpoint.log.job_root import probe_job_root
 from stateflow.clock import SystemClock
-from stateflow.errors import ConfigError, EnvironmentUnsupported, MissingFile, StateflowError, StorageError
+from stateflow.errors import ConfigError, DataError, EnvironmentUnsupported, MissingFile, StateflowError, StorageError
 from stateflow.storage import Credentials, PutResult, Storage, object_store, open_storage
+from stateflow.storage.base import TRAFFIC
 from stateflow.storage.object_store import ObjectStorage
 from stateflow.testing.conformance.storage import StorageConformance
+from tests.servers import s3 as s3_handler
 from tests.servers.faults import CUT_ANSWER, LOST_ANSWER, LOST_REQUEST, Faults, ProxyHandler, fault_proxy
 from tests.servers.google import google_server
 from tests.servers.hostile import Answer, Asked, HostileServer, answer, hostile_server
-from tests.servers.running import CANARY, azure_server, careless_s3_server, free_port, hasty_s3_server, s3_server
+from tests.servers.running import (
+    CANARY,
+    azure_server,
+    careless_s3_server,
+    free_port,
+    hasty_s3_server,
+    s3_server,
+    variables_of,
+)
 from tests.storage.savepoints_over_storages import SavepointClaims, SavepointCopies
 from tests.support.errors import raises
 from tests.support.object_stores import Serve, behind_faults, serve_azure, serve_s3
@@ -141,6 +152,240 @@ def test_the_error_about_missing_credentials_names_their_variables(
     with raises(ConfigError, storage="s3://bucket/job") as refused:
         ObjectStorage("s3", "bucket", "job", _ONCE).get("a")
     assert "AWS_ACCESS_KEY_ID" in refused.value.hint
+
+
+_REQUESTS: dict[str, Callable[[Storage, Path], object]] = {
+    "get": lambda bucket, _: bucket.get("x"),
+    "chunks": lambda bucket, _: list(bucket.chunks("x")),
+    "list": lambda bucket, _: bucket.list(""),
+    "list of a folder": lambda bucket, _: bucket.list_folder("a/"),
+    "put": lambda bucket, _: bucket.put_new("x", b"y"),
+    "put of a file": lambda bucket, small: bucket.put_file("x", small),
+    "deletion": lambda bucket, _: bucket.delete(["x", "y"]),
+    "copy": lambda bucket, _: bucket.copy_from(bucket, "x", "y"),
+}
+
+
+def _give(body: bytes, _: Asked) -> Answer:
+    return answer(200, body)
+
+
+def _code(status: int, code: str) -> Answer:
+    return answer(status, f"<Error><Code>{code}</Code><Message>any</Message></Error>".encode())
+
+
+@pytest.mark.parametrize("request_name", _REQUESTS)
+@pytest.mark.parametrize(
+    ("status", "code", "fix"),
+    [
+        (301, "PermanentRedirect", "AWS_REGION"),
+        (307, "TemporaryRedirect", "AWS_REGION"),
+        (400, "AuthorizationHeaderMalformed", "AWS_REGION"),
+        (400, "ExpiredToken", "AWS_ACCESS_KEY_ID"),
+        (400, "InvalidToken", "AWS_ACCESS_KEY_ID"),
+        (400, "AnyOther", "endpoint"),
+        (401, "AnyOther", "AWS_SECRET_ACCESS_KEY"),
+        (403, "InvalidAccessKeyId", "AWS_ACCESS_KEY_ID"),
+        (403, "RequestTimeTooSkewed", "clock"),
+        (404, "NoSuchBucket", "create it"),
+        (405, "MethodNotAllowed", "endpoint"),
+        (501, "NotImplemented", "endpoint"),
+    ],
+)
+def test_a_refusal_is_a_configuration_error_after_one_request(
+    status: int, code: str, fix: str, request_name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small = _file(tmp_path / "small", b"x")
+    with hostile_server(lambda _: _code(status, code)) as server:
+        _configure(server, monkeypatch)
+        bucket = ObjectStorage("s3", "bucket", "p", _ONCE if status == 501 else None)
+        with raises(ConfigError, storage="s3://bucket/p", bucket="s3://bucket") as refused:
+            _REQUESTS[request_name](bucket, small)
+    assert fix in refused.value.hint and len(server.asked) == 1
+
+
+@pytest.mark.parametrize("request_name", sorted(_REQUESTS.keys() - {"put", "put of a file"}))
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (400, "RequestTimeout"),
+        (403, "rateLimitExceeded"),
+        (408, ""),
+        (429, ""),
+        (500, "InternalError"),
+        (503, "SlowDown"),
+    ],
+)
+def test_a_failure_that_may_pass_is_a_storage_error(
+    status: int, code: str, request_name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with hostile_server(lambda _: _code(status, code)) as server:
+        _configure(server, monkeypatch)
+        bucket = ObjectStorage("s3", "bucket", "p", _ONCE)
+        with raises(StorageError, storage="s3://bucket/p"):
+            _REQUESTS[request_name](bucket, tmp_path)
+        if status != 403:
+            assert bucket.put_new("x", b"y") is PutResult.UNKNOWN
+
+
+def test_a_key_with_the_words_of_an_error_is_not_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hostile_server(lambda _: answer(404)) as server:
+        _configure(server, monkeypatch)
+        with raises(MissingFile):
+            ObjectStorage("s3", "bucket", "p").get("NoSuchBucket/AccessDenied status code: 403")
+
+
+def test_an_object_that_may_not_be_deleted_is_an_error_without_the_text_of_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = b"<Key>p/x</Key><Code>AccessDenied</Code><Message>" + _SECRET + b"</Message>"
+    answers = b"<DeleteResult><Error>" + error + b"</Error></DeleteResult>", _XML.replace(b"X", b"InternalError")
+    for body, kind in zip(answers, (ConfigError, StorageError), strict=True):
+        with hostile_server(partial(_give, body)) as server:
+            _configure(server, monkeypatch)
+            with raises(kind, storage="s3://bucket/p") as failed:
+                ObjectStorage("s3", "bucket", "p", _ONCE).delete(["x"])
+        assert _SECRET.decode() not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "environment", "variable"),
+    [
+        ("az", {}, "AZURE_STORAGE_ACCOUNT_NAME"),
+        (
+            "az",
+            {"AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_STORAGE_ACCOUNT_KEY": "not-base64!!"},
+            "AZURE_STORAGE_ACCOUNT_KEY",
+        ),
+        ("s3", {"AWS_ACCESS_KEY_ID": "a"}, "AWS_SECRET_ACCESS_KEY"),
+        ("gs", {"GOOGLE_APPLICATION_CREDENTIALS": "/missing.json"}, "GOOGLE_APPLICATION_CREDENTIALS"),
+    ],
+)
+def test_incomplete_credentials_are_a_configuration_error_before_any_request(
+    scheme: str, environment: dict[str, str], variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
+        monkeypatch.delenv(name)
+    _use(environment, monkeypatch)
+    with raises(ConfigError, storage=f"{scheme}://bucket/job") as refused:
+        open_storage(f"{scheme}://bucket/job")
+    assert variable in refused.value.hint and refused.value.facts["reason"]
+
+
+def test_an_endpoint_without_tls_is_refused_with_the_variable_that_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hostile_server(lambda _: answer(404)) as server:
+        _configure(server, monkeypatch)
+        monkeypatch.delenv("AWS_ALLOW_HTTP")
+        with raises(ConfigError, storage="s3://bucket/p") as refused:
+            ObjectStorage("s3", "bucket", "p").list("")
+    assert "AWS_ALLOW_HTTP" in refused.value.hint and server.asked == []
+
+
+@pytest.mark.long(reason="starts a server of Azure's API")
+def test_a_missing_container_and_a_wrong_key_of_azure_are_configuration_errors(
+    azure: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _use(azure, monkeypatch)
+    with raises(ConfigError, bucket="az://nothing-here", answer="ContainerNotFound"):
+        open_storage("az://nothing-here/job").list("")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "eHh4eA==")
+    for request_name in ("list", "deletion", "get"):
+        with raises(ConfigError, storage="az://container/job") as refused:
+            _REQUESTS[request_name](open_storage("az://container/job"), tmp_path)
+        assert "AZURE_STORAGE_ACCOUNT_KEY" in refused.value.hint
+
+
+_LIST = (
+    "<ListBucketResult><Contents><Key>{}</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+    "</Contents></ListBucketResult>"
+)
+
+
+@pytest.mark.parametrize("key", ["p//x", "p/./x", "p/../x", "p/a\x7fb", "p/a&#10;b", 'p/"x"//y'])
+def test_a_list_with_a_key_that_cannot_be_addressed_is_an_error_that_names_the_key(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that retries do not repeat: no file of a source is passed over."""
+    with hostile_server(lambda _: answer(200, _LIST.format(key).encode())) as server:
+        _configure(server, monkeypatch)
+        bucket = ObjectStorage("s3", "bucket", "p")
+        for act in (lambda: bucket.list(""), lambda: bucket.list_folder("")):
+            with raises(DataError, key=key.replace("&#10;", "\n"), storage="s3://bucket/p"):
+                act()
+        assert len(server.asked) == 2
+
+
+def test_a_key_with_a_control_character_is_refused(bucket: Storage) -> None:
+    for act in (bucket.get, bucket.info, lambda key: bucket.put_new(key, b"x"), lambda key: bucket.delete([key])):
+        with raises(DataError, key="a\x01b"):
+            act("a\x01b")
+
+
+@contextlib.contextmanager
+def _logged_s3(folder: Path, log: list[str]) -> Iterator[dict[str, str]]:
+    """Runs an S3 server with a bucket; adds the method of each request to the log."""
+
+    class Logged(s3_handler.Handler):
+        data_root = folder.resolve()
+
+        def parse_request(self) -> bool:
+            is_valid = super().parse_request()
+            log.append(self.command)
+            return is_valid
+
+    with s3_handler.Server(("127.0.0.1", 0), Logged) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield variables_of(f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()
+
+
+def test_requests_are_counted_as_the_server_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log: list[str] = []
+    large, small = _file(tmp_path / "large", bytes(17 << 20)), _file(tmp_path / "small", b"x")
+    many = tmp_path / "data" / "bucket" / "p" / "many"
+    many.mkdir(parents=True)
+    keys = [f"many/{number:04d}" for number in range(1100)]
+    for key in keys:
+        (many.parent / key).touch()
+    acts: dict[str, tuple[Callable[[Storage], object], int]] = {
+        "a list of two pages": (lambda bucket: bucket.list("many/"), 2),
+        "a list of one page": (lambda bucket: bucket.list("many/", "many/0099"), 1),
+        "a list up to the end of a prefix": (lambda bucket: bucket.list("many/00"), 1),
+        "a list of a folder": (lambda bucket: bucket.list_folder("many/"), 2),
+        "deletions": (lambda bucket: bucket.delete(keys), 2),
+        "no deletion": (lambda bucket: bucket.delete([]), 0),
+        "parts": (lambda bucket: bucket.put_file("large", large), 6),
+        "one part": (lambda bucket: bucket.put_file("small", small), 1),
+        "the same file again": (lambda bucket: bucket.put_file("small", small), 3),
+        "get": (lambda bucket: bucket.get("small"), 1),
+        "chunks": (lambda bucket: list(bucket.chunks("large")), 1),
+        "info": (lambda bucket: bucket.info("missing"), 1),
+        "a copy": (lambda bucket: bucket.copy_from(bucket, "small", "copy"), 1),
+    }
+    with _logged_s3(tmp_path / "data", log) as variables:
+        _use(variables, monkeypatch)
+        bucket = ObjectStorage("s3", "bucket", "p")
+        counted: dict[str, tuple[int, int]] = {}
+        for name, (act, _) in acts.items():
+            before, sent = TRAFFIC.now(), len(log)
+            act(bucket)
+            counted[name] = (TRAFFIC.now() - before).requests, len(log) - sent
+    assert counted == {name: (number, number) for name, (_, number) in acts.items()}
+
+
+def test_a_repeated_request_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list whose answer breaks off, which obstore does not repeat itself."""
+    answers: list[Answer] = [
+        iter([b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n<"]),
+        answer(200, _LIST.format("p/x").encode()),
+    ]
+    with hostile_server(lambda _: answers.pop(0)) as server:
+        _configure(server, monkeypatch)
+        bucket, before = ObjectStorage("s3", "bucket", "p"), TRAFFIC.now()
+        assert [blob.key for blob in bucket.list("")] == ["x"]
+        assert (TRAFFIC.now() - before).requests == len(server.asked) == 2
 
 
 def test_a_forked_process_gets_an_error_and_does_not_hang(bucket: Storage) -> None:
