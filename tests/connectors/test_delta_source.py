@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -204,6 +205,36 @@ def _changes_between(table: Path, first: int, last: int) -> Rows | None:
         assert first <= int(str(e.facts["version"])) <= last
         return None
     return Counter(tuple(map(_plain, row.values())) for row in format.read_all(source.schema).to_pylist())
+
+
+@pytest.mark.slow(reason="Spark reads a table from many times on")
+@pytest.mark.parametrize("own", [False, True], ids=["files", "commits"])
+def test_a_time_is_the_version_at_which_delta_begins(spark_session: SparkSession, tmp_path: Path, own: bool) -> None:
+    table, begin = tmp_path / "t", int(datetime.now(UTC).timestamp() * 1000) - 3_600_000
+    _sql(
+        f"CREATE TABLE $t (number LONG) USING delta TBLPROPERTIES ({FEED})",
+        *(f"INSERT INTO $t VALUES ({number})" for number in (1, 2)),
+        f"ALTER TABLE $t SET TBLPROPERTIES (delta.enableInCommitTimestamps={str(own).lower()})",
+        *(f"INSERT INTO $t VALUES ({number})" for number in (4, 5)),
+    )(spark_session, str(table))
+    # The times of files are not in the order of the versions, as in a copy.
+    times = [begin + shift for shift in (0, 500, 20, 700, 100, 900)]
+    for version, modified in enumerate(tuple(times)):
+        entry = table / "_delta_log" / f"{version:020d}.json"
+        os.utime(entry, ns=(modified * 10**6,) * 2)
+        infos = [json.loads(line).get("commitInfo", {}) for line in entry.read_text().splitlines()]
+        times += [info["inCommitTimestamp"] for info in infos if "inCommitTimestamp" in info]
+    assert len(times) == (9 if own else 6)
+    log = DeltaSource(table, schema=Numbered)._log
+    for millis in sorted({time + shift for time in times for shift in (-1, 0, 1)}):
+        at = f"{datetime.fromtimestamp(millis / 1000, UTC):%Y-%m-%d %H:%M:%S.%f}"
+        try:
+            found = by_spark(spark_session, table, "number", readChangeFeed="true", startingTimestamp=at)
+        except PySparkException as e:
+            assert "DELTA_TIMESTAMP_GREATER_THAN_COMMIT" in str(e)
+            found = Counter()
+        source = DeltaSource(table, schema=Numbered, changes=True, start=log.first_version_since(millis))
+        assert rows_of(source) == found, (at, times)
 
 
 def test_offsets_are_those_of_deltas_own_source(spark_session: SparkSession, tmp_path: Path) -> None:

@@ -345,6 +345,23 @@ def test_a_constraint_is_refused_also_after_the_sink_has_opened_the_table(tmp_pa
     _refused(table, SinkRefused, "DROP CONSTRAINT positive", property="delta.constraints.positive")
 
 
+@pytest.mark.parametrize(
+    ("feature", "way_out"), [("catalogManaged", "managed by a catalog"), ("new", "DROP FEATURE new")]
+)
+def test_a_feature_is_refused_alike_before_and_after_the_sink_has_opened_the_table(
+    tmp_path: Path, feature: str, way_out: str
+) -> None:
+    table = _make(tmp_path / "t", _PAIR)
+    sink = DeltaSink(table)
+    sink.prepare(_ABOUT)
+    sink.open_table(_ABOUT)
+    _set_protocol(table, 3, 7, readerFeatures=[feature], writerFeatures=[feature])
+    for each in (sink, DeltaSink(table)):
+        with raises(SinkRefused, feature=feature, table=str(table)) as refused:
+            each.open_table(_ABOUT)
+        assert way_out in refused.value.hint
+
+
 def _set_protocol(table: Path, reader: int, writer: int, **features: list[str]) -> None:
     protocol = {"minReaderVersion": reader, "minWriterVersion": writer, **features}
     entry_path(table, 1).write_text(json.dumps({"protocol": protocol}))

@@ -20,9 +20,12 @@ from hypothesis import strategies as st
 from stateflow import DeltaSource, FileSource, KafkaSource, SparkSource
 from stateflow.api.input_files import file_uri
 from stateflow.api.source import FROM_START, CollectionSource, StartKind, StartPosition
+from stateflow.config.settings import SourceSettings
+from stateflow.connectors.delta.commits import TableLog
 from stateflow.connectors.kafka.client import Partition, Topics, format_offsets
 from stateflow.connectors.partition_offsets import gaps_after, has_new_rows, shorten_texts
-from stateflow.errors import ConfigError, InputLost, JobDefinitionError
+from stateflow.connectors.table_folder import DiskFolder
+from stateflow.errors import ConfigError, CorruptFile, InputLost, JobDefinitionError
 from tests.connectors.partitioned_lists import Item, Lists, items_of
 from tests.support.errors import raises
 
@@ -185,6 +188,121 @@ def test_a_time_is_the_first_version_that_was_committed_then_or_later(tmp_path: 
     for time, version in ((first, 0), (second, 1), (second + timedelta(milliseconds=1), 2)):
         found = DeltaSource(tmp_path / "t", schema=Id).initial_position(StartPosition(StartKind.TIMESTAMP, time))
         assert json.loads(found.offset)["reservoirVersion"] == version
+
+
+def _entry(table: Path, version: int) -> Path:
+    return table / "_delta_log" / f"{version:020d}.json"
+
+
+def _since(table: Path, millis: int) -> int:
+    """The version at which a job begins that reads from a time on."""
+    return DeltaSource(table, schema=Id)._log.first_version_since(millis)
+
+
+def _commit_times(table: Path, files: Sequence[int], own: dict[int, int], **properties: str) -> None:
+    """Writes versions whose entries have such modification times, in milliseconds, and some a time of the commit."""
+    _table(table, 1)
+    first = [json.loads(line) for line in _entry(table, 0).read_text().splitlines()]
+    about = next(action["metaData"] for action in first if "metaData" in action)
+    about["configuration"] = {f"delta.{name}": value for name, value in properties.items()}
+    for version, modified in enumerate(files):
+        info = {"timestamp": 1, **({"inCommitTimestamp": own[version]} if version in own else {})}
+        last = version == len(files) - 1
+        actions = [{"commitInfo": info}, *(each for each in first if version == 0 and "commitInfo" not in each)]
+        actions += [{"metaData": about}] if last and version else []
+        _entry(table, version).write_text("".join(json.dumps(action) + "\n" for action in actions))
+        os.utime(_entry(table, version), ns=(modified * 10**6,) * 2)
+
+
+def test_a_time_is_found_among_the_times_of_files_as_they_are_ordered(tmp_path: Path) -> None:
+    # Without a time in the commits, Delta has 100, 200, 201, 202, 400: a file that is not later counts as later by 1.
+    _commit_times(tmp_path / "t", [100, 200, 50, 202, 400], {1: 7})
+    expected = {0: 0, 100: 0, 101: 1, 200: 1, 201: 2, 202: 3, 203: 4, 400: 4, 401: 5}
+    assert {millis: _since(tmp_path / "t", millis) for millis in expected} == expected
+
+
+def test_a_time_is_found_among_the_times_of_commits_from_the_version_that_has_enabled_them(tmp_path: Path) -> None:
+    enabled = {"enableInCommitTimestamps": "true"}
+    # A copy of the table has changed the times of its files.
+    _commit_times(tmp_path / "all", [900] * 4, {0: 10, 1: 20, 2: 30, 3: 40}, **enabled)
+    expected = {0: 0, 10: 0, 11: 1, 30: 2, 31: 3, 40: 3, 41: 4}
+    assert {millis: _since(tmp_path / "all", millis) for millis in expected} == expected
+    since = {"inCommitTimestampEnablementVersion": "2", "inCommitTimestampEnablementTimestamp": "300"}
+    _commit_times(tmp_path / "some", [100, 900, 1, 1], {2: 300, 3: 400}, **enabled, **since)
+    # Before the time of the enabling, only versions before it are candidates; 900 is the time of the copy.
+    expected = {0: 0, 101: 1, 299: 1, 300: 2, 301: 3, 400: 3, 401: 4}
+    assert {millis: _since(tmp_path / "some", millis) for millis in expected} == expected
+    disabled = {"enableInCommitTimestamps": "false"}
+    _commit_times(tmp_path / "none", [100, 200], {0: 1000, 1: 2000}, **disabled, **since)
+    assert _since(tmp_path / "none", 150) == 1
+
+
+def test_times_of_commits_that_are_missing_or_wrong_are_named(tmp_path: Path) -> None:
+    enabled = {"enableInCommitTimestamps": "true"}
+    _commit_times(tmp_path / "t", [900] * 3, {0: 10, 2: 30}, **enabled)
+    with raises(CorruptFile, property="delta.enableInCommitTimestamps", file=str(_entry(tmp_path / "t", 1))):
+        _since(tmp_path / "t", 20)
+    _commit_times(tmp_path / "u", [900], {0: 10}, **enabled, inCommitTimestampEnablementVersion="x")
+    with raises(CorruptFile, property="delta.inCommitTimestampEnablementVersion", value="x"):
+        _since(tmp_path / "u", 20)
+
+
+def test_few_entries_are_read_to_find_a_time_and_none_once_a_job_has_a_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "t"
+    for case, most in (({}, 0), ({"enableInCommitTimestamps": "true"}, 10)):
+        shutil.rmtree(table, ignore_errors=True)
+        _commit_times(table, range(1, 151), {version: version + 1 for version in range(150)}, **case)
+        start = datetime.fromtimestamp(0.1, UTC)
+        source = DeltaSource(table, schema=Id, start=start)
+        source._log.head()
+        opened: list[str] = []
+        own = DiskFolder.open
+
+        def opens(folder: DiskFolder, path: str, own: Any = own, opened: list[str] = opened) -> Any:
+            opened.append(path)
+            return own(folder, path)
+
+        monkeypatch.setattr(DiskFolder, "open", opens)
+        assert source._first_offset().reservoirVersion == 99
+        assert len(opened) <= most, opened
+        monkeypatch.setattr(DiskFolder, "open", own)
+    stream = source._positions(SourceSettings())
+    monkeypatch.setattr(TableLog, "first_version_since", None)
+    # A query that continues asks for the position after its own.
+    at = {**json.loads(_position(DeltaTable(str(table)), 150)), "reservoirId": source._log.head().metadata.id}
+    assert stream.next_position(at) == at
+
+
+def test_a_time_in_the_future_is_refused_and_one_that_has_passed_is_stored(tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    _table(table, 1)
+    now = datetime.now(UTC)
+    later = now + timedelta(hours=1)
+    source = DeltaSource(table, schema=Id, start=later)
+    for begin in (source._positions(SourceSettings()).first_position, lambda: source.first_offset({})):
+        with raises(ConfigError, table=str(table), time=later.isoformat()):
+            begin()
+    with raises(ConfigError, time=later.isoformat()):
+        source.initial_position(StartPosition(StartKind.TIMESTAMP, later))
+    os.utime(_entry(table, 0), (1, 1))
+    source = DeltaSource(table, schema=Id, start=now.replace(tzinfo=None))
+    # No version was committed since: what is committed from now on is read, also by the next run.
+    assert source._positions(SourceSettings()).first_position()["reservoirVersion"] == 1
+    assert json.loads(source.first_offset({}))["reservoirVersion"] == 1
+
+
+@pytest.mark.parametrize("start", ["latest", datetime(2020, 1, 1, tzinfo=UTC)])
+def test_a_first_batch_whose_begin_is_not_known_any_more_is_lost_input(tmp_path: Path, start: Any) -> None:
+    for number in range(3):
+        table = _table(tmp_path / "t", number)
+    table.create_checkpoint()
+    for version in range(2):
+        _entry(tmp_path / "t", version).unlink()
+    source = DeltaSource(tmp_path / "t", schema=Id, start=start)
+    with raises(InputLost, source=source.description):
+        source.files_between(FROM_START, _position(table, 1))
 
 
 def test_a_source_of_spark_keeps_a_position_in_the_same_data_only_and_can_be_read_again() -> None:

@@ -9,6 +9,7 @@ files of changes, with deletion vectors, or, of changes, with additions and remo
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,6 +17,7 @@ from functools import cached_property
 import msgspec
 
 from stateflow.connectors.delta.log import (
+    CATALOG_FEATURES,
     DeltaHead,
     Metadata,
     Protocol,
@@ -37,6 +39,10 @@ INSERT, DELETE = "insert", "delete"
 _BEFORE, _AFTER = frozenset({DELETE, "update_preimage"}), frozenset({INSERT, "update_postimage"})
 """The kinds of changes that come first in their version, and those that come after them."""
 _CHANGE_FEED = "delta.enableChangeDataFeed"
+_COMMIT_TIMES = "delta.enableInCommitTimestamps"
+_COMMIT_TIMES_VERSION = "delta.inCommitTimestampEnablementVersion"
+_COMMIT_TIMES_BEGIN = "delta.inCommitTimestampEnablementTimestamp"
+_NUMBER = re.compile(r"[0-9]{1,18}")
 LOG_HINT = (
     "restore with --source UID=earliest or position:VERSION; to keep the log longer, set delta.logRetentionDuration "
     "of the table"
@@ -52,10 +58,7 @@ _READ_FEATURES = frozenset(
     # A column of these types is refused if it is declared.
     "variantType variantType-preview variantShredding variantShredding-preview geospatial".split()
 )
-_CATALOG_FEATURES = frozenset({"catalogManaged", "catalogOwned", "catalogOwned-preview"})
 _NEWEST_READER = 3
-_UNSUPPORTED = re.compile(r"[Ff]eature '([A-Za-z0-9-]+)' is not supported")
-"""The text of deltalake's error, which refuses such a table as well."""
 
 
 class Offset(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,7 +227,8 @@ class TableLog:
             head = read_head(self.table, "", known)
         except SinkRefused as e:
             reason = str(e.facts.get("reason", e.message))
-            refuse_features(reason, self.address)
+            if (feature := e.facts.get("feature")) is not None:
+                check_features([str(feature)], self.address)
             raise self._unreadable(reason) from e
         if head is None:
             raise self._unreadable("it does not exist, or has no log")
@@ -325,14 +329,56 @@ class TableLog:
         Without a time in the commit, it is the time of the entry's file, or a millisecond after the version before it.
         """
         begin = max(0, first - _UNORDERED_TIMES)
-        listing = list_log(self.table, begin)
-        found: dict[int, int] = {}
-        before = -1
-        for version in sorted(v for v in listing.entries if begin <= v <= last):
-            modified = listing.files[entry_path(version).rpartition("/")[2]].modified_ms
-            before = found[version] = max(modified, before + 1)
+        found = _ordered({v: at for v, at in self.entry_times(begin).items() if v <= last})
         own = {v: commit.time for v in range(first, last + 1) if v in found and (commit := self.commit(v))}
         return {v: own.get(v) or time for v, time in found.items() if v >= first}
+
+    def first_version_since(self, millis: int) -> int:
+        """Returns the first version that was committed at a time or later; the next version if there is none.
+
+        Reads the log's list of files, and a few entries of a table whose commits have times.
+
+        Args:
+            millis: the time, in milliseconds since 1970.
+
+        Raises:
+            CorruptFile: a commit has no time, or a property is not a number.
+        """
+        head = self.head()
+        files = _ordered({v: at for v, at in self.entry_times(0).items() if v <= head.version})
+        begin, enabled = self._begin_of_commit_times(head)
+        own = [version for version in files if version >= begin]
+        before = [version for version in files if version < begin]
+        # As Delta's protocol has it: a copy of the table changes the times of files, but not the time of the enabling.
+        if before and (not own or millis < enabled):
+            at = bisect_left(before, millis, key=files.__getitem__)
+            return before[at] if at < len(before) else min(own, default=head.version + 1)
+        at = bisect_left(own, millis, key=self._time_in_commit)
+        return own[at] if at < len(own) else head.version + 1
+
+    def _begin_of_commit_times(self, head: DeltaHead) -> tuple[int, int]:
+        """Returns the first version with a time in its commit, and this time; 0 for both if all versions have one."""
+        about = head.metadata.configuration or {}
+        if (about.get(_COMMIT_TIMES) or "").lower() != "true":
+            return head.version + 1, 0
+        numbers = {name: about.get(name) or "0" for name in (_COMMIT_TIMES_VERSION, _COMMIT_TIMES_BEGIN)}
+        for name, text in numbers.items():
+            if not _NUMBER.fullmatch(text):
+                message = "a property of the Delta table is not a number"
+                hint = f"ALTER TABLE … UNSET TBLPROPERTIES ('{name}'), or restore the log from a copy"
+                raise CorruptFile(message, hint=hint, table=self.address, property=name, value=text[:100])
+        return int(numbers[_COMMIT_TIMES_VERSION]), int(numbers[_COMMIT_TIMES_BEGIN])
+
+    def _time_in_commit(self, version: int) -> int:
+        commit = self.commit(version)
+        if commit is None:
+            # A clean-up has removed it since it was listed: entries are removed from the oldest on.
+            return -1
+        if commit.time is None:
+            message = "a commit of the Delta table lacks the time that a property of the table promises"
+            file = f"{self.table}/{entry_path(version)}"
+            raise CorruptFile(message, hint="restore the file from a copy", file=file, property=_COMMIT_TIMES)
+        return commit.time
 
     def entry_times(self, first: int) -> Mapping[int, int]:
         """Returns when the log entries from a version on were written, in milliseconds since 1970."""
@@ -343,6 +389,15 @@ class TableLog:
         """Returns the error about versions that were not read and have no log entry any more."""
         message = "a Delta table no longer has the log of versions that were not read"
         return InputLost(message, hint=LOG_HINT, source=self._source, lost=versions)
+
+
+def _ordered(times: Mapping[int, int]) -> dict[int, int]:
+    """Returns times by version, each at least a millisecond after the one before, as Delta's reader corrects them."""
+    found: dict[int, int] = {}
+    before = -1
+    for version in sorted(times):
+        before = found[version] = max(times[version], before + 1)
+    return found
 
 
 def has_feed(configuration: Mapping[str, str | None] | None) -> bool:
@@ -358,14 +413,9 @@ def check_protocol(protocol: Protocol, table: str) -> None:
         check_features([f"reader version {protocol.min_reader_version}"], table)
 
 
-def refuse_features(reason: str, table: str) -> None:
-    """Raises EnvironmentUnsupported if deltalake could not open a table for a reason that names features."""
-    check_features(["catalogManaged"] if "catalog-managed" in reason else _UNSUPPORTED.findall(reason), table)
-
-
 def check_features(unknown: Sequence[str], table: str) -> None:
     """Raises EnvironmentUnsupported if a table has features that cannot be read."""
-    if _CATALOG_FEATURES.intersection(unknown):
+    if CATALOG_FEATURES.intersection(unknown):
         raise EnvironmentUnsupported(
             "a catalog manages the Delta table: its newest versions are not in its log",
             hint="read it through an engine of the catalog, or copy it to a table without the feature",

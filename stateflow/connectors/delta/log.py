@@ -425,39 +425,35 @@ def view_version(table: TableFolder, scratch: Path, version: int | None = None) 
     except DeltaError as e:
         if version is not None and not list_log(table).has_version(version):
             return None
-        if (missing := unsupported_feature(e)) is not None:
-            hint = f"{missing.hint}, or let the sink write to another table"
-            raise SinkRefused(missing.sentence, hint=hint, feature=missing.feature, **_facts(table, e)) from e
+        if (feature := _unsupported_feature(e)) is not None:
+            dropped = "the Delta table has a feature that is not supported", f"ALTER TABLE ... DROP FEATURE {feature}"
+            sentence, hint = CATALOG_MANAGED if feature in CATALOG_FEATURES else dropped
+            hint = f"{hint}, or let the sink write to another table"
+            raise SinkRefused(sentence, hint=hint, feature=feature, **_facts(table, e)) from e
         raise _damaged(**_facts(table, e)) from e
     except OSError as e:
         raise StorageError("the Delta table's log cannot be read", **_facts(table, e)) from e
     return opened if opened.version() == newest else None
 
 
-@dataclass(frozen=True)
-class UnsupportedFeature:
-    """A feature of a table that deltalake does not support, in words: sentence and hint of an error."""
+CATALOG_FEATURES = frozenset({"catalogManaged", "catalogOwned", "catalogOwned-preview"})
+"""Features of tables of which a catalog keeps the newest versions."""
+CATALOG_MANAGED = (
+    "the Delta table is managed by a catalog: its folder need not have its newest commits, and the catalog would not "
+    "know of others",
+    "create a table that is not managed by a catalog such as Unity",
+)
+"""Why a sink refuses such a table, and what helps."""
+_UNSUPPORTED = re.compile(r"Feature '([^']+)' is not supported")
 
-    feature: str
-    sentence: str
-    hint: str
 
-
-def unsupported_feature(error: Exception) -> UnsupportedFeature | None:
+def _unsupported_feature(error: Exception) -> str | None:
     """Returns the feature for which deltalake refuses to open a table; None for any other error."""
     text = str(error)
     if "catalog-managed table" in text:
-        return UnsupportedFeature(
-            "catalogManaged",
-            "the Delta table is managed by a catalog: its folder need not have its newest commits, and the catalog "
-            "would not know of others",
-            "create a table that is not managed by a catalog such as Unity",
-        )
-    if named := re.search(r"Feature '([^']+)' is not supported", text):
-        return UnsupportedFeature(
-            named[1], "the Delta table has a feature that is not supported", f"ALTER TABLE ... DROP FEATURE {named[1]}"
-        )
-    return None
+        return "catalogManaged"
+    named = _UNSUPPORTED.search(text)
+    return named[1] if named else None
 
 
 def _damaged(**facts: str) -> SinkRefused:

@@ -41,6 +41,8 @@ from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.connectors.column_policy import columns_to_add
 from stateflow.connectors.data_files import FileName, ParquetWriter
 from stateflow.connectors.delta.log import (
+    CATALOG_FEATURES,
+    CATALOG_MANAGED,
     LOG_FOLDER,
     TAKEN_OVER,
     Action,
@@ -909,9 +911,12 @@ def _protocol_refusals(protocol: Protocol) -> Iterator[_Refusal]:
         yield _Refusal(facts, reason, f"use a newer stateflow, {_OTHER_TABLE}")
     named = {*(protocol.reader_features or []), *(protocol.writer_features or [])}
     for feature in sorted(named - _FEATURES):
-        reason = "a direct commit would violate the requirements of the feature"
-        hint = f"ALTER TABLE ... DROP FEATURE {feature}, {_OTHER_TABLE}"
-        yield _Refusal({"feature": feature}, reason, hint)
+        dropped = (
+            "a direct commit would violate the requirements of the feature",
+            f"ALTER TABLE ... DROP FEATURE {feature}",
+        )
+        reason, hint = CATALOG_MANAGED if feature in CATALOG_FEATURES else dropped
+        yield _Refusal({"feature": feature}, reason, f"{hint}, {_OTHER_TABLE}")
 
 
 def _configuration_refusals(configuration: Mapping[str, str | None]) -> Iterator[_Refusal]:

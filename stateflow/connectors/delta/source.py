@@ -14,7 +14,7 @@ import msgspec
 from stateflow.api.datasets import Dataset, path_name
 from stateflow.api.schema import RowSchema
 from stateflow.api.source import FROM_START, Backlog, InitialPosition, Source, StartKind, StartPosition
-from stateflow.clock import epoch_milliseconds
+from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy, check_source_columns, with_times
 from stateflow.connectors.delta.commits import Feed, Offset, TableLog, WaitingFile
@@ -39,6 +39,7 @@ _CHANGES: Mapping[str, tuple[str, str]] = {
 _MOST_FILES = 1000
 """Files of a batch without a limit, as Delta's own source has."""
 _numbers = count(1)
+_clock = SystemClock()
 
 
 Start = str | int | datetime
@@ -138,13 +139,14 @@ class DeltaSource(Source):
         check_source_columns(with_times(found, declared), declared, self.columns, self.description)
 
     def stream(self, spark: SparkSession, limits: SourceSettings) -> DataFrame:
-        # Looked at before the query begins: what is added in between must not be lost.
-        self._first = self._first_offset()
+        # Looked at before the query begins: what is added in between must not be lost. A time is looked up when Spark
+        # asks for it, which it does in a new job only: the log may have thousands of entries.
+        self._first = None if isinstance(self._start, datetime) else self._first_offset()
         return load_stream(spark, self._name, self.schema.ddl, self._positions(limits))
 
     def _positions(self, limits: SourceSettings) -> _Positions:
         most = _MOST_FILES if limits.max_files_per_batch is None else limits.max_files_per_batch
-        return _Positions(self._feed.without_state(), self._first or self._first_offset(), most)
+        return _Positions(self._feed.without_state(), self._first or self._start, most)
 
     @property
     def _feed(self) -> Feed:
@@ -166,7 +168,10 @@ class DeltaSource(Source):
     def _start_of_first_batch(self, end: Offset) -> Offset:
         """Returns the position before a first batch, which Spark does not store."""
         if self._start != StartKind.EARLIEST:
-            return self._first or self._first_offset()
+            first = self._first or self._first_offset()
+            if first.place > end.place:
+                raise self._log.lost(f"versions before {end.reservoirVersion}")
+            return first
         # A batch that reads the table as it was at the start ends with it.
         version = end.reservoirVersion - (0 if end.isStartingVersion else 1)
         return Offset(reservoirId=end.reservoirId, reservoirVersion=version, isStartingVersion=True)
@@ -184,7 +189,9 @@ class DeltaSource(Source):
         return spark.createDataFrame(format.read_all(self.schema), self.schema.ddl)
 
     def first_offset(self, logs: Mapping[str, bytes]) -> str:
-        """See `Source.first_offset`: the version after the newest one when the query started."""
+        """See `Source.first_offset`: the version after the newest one when the query started, or since a time."""
+        if isinstance(self._start, datetime):
+            return _text(self._first_offset())
         return _text(self._first) if self._start == StartKind.LATEST and self._first is not None else ""
 
     def check_position(self, offset: str) -> None:
@@ -310,11 +317,19 @@ def _first_offset(log: TableLog, start: Start) -> Offset:
 
 
 def _first_version_since(log: TableLog, time: datetime) -> int:
-    """Returns the first version that was committed at a time or later; the next version if there is none."""
-    millis = epoch_milliseconds(time if time.tzinfo else time.replace(tzinfo=UTC))
-    newest = log.head().version
-    later = [version for version, at in log.times(0, newest).items() if at >= millis]
-    return min(later, default=newest + 1)
+    """Returns the first version that was committed at a time or later; the next version if there is none.
+
+    Raises ConfigError for a time in the future: versions that are committed before would belong to the input.
+    """
+    zoned = time if time.tzinfo else time.replace(tzinfo=UTC)
+    if zoned > _clock.now():
+        raise ConfigError(
+            "a Delta source cannot begin at a time in the future",
+            hint='begin at "latest", or start the job at that time',
+            table=log.address,
+            time=zoned.isoformat(),
+        )
+    return log.first_version_since(epoch_milliseconds(zoned))
 
 
 def _estimate(found: Iterable[tuple[int | None, WaitingFile]]) -> int:
@@ -342,13 +357,13 @@ class _Positions(StreamInput):
 
     Attributes:
         feed: the input.
-        first: where a new job begins.
+        first: where a new job begins; a version or a time that was not looked up yet.
         most: most files of a batch.
         until: the position at which a query ends by itself.
     """
 
     feed: Feed
-    first: Offset
+    first: Offset | Start
     most: int
     until: Offset | None = None
 
@@ -357,8 +372,9 @@ class _Positions(StreamInput):
         return self.feed.source
 
     def first_position(self) -> Position:
-        self.feed.check_start(self.first)
-        return msgspec.structs.asdict(self.first)
+        first = self.first if isinstance(self.first, Offset) else _first_offset(self.feed.log, self.first)
+        self.feed.check_start(first)
+        return msgspec.structs.asdict(first)
 
     def end_with_present_input(self) -> None:
         newest = self.feed.log.head()
