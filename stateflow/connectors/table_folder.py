@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 _A = TypeVar("_A")
 _T = TypeVar("_T")
 _REQUESTS_AT_ONCE = 16
+_ONE_BY_ONE = 16
+"""Files of a sequence that are looked for one by one where a list would read the whole folder."""
 _PROBE = ".stateflow-probe"
 _clock = SystemClock()
 _LINK_HINT = "replace it by a copy of the file"
@@ -79,12 +81,10 @@ class TableFolder(ABC):
     Attributes:
         address: path or URI of the folder.
         host_local: whether only processes that have its file system can access it.
-        lists_by_prefix: whether `files_by_prefix` takes less than a list of all files.
     """
 
     address: str
     host_local: bool = False
-    lists_by_prefix: bool = False
 
     def __str__(self) -> str:
         return self.address
@@ -127,23 +127,10 @@ class TableFolder(ABC):
             CorruptFile: the folder has a link, a FIFO or the like.
         """
 
-    def files_by_prefix(self, prefix: str) -> list[BlobInfo]:
-        """Returns the files whose paths begin with a prefix, in the order of their paths.
-
-        Args:
-            prefix: a path in the table, up to any character of a name.
-        """
-        folder = prefix.rpartition("/")[0]
-        return [file for file in self.files(folder) if file.key.startswith(prefix)]
-
-    def subfolders(self, folder: str) -> list[str]:
-        """Returns the names of the folders directly in a folder.
-
-        Args:
-            folder: with a slash at its end; empty for the table.
-        """
-        found = {file.key[len(folder) :].partition("/") for file in self.files(folder.rstrip("/"))}
-        return sorted({name for name, slash, _ in found if slash})
+    @property
+    def prefix_lists(self) -> Storage | None:
+        """The storage of the folder, if its list of a prefix takes less than one of all files; otherwise None."""
+        return None
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -515,7 +502,6 @@ class StoreFolder(TableFolder):
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self.lists_by_prefix = True
         # Objects in memory belong to one process.
         self.host_local = address.startswith("memory:")
 
@@ -545,11 +531,9 @@ class StoreFolder(TableFolder):
             return self._storage.list(f"{folder}/", f"{folder}/{after}" if after else "")
         return [file for file in self._storage.list("") if "/" not in file.key or "=" in file.key.split("/", 1)[0]]
 
-    def files_by_prefix(self, prefix: str) -> list[BlobInfo]:
-        return self._storage.list(prefix)
-
-    def subfolders(self, folder: str) -> list[str]:
-        return list(self._storage.list_folder(folder).folders)
+    @property
+    def prefix_lists(self) -> Storage | None:
+        return self._storage if self._storage.lists_from_names else None
 
     def names(self) -> list[str]:
         listed = self._storage.list_folder("")
@@ -578,9 +562,15 @@ class StoreFolder(TableFolder):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from e
 
     def sequence(self, path_of: Callable[[int], str], first: int) -> list[BlobInfo]:
-        folder, _, before = path_of(first - 1).rpartition("/") if first else (path_of(0).rpartition("/")[0], "", "")
-        infos = {file.key: file for file in self.files(folder, before)}
         found: list[BlobInfo] = []
+        # A commit finds one file. A list of the whole folder takes less only for a reader that is far behind.
+        while not self._storage.lists_from_names and len(found) < _ONE_BY_ONE:
+            if (next_one := self.info(path_of(first + len(found)))) is None:
+                return found
+            found.append(next_one)
+        begin = first + len(found)
+        folder, _, before = path_of(begin - 1).rpartition("/") if begin else (path_of(0).rpartition("/")[0], "", "")
+        infos = {file.key: file for file in self.files(folder, before)}
         while (info := infos.get(path_of(first + len(found)))) is not None:
             found.append(info)
         return found

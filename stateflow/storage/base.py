@@ -136,6 +136,8 @@ class Storage(ABC):
     uri: str
     host_local: bool = True
     """Whether only processes of this host can read what is stored."""
+    lists_from_names: bool = False
+    """Whether `list` reads what a prefix or `start_after` asks for, and not the whole folder."""
 
     @abstractmethod
     def put_new(self, key: str, data: bytes) -> PutResult:

@@ -28,6 +28,7 @@ class MemoryStorage(Storage):
     """Objects in a dictionary that is protected by a lock."""
 
     part_gap = 0
+    lists_from_names = True
 
     def __init__(self, uri: str = "memory://") -> None:
         self.uri = uri

@@ -164,6 +164,8 @@ class ObjectStorage(Storage):
     def __init__(self, scheme: str, bucket: str, prefix: str = "", retries: RetryConfig | None = None) -> None:
         self._prefix = f"{prefix}/" if prefix else ""
         self.scheme, self.bucket = scheme, f"{scheme}://{bucket}"
+        # obstore asks Azure to start from a name by a parameter of a later version of its API than the one it states.
+        self.lists_from_names = scheme != "az"
         self.uri = f"{scheme}://{bucket}/{prefix}".rstrip("/")
         retries = _RETRIES if retries is None else retries
         self._pauses = _PAUSES if retries.get("max_retries") else ()

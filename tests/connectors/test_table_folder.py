@@ -15,6 +15,7 @@ import pytest
 from stateflow.connectors.table_folder import DiskFolder, StoreFolder, TableFolder, open_table_folder
 from stateflow.errors import ConfigError, CorruptFile, EnvironmentUnsupported, StorageError
 from stateflow.storage import MemoryStorage, PutResult, open_storage, register_memory, unregister_memory
+from stateflow.storage.hdfs import WebHdfs
 from tests.servers.hdfs import hdfs_server
 from tests.support.errors import raises
 from tests.support.object_stores import bucket_of, serve_google, serve_hdfs
@@ -85,6 +86,12 @@ class Conformance:
         for first, found in ((0, [0, 1, 2]), (2, [2]), (3, []), (10, [10])):
             assert [file.key for file in folder.sequence(_entry, first)] == list(map(_entry, found))
         assert [file.key for file in folder.files(_LOG, f"{2:020d}")] == [_entry(n) for n in (2, 4, 10)]
+
+    def test_a_long_sequence_is_found(self, folder: TableFolder) -> None:
+        folder.make_folder(_LOG)
+        for number in range(40):
+            assert folder.create(_entry(number), b"x")
+        assert [file.key for file in folder.sequence(_entry, 1)] == list(map(_entry, range(1, 40)))
 
     def test_a_file_of_the_same_name_is_another_version(self, folder: TableFolder) -> None:
         folder.make_folder(_LOG)
@@ -188,6 +195,18 @@ def _write_everything(folder: TableFolder) -> None:
         with folder.new_file() as file:
             file.write(bytes(size))
             assert file.publish(path)
+
+
+def test_the_next_entry_of_a_log_in_hdfs_is_looked_for_without_a_list(
+    hdfs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list there has all entries, whatever it begins after."""
+    folder = open_table_folder(hdfs)
+    for number in range(3):
+        assert folder.create(_entry(number), b"x")
+    monkeypatch.delattr(WebHdfs, "list")
+    assert [file.key for file in folder.sequence(_entry, 1)] == [_entry(1), _entry(2)]
+    assert folder.sequence(_entry, 3) == []
 
 
 def test_a_table_in_hdfs_has_its_default_permissions_and_a_job_root_is_private(tmp_path: Path) -> None:

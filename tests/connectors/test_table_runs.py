@@ -17,16 +17,18 @@ from stateflow.api.sink import Sink, Writing
 from stateflow.connectors.delta.log import entry_path
 from stateflow.storage import MemoryStorage, open_storage, register_memory, unregister_memory
 from stateflow.storage.base import FolderList
+from stateflow.storage.hdfs import WebHdfs
 from tests.support.delta_tables import Pair, context, put, write
-from tests.support.object_stores import EACH_STORE, Serve, bucket_of
+from tests.support.object_stores import EACH_STORE, Serve, bucket_of, serve_google, serve_s3
 
 _ABOUT = context(Pair)
 _numbers = itertools.count()
 
 
 class Counting(MemoryStorage):
-    """Counts the data files that lists return, and how often an object is opened."""
+    """Counts lists and the data files that they return, and how often an object is opened."""
 
+    lists = 0
     listed = 0
 
     def __init__(self, uri: str) -> None:
@@ -40,6 +42,7 @@ class Counting(MemoryStorage):
             yield file
 
     def list(self, prefix: str, start_after: str = "") -> Any:
+        self.lists += 1
         found = super().list(prefix, start_after)
         self.listed += sum(f"/{blob.key}".rpartition("/")[2].startswith("stateflow-") for blob in found)
         return found
@@ -108,7 +111,54 @@ def test_leftovers_are_found_by_prefix_in_every_store(tmp_path: Path, serve: Ser
             left = [file.path for file in written]
         assert _begin(sink, 103) == sorted(left)
         names = {blob.key.rpartition("/")[2] for blob in open_storage(f"{bucket}/table").list(".stateflow-runs/")}
-        assert names == {f"{generation:020d}" for generation in (12, 101, 103)}
+        registered = {f"{generation:020d}{end}" for generation in (12, 101, 103) for end in ("", ".swept")}
+        assert names == (registered if serve in (serve_s3, serve_google) else set())
+
+
+def test_a_start_in_hdfs_lists_each_folder_once(hdfs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of a prefix there would be one of the whole folder."""
+    listed: list[str] = []
+    list_folder = WebHdfs.list
+
+    def noted(client: WebHdfs, path: str) -> Any:
+        listed.append(path.removeprefix(f"/{hdfs.split('/', 3)[3]}"))
+        return list_folder(client, path)
+
+    monkeypatch.setattr(WebHdfs, "list", noted)
+    sink = FileSink(hdfs, partition_by="text")
+    sink.prepare(_ABOUT)
+    for generation in range(1, 5):
+        put(sink, _ABOUT, generation, [Pair(generation, "a"), Pair(generation, "b")], generation)
+        left = write(sink, _ABOUT, [Pair(0, "b")], Writing(generation, 500, 0, "x"))
+        listed.clear()
+        assert _begin(sink, generation + 1) == [file.path for file in left]
+    assert sorted(path for path in listed if "text=" in path) == ["/text=a", "/text=b"]
+    assert listed.count("") == 1
+
+
+def test_a_table_with_more_runs_than_lists_are_worth_is_listed_once(store: Counting) -> None:
+    sink = FileSink(store.uri)
+    sink.prepare(_ABOUT)
+    for generation in range(1, 1100):
+        sink.begin_run(_ABOUT, generation)
+    left = write(sink, _ABOUT, [Pair(1, "a")], Writing(7, 1, 0, "x"))
+    store.lists = 0
+    assert _begin(sink, 1100) == [file.path for file in left]
+    # The registrations, the data files, and the log.
+    assert store.lists == 3
+
+
+def test_a_run_is_registered_until_three_later_runs_have_swept_although_others_died(store: Counting) -> None:
+    sink = FileSink(store.uri)
+    sink.prepare(_ABOUT)
+    for generation in range(1, 7):
+        sink.begin_run(_ABOUT, generation)
+    for generation in range(7, 10):
+        # By a task of the first run, which nobody has stopped.
+        late = write(sink, _ABOUT, [Pair(1, "a")], Writing(1, generation, 0, "x"))
+        assert _begin(sink, generation) == [file.path for file in late]
+    registered = [blob.key.rpartition("/")[2] for blob in store.list(".stateflow-runs/")]
+    assert registered == [f"{generation:020d}{end}" for generation in (7, 8, 9) for end in ("", ".swept")]
 
 
 def test_a_table_without_registrations_is_listed_as_a_whole(store: Counting) -> None:
