@@ -199,7 +199,10 @@ def read_each(read: Callable[[_A], _T], items: Sequence[_A]) -> Iterator[_T]:
 
     Several at once, in groups that grow: many callers need few of the items, and others would wait for thousands.
     """
-    begin, size = 0, 1
+    yield from map(read, items[:1])
+    if len(items) < 2:
+        return
+    begin, size = 1, 2
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
         while begin < len(items):
             yield from pool.map(read, items[begin : begin + size])

@@ -13,7 +13,7 @@ from stateflow.connectors import DeltaSink
 from tests.servers.postgres import Postgres, postgres_server
 from tests.servers.running import azure_server, s3_server
 from tests.support.delta_tables import context
-from tests.support.object_stores import serve_hdfs
+from tests.support.object_stores import serve_google, serve_hdfs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -103,3 +103,18 @@ def azure(_azure: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in _azure.items():
         monkeypatch.setenv(name, value)
     return f"az://container/tables/{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def _google(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Mapping[str, str]]]:
+    with serve_google(tmp_path_factory.mktemp("google")) as served:
+        yield served
+
+
+@pytest.fixture
+def google(_google: tuple[str, Mapping[str, str]], monkeypatch: pytest.MonkeyPatch) -> str:
+    """An unused address in a bucket of the minimal server of Google's protocol, for which the environment has a key."""
+    address, variables = _google
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return f"{address}/tables/{next(_numbers)}"

@@ -162,6 +162,14 @@ class TestDeltaUpsertsInHdfs(TestDeltaAppendsInHdfs):
     factory = staticmethod(delta_upsert)
 
 
+class TestDeltaAppendsInGoogle(TestDeltaAppendsInHdfs):
+    actions = 15
+
+    @pytest.fixture
+    def address(self, google: str) -> str:
+        return google
+
+
 @pytest.mark.slow(reason="runs the suite of sinks once more")
 class TestDeltaPartitions(InFolder):
     factory = staticmethod(delta_partitions)

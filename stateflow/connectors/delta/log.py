@@ -612,12 +612,13 @@ def _follow(table: TableFolder, application: str, head: DeltaHead) -> DeltaHead 
     found = table.sequence(entry_path, head.version)
     if not found or found[0].version != head.entry:
         return None
-    for info in found[1:]:
-        try:
-            head = _applied(head, application, _actions_of(table, head.version + 1))
-        except FileNotFoundError:
-            return None
-        head = dataclasses.replace(head, version=head.version + 1, entry=info.version)
+    later = range(head.version + 1, head.version + len(found))
+    try:
+        for info, actions in zip(found[1:], read_each(lambda version: _actions_of(table, version), later), strict=True):
+            version = head.version + 1
+            head = dataclasses.replace(_applied(head, application, actions), version=version, entry=info.version)
+    except FileNotFoundError:
+        return None
     return head
 
 
