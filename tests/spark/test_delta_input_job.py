@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,15 @@ def test_a_position_is_a_version_or_a_time(job: DeltaJob) -> None:
     other.finish(job__start=at)
     assert other.copied() == Counter([(2, "a")])
     other.close()
+
+
+def test_a_job_that_cannot_begin_names_the_time_or_the_version(job: DeltaJob) -> None:
+    job.add(1)
+    later = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+    job.run(job__start=later).check_error(2, "config", table=str(job.input), time=later)
+    DeltaTable(str(job.input)).alter.set_table_properties({"delta.enableChangeDataFeed": "false"})
+    source = f"DeltaSource[changes:{job.input}]"
+    job.run(job__start="latest", job__kind="changes").check_error(4, "data", source=source, version="1")
 
 
 def test_versions_that_no_longer_exist_and_a_new_table_end_the_run(job: DeltaJob) -> None:

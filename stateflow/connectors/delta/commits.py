@@ -619,8 +619,8 @@ class Feed:
         """Returns the error about a version whose changes are not recorded."""
         return DataError(
             "a Delta table has not recorded its changes in versions that were not read",
-            hint="set delta.enableChangeDataFeed=true of the table, and restore with --source UID=position:VERSION, "
-            "with a version since then",
+            hint="set delta.enableChangeDataFeed=true of the table, and begin at a version since then: start=VERSION "
+            "in a new job, or a restore with --source UID=position:VERSION",
             source=self.source,
             version=version,
         )
