@@ -35,6 +35,8 @@ _POLL_SECONDS = 0.02
 _LONGEST = 300.0
 _PAUSE_SECONDS = 5.0
 PEERS = ("spark_agg", "tws_row")
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of Java in pods, for each program: those of the containers on YARN."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ def run(folder: Path, size: Size = Size()) -> Path:
         with kubernetes_cluster(folder / "kubernetes", {IMAGE: spark_image()}) as cluster:
             namespace = Namespace.create(cluster, "benchmark", folder / "namespace")
             variables = {"KUBECONFIG": os.devnull}
-            figures["kubernetes"] = _figures(_measured(folder, "pods", namespace.options(), variables, size))
+            options = namespace.options(spark__driver__extraJavaOptions=_JAVA, spark__executor__extraJavaOptions=_JAVA)
+            figures["kubernetes"] = _figures(_measured(folder, "pods", options, variables, size))
     return write_result("cluster", figures)
 
 
