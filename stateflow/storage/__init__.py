@@ -9,6 +9,7 @@
 from stateflow.storage.base import BlobInfo, PutResult, Storage
 from stateflow.storage.locations import (
     Credentials,
+    check_address,
     check_location,
     is_object_address,
     open_if_allowed,
@@ -29,6 +30,7 @@ __all__ = [
     "PosixStorage",
     "PutResult",
     "Storage",
+    "check_address",
     "check_location",
     "is_object_address",
     "open_if_allowed",

@@ -35,6 +35,10 @@ _OBJECT_STORES = {"s3": "s3", "gs": "gcs", "az": "azure"}
 HDFS_SCHEMES = ("webhdfs", "swebhdfs")
 
 
+_WITHOUT_SERVER = re.compile(
+    r"(?!file:)[a-z][a-z0-9+.-]*:/|(?:arn|s3[an]?|gc?s|az|abfss?|wasbs?|dbfs|s?webhdfs|hdfs|memory):", re.IGNORECASE
+)
+"""The beginning of a URI that is not one of a file, and has no server: as a path, it would be a folder of that name."""
 _LONGEST = 4096
 """Length of an address: the longest path that Linux accepts."""
 
@@ -117,11 +121,18 @@ def open_object(uri: str) -> tuple[Storage, str]:
 def split_address(uri: str) -> SplitResult | None:
     """Returns the parts of a URI; None for a path.
 
-    Raises ConfigError for a URI or path that cannot be parsed.
+    Raises ConfigError for a URI or path that cannot be parsed, and for a URI without ``//`` in front of the server.
     """
     if "\0" in uri or len(uri) > _LONGEST or not _is_unicode(uri):
         raise _malformed(uri)
     if "://" not in uri and not uri.startswith("file:"):
+        if _WITHOUT_SERVER.match(uri):
+            raise ConfigError(
+                "an address with a scheme needs // and a bucket or server after it",
+                hint="write for example s3://bucket/prefix; for a folder of this name in the working directory, "
+                "write ./ in front of it",
+                uri=re.sub("(?<=:).*@", "…@", uri, flags=re.DOTALL)[:100],
+            )
         return None
     try:
         parts = urlsplit(uri)
@@ -130,6 +141,26 @@ def split_address(uri: str) -> SplitResult | None:
     if "\0" in unquote(parts.path):
         raise _malformed(uri)
     return parts
+
+
+def check_address(address: str) -> None:
+    """Raises ConfigError for an address that is not valid, or has a user or a password. Opens nothing.
+
+    For addresses that are opened later, and shown before: in descriptions, logs and lineage.
+
+    Args:
+        address: a path or URI, which may be a glob pattern.
+    """
+    parts = split_address(address)
+    if parts is None or "@" not in parts.netloc:
+        return
+    # Hadoop's addresses of Azure have the container in front of the account.
+    if parts.password is not None or is_object_address(address):
+        raise ConfigError(
+            "the address of a storage has a user or a password",
+            hint="remove them from the address; credentials come from the environment",
+            uri=without_secrets(address),
+        )
 
 
 def _is_unicode(text: str) -> bool:
@@ -312,42 +343,47 @@ def _refuse(uri: str, locations: Iterable[str]) -> NoReturn:
 
 
 NAMES = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_REGION",
-    "AWS_DEFAULT_REGION",
-    "AWS_ENDPOINT",
-    "AWS_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL_S3",
-    "AWS_ALLOW_HTTP",
-    "AWS_VIRTUAL_HOSTED_STYLE_REQUEST",
-    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
-    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
-    "AWS_WEB_IDENTITY_TOKEN_FILE",
-    "AWS_ROLE_ARN",
-    "AWS_REQUEST_PAYER",
-    "GOOGLE_APPLICATION_CREDENTIALS",
-    "GOOGLE_SERVICE_ACCOUNT",
-    "GOOGLE_SERVICE_ACCOUNT_PATH",
-    "GOOGLE_SERVICE_ACCOUNT_KEY",
-    "GOOGLE_ALLOW_HTTP",
-    "AZURE_STORAGE_ACCOUNT_NAME",
-    "AZURE_STORAGE_ACCOUNT_KEY",
-    "AZURE_STORAGE_SAS_TOKEN",
-    "AZURE_STORAGE_CLIENT_ID",
-    "AZURE_STORAGE_CLIENT_SECRET",
-    "AZURE_STORAGE_TENANT_ID",
-    "AZURE_ENDPOINT",
-    "AZURE_STORAGE_ENDPOINT",
-    "AZURE_STORAGE_USE_EMULATOR",
-    "AZURE_ALLOW_HTTP",
-    "HADOOP_USER_NAME",
-    "WEBHDFS_DATANODE_PORTS",
-    "WEBHDFS_NAMENODES",
-    "WEBHDFS_TOKEN",
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_TOKEN", "AWS_SKIP_SIGNATURE"),
+    *("AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ENDPOINT_URL_STS"),
+    *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+    *("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_METADATA_ENDPOINT", "AWS_IMDSV1_FALLBACK"),
+    *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ALLOW_HTTP"),
+    *("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "AWS_S3_EXPRESS", "AWS_REQUEST_PAYER"),
+    *("AWS_SERVER_SIDE_ENCRYPTION", "AWS_SSE_KMS_KEY_ID", "AWS_SSE_BUCKET_KEY_ENABLED", "AWS_SSE_CUSTOMER_KEY_BASE64"),
+    *("AWS_CHECKSUM_ALGORITHM", "AWS_UNSIGNED_PAYLOAD", "AWS_CONDITIONAL_PUT", "AWS_COPY_IF_NOT_EXISTS"),
+    *("AWS_DISABLE_TAGGING", "AWS_DISABLE_BULK_DELETE"),
+    *("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH", "SERVICE_ACCOUNT"),
+    *("GOOGLE_SERVICE_ACCOUNT_KEY", "GOOGLE_BEARER_TOKEN", "GOOGLE_SKIP_SIGNATURE"),
+    *("GOOGLE_BASE_URL", "GOOGLE_ALLOW_HTTP", "GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP"),
+    *(
+        "AZURE_STORAGE_ACCOUNT_NAME",
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AZURE_STORAGE_ACCESS_KEY",
+        "AZURE_STORAGE_MASTER_KEY",
+    ),
+    *("AZURE_STORAGE_CLIENT_ID", "AZURE_CLIENT_ID", "AZURE_STORAGE_CLIENT_SECRET", "AZURE_CLIENT_SECRET"),
+    *("AZURE_STORAGE_TENANT_ID", "AZURE_STORAGE_AUTHORITY_ID", "AZURE_TENANT_ID", "AZURE_AUTHORITY_ID"),
+    *("AZURE_STORAGE_AUTHORITY_HOST", "AZURE_AUTHORITY_HOST", "AZURE_CREDENTIAL_TYPE", "AZURE_FEDERATED_TOKEN_FILE"),
+    *("AZURE_STORAGE_SAS_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_TOKEN", "AZURE_SKIP_SIGNATURE"),
+    *(
+        "AZURE_MSI_ENDPOINT",
+        "AZURE_IDENTITY_ENDPOINT",
+        "AZURE_MSI_RESOURCE_ID",
+        "AZURE_OBJECT_ID",
+        "AZURE_USE_AZURE_CLI",
+    ),
+    *("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURE_STORAGE_USE_EMULATOR", "AZURE_ALLOW_HTTP"),
+    *("AZURE_USE_FABRIC_ENDPOINT", "AZURE_FABRIC_TOKEN_SERVICE_URL", "AZURE_FABRIC_WORKLOAD_HOST"),
+    *("AZURE_FABRIC_SESSION_TOKEN", "AZURE_FABRIC_CLUSTER_IDENTIFIER"),
+    *("AZURE_STORAGE_ENCRYPTION_KEY", "AZURE_DISABLE_TAGGING"),
+    *("HADOOP_USER_NAME", "WEBHDFS_DATANODE_PORTS", "WEBHDFS_NAMENODES", "WEBHDFS_TOKEN"),
 )
-"""Environment variables that the driver sends to its tasks."""
+"""Environment variables that the driver sends to its tasks: all that its storage reads.
+
+Not the names of buckets, which the address has, nor ``IDENTITY_ENDPOINT`` and ``IDENTITY_HEADER``, which Azure sets on
+each host for this host. A list and not all names with a prefix: others are secrets of other programs, or tell libraries
+that a job's functions use about files of the driver's host, such as ``AWS_PROFILE``.
+"""
 
 
 @dataclass(frozen=True)

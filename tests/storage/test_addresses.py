@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from stateflow.errors import ConfigError, DataError
 from stateflow.helpers import check_name
-from stateflow.storage import MemoryStorage, PosixStorage, Storage, check_location, open_location, open_storage, paths
+from stateflow.storage import (
+    MemoryStorage,
+    PosixStorage,
+    Storage,
+    check_address,
+    check_location,
+    open_location,
+    open_storage,
+    paths,
+)
 from stateflow.storage.locations import VARIABLE
 from stateflow.storage.paths import DataKey
 from stateflow.testing.conformance.storage import StorageConformance
@@ -46,6 +55,47 @@ def test_a_malformed_or_unknown_address_is_refused_and_its_credentials_are_not_s
     assert "canary" not in str(refused.value)
     if address.startswith("hdfs:"):
         assert "webhdfs://namenode:9870" in refused.value.hint
+
+
+_WITHOUT_SERVER = [
+    "s3:/bucket/t", "S3:/bucket/t", "s3:bucket", "s3a:/bucket/t", "gs:/bucket/t", "dbfs:/mnt/t", "hdfs:/data/t",
+    "c:/data", "arn:aws:s3:::bucket/t", "https:/host/t", "memory:x", "abfss:/container/t",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", _WITHOUT_SERVER)
+def test_an_address_without_a_server_is_not_a_folder(address: str, tmp_path: Path) -> None:
+    for act in (open_storage, check_address, lambda uri: check_location(uri, [str(tmp_path)])):
+        with raises(ConfigError, uri=address) as refused:
+            act(address)
+        assert "s3://" in refused.value.hint and "./" in refused.value.hint
+    with raises(ConfigError) as refused:
+        open_storage("s3:/key:canary@bucket/t")
+    assert "canary" not in str(refused.value)
+
+
+def test_a_folder_may_have_a_colon_in_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for address in ("./s3:/bucket", "12:30", "a:b", "a b:/c", "./arn:x", f"file:{tmp_path}/s3:/x", "file:///s3:/x"):
+        check_address(address)
+        assert isinstance(open_storage(address), PosixStorage)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["s3://user:canary@bucket/t", "s3://canary@bucket/t", "webhdfs://u:canary@host:1/t", "https://u:canary@host/t"],
+)
+def test_an_address_with_a_password_is_refused_before_it_is_opened(address: str) -> None:
+    with raises(ConfigError) as refused:
+        check_address(address)
+    assert "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://bucket/a@b/{x,y}*", "abfss://container@account.dfs.core.windows.net/x", "/a@b:c", "s3://bucket"]
+)
+def test_an_address_without_a_password_is_accepted(address: str) -> None:
+    check_address(address)
 
 
 @pytest.mark.parametrize("name", ["plain", "with space", "100%", "ä#?x", "a:b"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import itertools
 import os
+import pickle
 import random
+import re
 import signal
 import threading
 import warnings
@@ -14,15 +17,20 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 from urllib.parse import unquote
 
+import obstore
 import pytest
+from obstore import exceptions
+from obstore.store import AzureStore, GCSStore, S3Store
 
 from stateflow.checkpoint.log.job_root import probe_job_root
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, DataError, EnvironmentUnsupported, MissingFile, StateflowError, StorageError
 from stateflow.storage import Credentials, PutResult, Storage, object_store, open_storage
 from stateflow.storage.base import TRAFFIC
+from stateflow.storage.locations import NAMES
 from stateflow.storage.object_store import ObjectStorage
 from stateflow.testing.conformance.storage import StorageConformance
 from tests.servers import s3 as s3_handler
@@ -360,7 +368,7 @@ def test_requests_are_counted_as_the_server_counts_them(tmp_path: Path, monkeypa
         "one part": (lambda bucket: bucket.put_file("small", small), 1),
         "the same file again": (lambda bucket: bucket.put_file("small", small), 3),
         "get": (lambda bucket: bucket.get("small"), 1),
-        "chunks": (lambda bucket: list(bucket.chunks("large")), 1),
+        "chunks": (lambda bucket: list(bucket.chunks("small")), 1),
         "info": (lambda bucket: bucket.info("missing"), 1),
         "a copy": (lambda bucket: bucket.copy_from(bucket, "small", "copy"), 1),
     }
@@ -386,6 +394,57 @@ def test_a_repeated_request_counts_twice(monkeypatch: pytest.MonkeyPatch) -> Non
         bucket, before = ObjectStorage("s3", "bucket", "p"), TRAFFIC.now()
         assert [blob.key for blob in bucket.list("")] == ["x"]
         assert (TRAFFIC.now() - before).requests == len(server.asked) == 2
+
+
+_STORES_OF: dict[str, Callable[..., object]] = {"AWS": S3Store, "AZURE": AzureStore, "GOOGLE": GCSStore}
+_BUCKETS = {"AWS_BUCKET", "AWS_BUCKET_NAME", "AZURE_CONTAINER_NAME", "GOOGLE_BUCKET", "GOOGLE_BUCKET_NAME"}
+"""The address has them."""
+
+
+def _is_read(variable: str) -> bool:
+    """Whether obstore knows the name: it accepts the lower-case name as a key of its configuration."""
+    with pytest.raises(exceptions.UnknownConfigurationKeyError) as refused:
+        # The second key is known to be unknown, and ends the creation of a client, which takes time.
+        _STORES_OF[variable.partition("_")[0]]("x", config={variable.lower(): "x", "no_such_key": "x"})
+    return "no_such_key" in str(refused.value)
+
+
+def _documented_variables() -> set[str]:
+    """The variables that obstore's type stubs name, and one for each key of its configurations."""
+    found: set[str] = set()
+    for file, prefix in (("_aws", "AWS"), ("_azure", "AZURE"), ("_gcs", "GOOGLE")):
+        text = (Path(obstore.__file__).parent / "_store" / f"{file}.pyi").read_text()
+        found |= set(re.findall(rf"`({prefix}_[A-Z0-9_]+)`", text))
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef) and node.name.endswith("Config"):
+                keys = [
+                    each.target.id
+                    for each in node.body
+                    if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+                ]
+                found |= {f"{prefix}_{key.upper().removeprefix(f'{prefix}_')}" for key in keys}
+    return found
+
+
+def test_tasks_get_each_variable_that_obstore_reads() -> None:
+    """Fails when a new version of obstore has another one: add it to the names, or to those of buckets."""
+    read = {name for name in _documented_variables() if _is_read(name)}
+    assert len(read) > 50 and read - {*NAMES} == _BUCKETS
+    assert [name for name in NAMES if name.partition("_")[0] in _STORES_OF and not _is_read(name)] == []
+
+
+def test_a_task_encrypts_what_it_stores_as_the_driver_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hostile_server(lambda _: answer(200, ETag="x")) as server:
+        _configure(server, monkeypatch)
+        monkeypatch.setenv("AWS_SERVER_SIDE_ENCRYPTION", "aws:kms")
+        monkeypatch.setenv("AWS_SSE_KMS_KEY_ID", "key-1")
+        sent = pickle.loads(pickle.dumps(Credentials.of_process()))
+        with mock.patch.dict("os.environ"):
+            for name in [name for name in os.environ if name.startswith("AWS_")]:
+                del os.environ[name]
+            sent.adopt()
+            assert open_storage("s3://bucket/p").put_new("x", b"y") is PutResult.CREATED
+    assert "x-amz-server-side-encryption-aws-kms-key-id: key-1" in server.asked[0].head
 
 
 def test_a_forked_process_gets_an_error_and_does_not_hang(bucket: Storage) -> None:
