@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import os
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,6 +22,7 @@ from stateflow.connectors.delta.maintenance import Compaction, CompactionReport,
 from stateflow.connectors.delta.sink import COMPACTED
 from stateflow.connectors.table_folder import DiskFolder
 from stateflow.errors import SinkDiverged, SinkRefused, StorageError
+from stateflow.storage import BlobInfo, MemoryStorage, register_memory, unregister_memory
 from tests.support.delta_tables import (
     Pair,
     checkpoint,
@@ -93,6 +97,40 @@ def test_files_of_versions_that_checkpoints_need_stay_and_their_holders_are_name
     assert visible(tmp_path / "t") == [{"id": 1, "text": "checkpoint 20"}]
     with raises(SinkDiverged):
         sink.open_table(_ABOUT).plan_rewind(30)
+
+
+class _Together(MemoryStorage):
+    """Answers the second and the third of three questions about data files when both were asked."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self.asked: Iterator[int] | None = None
+        self.both = threading.Barrier(2, timeout=10)
+
+    def info(self, key: str) -> BlobInfo | None:
+        if self.asked is not None and key.endswith(".parquet") and next(self.asked) > 0:
+            self.both.wait()
+        return super().info(key)
+
+
+def test_the_sizes_of_expired_files_are_asked_for_at_once() -> None:
+    register_memory(storage := _Together("memory://together"))
+    sink = DeltaSink(storage.uri, mode="upsert", keys="id")
+    sink.prepare(_ABOUT)
+    for token in (10, 20, 30, 40):
+        put(sink, _ABOUT, token, [Pair(1, f"checkpoint {token}")])
+    storage.asked = itertools.count()
+    assert _vacuum(sink, _holder(40), dry_run=True).deleted_files == 3
+    assert next(storage.asked) == 3
+    unregister_memory(storage.uri)
+
+
+def test_a_link_among_expired_files_is_left_out(tmp_path: Path) -> None:
+    sink = _upserting(tmp_path / "t")
+    first = next(path for path in (tmp_path / "t").glob("*.parquet") if "-o10-" in path.name)
+    first.rename(tmp_path / "elsewhere.parquet")
+    first.symlink_to(tmp_path / "elsewhere.parquet")
+    assert _vacuum(sink, _holder(40), dry_run=True).deleted_files == 2
 
 
 def test_recently_removed_and_restored_files_stay(tmp_path: Path) -> None:

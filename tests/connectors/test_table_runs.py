@@ -161,6 +161,22 @@ def test_a_run_is_registered_until_three_later_runs_have_swept_although_others_d
     assert registered == [f"{generation:020d}{end}" for generation in (7, 8, 9) for end in ("", ".swept")]
 
 
+def test_a_sweep_of_files_reads_the_log_back_to_the_runs_that_it_lists(store: Counting) -> None:
+    sink = FileSink(store.uri)
+    sink.prepare(_ABOUT)
+    left: list[str] = []
+    for generation in (1, 100, 110, 120):
+        assert _begin(sink, generation) == left
+        for token in range(generation, generation + (60 if generation == 1 else 5)):
+            put(sink, _ABOUT, token, [Pair(token, "a")], generation)
+        left = [file.path for file in write(sink, _ABOUT, [Pair(0, "a")], Writing(generation, 500, 0, "x"))]
+    store.opened.clear()
+    assert _begin(sink, 130) == left
+    read = {int(key.rpartition("/")[2].partition(".")[0]) for key in store.opened if key.startswith("_spark_metadata/")}
+    # Versions above 60 are of the listed runs. At most 16 entries are read at once.
+    assert set(range(61, 76)) <= read and min(read) > 60 - 2 - 16
+
+
 def test_a_table_without_registrations_is_listed_as_a_whole(store: Counting) -> None:
     sink = DeltaSink(store.uri)
     sink.prepare(_ABOUT)

@@ -48,7 +48,7 @@ from stateflow.connectors.delta.versions import (
 from stateflow.connectors.delta_types import target_schema
 from stateflow.connectors.partitions import data_columns, folder_of, to_logged_path
 from stateflow.connectors.store_assignment import can_assign, nullable_schema
-from stateflow.connectors.table_folder import TableFolder
+from stateflow.connectors.table_folder import TableFolder, read_each
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused, StateflowError, StorageError
 from stateflow.state.handles import Committable
 from stateflow.types.decoders import json_decoder
@@ -458,8 +458,9 @@ def _needed_versions(
 def _expired(table: TableFolder, scan: LogScan, newest: Content, until: int) -> dict[str, int]:
     """Returns the sizes of files that were removed before a time and still exist, by path as in the log."""
     active = {file.path for file in newest.files.values()}
-    paths = (p for p, removed in scan.removed.items() if removed is not None and removed < until and p not in active)
-    return {path: size for path in paths if (size := _size(table, path)) is not None}
+    paths = [p for p, removed in scan.removed.items() if removed is not None and removed < until and p not in active]
+    sizes = read_each(lambda path: _size(table, path), paths)
+    return {path: size for path, size in zip(paths, sizes, strict=True) if size is not None}
 
 
 def _size(table: TableFolder, path: str) -> int | None:

@@ -15,6 +15,7 @@ all.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -61,7 +62,7 @@ from stateflow.connectors.partitions import (
     to_logged_path,
 )
 from stateflow.connectors.store_assignment import assign_rows, nullable_schema
-from stateflow.connectors.table_folder import TableFolder
+from stateflow.connectors.table_folder import TableFolder, read_each
 from stateflow.connectors.upserts import (
     POSITION,
     UpsertSettings,
@@ -512,7 +513,8 @@ class Rewinder:
         facts = {"table": self._table.address, "version": older.version}
         if found := _incompatibility(newest, older, change):
             raise SinkDiverged(f"the Delta table cannot be rewound: {found.reason}", hint=_HINT, **facts, **found.facts)
-        missing = sorted(f for file in change.restored for f in _missing(self._table, file))
+        lacking = read_each(lambda file: _missing(self._table, file), change.restored)
+        missing = sorted(itertools.chain.from_iterable(lacking))
         if missing:
             raise SinkDiverged(
                 "the Delta table cannot be rewound: files of that version no longer exist",
@@ -618,13 +620,11 @@ def _columns(metadata: Metadata) -> dict[str, object]:
     }
 
 
-def _missing(table: TableFolder, file: DataFile) -> Iterator[str]:
-    """Yields the names of files that are needed to read a data file and do not exist. Raises CorruptFile."""
-    if size_of(table, file.path) != file.size:
-        yield file.path
+def _missing(table: TableFolder, file: DataFile) -> list[str]:
+    """Returns the names of files that are needed to read a data file and do not exist. Raises CorruptFile."""
+    missing = [] if size_of(table, file.path) == file.size else [file.path]
     vector = vector_path(file.vector) if file.vector else None
-    if vector is not None and size_of(table, vector) is None:
-        yield vector
+    return missing if vector is None or size_of(table, vector) is not None else [*missing, vector]
 
 
 _COPIED = ("numCopiedRows", "num_copied_rows", "numTargetRowsCopied", "num_target_rows_copied")

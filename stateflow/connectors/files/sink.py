@@ -171,7 +171,8 @@ class FileSink(Sink):
         names = [n for n in parsed if (n.job_uuid, n.uid) == own]
         written = {file_path(name, self.format): name.writing for name in names}
         possible = {path for path, w in written.items() if is_leftover(w.generation, w.ordinal, path)}
-        leftovers = sorted(possible.difference(known_files(self._root))) if possible else []
+        generations = {path: written[path].generation for path in possible}
+        leftovers = sorted(find_unknown_files(self._root, context.application, generations))
         self._root.delete(leftovers)
         self._root.remove_abandoned_files()
         runs.forget_swept()
@@ -735,10 +736,31 @@ def remove_old_entries(root: TableFolder, newest: int) -> None:
     root.delete(f"{LOG_FOLDER}/{_name(version)}" for version in versions(root) if version < oldest)
 
 
-def known_files(root: TableFolder) -> Iterator[str]:
-    """Yields the paths of the files that some version of the log has; some of them several times."""
-    for entry in read_each(lambda version: read_entry(root, version), versions(root)):
-        yield from entry.files if entry else ()
+def find_unknown_files(root: TableFolder, application: str, files: Mapping[str, int]) -> set[str]:
+    """Returns the `files` that no version of the log has.
+
+    The log is read from its newest entry back to entries that are older than the files. The versions of a generation
+    have tokens above its number, or, in at-least-once mode, the newest token below it.
+
+    Args:
+        root: the folder.
+        application: the application whose versions may have the files.
+        files: paths, each with the generation that wrote it.
+    """
+    unknown = set(files)
+    oldest = min(files.values(), default=0)
+    newest_below: int | None = None
+    newest_first = versions(root)[::-1] if unknown else []
+    for entry in read_each(lambda version: read_entry(root, version), newest_first):
+        if entry is None:
+            continue
+        unknown -= entry.files.keys()
+        token = entry.marker.tokens.get(application)
+        # Each entry has the tokens of all applications: before the first of this one, it has no files.
+        if not unknown or token is None or (newest_below is not None and token < newest_below):
+            break
+        newest_below = token if token < oldest else None
+    return unknown
 
 
 def has_foreign_entries(root: TableFolder, found: Iterable[int]) -> bool:
