@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import write_manifest_list
 from pyiceberg.schema import Schema
@@ -211,9 +212,9 @@ def _batch_table(table: Path) -> None:
     BatchTable(table, schema=Row, refresh=timedelta(minutes=1)).read(None, SourceSettings())
 
 
-def _delta_source(table: Path, changes: bool = False) -> None:
+def _delta_source(table: Path, first: int = 1, *, changes: bool = False) -> None:
     source = DeltaSource(table, schema=Pair, changes=changes)
-    for _ in batches_of(source, start=source._offset_at(1)):
+    for _ in batches_of(source, start=source._offset_at(first)):
         pass
 
 
@@ -256,9 +257,10 @@ def test_a_path_that_leads_out_of_a_table_is_refused_and_nothing_is_copied(
 
 @pytest.mark.parametrize("path", _PATHS)
 def test_a_file_of_changes_outside_of_a_table_is_refused(table: Path, victim: _Victim, path: str) -> None:
+    DeltaTable(str(table)).alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
     _logged(table, {"cdc": _add(_PATHS[path](table, victim), dataChange=False)["add"]})
     with pytest.raises((CorruptFile, StorageError)) as caught:
-        _delta_source(table, changes=True)
+        _delta_source(table, 2, changes=True)
     assert path == "NUL" or type(caught.value) is CorruptFile, caught.value
 
 
