@@ -216,7 +216,7 @@ class WebHdfs:
         hosts: NameNodes with their HTTP ports, separated by commas.
         retries: the policy for requests that fail, or that no NameNode is ready to serve.
         clock: measures how long answers take.
-        modes: the permissions of what is written; None for HDFS's default, which a folder's default ACL may extend.
+        modes: the permissions of what is written; None for HDFS's default.
     """
 
     def __init__(self, scheme: str, hosts: str, retries: Retry, clock: Clock, modes: Modes | None = PRIVATE) -> None:
