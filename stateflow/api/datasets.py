@@ -55,6 +55,7 @@ def path_name(address: str) -> tuple[str, str]:
     if not separator:
         return "file", _folder(os.path.abspath(address.removeprefix("file:") or "/"))
     server, _, path = rest.partition("/")
+    scheme = scheme.lower()
     scheme, server, path = _SCHEMES.get(scheme, scheme), server.rpartition("@")[2], path.partition("?")[0]
     if scheme == "file":
         return "file", _folder(f"/{unquote(path)}")

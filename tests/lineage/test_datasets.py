@@ -28,6 +28,7 @@ _PATHS: dict[str, tuple[str, str]] = {
     "/data/events/": _name(naming.LocalFileSystem("/data/events")),
     "file:///data/my%20events": _name(naming.LocalFileSystem("/data/my events")),
     "/data/events/day=*/part-?.json": _name(naming.LocalFileSystem("/data/events")),
+    "S3://bucket/tables/sales": _name(naming.S3("bucket", "tables/sales")),
     "s3://bucket/tables/sales": _name(naming.S3("bucket", "tables/sales")),
     "s3a://key:secret@bucket/tables/sales/": _name(naming.S3("bucket", "tables/sales")),
     "gs://bucket/tables/{a,b}": _name(naming.GCS("bucket", "tables")),

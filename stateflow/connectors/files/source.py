@@ -878,8 +878,6 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-_NOT_BEGUN = "-"
-"""The offset of a source that has read nothing, as in Spark's offset log."""
 _NANOSECONDS_OF_MS = 1_000_000
 
 
@@ -913,7 +911,7 @@ def skip_listed(files: Iterable[ListedFile], until: datetime) -> InitialPosition
     skipped = sorted((file for file in files if file.timestamp < limit), key=lambda file: unquote(file.path))
     if not skipped:
         return InitialPosition(
-            _NOT_BEGUN, {}, f"no file was modified before {until.isoformat(timespec='milliseconds')}"
+            FROM_START, {}, f"no file was modified before {until.isoformat(timespec='milliseconds')}"
         )
     log = encode_entry(skipped)
     digest = hashlib.sha256(log).hexdigest()[:16]
