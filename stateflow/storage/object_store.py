@@ -110,6 +110,10 @@ _ELSEWHERE = _Refusal(
 )
 _CLOCK = _Refusal("the clock of this machine differs from the storage's", "set the clock")
 _NO_TLS = _Refusal("the endpoint is not one with TLS", "use https://, or set {http}=true for an endpoint without TLS")
+_UNTRUSTED = _Refusal(
+    "the certificate of the endpoint is not valid or not trusted",
+    "correct the endpoint, or set SSL_CERT_FILE to a file with the certificate of its authority, on each host",
+)
 _INVALID = _Refusal("the storage rejected a request", "check its endpoint and region, and the credentials ({key})")
 _CODES = {
     **dict.fromkeys(("NoSuchBucket", "ContainerNotFound"), _NO_BUCKET),
@@ -305,7 +309,8 @@ class ObjectStorage(Storage):
         TRAFFIC.add(self._pages(len(found["objects"]) + len(found["common_prefixes"])) - 1)
         cut = len(self._prefix)
         return FolderList(
-            tuple(_blob_info(each["path"][cut:], each) for each in found["objects"]),
+            # Not an object that marks the folder itself: obstore lists its key without the slash at its end.
+            tuple(_blob_info(each["path"][cut:], each) for each in found["objects"] if each["path"] != path),
             tuple(sorted(path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"])),
         )
 
@@ -493,6 +498,8 @@ def _refusal(error: Exception) -> _Refusal | None:
         return _ELSEWHERE
     if "HTTP error: builder error" in text:
         return _NO_TLS
+    if "HTTP error: error sending request" in text and "error: InvalidCertificate(" in text:
+        return _UNTRUSTED
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     if 300 <= status < 400:
         return _ELSEWHERE

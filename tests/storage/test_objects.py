@@ -37,6 +37,7 @@ from tests.servers import s3 as s3_handler
 from tests.servers.faults import CUT_ANSWER, LOST_ANSWER, LOST_REQUEST, Faults, ProxyHandler, fault_proxy
 from tests.servers.google import google_server
 from tests.servers.hostile import Answer, Asked, HostileServer, answer, hostile_server
+from tests.servers.listening import QuietHandler, certificate, listening
 from tests.servers.running import (
     CANARY,
     azure_server,
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count()
 _ONCE: RetryConfig = {"max_retries": 0}
+_ONCE_AND_AGAIN: RetryConfig = {"max_retries": 1}
+"""By obstore once more, so that stateflow repeats requests as well."""
 
 
 def _use(server: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +292,17 @@ def test_an_endpoint_without_tls_is_refused_with_the_variable_that_allows_it(mon
     assert "AWS_ALLOW_HTTP" in refused.value.hint and server.asked == []
 
 
+def test_an_endpoint_whose_certificate_is_not_trusted_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with listening(QuietHandler, certificate(tmp_path)) as endpoint:
+        _use({**variables_of(endpoint), "AWS_ALLOW_HTTP": "false"}, monkeypatch)
+        bucket, before = ObjectStorage("s3", "bucket", "p", _ONCE_AND_AGAIN), TRAFFIC.now()
+        with raises(ConfigError, storage="s3://bucket/p") as refused:
+            bucket.list("")
+    assert "SSL_CERT_FILE" in refused.value.hint and (TRAFFIC.now() - before).requests == 1
+
+
 @pytest.mark.long(reason="starts a server of Azure's API")
 def test_a_missing_container_and_a_wrong_key_of_azure_are_configuration_errors(
     azure: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -303,10 +317,8 @@ def test_a_missing_container_and_a_wrong_key_of_azure_are_configuration_errors(
         assert "AZURE_STORAGE_ACCOUNT_KEY" in refused.value.hint
 
 
-_LIST = (
-    "<ListBucketResult><Contents><Key>{}</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-    "</Contents></ListBucketResult>"
-)
+_ENTRY = "<Key>{}</Key><Size>1</Size><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+_LIST = f"<ListBucketResult><Contents>{_ENTRY}</Contents></ListBucketResult>"
 
 
 @pytest.mark.parametrize("key", ["p//x", "p/./x", "p/../x", "p/a\x7fb", "p/a&#10;b", 'p/"x"//y'])
@@ -321,6 +333,16 @@ def test_a_list_with_a_key_that_cannot_be_addressed_is_an_error_that_names_the_k
             with raises(DataError, key=key.replace("&#10;", "\n"), storage="s3://bucket/p"):
                 act()
         assert len(server.asked) == 2
+
+
+def test_an_object_that_marks_a_folder_is_not_in_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As consoles of providers make it: its key is that of the folder, with the slash at its end."""
+    entries = "".join(f"<Contents>{_ENTRY.format(key)}</Contents>" for key in ("p/", "p/a/", "p/x"))
+    with hostile_server(lambda _: answer(200, f"<ListBucketResult>{entries}</ListBucketResult>".encode())) as server:
+        _configure(server, monkeypatch)
+        bucket = ObjectStorage("s3", "bucket", "p")
+        assert [blob.key for blob in bucket.list_folder("").files] == ["a", "x"]
+        assert [blob.key for blob in bucket.list("")] == ["a", "x"]
 
 
 def test_a_key_with_a_control_character_is_refused(bucket: Storage) -> None:
