@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import itertools
+import json
 import os
 import pickle
 import random
@@ -237,6 +238,23 @@ def test_a_failure_that_may_pass_is_a_storage_error(
             _REQUESTS[request_name](bucket, tmp_path)
         if status != 403:
             assert bucket.put_new("x", b"y") is PutResult.UNKNOWN
+
+
+@pytest.mark.parametrize("request_name", sorted(_REQUESTS.keys() - {"put of a file"}))
+@pytest.mark.parametrize(
+    ("status", "code", "fix"),
+    [(403, "AccessDenied", "GOOGLE_APPLICATION_CREDENTIALS"), (404, "NoSuchBucket", "create it")],
+)
+def test_a_refusal_by_google_is_a_configuration_error(
+    status: int, code: str, fix: str, request_name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with hostile_server(lambda _: _code(status, code)) as server:
+        account = {"gcs_base_url": f"http://{server.host}", "disable_oauth": True}
+        empty = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+        _use({"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account | empty), "GOOGLE_ALLOW_HTTP": "true"}, monkeypatch)
+        with raises(ConfigError, storage="gs://bucket/p", answer=code) as refused:
+            _REQUESTS[request_name](ObjectStorage("gs", "bucket", "p"), tmp_path)
+    assert fix in refused.value.hint
 
 
 def test_a_key_with_the_words_of_an_error_is_not_one(monkeypatch: pytest.MonkeyPatch) -> None:
