@@ -22,6 +22,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowNotFoundException
 
+from stateflow.config.submit_options import CLUSTER_MODE, KUBERNETES, YARN, runs_drivers
 from stateflow_airflow.failures import TransientFailure, config_failure
 from stateflow_airflow.graceful_end import LAUNCH_ID
 from stateflow_airflow.launch import Command
@@ -31,13 +32,7 @@ _JAVA_OPTIONS = "SPARK_SUBMIT_OPTS"
 """Environment variable with Java options for spark-submit; the stateflow library reads it, too."""
 _DRIVER_PYTHON = "PYSPARK_DRIVER_PYTHON"
 _JAVA_VERSIONS = (17, 21)
-"""Supported Java versions, as in the library, which is not imported here."""
-
-
-_CLUSTER = "cluster"
-_KUBERNETES = "k8s:"
-_MASTERS_WITH_DRIVERS = ("yarn", _KUBERNETES)
-"""Beginnings of the masters that run drivers in the cluster; a standalone master does not run Python drivers."""
+"""Supported Java versions, as in the library; the module that has them there imports much."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,7 @@ class _Submit(SparkSubmitHook):
         found: dict[str, object] = super()._resolve_connection()
         self.master = str(found["master"])
         # The constructor would ask for a client of Kubernetes, which no command line needs.
-        return {**found, "master": ""} if self.master.startswith(_KUBERNETES) else found
+        return {**found, "master": ""} if self.master.startswith(KUBERNETES) else found
 
     @property
     def deploy_mode(self) -> str:
@@ -70,7 +65,7 @@ class _Submit(SparkSubmitHook):
 
     def command_line(self, application: str) -> list[str]:
         self._connection["master"] = self.master
-        if self.master.startswith(_KUBERNETES) and self._connection["namespace"]:
+        if self.master.startswith(KUBERNETES) and self._connection["namespace"]:
             self._conf.setdefault("spark.kubernetes.namespace", self._connection["namespace"])
         return [str(part) for part in self._build_spark_submit_command(application)]
 
@@ -123,7 +118,7 @@ class StateflowSubmitHook(BaseHook):
         """
         connection = self._existing_connection()
         submit = self._submit(name)
-        if submit.deploy_mode != _CLUSTER:
+        if submit.deploy_mode != CLUSTER_MODE:
             return None
         self._check(connection, submit, may_run_in_cluster=True)
         executable, *options = submit.command_line(str(_program()))[:-1]
@@ -178,7 +173,7 @@ class StateflowSubmitHook(BaseHook):
                 connection=self.spark.conn_id,
                 deploy_mode=submit.deploy_mode,
             )
-        if submit.deploy_mode != "client" and not submit.master.startswith(_MASTERS_WITH_DRIVERS):
+        if submit.deploy_mode != "client" and not runs_drivers(submit.master):
             raise config_failure(
                 f"the master {submit.master!r} does not run Python drivers in the cluster",
                 "use client mode; YARN and Kubernetes run drivers in the cluster",
@@ -187,7 +182,7 @@ class StateflowSubmitHook(BaseHook):
                 master=submit.master,
             )
         # If its own lookup of the connection fails, the provider's hook silently uses the master "yarn".
-        if submit.master == "yarn" and "yarn" not in f"{connection.conn_type} {connection.host}":
+        if submit.master == YARN and "yarn" not in f"{connection.conn_type} {connection.host}":
             raise TransientFailure(
                 "connection",
                 f"the second read of the connection {self.spark.conn_id!r} failed",

@@ -9,6 +9,12 @@ from pathlib import Path
 CONF = "--conf"
 PROPERTIES_FILE = "--properties-file"
 _SHORT_CONF = "-c"
+CLUSTER_MODE = "cluster"
+"""The deploy mode in which the driver runs in the cluster."""
+YARN = "yarn"
+"""The master of YARN."""
+KUBERNETES = "k8s:"
+"""What a master of Kubernetes begins with."""
 HADOOP = "spark.hadoop."
 """Beginning of the settings of Spark that are Hadoop's."""
 _COPIED = {
@@ -51,6 +57,11 @@ def hide_conf(options: Sequence[str], file: Path) -> tuple[list[str], str | None
     # Of two lines with one name, the last one counts.
     content = "".join(f"{Path(path).read_text()}\n" for path in given[-1:]) + "".join(map(_property, conf))
     return [*kept, PROPERTIES_FILE, str(file), *loading], content
+
+
+def runs_drivers(master: str) -> bool:
+    """Returns whether a master runs Python drivers in its cluster; a standalone master does not."""
+    return master == YARN or master.startswith(KUBERNETES)
 
 
 def copied_credentials(environment: Mapping[str, str]) -> dict[str, str]:

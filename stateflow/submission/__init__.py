@@ -9,6 +9,7 @@ cluster_run: a run in a cluster: submits it or finds it again, follows and stops
 from __future__ import annotations
 
 from stateflow.clock import Clock
+from stateflow.config.submit_options import YARN, runs_drivers
 from stateflow.errors import ConfigError
 from stateflow.submission.cluster import Cluster, SparkSubmit
 
@@ -19,22 +20,14 @@ def open_cluster(spark_submit: SparkSubmit, clock: Clock) -> Cluster:
     Raises ConfigError for a master whose drivers this version does not run in the cluster.
     """
     # Only commands that submit a driver need HTTP.
-    from stateflow.submission.kubernetes import MASTER, Kubernetes
+    from stateflow.submission.kubernetes import Kubernetes
     from stateflow.submission.yarn import Yarn
 
     master = spark_submit.master
-    if master == "yarn":
-        return Yarn(spark_submit, clock)
-    if master.startswith(MASTER):
-        return Kubernetes(spark_submit, clock)
-    if master.startswith("spark:"):
+    if not runs_drivers(master):
         raise ConfigError(
-            "a standalone master does not run Python drivers in the cluster",
-            hint="use --deploy-mode client; YARN and Kubernetes run drivers in the cluster",
-            master=master,
+            "the master does not run Python drivers in the cluster",
+            hint="use --deploy-mode client; YARN and Kubernetes (k8s://…) run drivers in the cluster",
+            master=master or "not given",
         )
-    raise ConfigError(
-        "the master does not run drivers in the cluster",
-        hint="use --deploy-mode client, or a master yarn or k8s://…",
-        master=master or "not given",
-    )
+    return Yarn(spark_submit, clock) if master == YARN else Kubernetes(spark_submit, clock)

@@ -17,14 +17,13 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
-from stateflow.config.submit_options import default_conf_file, option, read_conf
+from stateflow.config.submit_options import CLUSTER_MODE, default_conf_file, option, read_conf
 from stateflow.errors import ClusterFailed, ConfigError, Interrupted
 from stateflow.process_limits import end_with_this_process
 from stateflow.submission.shipment import Shipment
 
 log = logging.getLogger(__name__)
 
-CLUSTER_MODE = "cluster"
 _DEPLOY_MODE, _MASTER = "spark.submit.deployMode", "spark.master"
 _POLL_SECONDS = 0.2
 _SHOWN_LINES = 15

@@ -260,8 +260,8 @@ class _Ending:
         now = self._clock.monotonic()
         if self._deadline is None:
             self._deadline = now + self._run.end_timeout.total_seconds()
-        generation = self._request_stop() if signals == 1 and self._killed_at is None else 0
-        if generation and now < self._deadline:
+        may_stop = self._request_stop() if signals == 1 and self._killed_at is None else False
+        if may_stop and now < self._deadline:
             return
         if self._killed_at is None or now - self._killed_at > _KILL_REPEATED.total_seconds():
             self._run.report(f"killing {application.id}")
@@ -271,8 +271,11 @@ class _Ending:
             except ClusterFailed as e:
                 log.warning("the application cannot be killed, trying again: %s", e)
 
-    def _request_stop(self) -> int:
-        """Requests the run of the launch to stop, once for each generation; returns it, and 0 if there is no run."""
+    def _request_stop(self) -> bool:
+        """Requests the run of the launch to stop, once for each generation; returns whether it may still stop itself.
+
+        It cannot if there is no run. While the storage fails, there may be one.
+        """
         run = self._run
         try:
             generation = generation_of(run.storage, run.launch)
@@ -292,9 +295,9 @@ class _Ending:
                 self._requested = generation
                 run.report("requested the run to end with a checkpoint")
         except StateflowError as e:
-            log.warning("the run cannot be requested to end, so the cluster ends it: %s", e)
-            return 0
-        return generation
+            log.warning("the run cannot be requested to end, trying again: %s", e)
+            return True
+        return generation > 0
 
 
 class _Progress:

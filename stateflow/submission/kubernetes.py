@@ -8,6 +8,7 @@ the deletion of the pod removes all of them.
 from __future__ import annotations
 
 import base64
+import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -17,14 +18,14 @@ import msgspec
 
 from stateflow.clock import Clock
 from stateflow.config.submit_options import hide_conf, option
-from stateflow.errors import ClusterFailed, ConfigError, Interrupted
+from stateflow.errors import ClusterFailed, ConfigError, StateflowError
 from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, exchange_json
 from stateflow.private_files import write_private
 from stateflow.submission.cluster import Application, Cluster, Phase, SparkSubmit, run_spark_submit
 from stateflow.submission.shipment import JOB_FOLDER, LAUNCH_FILE, Shipment
 
-MASTER = "k8s:"
-"""What a master of Kubernetes begins with."""
+log = logging.getLogger(__name__)
+
 _LAUNCH_FOLDER = "/opt/stateflow/launch"
 """Folder in the driver's pod with the files of the Secret."""
 _PROGRAM_FILE, _ARCHIVE = "stateflow-driver.py", "stateflow-job.zip"
@@ -51,8 +52,12 @@ _INCOMPLETE = timedelta(seconds=30)
 _UNPULLED = timedelta(minutes=2)
 """How long the image may not be available, which a registry that restarts explains."""
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError")
+_SUBMISSION = "stateflow/submission"
+"""Annotation of a pod: which process has submitted it."""
 _POLL = timedelta(milliseconds=200)
 _LONGEST_REASON = 3000
+_CONFLICT = 409
+"""Status of an answer to a deletion whose preconditions do not hold."""
 _Method = Literal["GET", "POST", "PATCH", "DELETE"]
 
 
@@ -103,9 +108,12 @@ class _Spec(msgspec.Struct, frozen=True):
     volumes: list[_Volume] = []
 
 
-class _Metadata(msgspec.Struct, frozen=True):
+class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
     name: str
     uid: str
+    resource_version: str = ""
+    deletion_timestamp: str | None = None
+    annotations: dict[str, str] = {}
 
 
 class _Pod(msgspec.Struct, frozen=True):
@@ -134,12 +142,31 @@ class Kubernetes(Cluster):
         self._api = _Api(spark_submit, clock)
         self._followed: dict[str, Application] = {}
         self._uids: dict[str, str] = {}
+        self._secrets: dict[str, Mapping[str, object]] = {}
+        self._id = clock.new_id()
         self._since: dict[tuple[str, str], float] = {}
 
     def submit(self, shipment: Shipment, is_cancelled: Callable[[], bool]) -> None:
         name = pod_name(shipment.launch)
+        secret = _secret(name, shipment)
         self._remove_ended(name)
-        self._create_secret(name, shipment)
+        command = self._command(name, shipment)
+        try:
+            # One of an earlier submission has its settings.
+            self._delete("secrets", name)
+            self._api.call("POST", self._path("secrets"), secret)
+            run_spark_submit(self._spark_submit, command, shipment, is_cancelled)
+        except BaseException:
+            # Also a request without an answer may have created them.
+            try:
+                self._remove_submitted(name)
+            except StateflowError as e:
+                log.warning("the Secret %s may be left, until the launch is looked for again: %s", name, e)
+            raise
+        self._secrets[name] = secret
+
+    def _command(self, name: str, shipment: Shipment) -> list[str]:
+        """Returns the words after ``spark-submit``; its settings are in a file of the shipment."""
         given = self._spark_submit
         own = {
             "spark.submit.deployMode": "cluster",
@@ -148,6 +175,7 @@ class Kubernetes(Cluster):
             f"spark.kubernetes.driver.secrets.{name}": _LAUNCH_FOLDER,
             "spark.kubernetes.driver.label.app.kubernetes.io/managed-by": "stateflow",
             "spark.kubernetes.driver.annotation.stateflow/launch": shipment.launch,
+            f"spark.kubernetes.driver.annotation.{_SUBMISSION}": self._id,
             **self._api.credentials,
         }
         if option(given.options, "--name") is None:
@@ -161,21 +189,16 @@ class Kubernetes(Cluster):
         options, content = hide_conf([*given.options, *words], file)
         write_private(file, (content or "").encode())
         arguments = shipment.arguments(f"{_LAUNCH_FOLDER}/{LAUNCH_FILE}")
-        command = [*options, f"local://{_LAUNCH_FOLDER}/{_PROGRAM_FILE}", *arguments]
-        try:
-            run_spark_submit(given, command, shipment, is_cancelled)
-        except (ClusterFailed, Interrupted) as e:
-            # The driver of another process with this launch is not this process's to delete.
-            if "already exists" not in str(e.facts):
-                self._delete("pods", name)
-                self._delete("secrets", name)
-            raise
+        return [*options, f"local://{_LAUNCH_FOLDER}/{_PROGRAM_FILE}", *arguments]
 
     def find(self, launch: str) -> Application | None:
         name = pod_name(launch)
         pod = self._pod(name)
         if pod is None:
             followed = self._followed.get(launch)
+            if followed is None and name not in self._secrets:
+                # A process that was killed before there was a pod has left it, without an owner.
+                self._delete("secrets", name)
             if followed is None or not followed.is_active:
                 return followed
             found = Application(followed.id, Phase.KILLED, "its pod was deleted", followed.log)
@@ -189,13 +212,15 @@ class Kubernetes(Cluster):
         return found
 
     def kill(self, application: Application) -> None:
-        self._delete("pods", application.id.rpartition("/")[2])
+        name = application.id.rpartition("/")[2]
+        self._delete("pods", name, uid=self._uids.get(name))
 
     def clean_up(self, application: Application) -> None:
         name = application.id.rpartition("/")[2]
-        self._delete("pods", name)
-        # Usually the pod's end removes it. Without a pod, nothing would.
-        self._delete("secrets", name)
+        if self._delete("pods", name, uid=self._uids.get(name)):
+            # Usually the pod's end removes it. Without a pod, nothing would.
+            self._delete("secrets", name)
+            self._secrets.pop(name, None)
         self._followed.clear()
 
     # -- The pod ------------------------------------------------------------------------------------------------------
@@ -245,49 +270,46 @@ class Kubernetes(Cluster):
             ) from e
 
     def _remove_ended(self, name: str) -> None:
-        """Removes the pod of an earlier submission of the same launch, which has ended or cannot start."""
-        if self._get("pods", name) is None:
-            return
-        self._delete("pods", name)
+        """Removes the pod of an earlier submission of the same launch, which has ended or cannot start.
+
+        Raises ClusterFailed if it is active: another process with the launch has submitted it in the meantime.
+        """
         deadline = self._clock.monotonic() + _INCOMPLETE.total_seconds()
-        while self._get("pods", name) is not None:
+        while (pod := self._pod(name)) is not None:
+            if pod.metadata.deletion_timestamp is None:
+                phase, _ = self._condition(pod)
+                if phase in (Phase.WAITING, Phase.RUNNING):
+                    raise ClusterFailed(
+                        "another process has submitted the driver of this launch",
+                        hint="run the command again: it follows that driver",
+                        pod=name,
+                    )
+                # Not another one with this name, and not one that could start after all.
+                self._delete("pods", name, uid=pod.metadata.uid, resourceVersion=pod.metadata.resource_version)
             if self._clock.monotonic() > deadline:
                 raise ClusterFailed(
                     "the pod of an earlier driver of this launch has not ended", hint="try again later", pod=name
                 )
             self._clock.sleep(_POLL)
 
-    # -- The Secret ---------------------------------------------------------------------------------------------------
-
-    def _create_secret(self, name: str, shipment: Shipment) -> None:
-        files = {
-            LAUNCH_FILE: shipment.launch_file.read_bytes(),
-            _ARCHIVE: shipment.job_archive.read_bytes(),
-            _PROGRAM_FILE: _PROGRAM.encode(),
-        }
-        size = sum(map(len, files.values()))
-        if size > _SECRET_BYTES:
-            raise ConfigError(
-                "job file, modules and settings are larger than a Secret of Kubernetes",
-                hint="install large modules in the image of the driver",
-                bytes=size,
-                limit=_SECRET_BYTES,
-            )
-        document = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "metadata": {"name": name, "labels": {"app.kubernetes.io/managed-by": "stateflow"}},
-            "immutable": True,
-            "data": {key: base64.b64encode(content).decode() for key, content in files.items()},
-        }
-        # One of an earlier submission has its settings.
-        self._delete("secrets", name)
-        self._api.call("POST", self._path("secrets"), document)
+    def _remove_submitted(self, name: str) -> None:
+        """Removes what this process has submitted in vain, and nothing of another one with the same launch."""
+        pod = self._pod(name)
+        if pod is not None and pod.metadata.annotations.get(_SUBMISSION) != self._id:
+            return
+        if pod is None or self._delete("pods", name, uid=pod.metadata.uid):
+            self._delete("secrets", name)
 
     def _adopt(self, pod: _Pod) -> None:
         """Makes the pod the owner of its Secret, if that exists: the process that submitted may have been killed."""
-        owner = {"apiVersion": "v1", "kind": "Pod", "name": pod.metadata.name, "uid": pod.metadata.uid}
-        self._api.call("PATCH", self._path("secrets", pod.metadata.name), {"metadata": {"ownerReferences": [owner]}})
+        name = pod.metadata.name
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod.metadata.uid}
+        found = self._api.call("PATCH", self._path("secrets", name), {"metadata": {"ownerReferences": [owner]}})
+        secret = self._secrets.get(name)
+        if found is None and secret is not None and pod.metadata.annotations.get(_SUBMISSION) == self._id:
+            # Another process has removed it: when it looked for the pod, there was none yet. The pod waits for it.
+            metadata = {**_metadata(name), "ownerReferences": [owner]}
+            self._api.call("POST", self._path("secrets"), {**secret, "metadata": metadata})
 
     # -- Requests -----------------------------------------------------------------------------------------------------
 
@@ -297,10 +319,26 @@ class Kubernetes(Cluster):
     def _get(self, resource: str, name: str) -> object | None:
         return self._api.call("GET", self._path(resource, name))
 
-    def _delete(self, resource: str, name: str) -> None:
-        """Deletes an object, and what belongs to it; one that does not exist is not an error."""
+    def _delete(self, resource: str, name: str, **of_object: str | None) -> bool:
+        """Deletes an object, and what belongs to it; one that does not exist is not an error.
+
+        Args:
+            resource: the kind of the object.
+            name: its name.
+            **of_object: its ``uid`` and ``resourceVersion``, as far as they are known.
+
+        Returns:
+            False if there is another object with this name, which stays.
+        """
+        known = {field: value for field, value in of_object.items() if value}
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
-        self._api.call("DELETE", self._path(resource, name), options)
+        try:
+            self._api.call("DELETE", self._path(resource, name), {**options, "preconditions": known})
+        except ClusterFailed as e:
+            if e.facts.get("status") != _CONFLICT:
+                raise
+            return False
+        return True
 
 
 class _Api:
@@ -380,6 +418,34 @@ class _Api:
             hint="apply docker/kubernetes/rbac.yaml to the namespace, and submit as stateflow-submitter",
             **facts,
         )
+
+
+def _secret(name: str, shipment: Shipment) -> Mapping[str, object]:
+    """Returns the Secret with the files of a shipment. Raises ConfigError."""
+    files = {
+        LAUNCH_FILE: shipment.launch_file.read_bytes(),
+        _ARCHIVE: shipment.job_archive.read_bytes(),
+        _PROGRAM_FILE: _PROGRAM.encode(),
+    }
+    size = sum(map(len, files.values()))
+    if size > _SECRET_BYTES:
+        raise ConfigError(
+            "job file, modules and settings are larger than a Secret of Kubernetes",
+            hint="install large modules in the image of the driver",
+            bytes=size,
+            limit=_SECRET_BYTES,
+        )
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(name),
+        "immutable": True,
+        "data": {key: base64.b64encode(content).decode() for key, content in files.items()},
+    }
+
+
+def _metadata(name: str) -> dict[str, object]:
+    return {"name": name, "labels": {"app.kubernetes.io/managed-by": "stateflow"}}
 
 
 def pod_name(launch: str) -> str:

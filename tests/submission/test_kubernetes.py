@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,16 +33,24 @@ conf = Path(sys.argv[sys.argv.index("--properties-file") + 1]).read_text()
 Path({seen!r} + ".conf").write_text(conf)
 if "fail=1" in conf:
     sys.exit("Exception in thread main: pods stateflow-one is forbidden: exceeded quota: few")
-pod = {{"kind": "Pod", "metadata": {{"name": "stateflow-one", "uid": "u1"}}, "status": {{"phase": "Pending"}}}}
+ids = [line.partition("=")[2] for line in conf.splitlines() if "annotation.stateflow/submission" in line]
+metadata = {{"name": "stateflow-one", "uid": "u1", "annotations": {{"stateflow/submission": ids[0]}}}}
+pod = {{"kind": "Pod", "metadata": metadata, "status": {{"phase": "Pending"}}}}
 request = urllib.request.Request({address!r} + "/api/v1/namespaces/jobs/pods", json.dumps(pod).encode(), method="POST")
 urllib.request.urlopen(request)
+if "fail=2" in conf:
+    sys.exit("Exception in thread main: the API server is away")
 """
 
 
 class _ApiServer(QuietHandler):
-    """Objects by path; `refusal` is the answer to every request."""
+    """Objects by path; `refusal` is the answer to every request, and answers to the `lost` methods do not arrive."""
 
     objects: ClassVar[dict[str, dict[str, Any]]] = {}
+    lost: ClassVar[set[str]] = set()
+    versions: ClassVar[Iterator[int]] = itertools.count(1)
+    before: ClassVar[dict[tuple[str, str], Callable[[], object]]] = {}
+    """What another process does before a request, by its method and path."""
     requests: ClassVar[list[tuple[str, str, str]]] = []
     refusal: ClassVar[list[tuple[int, str]]] = []
 
@@ -49,15 +58,24 @@ class _ApiServer(QuietHandler):
         length = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(length)) if length else {}
         self.requests.append((self.command, self.path, self.headers.get("Authorization", "")))
+        self.before.pop((self.command, self.path), lambda: None)()
         if self.refusal:
             self._answer(self.refusal[0][0], {"kind": "Status", "message": self.refusal[0][1]})
         elif self.command == "POST":
-            self.objects[f"{self.path}/{body['metadata']['name']}"] = body
-            self._answer(201, body)
+            path = f"{self.path}/{body['metadata']['name']}"
+            is_new = path not in self.objects
+            if is_new:
+                body["metadata"] = {"resourceVersion": str(next(self.versions)), **body["metadata"]}
+                self.objects[path] = body
+            self._answer(201 if is_new else 409, body)
         elif self.path not in self.objects:
             self._answer(404, {"kind": "Status", "reason": "NotFound"})
         elif self.command == "DELETE":
-            self._answer(200, self.objects.pop(self.path))
+            metadata = self.objects[self.path]["metadata"]
+            if (body.get("preconditions") or {}).items() <= metadata.items():
+                self._answer(200, self.objects.pop(self.path))
+            else:
+                self._answer(409, {"kind": "Status", "reason": "Conflict"})
         else:
             if self.command == "PATCH":
                 assert self.headers["Content-Type"] == "application/merge-patch+json"
@@ -67,6 +85,9 @@ class _ApiServer(QuietHandler):
     do_POST = do_PATCH = do_DELETE = do_GET
 
     def _answer(self, status: int, document: dict[str, Any]) -> None:
+        if self.command in self.lost:
+            self.close_connection = True
+            return
         data = json.dumps(document).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
@@ -110,6 +131,8 @@ def setup(tmp_path: Path) -> Iterator[Setup]:
     _ApiServer.objects.clear()
     _ApiServer.requests.clear()
     _ApiServer.refusal.clear()
+    _ApiServer.lost.clear()
+    _ApiServer.before.clear()
     with listening(_ApiServer) as address:
         yield Setup(address, tmp_path)
 
@@ -200,11 +223,19 @@ def test_a_pod_without_its_config_map_ends_the_launch_and_the_next_submission_re
     assert _phase(kubernetes) is Phase.WAITING
     setup.clock.sleep(timedelta(seconds=31))
     assert _phase(kubernetes) is Phase.FAILED
-    _ApiServer.objects["/api/v1/namespaces/jobs/configmaps/made-later"] = {}
-    assert _phase(kubernetes) is Phase.WAITING
     old = _ApiServer.objects[_POD]
     setup.submit_one(kubernetes)
     assert _ApiServer.objects[_POD] is not old
+
+
+def test_a_pod_whose_config_map_was_made_late_can_start(setup: Setup) -> None:
+    kubernetes = setup.open()
+    setup.submit_one(kubernetes)
+    _ApiServer.objects[_POD]["spec"] = {"volumes": [{"name": "conf", "configMap": {"name": "made-later"}}]}
+    assert _phase(kubernetes) is Phase.WAITING
+    setup.clock.sleep(timedelta(seconds=31))
+    _ApiServer.objects["/api/v1/namespaces/jobs/configmaps/made-later"] = {}
+    assert _phase(kubernetes) is Phase.WAITING
 
 
 def test_a_driver_that_was_followed_and_is_gone_was_deleted(setup: Setup) -> None:
@@ -226,6 +257,108 @@ def test_what_spark_submit_could_not_submit_leaves_no_secret(setup: Setup) -> No
         setup.submit_one(setup.open("fail=1"))
     assert "exceeded quota" in str(caught.value.facts["reason"])
     assert not _ApiServer.objects
+
+
+def test_what_spark_submit_created_before_it_failed_is_removed(setup: Setup) -> None:
+    with pytest.raises(ClusterFailed) as caught:
+        setup.submit_one(setup.open("fail=2"))
+    assert "away" in str(caught.value.facts["reason"])
+    assert not _ApiServer.objects
+
+
+def test_a_submission_whose_answers_are_lost_leaves_no_secret_once_the_server_is_back(setup: Setup) -> None:
+    _ApiServer.lost.add("POST")
+    with pytest.raises(ClusterFailed):
+        setup.submit_one(setup.open())
+    assert not _ApiServer.objects
+    _ApiServer.lost.add("DELETE")
+    _ApiServer.objects[_SECRETS] = {"metadata": {"name": "stateflow-one"}}
+    with pytest.raises(ClusterFailed) as caught:
+        setup.submit_one(setup.open())
+    assert caught.value.facts["address"] == setup.address
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_submission_that_ends_by_any_error_leaves_no_secret(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    def fail(*arguments: object) -> None:
+        assert _SECRETS in _ApiServer.objects
+        raise error
+
+    monkeypatch.setattr("stateflow.submission.kubernetes.run_spark_submit", fail)
+    with pytest.raises(error):
+        setup.submit_one(setup.open())
+    assert not _ApiServer.objects
+
+
+def test_the_secret_of_a_submitter_that_was_killed_before_there_was_a_pod_is_removed(setup: Setup) -> None:
+    """Also if its successor has nothing to submit."""
+    _ApiServer.objects[_SECRETS] = {"metadata": {"name": "stateflow-one"}}
+    kubernetes = setup.open()
+    assert kubernetes.find("one") is None
+    assert not _ApiServer.objects
+
+
+def test_a_secret_that_a_successor_removed_too_early_is_created_again(setup: Setup) -> None:
+    """It saw no pod, and removed the Secret when the pod had just been created."""
+    first = setup.open()
+    setup.submit_one(first)
+    secret = _ApiServer.objects.pop(_SECRETS)
+    assert first.find("one") is not None
+    assert _ApiServer.objects[_SECRETS]["data"] == secret["data"]
+    (owner,) = _ApiServer.objects[_SECRETS]["metadata"]["ownerReferences"]
+    assert owner["uid"] == "u1"
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running"])
+def test_an_active_driver_of_another_process_is_not_replaced(setup: Setup, phase: str) -> None:
+    setup.submit_one(setup.open())
+    setup.set_status(phase=phase)
+    before = dict(_ApiServer.objects)
+    with pytest.raises(ClusterFailed):
+        setup.submit_one(setup.open())
+    assert _ApiServer.objects == before
+
+
+@pytest.mark.parametrize("phase", ["Failed", "Succeeded"])
+def test_a_driver_that_has_ended_is_replaced(setup: Setup, phase: str) -> None:
+    setup.submit_one(setup.open())
+    setup.set_status(phase=phase)
+    setup.submit_one(setup.open())
+    assert _ApiServer.objects[_POD]["status"] == {"phase": "Pending"}
+
+
+def _of_another_process() -> Callable[[], object]:
+    pod = {"metadata": {"name": "stateflow-one", "uid": "u2"}, "status": {"phase": "Running"}}
+    return lambda: _ApiServer.objects.update({_POD: pod})
+
+
+@pytest.mark.parametrize("act", ["submit", "clean-up", "kill"])
+def test_a_driver_that_another_process_has_replaced_in_between_is_not_deleted(setup: Setup, act: str) -> None:
+    kubernetes = setup.open()
+    setup.submit_one(kubernetes)
+    setup.set_status(phase="Failed")
+    found = kubernetes.find("one")
+    assert found is not None
+    _ApiServer.before[("DELETE", _POD)] = _of_another_process()
+    if act == "submit":
+        with pytest.raises(ClusterFailed):
+            setup.submit_one(kubernetes)
+    elif act == "kill":
+        kubernetes.kill(found)
+    else:
+        kubernetes.clean_up(found)
+    assert _ApiServer.objects[_POD]["metadata"]["uid"] == "u2"
+    assert _SECRETS in _ApiServer.objects
+
+
+def test_a_submission_that_fails_does_not_remove_the_driver_of_another_process(setup: Setup) -> None:
+    _ApiServer.before[("POST", _POD.rpartition("/")[0])] = _of_another_process()
+    with pytest.raises(ClusterFailed):
+        setup.submit_one(setup.open())
+    assert _ApiServer.objects[_POD]["metadata"]["uid"] == "u2"
+    assert _SECRETS in _ApiServer.objects
 
 
 @pytest.mark.parametrize(
@@ -269,7 +402,8 @@ def test_a_token_that_was_replaced_is_used(setup: Setup) -> None:
     kubernetes.find("one")
     setup.token.write_text("second\n")
     kubernetes.find("one")
-    assert [authorization for _, _, authorization in _ApiServer.requests] == ["Bearer first", "Bearer second"]
+    used = [authorization for _, _, authorization in _ApiServer.requests]
+    assert [token for token, _ in itertools.groupby(used)] == ["Bearer first", "Bearer second"]
 
 
 def test_a_master_without_credentials_is_refused() -> None:

@@ -23,7 +23,16 @@ from stateflow.checkpoint.launches import KEEP, generation_of, read_launch_resul
 from stateflow.checkpoint.log.documents import RequestKind
 from stateflow.clock import ManualClock, SystemClock
 from stateflow.config.submit_options import default_conf_file, read_conf
-from stateflow.errors import ClusterFailed, ConfigError, DataError, Fenced, Interrupted, StateflowError, error_class
+from stateflow.errors import (
+    ClusterFailed,
+    ConfigError,
+    DataError,
+    Fenced,
+    Interrupted,
+    StateflowError,
+    StorageError,
+    error_class,
+)
 from stateflow.storage import MemoryStorage
 from stateflow.storage.paths import LAUNCHES, launch_result_key
 from stateflow.submission import open_cluster
@@ -400,6 +409,44 @@ def test_a_signal_requests_the_run_of_the_launch_to_stop() -> None:
     (request,) = open_requests(job.storage)
     assert (request.kind, request.generation) == (RequestKind.STOP, head.entry.generation)
     assert (cluster.killed, cluster.submitted) == (0, 0)
+
+
+@pytest.mark.parametrize("failing", [range(2, 6), range(7, 12)], ids=["before-the-request", "after-it"])
+def test_a_storage_that_fails_for_a_moment_does_not_end_a_run_that_is_stopping(
+    monkeypatch: pytest.MonkeyPatch, failing: range
+) -> None:
+    job = MemoryJob()
+    record_run(job.storage, "one", job.head.entry.generation)
+    cluster = FakeCluster(Phase.RUNNING)
+
+    def find_generation(storage: MemoryStorage, launch: str) -> int:
+        if cluster.calls in failing:
+            raise StorageError("the server is overloaded", hint="try again")
+        return generation_of(storage, launch)
+
+    def on_find(number: int) -> None:
+        _signals_at(2)(number)
+        if number == 15:
+            store_result(job.storage, "one", 9, RESULT)
+            cluster.script = [Phase.SUCCEEDED]
+
+    monkeypatch.setattr("stateflow.submission.cluster_run.generation_of", find_generation)
+    cluster.on_find = on_find
+    assert _run(cluster, job.storage) == RESULT
+    assert len(open_requests(job.storage)) == 1
+    assert cluster.killed == 0
+
+
+def test_a_run_whose_storage_stays_away_is_killed_at_the_end_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(storage: MemoryStorage, launch: str) -> int:
+        raise StorageError("the server is overloaded", hint="try again")
+
+    cluster = FakeCluster(Phase.RUNNING)
+    cluster.on_find = _signals_at(2)
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        patched.setattr("stateflow.submission.cluster_run.generation_of", fail)
+        _run(cluster, MemoryStorage(), end_timeout=0.05)
+    assert cluster.killed == 1
 
 
 @pytest.mark.parametrize(
