@@ -15,7 +15,7 @@ _SCHEMES = {"s3a": "s3", "s3n": "s3", "abfs": "abfss", "wasb": "wasbs", "gcs": "
 """Schemes with several spellings, and the one of the conventions."""
 _ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
 _PATTERN = re.compile(r"[*?\[{]")
-_LOGIN = re.compile(r"""(?<=://)(?:[^/\s'"]*|[^/\s'":]*:(?!\d+(?:[/?\s]|$))[^\s'"]*)@""")
+_LOGIN = re.compile(r"""(?<=://)(?:[^/\s'"]*|[^/\s'":\[]*:(?!\d+(?:[/?\s]|$))[^\s'"]*)@""")
 """Up to the last @ of the server; or of the URL, if no port follows the colon: a password may have a slash."""
 _SECRET = re.compile(
     r"""(\b\w*(?:password|passwd|secret|token|credential|api_?key)\w*\s*=\s*)('[^']*'|"[^"]*"|[^\s,;&)]+)""",

@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from stateflow import failpoints
-from stateflow.errors import BatchFailed, ConfigError, CorruptFile, MissingFile
+from stateflow.errors import BatchFailed, CorruptFile
 from stateflow.private_files import make_folders, write_private
 from stateflow.storage import BlobInfo, Storage, open_storage, split_object
 from stateflow.types.decoders import json_decoder
@@ -308,14 +308,7 @@ class StoredFiles:
 
 def _blobs(storage: Storage, key: str) -> list[BlobInfo]:
     """Returns the objects below a folder, or the object of this name."""
-    try:
-        below = storage.list(f"{key}/" if key else "")
-    except MissingFile as e:
-        raise ConfigError(
-            "the bucket or container of a source does not exist",
-            hint="create it, or correct the address",
-            bucket=storage.uri,
-        ) from e
+    below = storage.list(f"{key}/" if key else "")
     # An address may also name one file.
     own = storage.info(key) if key and not below else None
     return below if own is None else [own]

@@ -33,6 +33,7 @@ from stateflow.errors import (
     SchemaMismatch,
     StorageError,
 )
+from stateflow.storage import check_address
 from stateflow.types.columns.conversion import path_of_null, to_objects, with_nullable_parts
 from stateflow.types.decoders import json_decoder
 
@@ -88,6 +89,7 @@ class BatchTable(LocalSource):
             )
         self.schema = RowSchema.of(schema)
         self._table = os.fspath(table)
+        check_address(self._table)
         self._deleted = deleted
         self._refresh = refresh.total_seconds()
         if self._refresh <= 0:

@@ -19,11 +19,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from stateflow import FileSink, FileSource, precision
+from stateflow import DeltaSource, FileSink, FileSource, precision
 from stateflow.api.file_log import BatchLimits, BatchPlanner, FilePattern, StoredFiles
 from stateflow.api.input_files import CorruptContent, FileShare, LostFile, unreadable_in
 from stateflow.api.source import StartKind, StartPosition
-from stateflow.config.settings import SourceSettings
+from stateflow.connectors.batch_table import BatchTable
 from stateflow.connectors.column_policy import ColumnPolicy
 from stateflow.errors import BatchFailed, ConfigError, CorruptInput, SchemaMismatch
 from stateflow.runtime.spark.checkpoint_location import QuerySource, SparkLocation
@@ -472,9 +472,27 @@ def test_what_only_spark_can_read_is_refused_with_the_way_out(address: str, opti
     assert refused.value.hint
 
 
-def test_an_address_that_is_not_valid_is_refused_before_spark_starts() -> None:
-    with pytest.raises(ConfigError):
-        FileSource("s3://key:secret@bucket/in", schema=Row, format="json").check_settings(SourceSettings())
+class Followed(msgspec.Struct):
+    name: str
+    deleted: bool
+
+
+@pytest.mark.parametrize("address", ["s3://key:secret@bucket/in", "s3:/bucket/in", "dbfs:/in", "arn:aws:s3:::bucket"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda address: FileSource(address, schema=Row, format="json"),
+        lambda address: DeltaSource(address, schema=Row),
+        lambda address: BatchTable(address, schema=Followed, refresh=timedelta(minutes=1)),
+    ],
+    ids=["files", "delta", "followed table"],
+)
+def test_an_address_that_is_not_valid_is_refused_when_it_is_declared(
+    source: Callable[[str], object], address: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        source(address)
+    assert "secret" not in str(refused.value)
 
 
 # -- a server ---------------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ class Faults:
 
     Attributes:
         share: of all requests; may be changed at any time.
+        outage: how many requests are lost, at most, after one that was lost: more than a client repeats.
         injected: number of faults of each kind.
         late: timers of late requests.
     """
@@ -41,16 +42,23 @@ class Faults:
     rng: random.Random
     share: float
     kinds: Sequence[str] = KINDS
+    outage: int = 0
     injected: Counter[str] = field(default_factory=Counter)
     late: list[threading.Timer] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _losing: int = 0
 
     def draw(self) -> str:
         """The fault of the next request; empty for none."""
         with self._lock:
-            if self.rng.random() >= self.share:
+            if self._losing and self.share:
+                self._losing -= 1
+                kind = LOST_REQUEST
+            elif self.rng.random() >= self.share:
                 return ""
-            kind = self.rng.choice(self.kinds)
+            else:
+                kind = self.rng.choice(self.kinds)
+                self._losing = self.rng.randint(0, self.outage) if kind in (LOST_REQUEST, LOST_ANSWER) else 0
             self.injected[kind] += 1
             return kind
 

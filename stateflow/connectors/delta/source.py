@@ -23,6 +23,7 @@ from stateflow.connectors.delta_types import DeltaField
 from stateflow.connectors.partition_offsets import position_error
 from stateflow.connectors.stream_reader import Position, StreamInput, ends_by_itself, load_stream
 from stateflow.errors import ConfigError, JobDefinitionError
+from stateflow.storage import check_address
 from stateflow.types.decoders import json_decoder
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class DeltaSource(Source):
         skip_changes: bool = False,
         columns: ColumnPolicy | None = None,
     ) -> None:
+        check_address(str(table))
         self.path = str(table) if "://" in str(table) else os.path.abspath(table)
         self.schema = RowSchema.of(schema)
         self.columns = columns or ColumnPolicy()

@@ -88,7 +88,7 @@ from stateflow.connectors.stream_reader import Position, StreamInput, ends_by_it
 from stateflow.connectors.text_values import FORM_OPTIONS, TextForms
 from stateflow.errors import ConfigError, StateflowError
 from stateflow.helpers import check_choice, closest_first, did_you_mean
-from stateflow.storage import is_object_address, open_object, open_storage, split_object
+from stateflow.storage import check_address, is_object_address, open_object, open_storage, split_object
 from stateflow.types.columns.shapes import Items, Leaf, Record, Shape
 from stateflow.types.declared_types import literal, quote_name
 
@@ -176,6 +176,7 @@ class FileSource(Source):
         check_reader(format, options)
         if columns is not None:
             check_names_columns(format)
+        check_address(str(path))
         # Airflow starts each run in another directory, where the same relative path would mean other files.
         self.path = _absolute(path)
         self.schema = RowSchema.of(schema)
