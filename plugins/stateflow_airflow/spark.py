@@ -58,7 +58,7 @@ PASSED = (
     *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "MALLOC_*", "OMP_NUM_THREADS", "ARROW_*"),
     *("JAVA_HOME", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "SPARK_*", "PYSPARK_*", "HADOOP_*", "YARN_*", "HIVE_*"),
     *("KRB5*", "KUBERNETES_*", "STATEFLOW_*", "OTEL_*", "AIRFLOW_CTX_*"),
-    *("AWS_*", "AZURE_*", "GOOGLE_*", "WEBHDFS_*"),
+    *("AWS_*", "AZURE_*", "GOOGLE_*", "GCE_METADATA_*", "SERVICE_ACCOUNT", "WEBHDFS_*"),
     *("SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "*_proxy", "*_PROXY"),
 )
 """Patterns of the variables that a program gets. ``*`` matches any characters."""

@@ -69,7 +69,7 @@ def _enter_launch(ctx: click.Context, option: click.Parameter, path: str | None)
     if path is None:
         return None
     launch = read_launch_file(Path(path))
-    os.environ.update(launch.environment)
+    os.environ.update(launch.variables(os.environ))
     return launch
 
 
@@ -411,7 +411,8 @@ _CLUSTER_OPTIONS = (
         multiple=True,
         metavar="NAME",
         help="With --deploy-mode cluster: an environment variable that the driver gets as well, or a pattern with *; "
-        "repeatable. Variables of buckets, HDFS and OpenTelemetry are always passed on.",
+        "repeatable. Variables of OpenLineage and stateflow are passed on; those of buckets, HDFS and OpenTelemetry "
+        "are, unless the driver's host has its own. Those about a file or an identity of this host must be named.",
     ),
 )
 
@@ -480,16 +481,14 @@ def _run_in_cluster(
         if (result := _idle_result(options, run_id)) is not None:
             return _document(result, None)
         progress.step(f"the driver's launch id is {launch}")
-    config, further = cast("Path | None", options["config"]), cast("tuple[str, ...]", options["driver_environment"])
+    config, named = cast("Path | None", options["config"]), cast("tuple[str, ...]", options["driver_environment"])
     with ScratchFolder() as folder:
 
         def shipment() -> Shipment:
-            content = LaunchFile(
-                launch,
-                passed_environment(os.environ, further),
-                config.read_text() if config is not None else "",
-                cast("tuple[str, ...]", options["assignments"]),
-            )
+            environment, yielding = passed_environment(os.environ, named)
+            text = config.read_text() if config is not None else ""
+            assignments = cast("tuple[str, ...]", options["assignments"])
+            content = LaunchFile(launch, environment, text, assignments, yielding)
             shipped = (*_CLUSTER_ONLY, "config", "assignments", "result_file", "log_format", "launch")
             run_options = [*_run_options(ctx, shipped), "--log-format=text"]
             return make_shipment(folder.path, cast("Path", options["job"]), content, run_options)

@@ -20,14 +20,23 @@ from stateflow.config.sources import SettingsLayer, parse_assignments, parse_tom
 from stateflow.errors import ConfigError
 from stateflow.private_files import open_private, write_private
 from stateflow.runtime.job_loader import collect_job_files
+from stateflow.storage.locations import HOST_NAMES, NAMES
 
 LAUNCH_FILE = "stateflow-launch.json"
 """Name of the launch file."""
 JOB_FOLDER = "stateflow-job"
 """Name of the folder with job file and modules in the working folder of a driver."""
-PASSED = ("AWS_*", "AZURE_*", "GOOGLE_*", "WEBHDFS_*", "OTEL_*", "STATEFLOW_*", "AIRFLOW_CTX_*")
-"""Patterns of the environment variables that a driver gets. ``*`` matches any characters."""
-_NOT_PASSED = ("STATEFLOW_LAUNCH",)
+_OF_THE_RUN = ("STATEFLOW_*", "OPENLINEAGE_*", "AIRFLOW_CTX_*")
+_TELEMETRY = "OTEL_*"
+_OF_THIS_HOST = (
+    *HOST_NAMES,
+    *("STATEFLOW_LAUNCH", "OPENLINEAGE_CONFIG", "OTEL_*_CERTIFICATE", "OTEL_*_CLIENT_KEY", "OTEL_*_FILE"),
+)
+"""Patterns of variables about an identity or a file of this host."""
+_SERVICES = {"GCE": "GOOGLE", "SERVICE": "GOOGLE", "HADOOP": "WEBHDFS"}
+"""By the first word of a variable, that of the other variables of the same service."""
+_NOT_DECISIVE = ("AWS_REGION", "AWS_DEFAULT_REGION", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES")
+"""Variables that platforms set without access to a service."""
 _LARGEST_FILE = 1 << 20
 
 
@@ -37,15 +46,30 @@ class LaunchFile:
 
     Attributes:
         launch: id of the launch.
-        environment: variables that the driver adds to its environment.
+        environment: variables for the driver.
         config: the text of the file of ``--config``; empty without one.
         assignments: as of ``--set``.
+        yielding: those of the variables that give way to the driver's own.
     """
 
     launch: str
     environment: Mapping[str, str] = field(default_factory=dict)
     config: str = ""
     assignments: Sequence[str] = ()
+    yielding: Sequence[str] = ()
+
+    def variables(self, own: Mapping[str, str]) -> dict[str, str]:
+        """Returns the variables that the driver adds to its environment.
+
+        All that give way and are about one service come from one place: the driver's host, if it has any of them.
+        Otherwise an address, a key and a token of different places would be used together.
+
+        Args:
+            own: the environment of the driver.
+        """
+        served = {_service(name) for name in own if _is_of_service(name) and name not in _NOT_DECISIVE}
+        hidden = {name for name in self.yielding if name in own or _service(name) in served}
+        return {name: value for name, value in self.environment.items() if name not in hidden}
 
     def layers(self) -> tuple[SettingsLayer, ...]:
         """Returns the layers of settings. Raises ConfigError."""
@@ -102,6 +126,7 @@ def make_shipment(folder: Path, job: Path, content: LaunchFile, run_options: Seq
         "environment": dict(content.environment),
         "config": content.config,
         "assignments": list(content.assignments),
+        "yielding": list(content.yielding),
     }
     data = json.dumps(document).encode()
     if len(data) > _LARGEST_FILE:
@@ -125,6 +150,7 @@ def read_launch_file(path: Path) -> LaunchFile:
             environment={str(name): str(value) for name, value in found["environment"].items()},
             config=cast("str", found["config"]),
             assignments=[str(text) for text in found["assignments"]],
+            yielding=[str(name) for name in found["yielding"]],
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise ConfigError(
@@ -135,16 +161,39 @@ def read_launch_file(path: Path) -> LaunchFile:
         ) from e
 
 
-def passed_environment(environment: Mapping[str, str], further: Sequence[str] = ()) -> dict[str, str]:
-    """Returns the variables of this process that a driver in a cluster gets.
+def passed_environment(environment: Mapping[str, str], named: Sequence[str] = ()) -> tuple[dict[str, str], list[str]]:
+    """Returns the variables of this process that a driver in a cluster gets, and the names of those that give way.
+
+    Variables of services (storage and OpenTelemetry) give way to the driver's own, and those about an identity or a
+    file of this host are not passed, unless they are named.
 
     Args:
         environment: the environment of this process.
-        further: patterns in addition to `PASSED`.
+        named: patterns of variables that are passed whatever they are about. ``*`` matches any characters.
     """
-    patterns = (*PASSED, *further)
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in _NOT_PASSED and any(fnmatchcase(name, pattern) for pattern in patterns)
+    asked = {name for name in environment if _matches(name, named)}
+    has_secret = any(name in NAMES and name.endswith("_CLIENT_SECRET") for name in environment)
+    services = {
+        name
+        for name in environment.keys() - asked
+        # Without a secret, it selects an identity of this host.
+        if _is_of_service(name)
+        and not _matches(name, _OF_THIS_HOST)
+        and (has_secret or not name.endswith("_CLIENT_ID"))
     }
+    others = {name for name in environment if _matches(name, _OF_THE_RUN) and not _matches(name, _OF_THIS_HOST)}
+    passed = asked | services | others
+    return {name: value for name, value in environment.items() if name in passed}, sorted(services)
+
+
+def _is_of_service(name: str) -> bool:
+    return name in NAMES or _matches(name, (_TELEMETRY,))
+
+
+def _service(name: str) -> str:
+    word = name.partition("_")[0]
+    return _SERVICES.get(word, word)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

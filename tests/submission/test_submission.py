@@ -34,13 +34,16 @@ from stateflow.errors import (
     error_class,
 )
 from stateflow.storage import MemoryStorage
+from stateflow.storage.locations import HOST_NAMES, NAMES
 from stateflow.storage.paths import LAUNCHES, launch_result_key
 from stateflow.submission import open_cluster
 from stateflow.submission.cluster import Application, Cluster, Phase, SparkSubmit
 from stateflow.submission.cluster_run import ClusterRun, RunInCluster
 from stateflow.submission.shipment import LaunchFile, Shipment, make_shipment, passed_environment, read_launch_file
 from stateflow.submission.yarn import Yarn, resource_managers
+from stateflow_airflow.spark import driver_environment
 from tests.checkpoint.log.memory_job import MemoryJob
+from tests.docs.pages import code, read, rows, section
 from tests.servers.listening import QuietHandler, listening
 from tests.servers.running import ROOT
 from tests.support.processes import unless_ended, wait_for
@@ -70,7 +73,7 @@ def test_the_job_file_and_the_modules_that_it_imports_are_shipped(tmp_path: Path
     )
     _write(folder, shop__visits_py="class Visits: ...")
     (folder / "shop" / "init.py").rename(folder / "shop" / "__init__.py")
-    content = LaunchFile("one", {"AWS_KEY": _SECRET}, "[job]\nname = 'x'\n", ["job.secret=s"])
+    content = LaunchFile("one", {"AWS_KEY": _SECRET}, "[job]\nname = 'x'\n", ["job.secret=s"], ["AWS_KEY"])
     made = make_shipment(tmp_path, folder / "pay.py", content, ["--job-root", "/root"])
     assert sorted(zipfile.ZipFile(made.job_archive).namelist()) == [
         "pay.py", "rates.py", "shop/__init__.py", "shop/visits.py",
@@ -94,16 +97,96 @@ def test_a_job_file_of_a_package_keeps_its_folder(tmp_path: Path) -> None:
     assert sorted(zipfile.ZipFile(made.job_archive).namelist()) == ["shop/__init__.py", "shop/pay.py", "shop/rates.py"]
 
 
-def test_the_driver_gets_the_variables_of_storages_and_those_that_are_named() -> None:
-    given = {
-        "AWS_REGION": "r",
-        "STATEFLOW_LAUNCH": "/x",
-        "STATEFLOW_FAILPOINT": "",
-        "PATH": "p",
-        "MY_A": "1",
-        "OTHER": "",
-    }
-    assert passed_environment(given, ["MY_*"]) == {"AWS_REGION": "r", "STATEFLOW_FAILPOINT": "", "MY_A": "1"}
+_STATIC = {"AWS_ACCESS_KEY_ID": "i", "AWS_SECRET_ACCESS_KEY": "s", "AWS_SESSION_TOKEN": "t", "AWS_ENDPOINT_URL": "e"}
+_POD_IDENTITY = {"AWS_ROLE_ARN": "r", "AWS_WEB_IDENTITY_TOKEN_FILE": "/of/the/host", "AWS_REGION": "eu"}
+_PASSED = {
+    **_STATIC,
+    **dict.fromkeys(
+        ("HADOOP_USER_NAME", "WEBHDFS_TOKEN", "WEBHDFS_NAMENODES", "AWS_REGION", "AWS_SSE_KMS_KEY_ID"), "1"
+    ),
+    **dict.fromkeys(("GOOGLE_SERVICE_ACCOUNT_KEY", "AZURE_STORAGE_ACCOUNT_KEY"), "1"),
+    **dict.fromkeys(("AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET"), "1"),
+    **dict.fromkeys(("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_SERVICE_NAME"), "1"),
+    **dict.fromkeys(
+        ("OPENLINEAGE_URL", "OPENLINEAGE__TRANSPORT", "OPENLINEAGE_PARENT_ID", "OPENLINEAGE_NAMESPACE"), "1"
+    ),
+    **dict.fromkeys(("STATEFLOW_FAILPOINT", "STATEFLOW_ALLOWED_LOCATIONS", "AIRFLOW_CTX_DAG_ID"), "1"),
+}
+_KEPT = {
+    **_POD_IDENTITY,
+    **dict.fromkeys(("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_CONTAINER_CREDENTIALS_FULL_URI"), "1"),
+    **dict.fromkeys(("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "SERVICE_ACCOUNT"), "1"),
+    **dict.fromkeys(("GCE_METADATA_HOST", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_USE_AZURE_CLI"), "1"),
+    **dict.fromkeys(("OTEL_EXPORTER_OTLP_CERTIFICATE", "OTEL_EXPORTER_OTLP_CLIENT_KEY", "OTEL_CONFIG_FILE"), "1"),
+    **dict.fromkeys(("OPENLINEAGE_CONFIG", "STATEFLOW_LAUNCH", "PATH", "HADOOP_CONF_DIR", "DB_PASSWORD"), "1"),
+}
+del _KEPT["AWS_REGION"]
+
+
+def test_the_driver_gets_the_variables_of_services_but_not_the_identity_of_this_host() -> None:
+    passed, yielding = passed_environment({**_PASSED, **_KEPT, "MY_A": "1"}, ["MY_*"])
+    assert passed == {**_PASSED, "MY_A": "1"}
+    of_the_run = ("OPENLINEAGE_", "STATEFLOW_", "AIRFLOW_")
+    assert yielding == sorted(name for name in _PASSED if not name.startswith(of_the_run))
+
+
+def test_all_that_the_storage_reads_is_passed_or_about_the_host() -> None:
+    everything = dict.fromkeys(NAMES, "1")
+    assert set(passed_environment(everything)[0]) == {*NAMES} - {*HOST_NAMES}
+    assert set(driver_environment(everything)) == {*NAMES}
+
+
+def test_a_variable_that_is_named_is_passed_and_does_not_give_way() -> None:
+    assert passed_environment(_POD_IDENTITY, ["AWS_*"]) == (_POD_IDENTITY, [])
+    assert passed_environment({"OPENLINEAGE_CONFIG": "f"}, ["OPENLINEAGE_CONFIG"]) == ({"OPENLINEAGE_CONFIG": "f"}, [])
+
+
+def test_the_id_of_an_identity_is_passed_with_its_secret_only() -> None:
+    assert passed_environment({"AZURE_CLIENT_ID": "i", "AZURE_TENANT_ID": "t"})[0] == {"AZURE_TENANT_ID": "t"}
+
+
+def test_the_guide_s_table_of_variables() -> None:
+    table = rows(section(read("run-on-kubernetes"), "Environment variables"))[1:]
+    named, of_the_run, of_services, of_the_host = (
+        [name.replace("*", "X") for name in code(row[0])] for row in table[:4]
+    )
+    assert named == ["--driver-env", "env_vars"]
+    assert {name.partition("_")[0] for name in of_the_run} == {"OPENLINEAGE", "STATEFLOW", "AIRFLOW"}
+    assert passed_environment(dict.fromkeys(of_the_run, "1")) == (dict.fromkeys(of_the_run, "1"), [])
+    assert passed_environment(dict.fromkeys(of_services, "1")) == (dict.fromkeys(of_services, "1"), sorted(of_services))
+    assert len(of_the_host) >= 7 and not passed_environment(dict.fromkeys(of_the_host, "1"))[0]
+
+
+@pytest.mark.parametrize(
+    ("own", "given_way"),
+    [
+        ({}, set()),
+        ({"PATH": "p", "AWS_PROFILE": "x"}, set()),
+        # Also the token: with the pod's keys, it would not be valid.
+        ({"AWS_ACCESS_KEY_ID": "mine", "AWS_SECRET_ACCESS_KEY": "mine"}, {*_STATIC}),
+        (_POD_IDENTITY, {*_STATIC}),
+        ({"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://169.254.170.23"}, {*_STATIC}),
+        ({"AWS_REGION": "mine"}, {"AWS_REGION"}),
+        ({"WEBHDFS_TOKEN": "mine"}, {"HADOOP_USER_NAME", "WEBHDFS_TOKEN", "WEBHDFS_NAMENODES"}),
+        ({"GCE_METADATA_HOST": "mine"}, {"GOOGLE_SERVICE_ACCOUNT_KEY"}),
+        # The header would be sent to another receiver.
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "mine"},
+            {"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_SERVICE_NAME"},
+        ),
+        ({"OTEL_SERVICE_NAME": "mine"}, {"OTEL_SERVICE_NAME"}),
+        ({"STATEFLOW_ALLOWED_LOCATIONS": "/", "OPENLINEAGE_URL": "mine"}, set()),
+    ],
+)
+def test_variables_of_a_service_give_way_to_those_of_the_driver_s_host(
+    own: dict[str, str], given_way: set[str]
+) -> None:
+    environment, yielding = passed_environment(_PASSED)
+    hidden = _PASSED.keys() - LaunchFile("one", environment, yielding=yielding).variables(own).keys()
+    of_aws = {name for name in _PASSED if name.startswith("AWS_")}
+    assert hidden == (of_aws if given_way == {*_STATIC} else given_way)
+    named = passed_environment(_PASSED, ["*"])[0]
+    assert LaunchFile("one", named).variables(own) == _PASSED
 
 
 @pytest.mark.parametrize(
