@@ -172,16 +172,12 @@ def passed_environment(environment: Mapping[str, str], named: Sequence[str] = ()
         named: patterns of variables that are passed whatever they are about. ``*`` matches any characters.
     """
     asked = {name for name in environment if _matches(name, named)}
-    has_secret = any(name in NAMES and name.endswith("_CLIENT_SECRET") for name in environment)
-    services = {
-        name
-        for name in environment.keys() - asked
+    local = {name for name in environment if _matches(name, _OF_THIS_HOST)}
+    if not any(name in NAMES and name.endswith("_CLIENT_SECRET") for name in environment):
         # Without a secret, it selects an identity of this host.
-        if _is_of_service(name)
-        and not _matches(name, _OF_THIS_HOST)
-        and (has_secret or not name.endswith("_CLIENT_ID"))
-    }
-    others = {name for name in environment if _matches(name, _OF_THE_RUN) and not _matches(name, _OF_THIS_HOST)}
+        local |= {name for name in NAMES if name.endswith("_CLIENT_ID")}
+    services = {name for name in environment.keys() - asked - local if _is_of_service(name)}
+    others = {name for name in environment.keys() - local if _matches(name, _OF_THE_RUN)}
     passed = asked | services | others
     return {name: value for name, value in environment.items() if name in passed}, sorted(services)
 
