@@ -43,7 +43,9 @@ _T = TypeVar("_T")
 _REQUESTS_AT_ONCE = 16
 _ONE_BY_ONE = 16
 """Files of a sequence that are looked for one by one where a list would read the whole folder."""
-_PROBE = ".stateflow-probe"
+_OWN = ".stateflow-"
+"""Begins the names of folders that have stateflow's own files, such as those of a start that was killed."""
+_PROBE = f"{_OWN}probe"
 _clock = SystemClock()
 _LINK_HINT = "replace it by a copy of the file"
 
@@ -134,7 +136,7 @@ class TableFolder(ABC):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Returns the names of all files and folders directly in the folder; none if it does not exist."""
+        """Returns the names of the files and folders directly in the folder, but `_OWN` ones; none without a folder."""
 
     @abstractmethod
     def delete(self, paths: Iterable[str]) -> None:
@@ -223,6 +225,23 @@ def open_table_folder(address: str) -> TableFolder:
     return StoreFolder(address.rstrip("/")) if local is None else DiskFolder(local.parent)
 
 
+def shadow_address(address: str) -> str:
+    """Returns the address of a table's shadow, next to the table.
+
+    Raises:
+        ConfigError: the table is a whole bucket or container, or the root of a file system, and has nothing next to it.
+    """
+    scheme, separator, rest = address.partition("://")
+    named = "/" in rest.strip("/") or scheme == "memory" if separator else bool(address.strip("/"))
+    if not named:
+        raise ConfigError(
+            "a table at the root of a bucket or a file system has no place for a shadow next to it",
+            hint="give the table a folder or prefix of its own, such as s3://bucket/tables/name",
+            table=address,
+        )
+    return f"{address}_shadow"
+
+
 class DiskFolder(TableFolder):
     """A folder of a POSIX file system that supports ``O_TMPFILE``.
 
@@ -290,7 +309,7 @@ class DiskFolder(TableFolder):
                     continue
 
     def names(self) -> list[str]:
-        return [entry.name for entry in self._entries("")]
+        return [entry.name for entry in self._entries("") if not entry.name.startswith(_OWN)]
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
@@ -540,14 +559,14 @@ class StoreFolder(TableFolder):
 
     def names(self) -> list[str]:
         listed = self._storage.list_folder("")
-        return [*(file.key for file in listed.files), *listed.folders]
+        names = (*(file.key for file in listed.files), *listed.folders)
+        return [name for name in names if not name.startswith(_OWN)]
 
     def delete(self, paths: Iterable[str]) -> None:
         self._storage.delete(paths)
 
     def check_writable(self, *folders: str) -> None:
-        """Raises ConfigError or StorageError if the folder cannot be listed: only writing shows whether it can be."""
-        self._storage.list_folder("")
+        """Does nothing: only writing shows whether it can be, and a table may have more files than a list should."""
 
     def check_put_if_absent(self) -> None:
         check_put_if_absent(self._storage, lambda: f"{_PROBE}/{_clock.new_id()}")

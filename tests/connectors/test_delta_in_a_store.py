@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import httpx
 import msgspec
 import obstore
 import pyarrow as pa
@@ -14,14 +17,20 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from stateflow import FileSink
-from stateflow.api.sink import Writing
+from stateflow.api.sink import Sink, Writing
 from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta import log
 from stateflow.connectors.delta.maintenance import Compaction, vacuum
 from stateflow.connectors.files.sink import LOG_FOLDER as FILES_LOG
 from stateflow.connectors.table_folder import open_table_folder
+from stateflow.errors import ConfigError, SinkRefused
+from stateflow.storage import open_storage
+from stateflow.storage.object_store import ObjectStorage
+from tests.servers.google import google_server
+from tests.servers.running import hasty_s3_server
 from tests.support.delta_tables import Pair, context, ids, pairs, put, visible, write
+from tests.support.errors import raises
 
 _ABOUT = context(Pair)
 
@@ -185,3 +194,93 @@ def test_delta_rs_writes_the_same_table_at_the_same_time(s3: str) -> None:
             done.result()
     assert ids(s3) == [*range(1, 9), *range(101, 109)]
     assert DeltaTable(s3).version() == 16
+
+
+_SINKS: list[Callable[[str], Sink]] = [DeltaSink, FileSink]
+
+
+@pytest.mark.parametrize("new_sink", _SINKS)
+def test_a_first_start_that_was_killed_while_it_probed_the_bucket_is_repeated(
+    s3: str, new_sink: Callable[[str], Sink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(storage: ObjectStorage, keys: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ObjectStorage, "delete", die)
+        with pytest.raises(Killed):
+            new_sink(s3).prepare(_ABOUT)
+    assert open_storage(s3).list(".stateflow-probe/")
+    # As of runs with a table whose log another program has deleted since.
+    new_sink(s3).begin_run(_ABOUT, 1)
+    sink = new_sink(s3)
+    assert sink.check(_ABOUT) is None
+    assert sink.prepare(_ABOUT) == sink.check(_ABOUT)
+
+
+@pytest.mark.parametrize("new_sink", _SINKS)
+def test_a_folder_with_files_of_others_is_refused(s3: str, new_sink: Callable[[str], Sink]) -> None:
+    open_storage(s3).put_new("data.csv", b"1")
+    with raises(SinkRefused, found=["data.csv"]):
+        new_sink(s3).check(_ABOUT)
+
+
+_MARKERS = ("_delta_log/_sidecars/", ".stateflow-runs/", "text=a/", "text=b/")
+"""Names of empty objects that consoles create in place of folders, within a table."""
+_LOGS: list[tuple[Callable[..., Sink], str]] = [(DeltaSink, "_delta_log/"), (FileSink, "_spark_metadata/")]
+
+
+def _check_marked(table: str, new_sink: Callable[..., Sink], mark: Callable[[str], object]) -> None:
+    sink = new_sink(table, partition_by="text")
+    sink.prepare(_ABOUT)
+    for name in _MARKERS:
+        mark(name)
+    for generation in (1, 2, 3):
+        sink.begin_run(_ABOUT, generation)
+        put(sink, _ABOUT, generation, [Pair(generation, "a")], generation)
+        left = write(sink, _ABOUT, [Pair(9, "a")], Writing(generation, 9, 0, "x"))
+        assert sink.sweep(_ABOUT, lambda written, ordinal, path: True) == [file.path for file in left]
+    assert new_sink(table, partition_by="text").open_table(_ABOUT).token == 3
+
+
+@pytest.mark.parametrize(("new_sink", "log_marker"), _LOGS)
+def test_markers_of_folders_are_not_files_of_a_table(new_sink: Callable[..., Sink], log_marker: str) -> None:
+    objects = {f"/bucket/tables/t/{name}": b"" for name in ("", log_marker)}
+    with google_server(objects) as variables, mock.patch.dict("os.environ", variables):
+        _check_marked("gs://bucket/tables/t", new_sink, lambda name: objects.update({f"/bucket/tables/t/{name}": b""}))
+
+
+@pytest.mark.long(reason="starts a server")
+@pytest.mark.parametrize(("new_sink", "log_marker"), _LOGS)
+def test_markers_of_folders_in_s3_are_not_files_of_a_table(
+    tmp_path: Path, new_sink: Callable[..., Sink], log_marker: str
+) -> None:
+    with hasty_s3_server(tmp_path, "bucket") as variables, mock.patch.dict("os.environ", variables):
+
+        def mark(name: str) -> None:
+            httpx.put(f"{variables['AWS_ENDPOINT_URL']}/bucket/tables/t/{name}", content=b"").raise_for_status()
+
+        mark("")
+        mark(log_marker)
+        # The server is refused for its races, which are not the subject here.
+        with mock.patch("stateflow.connectors.table_folder.check_put_if_absent"):
+            _check_marked("s3://bucket/tables/t", new_sink, mark)
+
+
+@pytest.mark.parametrize("new_sink", _SINKS)
+@pytest.mark.parametrize("address", ["s3://bucket", "s3://bucket//", "az://container/", "gs://bucket", "/", "file:///"])
+def test_a_table_at_the_root_of_a_bucket_or_file_system_has_no_shadow(
+    address: str, new_sink: Callable[[str], Any], s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "none")
+    with raises(ConfigError):
+        new_sink(address).shadow()
+
+
+@pytest.mark.parametrize("new_sink", _SINKS)
+@pytest.mark.parametrize("address", ["s3://bucket/a", "s3://bucket/a/b", "/a", "webhdfs://namenode:9870/a"])
+def test_a_shadow_is_next_to_its_table(address: str, new_sink: Callable[[str], Any], s3: str) -> None:
+    assert new_sink(address).shadow().location == f"{address}_shadow"

@@ -129,6 +129,8 @@ def google_server(objects: dict[str, bytes]) -> Iterator[dict[str, str]]:
             "gcs_base_url": f"http://127.0.0.1:{server.server_port}", "disable_oauth": True, "client_email": "",
             "private_key": "", "private_key_id": "",
         }  # fmt: skip
-        yield {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account), "GOOGLE_ALLOW_HTTP": "true"}
-        server.shutdown()
-        thread.join()
+        try:
+            yield {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(account), "GOOGLE_ALLOW_HTTP": "true"}
+        finally:
+            server.shutdown()
+            thread.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from stateflow import DeltaSink, FileSink
 from stateflow.api.schema import RowSchema
-from stateflow.api.sink import SinkContext
+from stateflow.api.sink import Sink, SinkContext
 from stateflow.errors import EnvironmentUnsupported
 from stateflow.storage import mounts
 from stateflow.storage.mounts import Mount, mount_of, parse_mounts
@@ -71,6 +72,20 @@ def test_a_job_root_and_tables_are_on_a_file_system_with_the_guarantees(
         else:
             assert sink.check(CONTEXT) is None
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("new_sink", [DeltaSink, FileSink])
+def test_an_existing_table_on_nfs_is_refused(
+    tmp_path: Path, new_sink: Callable[[Path], Sink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have been made elsewhere, or before the file system was mounted over the network."""
+    folder = tmp_path / "mnt"
+    new_sink(folder / "out").prepare(CONTEXT)
+    _mounted(folder, "nfs4", "server:/export", monkeypatch)
+    with raises(EnvironmentUnsupported, file_system="nfs4"):
+        new_sink(folder / "out").check(CONTEXT)
+    with raises(EnvironmentUnsupported, file_system="nfs4"):
+        new_sink(folder / "out").prepare(CONTEXT)
 
 
 def test_a_job_root_on_nfs_is_refused_before_anything_is_written(

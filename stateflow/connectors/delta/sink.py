@@ -97,7 +97,7 @@ from stateflow.connectors.partitions import (
     to_logged_path,
 )
 from stateflow.connectors.store_assignment import assign_rows, can_assign, nullable_schema
-from stateflow.connectors.table_folder import TableFolder, open_table_folder
+from stateflow.connectors.table_folder import TableFolder, open_table_folder, shadow_address
 from stateflow.connectors.table_runs import TableRuns
 from stateflow.connectors.upserts import UpsertSettings, names_of
 from stateflow.errors import (
@@ -336,7 +336,7 @@ class DeltaSink(Sink):
         return leftovers
 
     def shadow(self) -> DeltaSink:
-        return self._from_settings(f"{self.table}_shadow", self.schema_evolution, self._upsert, self._partition_by)
+        return self._from_settings(shadow_address(self.table), self.schema_evolution, self._upsert, self._partition_by)
 
     def own_table(self, context: SinkContext) -> OwnTable:
         """Returns the table for its maintenance."""

@@ -45,7 +45,13 @@ from stateflow.connectors.data_files import FileName, ParquetWriter
 from stateflow.connectors.delta_types import check_rows
 from stateflow.connectors.json_rows import duration_text, encode, json_objects
 from stateflow.connectors.partitions import NULL, data_columns, parse_partition_folder, split_by_partition
-from stateflow.connectors.table_folder import TableFolder, open_table_folder, read_each, translate_disk_errors
+from stateflow.connectors.table_folder import (
+    TableFolder,
+    open_table_folder,
+    read_each,
+    shadow_address,
+    translate_disk_errors,
+)
 from stateflow.connectors.table_runs import TableRuns
 from stateflow.errors import (
     CorruptFile,
@@ -119,6 +125,7 @@ class FileSink(Sink):
             self._check_layout(head.marker, context.schema)
         self._check_columns(context.schema)
         if head is not None:
+            self._root.check_writable(LOG_FOLDER)
             return head.marker.table_id
         self._check_vacant()
         self._root.check_writable()
@@ -179,7 +186,7 @@ class FileSink(Sink):
         return leftovers
 
     def shadow(self) -> FileSink:
-        return FileSink(f"{self.path}_shadow", format=self.format, partition_by=self._partition_by)
+        return FileSink(shadow_address(self.path), format=self.format, partition_by=self._partition_by)
 
     def _head(self) -> VersionEntry | None:
         found = versions(self._root)
