@@ -5,15 +5,13 @@ The bucket is on the S3 server of the tests, which waits 20 ms before each answe
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +19,6 @@ from unittest import mock
 
 import msgspec
 import numpy as np
-import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
@@ -30,10 +27,14 @@ from benchmarks.results import write_result
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import SinkContext, Writing
 from stateflow.clock import SystemClock
+from stateflow.config.settings import SourceSettings
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta import log
+from stateflow.connectors.delta.source import DeltaSource
 from stateflow.connectors.table_folder import open_table_folder
-from tests.servers.running import s3_server
+from stateflow.state.handles import Committable
+from tests.servers.running import s3_server, variables_of
+from tests.servers.s3 import Request, noted_requests
 
 _PROJECT = Path(__file__).parent.parent
 _JOB = Path(__file__).parent / "jobs" / "append.py"
@@ -77,24 +78,26 @@ def run(folder: Path, size: Size = Size()) -> Path:
     """Measures and writes ``buckets.json``.
 
     ``append_vs_disk`` is a ratio of rows per second: the median of pairs of runs. ``upsert_vs_merge`` is a ratio of
-    times; less than 1 if this project is faster. Requests are those to the log of one table.
+    times; less than 1 if this project is faster. Requests are those to the log of one table, as the server counts them:
+    also answers to lists of other folders that have names of the log.
     """
     _write_rows(folder / "rows", size)
     objects = folder / "s3" / "data" / "bucket"
     with s3_server(folder / "s3", "bucket", delay_ms=_DELAY_MS) as variables, mock.patch.dict(os.environ, variables):
         appends = [_append_pair(folder, number, size) for number in range(size.pairs)]
-        upserts, merges, requests = _measure_upserts(size)
-        start = _requests_at_start(objects, size.versions)
+        upserts, merges = _measure_upserts(size)
+    requests = _requests_of_commits(objects.parent, size)
+    start = requests_at_start(objects.parent, size.versions)
     ratios = [bucket / disk for disk, bucket in appends]
     figures = {
         "append_vs_disk": round(statistics.median(ratios), 2),
         "upsert_vs_merge": round(statistics.median(upserts) / statistics.median(merges), 2),
         "requests_per_commit": max(requests),
-        f"requests_at_start_{size.versions}_versions": start.total(),
+        f"requests_at_start_{size.versions}_versions": max(start.values()),
         "append_rows_per_s": {"disk": [round(d) for d, _ in appends], "bucket": [round(b) for _, b in appends]},
         "upsert_s": [round(seconds, 3) for seconds in upserts],
         "merge_s": [round(seconds, 3) for seconds in merges],
-        "requests_at_start": dict(start),
+        "requests_at_start": start,
         "delay_ms": _DELAY_MS,
         "size": vars(size),
     }
@@ -150,25 +153,25 @@ def _commit_times(records: Sequence[Mapping[str, str]]) -> list[float]:
     return sorted(datetime.fromisoformat(time).timestamp() for time in found)
 
 
-def _measure_upserts(size: Size) -> tuple[list[float], list[float], list[int]]:
-    """Returns the seconds of upserts, the seconds of merges of the same rows, and the requests of each upsert's log."""
-    context = SinkContext(_JOB_UUID, "table", RowSchema.of(Row))
-    own, other = "s3://bucket/tables/upserts", "s3://bucket/tables/merges"
+_CONTEXT = SinkContext(_JOB_UUID, "table", RowSchema.of(Row))
+_UPSERTS = "s3://bucket/tables/upserts"
+
+
+def _measure_upserts(size: Size) -> tuple[list[float], list[float]]:
+    """Returns the seconds of upserts, and the seconds of merges of the same rows."""
+    other = "s3://bucket/tables/merges"
     ours: list[float] = []
     theirs: list[float] = []
-    requests: list[int] = []
     rng = np.random.default_rng(2)
-    for table in (own, other):
-        DeltaSink(table, mode="upsert", keys="key").prepare(context)
+    for table in (_UPSERTS, other):
+        DeltaSink(table, mode="upsert", keys="key").prepare(_CONTEXT)
     for token in range(1, size.upserts + 2):
         keys = np.arange(size.table_rows) if token == 1 else _changed_keys(rng, size)
         rows = _rows(keys)
-        with _log_requests() as sent:
-            ours.append(_upsert(own, context, token, rows))
-        requests.append(sent.total())
+        ours.append(_upsert(token, rows))
         theirs.append(_merge(other, rows))
-    assert _content(own) == _content(other)
-    return ours[2:], theirs[2:], requests[2:]
+    assert _content(_UPSERTS) == _content(other)
+    return ours[2:], theirs[2:]
 
 
 def _changed_keys(rng: np.random.Generator, size: Size) -> np.ndarray:
@@ -180,17 +183,21 @@ def _changed_keys(rng: np.random.Generator, size: Size) -> np.ndarray:
 _sinks: dict[str, DeltaSink] = {}
 
 
-def _upsert(table: str, context: SinkContext, token: int, rows: pa.Table) -> float:
-    sink = _sinks.setdefault(table, DeltaSink(table, mode="upsert", keys="key"))
+def _upsert(token: int, rows: pa.Table) -> float:
+    sink = _sinks.setdefault(_UPSERTS, DeltaSink(_UPSERTS, mode="upsert", keys="key"))
     began = time.monotonic()
-    writer = sink.writer(context, Writing(1, token, 0, _clock.new_id()))
-    for batch in rows.to_batches(100_000):
-        writer.write(batch)
-    files = writer.close()
-    handle = sink.open_table(context)
+    files = _write(sink, token, rows)
+    handle = sink.open_table(_CONTEXT)
     assert handle.missing(files) == []
     assert handle.commit(token, files) is not None
     return time.monotonic() - began
+
+
+def _write(sink: DeltaSink, token: int, rows: pa.Table) -> list[Committable]:
+    writer = sink.writer(_CONTEXT, Writing(1, token, 0, _clock.new_id()))
+    for batch in rows.to_batches(100_000):
+        writer.write(batch)
+    return writer.close()
 
 
 def _merge(table: str, rows: pa.Table) -> float:
@@ -205,43 +212,61 @@ def _content(table: str) -> int:
     return int(np.unique(found).size * 10**9 + found.size)
 
 
-@contextlib.contextmanager
-def _log_requests() -> Iterator[Counter[str]]:
-    """Counts the requests of this process to logs of tables."""
-    sent: Counter[str] = Counter()
-
-    def counting(name: str) -> mock._patch[object]:
-        call = getattr(obstore, name)
-
-        def counted(store: object, *args: object, **more: object) -> object:
-            if args and log.LOG_FOLDER in str(args[0]):
-                # A list takes a request for each thousand names, which no small log has.
-                sent[name] += 1
-            return call(store, *args, **more)
-
-        return mock.patch.object(obstore, name, counted)
-
-    with contextlib.ExitStack() as stack:
-        for name in ("put", "get", "head", "list", "list_with_delimiter", "delete"):
-            stack.enter_context(counting(name))
-        yield sent
+def _to_log(received: list[Request]) -> int:
+    """Returns how many requests are about the log of a table, and forgets them."""
+    count = sum(request.is_about(log.LOG_FOLDER) for request in received)
+    received.clear()
+    return count
 
 
-def _requests_at_start(objects: Path, versions: int) -> Counter[str]:
-    """Returns the requests to the log of a table with many versions that a sink sends until its first output."""
-    context = SinkContext(_JOB_UUID, "table", RowSchema.of(Row))
+def _requests_of_commits(buckets: Path, size: Size) -> list[int]:
+    """Returns the requests to the log that each of three more upserts sends.
+
+    Args:
+        buckets: the folder with the server's buckets. Upserts are timed with a server that notes nothing.
+    """
+    rng = np.random.default_rng(3)
+    counts = []
+    with noted_requests(buckets) as (endpoint, received), mock.patch.dict(os.environ, variables_of(endpoint)):
+        for token in range(size.upserts + 2, size.upserts + 5):
+            received.clear()
+            _upsert(token, _rows(_changed_keys(rng, size)))
+            counts.append(_to_log(received))
+    return counts
+
+
+def requests_at_start(buckets: Path, versions: int) -> dict[str, int]:
+    """Returns the requests to the log of a table with many versions until the first output, or the first input.
+
+    Args:
+        buckets: the folder with the server's buckets.
+    """
     # In the folder where the server keeps its objects: a version takes a millisecond.
-    sink = DeltaSink(objects / "tables" / "long")
-    sink.prepare(context)
+    sink = DeltaSink(buckets / "bucket" / "tables" / "long")
+    sink.prepare(_CONTEXT)
     for token in range(1, versions):
-        assert sink.open_table(context).commit(token, []) is not None
-    folder = open_table_folder("s3://bucket/tables/long")
-    assert versions - 1 - log.newest_log(folder).newest_checkpoint(versions) < 100
-    with _log_requests() as sent:
-        again = DeltaSink("s3://bucket/tables/long")
-        again.check(context)
-        again.prepare(context)
-        handle = again.open_table(context)
-        again.sweep(context, lambda generation, ordinal, path: True)
-    assert (handle.version, handle.token) == (versions - 1, versions - 1)
-    return sent
+        files = _write(sink, token, _rows(np.arange(10))) if token % 100 == 1 else []
+        assert sink.open_table(_CONTEXT).commit(token, files) is not None
+    table = "s3://bucket/tables/long"
+    found: dict[str, int] = {}
+    with noted_requests(buckets) as (endpoint, received), mock.patch.dict(os.environ, variables_of(endpoint)):
+        folder = open_table_folder(table)
+        assert versions - 1 - log.newest_log(folder).newest_checkpoint(versions) < 100
+        received.clear()
+        for generation, name in enumerate(("first", "second", "third", "fourth"), versions):
+            _start(table, generation, versions - 1)
+            found[name] = _to_log(received)
+        DeltaSource(table, schema=Row).check_settings(SourceSettings())
+        found["source"] = _to_log(received)
+    return found
+
+
+def _start(table: str, generation: int, newest: int) -> None:
+    """Starts a sink as a run does, of which the earlier ones have published everything."""
+    sink = DeltaSink(table)
+    sink.check(_CONTEXT)
+    sink.prepare(_CONTEXT)
+    sink.begin_run(_CONTEXT, generation)
+    handle = sink.open_table(_CONTEXT)
+    assert sink.sweep(_CONTEXT, lambda written, ordinal, path: ordinal > newest) == []
+    assert (handle.version, handle.token) == (newest, newest)

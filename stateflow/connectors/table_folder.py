@@ -43,6 +43,8 @@ _T = TypeVar("_T")
 _REQUESTS_AT_ONCE = 16
 _ONE_BY_ONE = 16
 """Files of a sequence that are looked for one by one where a list would read the whole folder."""
+_LISTED_FOLDERS = 256
+"""The most folders of partitions that are listed one by one; with more, a list of the whole table takes less."""
 _OWN = ".stateflow-"
 """Begins the names of folders that have stateflow's own files, such as those of a start that was killed."""
 _PROBE = f"{_OWN}probe"
@@ -83,10 +85,12 @@ class TableFolder(ABC):
     Attributes:
         address: path or URI of the folder.
         host_local: whether only processes that have its file system can access it.
+        only_files: whether it cannot have links, FIFOs or devices.
     """
 
     address: str
     host_local: bool = False
+    only_files: bool = True
 
     def __str__(self) -> str:
         return self.address
@@ -250,6 +254,7 @@ class DiskFolder(TableFolder):
     """
 
     host_local = True
+    only_files = False
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -551,7 +556,20 @@ class StoreFolder(TableFolder):
     def files(self, folder: str, after: str = "") -> list[BlobInfo]:
         if folder:
             return self._storage.list(f"{folder}/", f"{folder}/{after}" if after else "")
-        return [file for file in self._storage.list("") if "/" not in file.key or "=" in file.key.split("/", 1)[0]]
+        top = self._storage.list_folder("")
+        return sorted([*top.files, *self._partitions(top.folders)], key=lambda file: file.key)
+
+    def _partitions(self, folders: Iterable[str]) -> Iterator[BlobInfo]:
+        """Yields the files in folders of partitions. Does not list the log, which may have thousands of entries."""
+        names = [name for name in folders if "=" in name]
+        if self._storage.lists_from_names:
+            # All values of a column at once.
+            prefixes = {f"{name.partition('=')[0]}=" for name in names}
+        else:
+            prefixes = {f"{name}/" for name in names} if len(names) <= _LISTED_FOLDERS else {""}
+        with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
+            for found in pool.map(self._storage.list, sorted(prefixes)):
+                yield from (file for file in found if "=" in file.key.partition("/")[0] and "/" in file.key)
 
     @property
     def prefix_lists(self) -> Storage | None:

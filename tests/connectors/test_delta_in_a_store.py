@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -19,17 +20,20 @@ from deltalake import DeltaTable, write_deltalake
 from stateflow import FileSink
 from stateflow.api.sink import Sink, Writing
 from stateflow.clock import SystemClock, epoch_milliseconds
+from stateflow.config.settings import SourceSettings
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta import log
 from stateflow.connectors.delta.maintenance import Compaction, vacuum
+from stateflow.connectors.delta.source import DeltaSource
 from stateflow.connectors.files.sink import LOG_FOLDER as FILES_LOG
 from stateflow.connectors.table_folder import open_table_folder
 from stateflow.errors import ConfigError, SinkRefused
 from stateflow.storage import open_storage
 from stateflow.storage.object_store import ObjectStorage
 from tests.servers.google import google_server
-from tests.servers.running import hasty_s3_server
-from tests.support.delta_tables import Pair, context, ids, pairs, put, visible, write
+from tests.servers.running import hasty_s3_server, variables_of
+from tests.servers.s3 import Request, noted_requests
+from tests.support.delta_tables import Pair, checkpoint, context, entry_path, ids, pairs, put, visible, write
 from tests.support.errors import raises
 
 _ABOUT = context(Pair)
@@ -284,3 +288,57 @@ def test_a_table_at_the_root_of_a_bucket_or_file_system_has_no_shadow(
 @pytest.mark.parametrize("address", ["s3://bucket/a", "s3://bucket/a/b", "/a", "webhdfs://namenode:9870/a"])
 def test_a_shadow_is_next_to_its_table(address: str, new_sink: Callable[[str], Any], s3: str) -> None:
     assert new_sink(address).shadow().location == f"{address}_shadow"
+
+
+_VERSIONS = 10_000
+
+
+@pytest.fixture(scope="module")
+def long_log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Request]]:
+    """Serves ``s3://bucket/long``: a table with data files and 10,000 versions, the last 50 after a checkpoint."""
+    folder = tmp_path_factory.mktemp("long")
+    table = folder / "bucket" / "long"
+    sink = DeltaSink(table, partition_by="text")
+    sink.prepare(_ABOUT)
+    for token in range(1, 6):
+        put(sink, _ABOUT, token, [Pair(token, "a"), Pair(token, "B")])
+    lines = [json.loads(line) for line in entry_path(table, 5).read_text().splitlines()]
+    others = [line for line in lines if "add" not in line]
+    for version in range(6, _VERSIONS):
+        for line in others:
+            if "txn" in line:
+                line["txn"]["version"] = version
+        entry_path(table, version).write_text("\n".join(map(json.dumps, others)))
+        if version == _VERSIONS - 50:
+            checkpoint(table)
+    with noted_requests(folder) as (endpoint, received), mock.patch.dict("os.environ", variables_of(endpoint)):
+        yield received
+
+
+def _to_log(received: list[Request]) -> int:
+    """Returns the number of requests that the server has received for the log, and of pages with names of the log."""
+    count = sum(request.is_about(log.LOG_FOLDER) for request in received)
+    received.clear()
+    return count
+
+
+@pytest.mark.long(reason="10,000 versions of a table")
+def test_a_start_with_a_long_log_sends_few_requests_to_it(long_log: list[Request]) -> None:
+    """Also the first one of a job, and with runs that are registered."""
+    for generation in range(_VERSIONS, _VERSIONS + 4):
+        long_log.clear()
+        sink = DeltaSink("s3://bucket/long", partition_by="text")
+        sink.check(_ABOUT)
+        sink.prepare(_ABOUT)
+        sink.begin_run(_ABOUT, generation)
+        assert sink.open_table(_ABOUT).token == _VERSIONS - 1
+        assert sink.sweep(_ABOUT, lambda written, ordinal, path: ordinal >= _VERSIONS) == []
+        assert _to_log(long_log) <= 10, generation
+
+
+@pytest.mark.long(reason="10,000 versions of a table")
+def test_a_source_of_a_table_with_a_long_log_begins_with_few_requests_to_it(long_log: list[Request]) -> None:
+    long_log.clear()
+    source = DeltaSource("s3://bucket/long", schema=Pair)
+    source.check_settings(SourceSettings())
+    assert _to_log(long_log) <= 10

@@ -9,12 +9,14 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stateflow.connectors.table_folder import DiskFolder, StoreFolder, TableFolder, open_table_folder
 from stateflow.errors import ConfigError, CorruptFile, EnvironmentUnsupported, StorageError
 from stateflow.storage import MemoryStorage, PutResult, open_storage, register_memory, unregister_memory
+from stateflow.storage.base import FolderList
 from stateflow.storage.hdfs import WebHdfs
 from tests.servers.hdfs import hdfs_server
 from tests.support.errors import raises
@@ -159,6 +161,34 @@ class TestGoogle(Conformance):
     def folder(self, tmp_path: Path) -> Iterator[TableFolder]:
         with bucket_of(serve_google, tmp_path) as bucket:
             yield open_table_folder(f"{bucket}/tables")
+
+
+@pytest.mark.parametrize(
+    ("lists_from_names", "values", "listed"),
+    [(True, 300, ["Day=", "text="]), (False, 2, ["Day=1/", "text=0/", "text=1/"]), (False, 300, [""])],
+)
+def test_files_of_partitions_are_listed_without_the_log(lists_from_names: bool, values: int, listed: list[str]) -> None:
+    lists: list[str] = []
+
+    class Noting(MemoryStorage):
+        def list(self, prefix: str, start_after: str = "") -> Any:
+            lists.append(prefix)
+            return super().list(prefix, start_after)
+
+        def list_folder(self, prefix: str) -> FolderList:
+            found = super().list_folder(prefix)
+            lists.pop()
+            return found
+
+    storage = Noting(f"memory://table-{next(_numbers)}")
+    storage.lists_from_names = lists_from_names
+    register_memory(storage)
+    paths = ["Day=1/text=x/a", "a", "text=", *(f"text={value}/a" for value in range(values))]
+    for path in (*paths, _entry(0), "text/a", ".other/a=1/a"):
+        storage.put_new(path, b"x")
+    assert [file.key for file in open_table_folder(storage.uri).files("")] == sorted(paths)
+    assert sorted(lists) == listed
+    unregister_memory(storage.uri)
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,37 @@ It waits for the delay before it reads each request.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 import localbucket
+
+
+@dataclass
+class Request:
+    """A request that the server has received.
+
+    Attributes:
+        method: such as ``GET``.
+        target: path and query, decoded.
+        keys: the keys that the answer lists, or that the request deletes.
+    """
+
+    method: str
+    target: str
+    keys: list[str] = field(default_factory=list)
+
+    def is_about(self, folder: str) -> bool:
+        """Returns whether it names something in a folder, or its answer does."""
+        return any(f"{folder}/" in f"{name}/" for name in (self.target.partition("&start-after=")[0], *self.keys))
 
 
 class Handler(localbucket.S3Handler):
@@ -21,10 +45,18 @@ class Handler(localbucket.S3Handler):
     # A response is several writes: without this, each waits 40 ms until the client has acknowledged the one before.
     disable_nagle_algorithm = True
     delay_seconds = 0.0
+    received: list[Request] | None = None
+    """Where requests are noted; None to note none."""
+    request_now: Request
 
     def parse_request(self) -> bool:
         time.sleep(self.delay_seconds)
-        return bool(super().parse_request())
+        if not super().parse_request():
+            return False
+        self.request_now = Request(self.command, unquote(self.path))
+        if self.received is not None:
+            self.received.append(self.request_now)
+        return True
 
     def log_message(self, *_: object) -> None:
         """Logs nothing."""
@@ -42,6 +74,7 @@ class Handler(localbucket.S3Handler):
             bucket_dir / base, prefix[len(base) :], delimiter, marker[len(base) :], marker_is_prefix, max_keys
         )
         found = [(base + key, path) for key, path in contents]
+        self.request_now.keys += [key for key, _ in found]
         return found, [base + each for each in prefixes], is_truncated, last[:2] + base + last[2:]
 
     def _post_request(self, bucket: str, key: str) -> None:
@@ -52,6 +85,7 @@ class Handler(localbucket.S3Handler):
         for element in ET.fromstring(self._read_body()).iter():
             if element.tag.endswith("}Key") or element.tag == "Key":
                 path = self._object_path(bucket, element.text or "")
+                self.request_now.keys.append(element.text or "")
                 # Empty folders stay: another request may be about to write into one.
                 if path.is_file():
                     path.unlink(missing_ok=True)
@@ -62,6 +96,21 @@ class Handler(localbucket.S3Handler):
 class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
+
+
+@contextlib.contextmanager
+def noted_requests(folder: Path, delay_ms: int = 0) -> Iterator[tuple[str, list[Request]]]:
+    """Serves the buckets of a folder from a thread; yields the endpoint, and the list of received requests."""
+    received: list[Request] = []
+    facts = {"data_root": folder.resolve(), "delay_seconds": delay_ms / 1000, "received": received}
+    with Server(("127.0.0.1", 0), type("NotingHandler", (Handler,), facts)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", received
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 if __name__ == "__main__":

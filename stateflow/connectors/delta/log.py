@@ -184,6 +184,7 @@ def read_head(table: TableFolder, application: str, known: DeltaHead | None = No
     """Returns the newest version of a table; None if the table does not exist.
 
     Args:
+        application: the application; empty for a reader.
         known: an earlier head of the same table and application. It is used only while its log entry is still the same
             file, so that a table which was dropped and created again is read from the start.
 
@@ -499,7 +500,8 @@ def check_log(table: TableFolder) -> None:
     Raises:
         CorruptFile: it has something other than files, or a checkpoint whose sidecars are not in the log.
     """
-    names = list_log(table).names
+    # In a store only what is read now: the older part may take many requests, and cannot have a FIFO.
+    names = (newest_log if table.only_files else list_log)(table).names
     # One of the older name may have sidecars, too. Only the newest is read; a log has hundreds.
     classic = max(filter(_CLASSIC_CHECKPOINT.fullmatch, names), default="")
     for name in names:
@@ -581,7 +583,7 @@ def _own_head(table: TableFolder, application: str, listing: LogListing) -> Delt
     """Returns the newest listed version by the application's last entry; None if the last few have none.
 
     Such an entry says what the version before it had, and sets the application's token. So a start reads an entry
-    instead of a checkpoint and all entries after it.
+    instead of a checkpoint and all entries after it. Without an application, an entry of any sink will do.
     """
     newest, first = max(listing.entries, default=0), max(listing.checkpoints, default=0)
     later: list[list[_Action]] = []
@@ -591,8 +593,8 @@ def _own_head(table: TableFolder, application: str, listing: LogListing) -> Delt
         actions = _actions_of(table, version)
         before = next((a.commit_info.stateflow for a in actions if a.commit_info), None)
         token = next((a.txn.version for a in actions if a.txn and a.txn.app_id == application), None)
-        if before is not None and token is not None:
-            head = DeltaHead(newest, before.protocol, before.meta_data, token, listing.identity(newest))
+        if before is not None and (token is not None or not application):
+            head = DeltaHead(newest, before.protocol, before.meta_data, token or 0, listing.identity(newest))
             for each in reversed(later):
                 head = _applied(head, application, each)
             return head
