@@ -145,6 +145,11 @@ class BatchTable(LocalSource):
             return None
         return True
 
+    def has_new_input(self, position: str) -> bool:
+        """See `Source.has_new_input`: whether the table has another version."""
+        head = self._log.head()
+        return self._parsed(position) != _Position(head.metadata.id, head.version)
+
     def backlog(self, position: str | None) -> Backlog:
         """See `Source.backlog`: the files that are in one of the newest version and the one at the position only."""
         log = self._log.for_thread()

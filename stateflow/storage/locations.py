@@ -36,7 +36,9 @@ HDFS_SCHEMES = ("webhdfs", "swebhdfs")
 
 
 _WITHOUT_SERVER = re.compile(
-    r"(?!file:)[a-z][a-z0-9+.-]*:/|(?:arn|s3[an]?|gc?s|az|abfss?|wasbs?|dbfs|s?webhdfs|hdfs|memory):", re.IGNORECASE
+    r"(?!file:)[a-z][a-z0-9+.-]*:/|(?:arn|s3[an]?|gc?s|az|abfss?|wasbs?|dbfs|s?webhdfs|hdfs|memory):"
+    r"|(?:s3[an]?|gc?s|az|abfss?|wasbs?|s?webhdfs|hdfs)//",
+    re.IGNORECASE,
 )
 """The beginning of a URI that is not one of a file, and has no server: as a path, it would be a folder of that name."""
 _LONGEST = 4096
@@ -128,7 +130,7 @@ def split_address(uri: str) -> SplitResult | None:
     if "://" not in uri and not uri.startswith("file:"):
         if _WITHOUT_SERVER.match(uri):
             raise ConfigError(
-                "an address with a scheme needs // and a bucket or server after it",
+                "an address with a scheme needs :// and a bucket or server after it",
                 hint="write for example s3://bucket/prefix; for a folder of this name in the working directory, "
                 "write ./ in front of it",
                 uri=re.sub("(?<=:).*@", "…@", uri, flags=re.DOTALL)[:100],

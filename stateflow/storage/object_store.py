@@ -78,6 +78,12 @@ _QUERY = re.compile(r"\?[^\s\"'<>,)]+")
 _ODD_KEY = re.compile(r"Path \"(.*?)\"(?: contained empty path segment|: Encountered illegal)", re.DOTALL)
 """obstore's words about a key that it cannot address."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_URL = re.compile(r"https?://[^/?#\s]+", re.IGNORECASE)
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_STS", "AWS_METADATA_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURE_MSI_ENDPOINT"),
+}
 _PAGE = {"s3": 1000, "gs": 1000, "az": 5000}
 """Entries in an answer to a list."""
 _DELETED_AT_ONCE = {"s3": 1000, "gs": 1, "az": 256}
@@ -177,6 +183,7 @@ class ObjectStorage(Storage):
         allows_http = os.environ.get(_ALLOW_HTTP[scheme], "").lower() == "true"
         http: ClientConfig = {"allow_http": True} if allows_http else {}
         self._check_process()
+        self._check_endpoints()
         try:
             self._store = _STORES[scheme](bucket, retry_config=retries, client_options=_CLIENT | http)
         except exceptions.BaseError as e:
@@ -423,6 +430,18 @@ class ObjectStorage(Storage):
                 _clock.sleep(pause)
         TRAFFIC.add(requests)
         return request()
+
+    def _check_endpoints(self) -> None:
+        """Raises ConfigError for an endpoint in the environment that is not an URL: obstore would panic."""
+        for name in _ENDPOINTS[self.scheme]:
+            given = os.environ.get(name)
+            if given is not None and not _URL.match(given):
+                raise ConfigError(
+                    "the endpoint of a storage in the environment is not an URL",
+                    hint=f"set {name} to an address that begins with http:// or https://, or unset it",
+                    storage=self.uri,
+                    variable=name,
+                )
 
     def _check_process(self) -> None:
         if _process.is_forked:

@@ -115,9 +115,11 @@ def test_the_backlog_is_what_the_version_at_the_position_lacks(prices: Prices) -
     assert (before.rows, before.files, before.exact) == (1, 1, True) and before.size_bytes
     first = source.read(None, LIMITS)
     assert first is not None and source.backlog(first.position) == Backlog(rows=0, size_bytes=0, files=0)
+    assert not source.has_new_input(first.position)
     prices.add(("c", 3), ("d", 4), ("e", 5))
     prices.add(("f", 6))
     prices.delete("item = 'a'")
+    assert source.has_new_input(first.position)
     waiting = source.backlog(first.position)
     # Three files: two new ones, and one without its last row.
     assert (waiting.rows, waiting.files, waiting.exact) == (5, 3, False)

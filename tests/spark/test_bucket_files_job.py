@@ -91,6 +91,17 @@ def test_files_of_a_bucket_are_read_once_by_their_names_whatever_their_times(job
     _check(job, p=[*range(5)], j=[*range(6)], c=[*range(4)])
 
 
+@pytest.mark.parametrize("formats", ["json", "parquet json csv"])
+def test_a_job_begins_before_its_first_file(job: ModuleJob, data: Path, formats: str) -> None:
+    if formats != "json":
+        _parquet(data / "parquet" / "one.parquet", range(5))
+    for _ in range(2):
+        job.finish(job__formats=formats)
+    _json(data / "json" / "one.json", range(3))
+    job.finish(job__formats=formats)
+    assert job.rows("out") == _expected(j=[*range(3)], p=[] if formats == "json" else [*range(5)])
+
+
 def test_files_that_wait_in_a_bucket_are_counted_after_a_run_and_while_none_is_active(
     job: ModuleJob, data: Path
 ) -> None:

@@ -58,6 +58,7 @@ def test_a_malformed_or_unknown_address_is_refused_and_its_credentials_are_not_s
 
 
 _WITHOUT_SERVER = [
+    "s3//bucket/t", "AZ//container/t", "webhdfs//namenode:9870/t",
     "s3:/bucket/t", "S3:/bucket/t", "s3:bucket", "s3a:/bucket/t", "gs:/bucket/t", "dbfs:/mnt/t", "hdfs:/data/t",
     "c:/data", "arn:aws:s3:::bucket/t", "https:/host/t", "memory:x", "abfss:/container/t",
 ]  # fmt: skip

@@ -301,6 +301,20 @@ def test_incomplete_credentials_are_a_configuration_error_before_any_request(
     assert variable in refused.value.hint and refused.value.facts["reason"]
 
 
+@pytest.mark.parametrize("endpoint", ["", "127.0.0.1:9000", "localhost", "htp://host", "http://", "/path"])
+@pytest.mark.parametrize(
+    ("scheme", "variable"),
+    [("s3", "AWS_ENDPOINT_URL"), ("s3", "AWS_ENDPOINT"), ("az", "AZURE_STORAGE_ENDPOINT"), ("gs", "GOOGLE_BASE_URL")],
+)
+def test_an_endpoint_that_is_not_an_url_is_refused_with_its_variable(
+    scheme: str, variable: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, endpoint)
+    with raises(ConfigError, storage=f"{scheme}://bucket/job", variable=variable) as refused:
+        ObjectStorage(scheme, "bucket", "job", _ONCE)
+    assert variable in refused.value.hint
+
+
 def test_an_endpoint_without_tls_is_refused_with_the_variable_that_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with hostile_server(lambda _: answer(404)) as server:
         _configure(server, monkeypatch)

@@ -201,6 +201,9 @@ class SparkLocation:
             return []
         folder = self.log_folder(source)
         wanted = range(0 if before is None else before + 1, last + 1)
+        if not wanted:
+            # A source without any file yet has no folder of its log.
+            return []
         # A compacted entry has all files that were ever read; most of them need no parsing.
         files = [
             decode_logged_file(line, source=source, entry=name)
