@@ -35,6 +35,8 @@ class Dataset:
         storage: ``delta`` or ``iceberg`` for tables of files, else empty.
         file_format: of its files, if that is known.
         tables: names of the same table in catalogs, as pairs of namespace and name.
+        version: of a source's table: the newest one whose rows were read.
+        added: fields of a source's rows that are not columns of the dataset.
     """
 
     namespace: str
@@ -43,6 +45,8 @@ class Dataset:
     storage: str = ""
     file_format: str = ""
     tables: tuple[tuple[str, str], ...] = ()
+    version: str = ""
+    added: frozenset[str] = frozenset()
 
 
 def path_name(address: str) -> tuple[str, str]:

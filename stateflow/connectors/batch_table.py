@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from importlib.util import find_spec
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from stateflow.api.datasets import Dataset, path_name
 from stateflow.api.schema import RowIdentity, RowSchema
-from stateflow.api.source import Backlog, InitialPosition, LocalSource, Slice, StartPosition
+from stateflow.api.source import Backlog, InitialPosition, LocalSource, Slice, StartPosition, local_position
 from stateflow.clock import Clock, SystemClock
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.delta.commits import TableLog
@@ -113,7 +114,12 @@ class BatchTable(LocalSource):
         return f"BatchTable[{self._table}]"
 
     def datasets(self, offset: str) -> Sequence[Dataset]:
-        return (Dataset(*path_name(self._table), kind="TABLE", storage="delta", file_format="parquet"),)
+        version, name = "", path_name(self._table)
+        # Before the first batch, and of a source without Spark, it is not a position of Spark.
+        with suppress(msgspec.MsgspecError):
+            version = str(_position.decode(local_position(offset) or offset).version)
+        added = frozenset({self._deleted})
+        return (Dataset(*name, kind="TABLE", storage="delta", file_format="parquet", version=version, added=added),)
 
     def check_settings(self, limits: SourceSettings) -> None:
         """See `Source.check_settings`: a table that does not exist, or has features that cannot be read, is refused."""

@@ -332,7 +332,8 @@ class JobDatasets:
         datasets: dict[tuple[str, str], DatasetFacts] = {}
         for source in self._graph.sources:
             for dataset in found[source.uid]:
-                known = DatasetFacts(dataset, _columns(source.source.schema), row_count=count)
+                columns = tuple(each for each in _columns(source.source.schema) if each[0] not in dataset.added)
+                known = DatasetFacts(dataset, columns, dataset.version, row_count=count)
                 datasets.setdefault((dataset.namespace, dataset.name), known)
         return tuple(datasets.values())
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -11,7 +13,12 @@ from openlineage.client.naming import dataset as naming
 
 from stateflow import DeltaSink, DeltaSource, FileSink, FileSource, IcebergSink, KafkaSink, KafkaSource, PostgresSink
 from stateflow.api.datasets import Dataset, path_name, without_credentials
+from stateflow.api.graph import Graph
+from stateflow.api.source import spark_position
+from stateflow.checkpoint.log.documents import NOT_BEGUN, SourcePosition
+from stateflow.connectors.batch_table import BatchTable
 from stateflow.connectors.spark import SparkSource
+from stateflow.lineage.events import JobDatasets
 
 
 class Row(msgspec.Struct):
@@ -61,6 +68,43 @@ def test_connectors_name_what_they_read_and_write(tmp_path: Path) -> None:
     assert _only(SparkSource("delta", schema=Row, path=str(tmp_path / "t")).datasets("")) == local
     assert _only(KafkaSink(brokers, topic="flights").datasets()) == topic
     assert _only(KafkaSource(brokers, schema=Row, topics="flights").datasets("")) == topic
+
+
+class Changed(msgspec.Struct):
+    id: int
+    kind: str
+
+
+@pytest.mark.parametrize(
+    ("index", "is_start", "version"), [(-1, "true", "7"), (3, "true", "7"), (-1, "false", "6"), (0, "false", "7")]
+)
+def test_a_delta_source_names_the_newest_version_of_which_it_has_read_rows(
+    tmp_path: Path, index: int, is_start: str, version: str
+) -> None:
+    source = DeltaSource(tmp_path, schema=Changed, changes=True, metadata={"kind": "change"})
+    offset = f'{{"reservoirId":"t","reservoirVersion":7,"index":{index},"isStartingVersion":{is_start}}}'
+    (read,) = source.datasets(offset)
+    assert read.version == version and read.added == {"kind"}
+    assert source.datasets("")[0].version == ""
+
+
+class Followed(msgspec.Struct):
+    id: int
+    gone: bool
+
+
+def test_a_followed_table_has_its_version_and_not_the_field_for_removed_rows(tmp_path: Path) -> None:
+    table, runs = BatchTable(tmp_path, schema=Followed, refresh=timedelta(minutes=1), deleted="gone"), Graph()
+    runs.add_source("table", table)
+    position = '{"table":"t","version":12}'
+    for offset, version in (
+        (position, "12"),
+        (json.dumps(spark_position(position)), "12"),
+        ("", ""),
+        (json.dumps(spark_position(None)), ""),
+    ):
+        (facts,) = JobDatasets(runs).inputs([SourcePosition(uid="table", description="", offset=offset or NOT_BEGUN)])
+        assert (facts.columns, facts.version) == ((("id", "bigint"),), version)
 
 
 def test_the_topics_of_a_pattern_are_those_of_the_position() -> None:

@@ -84,6 +84,11 @@ class Offset(msgspec.Struct, frozen=True, kw_only=True):
         """Sort key of a position within one table."""
         return self.reservoirVersion, self.files_read
 
+    @property
+    def newest_read(self) -> int:
+        """The newest version of which rows were read; -1 for none."""
+        return self.reservoirVersion - (0 if self.isStartingVersion or self.files_read else 1)
+
     def after(self, version: int) -> Offset:
         """Returns the position after all files of a version."""
         return Offset(reservoirId=self.reservoirId, reservoirVersion=version + 1)

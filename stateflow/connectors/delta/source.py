@@ -124,7 +124,9 @@ class DeltaSource(Source):
         return description == self.description
 
     def datasets(self, offset: str) -> Sequence[Dataset]:
-        return (Dataset(*path_name(self.path), kind="TABLE", storage="delta", file_format="parquet"),)
+        version, name = self._parsed(offset).newest_read if offset else -1, path_name(self.path)
+        read, added = str(version) if version >= 0 else "", frozenset(self._metadata)
+        return (Dataset(*name, kind="TABLE", storage="delta", file_format="parquet", version=read, added=added),)
 
     def check_settings(self, limits: SourceSettings) -> None:
         """See `Source.check_settings`: a table that does not exist, or has features that cannot be read, is refused."""
