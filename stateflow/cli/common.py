@@ -29,6 +29,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from stateflow.api.source import local_position
 from stateflow.checkpoint.job_requests import RequestTimeouts
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.clock import is_timestamp, parse_timestamp
@@ -546,6 +547,8 @@ def offset_text(offset: object) -> str:
     """
     if not isinstance(offset, str):
         offset = "" if offset is None else json.dumps(offset, separators=(",", ":"))
+    # Of a source that Spark reads through its Python API, it is within Spark's own.
+    offset = local_position(offset) or offset
     if not offset.lstrip().startswith(("{", "[")):
         return re.sub(r"\s+", " ", offset).strip() or "-"
     return re.sub(r'[{}"\s]', "", offset) or "-"
@@ -556,7 +559,7 @@ def short_offset(offset: object) -> str:
 
     The position of a Delta table begins with the version, and does not have the id of the table.
     """
-    text = re.sub("(sourceVersion|reservoirId):[^,]*,", "", offset_text(offset))
+    text = re.sub("(sourceVersion|reservoirId):[^,]*,|^table:[0-9a-f-]{36},", "", offset_text(offset))
     text = text.replace("reservoirVersion:", "version:")
     return f"{text[:57]}…" if len(text) > 58 else text
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stateflow.api.source import spark_position
 from stateflow.cli.common import align_columns, one_line, short_offset, visible
 from tests.support import root_files
 from tests.support.cli_fixture import CliFixture, invoke
@@ -36,6 +37,9 @@ def test_the_short_position_of_a_delta_table_begins_with_its_version() -> None:
     names = '{"sourceVersion":1,"reservoirId":"a86dc411-9f3c-4c6d-abdb-e1b467f9fa49","reservoirVersion":3,"index":-1}'
     assert short_offset(names) == "version:3,index:-1"
     assert short_offset('{"orders":{"0":1797,"1":2203}}') == "orders:0:1797,1:2203"
+    table = '{"table":"02ccfe29-94ed-4794-bd65-6ba16e3ee0c6","version":3}'
+    assert short_offset(table) == short_offset(json.dumps(spark_position(table))) == "version:3"
+    assert short_offset('{"table":{"0":3,"1":4}}') == "table:0:3,1:4"
 
 
 def test_no_command_prints_a_control_character(cli: CliFixture) -> None:
