@@ -227,6 +227,12 @@ METRIC_FIELDS = {
     "sink": {f"stateflow.sink.{name}": field for name, field in _SINK_FIELDS.items()},
 }
 """By kind of what is measured: the field of its record in the history, by name of the metric."""
+_COUNTERS_OF_JOB = [
+    name
+    for name, spec in METRICS.items()
+    if spec.kind is MetricKind.COUNTER and not any(name in fields for fields in METRIC_FIELDS.values())
+]
+"""Counters with one series for each job."""
 
 
 class Recorder(Protocol):
@@ -280,7 +286,7 @@ _FLUSH_TIMEOUT_SECONDS = 3
 
 
 class OpenTelemetryRecorder:
-    """Recorder that passes metrics to OpenTelemetry.
+    """Recorder that passes metrics to OpenTelemetry. The counters of the job are 0 from the start.
 
     Args:
         meter: creates the instruments.
@@ -296,6 +302,9 @@ class OpenTelemetryRecorder:
                 self._counters[name] = meter.create_counter(name, spec.unit, spec.text)
             else:
                 self._gauges[name] = meter.create_gauge(name, spec.unit, spec.text)
+        # Without the 0, the first failure would begin a series with 1: Prometheus sees no increase there.
+        for name in _COUNTERS_OF_JOB:
+            self.count(name, 0)
 
     def count(self, name: str, amount: float = 1, **attributes: str) -> None:
         """Adds `amount` to the counter `name`."""
@@ -346,11 +355,14 @@ def _own_meter(settings: TelemetrySettings, stack: contextlib.ExitStack) -> metr
 
     readers: list[MetricReader] = []
     if settings.prometheus_port:
-        readers.append(_prometheus(settings.prometheus_port, stack))
+        readers.append(_prometheus())
     if settings.otlp_endpoint:
         readers.append(_otlp_metrics(settings))
     provider = MeterProvider(readers, _resource())
     stack.callback(provider.shutdown, _FLUSH_TIMEOUT_SECONDS * 1000)
+    if settings.prometheus_port:
+        # After the provider, and closed before it: a reader without a provider cannot answer a scrape.
+        _serve_metrics(settings.prometheus_port, stack)
     return provider.get_meter(_SERVICE)
 
 
@@ -360,9 +372,14 @@ def _resource() -> Resource:
     return Resource.create({"service.name": _SERVICE})
 
 
-def _prometheus(port: int, stack: contextlib.ExitStack) -> MetricReader:
-    import prometheus_client
+def _prometheus() -> MetricReader:
     from opentelemetry.exporter.prometheus import PrometheusMetricReader
+
+    return PrometheusMetricReader()
+
+
+def _serve_metrics(port: int, stack: contextlib.ExitStack) -> None:
+    import prometheus_client
 
     try:
         server, thread = prometheus_client.start_http_server(port, addr=_LOOPBACK)
@@ -374,7 +391,6 @@ def _prometheus(port: int, stack: contextlib.ExitStack) -> MetricReader:
         stack.callback(thread.join)
         stack.callback(server.server_close)
         stack.callback(server.shutdown)
-    return PrometheusMetricReader()
 
 
 def _otlp_metrics(settings: TelemetrySettings) -> MetricReader:

@@ -39,7 +39,7 @@ MIGRATES, INCOMPATIBLE = 10, 20
 @click.option(
     "--against",
     metavar="URI",
-    help="Job root, for its newest checkpoint, or the folder of a savepoint. Required; plan checks a new job.",
+    help="Job root, for its newest checkpoint, or the folder of a savepoint. Required; explain checks a new job.",
 )
 @with_options(graph_options())
 @DROP

@@ -154,9 +154,10 @@ def show(job_root: str, checkpoint: int, as_json: bool) -> None:
     for uid, offset in found.offsets.items():
         print_text(f"  source {uid} at {offset_text(offset)}")
     for operator in found.operators:
+        states = ", ".join([*operator.states, *operator.operator_states])
         print_text(
             f"  operator {operator.uid}: {human_bytes(operator.size_bytes)} in {count_of(operator.files, 'file')}, "
-            f"{count_of(operator.subtasks, 'subtask')}, states {', '.join(operator.states) or 'none'}"
+            f"{count_of(operator.subtasks, 'subtask')}, states {states or 'none'}"
         )
 
 

@@ -326,7 +326,7 @@ def _print_vacuum(report: VacuumReport, verb: str) -> None:
         f"{report.uid}: {verb} {count_of(report.deleted_files, 'file')}, {human_bytes(report.freed_bytes)}; "
         f"{report.table} at version {report.version}"
     )
-    for held in report.held:
+    for held in (each for each in report.held if each.files):
         print_text(
             f"  version {held.version} is needed by {', '.join(held.holders)}: "
             f"{count_of(held.files, 'file')} kept, {human_bytes(held.size_bytes)}"

@@ -26,6 +26,7 @@ from stateflow.cli.common import (
     align_columns,
     count_of,
     human_bytes,
+    in_utc,
     json_option,
     offset_text,
     one_line,
@@ -190,11 +191,11 @@ def show(job_root: str, name: str, as_json: bool) -> None:
         f"max parallelism {document.max_parallelism}, {document.format.value} format"
     )
     print_text(
-        f"  made {document.made_at} by {describe_requester(document.by)}, {document.origin.value}"
+        f"  made {in_utc(document.made_at)} by {describe_requester(document.by)}, {document.origin.value}"
         + (f": {document.reason}" if document.reason else "")
     )
     if report.claimed_by:
-        print_text(one_line(f"  claimed by {report.claimed_by} at {report.claimed_at}"))
+        print_text(one_line(f"  claimed by {report.claimed_by} at {in_utc(report.claimed_at)}"))
     for operator in document.manifest.operators:
         size = state_bytes([operator])
         states = ", ".join(

@@ -181,6 +181,7 @@ class OperatorDescription:
         files: number of files.
         size_bytes: size of the state.
         states: names of the keyed states.
+        operator_states: names of the list states and broadcast states.
     """
 
     uid: str
@@ -188,6 +189,7 @@ class OperatorDescription:
     files: int
     size_bytes: int
     states: tuple[str, ...]
+    operator_states: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,14 @@ def describe_checkpoint(job_root: str, checkpoint_id: int) -> CheckpointDescript
 def operators_of(manifest: Manifest) -> tuple[OperatorDescription, ...]:
     """Returns the description of each operator's state."""
     return tuple(
-        OperatorDescription(o.uid, len(o.subtasks), len(o.files), state_bytes([o]), tuple(s.name for s in o.states))
+        OperatorDescription(
+            o.uid,
+            len(o.subtasks),
+            len(o.files),
+            state_bytes([o]),
+            tuple(s.name for s in o.states),
+            tuple(s.name for s in o.operator_states),
+        )
         for o in manifest.operators
     )
 

@@ -500,3 +500,34 @@ def test_pins_are_listed_and_dropped(cli: CliFixture, golden: SnapshotAssertion)
     assert invoke("pins", *where, "--drop", "other").exit_code == 2
     assert normalized(invoke("pins", *where, "--drop", pin.id).output) == golden
     assert root.head().entry.pinned == []
+
+
+BROADCAST = """
+from stateflow import KeyedBroadcastProcessFunction, MapStateDescriptor
+
+PRICES = MapStateDescriptor("prices", str, int)
+
+
+class AddPrice(KeyedBroadcastProcessFunction):
+    def process_element(self, row, ctx):
+        yield Total(row.key, row.number)
+
+    def process_broadcast_element(self, row, ctx):
+        ctx.get_broadcast_state(PRICES).put(row.key, row.number)
+
+
+def build(env):
+    rows = env.from_source(source(), uid="rows")
+    rows.key_by("key").connect(rows.broadcast()).process(AddPrice(), output=Total, uid="price").sink_to(
+        sink(), uid="totals"
+    )
+"""
+
+
+def test_a_checkpoint_shows_the_names_of_its_broadcast_states(cli: CliFixture) -> None:
+    cli.write(BROADCAST)
+    made = str(cli.run().checkpoint_id)
+    shown = json.loads(invoke("checkpoints", "show", "--job-root", cli.root, made, "--json").output)
+    assert [(o["uid"], o["states"], o["operator_states"]) for o in shown["operators"]] == [("price", [], ["prices"])]
+    text = invoke("checkpoints", "show", "--job-root", cli.root, made).output
+    assert re.search(r"operator price: .* states prices$", text, re.MULTILINE)

@@ -15,6 +15,7 @@ from stateflow.connectors.files import sink as file_sink
 from stateflow.connectors.files.sink import FileSink
 from stateflow.connectors.table_folder import DiskFolder, TableFolder
 from stateflow.errors import ConfigError, CorruptFile, JobDefinitionError, SchemaMismatch, SinkDiverged, SinkRefused
+from tests.docs.pages import blocks, load_module, read
 from tests.support import file_tables
 from tests.support.delta_tables import Every, Instant, context, put, snapshot, write
 from tests.support.errors import raises
@@ -155,6 +156,25 @@ def test_old_entries_are_deleted_and_a_restore_to_before_them_is_refused(
     assert handle.rewind(handle.plan_rewind(45).to_version, 70) == 69
     assert _ids(sink) == [*range(1, 46)]
     assert sink.sweep(_ABOUT, lambda *_: True) == []
+
+
+def test_the_code_of_the_guide_finds_the_files_that_spark_sees(tmp_path: Path) -> None:
+    guide = load_module(tmp_path / "guide_write_files.py", "\n".join(blocks(read("write-files"), "python")))
+    folder = tmp_path / "a folder"
+    sink = _sink(folder, partition_by=["place"])
+    assert guide.visible_files(str(folder)) == []
+    put(sink, _ABOUT, 1, _ROWS)
+    _fill(sink, 8, first=2)
+    # Before the first entry that lists all files, with it, and after it.
+    assert sorted(guide.visible_files(str(folder))) == sorted(file_tables.visible(folder))
+    _fill(sink, 12, first=9)
+    assert sorted(guide.visible_files(str(folder))) == sorted(file_tables.visible(folder))
+    handle = sink.open_table(_ABOUT)
+    handle.rewind(handle.plan_rewind(1).to_version, 13)
+    write(sink, _ABOUT, [Reading(id=99)])
+    found = guide.visible_files(str(folder))
+    assert sorted(found) == sorted(file_tables.visible(folder)) and len(found) == len(_PLACES)
+    assert all(file.is_file() for file in found)
 
 
 def test_a_version_whose_files_are_gone_is_refused_in_the_plan(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -255,6 +256,24 @@ def test_only_runs_with_telemetry_settings_need_the_sdk(monkeypatch: pytest.Monk
     ):
         pass
     assert "stateflow[telemetry]" in refused.value.hint
+
+
+def test_the_counters_of_a_job_are_zero_from_the_start_of_a_run() -> None:
+    port = free_port()
+    with (
+        telemetry(TelemetrySettings(prometheus_port=port), "flights") as recorder,
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as first,
+    ):
+        series = re.findall(r'^([a-z_]+)_total\{job="flights"[^}]*\} ([\d.e+]+)$', first.read().decode(), re.MULTILINE)
+        recorder.count("number_of_failed_checkpoints")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as second:
+            failed = re.search(r"^number_of_failed_checkpoints_total\{.*\} (.+)$", second.read().decode(), re.MULTILINE)
+    assert {value for _, value in series} == {"0.0"} and failed and float(failed[1]) == 1
+    names = [name for name, _ in series]
+    assert len(names) == len(set(names))
+    # What the documented alerts, and increase() in Prometheus, need.
+    assert {"number_of_failed_checkpoints", "num_restarts", "num_collection_failures", "num_records_in"} <= set(names)
+    assert not [name for name in names if name.startswith(("stateflow_operator", "stateflow_sink"))]
 
 
 def test_spans_and_metrics_go_to_a_collector(job: AccountsJob) -> None:
