@@ -10,10 +10,12 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from http.cookiejar import DefaultCookiePolicy
 from io import BufferedReader
+from pathlib import Path
 from typing import Any, Self
 
 import requests
@@ -35,6 +37,19 @@ _ANSWER_SECONDS = 20.0
 
 class BadAnswer(Exception):
     """An answer is too long, too slow, or not of the documented form."""
+
+
+class UntrustedServer(BadAnswer):
+    """The certificate of a server is not accepted.
+
+    Args:
+        authorities: the file with the authorities that are trusted.
+        reason: why that file cannot be used, or the certificate is not accepted.
+    """
+
+    def __init__(self, authorities: str, reason: str) -> None:
+        super().__init__(reason)
+        self.authorities = authorities
 
 
 def read_answer(answer: requests.Response, clock: Clock, limit: int) -> bytes:
@@ -66,6 +81,7 @@ def exchange_json(
         limit: size of the longest answer, in bytes.
 
     Raises:
+        UntrustedServer: its certificate is not accepted.
         BadAnswer: the server cannot be reached, or its answer is too long, too slow, or is not a document of JSON.
     """
     try:
@@ -74,9 +90,42 @@ def exchange_json(
             data = read_answer(answer, clock, limit)
             return answer.status_code, json.loads(data) if data else None
     except (requests.RequestException, urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as e:
-        raise BadAnswer(f"the server cannot be reached: {type(e).__name__}") from e
+        raise _untrusted(session, url, e) or BadAnswer(f"the server cannot be reached: {reason_of_failure(e)}") from e
     except (ValueError, RecursionError) as e:
         raise BadAnswer("the answer is not a document of JSON") from e
+
+
+def reason_of_failure(error: BaseException) -> str:
+    """Returns the class of a failed request's exception, and the error of the operating system or of TLS.
+
+    Texts of other exceptions contain URLs, which may contain a token.
+    """
+    found = next((each for each in _causes(error) if isinstance(each, OSError) and each.strerror), None)
+    name = type(error).__name__
+    return f"{name}: {found.strerror}" if found is not None else name
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def _untrusted(session: requests.Session, url: str, error: Exception) -> UntrustedServer | None:
+    """Returns the error of a certificate that is not accepted; None for any other failure."""
+    if not url.startswith("https:"):
+        return None
+    # What the session has used: its own file, or one that the environment names.
+    used = session.merge_environment_settings(url, {}, None, None, None)["verify"]
+    authorities = used if isinstance(used, str) else requests.utils.DEFAULT_CA_BUNDLE_PATH
+    try:
+        if not Path(authorities).is_dir():
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(authorities)
+    except OSError as e:
+        return UntrustedServer(authorities, e.strerror or type(e).__name__)
+    refused = next((each for each in _causes(error) if isinstance(each, ssl.SSLCertVerificationError)), None)
+    return None if refused is None else UntrustedServer(authorities, refused.verify_message)
 
 
 LINE_BYTES = 256 << 10

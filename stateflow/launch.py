@@ -19,7 +19,7 @@ from stateflow.clock import SystemClock
 from stateflow.config.settings import Settings
 from stateflow.config.sources import SettingsLayer, resolve
 from stateflow.environment import StreamExecutionEnvironment, declare
-from stateflow.errors import Fenced, InternalError, StateflowError, StorageError, WrongJobRoot
+from stateflow.errors import ConfigError, Fenced, InternalError, StateflowError, StorageError, WrongJobRoot
 from stateflow.helpers import call_periodically
 from stateflow.lineage.reporter import LineageReporter, report_lineage
 from stateflow.observability import Recorder, log_event, telemetry
@@ -360,23 +360,33 @@ def _lineage(start: StartContext, request: RunRequest) -> Iterator[LineageReport
 def run_if_idle(request: RunRequest) -> RunResult | None:
     """Returns the result of a run that has nothing to do; None if `run_job` has to be called. Starts no Spark.
 
-    The job file is loaded only if settings and job root do not show that a run is needed. None of the errors of
-    `run_job` is raised: that call raises them.
+    The job file is loaded only if settings and job root do not show that a run is needed. All other errors of `run_job`
+    are left to that call, whose host may have what this one lacks.
 
     Args:
         request: the run; one with an initial savepoint is never idle.
+
+    Raises:
+        ConfigError: the storage of the job root refuses access: it would refuse `run_job` as well.
     """
     clock = SystemClock()
     began = clock.monotonic()
     if request.initial_savepoint:
         return None
+    reads_root = False
     try:
-        reason = need_without_job(open_storage(request.job_root), clock, resolve(*request.layers).run)
+        storage, settings = open_storage(request.job_root), resolve(*request.layers).run
+        reads_root = True
+        reason = need_without_job(storage, clock, settings)
+        reads_root = False
         if reason:
             log_event(_log, logging.INFO, "not_idle", text=f"Spark is needed: {reason}", reason=reason)
             return None
         return idle_result(prepare(request.job_file, request.job_root, request.layers).start, began)
     except StateflowError as e:
+        # Not a subclass: Python, packages and version of the driver's host may be others.
+        if reads_root and type(e) is ConfigError:
+            raise
         log_event(_log, logging.INFO, "not_idle", text=f"Spark is needed: {e.sentence}", reason=e.code)
         return None
 

@@ -335,7 +335,7 @@ def _write_document(path: Path, document: Mapping[str, object]) -> None:
 
 
 class _SubmitCommand(click.Command):
-    """A command with the options of `run`, then ``--`` and the command line of spark-submit without the program."""
+    """A command with the options of `run`, then ``--`` and the command line of spark-submit without the job file."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index(_SEPARATOR) if _SEPARATOR in args else len(args)
@@ -349,11 +349,12 @@ class _SubmitCommand(click.Command):
 def _submit(log_format: str, run_id: str, result_file: Path | None, **others: object) -> None:
     """Run a job through spark-submit, but end without it if there is nothing to do.
 
-    Takes the options of run, then -- and the command line of spark-submit without the program, such as
+    Takes the options of run, then -- and the command line of spark-submit without the job file, such as
     -- spark-submit --master spark://host:7077. With Spark, stateflow run gets the same options.
 
     spark-submit starts a JVM before the job file is read. This command first asks the sources for new input. Unless
-    they all confirm that there is none, or with run.skip_idle off, spark-submit replaces this process.
+    they all confirm that there is none, or with run.skip_idle off, spark-submit replaces this process. A job root that
+    denies access ends this command at once.
 
     With --deploy-mode cluster, on YARN or Kubernetes, the driver runs in the cluster, and this command follows it: it
     reports the checkpoints, and ends with the result of the run. A first SIGTERM or SIGINT ends the run with a
@@ -514,13 +515,18 @@ def _end_with(document: Mapping[str, object], result_file: Path | None) -> None:
 
 
 def _idle_result(options: Mapping[str, object], run_id: str) -> RunResult | None:
-    """Returns the result of a start with nothing to do; None if Spark is needed, or if the check fails."""
+    """Returns the result of a start with nothing to do; None if Spark is needed, or if the check fails.
+
+    Raises ConfigError if an option is not valid, or the job root refuses access.
+    """
     if options["from_savepoint"]:
         return None
     try:
         config, assignments = cast("Path | None", options["config"]), cast("tuple[str, ...]", options["assignments"])
         layers = _run_layers(config, assignments, drain=bool(options["drain"]))
         return run_if_idle(RunRequest(cast("Path", options["job"]), str(options["job_root"]), layers, run_id))
+    except ConfigError:
+        raise
     except Exception as e:
         # The run that follows reports what is wrong, or does not need what this check has needed.
         log.warning("the check whether there is anything to do failed: %s", as_stateflow_error(e))

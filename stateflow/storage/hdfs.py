@@ -35,7 +35,7 @@ from urllib3.exceptions import HTTPError, MaxRetryError
 
 from stateflow.clock import Clock, SystemClock
 from stateflow.errors import ConfigError, DataError, StorageError
-from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, read_answer, stream_answer
+from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, read_answer, reason_of_failure, stream_answer
 from stateflow.storage.base import (
     TRAFFIC,
     BlobInfo,
@@ -391,16 +391,10 @@ def translate_errors(uri: str, key: str) -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """Returns what failed: the status of a refusal, or an exception's class and the operating system's error.
-
-    Texts of other exceptions contain URLs, which may contain a token.
-    """
+    """Returns what failed: the status of a refusal, or an exception's class and the operating system's error."""
     if isinstance(error, HdfsRefusal | BadAnswer):
         return str(error)
-    found: BaseException | None = error
-    while found is not None and not (isinstance(found, OSError) and found.strerror):
-        found = found.__cause__ or found.__context__
-    return f"{type(error).__name__}: {found.strerror}" if isinstance(found, OSError) else type(error).__name__
+    return reason_of_failure(error)
 
 
 _TEMPORARY = ".aside"

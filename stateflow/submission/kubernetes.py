@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import ssl
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +20,7 @@ import msgspec
 from stateflow.clock import Clock
 from stateflow.config.submit_options import hide_conf, option
 from stateflow.errors import ClusterFailed, ConfigError, StateflowError
-from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, exchange_json
+from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, UntrustedServer, exchange_json
 from stateflow.private_files import write_private
 from stateflow.submission.cluster import Application, Cluster, Phase, SparkSubmit, run_spark_submit
 from stateflow.submission.shipment import JOB_FOLDER, LAUNCH_FILE, Shipment
@@ -58,6 +59,7 @@ _POLL = timedelta(milliseconds=200)
 _LONGEST_REASON = 3000
 _CONFLICT = 409
 """Status of an answer to a deletion whose preconditions do not hold."""
+_NEW_CA = "kubectl get configmap kube-root-ca.crt --output 'jsonpath={.data.ca\\.crt}' > ca.crt"
 _Method = Literal["GET", "POST", "PATCH", "DELETE"]
 
 
@@ -352,6 +354,7 @@ class _Api:
         conf = spark_submit.conf
         address = spark_submit.master.removeprefix("k8s://").rstrip("/")
         self._address = address if "://" in address else f"https://{address}"
+        self._namespace = conf.get("spark.kubernetes.namespace") or "default"
         self._clock = clock
         self._session = BoundedSession(BoundedRetry(0), connections=1)
         self._has_answered = False
@@ -363,7 +366,9 @@ class _Api:
             self._session.trust_env = False
         certificate, key = (conf.get(f"{_AUTHENTICATE}.{name}", "") for name in ("clientCertFile", "clientKeyFile"))
         if certificate and key:
+            _check_client_certificate(certificate, key)
             self._session.cert = (certificate, key)
+        self._certificate = certificate
         files = {"oauthTokenFile": self._token, "caCertFile": authority}
         self.credentials = {f"{_AUTHENTICATE}.{name}": path for name, path in files.items() if path}
         if not (self._token or certificate or self._address.startswith("http://")):
@@ -383,20 +388,28 @@ class _Api:
         """Returns the answer to a request; None if the object does not exist.
 
         Raises:
-            ClusterFailed: the server cannot be reached, has failed, or a quota has refused the request.
+            ClusterFailed: the server cannot be reached, has failed, or a quota has refused the request. Also instead of
+                ConfigError once the server has answered: its credentials may be replaced while a driver is followed.
             ConfigError: the credentials are not valid, or do not permit the request.
         """
         headers = {"Content-Type": "application/merge-patch+json" if method == "PATCH" else "application/json"}
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._read_token()}"
+        self._session.headers.update(headers)
         try:
-            if self._token:
-                # The platform replaces the token in this file before it expires.
-                headers["Authorization"] = f"Bearer {Path(self._token).read_text().strip()}"
-            self._session.headers.update(headers)
             status, document = exchange_json(self._session, method, f"{self._address}{path}", self._clock, body=body)
-        except (BadAnswer, OSError) as e:
+        except UntrustedServer as e:
+            raise self._of_credentials()(
+                "the certificate of the API server of Kubernetes is not accepted",
+                hint=f"{_AUTHENTICATE}.caCertFile must be a PEM file with the authority that has signed it: {_NEW_CA}",
+                address=self._address,
+                authorities=e.authorities,
+                reason=str(e),
+            ) from e
+        except BadAnswer as e:
             raise ClusterFailed(
                 "the API server of Kubernetes cannot be reached",
-                hint="check the master and the files of its credentials",
+                hint="check the master, the network and the proxy",
                 address=self._address,
                 reason=str(e),
             ) from e
@@ -407,17 +420,71 @@ class _Api:
             return document
         raise self._refusal(status, path, document)
 
+    def _of_credentials(self) -> type[ClusterFailed] | type[ConfigError]:
+        """Returns the class of an error of the credentials."""
+        return ClusterFailed if self._has_answered else ConfigError
+
+    def _read_token(self) -> str:
+        """Returns the token, which the platform replaces in its file before it expires."""
+        try:
+            token = Path(self._token).read_bytes().strip()
+            reason = "" if token.isascii() and len(token.split()) == 1 else "it has no token, or more than a token"
+        except OSError as e:
+            token, reason = b"", e.strerror or type(e).__name__
+        if reason:
+            raise self._of_credentials()(
+                "the token for the API server of Kubernetes cannot be read",
+                hint=self._new_token(),
+                token_file=self._token,
+                reason=reason,
+            )
+        return token.decode()
+
+    def _new_token(self) -> str:
+        command = f"kubectl create token stateflow-submitter --namespace {self._namespace} --duration 8h"
+        return f"renew it before it expires: {command} > {self._token}; in a pod, the platform renews its own"
+
+    def _unknown_user(self, **facts: object) -> ClusterFailed | ConfigError:
+        """Returns the error of a server that does not know who sends a request."""
+        kind = self._of_credentials()
+        if self._token:
+            what = "the API server of Kubernetes does not accept the token: it is wrong or expired"
+            return kind(what, hint=self._new_token(), token_file=self._token, **facts)
+        return kind(
+            "the API server of Kubernetes requires credentials, or does not accept those that it gets",
+            hint=f"set {_AUTHENTICATE}.oauthTokenFile to the file of a token, or renew the client certificate",
+            client_certificate=self._certificate,
+            **facts,
+        )
+
     def _refusal(self, status: int, path: str, document: object) -> ClusterFailed | ConfigError:
         message = str(document.get("message", "")) if isinstance(document, dict) else ""
         facts = {"path": path, "status": status, "reason": message}
+        if status == 401:
+            return self._unknown_user(**facts)
         # A server that has just started does not know all rights yet.
-        if status not in (401, 403) or self._has_answered or "exceeded quota" in message:
+        if status != 403 or self._has_answered or "exceeded quota" in message:
             return ClusterFailed("the API server of Kubernetes refused a request", hint="see the reason", **facts)
         return ConfigError(
             "the API server of Kubernetes does not permit a request",
             hint="apply docker/kubernetes/rbac.yaml to the namespace, and submit as stateflow-submitter",
             **facts,
         )
+
+
+def _check_client_certificate(certificate: str, key: str) -> None:
+    """Raises ConfigError for files that are not a certificate and its private key."""
+    try:
+        # Without the callable, OpenSSL asks for the passphrase of a key on the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, password=str)
+    except (OSError, ValueError) as e:
+        raise ConfigError(
+            "the client certificate for the API server of Kubernetes cannot be used",
+            hint=f"{_AUTHENTICATE}.clientCertFile and clientKeyFile must be PEM files without a passphrase",
+            certificate=certificate,
+            key=key,
+            reason=(e.strerror if isinstance(e, OSError) else "") or type(e).__name__,
+        ) from None
 
 
 def _secret(name: str, shipment: Shipment) -> Mapping[str, object]:

@@ -19,7 +19,7 @@ import msgspec
 from stateflow.clock import Clock
 from stateflow.config.submit_options import hide_conf, hide_credentials, option
 from stateflow.errors import ClusterFailed, ConfigError
-from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, exchange_json
+from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, UntrustedServer, exchange_json
 from stateflow.private_files import write_private
 from stateflow.submission.cluster import Application, Cluster, Phase, SparkSubmit, run_spark_submit
 from stateflow.submission.shipment import JOB_FOLDER, Shipment
@@ -97,6 +97,7 @@ class Yarn(Cluster):
         self._clock = clock
         self._addresses = resource_managers(read_yarn_site(spark_submit.environment))
         self._session = BoundedSession(BoundedRetry(0), connections=1)
+        self._has_answered = False
 
     def submit(self, shipment: Shipment, is_cancelled: Callable[[], bool]) -> None:
         given = self._spark_submit
@@ -143,13 +144,15 @@ class Yarn(Cluster):
         self._spark_submit.tool("org.apache.hadoop.fs.FsShell", "-rm", "-r", "-f", "-skipTrash", folder)
 
     def _get(self, path: str) -> _Found:
-        problem = ""
+        problem, untrusted = "", None
         # The standby of a pair answers with a redirection, or not at all.
         for address in self._addresses:
             try:
                 status, document = exchange_json(self._session, "GET", f"{address}{path}", self._clock)
                 if status == 200:
-                    return msgspec.convert(document, _Found)
+                    found = msgspec.convert(document, _Found)
+                    self._has_answered = True
+                    return found
                 problem = f"HTTP {status}"
                 if status in (401, 403):
                     raise ConfigError(
@@ -160,8 +163,17 @@ class Yarn(Cluster):
                     )
             except BadAnswer as e:
                 problem = str(e)
+                untrusted = e if isinstance(e, UntrustedServer) else untrusted
             except msgspec.ValidationError:
                 problem = "its answer is not of the documented form"
+        if untrusted is not None and not self._has_answered:
+            raise ConfigError(
+                "the certificate of the ResourceManager is not accepted",
+                hint="set REQUESTS_CA_BUNDLE to a PEM file with the authority that has signed it",
+                addresses=list(self._addresses),
+                authorities=untrusted.authorities,
+                reason=str(untrusted),
+            )
         raise ClusterFailed(
             "the ResourceManager does not answer",
             hint="check yarn.resourcemanager.webapp.address in yarn-site.xml",

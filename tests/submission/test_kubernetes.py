@@ -20,7 +20,7 @@ from stateflow.submission import open_cluster
 from stateflow.submission.cluster import Phase, SparkSubmit
 from stateflow.submission.kubernetes import Kubernetes
 from stateflow.submission.shipment import LAUNCH_FILE, LaunchFile, make_shipment
-from tests.servers.listening import QuietHandler, listening
+from tests.servers.listening import QuietHandler, certificate, listening
 
 _SECRET = "what-nobody-may-see"
 _POD, _SECRETS = "/api/v1/namespaces/jobs/pods/stateflow-one", "/api/v1/namespaces/jobs/secrets/stateflow-one"
@@ -393,8 +393,64 @@ def test_a_server_that_has_answered_before_may_have_restarted(setup: Setup) -> N
 def test_a_server_that_is_away_is_an_error_of_the_cluster(tmp_path: Path) -> None:
     with listening(_ApiServer) as address:
         setup = Setup(address, tmp_path)
-    with pytest.raises(ClusterFailed):
+    with pytest.raises(ClusterFailed) as caught:
         setup.open().find("one")
+    assert "Connection refused" in str(caught.value.facts["reason"])
+
+
+@pytest.mark.parametrize("is_followed", [False, True], ids=["at first", "while a driver is followed"])
+def test_a_token_that_is_not_accepted_is_named(setup: Setup, is_followed: bool) -> None:
+    """While a driver is followed, another token may come in time."""
+    kubernetes = setup.open()
+    if is_followed:
+        setup.submit_one(kubernetes)
+    _ApiServer.refusal.append((401, "Unauthorized"))
+    with pytest.raises(ClusterFailed if is_followed else ConfigError) as caught:
+        kubernetes.find("one")
+    assert isinstance(caught.value, ClusterFailed | ConfigError)
+    assert caught.value.facts["token_file"] == str(setup.token)
+    assert f"create token stateflow-submitter --namespace jobs --duration 8h > {setup.token}" in caught.value.hint
+    assert "rbac" not in caught.value.hint and "first" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"two tokens", b"\xff"], ids=["missing", "empty", "two", "binary"])
+def test_a_file_without_a_token_is_named(setup: Setup, content: bytes | None) -> None:
+    setup.token.unlink() if content is None else setup.token.write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        setup.open().find("one")
+    assert caught.value.facts["token_file"] == str(setup.token)
+    assert not _ApiServer.requests
+
+
+@pytest.mark.parametrize("content", [None, "not a certificate", "another authority"])
+def test_a_certificate_that_is_not_accepted_is_an_error_of_the_settings(tmp_path: Path, content: str | None) -> None:
+    _ApiServer.objects.clear()
+    own, file = certificate(tmp_path), tmp_path / "ca.crt"
+    (tmp_path / "other").mkdir()
+    trusted = f"spark.kubernetes.authenticate.submission.caCertFile={own.ca_file}"
+    with listening(_ApiServer, own) as address:
+        setup = Setup(address, tmp_path)
+        assert setup.open(trusted).find("one") is None
+        if content == "another authority":
+            file.write_bytes(certificate(tmp_path / "other").ca_file.read_bytes())
+        elif content is not None:
+            file.write_text(content)
+        with pytest.raises(ConfigError) as caught:
+            setup.open(trusted.replace(str(own.ca_file), str(file))).find("one")
+    assert caught.value.facts["authorities"] == str(file)
+    expected = {
+        None: "No such file or directory",
+        "not a certificate": "[X509: NO_CERTIFICATE_OR_CRL_FOUND] no certificate or crl found",
+        "another authority": "self-signed certificate",
+    }
+    assert str(caught.value.facts["reason"]).startswith(expected[content])
+
+
+def test_a_client_certificate_that_cannot_be_used_is_named(setup: Setup) -> None:
+    files = {"clientCertFile": setup.token, "clientKeyFile": setup.folder / "missing"}
+    with pytest.raises(ConfigError) as caught:
+        setup.open(*[f"spark.kubernetes.authenticate.submission.{name}={path}" for name, path in files.items()])
+    assert caught.value.facts["key"] == str(setup.folder / "missing")
 
 
 def test_a_token_that_was_replaced_is_used(setup: Setup) -> None:

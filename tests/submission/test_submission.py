@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+import requests
 
 from stateflow.checkpoint.job_requests import open_requests
 from stateflow.checkpoint.launches import KEEP, generation_of, read_launch_result, record_run, store_result
@@ -44,7 +46,7 @@ from stateflow.submission.yarn import Yarn, resource_managers
 from stateflow_airflow.spark import driver_environment
 from tests.checkpoint.log.memory_job import MemoryJob
 from tests.docs.pages import code, read, rows, section
-from tests.servers.listening import QuietHandler, listening
+from tests.servers.listening import QuietHandler, certificate, listening
 from tests.servers.running import ROOT
 from tests.support.processes import unless_ended, wait_for
 
@@ -593,10 +595,15 @@ class _Handler(QuietHandler):
 def _yarn(folder: Path, status: int, body: bytes) -> Iterator[tuple[Yarn, list[str]]]:
     asked: list[str] = []
     with listening(_Handler, answer=(status, body), asked=asked) as address:
-        name = "yarn.resourcemanager.webapp.address"
-        text = f"<property><name>{name}</name><value>{address.removeprefix('http://')}</value></property>"
-        (folder / "yarn-site.xml").write_text(f"<configuration>{text}</configuration>")
-        yield Yarn(SparkSubmit("spark-submit", [], {"HADOOP_CONF_DIR": str(folder)}), ManualClock()), asked
+        yield _yarn_at(folder, address.removeprefix("http://")), asked
+
+
+def _yarn_at(folder: Path, address: str, *, secure: bool = False) -> Yarn:
+    name = f"yarn.resourcemanager.webapp.{'https.' if secure else ''}address"
+    given = {name: address, **({"yarn.http.policy": "HTTPS_ONLY"} if secure else {})}
+    texts = [f"<property><name>{name}</name><value>{value}</value></property>" for name, value in given.items()]
+    (folder / "yarn-site.xml").write_text(f"<configuration>{''.join(texts)}</configuration>")
+    return Yarn(SparkSubmit("spark-submit", [], {"HADOOP_CONF_DIR": str(folder)}), ManualClock())
 
 
 @pytest.mark.parametrize(
@@ -641,6 +648,39 @@ def test_the_resource_manager_knows_no_application(tmp_path: Path) -> None:
 def test_another_answer_is_an_error(tmp_path: Path, status: int, body: bytes, error: type[StateflowError]) -> None:
     with _yarn(tmp_path, status, body) as (yarn, _), pytest.raises(error):
         yarn.find("one")
+
+
+@pytest.mark.parametrize("reason", ["Connection refused", "Name or service not known"])
+def test_a_resource_manager_that_is_away_is_an_error_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, reason)
+
+    if reason.startswith("Name"):
+        # Without a name server, the answer would be another one.
+        monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(ClusterFailed) as caught:
+        _yarn_at(tmp_path, "127.0.0.1:1").find("one")
+    assert reason in str(caught.value.facts["reason"])
+
+
+def test_the_certificate_of_a_resource_manager_must_be_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, missing = certificate(tmp_path), str(tmp_path / "missing")
+    monkeypatch.delenv("CURL_CA_BUNDLE", raising=False)
+    with listening(_Handler, own, answer=(200, b'{"apps":{}}'), asked=[]) as address:
+        yarn = _yarn_at(tmp_path, address.removeprefix("https://"), secure=True)
+        for bundle in ("", missing):
+            monkeypatch.setenv("REQUESTS_CA_BUNDLE", bundle)
+            with pytest.raises(ConfigError) as caught:
+                yarn.find("one")
+            assert caught.value.facts["authorities"] == (bundle or requests.utils.DEFAULT_CA_BUNDLE_PATH)
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(own.ca_file))
+        assert yarn.find("one") is None
+        # While a driver is followed, the file may be replaced.
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", missing)
+        with pytest.raises(ClusterFailed):
+            yarn.find("one")
 
 
 def test_the_command_line_on_yarn(tmp_path: Path) -> None:
