@@ -10,19 +10,15 @@ from __future__ import annotations
 
 from stateflow.clock import Clock
 from stateflow.config.submit_options import YARN, runs_drivers
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, EnvironmentUnsupported
 from stateflow.submission.cluster import Cluster, SparkSubmit
 
 
 def open_cluster(spark_submit: SparkSubmit, clock: Clock) -> Cluster:
     """Returns the cluster to which a command line of spark-submit submits.
 
-    Raises ConfigError for a master whose drivers this version does not run in the cluster.
+    Raises ConfigError for a master whose drivers this version does not run in the cluster, or without the packages.
     """
-    # Only commands that submit a driver need HTTP.
-    from stateflow.submission.kubernetes import Kubernetes
-    from stateflow.submission.yarn import Yarn
-
     master = spark_submit.master
     if not runs_drivers(master):
         raise ConfigError(
@@ -30,4 +26,14 @@ def open_cluster(spark_submit: SparkSubmit, clock: Clock) -> Cluster:
             hint="use --deploy-mode client; YARN and Kubernetes (k8s://…) run drivers in the cluster",
             master=master or "not given",
         )
+    try:
+        # Only commands that submit a driver need HTTP.
+        from stateflow.submission.kubernetes import Kubernetes
+        from stateflow.submission.yarn import Yarn
+    except ModuleNotFoundError as e:
+        raise EnvironmentUnsupported(
+            "a package for drivers in a cluster is not installed",
+            hint="pip install 'stateflow[cluster]'",
+            package=e.name,
+        ) from e
     return Yarn(spark_submit, clock) if master == YARN else Kubernetes(spark_submit, clock)

@@ -68,7 +68,7 @@ def test_the_metadata_names_licence_versions_and_extras(wheel: Path) -> None:
         assert any(n.endswith(".dist-info/licenses/LICENSE") for n in archive.namelist())
     assert metadata["License-Expression"] == "Apache-2.0"
     optional = {"airflow", "avro", "delta", "iceberg", "kafka", "postgres", "serve", "spark", "sql"}
-    extras = optional | {"azure", "gcs", "hdfs", "openlineage", "s3", "telemetry"}
+    extras = optional | {"azure", "cluster", "gcs", "hdfs", "openlineage", "s3", "telemetry"}
     assert set(metadata.get_all("Provides-Extra") or ()) == extras
     required = [line for line in metadata.get_all("Requires-Dist") or () if "extra ==" not in line]
     assert not [line for line in required for heavy in HEAVY if line.startswith(heavy)]

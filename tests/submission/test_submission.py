@@ -29,6 +29,7 @@ from stateflow.errors import (
     ClusterFailed,
     ConfigError,
     DataError,
+    EnvironmentUnsupported,
     Fenced,
     Interrupted,
     StateflowError,
@@ -648,6 +649,15 @@ def test_the_resource_manager_knows_no_application(tmp_path: Path) -> None:
 def test_another_answer_is_an_error(tmp_path: Path, status: int, body: bytes, error: type[StateflowError]) -> None:
     with _yarn(tmp_path, status, body) as (yarn, _), pytest.raises(error):
         yarn.find("one")
+
+
+def test_a_host_without_the_packages_cannot_submit_to_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stateflow.http", "stateflow.submission.yarn", "stateflow.submission.kubernetes"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "requests", None)
+    with pytest.raises(EnvironmentUnsupported) as caught:
+        open_cluster(SparkSubmit("spark-submit", ["--master", "yarn"], {}), ManualClock())
+    assert caught.value.facts["package"] == "requests" and "stateflow[cluster]" in caught.value.hint
 
 
 @pytest.mark.parametrize("reason", ["Connection refused", "Name or service not known"])
