@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from stateflow.checkpoint.launches import store_result
+from stateflow.config.submit_options import read_conf
 from stateflow.storage import open_storage
 from stateflow.storage.paths import LAUNCHES
 from stateflow.testing.sinks import FolderSink
@@ -99,9 +100,31 @@ def test_a_connection_to_kubernetes_is_that_of_the_guide(spark: FakeSpark, monke
     assert "blue" not in f"{made.argv}{settings}"
 
 
+@pytest.mark.parametrize(
+    ("extra", "conf", "counts"),
+    [
+        ({}, {}, "of-the-file"),
+        ({"namespace": "of-the-connection"}, {}, "of-the-connection"),
+        ({"namespace": "of-the-connection"}, {"spark.kubernetes.namespace": "of-the-task"}, "of-the-task"),
+    ],
+)
+def test_the_namespace_that_counts_is_that_of_the_guide(
+    spark: FakeSpark, monkeypatch: pytest.MonkeyPatch, extra: dict[str, str], conf: dict[str, str], counts: str
+) -> None:
+    connection = {"conn_type": "spark", "host": "k8s://https://one:443", "extra": {"deploy-mode": "cluster", **extra}}
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", json.dumps(connection))
+    hook = StateflowSubmitHook(SparkSubmit(conf=conf, options={"properties_file": str(_kubernetes_conf(spark))}))
+    launch = ClusterLaunch("one", timedelta(minutes=2))
+    made = hook.cluster_command("stateflow job", ["run", "job.py"], spark.bin, launch)
+    assert made is not None
+    for name, content in made.files.items():
+        (spark.bin / name).write_text(content)
+    assert read_conf(made.argv[made.argv.index("--") + 2 :], None)["spark.kubernetes.namespace"] == counts
+
+
 def _kubernetes_conf(spark: FakeSpark) -> Path:
     path = spark.bin / "kubernetes.conf"
-    path.write_text("spark.executor.instances 2\n")
+    path.write_text("spark.executor.instances 2\nspark.kubernetes.namespace of-the-file\n")
     return path
 
 
