@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
-import msgspec
-
 from stateflow.api.graph import Graph
 from stateflow.api.source import LocalSource, Source
 from stateflow.checkpoint.history import record_failed_start
@@ -21,6 +19,7 @@ from stateflow.config.sources import SettingsLayer, resolve
 from stateflow.environment import StreamExecutionEnvironment, declare
 from stateflow.errors import ConfigError, Fenced, InternalError, StateflowError, StorageError, WrongJobRoot
 from stateflow.helpers import call_periodically
+from stateflow.lineage.events import LineageEvent
 from stateflow.lineage.reporter import LineageReporter, report_lineage
 from stateflow.observability import Recorder, log_event, telemetry
 from stateflow.outputs import Offset, OptionalId
@@ -83,7 +82,7 @@ class RunResult:
         idle: whether there was nothing to do, so that Spark was not started and the job root was not changed. Then
             `generation` is that of the last run.
         backlog: the input that arrived since, and waits for the next run; see `JobBacklog`.
-        lineage: what the launch has read and written, as a `LineageEvent`; None unless lineage is reported.
+        lineage: what the launch has read and written, see `LineageEvent`; None unless lineage is reported.
     """
 
     job: str
@@ -106,7 +105,7 @@ class RunResult:
     waiting: tuple[Waiting, ...] = ()
     idle: bool = False
     backlog: JobBacklog | None = None
-    lineage: dict[str, object] | None = None
+    lineage: LineageEvent | None = None
 
 
 def idle_result(start: StartContext, began: float) -> RunResult | None:
@@ -152,9 +151,8 @@ def idle_result(start: StartContext, began: float) -> RunResult | None:
     )
 
 
-def _last_event(lineage: LineageReporter | None) -> dict[str, object] | None:
-    event = lineage.last if lineage is not None else None
-    return None if event is None else msgspec.to_builtins(event)
+def _last_event(lineage: LineageReporter | None) -> LineageEvent | None:
+    return lineage.last if lineage is not None else None
 
 
 _STARTING_REPORT_INTERVAL = timedelta(seconds=15)

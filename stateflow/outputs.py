@@ -11,7 +11,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
 from typing import Annotated, TypeVar, get_args, get_origin
@@ -79,6 +79,14 @@ def encode_json(value: object) -> str:
 def to_object(output: object) -> dict[str, object]:
     """Returns a dataclass or stored document as the object that `encode_json` encodes: what an Airflow task returns."""
     return _record(output)
+
+
+def from_object(kind: type[T], found: object) -> T:
+    """Returns the output that `to_object` has encoded, which has no inlined fields, positions or event times.
+
+    Raises ValueError, such as msgspec.ValidationError, for another object.
+    """
+    return msgspec.convert(_decoded(found, kind), kind)
 
 
 def to_plain(value: object) -> object:
@@ -170,6 +178,30 @@ def _encoded(value: object, hint: object) -> object:
         items = [each for each in get_args(hint) if each is not Ellipsis]
         return [_encoded(each, items[0] if len(items) == 1 else None) for each in value]
     return to_plain(value)
+
+
+def _decoded(value: object, hint: object) -> object:
+    if value is None and type(None) in _arms(hint):
+        return None
+    arms = [arm for arm in _arms(hint) if arm is not type(None)]
+    hint = arms[0] if len(arms) == 1 else None
+    form = _form(hint)
+    if value is None and form is not None:
+        return 0 if form is _Form.ID else ""
+    if form is _Form.TIME and isinstance(value, str):
+        # As times are stored: two events about the same moment have the same text.
+        return parse_timestamp(value).isoformat(timespec="milliseconds")
+    if form is _Form.PERSON:
+        return msgspec.convert(value, Requester).to_stored()
+    if is_record(hint) and isinstance(value, Mapping):
+        assert isinstance(hint, type)
+        of = fields_of(hint)
+        return {name: _decoded(each, of[name]) for name, each in value.items() if name in of}
+    if isinstance(value, Mapping):
+        return {name: _decoded(each, (get_args(hint) or (object,))[-1]) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_decoded(each, (get_args(hint) or (object,))[0]) for each in value]
+    return value
 
 
 def _formed(value: object, form: _Form) -> object:
@@ -284,7 +316,7 @@ def _schema(hint: object) -> Schema:
         return _any_of([_schema(arm) for arm in arms])
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {"type": "object", "additionalProperties": _schema(arguments[1])}
-    if isinstance(origin, type) and issubclass(origin, Sequence):
+    if isinstance(origin, type) and issubclass(origin, Sequence | Set):
         return {"type": "array", "items": _schema(arguments[0])}
     if origin is Annotated:
         return _schema(arguments[0])

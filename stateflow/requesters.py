@@ -54,6 +54,12 @@ class Requester:
             return cls(claim[2], account=claim[1] or None)
         return cls(stored)
 
+    def to_stored(self) -> str:
+        """Returns the text from which `parse` returns the requester."""
+        if self.source is NameSource.CLAIM:
+            return f"{self.source}:{self.account or ''}:{self.name}"
+        return f"{self.source}:{self.name}"
+
     def __str__(self) -> str:
         """Returns the requester as text for a user, with the source of the name."""
         claimed = f"{self.name} (claimed, {self.account})" if self.account else f"{self.name} (claimed)"

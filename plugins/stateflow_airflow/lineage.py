@@ -58,15 +58,15 @@ def operator_lineage(result: Mapping[str, object] | None) -> TaskLineage:
     Args:
         result: the lineage in the result of the run; None before its end, or if it has none.
     """
-    import msgspec
     from airflow.providers.openlineage.extractors import OperatorLineage
 
     if result is None:
         return OperatorLineage()
     from stateflow.lineage.events import LineageEvent
     from stateflow.lineage.openlineage import input_dataset, output_dataset, stateflow_facets
+    from stateflow.outputs import from_object
 
-    event = msgspec.convert(result, LineageEvent)
+    event = from_object(LineageEvent, result)
     # The events of the driver's run have the numbers of rows.
     return OperatorLineage(
         inputs=[input_dataset(each, is_last=False) for each in event.inputs],

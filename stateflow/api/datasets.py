@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from stateflow.outputs import OptionalText
+
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "abfs": "abfss", "wasb": "wasbs", "gcs": "gs"}
 """Schemes with several spellings, and the one of the conventions."""
 _ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
@@ -31,8 +33,8 @@ class Dataset:
     Attributes:
         namespace: the system, such as ``file``, ``s3://bucket`` or ``kafka://broker:9092``.
         name: its name there, such as a path or a topic.
-        kind: ``TABLE``, ``FILE``, ``TOPIC``, or empty.
-        storage: ``delta`` or ``iceberg`` for tables of files, else empty.
+        kind: ``TABLE``, ``FILE`` or ``TOPIC``; empty if it is not known.
+        storage: ``delta`` or ``iceberg`` for tables of files; empty for others.
         file_format: of its files, if that is known.
         tables: names of the same table in catalogs, as pairs of namespace and name.
         version: of a source's table: the newest one whose rows were read.
@@ -41,11 +43,11 @@ class Dataset:
 
     namespace: str
     name: str
-    kind: str = ""
-    storage: str = ""
-    file_format: str = ""
+    kind: OptionalText = ""
+    storage: OptionalText = ""
+    file_format: OptionalText = ""
     tables: tuple[tuple[str, str], ...] = ()
-    version: str = ""
+    version: OptionalText = ""
     added: frozenset[str] = frozenset()
 
 

@@ -29,7 +29,7 @@ from stateflow.api.graph import (
 )
 from stateflow.api.schema import RowSchema
 from stateflow.checkpoint.log.documents import NOT_BEGUN, PublishedOutput, SourcePosition
-from stateflow.outputs import offset_value
+from stateflow.outputs import OptionalId, OptionalText, Person, Timestamp, offset_value
 
 NAMESPACE_VARIABLE, PARENT_VARIABLE, ROOT_VARIABLE = (
     "OPENLINEAGE_NAMESPACE",
@@ -66,6 +66,19 @@ def run_id_of(job_uuid: str, claim: str) -> str:
     return str(uuid.uuid5(_NAMESPACE, f"{job_uuid}/{claim}"))
 
 
+@dataclass(frozen=True)
+class PastRestore:
+    """A restore in the ancestry of a run's state.
+
+    Attributes:
+        seq: number of the log entry by which it was decided.
+        restored_checkpoint_id: the restored checkpoint; 0 for the savepoint of another job.
+    """
+
+    seq: int
+    restored_checkpoint_id: OptionalId
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
     """A run, and how it ended.
@@ -73,23 +86,25 @@ class RunFacts:
     Attributes:
         generation: its generation; 0 for a run that did not claim the job.
         number: how many runs have claimed the job, including this one.
-        started_from: id of the checkpoint that it continued from; 0 without one.
-        started_at: the same as text.
-        restores: the newest restores in the ancestry of its state: number of the CLAIM, and restored checkpoint.
+        requester: who or what requested it, such as the text of ``--run-id``.
+        code_hash: hash of the job's code.
+        start_checkpoint_id: id of the checkpoint that it continued from; 0 without one.
+        start_label: the same as text.
+        restores: the newest restores in the ancestry of its state.
         ended_by: why it ended, such as ``input-ends``, ``stopped`` or ``fenced``; empty while it works.
         idle: whether there was nothing to do.
     """
 
-    job_uuid: str = ""
-    job_root: str = ""
-    generation: int = 0
+    job_uuid: OptionalText = ""
+    job_root: OptionalText = ""
+    generation: OptionalId = 0
     number: int = 0
-    requested_by: str = ""
-    code: str = ""
-    started_from: int = 0
-    started_at: str = ""
-    restores: tuple[tuple[int, int], ...] = ()
-    ended_by: str = ""
+    requester: OptionalText = ""
+    code_hash: OptionalText = ""
+    start_checkpoint_id: OptionalId = 0
+    start_label: OptionalText = ""
+    restores: tuple[PastRestore, ...] = ()
+    ended_by: OptionalText = ""
     idle: bool = False
 
 
@@ -104,11 +119,11 @@ class CheckpointFacts:
     """
 
     checkpoint_id: int
-    committed_at: str
+    committed_at: Timestamp
     rows_in: int = 0
     rows_out: Mapping[str, int] = field(default_factory=dict)
     offsets: Mapping[str, object] = field(default_factory=dict)
-    watermarks: Mapping[str, str | None] = field(default_factory=dict)
+    watermarks: Mapping[str, Timestamp | None] = field(default_factory=dict)
     state_bytes: int = 0
 
 
@@ -118,22 +133,22 @@ class RestoreFacts:
 
     Attributes:
         seq: number of the log entry by which it was decided.
-        base: the restored checkpoint; 0 for the savepoint of another job.
-        left: the checkpoint before the restore.
-        undone: checkpoints that it has undone.
-        tables: by uid of the sink, the version of its table after the restore; None if it is not known.
+        restored_checkpoint_id: the restored checkpoint; 0 for the savepoint of another job.
+        previous_checkpoint_id: the checkpoint before the restore.
+        undone_checkpoint_ids: checkpoints that it has undone.
+        table_versions: by uid of the sink, the version of its table after the restore; None if it is not known.
     """
 
     seq: int
-    base: int
-    label: str = ""
-    left: int | None = None
-    undone: tuple[int, ...] = ()
-    request: str = ""
-    by: str = ""
-    reason: str = ""
-    at: str = ""
-    tables: Mapping[str, int | None] = field(default_factory=dict)
+    restored_checkpoint_id: OptionalId
+    target_label: OptionalText = ""
+    previous_checkpoint_id: int | None = None
+    undone_checkpoint_ids: tuple[int, ...] = ()
+    request_id: OptionalText = ""
+    by: Person = ""
+    reason: OptionalText = ""
+    ended_at: Timestamp = ""
+    table_versions: Mapping[str, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -141,11 +156,11 @@ class SavepointFacts:
     """A savepoint that the run has made."""
 
     name: str
-    id: str
-    checkpoint_id: int
+    id: OptionalText
+    checkpoint_id: OptionalId
     origin: str
-    made_at: str
-    by: str
+    made_at: Timestamp
+    by: Person
 
 
 @dataclass(frozen=True)
@@ -169,24 +184,29 @@ class DatasetFacts:
         columns: pairs of name and Spark type.
         version: of its table after the newest checkpoint; empty if it has none.
         origins: of an output: the origins of each column that is known.
-        rows: of an output: the columns that decide which rows there are.
+        row_origins: of an output: the columns that decide which rows there are.
         row_count: rows that the run has written or read; None while it works, or if it is not known.
     """
 
     dataset: Dataset
     columns: tuple[tuple[str, str], ...] = ()
-    version: str = ""
+    version: OptionalText = ""
     origins: Mapping[str, tuple[ColumnOrigin, ...]] = field(default_factory=dict)
-    rows: tuple[ColumnOrigin, ...] = ()
+    row_origins: tuple[ColumnOrigin, ...] = ()
     row_count: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineageEvent:
-    """A state of a run."""
+    """A state of a run.
+
+    Attributes:
+        occurred_at: when the run got into it.
+        job: name of the job.
+    """
 
     state: RunState
-    at: str
+    occurred_at: Timestamp
     run_id: str
     job: str
     is_continuous: bool
@@ -196,7 +216,7 @@ class LineageEvent:
     checkpoint: CheckpointFacts | None = None
     restore: RestoreFacts | None = None
     savepoints: tuple[SavepointFacts, ...] = ()
-    error: str = ""
+    error: OptionalText = ""
 
 
 @dataclass(frozen=True)

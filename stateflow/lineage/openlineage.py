@@ -137,7 +137,7 @@ def to_run_event(event: LineageEvent, environment: Mapping[str, str] = os.enviro
     }
     is_last = event.state in ("COMPLETE", "FAIL", "ABORT")
     return RunEvent(
-        eventTime=event.at,
+        eventTime=event.occurred_at,
         eventType=State[event.state],
         producer=PRODUCER,
         run=Run(event.run_id, run_facets(event, environment)),
@@ -179,12 +179,12 @@ def _run(run: RunFacts) -> RunFacet:
         jobRoot=run.job_root,
         generation=run.generation,
         runNumber=run.number,
-        requestedBy=run.requested_by,
-        code=run.code,
-        startedFromCheckpoint=run.started_from,
-        startedFrom=run.started_at,
+        requestedBy=run.requester,
+        code=run.code_hash,
+        startedFromCheckpoint=run.start_checkpoint_id,
+        startedFrom=run.start_label,
         idle=run.idle,
-        restores=[{"seq": seq, "restoredCheckpoint": base} for seq, base in run.restores],
+        restores=[{"seq": each.seq, "restoredCheckpoint": each.restored_checkpoint_id} for each in run.restores],
         endedBy=run.ended_by or None,
         producer=PRODUCER,
     )
@@ -207,15 +207,15 @@ def _checkpoint(of: CheckpointFacts) -> RunFacet:
 def _restore(of: RestoreFacts) -> RunFacet:
     return StateflowRestoreFacet(
         seq=of.seq,
-        restoredCheckpoint=of.base,
-        restored=of.label,
-        leftCheckpoint=of.left,
-        undoneCheckpoints=list(of.undone),
-        request=of.request,
+        restoredCheckpoint=of.restored_checkpoint_id,
+        restored=of.target_label,
+        leftCheckpoint=of.previous_checkpoint_id,
+        undoneCheckpoints=list(of.undone_checkpoint_ids),
+        request=of.request_id,
         by=of.by,
         reason=of.reason,
-        at=of.at or None,
-        tableVersions={uid: version for uid, version in of.tables.items() if version is not None},
+        at=of.ended_at or None,
+        tableVersions={uid: version for uid, version in of.table_versions.items() if version is not None},
         producer=PRODUCER,
     )
 
@@ -276,7 +276,7 @@ def output_dataset(of: DatasetFacts, is_last: bool) -> OutputDataset:
     if of.origins:
         facets["columnLineage"] = columns.ColumnLineageDatasetFacet(
             fields={name: columns.Fields([_input_field(each) for each in found]) for name, found in of.origins.items()},
-            dataset=[_input_field(each) for each in of.rows],
+            dataset=[_input_field(each) for each in of.row_origins],
             producer=PRODUCER,
         )
     # Consumers add the counts of the events of a run, so only one of them has any.

@@ -33,6 +33,7 @@ from stateflow.lineage.events import (
     DatasetFacts,
     JobDatasets,
     LineageEvent,
+    PastRestore,
     RestoreFacts,
     RunFacts,
     RunState,
@@ -339,7 +340,7 @@ class LineageReporter:
                 if run is not None and run.is_claimed:
                     self._begin(run)
                 else:
-                    facts = RunFacts(requested_by=self._requested_by)
+                    facts = RunFacts(requester=self._requested_by)
                     self._run = _Run(self._new_id(), facts, None, 0.0)
                     self._put(RunState.START, self._run, self._now)
             assert self._run is not None
@@ -354,8 +355,8 @@ class LineageReporter:
         with self._harmless():
             facts = replace(
                 self._facts(root, head.entry),
-                started_from=head.checkpoint_id,
-                started_at=head.checkpoint_label,
+                start_checkpoint_id=head.checkpoint_id,
+                start_label=head.checkpoint_label,
                 idle=True,
             )
             run = _Run(self._new_id(), facts, head, 0.0, published=head.entry.published)
@@ -371,10 +372,12 @@ class LineageReporter:
         root, head = run.job.root, run.head
         facts = replace(
             self._facts(root, head.entry),
-            code=run.job.code,
-            started_from=head.checkpoint_id,
-            started_at=head.checkpoint_label,
-            restores=tuple((step.seq, step.base) for step in head.entry.ancestry.restores[-_SHOWN_RESTORES:]),
+            code_hash=run.job.code,
+            start_checkpoint_id=head.checkpoint_id,
+            start_label=head.checkpoint_label,
+            restores=tuple(
+                PastRestore(step.seq, step.base) for step in head.entry.ancestry.restores[-_SHOWN_RESTORES:]
+            ),
         )
         self._run = _Run(run_id_of(root.job.job_uuid, head.entry.run), facts, head, 0.0, published=head.entry.published)
         self._run.restore = self._restore_before(root, head)
@@ -386,7 +389,7 @@ class LineageReporter:
             job_root=without_secrets(root.storage.uri),
             generation=entry.generation,
             number=entry.runs,
-            requested_by=self._requested_by,
+            requester=self._requested_by,
         )
 
     def _end(self, run: _Run, state: RunState, ended_by: str, error: str = "") -> None:
@@ -401,7 +404,7 @@ class LineageReporter:
         rows_in, rows_out = (checkpoint.rows_in, checkpoint.rows_out) if checkpoint else (0, {})
         self.last = LineageEvent(
             state=state,
-            at=at,
+            occurred_at=at,
             run_id=run.id,
             job=self._name,
             is_continuous=self._settings.run.end.continuous,
@@ -453,11 +456,11 @@ class LineageReporter:
             return
         self._reported.add(run_id)
         failure = run_failure(root.storage, entry.generation)
-        run = replace(self._facts(root, entry), requested_by="", ended_by=failure.text("code") if failure else LOST)
+        run = replace(self._facts(root, entry), requester="", ended_by=failure.text("code") if failure else LOST)
         self._emitter.put(
             LineageEvent(
                 state=RunState.FAIL if failure else RunState.ABORT,
-                at=failure.ended_at if failure else self._now,
+                occurred_at=failure.ended_at if failure else self._now,
                 run_id=run_id,
                 job=self._name,
                 is_continuous=self._settings.run.end.continuous,
@@ -512,7 +515,7 @@ def report_restore(job: Job, head: Head) -> None:
         published = {uid: str(each.version) for uid, each in entry.published.items() if each.version >= 0}
         event = LineageEvent(
             state=RunState.START,
-            at=restore.at or entry.at,
+            occurred_at=restore.ended_at or entry.at,
             run_id=run_id_of(job.root.job.job_uuid, f"restore/{restore.seq}"),
             job=f"{job.root.job.job}.shadow" if job.root.job.shadow else job.root.job.job,
             is_continuous=False,
@@ -521,9 +524,9 @@ def report_restore(job: Job, head: Head) -> None:
                 job_root=without_secrets(job.root.storage.uri),
                 generation=entry.generation,
                 number=entry.runs,
-                requested_by=restore.by,
-                started_from=head.checkpoint_id,
-                started_at=head.checkpoint_label,
+                requester=restore.by,
+                start_checkpoint_id=head.checkpoint_id,
+                start_label=head.checkpoint_label,
             ),
             outputs=tuple(
                 DatasetFacts(dataset, version=published.get(uid, ""))
@@ -533,7 +536,9 @@ def report_restore(job: Job, head: Head) -> None:
             restore=restore,
         )
         emitter.put(event)
-        emitter.put(replace(event, state=RunState.COMPLETE, at=entry.at, run=replace(event.run, ended_by="restored")))
+        emitter.put(
+            replace(event, state=RunState.COMPLETE, occurred_at=entry.at, run=replace(event.run, ended_by="restored"))
+        )
     except Exception as e:
         # The restore is completed, and in the history. A sink of the job may raise anything.
         known = isinstance(e, StateflowError | OSError)
@@ -547,7 +552,7 @@ def _newest_restore(root: JobRoot, head: Head) -> RestoreFacts:
     step = head.entry.ancestry.restores[-1]
     record = restore_record(root.storage, step.seq)
     versions = {uid: each.version for uid, each in head.entry.published.items() if each.version >= 0}
-    facts = RestoreFacts(seq=step.seq, base=step.base, tables=versions)
+    facts = RestoreFacts(seq=step.seq, restored_checkpoint_id=step.base, table_versions=versions)
     return facts if record is None else _with_record(facts, record)
 
 
@@ -576,8 +581,10 @@ def _last_checkpoint(entry: LogEntry) -> CheckpointFacts | None:
 
 
 def _time_text(milliseconds: int | None) -> str | None:
+    if milliseconds is None:
+        return None
     try:
-        return None if milliseconds is None else (EPOCH + timedelta(milliseconds=milliseconds)).isoformat()
+        return (EPOCH + timedelta(milliseconds=milliseconds)).isoformat(timespec="milliseconds")
     except OverflowError:
         # Of a source that has ended, or of times outside of the calendar.
         return None
@@ -588,11 +595,13 @@ def _with_record(facts: RestoreFacts, record: ActionRecord) -> RestoreFacts:
     undone = record.facts.get("undone_checkpoint_ids")
     return replace(
         facts,
-        label=record.text("target_label"),
-        left=record.number("previous_checkpoint_id"),
-        undone=tuple(each for each in undone if isinstance(each, int)) if isinstance(undone, list) else (),
-        request=record.text("request_id"),
+        target_label=record.text("target_label"),
+        previous_checkpoint_id=record.number("previous_checkpoint_id"),
+        undone_checkpoint_ids=tuple(each for each in undone if isinstance(each, int))
+        if isinstance(undone, list)
+        else (),
+        request_id=record.text("request_id"),
         by=record.by,
         reason=without_credentials(record.reason),
-        at=record.ended_at,
+        ended_at=record.ended_at,
     )

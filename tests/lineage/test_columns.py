@@ -168,7 +168,7 @@ def test_outputs_name_the_datasets_of_the_columns() -> None:
     (output,) = JobDatasets(_graph(lambda env, *_: env.sql_query(query, uid="q"))).outputs((), {})
     (city,) = output.origins["city"]
     assert (city.dataset.name, city.column, city.transformations) == ("/shops", "city", (("DIRECT", "IDENTITY"),))
-    rows = {(each.dataset.name, each.column): each.transformations for each in output.rows}
+    rows = {(each.dataset.name, each.column): each.transformations for each in output.row_origins}
     assert rows["/sales", "amount"] == (("INDIRECT", "FILTER"),)
 
 

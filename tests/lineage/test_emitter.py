@@ -16,7 +16,7 @@ _LOGGER = "stateflow.lineage.reporter"
 
 def _event(number: int, state: RunState = RunState.RUNNING) -> LineageEvent:
     at = f"2026-01-01T00:00:00.{number:03}+00:00"
-    return LineageEvent(state=state, at=at, run_id="r", job="j", is_continuous=False, run=RunFacts())
+    return LineageEvent(state=state, occurred_at=at, run_id="r", job="j", is_continuous=False, run=RunFacts())
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> int:

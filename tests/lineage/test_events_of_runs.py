@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stateflow.lineage.events import run_id_of
+from stateflow.api.datasets import Dataset
+from stateflow.lineage.events import (
+    CheckpointFacts,
+    ColumnOrigin,
+    DatasetFacts,
+    LineageEvent,
+    PastRestore,
+    RestoreFacts,
+    RunFacts,
+    RunState,
+    SavepointFacts,
+    run_id_of,
+)
+from stateflow.outputs import encode_json, from_object
 from tests.servers.lineage import LineageServer, facets_of, lineage_server
 from tests.support.job_fixture import KILLED, SLICE, AccountsJob
+from tests.support.json_outputs import check
 from tests.support.processes import spawn
 from tests.support.restores import continue_past_savepoint, execute, go_back, plan
 
@@ -282,3 +297,40 @@ def test_a_configuration_file_of_openlineage_names_the_receiver(
     job.variables = {"OPENLINEAGE_CONFIG": str(file)}
     job.run_to(SLICE)
     assert _states(server.take()) == ["START", "COMPLETE"]
+
+
+def test_the_event_in_a_result_follows_the_rules_of_json_and_can_be_read_again() -> None:
+    origin = ColumnOrigin(Dataset("file", "/in", "FILE"), "delay", (("DIRECT", "IDENTITY"),))
+    event = LineageEvent(
+        state=RunState.COMPLETE,
+        occurred_at="2026-01-31T03:00:00.123+00:00",
+        run_id="r",
+        job="flights",
+        is_continuous=False,
+        run=RunFacts(generation=3, restores=(PastRestore(2, 0),)),
+        inputs=(DatasetFacts(Dataset("file", "/in", added=frozenset({"b", "a"})), (("delay", "bigint"),)),),
+        outputs=(
+            DatasetFacts(Dataset("file", "/out"), version="7", origins={"delay": (origin,)}, row_origins=(origin,)),
+        ),
+        checkpoint=CheckpointFacts(
+            checkpoint_id=5,
+            committed_at="2026-01-31T03:00:00+00:00",
+            offsets={"flights": {"row": 1}, "other": None},
+            watermarks={"flights": "2026-01-31T02:00:00+00:00", "other": None},
+        ),
+        restore=RestoreFacts(seq=4, restored_checkpoint_id=2, by="claim:bob@host:anna", table_versions={"out": None}),
+        savepoints=(SavepointFacts("s", "", 5, "manual", "2026-01-31T03:00:00.000+00:00", "airflow-user:anna"),),
+    )
+    found = json.loads(encode_json(event))
+    check(LineageEvent, found)
+    assert found["occurred_at"] == "2026-01-31T03:00:00.123Z"
+    assert found["checkpoint"]["watermarks"] == {"flights": "2026-01-31T02:00:00.000Z", "other": None}
+    assert (found["error"], found["run"]["requester"], found["outputs"][0]["dataset"]["kind"]) == (None, None, None)
+    assert found["run"]["restores"] == [{"seq": 2, "restored_checkpoint_id": None}]
+    assert found["restore"]["by"] == {"name": "anna", "source": "claim", "account": "bob@host"}
+    again = from_object(LineageEvent, found)
+    assert again.occurred_at == event.occurred_at
+    assert (again.error, again.restore) == ("", event.restore)
+    assert (again.inputs, again.outputs) == (event.inputs, event.outputs)
+    assert again.savepoints[0].by == "airflow-user:anna"
+    assert json.loads(encode_json(again)) == found
