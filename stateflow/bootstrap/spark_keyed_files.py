@@ -23,7 +23,7 @@ from stateflow.checkpoint.barriers import Failure
 from stateflow.config.spark_versions import partition_by_id
 from stateflow.errors import BatchFailed, InternalError, SchemaMismatch, StateflowError
 from stateflow.private_files import ScratchFolder
-from stateflow.runtime.spark.errors import to_stateflow_error
+from stateflow.runtime.spark.errors import log_with_stack_trace, to_stateflow_error
 from stateflow.state.backends.entry_stream import EntryColumns
 from stateflow.state.handles import Document, SubtaskState
 from stateflow.storage import Credentials, open_storage
@@ -90,7 +90,8 @@ def _of_savepoint(error: StateflowError) -> StateflowError:
         return error
     return BatchFailed(
         "Spark failed to read or write the state of a savepoint",
-        hint="the driver's log has the full stack trace; no savepoint was written: repeat the call, or fix the reason",
+        hint=f"{log_with_stack_trace()} has the full stack trace; no savepoint was written: repeat the call, or fix "
+        "the reason",
         **error.facts,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -25,6 +26,20 @@ _OF_VALUE = re.compile(
 """An error of an expression because of its values, by the classes of SQLSTATE: each try would fail on the same rows."""
 _CALLED_FROM = re.compile(r"was called from\s+(?P<where>\S+:[0-9]+)")
 _EXPRESSION = re.compile(r"^== SQL[^\n]*==\n(?P<expression>[^\n]+)", re.MULTILINE)
+
+
+_log_file: list[Path] = []
+"""Where Spark logs in this process, if stateflow has configured it."""
+
+
+def note_log_file(file: Path | None) -> None:
+    """Lets later errors name Spark's log file; None if Spark logs elsewhere."""
+    _log_file[:] = [file] if file is not None else []
+
+
+def log_with_stack_trace() -> str:
+    """Returns what has the stack traces of Spark's errors."""
+    return str(_log_file[0]) if _log_file else "the driver's log"
 
 
 @contextmanager
@@ -99,7 +114,7 @@ def to_stateflow_error(error: BaseException) -> StateflowError:
     cause = {"cause": causes[-1][:500]} if causes and causes[-1] not in text else {}
     return BatchFailed(
         f"Spark failed a micro-batch: {type(error).__name__}",
-        hint="the driver's log has the full stack trace; a new run continues from the last checkpoint",
+        hint=f"{log_with_stack_trace()} has the full stack trace; a new run continues from the last checkpoint",
         reason=text[:2000],
         **cause,
     )

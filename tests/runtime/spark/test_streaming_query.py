@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from stateflow import FileSource, StreamExecutionEnvironment
 from stateflow.errors import StorageError
 from stateflow.runtime.driver.termination import CAUGHT_UP, RunBounds
+from stateflow.runtime.spark.errors import note_log_file, to_stateflow_error
 from stateflow.runtime.spark.executor import SparkExecutor
 from stateflow.runtime.spark.streaming_query import SparkRun
 from tests.support.errors import raises
@@ -49,3 +50,12 @@ def test_no_batch_follows_one_that_failed_and_the_next_run_continues(
     assert len(jobs.rows()) == 1
     assert execute(jobs.results.append) == CAUGHT_UP
     assert sorted(row[1] for row in jobs.rows()) == [0, 1]
+
+
+def test_an_error_of_spark_names_the_log_file_that_has_its_stack_trace(tmp_path: Path) -> None:
+    try:
+        note_log_file(tmp_path / "flights-1.log")
+        assert str(tmp_path / "flights-1.log") in to_stateflow_error(RuntimeError("lost")).hint
+    finally:
+        note_log_file(None)
+    assert str(tmp_path) not in to_stateflow_error(RuntimeError("lost")).hint

@@ -34,6 +34,7 @@ from stateflow.errors import ConfigError, StateflowError
 from stateflow.private_files import make_own_folder, make_own_folders
 from stateflow.runtime.job_loader import send_job_code
 from stateflow.runtime.planning.physical_plan import has_transform
+from stateflow.runtime.spark.errors import note_log_file
 from stateflow.runtime.spark.session.requirements import (
     ARROW_ROWS,
     READING,
@@ -171,6 +172,7 @@ def open_session(settings: Settings, traits: JobTraits) -> SparkSession:
             # The log configuration has the levels; Spark would log a message about setting one.
             own.pop("spark.log.level", None)
         session = _started(_with_defaults(builder, own | _defaults_of(master, settings), settings))
+    note_log_file(_log_file_of(session))
     _pass_credentials(session)
     check_spark(session.version)
     check_same_spark(session.version)
@@ -419,6 +421,14 @@ def quiet_spark(settings: Settings) -> Iterator[Path | None]:
             del os.environ[_OPTIONS]
         else:
             os.environ[_OPTIONS] = before
+
+
+def _log_file_of(session: SparkSession) -> Path | None:
+    """Returns the log file of Spark's process, which may have been started before; None if it has another log."""
+    jvm = session._jvm  # noqa: SLF001 - only the JVM has its properties
+    assert jvm is not None
+    name = jvm.java.lang.System.getProperty(_FILE.removeprefix("-D").removesuffix("="))
+    return Path(name) if name else None
 
 
 def options(file: Path) -> list[str]:
