@@ -74,6 +74,9 @@ class StateflowGroup(click.Group):
             print_error(error)
             sys.exit(error.exit_code)
         except SystemExit as e:
+            # Log lines that could not be written are in its buffer.
+            if not _is_flushed(sys.stderr):
+                _discard(sys.stderr)
             if e.code:
                 _discard_unwritable_output()
             raise
@@ -471,14 +474,18 @@ def _discard_unwritable_output() -> None:
 
     The exit code belongs to the error. A thread that publishes rows may still print, and fail, while the process ends.
     """
-    is_whole = True
-    try:
-        sys.stdout.flush()
-    except OSError:
-        is_whole = False
     # Not a stream that a caller in this process has put there.
-    if not is_whole or sys.stdout is sys.__stdout__:
+    if not _is_flushed(sys.stdout) or sys.stdout is sys.__stdout__:
         _discard(sys.stdout)
+
+
+def _is_flushed(stream: TextIO) -> bool:
+    """Writes what is in the buffer of a stream; returns False if it cannot be written."""
+    try:
+        stream.flush()
+    except OSError:
+        return False
+    return True
 
 
 def _discard(stream: TextIO) -> None:
