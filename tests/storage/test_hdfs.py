@@ -285,7 +285,8 @@ def test_a_file_is_stored_and_read_whole_or_not_at_all(
 ) -> None:
     source, data = tmp_path / "file", random.Random(1).randbytes(100_000)
     source.write_bytes(data)
-    faults.share = 0.3
+    # Several in a row, at times more than are tried again.
+    faults.share, faults.outage = 0.2, 8
     ends: Counter[str] = Counter()
     for number in range(20):
         key = f"data/{number}"
