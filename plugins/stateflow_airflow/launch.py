@@ -43,7 +43,7 @@ class Launch:
         turn: the task's `max_tries` at the launch. Retries keep it, and Airflow raises it when a user clears the task.
             None if it is unknown.
         launch_id: the id by which a cluster finds the driver that the program follows; None for a driver on this host.
-        successor_id: that of the launch that is to take over from this one; only Airflow stores it. None without one.
+        successor_id: id of the launch that is to take over from this one; only Airflow stores it. None without one.
     """
 
     folder: str

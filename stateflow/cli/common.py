@@ -480,7 +480,7 @@ def _discard_unwritable_output() -> None:
 
 
 def _is_flushed(stream: TextIO) -> bool:
-    """Writes what is in the buffer of a stream; returns False if it cannot be written."""
+    """Writes the buffer of a stream; returns False if it cannot be written."""
     try:
         stream.flush()
     except OSError:

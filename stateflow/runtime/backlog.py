@@ -183,14 +183,14 @@ def rows_per_second(records: Iterable[CheckpointRecord]) -> float | None:
 
 
 def record_backlog(recorder: Recorder, backlog: JobBacklog, now: datetime) -> None:
-    """Reports a backlog as metrics; what is not known is not reported, except that it is unknown."""
+    """Reports the known numbers of a backlog as metrics, and whether a number is unknown."""
     for each in backlog.sources:
         values = {
             "rows": each.rows,
             "size": each.size_bytes,
             "files": each.files,
             "age": _age(each, now),
-            # A gauge keeps its last value: that of a source that does not answer any more is an old one.
+            # A gauge keeps its last value, which is an old one if the source does not answer any more.
             "unknown": 1 if each.unknown else 0,
         }
         for name, value in values.items():

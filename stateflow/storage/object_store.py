@@ -112,7 +112,7 @@ _DENIED = _Refusal("access to the storage was denied", "check the credentials ({
 _EXPIRED = _Refusal("the credentials of the storage have expired", "set new ones ({key})")
 _ELSEWHERE = _Refusal(
     "the bucket is not at this endpoint, or in another region",
-    "set {region} to that of the bucket, or correct the endpoint",
+    "set {region} to the region of the bucket, or correct the endpoint",
 )
 _CLOCK = _Refusal("the clock of this machine differs from the storage's", "set the clock")
 _NO_TLS = _Refusal("the endpoint is not one with TLS", "use https://, or set {http}=true for an endpoint without TLS")
@@ -526,7 +526,7 @@ def _refusal(error: Exception) -> _Refusal | None:
         return _DENIED
     if status == 404:
         return _NO_BUCKET
-    # A precondition fails when another object has the key: that is no refusal.
+    # A precondition fails when another object has the key: that is not a refusal.
     return _INVALID if (400 <= status < 500 and status not in (*_LATER, 412)) or status == 501 else None
 
 

@@ -34,7 +34,7 @@ _OF_THIS_HOST = (
 )
 """Patterns of variables about an identity or a file of this host."""
 _SERVICES = {"GCE": "GOOGLE", "SERVICE": "GOOGLE", "HADOOP": "WEBHDFS"}
-"""By the first word of a variable, that of the other variables of the same service."""
+"""By the first word of a variable, the first word of the other variables of the same service."""
 _NOT_DECISIVE = ("AWS_REGION", "AWS_DEFAULT_REGION", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES")
 """Variables that platforms set without access to a service."""
 _LARGEST_FILE = 1 << 20

@@ -368,7 +368,7 @@ def test_a_list_with_a_key_that_cannot_be_addressed_is_an_error_that_names_the_k
 
 
 def test_an_object_that_marks_a_folder_is_not_in_the_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As consoles of providers make it: its key is that of the folder, with the slash at its end."""
+    """As consoles of providers make it: its key is the folder's, with the slash at its end."""
     entries = "".join(f"<Contents>{_ENTRY.format(key)}</Contents>" for key in ("p/", "p/a/", "p/x"))
     with hostile_server(lambda _: answer(200, f"<ListBucketResult>{entries}</ListBucketResult>".encode())) as server:
         _configure(server, monkeypatch)

@@ -289,7 +289,7 @@ class TableLog:
         return found
 
     def records_changes(self, version: int) -> bool:
-        """Returns whether the table recorded its changes at a version; false if the log no longer tells it."""
+        """Returns whether the table recorded its changes at a version; false if the log no longer says so."""
         if version in self._recorded:
             return True
         commit = self.commit(version)
@@ -308,7 +308,7 @@ class TableLog:
         self._recorded = range(begin, max(last + 1, known.stop if begin == known.start else 0))
 
     def _had_feed(self, version: int) -> bool:
-        """Returns whether the table had a change data feed after a version, which a checkpoint tells."""
+        """Returns whether the table had a change data feed after a version, as a checkpoint says."""
         head = self._head
         if head is not None and head.version == version:
             return has_feed(head.metadata.configuration)

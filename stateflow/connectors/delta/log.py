@@ -500,7 +500,7 @@ def check_log(table: TableFolder) -> None:
     Raises:
         CorruptFile: it has something other than files, or a checkpoint whose sidecars are not in the log.
     """
-    # In a store only what is read now: the older part may take many requests, and cannot have a FIFO.
+    # In a store only the part that is read now: the older one may take many requests, and cannot have a FIFO.
     names = (newest_log if table.only_files else list_log)(table).names
     # One of the older name may have sidecars, too. Only the newest is read; a log has hundreds.
     classic = max(filter(_CLASSIC_CHECKPOINT.fullmatch, names), default="")
