@@ -31,7 +31,7 @@ from hypothesis import strategies as st
 from stateflow import FileSource, precision
 from stateflow.api.input_files import CannotRead, CorruptContent, FileShare, file_uri
 from stateflow.api.schema import RowSchema
-from stateflow.connectors.files.source import text_format
+from stateflow.connectors.files.reader_options import text_format
 from stateflow.connectors.files.text_files import DecodedFormat, WrongContent
 from stateflow.connectors.json_values import JsonObjects
 from stateflow.connectors.text_values import TextForms

@@ -26,7 +26,8 @@ from stateflow.api.schema import RowSchema
 from stateflow.config.settings import SourceSettings
 from stateflow.connectors.column_policy import ColumnPolicy
 from stateflow.connectors.files.parquet_files import ParquetFormat
-from stateflow.connectors.files.source import READER_OPTIONS, FileSource, skip_files
+from stateflow.connectors.files.reader_options import READER_OPTIONS
+from stateflow.connectors.files.source import FileSource, skip_files
 from stateflow.errors import ConfigError, CorruptFile, CorruptInput, SchemaMismatch
 from tests.support.errors import raises
 
