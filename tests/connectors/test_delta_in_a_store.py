@@ -200,6 +200,16 @@ def test_delta_rs_writes_the_same_table_at_the_same_time(s3: str) -> None:
     assert DeltaTable(s3).version() == 16
 
 
+def test_a_new_job_knows_the_tokens_of_others_after_each_commit_of_a_table_that_it_has_read(s3: str) -> None:
+    first, second, third = (context(Pair, job=digit * 32) for digit in "123")
+    DeltaSink(s3).prepare(first)
+    put(DeltaSink(s3), first, 1, pairs(1, 1))
+    sink = DeltaSink(s3)
+    assert sink.other_jobs(third) == {first.job_uuid}
+    put(DeltaSink(s3), second, 1, pairs(2, 1))
+    assert sink.other_jobs(third) == {first.job_uuid, second.job_uuid}
+
+
 _SINKS: list[Callable[[str], Sink]] = [DeltaSink, FileSink]
 
 
@@ -334,6 +344,15 @@ def test_a_start_with_a_long_log_sends_few_requests_to_it(long_log: list[Request
         assert sink.open_table(_ABOUT).token == _VERSIONS - 1
         assert sink.sweep(_ABOUT, lambda written, ordinal, path: ordinal >= _VERSIONS) == []
         assert _to_log(long_log) <= 10, generation
+
+
+@pytest.mark.long(reason="10,000 versions of a table")
+def test_a_new_job_reads_each_entry_since_the_checkpoint_once(long_log: list[Request]) -> None:
+    long_log.clear()
+    sink, about = DeltaSink("s3://bucket/long", partition_by="text"), context(Pair, job="0" * 32)
+    sink.check(about)
+    assert sink.other_jobs(about) == {_ABOUT.job_uuid}
+    assert 49 <= _to_log(long_log) <= 49 + 10
 
 
 @pytest.mark.long(reason="10,000 versions of a table")

@@ -44,7 +44,7 @@ from stateflow.clock import SystemClock, epoch_milliseconds
 from stateflow.connectors.data_files import own_names
 from stateflow.connectors.delta_types import DeltaField
 from stateflow.connectors.parquet_batches import read_batches
-from stateflow.connectors.table_folder import TableFolder, read_each
+from stateflow.connectors.table_folder import DiskFolder, TableFolder, read_each
 from stateflow.errors import CorruptFile, SinkDiverged, SinkRefused, StorageError
 from stateflow.storage import BlobInfo
 from stateflow.types.decoders import json_decoder
@@ -165,6 +165,7 @@ class DeltaHead:
         token: the version of the application's last transaction; 0 when there is none.
         is_taken_over: whether another application has taken over the table from this one.
         entry: version of the log file of `version`, as in `BlobInfo`; empty when that file no longer exists.
+        transactions: what `read_transactions` returns, if the whole log was read from a store; otherwise None.
     """
 
     version: int
@@ -173,6 +174,7 @@ class DeltaHead:
     token: int
     entry: str
     is_taken_over: bool = False
+    transactions: Mapping[str, int] | None = None
 
 
 def entry_path(version: int) -> str:
@@ -551,6 +553,8 @@ def _load(table: TableFolder, application: str, listing: LogListing) -> DeltaHea
             token=opened.transaction_version(application) or 0,
             entry=listing.identity(version),
             is_taken_over=opened.transaction_version(application + TAKEN_OVER) is not None,
+            # From the copies: a store needs a request for each entry.
+            transactions=read_transactions(DiskFolder(folder_of_view(opened))) if table.only_files else None,
         )
 
 
@@ -626,12 +630,14 @@ def _follow(table: TableFolder, application: str, head: DeltaHead) -> DeltaHead 
 
 def _applied(head: DeltaHead, application: str, actions: Iterable[_Action]) -> DeltaHead:
     for action in actions:
+        known, txn = head.transactions, action.txn
         head = dataclasses.replace(
             head,
             protocol=action.protocol or head.protocol,
             metadata=action.meta_data or head.metadata,
-            token=action.txn.version if action.txn and action.txn.app_id == application else head.token,
-            is_taken_over=head.is_taken_over or bool(action.txn and action.txn.app_id == application + TAKEN_OVER),
+            token=txn.version if txn and txn.app_id == application else head.token,
+            is_taken_over=head.is_taken_over or bool(txn and txn.app_id == application + TAKEN_OVER),
+            transactions=known if known is None or txn is None else {**known, txn.app_id: txn.version},
         )
     return head
 

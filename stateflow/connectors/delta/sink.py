@@ -260,9 +260,10 @@ class DeltaSink(Sink):
         return head.metadata.id
 
     def other_jobs(self, context: SinkContext) -> frozenset[str]:
-        if self._head(context) is None:
+        head = self._head(context)
+        if head is None:
             return frozenset()
-        found = read_transactions(self._root)
+        found = read_transactions(self._root) if head.transactions is None else head.transactions
         names = (name.partition("/") for name, token in found.items() if token and f"{name}{TAKEN_OVER}" not in found)
         return frozenset(job for job, _, uid in names if uid == context.uid) - {context.job_uuid}
 
