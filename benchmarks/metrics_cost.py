@@ -130,7 +130,14 @@ def without_metrics():
             return self._db.get(key)
         except Exception as e:
             self.fail(e)
+    def write(self, changes):
+        try:
+            if changes:
+                self._write(changes)
+        except Exception as e:
+            self.fail(e)
     backend._OpenStore.get = get
+    backend.RocksDBBackend.write = write
     backend._IS_MEASURED = (False,)
     Stopwatch.switch = lambda self, section: 0
     UsageMeter.usage = lambda self, rows_filtered, rows_late: TaskUsage()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from stateflow.clock import Section, Stopwatch
 from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import CorruptFile, DataError, MissingFile, StateflowError, StorageError
 from stateflow.state.backends.base import StoreSnapshot
@@ -51,6 +52,21 @@ def _snapshot(stores: RocksStoreFixture, *values: bytes) -> StoreSnapshot:
         taken = store.snapshot(stores.prefix())
     store.close()
     return taken
+
+
+@pytest.mark.parametrize(("writes", "entries", "measured"), [(640, 1, 10), (640, 64, 10), (3, 65, 3), (640, 0, 0)])
+def test_time_of_writes_is_measured_each_time_for_many_entries_and_once_in_64_times_for_few(
+    stores: RocksStoreFixture, monkeypatch: pytest.MonkeyPatch, writes: int, entries: int, measured: int
+) -> None:
+    store, changes = stores.new(), {b"%d" % number: b"" for number in range(entries)}
+    readings = count()
+    monkeypatch.setattr("stateflow.clock.time.perf_counter", lambda: next(readings))
+    store.watch = watch = Stopwatch()
+    for _ in range(writes):
+        store.write(changes)
+    assert (next(readings) - 1) // 2 == measured
+    assert watch.seconds[Section.STORE] == (writes if entries else 0)
+    store.close()
 
 
 def test_a_snapshot_uploads_only_what_is_new(stores: RocksStoreFixture) -> None:
