@@ -246,7 +246,7 @@ class Kubernetes(Cluster):
     def _why_pending(self, pod: _Pod, waiting: list[_Waiting]) -> tuple[Phase, str]:
         for each in waiting:
             if each.reason in _NO_IMAGE:
-                is_lasting = self._lasts(pod, each.reason[-4:], _UNPULLED)
+                is_lasting = self._lasts(pod, "no image", _UNPULLED)
                 return Phase.FAILED if is_lasting else Phase.WAITING, f"{each.reason}: {each.message}"
         for condition in pod.status.conditions:
             if condition.type == "PodScheduled" and condition.status == "False":

@@ -22,7 +22,7 @@ from tests.servers.kubernetes import Cluster, Object, kubernetes_cluster
 from tests.servers.running import CANARY, ROOT
 from tests.support.kubernetes_runs import IMAGE, Namespace, granted, spark_image
 from tests.support.processes import wait_for
-from tests.support.submissions import DEADLINE, SPARK, Submission
+from tests.support.submissions import DEADLINE, JOB, SPARK, Submission
 
 pytestmark = [pytest.mark.slow(reason="starts Kubernetes, and Spark in its pods"), pytest.mark.spark]
 
@@ -125,6 +125,24 @@ def test_secrets_are_in_no_argument_setting_or_object_but_the_secret(submission:
     assert submission.result()["result"]["stopped_because"] == "stopped"
     assert CANARY not in submission.log()
     submission.assert_nothing_is_left()
+
+
+def test_a_pod_keeps_its_own_identity_and_gets_variables_of_other_services(submission: KubernetesSubmission) -> None:
+    found = submission.folder / "environment.json"
+    submission.job = submission.folder / "job.py"
+    written = f"Path({str(found)!r}).write_text(json.dumps(dict(os.environ)))"
+    submission.job.write_text(f"{JOB.read_text()}\nimport json, os\nfrom pathlib import Path\n{written}\n")
+    submission.add_rows("a")
+    of_host = {"AWS_ACCESS_KEY_ID": "host", "AWS_SECRET_ACCESS_KEY": "host", "AZURE_STORAGE_ACCOUNT_NAME": "host"}
+    process = submission.start("--conf", "spark.kubernetes.driverEnv.AWS_ROLE_ARN=pod", **of_host)
+    assert submission.finish(process) == 0, submission.log()
+    environment = json.loads(found.read_text())
+    assert {name: environment.get(name) for name in ("AWS_ROLE_ARN", *of_host)} == {
+        "AWS_ROLE_ARN": "pod",
+        "AWS_ACCESS_KEY_ID": None,
+        "AWS_SECRET_ACCESS_KEY": None,
+        "AZURE_STORAGE_ACCOUNT_NAME": "host",
+    }
 
 
 def test_the_submitting_process_is_killed_and_its_successor_ends_the_run_with_a_checkpoint(

@@ -34,6 +34,7 @@ class Submission(ABC):
     """A job of a test, and ``stateflow submit`` for it as a process.
 
     Attributes:
+        job: the job file.
         root: folder of the job root.
         job_root: as the command gets it.
         options: of the command, in addition.
@@ -43,6 +44,7 @@ class Submission(ABC):
     def __init__(self, folder: Path, launch: str) -> None:
         self.folder = folder
         self.launch = launch
+        self.job = JOB
         self.root = folder / "root"
         self.job_root = str(self.root)
         self.options: list[str] = []
@@ -80,7 +82,7 @@ class Submission(ABC):
     def start(self, *spark_options: str, **variables: str) -> subprocess.Popen[bytes]:
         settings = [f"--set={name}={value}" for name, value in self.settings.items()]
         module = "tests.support.mutants" if os.environ.get(MUTANT) else "stateflow"
-        command = [sys.executable, "-m", module, "submit", str(JOB), "--job-root", self.job_root, *settings]
+        command = [sys.executable, "-m", module, "submit", str(self.job), "--job-root", self.job_root, *settings]
         command += ["--launch-id", self.launch, "--result-file", str(self.folder / "result.json"), *self.options]
         command += ["--log-format", "text", "--", str(SPARK / "bin" / "spark-submit"), *self.spark(), *spark_options]
         environment = {**os.environ, **self.variables, **variables}
