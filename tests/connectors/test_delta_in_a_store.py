@@ -352,7 +352,8 @@ def test_a_new_job_reads_each_entry_since_the_checkpoint_once(long_log: list[Req
     sink, about = DeltaSink("s3://bucket/long", partition_by="text"), context(Pair, job="0" * 32)
     sink.check(about)
     assert sink.other_jobs(about) == {_ABOUT.job_uuid}
-    assert 49 <= _to_log(long_log) <= 49 + 10
+    # It looks for its own tokens in the last ones before.
+    assert 49 <= _to_log(long_log) <= 49 + 20
 
 
 @pytest.mark.long(reason="10,000 versions of a table")
