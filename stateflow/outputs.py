@@ -18,7 +18,8 @@ from typing import Annotated, TypeVar, get_args, get_origin
 
 import msgspec
 
-from stateflow.clock import parse_timestamp
+from stateflow.clock import is_timestamp, parse_timestamp
+from stateflow.errors import StateflowError
 from stateflow.requesters import Requester
 
 T = TypeVar("T")
@@ -227,6 +228,43 @@ def event_time(milliseconds: int) -> datetime:
     """Returns an event time in milliseconds since 1970, such as a watermark; between the years 1 and 9999."""
     first, last = ((limit - _EPOCH) // timedelta(milliseconds=1) for limit in (_FIRST, _LAST))
     return _EPOCH + timedelta(milliseconds=min(max(milliseconds, first), last))
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorReport:
+    """An error of a command or a request.
+
+    Attributes:
+        code: code of the error, as in the list of error codes; ``usage`` for a wrong command line.
+        message: what failed and why.
+        facts: values that help to find the cause.
+        hint: what the user can do.
+        exit_code: exit code of a command that ends with it.
+        retryable: whether the same command or request may succeed later.
+    """
+
+    code: str
+    message: str
+    facts: dict[str, object]
+    hint: OptionalText
+    exit_code: int
+    retryable: bool
+
+
+def error_report(error: StateflowError) -> ErrorReport:
+    """Returns an error for JSON; a fact without a form in JSON is a text."""
+    facts = {name: plain_fact(name, value) for name, value in error.facts.items()}
+    return ErrorReport(error.code, error.message, facts, error.hint, error.exit_code, error.retryable)
+
+
+def plain_fact(name: str, value: object) -> object:
+    """Returns a fact of an error or a log line for JSON; a text if it has no form in JSON."""
+    if name.endswith("_at") and isinstance(value, str) and is_timestamp(value):
+        return utc_text(parse_timestamp(value))
+    try:
+        return to_plain(value)
+    except TypeError:
+        return str(value)
 
 
 # -- schemas ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
@@ -241,13 +241,13 @@ def read_points(storage: Storage, newest: int, pending: Iterable[CheckpointRecor
 def _read_newest(
     storage: Storage, newest: int | None, pending: Iterable[CheckpointRecord], is_wanted: Callable[[Record], bool]
 ) -> list[Record]:
-    found: dict[tuple[int, int, str], Record] = {_identity(record): record for record in pending}
+    found: dict[tuple[int, int, str], Record] = {record_identity(record): record for record in pending}
     enough = None if newest is None else newest + len(found)
     for blob in reversed(storage.list(HISTORY)):
         if enough is not None and len(found) >= enough:
             break
-        found |= {_identity(r): r for r in _read(storage, blob.key) if is_wanted(r)}
-    ordered = sorted(found.values(), key=lambda r: (seq_of(r), *_identity(r)))
+        found |= {record_identity(r): r for r in _read(storage, blob.key) if is_wanted(r)}
+    ordered = sorted(found.values(), key=lambda r: (seq_of(r), *record_identity(r)))
     return ordered[-newest:] if newest is not None else ordered
 
 
@@ -282,19 +282,22 @@ def read_checked_history(
         pending: records that only the newest manifest contains.
         check: the comparison of the history with its index.
     """
-    found: dict[object, tuple[Record, Integrity]] = {_identity(r): (r, Integrity.VERIFIED) for r in pending}
+    found: dict[object, tuple[Record, Integrity]] = {record_identity(r): (r, Integrity.VERIFIED) for r in pending}
     changed = frozenset(check.changed)
     for blob in storage.list(HISTORY):
         integrity = Integrity.CHANGED if blob.key in changed else Integrity.UNVERIFIED
         integrity = Integrity.VERIFIED if blob.key in check.verified else integrity
         for record in _read(storage, blob.key):
-            key = _identity(record) if isinstance(record, CheckpointRecord) else blob.key
+            key = record_identity(record) if isinstance(record, CheckpointRecord) else blob.key
             found[key] = (record, integrity)
     return [each for each in found.values() if isinstance(each[0], ActionRecord) or each[0].status == COMPLETED]
 
 
-def _identity(record: Record) -> tuple[int, int, str]:
-    """Returns what identifies a record of a checkpoint, or of a restore, whose CLAIM begins a generation."""
+def record_identity(record: Record) -> tuple[int, int, str]:
+    """Returns what identifies a record of a checkpoint, or of a restore, whose CLAIM begins a generation.
+
+    Records with the same number of a log entry are in this order.
+    """
     if isinstance(record, CheckpointRecord):
         return record.generation, record.ordinal, record.status
     return record.seq, 0, record.kind
@@ -303,7 +306,14 @@ def _identity(record: Record) -> tuple[int, int, str]:
 def _read(storage: Storage, key: str) -> Sequence[Record]:
     """Returns the records of an object; none if it does not decode or was just trimmed."""
     try:
-        data = storage.get(key, LIMIT)
+        return decode_records(key, storage.get(key, LIMIT))
+    except DataError:
+        return []
+
+
+def decode_records(key: str, data: bytes) -> Sequence[Record]:
+    """Returns the records in an object of the history; none if it does not decode."""
+    try:
         if _CHECKPOINTS.fullmatch(key):
             return decode_json(list[CheckpointRecord], data)
         return [decode_json(ActionRecord, data)]
@@ -524,12 +534,21 @@ def _index_of(head: Head | None) -> FileHandle | None:
 
 
 def _check_at(storage: Storage, head: Head | None) -> HistoryCheck:
+    index = read_index_of(storage, head)
+    return compare_with_index(index, _digests(storage, [blob.key for blob in storage.list(HISTORY)]))
+
+
+def read_index_of(storage: Storage, head: Head | None) -> HistoryIndex:
+    """Returns the index of a log entry; one that says so if it is lost."""
     handle = _index_of(head)
     try:
-        index = read_index(storage, handle)
+        return read_index(storage, handle)
     except DataError:
-        index = HistoryIndex(lost=[LostIndex(key=handle.key if handle else "", seq=0)])
-    found = _digests(storage, [blob.key for blob in storage.list(HISTORY)])
+        return HistoryIndex(lost=[LostIndex(key=handle.key if handle else "", seq=0)])
+
+
+def compare_with_index(index: HistoryIndex, found: Mapping[str, str]) -> HistoryCheck:
+    """Returns the comparison of an index with the SHA-256 of each object of the history, by key."""
     known = index.objects
     return HistoryCheck(
         verified=frozenset(key for key in known if found.get(key) == known[key]),

@@ -32,7 +32,6 @@ from rich.text import Text
 from stateflow.api.source import local_position
 from stateflow.checkpoint.job_requests import RequestTimeouts
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
-from stateflow.clock import is_timestamp, parse_timestamp
 from stateflow.config.settings import parse_duration
 from stateflow.config.sources import SettingsLayer, parse_assignments, read_toml
 from stateflow.errors import (
@@ -44,7 +43,7 @@ from stateflow.errors import (
     StorageError,
 )
 from stateflow.operations import CheckpointEntry, Entry
-from stateflow.outputs import OptionalText, encode_json, to_plain, utc_text
+from stateflow.outputs import ErrorReport, encode_json, error_report
 from stateflow.requesters import os_user
 
 log = logging.getLogger("stateflow")
@@ -141,27 +140,6 @@ def print_error(error: StateflowError) -> None:
 
 
 @dataclass(frozen=True)
-class ErrorReport:
-    """The error of a command.
-
-    Attributes:
-        code: code of the error, as in the list of error codes; ``usage`` for a wrong command line.
-        message: what failed and why.
-        facts: values that help to find the cause.
-        hint: what the user can do.
-        exit_code: exit code of the command.
-        retryable: whether the same command may succeed later.
-    """
-
-    code: str
-    message: str
-    facts: dict[str, object]
-    hint: OptionalText
-    exit_code: int
-    retryable: bool
-
-
-@dataclass(frozen=True)
 class FailedCommand:
     """The last line on stderr of a command with ``--json`` that ends with an error.
 
@@ -170,22 +148,6 @@ class FailedCommand:
     """
 
     error: ErrorReport
-
-
-def error_report(error: StateflowError) -> ErrorReport:
-    """Returns an error for JSON; a fact without a form in JSON is a text."""
-    facts = {name: plain_fact(name, value) for name, value in error.facts.items()}
-    return ErrorReport(error.code, error.message, facts, error.hint, error.exit_code, error.retryable)
-
-
-def plain_fact(name: str, value: object) -> object:
-    """Returns a fact of an error or a log line for JSON; a text if it has no form in JSON."""
-    if name.endswith("_at") and isinstance(value, str) and is_timestamp(value):
-        return utc_text(parse_timestamp(value))
-    try:
-        return to_plain(value)
-    except TypeError:
-        return str(value)
 
 
 def _print_error_json(error: ErrorReport) -> None:

@@ -26,14 +26,11 @@ from stateflow.cli.common import (
     CLAIM_MODE,
     JOB,
     ROOT,
-    ErrorReport,
     as_stateflow_error,
     count_of,
-    error_report,
     graph_options,
     human_bytes,
     log,
-    plain_fact,
     print_error,
     print_text,
     settings_layers,
@@ -46,7 +43,16 @@ from stateflow.config.sources import SettingsLayer
 from stateflow.errors import ConfigError, StateflowError, StorageError, error_class
 from stateflow.launch import RunRequest, RunResult, run_if_idle, run_job
 from stateflow.observability import ContextFilter, LogContext, log_event, set_log_context
-from stateflow.outputs import OptionalId, OptionalText, encode_json, to_object, utc_text
+from stateflow.outputs import (
+    ErrorReport,
+    OptionalId,
+    OptionalText,
+    encode_json,
+    error_report,
+    plain_fact,
+    to_object,
+    utc_text,
+)
 from stateflow.private_files import ScratchFolder, open_private
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.driver.termination import DRAINED

@@ -15,7 +15,7 @@ from stateflow.checkpoint.history import (
     read_records,
 )
 from stateflow.checkpoint.job_requests import RequestClient, RequestTimeouts
-from stateflow.checkpoint.log.checkpoint_log import Head, is_ancestor
+from stateflow.checkpoint.log.checkpoint_log import Head, lineage_of
 from stateflow.checkpoint.log.documents import (
     COMPLETED,
     SAVEPOINT_RECORD,
@@ -148,18 +148,29 @@ class ActionEntry:
 Entry = CheckpointEntry | ActionEntry
 
 
-class _Entries:
-    """Makes entries of records, as of one head."""
+class Entries:
+    """Makes entries of records, as of one log entry.
+
+    Args:
+        root: the job root.
+        head: its newest log entry.
+
+    Raises MissingFile if a newer entry has released the list of retained checkpoints.
+    """
 
     def __init__(self, root: JobRoot, head: Head) -> None:
-        self._head = head
         self._restorable = {ref.id for ref in root.checkpoints.restorable(head)}
         self._kept = {ref.id for ref in root.checkpoints.list_kept(head)}
+        self._lineage = lineage_of(head)
+
+    def is_undone(self, checkpoint_id: int) -> bool:
+        """Returns whether a restore has undone a point."""
+        return checkpoint_id not in self._restorable and not any(checkpoint_id in part for part in self._lineage)
 
     def of(self, record: Record, integrity: Integrity | None = None) -> Entry:
         """Returns the entry of a record."""
         seq = seq_of(record)
-        undone, kept = not is_ancestor(self._head, seq, self._restorable), seq in self._kept
+        undone, kept = self.is_undone(seq), seq in self._kept
         if isinstance(record, CheckpointRecord):
             if record.status == COMPLETED:
                 return CheckpointEntry("checkpoint", seq, 0, undone, kept, integrity, record)
@@ -264,7 +275,7 @@ def list_points(job_root: str, newest: int = 1000) -> list[Entry]:
     root = open_root(job_root)
 
     def read(head: Head) -> list[Entry]:
-        entries = _Entries(root, head)
+        entries = Entries(root, head)
         return [entries.of(record) for record in read_points(root.storage, newest, read_pending_records(root, head))]
 
     return root.read_kept(read)
@@ -295,7 +306,7 @@ def timeline(job_root: str, newest: int = 1000) -> Timeline:
     check = check_history(root)
     found = {id(r): (r, i) for r, i in read_checked_history(root.storage, _pending_records(root.storage), check)}
     ordered = sort_records(record for record, _ in found.values())[-newest:]
-    entries = root.read_kept(lambda head: _Entries(root, head))
+    entries = root.read_kept(lambda head: Entries(root, head))
     return Timeline([entries.of(record, found[id(record)][1]) for record in ordered], check.error())
 
 

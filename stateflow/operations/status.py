@@ -219,11 +219,19 @@ class ReadInput:
 def describe(job_root: str) -> JobDescription:
     """Returns the status of a job. Raises ConfigError when it does not exist."""
     root = open_root(job_root)
-    return root.read_kept(lambda head: _described(root, head))
+    return root.read_kept(lambda head: describe_at(root, head, read_newest_manifest(root, head)))
 
 
-def _described(root: JobRoot, head: Head) -> JobDescription:
-    manifest = _newest_manifest(root, head)
+def describe_at(root: JobRoot, head: Head, manifest: Manifest | None) -> JobDescription:
+    """Returns the status of a job as of a log entry.
+
+    Args:
+        root: the job root.
+        head: its newest entry.
+        manifest: that of the entry's checkpoint; None without one, or if it cannot be read.
+
+    Raises MissingFile if a newer entry has released what this one refers to.
+    """
     return JobDescription(
         root.job.job,
         root.job.job_uuid,
@@ -302,7 +310,11 @@ def _failure(record: ActionRecord | None) -> RunFailure | None:
     return RunFailure(record.seq, record.ended_at, record.text("code"), record.reason)
 
 
-def _newest_manifest(root: JobRoot, head: Head) -> Manifest | None:
+def read_newest_manifest(root: JobRoot, head: Head) -> Manifest | None:
+    """Returns the manifest of the checkpoint of `head`; None without one, or if it is damaged, which is logged.
+
+    Raises MissingFile if a newer entry has released it.
+    """
     try:
         return root.checkpoints.manifest_at(head)
     except DataError as e:

@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import ipaddress
 import logging
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from enum import Enum
 from types import TracebackType
 from typing import Self
 
 import uvicorn
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-from uvicorn.server import ServerState
 
 from stateflow.clock import Clock, SystemClock
 from stateflow.errors import ConfigError, StateflowError
 from stateflow.observability import log_event
 from stateflow.private_files import ScratchFolder
 from stateflow.serving.app import AppSettings, StateApp
+from stateflow.serving.connections import BoundedProtocol, bind, check_address, url_of
 from stateflow.serving.fetch_process import FetchProcess
 from stateflow.serving.follower import Follower, FollowSettings
-from stateflow.serving.lookups import LARGEST_REQUEST
 from stateflow.serving.registry import Membership, is_url
 from stateflow.state.handles import SubtaskState
 from stateflow.storage import Storage, open_storage
 
 log = logging.getLogger(__name__)
-
-
-_LONGEST_TOKEN = 4096
 
 
 @dataclass(frozen=True)
@@ -66,28 +56,13 @@ class ServerSettings:
 
     def check(self) -> None:
         """Raises ConfigError for settings that would let any host query the state, or that cannot be used."""
-        token = self.app.token
-        if not token.isascii() or not token.isprintable() or len(token) > _LONGEST_TOKEN or " " in token:
-            raise ConfigError("the token of a state server must be ASCII text without spaces", hint="make a new one")
-        if not token and not _is_loopback(self.host):
-            raise ConfigError(
-                "a state server without a token can only listen at a loopback address",
-                hint="pass a file with a token, or listen at 127.0.0.1",
-                host=self.host,
-            )
+        check_address("state server", self.host, self.app.token)
         if self.advertise and not is_url(self.advertise):
             raise ConfigError(
                 "clients cannot use the URL of the state server",
                 hint="pass http:// or https://, and a host, with or without a port and a path",
                 advertise=self.advertise,
             )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class StateServer:
@@ -109,7 +84,7 @@ class StateServer:
         self._settings = settings
         self._clock = clock or SystemClock()
         self._storage = open_storage(job_root) if isinstance(job_root, str) else job_root
-        self._socket = _bound(settings)
+        self._socket = bind("state server", settings.host, settings.port)
         self._scratch = ScratchFolder()
         self._fetching: FetchProcess | None = None
         self.follower = Follower(self._storage, self._scratch.path, self._clock, settings.follow, self._prepare)
@@ -123,8 +98,7 @@ class StateServer:
         """The URL at which clients reach the server."""
         if self._settings.advertise:
             return self._settings.advertise.rstrip("/")
-        host, port = self._socket.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return url_of(self._socket)
 
     def __enter__(self) -> Self:
         return self
@@ -196,26 +170,6 @@ def _logged(event: str) -> Iterator[None]:
         log_event(log, logging.WARNING, event, code=e.code, reason=e.sentence)
 
 
-def _bound(settings: ServerSettings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((settings.host, settings.port))
-        # Clients may connect as soon as the lease names the address.
-        listening.listen(128)
-    except (OSError, OverflowError) as e:
-        listening.close()
-        raise ConfigError(
-            "the address of a state server cannot be used",
-            hint="choose another address or port",
-            host=settings.host,
-            port=settings.port,
-            reason=str(e),
-        ) from e
-    return listening
-
-
 def uvicorn_config(follower: Follower, settings: ServerSettings) -> uvicorn.Config:
     """Returns the configuration of the HTTP server that answers from the checkpoints of a follower."""
     return uvicorn.Config(
@@ -231,130 +185,3 @@ def uvicorn_config(follower: Follower, settings: ServerSettings) -> uvicorn.Conf
         timeout_keep_alive=30,
         timeout_graceful_shutdown=10,
     )
-
-
-LARGEST_HEAD = 32 << 10
-"""Bytes of a request's first line and headers."""
-LARGEST_MESSAGE = 4 * LARGEST_REQUEST
-"""Bytes of a request as it is sent: with its head, and the framing of chunks and trailers around its body."""
-
-
-class Phase(Enum):
-    """States of a connection."""
-
-    HEAD = "head"
-    """The first line and headers of a request, also of the first one."""
-    BODY = "body"
-    """The rest of a request, with its trailers."""
-    ANSWER = "answer"
-    """The answer, and the client that reads it."""
-    IDLE = "idle"
-    """Another request."""
-
-
-SECONDS = {Phase.HEAD: 10.0, Phase.BODY: 15.0, Phase.ANSWER: 60.0, Phase.IDLE: 30.0}
-"""How long a connection may be in a state before it is closed, whatever arrives meanwhile.
-
-For a body, longer than an endpoint waits for it, so that the client gets an answer that says so.
-"""
-
-
-class BoundedProtocol(HttpToolsProtocol):
-    """A connection that is closed when a request is too large or too slow, or an answer is not read.
-
-    When the server has no room for another connection, the one that has waited longest for its client is closed:
-    connections that send nothing cannot keep others out.
-
-    Attributes:
-        state: what it waits for.
-        since: since when, by the clock of the event loop.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, object],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self.state = Phase.HEAD
-        self.since = 0.0
-        self._message_bytes = 0
-        self._deadline: asyncio.TimerHandle | None = None
-        self._may_continue = False
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._enter(Phase.HEAD)
-        self._make_room()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        self._message_bytes += len(data)
-        super().data_received(data)
-        largest = LARGEST_HEAD if self.state is Phase.HEAD else LARGEST_MESSAGE
-        if self._message_bytes > largest and self.state is not Phase.ANSWER:
-            self.abort()
-
-    def on_message_begin(self) -> None:
-        """Starts a request; called by the parser."""
-        if self.state is Phase.ANSWER:
-            # Ends the parser, and the connection with status 400: such requests would be queued without a bound.
-            raise ValueError("a request was sent before the answer to the one before")
-        super().on_message_begin()
-        self._enter(Phase.HEAD)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Adds a header; ignores trailers, which no endpoint reads. Called by the parser."""
-        if self.state is Phase.HEAD:
-            super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        """Starts to answer the request; called by the parser."""
-        self._enter(Phase.BODY)
-        super().on_headers_complete()
-        # An answer that is sent before the whole request has arrived, such as a refusal, closes the connection: the
-        # rest of the request would occupy it.
-        self._may_continue, self.cycle.keep_alive = self.cycle.keep_alive, False
-
-    def on_message_complete(self) -> None:
-        """Ends the request; called by the parser."""
-        if not self.cycle.response_started:
-            self.cycle.keep_alive = self._may_continue
-        self._enter(Phase.ANSWER)
-        super().on_message_complete()
-
-    def on_response_complete(self) -> None:
-        """Starts to wait for the next request, or until the client has read the answer; called by uvicorn."""
-        super().on_response_complete()
-        self._enter(Phase.ANSWER if self.transport.is_closing() or self.flow.write_paused else Phase.IDLE)
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self.state is Phase.ANSWER and self.cycle.response_complete and not self.transport.is_closing():
-            self._enter(Phase.IDLE)
-
-    def _enter(self, state: Phase) -> None:
-        if state in (Phase.HEAD, Phase.IDLE):
-            self._message_bytes = 0
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self.state, self.since = state, self.loop.time()
-        self._deadline = self.loop.call_later(SECONDS[state], self.abort)
-
-    def _make_room(self) -> None:
-        if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency:
-            return
-        others = [c for c in self.connections if isinstance(c, BoundedProtocol) and c is not self]
-        waiting = [c for c in others if c.state is not Phase.ANSWER and not c.transport.is_closing()]
-        if waiting:
-            min(waiting, key=lambda c: c.since).abort()
-
-    def abort(self) -> None:
-        """Closes the connection without waiting for its client."""
-        self.transport.abort()

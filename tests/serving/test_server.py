@@ -43,19 +43,12 @@ from stateflow.serving import client as client_module
 from stateflow.serving import lookups
 from stateflow.serving.app import AppSettings, StateApp
 from stateflow.serving.client import AsyncQueryableStateClient, QueryableStateClient
+from stateflow.serving.connections import LARGEST_HEAD, SECONDS, BoundedProtocol, Phase
 from stateflow.serving.follower import Follower, FollowSettings
 from stateflow.serving.lookups import KeysRequest, MsgpackPage, MsgpackValues, StateDescription
 from stateflow.serving.protocol import entries_of, error_of, keys_of, states_of, values_of
 from stateflow.serving.registry import LIMIT, Registration, Registry, ServerLease
-from stateflow.serving.server import (
-    LARGEST_HEAD,
-    SECONDS,
-    BoundedProtocol,
-    Phase,
-    ServerSettings,
-    StateServer,
-    uvicorn_config,
-)
+from stateflow.serving.server import ServerSettings, StateServer, uvicorn_config
 from stateflow.serving.steps import HttpReply, QueryOptions
 from stateflow.storage import MemoryStorage, open_storage
 from stateflow.storage.paths import server_key

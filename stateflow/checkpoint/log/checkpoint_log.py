@@ -293,10 +293,12 @@ def is_ancestor(head: Head, checkpoint_id: int, retained: Set[int]) -> bool:
         checkpoint_id: id of the checkpoint.
         retained: ids of the checkpoints that the job can continue from.
     """
-    if checkpoint_id in retained:
-        return True
-    parts = lineage_ranges({r.seq: r.base for r in head.entry.ancestry.restores}, head.entry.seq)
-    return any(checkpoint_id in part for part in parts)
+    return checkpoint_id in retained or any(checkpoint_id in part for part in lineage_of(head))
+
+
+def lineage_of(head: Head) -> list[range]:
+    """Returns the ranges of entry numbers that the job's current state descends from, newest first."""
+    return lineage_ranges({r.seq: r.base for r in head.entry.ancestry.restores}, head.entry.seq)
 
 
 def lineage_ranges(restores: Mapping[int, int], newest: int) -> list[range]:
