@@ -16,6 +16,7 @@ from stateflow.cli.run import run, submit
 from stateflow.cli.savepoints import change, savepoint, stop, write
 from stateflow.cli.state import state
 from stateflow.cli.status import history, status
+from stateflow.cli.ui import ui
 from stateflow.helpers import installed_version
 
 
@@ -50,6 +51,7 @@ for command in (
     tables,
     serve,
     query,
+    ui,
     doctor,
 ):
     main.add_command(command)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
@@ -35,7 +34,6 @@ from stateflow.types.key_values import parse_key, plain_key
 if TYPE_CHECKING:
     from stateflow.serving.client import QueryableStateClient
     from stateflow.serving.lookups import StateDescription
-    from stateflow.serving.server import StateServer
     from stateflow.serving.steps import QueryOptions
 
 
@@ -390,6 +388,7 @@ def serve(
     """
     try:
         from stateflow.serving.app import AppSettings
+        from stateflow.serving.connections import ends_at_sigterm
         from stateflow.serving.follower import FollowSettings
         from stateflow.serving.server import ServerSettings, StateServer
     except ModuleNotFoundError as e:
@@ -413,26 +412,9 @@ def serve(
         follow=FollowSettings(keep, RocksDBSettings(block_cache_bytes=cache_mib * _MIB)),
         fetches_apart=True,
     )
-    with StateServer(job_root, settings) as server, _ends_at_sigterm(server):
+    with StateServer(job_root, settings) as server, ends_at_sigterm(server.stop):
         print_text(f"serving {job_root} at {server.url}")
         # A collection of all objects takes tens of milliseconds, most of it for modules.
         gc.collect()
         gc.freeze()
         server.run()
-
-
-@contextmanager
-def _ends_at_sigterm(server: StateServer) -> Iterator[None]:
-    """Lets the server end normally at SIGTERM, also before it serves.
-
-    While it serves, uvicorn handles the signal, and sends it to the process again when it has stopped.
-    """
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        server.stop()
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -155,12 +155,15 @@ class Entries:
         root: the job root.
         head: its newest log entry.
 
+    Attributes:
+        refs: the retained and pinned checkpoints, by id.
+
     Raises MissingFile if a newer entry has released the list of retained checkpoints.
     """
 
     def __init__(self, root: JobRoot, head: Head) -> None:
         self._restorable = {ref.id for ref in root.checkpoints.restorable(head)}
-        self._kept = {ref.id for ref in root.checkpoints.list_kept(head)}
+        self.refs = {ref.id: ref for ref in root.checkpoints.list_kept(head)}
         self._lineage = lineage_of(head)
 
     def is_undone(self, checkpoint_id: int) -> bool:
@@ -170,14 +173,14 @@ class Entries:
     def of(self, record: Record, integrity: Integrity | None = None) -> Entry:
         """Returns the entry of a record."""
         seq = seq_of(record)
-        undone, kept = self.is_undone(seq), seq in self._kept
+        undone, kept = self.is_undone(seq), seq in self.refs
         if isinstance(record, CheckpointRecord):
             if record.status == COMPLETED:
                 return CheckpointEntry("checkpoint", seq, 0, undone, kept, integrity, record)
             return CheckpointEntry("checkpoint", 0, seq, None, False, integrity, record)
         if is_position(record):
             base, point = record.number("restored_checkpoint_id"), record.number("checkpoint_id") or seq
-            return ActionEntry(record.kind, point, base or 0, undone, point in self._kept, integrity, record)
+            return ActionEntry(record.kind, point, base or 0, undone, point in self.refs, integrity, record)
         about = seq if record.kind in (SAVEPOINT_RECORD, "stop") else 0
         return ActionEntry(record.kind, about, 0, None, None, integrity, record)
 
@@ -239,13 +242,24 @@ def describe_checkpoint(job_root: str, checkpoint_id: int) -> CheckpointDescript
     root = open_root(job_root)
     hint = "stateflow checkpoints list shows the existing ones"
     target = root.read_kept(lambda head: find_kept_checkpoint(root, head, checkpoint_id, hint))
-    manifest = target.manifest
+    return describe_manifest(root.head(), checkpoint_id, target.manifest, target.at)
+
+
+def describe_manifest(head: Head, checkpoint_id: int, manifest: Manifest, committed_at: str) -> CheckpointDescription:
+    """Returns the description of a checkpoint.
+
+    Args:
+        head: the newest log entry.
+        checkpoint_id: id of the checkpoint.
+        manifest: its manifest.
+        committed_at: when it was committed.
+    """
     return CheckpointDescription(
         checkpoint_id,
-        restored_at(root.head(), checkpoint_id),
+        restored_at(head, checkpoint_id),
         manifest.generation,
         manifest.ordinal,
-        target.at,
+        committed_at,
         manifest.code,
         offsets_of(manifest.sources),
         operators_of(manifest),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
+import signal
 import socket
+from collections.abc import Callable, Iterator
 from enum import Enum
+from types import FrameType
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -67,6 +71,45 @@ def url_of(listening: socket.socket) -> str:
     """Returns the URL at which a socket listens."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def bounded_config(app: Callable[..., object], connections: int) -> Config:
+    """Returns the configuration of a server whose connections are bounded.
+
+    Args:
+        app: the application.
+        connections: maximum number of connections; further ones are answered with status 503.
+    """
+    return Config(
+        app,
+        http=BoundedProtocol,
+        access_log=False,
+        log_config=None,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        date_header=False,
+        limit_concurrency=connections,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=10,
+    )
+
+
+@contextlib.contextmanager
+def ends_at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
+    """Lets a server end normally at SIGTERM, also before it serves.
+
+    While it serves, uvicorn handles the signal, and sends it to the process again when it has stopped.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        stop()
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 LARGEST_HEAD = 32 << 10

@@ -18,7 +18,7 @@ from stateflow.errors import ConfigError, StateflowError
 from stateflow.observability import log_event
 from stateflow.private_files import ScratchFolder
 from stateflow.serving.app import AppSettings, StateApp
-from stateflow.serving.connections import BoundedProtocol, bind, check_address, url_of
+from stateflow.serving.connections import bind, bounded_config, check_address, url_of
 from stateflow.serving.fetch_process import FetchProcess
 from stateflow.serving.follower import Follower, FollowSettings
 from stateflow.serving.registry import Membership, is_url
@@ -172,16 +172,4 @@ def _logged(event: str) -> Iterator[None]:
 
 def uvicorn_config(follower: Follower, settings: ServerSettings) -> uvicorn.Config:
     """Returns the configuration of the HTTP server that answers from the checkpoints of a follower."""
-    return uvicorn.Config(
-        StateApp(follower, settings.app).asgi(),
-        http=BoundedProtocol,
-        access_log=False,
-        log_config=None,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        date_header=False,
-        limit_concurrency=settings.connections,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=10,
-    )
+    return bounded_config(StateApp(follower, settings.app).asgi(), settings.connections)

@@ -1,0 +1,183 @@
+"""The journal: what persons have done to jobs, newest first, also as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stateflow.checkpoint.log.documents import ActionRecord
+from stateflow.operations.checkpoints import ActionEntry
+from stateflow.outputs import Inline, OptionalText, to_object
+from stateflow.requesters import NameSource, Requester
+from stateflow.ui.roots import CatalogJob, Reading
+from stateflow.ui.snapshots import Snapshot
+from stateflow.ui.views import Freshness, action_entries, comparable_time, freshness_of
+
+
+class JournalKey(NamedTuple):
+    """Place of an entry in a journal: time, id of the job, and key of the record's object."""
+
+    ended: str
+    job: str
+    key: str
+
+
+@dataclass(frozen=True)
+class JournalEntry:
+    """What a person did to a job.
+
+    Attributes:
+        id: id of the job in addresses of the pages.
+        job: name of the job.
+        entry: the action.
+    """
+
+    id: str
+    job: OptionalText
+    entry: Inline[ActionEntry]
+
+
+@dataclass(frozen=True)
+class JournalJob:
+    """A job whose actions a journal has.
+
+    Attributes:
+        id: id of the job in addresses of the pages.
+        job: name of the job; null if its job root was never read.
+        freshness: how current its actions are.
+    """
+
+    id: str
+    job: OptionalText
+    freshness: Inline[Freshness]
+
+
+@dataclass(frozen=True)
+class JournalPage:
+    """A page of a journal, newest first.
+
+    Attributes:
+        entries: the actions.
+        jobs: the jobs whose actions it has, ordered by id.
+        next_cursor: `cursor` of the next page; empty if this is the last one.
+    """
+
+    entries: tuple[JournalEntry, ...]
+    jobs: tuple[JournalJob, ...]
+    next_cursor: OptionalText
+
+
+@dataclass(frozen=True)
+class JournalFilter:
+    """Which actions a journal has; None for all.
+
+    Attributes:
+        kind: kind of the action, such as ``restore``.
+        person: part of the name of the person who did, approved or requested it, in any case.
+        since: earliest time, as a text in UTC.
+        until: latest time.
+    """
+
+    kind: str | None = None
+    person: str | None = None
+    since: str | None = None
+    until: str | None = None
+
+    def takes(self, record: ActionRecord) -> bool:
+        """Returns whether a journal has the action."""
+        at = comparable_time(record.ended_at)
+        people = " ".join(Requester.parse(each).name for each in (record.by, record.requested_by) if each)
+        return (
+            (self.kind is None or record.kind == self.kind)
+            and (self.person is None or self.person.casefold() in people.casefold())
+            and (self.since is None or at >= self.since)
+            and (self.until is None or at <= self.until)
+        )
+
+
+def is_of_person(record: ActionRecord) -> bool:
+    """Returns whether a person did, approved or requested an action, and not a schedule or a run."""
+    people = (Requester.parse(each).source for each in (record.by, record.requested_by) if each)
+    return any(source not in (NameSource.PROCESS, NameSource.AIRFLOW_DAG) for source in people)
+
+
+Read = tuple[CatalogJob, Reading[Snapshot]]
+"""A job and its job root."""
+
+
+def journal_page(
+    read: Sequence[Read], wanted: JournalFilter, before: JournalKey | None, limit: int
+) -> tuple[JournalPage, JournalKey | None]:
+    """Returns the newest actions before a place, and the place of the last one if there are more.
+
+    Args:
+        read: the jobs.
+        wanted: which actions.
+        before: the place of the last entry of the page before; None for the first page.
+        limit: largest number of entries.
+    """
+    keys = sorted(_keys(read, wanted), reverse=True)
+    keys = [(key, at) for key, at in keys if before is None or key < before]
+    chosen = keys[:limit]
+    entries = tuple(entry for _, at in chosen for entry in _entries(read, at))
+    jobs = tuple(
+        JournalJob(job.id, reading.value.root.job.job if reading.value else "", freshness_of(reading.value, reading))
+        for job, reading in read
+    )
+    return JournalPage(entries, jobs, ""), chosen[-1][0] if len(keys) > limit else None
+
+
+_Place = tuple[int, int]
+"""Numbers of a job, and of an action of its snapshot."""
+
+
+def _keys(read: Sequence[Read], wanted: JournalFilter) -> Iterator[tuple[JournalKey, _Place]]:
+    for number, (job, reading) in enumerate(read):
+        for at, action in enumerate(reading.value.actions if reading.value else ()):
+            if is_of_person(action.record) and wanted.takes(action.record):
+                key = JournalKey(comparable_time(action.record.ended_at), job.id, action.key)
+                yield key, (number, at)
+
+
+def _entries(read: Sequence[Read], place: _Place) -> Iterator[JournalEntry]:
+    job, reading = read[place[0]]
+    snapshot = reading.value
+    if snapshot is not None:
+        for entry in action_entries(snapshot, [snapshot.actions[place[1]]]):
+            yield JournalEntry(job.id, snapshot.root.job.job, entry)
+
+
+_COLUMNS = (
+    *("ended_at", "id", "job", "kind", "by", "by_source", "by_account", "requested_by", "requested_by_source"),
+    *("checkpoint_id", "restored_checkpoint_id", "reason", "note", "integrity", "duration_ms", "size_bytes", "facts"),
+)
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def to_csv(entries: Sequence[JournalEntry]) -> str:
+    """Returns entries as CSV with a line of titles.
+
+    A text that a program for tables would compute as a formula begins with an apostrophe.
+    """
+    out = io.StringIO(newline="")
+    writer = csv.writer(out)
+    writer.writerow(_COLUMNS)
+    for entry in entries:
+        found = to_object(entry)
+        for name in ("by", "requested_by"):
+            person = found[name] if isinstance(found[name], dict) else {}
+            assert isinstance(person, dict)
+            found |= {name: person.get("name"), f"{name}_source": person.get("source")}
+            found[f"{name}_account"] = person.get("account")
+        found["facts"] = json.dumps(found["facts"])
+        writer.writerow([_cell(found[name]) for name in _COLUMNS])
+    return out.getvalue()
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else str(value)
+    return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text

@@ -1,0 +1,355 @@
+"""The job roots that the pages show: followed by threads that are bounded, each with a deadline of its own.
+
+A storage may hang for minutes, or for ever. A call that has not returned at its deadline no longer counts among the
+threads that work, so that it delays no other job root, and its job root gets no second one. A page waits for a look
+only as long as its patience, and otherwise shows the snapshot before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Generic, Protocol, TypeVar
+
+from stateflow.clock import Clock, SystemClock
+from stateflow.errors import InternalError, StateflowError, StorageError
+from stateflow.outputs import ErrorReport
+from stateflow.storage import Storage
+from stateflow.ui.snapshots import RootReader, Snapshot
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+V = TypeVar("V", covariant=True)
+_NEVER = float("-inf")
+
+
+@dataclass(frozen=True)
+class CatalogJob:
+    """A job root that the pages may show.
+
+    Attributes:
+        id: its id in addresses of the pages.
+        job_root: its URI.
+        open_storage: opens it.
+    """
+
+    id: str
+    job_root: str
+    open_storage: Callable[[], Storage] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class RootSearch:
+    """The newest search for job roots in a folder or below a prefix.
+
+    Attributes:
+        location: path or URI.
+        job_roots_count: number of job roots that it found.
+        truncated: whether it ended at a limit, so that there may be others.
+        problem: why it failed; None if it did not.
+    """
+
+    location: str
+    job_roots_count: int
+    truncated: bool
+    problem: ErrorReport | None
+
+
+class Catalog(Protocol):
+    """The job roots that the pages show; may be asked by any thread, often, and answers without waiting."""
+
+    def jobs(self) -> Mapping[str, CatalogJob]:
+        """Returns the job roots by id."""
+
+    def searches(self) -> Sequence[RootSearch]:
+        """Returns the searches for job roots; none for a catalog that is a list."""
+
+
+@dataclass(frozen=True)
+class RootLimits:
+    """Limits of following job roots.
+
+    Attributes:
+        memory: bytes of all records in memory, as an estimate.
+        threads: calls that work concurrently.
+        hanging: calls beyond their deadline, after which no others are begun.
+        deadline: time after which a call is said to hang.
+        fresh: age up to which a snapshot is shown without a look at the storage.
+        patience: how long a page waits for a look if there is an older snapshot.
+        results: results of other calls that are kept, such as descriptions of checkpoints.
+    """
+
+    memory: int = 256 << 20
+    threads: int = 8
+    hanging: int = 64
+    deadline: timedelta = timedelta(seconds=5)
+    fresh: timedelta = timedelta(seconds=1)
+    patience: timedelta = timedelta(milliseconds=150)
+    results: int = 64
+
+
+class _Call:
+    """A call in a thread of its own."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.run = run
+        self.began = _NEVER
+        self.hangs = False
+
+
+class Threads:
+    """Runs blocking calls in threads that end with the process; one that hangs does not occupy a place.
+
+    Args:
+        limits: number of threads, and deadline.
+        clock: measures how long a call takes.
+    """
+
+    def __init__(self, limits: RootLimits, clock: Clock) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waiting: deque[_Call] = deque()
+        self._running: list[_Call] = []
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Begins a call as soon as there is a place."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result = call()
+            except BaseException as e:
+                future.set_exception(e)
+            else:
+                future.set_result(result)
+
+        with self._lock:
+            self._waiting.append(_Call(run))
+        self.sweep()
+        return future
+
+    def sweep(self) -> None:
+        """Gives the places of calls that hang to those that wait."""
+        now = self._clock.monotonic()
+        with self._lock:
+            for call in self._running:
+                call.hangs = call.hangs or now - call.began >= self._limits.deadline.total_seconds()
+            hanging = sum(call.hangs for call in self._running)
+            places = self._limits.threads - (len(self._running) - hanging)
+            while self._waiting and places > 0 and hanging < self._limits.hanging:
+                call = self._waiting.popleft()
+                call.began = now
+                self._running.append(call)
+                places -= 1
+                threading.Thread(target=self._work, args=(call,), name="stateflow-ui", daemon=True).start()
+
+    def _work(self, call: _Call) -> None:
+        try:
+            call.run()
+        finally:
+            with self._lock:
+                self._running.remove(call)
+            self.sweep()
+
+
+@dataclass(frozen=True)
+class Reading(Generic[V]):
+    """A value that a call has returned, and whether it is current.
+
+    Attributes:
+        value: the newest one; None before the first.
+        read_at: when it was read, ISO 8601; empty before the first.
+        problem: why it is not current; None if it is, as far as is known.
+    """
+
+    value: V | None
+    read_at: str
+    problem: StateflowError | None
+
+
+class Cell(Generic[T]):
+    """The newest result of a call, which is repeated when a reader asks for it and it is no longer fresh.
+
+    Args:
+        threads: run the call.
+        call: the blocking call.
+        clock: measures ages.
+        limits: deadline and patience.
+        fresh: age up to which the result is returned without another call.
+    """
+
+    def __init__(
+        self, threads: Threads, call: Callable[[], T], clock: Clock, *, limits: RootLimits, fresh: timedelta
+    ) -> None:
+        self._threads = threads
+        self._call = call
+        self._clock = clock
+        self._limits = limits
+        self._fresh = fresh.total_seconds()
+        self._lock = threading.Lock()
+        self._running: Future[None] | None = None
+        self._began = _NEVER
+        self._ended = _NEVER
+        self._reading: Reading[T] = Reading(None, "", None)
+
+    async def read(self, patience: timedelta | None = None, *, must_call: bool = False) -> Reading[T]:
+        """Returns the newest result, after waiting for the next one for a time.
+
+        Args:
+            patience: how long to wait; None for that of the limits, and for the deadline before the first result.
+            must_call: whether to repeat the call although the result is fresh.
+        """
+        self._threads.sweep()
+        running = self._begin(must_call)
+        if running is not None and not running.done():
+            known = bool(self._reading.read_at) or self._reading.problem is not None or self._is_late()
+            usual = self._limits.patience if known else self._limits.deadline
+            wait = (usual if patience is None else patience).total_seconds()
+            await asyncio.wait([asyncio.wrap_future(running)], timeout=wait)
+            # The place of one that hangs is for others, also if nobody asks again.
+            self._threads.sweep()
+        return self.now()
+
+    def now(self) -> Reading[T]:
+        """Returns the newest result without waiting."""
+        found = self._reading
+        if found.problem is None and self._is_late():
+            hint = "check the storage, and that this process can reach it; the page tries again by itself"
+            seconds = self._limits.deadline.total_seconds()
+            late = StorageError("the storage of the job root does not answer", hint=hint, seconds=seconds)
+            return Reading(found.value, found.read_at, late)
+        return found
+
+    def _is_late(self) -> bool:
+        running, deadline = self._running, self._limits.deadline.total_seconds()
+        return running is not None and self._clock.monotonic() - self._began >= deadline
+
+    def _begin(self, must_call: bool) -> Future[None] | None:
+        now = self._clock.monotonic()
+        with self._lock:
+            fresh = self._fresh if self._reading.problem is None else self._limits.fresh.total_seconds()
+            if self._running is not None or (now - self._ended < fresh and not must_call):
+                return self._running
+            self._began = now
+            self._running = self._threads.submit(self._run)
+            return self._running
+
+    def _run(self) -> None:
+        before = self._reading
+        try:
+            reading = Reading(self._call(), self._clock.now().isoformat(timespec="milliseconds"), None)
+        except StateflowError as e:
+            reading = replace(before, problem=e)
+        except Exception as e:
+            log.exception("unexpected error while reading a job root")
+            reading = replace(before, problem=InternalError(f"{type(e).__name__}: {e}", hint="report this"))
+        with self._lock:
+            self._reading = reading
+            self._running, self._ended = None, self._clock.monotonic()
+
+
+class _Followed:
+    """A job root that is followed."""
+
+    def __init__(self, job: CatalogJob, threads: Threads, clock: Clock, limits: RootLimits) -> None:
+        self.reader = RootReader(job.open_storage, clock)
+        self.whole = False
+        # The snapshot is the reader's alone, so that its memory can be freed.
+        self.looks: Cell[None] = Cell(threads, self._look, clock, limits=limits, fresh=limits.fresh)
+
+    def _look(self) -> None:
+        self.reader.look(self.whole)
+
+    def now(self) -> Reading[Snapshot]:
+        """Returns the newest snapshot, also the first part of one that is still being read."""
+        found = self.looks.now()
+        return Reading(self.reader.snapshot, found.read_at, found.problem)
+
+
+class Roots:
+    """The snapshots of job roots, bounded in memory: those that nobody looked at for longest are shortened.
+
+    Args:
+        limits: of memory, threads and time.
+        clock: the clock.
+    """
+
+    def __init__(self, limits: RootLimits = RootLimits(), clock: Clock | None = None) -> None:
+        self.limits = limits
+        self.clock = clock or SystemClock()
+        self.threads = Threads(limits, self.clock)
+        self._lock = threading.Lock()
+        self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
+
+    async def read(self, job: CatalogJob, patience: timedelta | None = None, *, whole: bool) -> Reading[Snapshot]:
+        """Returns the newest snapshot of a job root.
+
+        Args:
+            job: the job root.
+            patience: how long to wait for it; None as `Cell.read`.
+            whole: whether all of its history is wanted; the snapshot may still be without older records.
+        """
+        followed = self._follow(job, whole)
+        found = followed.reader.snapshot
+        await followed.looks.read(patience, must_call=whole and found is not None and not found.complete)
+        self._bound_memory(followed)
+        return followed.now()
+
+    def _follow(self, job: CatalogJob, whole: bool) -> _Followed:
+        key = job.id, job.job_root
+        with self._lock:
+            followed = self._followed.get(key)
+            if followed is None:
+                followed = self._followed[key] = _Followed(job, self.threads, self.clock, self.limits)
+            followed.whole = followed.whole or whole
+            if whole:
+                # A list of all jobs touches each of them, and says nothing about what will be needed again.
+                self._followed.move_to_end(key)
+            return followed
+
+    def _bound_memory(self, current: _Followed) -> None:
+        with self._lock:
+            found = list(self._followed.values())
+        taken = sum(each.reader.memory for each in found)
+        for each in found:
+            if taken <= self.limits.memory:
+                return
+            if each is not current and each.whole:
+                each.whole = False
+                taken -= each.reader.shrink()
+
+
+class Calls(Generic[T]):
+    """Newest results of one kind of blocking call about job roots, such as reading their savepoints.
+
+    Args:
+        roots: has the threads and limits.
+        fresh: age up to which a result is returned again; None for ever.
+    """
+
+    def __init__(self, roots: Roots, fresh: timedelta | None) -> None:
+        self._roots = roots
+        self._fresh = timedelta.max if fresh is None else fresh
+        self._lock = threading.Lock()
+        self._cells: OrderedDict[tuple[str, ...], Cell[T]] = OrderedDict()
+
+    async def read(self, key: tuple[str, ...], call: Callable[[], T]) -> Reading[T]:
+        """Returns the newest result of the call with this key."""
+        roots = self._roots
+        with self._lock:
+            cell = self._cells.get(key)
+            if cell is None:
+                cell = Cell(roots.threads, call, roots.clock, limits=roots.limits, fresh=self._fresh)
+                self._cells[key] = cell
+            self._cells.move_to_end(key)
+            while len(self._cells) > roots.limits.results:
+                self._cells.popitem(last=False)
+        return await cell.read()

@@ -1,0 +1,441 @@
+"""Job roots in memory: the newest log entry, its manifest and the records of the history, read once and then followed.
+
+Records are immutable, so a look at a job root that has not changed is one or two lists. The list of the history begins
+some objects before its end, because the record of an action may have the number of an older log entry; from time to
+time it is the whole list, which shows what was trimmed. The newest records are only in the manifest of the newest log
+entry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import cached_property
+from typing import NamedTuple
+
+from stateflow.checkpoint.history import (
+    LIMIT,
+    HistoryCheck,
+    HistoryIndex,
+    Integrity,
+    compare_with_index,
+    decode_records,
+    read_index_of,
+    record_identity,
+)
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import (
+    ABORTED,
+    SAVEPOINT_RECORD,
+    ActionRecord,
+    CheckpointRecord,
+    Manifest,
+    Record,
+    is_position,
+    seq_of,
+)
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.clock import Clock
+from stateflow.errors import DataError, MissingFile
+from stateflow.operations.checkpoints import Entries, Entry
+from stateflow.operations.job_root import open_root_in
+from stateflow.operations.status import JobDescription, describe_at, read_newest_manifest
+from stateflow.storage import BlobInfo, Storage
+from stateflow.storage.paths import HISTORY, LOG, history_key, history_records, log_entry
+
+LARGEST_HISTORY = 20_000
+"""Records of a job root that are read, the newest ones: twice as many as a history retains by default."""
+_BRIEF = 64
+"""Newest objects of the history that are read for a list of jobs, which has no older records."""
+_BRIEF_SAVEPOINTS = 16
+_OVERLAP = 500
+"""Newest objects of the history that are listed again at each look: with the new ones, one page of a bucket."""
+_WHOLE_LIST = timedelta(seconds=60)
+"""Time between two lists of the whole history."""
+_READERS = 8
+_GROWTH = 6
+"""Bytes in memory for each byte of a stored document, measured with records of jobs of several operators."""
+
+
+class PointKey(NamedTuple):
+    """Place of a point among all points of a job: the number of its log entry, and what identifies its record."""
+
+    seq: int
+    generation: int
+    ordinal: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class HistoryObject:
+    """An object of the history, decoded.
+
+    Attributes:
+        blob: the object as it was listed.
+        sha256: hash of its content.
+        records: its records; none if it does not decode.
+    """
+
+    blob: BlobInfo
+    sha256: str
+    records: Sequence[Record]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A record of a checkpoint or a restore, with its place among all points."""
+
+    key: PointKey
+    record: Record
+    integrity: Integrity
+
+
+@dataclass(frozen=True)
+class Action:
+    """A record of an action.
+
+    Attributes:
+        key: key of its object.
+        record: the record.
+        integrity: whether it is as it was recorded.
+    """
+
+    key: str
+    record: ActionRecord
+    integrity: Integrity
+
+
+@dataclass(frozen=True)
+class Position:
+    """A log entry with what it refers to.
+
+    Attributes:
+        head: the newest log entry.
+        blob: the entry as it was listed.
+        manifest: the manifest of its checkpoint; None without one, or if it is damaged.
+        description: the status of the job.
+        entries: makes entries of records.
+        index: the index of the history.
+    """
+
+    head: Head
+    blob: BlobInfo
+    manifest: Manifest | None
+    description: JobDescription
+    entries: Entries
+    index: HistoryIndex
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A job root as it was at one look. All values are immutable.
+
+    Attributes:
+        root: the job root.
+        position: its newest log entry; None if no run has begun.
+        objects: the objects of the history that were read, by key, in order of the keys.
+        complete: whether all objects were read.
+        truncated: whether the history has older records than those that are ever read.
+    """
+
+    root: JobRoot
+    position: Position | None = None
+    objects: Mapping[str, HistoryObject] = field(default_factory=dict)
+    complete: bool = False
+    truncated: bool = False
+
+    @cached_property
+    def version(self) -> str:
+        """Identifies the content: another process that reads the same objects has the same version."""
+        digest = hashlib.sha256(self.root.job.job_uuid.encode())
+        digest.update(f"{self.position.head.sha256 if self.position else ''} {self.complete}\n".encode())
+        for key, each in self.objects.items():
+            digest.update(f"{key} {each.sha256[:16]}\n".encode())
+        return digest.hexdigest()[:32]
+
+    @cached_property
+    def memory(self) -> int:
+        """Bytes of memory that it takes, as an estimate."""
+        stored = sum(each.blob.size for each in self.objects.values())
+        head = self.position.head.entry if self.position else None
+        return (stored + (head.manifest.size if head and head.manifest else 0)) * _GROWTH
+
+    @cached_property
+    def pending(self) -> Sequence[CheckpointRecord]:
+        """The records that only the newest manifest has."""
+        if self.position is None or self.position.manifest is None:
+            return ()
+        return self.position.manifest.pending_records(self.position.head.checkpoint_id)
+
+    @cached_property
+    def check(self) -> HistoryCheck:
+        """The comparison of the objects with the index of the history; only of those that were read."""
+        found = {key: each.sha256 for key, each in self.objects.items()}
+        index = self.position.index if self.position else HistoryIndex()
+        if not self.complete or self.truncated:
+            index = HistoryIndex(objects={k: v for k, v in index.objects.items() if k in found}, lost=index.lost)
+        return compare_with_index(index, found)
+
+    @cached_property
+    def points(self) -> Sequence[Point]:
+        """The checkpoints, also aborted ones, and restores, oldest first."""
+        found: dict[PointKey, tuple[Record, Integrity]]
+        found = {_point_key(record): (record, Integrity.VERIFIED) for record in self.pending}
+        for integrity, record in self._checked():
+            if is_position(record):
+                found[_point_key(record)] = (record, integrity)
+        return [Point(key, *found[key]) for key in sorted(found)]
+
+    @cached_property
+    def actions(self) -> Sequence[Action]:
+        """The actions, oldest first."""
+        changed, verified = frozenset(self.check.changed), self.check.verified
+        found = [
+            Action(key, record, _integrity(key, changed, verified))
+            for key, each in self.objects.items()
+            for record in each.records
+            if isinstance(record, ActionRecord)
+        ]
+        return sorted(found, key=lambda action: (action.record.ended_at, action.key))
+
+    def _checked(self) -> Iterable[tuple[Integrity, Record]]:
+        changed, verified = frozenset(self.check.changed), self.check.verified
+        for key, each in self.objects.items():
+            integrity = _integrity(key, changed, verified)
+            yield from ((integrity, record) for record in each.records)
+
+    def entry_of(self, record: Record, integrity: Integrity) -> Entry:
+        """Returns the entry of a record, as of the newest log entry."""
+        assert self.position is not None
+        return self.position.entries.of(record, integrity)
+
+    def is_aborted(self, point: Point) -> bool:
+        """Returns whether a point is a checkpoint that was not completed."""
+        return isinstance(point.record, CheckpointRecord) and point.record.status == ABORTED
+
+
+def _integrity(key: str, changed: frozenset[str], verified: frozenset[str]) -> Integrity:
+    if key in changed:
+        return Integrity.CHANGED
+    return Integrity.VERIFIED if key in verified else Integrity.UNVERIFIED
+
+
+def _point_key(record: Record) -> PointKey:
+    return PointKey(seq_of(record), *record_identity(record))
+
+
+class RootReader:
+    """Follows one job root. All threads may use it; one at a time looks.
+
+    Args:
+        open_storage: opens the storage of the job root.
+        clock: measures the time between lists.
+
+    Attributes:
+        snapshot: the job root at the last look; None before the first one that succeeded.
+    """
+
+    def __init__(self, open_storage: Callable[[], Storage], clock: Clock) -> None:
+        self._open_storage = open_storage
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._listed_at: float | None = None
+        self._listed: dict[str, BlobInfo] = {}
+        self.snapshot: Snapshot | None = None
+
+    def look(self, whole: bool) -> Snapshot:
+        """Returns the job root as it is now.
+
+        Args:
+            whole: whether all records of the history are read, and not only the newest ones.
+
+        Raises:
+            ConfigError: the job root does not exist.
+            DataError, StorageError: it is damaged, or cannot be read.
+        """
+        with self._lock:
+            return self._look(whole)
+
+    def _look(self, whole: bool) -> Snapshot:
+        known, position = self._find_position()
+        if position is None:
+            return self._publish(replace(known, position=None), {}, complete=True, truncated=False)
+        if known.position is not None and position.head.entry.generation != known.position.head.entry.generation:
+            # A start trims the history.
+            self._listed_at = None
+        self._list_history(known.root.storage, position.head)
+        return self._read(replace(known, position=position), whole)
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory that the snapshot takes, as an estimate."""
+        return self.snapshot.memory if self.snapshot else 0
+
+    def shrink(self) -> int:
+        """Forgets all records but the newest ones, unless a look is being taken; returns the bytes that this frees."""
+        if not self._lock.acquire(blocking=False):
+            return 0
+        try:
+            before = self.snapshot
+            if before is None or len(before.objects) <= _BRIEF:
+                return 0
+            kept = dict(list(before.objects.items())[-_BRIEF:])
+            self.snapshot = replace(before, objects=kept, complete=False)
+            return before.memory - self.snapshot.memory
+        finally:
+            self._lock.release()
+
+    def _find_position(self) -> tuple[Snapshot, Position | None]:
+        """Returns what is known of the job root, and its newest log entry."""
+        if self.snapshot is not None:
+            try:
+                position = self._position(self.snapshot)
+            except DataError:
+                position = None
+            if position is not None:
+                return self.snapshot, position
+        # The root may belong to another job now: its FORMAT decides. Then its log is read again.
+        known = self._open()
+        return known, self._position(known)
+
+    def _open(self) -> Snapshot:
+        self._listed_at, self._listed = None, {}
+        root = open_root_in(self.snapshot.root.storage if self.snapshot else self._open_storage())
+        return Snapshot(root)
+
+    def _position(self, known: Snapshot) -> Position | None:
+        """Returns the newest log entry; the known one if the storage still lists it as the newest."""
+        before, root = known.position, known.root
+        if before is not None:
+            seq = before.head.entry.seq
+            listed = root.storage.list(LOG, log_entry(seq - 1))
+            if [_identity(each) for each in listed] == [_identity(before.blob)]:
+                return before
+        if root.log.read_head() is None:
+            return None
+        return root.read_kept(lambda head: _read_position(root, head, before))
+
+    def _list_history(self, storage: Storage, head: Head) -> None:
+        now = self._clock.monotonic()
+        is_old = self._listed_at is None or now - self._listed_at >= _WHOLE_LIST.total_seconds()
+        if is_old or not storage.lists_from_names:
+            self._listed = {blob.key: blob for blob in storage.list(HISTORY)}
+            self._listed_at = now
+            return
+        keys = list(self._listed)
+        after = keys[-_OVERLAP] if len(keys) > _OVERLAP else ""
+        self._listed = {key: blob for key, blob in self._listed.items() if key <= after}
+        # The failures of a run that works for long have the number of its CLAIM.
+        own = history_key(head.entry.generation, "").removesuffix(".json")
+        if own < after:
+            kept = {key: blob for key, blob in self._listed.items() if not key.startswith(own)}
+            self._listed = dict(sorted({**kept, **{blob.key: blob for blob in storage.list(own)}}.items()))
+        self._listed |= {blob.key: blob for blob in storage.list(HISTORY, after)}
+
+    def _read(self, known: Snapshot, whole: bool) -> Snapshot:
+        """Reads the objects that are not known yet, the newest first."""
+        wanted, truncated = _within(self._listed, LARGEST_HISTORY)
+        had = {key: each for key, each in known.objects.items() if key in wanted and _is_same(each, wanted[key])}
+        whole = whole or (known.complete and bool(known.objects))
+        chosen = wanted if whole else {key: wanted[key] for key in sorted(_brief(wanted) | had.keys())}
+        missing = [chosen[key] for key in reversed(chosen) if key not in had]
+        storage = known.root.storage
+        if whole and len(missing) > _BRIEF and self.snapshot is None:
+            # So that there is something to show while the others are read.
+            had |= _read_objects(storage, missing[:_BRIEF])
+            self._publish(known, had, complete=False, truncated=truncated)
+            missing = missing[_BRIEF:]
+        read = _read_objects(storage, missing)
+        if read and self.snapshot is not None and known.position is self.snapshot.position:
+            # Of a run's failure, which the description contains, no log entry tells.
+            known = replace(known, position=_described_again(known))
+        return self._publish(known, {**had, **read}, complete=len(chosen) == len(wanted), truncated=truncated)
+
+    def _publish(
+        self, known: Snapshot, objects: Mapping[str, HistoryObject], *, complete: bool, truncated: bool
+    ) -> Snapshot:
+        before = self.snapshot
+        is_same = (
+            before is not None
+            and before.position is known.position
+            and (before.complete, before.truncated) == (complete, truncated)
+            and objects.keys() == before.objects.keys()
+            and all(objects[key] is each for key, each in before.objects.items())
+        )
+        if before is None or not is_same:
+            # What was computed of an unchanged snapshot stays.
+            ordered = dict(sorted(objects.items()))
+            before = Snapshot(known.root, known.position, ordered, complete, truncated)
+        self.snapshot = before
+        return before
+
+
+def _read_position(root: JobRoot, head: Head, before: Position | None) -> Position:
+    (blob,) = root.storage.list(log_entry(head.entry.seq)) or [BlobInfo(log_entry(head.entry.seq), 0)]
+    is_indexed = before is not None and before.head.entry.history == head.entry.history
+    index = before.index if before is not None and is_indexed else read_index_of(root.storage, head)
+    manifest = read_newest_manifest(root, head)
+    return Position(head, blob, manifest, describe_at(root, head, manifest), Entries(root, head), index)
+
+
+def _described_again(known: Snapshot) -> Position:
+    """Returns the position with what the history tells of the newest run; the known one if its files are gone."""
+    position = known.position
+    assert position is not None
+    try:
+        return replace(position, description=describe_at(known.root, position.head, position.manifest))
+    except MissingFile:
+        return position
+
+
+def _within(listed: dict[str, BlobInfo], records: int) -> tuple[dict[str, BlobInfo], bool]:
+    """Returns the newest objects that together have about so many records, and whether there are older ones."""
+    found: list[str] = []
+    for key in reversed(listed):
+        if records <= 0:
+            return {each: listed[each] for each in reversed(found)}, True
+        found.append(key)
+        records -= history_records(key)
+    return dict(listed), False
+
+
+def _brief(listed: dict[str, BlobInfo]) -> set[str]:
+    """Returns the keys of the newest objects, and of the newest records of savepoints and of their disposal."""
+    keys = list(listed)
+    found = set(keys[-_BRIEF:])
+    for kind in (SAVEPOINT_RECORD, "dispose"):
+        found |= set([key for key in keys if f"-{kind}-" in key][-_BRIEF_SAVEPOINTS:])
+    return found
+
+
+def _identity(blob: BlobInfo) -> tuple[str, int, int, str]:
+    return blob.key, blob.size, blob.modified_ms, blob.version
+
+
+def _is_same(known: HistoryObject, listed: BlobInfo) -> bool:
+    return _identity(known.blob) == _identity(listed)
+
+
+def _read_objects(storage: Storage, blobs: Sequence[BlobInfo]) -> dict[str, HistoryObject]:
+    if len(blobs) <= 1:
+        read = [_read_object(storage, blob) for blob in blobs]
+    else:
+        with ThreadPoolExecutor(_READERS) as pool:
+            read = list(pool.map(lambda blob: _read_object(storage, blob), blobs))
+    return {each.blob.key: each for each in read if each is not None}
+
+
+def _read_object(storage: Storage, blob: BlobInfo) -> HistoryObject | None:
+    """Returns an object; None if it was trimmed meanwhile."""
+    try:
+        data = storage.get(blob.key, LIMIT)
+    except MissingFile:
+        return None
+    except DataError:
+        # Larger than any that stateflow writes.
+        return HistoryObject(blob, "", ())
+    return HistoryObject(blob, hashlib.sha256(data).hexdigest(), decode_records(blob.key, data))
