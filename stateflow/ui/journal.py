@@ -155,7 +155,7 @@ _COLUMNS = (
     *("ended_at", "id", "job", "kind", "by", "by_source", "by_account", "requested_by", "requested_by_source"),
     *("checkpoint_id", "restored_checkpoint_id", "reason", "note", "integrity", "duration_ms", "size_bytes", "facts"),
 )
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def to_csv(entries: Sequence[JournalEntry]) -> str:

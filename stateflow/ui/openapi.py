@@ -58,8 +58,10 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        """Its name as an operation, such as ``jobs-points``."""
-        return "-".join(part for part in self.path.replace(".", "-").split("/") if "{" not in part)
+        """Its name as an operation: ``jobs-points``, and ``jobs-one`` for one of the jobs."""
+        parts = self.path.replace(".", "-").split("/")
+        named = [part for part in parts if "{" not in part]
+        return "-".join([*named, *(["one"] if "{" in parts[-1] else [])])
 
 
 def to_document(endpoints: Iterable[Endpoint]) -> str:

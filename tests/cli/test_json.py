@@ -12,7 +12,7 @@ from typing import Any
 import click
 import jsonschema
 import pytest
-from reference import TASK_OUTPUTS
+from reference import API_OUTPUTS, TASK_OUTPUTS
 
 from stateflow import operations
 from stateflow.cli.common import FailedCommand, printed_json
@@ -34,15 +34,16 @@ def _commands(command: click.Command, path: str = "") -> Iterator[tuple[str, cli
 
 COMMANDS = dict(_commands(main))
 PRINTED = {path: printed for path, command in COMMANDS.items() if (printed := printed_json(command)) is not None}
-WITHOUT_JSON = {"run", "serve", "state export", "submit"}
-"""Commands that print no JSON to stdout: the logs and result files of `run` and `submit` are JSON, `serve` answers over
-HTTP, and `state export` writes a file."""
+WITHOUT_JSON = {"run", "serve", "state export", "submit", "ui"}
+"""Commands that print no JSON to stdout: the logs and result files of `run` and `submit` are JSON, `serve` and `ui` answer
+over HTTP, and `state export` writes a file."""
 OUTPUTS: dict[str, object] = {
     **{path: printed.output for path, printed in PRINTED.items()},
     "": FailedCommand,
     "run": RunOutcome,
     "log": LogLine,
     **TASK_OUTPUTS,
+    **API_OUTPUTS,
 }
 CLASSES = {kind for output in OUTPUTS.values() for kind in output_classes(output)}
 
@@ -54,9 +55,9 @@ def test_each_command_prints_json_that_has_a_schema_or_none() -> None:
         stored = json.loads((folder / f"{path.replace(' ', '-')}.json").read_text())
         # The page has the meanings of fields as well.
         assert _without_texts(stored) == _without_texts(json_schema(printed.output)), path
-    for task, output in TASK_OUTPUTS.items():
-        stored = json.loads((folder / f"{task}.json").read_text())
-        assert _without_texts(stored) == _without_texts(json_schema(output)), task
+    for name, output in {**TASK_OUTPUTS, **API_OUTPUTS}.items():
+        stored = json.loads((folder / f"{name.replace(' ', '-')}.json").read_text())
+        assert _without_texts(stored) == _without_texts(json_schema(output)), name
 
 
 def _without_texts(schema: Any) -> Any:
