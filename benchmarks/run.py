@@ -25,6 +25,7 @@ from benchmarks import (
     latency,
     memory,
     micro_batch,
+    pages,
     query,
     restore,
     retained,
@@ -54,6 +55,7 @@ NAMES = (
     "latency",
     "kafka-sink",
     "query",
+    "pages",
 )
 
 
@@ -93,6 +95,7 @@ def main(arguments: list[str]) -> int:
         "latency": latency.run,
         "kafka-sink": kafka_sink.run,
         "query": query.run,
+        "pages": pages.run,
     }
     unknown = [name for name in given.names if name not in benchmarks]
     if unknown:

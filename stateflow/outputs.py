@@ -124,13 +124,13 @@ def _key(name: object) -> str:
 
 def _record(value: object) -> dict[str, object]:
     found: dict[str, object] = {}
-    own = fields_of(type(value))
-    for name, hint in own.items():
+    own = _encodings_of(type(value))
+    for name, encoding in own.items():
         field = getattr(value, name)
-        if _form(hint) is _Form.INLINE:
+        if encoding.form is _Form.INLINE:
             found |= {inner: each for inner, each in _record(field).items() if inner not in own}
         else:
-            found[name] = _encoded(field, hint)
+            found[name] = _encoded(field, encoding)
     return found
 
 
@@ -164,21 +164,57 @@ def _arms(hint: object) -> tuple[object, ...]:
     return get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
 
 
-def _encoded(value: object, hint: object) -> object:
-    if value is None:
-        return None
+@dataclasses.dataclass(frozen=True)
+class _Encoding:
+    """How values of a type are encoded; computed once for each type, since a page has thousands of values.
+
+    Attributes:
+        form: how a text or number is encoded; None for other values.
+        values: of the values of a mapping; None if they show it themselves.
+        items: the same of the items of a list or tuple.
+    """
+
+    form: _Form | None = None
+    values: _Encoding | None = None
+    items: _Encoding | None = None
+
+
+def _encoding(hint: object) -> _Encoding:
     arms = [arm for arm in _arms(hint) if arm is not type(None)]
-    hint = arms[0] if len(arms) == 1 else None
-    form = _form(hint)
-    if form is not None:
-        return _formed(value, form)
+    if len(arms) != 1:
+        return _Encoding()
+    form, of = _form(arms[0]), get_args(arms[0])
+    items = [each for each in of if each is not Ellipsis]
+    if form is not None or get_origin(arms[0]) is Annotated:
+        return _Encoding(form)
+    return _Encoding(None, _encoding(of[-1]) if of else None, _encoding(items[0]) if len(items) == 1 else None)
+
+
+def _encodings_of(kind: type[object]) -> dict[str, _Encoding]:
+    found = _ENCODINGS.get(kind)
+    if found is None:
+        found = _ENCODINGS[kind] = {name: _encoding(hint) for name, hint in fields_of(kind).items()}
+    return found
+
+
+_ENCODINGS: dict[type[object], dict[str, _Encoding]] = {}
+
+
+def _encoded(value: object, encoding: _Encoding | None) -> object:
+    if value is None or (type(value) in _PLAIN and (encoding is None or encoding.form is None)):
+        return value
+    if encoding is None:
+        return to_plain(value)
+    if encoding.form is not None:
+        return _formed(value, encoding.form)
     if isinstance(value, Mapping):
-        of = get_args(hint)[-1:]
-        return {_key(name): _encoded(each, of[0] if of else None) for name, each in value.items()}
+        return {_key(name): _encoded(each, encoding.values) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        items = [each for each in get_args(hint) if each is not Ellipsis]
-        return [_encoded(each, items[0] if len(items) == 1 else None) for each in value]
+        return [_encoded(each, encoding.items) for each in value]
     return to_plain(value)
+
+
+_PLAIN = frozenset({str, int, bool})
 
 
 def _decoded(value: object, hint: object) -> object:

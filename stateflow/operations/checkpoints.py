@@ -170,19 +170,29 @@ class Entries:
         """Returns whether a restore has undone a point."""
         return checkpoint_id not in self._restorable and not any(checkpoint_id in part for part in self._lineage)
 
+    def is_retained(self, record: Record) -> bool:
+        """Returns whether the job keeps the point of a record."""
+        return _point_of(record) in self.refs
+
     def of(self, record: Record, integrity: Integrity | None = None) -> Entry:
         """Returns the entry of a record."""
         seq = seq_of(record)
-        undone, kept = self.is_undone(seq), seq in self.refs
+        undone, kept = self.is_undone(seq), self.is_retained(record)
         if isinstance(record, CheckpointRecord):
             if record.status == COMPLETED:
                 return CheckpointEntry("checkpoint", seq, 0, undone, kept, integrity, record)
             return CheckpointEntry("checkpoint", 0, seq, None, False, integrity, record)
         if is_position(record):
-            base, point = record.number("restored_checkpoint_id"), record.number("checkpoint_id") or seq
-            return ActionEntry(record.kind, point, base or 0, undone, point in self.refs, integrity, record)
+            base = record.number("restored_checkpoint_id") or 0
+            return ActionEntry(record.kind, _point_of(record), base, undone, kept, integrity, record)
         about = seq if record.kind in (SAVEPOINT_RECORD, "stop") else 0
         return ActionEntry(record.kind, about, 0, None, None, integrity, record)
+
+
+def _point_of(record: Record) -> int:
+    """Returns the id of the point of a record: of a restore, that of the checkpoint that it has made the newest."""
+    point = None if isinstance(record, CheckpointRecord) else record.number("checkpoint_id")
+    return point or seq_of(record)
 
 
 @dataclass(frozen=True)

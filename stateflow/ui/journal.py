@@ -139,7 +139,7 @@ def _keys(read: Sequence[Read], wanted: JournalFilter) -> Iterator[tuple[Journal
     for number, (job, reading) in enumerate(read):
         for at, action in enumerate(reading.value.actions if reading.value else ()):
             if is_of_person(action.record) and wanted.takes(action.record):
-                key = JournalKey(comparable_time(action.record.ended_at), job.id, action.key)
+                key = JournalKey(comparable_time(action.record.ended_at), job.id, action.source)
                 yield key, (number, at)
 
 

@@ -82,7 +82,8 @@ class RootLimits:
         hanging: calls beyond their deadline, after which no others are begun.
         deadline: time after which a call is said to hang.
         fresh: age up to which a snapshot is shown without a look at the storage.
-        patience: how long a page waits for a look if there is an older snapshot.
+        patience: how long a page waits for a look if there is a snapshot that is at most `old`.
+        old: age of a snapshot for which a page waits until the deadline.
         results: results of other calls that are kept, such as descriptions of checkpoints.
     """
 
@@ -91,7 +92,8 @@ class RootLimits:
     hanging: int = 64
     deadline: timedelta = timedelta(seconds=5)
     fresh: timedelta = timedelta(seconds=1)
-    patience: timedelta = timedelta(milliseconds=150)
+    patience: timedelta = timedelta(milliseconds=50)
+    old: timedelta = timedelta(seconds=10)
     results: int = 64
 
 
@@ -204,14 +206,13 @@ class Cell(Generic[T]):
         """Returns the newest result, after waiting for the next one for a time.
 
         Args:
-            patience: how long to wait; None for that of the limits, and for the deadline before the first result.
+            patience: how long to wait; None for that of the limits, and for the deadline if the newest result is old.
             must_call: whether to repeat the call although the result is fresh.
         """
         self._threads.sweep()
         running = self._begin(must_call)
         if running is not None and not running.done():
-            known = bool(self._reading.read_at) or self._reading.problem is not None or self._is_late()
-            usual = self._limits.patience if known else self._limits.deadline
+            usual = self._limits.patience if self._is_recent() else self._limits.deadline
             wait = (usual if patience is None else patience).total_seconds()
             await asyncio.wait([asyncio.wrap_future(running)], timeout=wait)
             # The place of one that hangs is for others, also if nobody asks again.
@@ -227,6 +228,12 @@ class Cell(Generic[T]):
             late = StorageError("the storage of the job root does not answer", hint=hint, seconds=seconds)
             return Reading(found.value, found.read_at, late)
         return found
+
+    def _is_recent(self) -> bool:
+        """Returns whether the newest result is good enough for now, or the next one will probably not come soon."""
+        age = self._clock.monotonic() - self._ended
+        known = self._reading.problem is not None or age < self._limits.old.total_seconds()
+        return self._is_late() or (known and self._ended != _NEVER)
 
     def _is_late(self) -> bool:
         running, deadline = self._running, self._limits.deadline.total_seconds()

@@ -9,8 +9,10 @@ entry.
 from __future__ import annotations
 
 import hashlib
+import itertools
+import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -56,8 +58,10 @@ _OVERLAP = 500
 """Newest objects of the history that are listed again at each look: with the new ones, one page of a bucket."""
 _WHOLE_LIST = timedelta(seconds=60)
 """Time between two lists of the whole history."""
+_TIME_STEP = timedelta(seconds=2)
+"""Steps in which file systems count time: a folder that has changed later than this before may do so again unseen."""
 _READERS = 8
-_GROWTH = 6
+_GROWTH = 3
 """Bytes in memory for each byte of a stored document, measured with records of jobs of several operators."""
 
 
@@ -84,14 +88,30 @@ class HistoryObject:
     sha256: str
     records: Sequence[Record]
 
+    @property
+    def digest(self) -> int:
+        """Identifies the object; the sum of several identifies these."""
+        return int.from_bytes(hashlib.sha256(f"{self.blob.key} {self.sha256}".encode()).digest()[:16])
+
 
 @dataclass(frozen=True)
 class Point:
-    """A record of a checkpoint or a restore, with its place among all points."""
+    """A record of a checkpoint or a restore, with its place among all points.
+
+    Attributes:
+        key: its place.
+        record: the record.
+        source: key of its object; empty if only the manifest of the newest log entry has it.
+    """
 
     key: PointKey
     record: Record
-    integrity: Integrity
+    source: str
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether it is a checkpoint that was not completed."""
+        return isinstance(self.record, CheckpointRecord) and self.record.status == ABORTED
 
 
 @dataclass(frozen=True)
@@ -99,17 +119,57 @@ class Action:
     """A record of an action.
 
     Attributes:
-        key: key of its object.
         record: the record.
-        integrity: whether it is as it was recorded.
+        source: key of its object.
     """
 
-    key: str
     record: ActionRecord
-    integrity: Integrity
+    source: str
 
 
 @dataclass(frozen=True)
+class History:
+    """The records of the objects that were read, in their order. A change costs little beside making it again.
+
+    Attributes:
+        points: checkpoints, also aborted ones, and restores, oldest first.
+        actions: actions, oldest first.
+        digest: identifies the objects, whatever order they were read in.
+        size: bytes of the objects.
+    """
+
+    points: Sequence[Point] = ()
+    actions: Sequence[Action] = ()
+    digest: int = 0
+    size: int = 0
+
+    def changed(self, removed: Sequence[HistoryObject], added: Sequence[HistoryObject]) -> History:
+        """Returns the history without some objects and with others."""
+        gone = {each.blob.key for each in removed}
+        points = [each for each in self.points if each.source not in gone] if gone else self.points
+        actions = [each for each in self.actions if each.source not in gone] if gone else self.actions
+        read = [(each.blob.key, record) for each in added for record in each.records]
+        new = [Point(_point_key(record), record, key) for key, record in read if is_position(record)]
+        done = [Action(record, key) for key, record in read if isinstance(record, ActionRecord)]
+        difference = sum(each.digest for each in added) - sum(each.digest for each in removed)
+        return History(
+            merge_points(points, new),
+            sorted([*actions, *done], key=lambda each: (each.record.ended_at, each.source)) if done else actions,
+            (self.digest + difference) % (1 << 128),
+            self.size + sum(each.blob.size for each in added) - sum(each.blob.size for each in removed),
+        )
+
+
+def merge_points(points: Sequence[Point], new: Sequence[Point]) -> Sequence[Point]:
+    """Returns all points in their order, each once, by the object that `points` has it from."""
+    if not new:
+        return points
+    ordered = sorted([*new, *points], key=lambda each: each.key)
+    later = itertools.chain(itertools.islice(ordered, 1, None), [None])
+    return [each for each, after in zip(ordered, later, strict=True) if after is None or after.key != each.key]
+
+
+@dataclass(frozen=True, eq=False)
 class Position:
     """A log entry with what it refers to.
 
@@ -138,6 +198,7 @@ class Snapshot:
         root: the job root.
         position: its newest log entry; None if no run has begun.
         objects: the objects of the history that were read, by key, in order of the keys.
+        history: their records.
         complete: whether all objects were read.
         truncated: whether the history has older records than those that are ever read.
     """
@@ -145,31 +206,35 @@ class Snapshot:
     root: JobRoot
     position: Position | None = None
     objects: Mapping[str, HistoryObject] = field(default_factory=dict)
+    history: History = History()
     complete: bool = False
     truncated: bool = False
 
     @cached_property
     def version(self) -> str:
         """Identifies the content: another process that reads the same objects has the same version."""
-        digest = hashlib.sha256(self.root.job.job_uuid.encode())
-        digest.update(f"{self.position.head.sha256 if self.position else ''} {self.complete}\n".encode())
-        for key, each in self.objects.items():
-            digest.update(f"{key} {each.sha256[:16]}\n".encode())
-        return digest.hexdigest()[:32]
+        head = self.position.head.sha256 if self.position else ""
+        facts = (self.root.job.job_uuid, head, self.history.digest, self.complete, self.truncated)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
-    @cached_property
+    @property
     def memory(self) -> int:
         """Bytes of memory that it takes, as an estimate."""
-        stored = sum(each.blob.size for each in self.objects.values())
         head = self.position.head.entry if self.position else None
-        return (stored + (head.manifest.size if head and head.manifest else 0)) * _GROWTH
+        return (self.history.size + (head.manifest.size if head and head.manifest else 0)) * _GROWTH
 
     @cached_property
-    def pending(self) -> Sequence[CheckpointRecord]:
-        """The records that only the newest manifest has."""
+    def points(self) -> Sequence[Point]:
+        """The checkpoints, also aborted ones, and restores, oldest first."""
         if self.position is None or self.position.manifest is None:
-            return ()
-        return self.position.manifest.pending_records(self.position.head.checkpoint_id)
+            return self.history.points
+        pending = self.position.manifest.pending_records(self.position.head.checkpoint_id)
+        return merge_points(self.history.points, [Point(_point_key(record), record, "") for record in pending])
+
+    @property
+    def actions(self) -> Sequence[Action]:
+        """The actions, oldest first."""
+        return self.history.actions
 
     @cached_property
     def check(self) -> HistoryCheck:
@@ -181,47 +246,29 @@ class Snapshot:
         return compare_with_index(index, found)
 
     @cached_property
-    def points(self) -> Sequence[Point]:
-        """The checkpoints, also aborted ones, and restores, oldest first."""
-        found: dict[PointKey, tuple[Record, Integrity]]
-        found = {_point_key(record): (record, Integrity.VERIFIED) for record in self.pending}
-        for integrity, record in self._checked():
-            if is_position(record):
-                found[_point_key(record)] = (record, integrity)
-        return [Point(key, *found[key]) for key in sorted(found)]
+    def _changed(self) -> frozenset[str]:
+        return frozenset(self.check.changed)
 
-    @cached_property
-    def actions(self) -> Sequence[Action]:
-        """The actions, oldest first."""
-        changed, verified = frozenset(self.check.changed), self.check.verified
-        found = [
-            Action(key, record, _integrity(key, changed, verified))
-            for key, each in self.objects.items()
-            for record in each.records
-            if isinstance(record, ActionRecord)
-        ]
-        return sorted(found, key=lambda action: (action.record.ended_at, action.key))
+    def integrity_of(self, source: str) -> Integrity:
+        """Returns whether the records of an object are as they were recorded; those of the manifest always are."""
+        if source in self._changed:
+            return Integrity.CHANGED
+        return Integrity.VERIFIED if not source or source in self.check.verified else Integrity.UNVERIFIED
 
-    def _checked(self) -> Iterable[tuple[Integrity, Record]]:
-        changed, verified = frozenset(self.check.changed), self.check.verified
-        for key, each in self.objects.items():
-            integrity = _integrity(key, changed, verified)
-            yield from ((integrity, record) for record in each.records)
-
-    def entry_of(self, record: Record, integrity: Integrity) -> Entry:
+    def entry_of(self, each: Point | Action) -> Entry:
         """Returns the entry of a record, as of the newest log entry."""
         assert self.position is not None
-        return self.position.entries.of(record, integrity)
+        return self.position.entries.of(each.record, self.integrity_of(each.source))
 
-    def is_aborted(self, point: Point) -> bool:
-        """Returns whether a point is a checkpoint that was not completed."""
-        return isinstance(point.record, CheckpointRecord) and point.record.status == ABORTED
+    def is_undone(self, point: Point) -> bool:
+        """Returns whether a restore has undone a point; False for an aborted checkpoint."""
+        if self.position is None or point.is_aborted:
+            return False
+        return self.position.entries.is_undone(seq_of(point.record))
 
-
-def _integrity(key: str, changed: frozenset[str], verified: frozenset[str]) -> Integrity:
-    if key in changed:
-        return Integrity.CHANGED
-    return Integrity.VERIFIED if key in verified else Integrity.UNVERIFIED
+    def is_retained(self, point: Point) -> bool:
+        """Returns whether the job keeps a point, so that it can be restored."""
+        return self.position is not None and not point.is_aborted and self.position.entries.is_retained(point.record)
 
 
 def _point_key(record: Record) -> PointKey:
@@ -245,6 +292,7 @@ class RootReader:
         self._lock = threading.Lock()
         self._listed_at: float | None = None
         self._listed: dict[str, BlobInfo] = {}
+        self._stamp: int | None = None
         self.snapshot: Snapshot | None = None
 
     def look(self, whole: bool) -> Snapshot:
@@ -284,7 +332,8 @@ class RootReader:
             if before is None or len(before.objects) <= _BRIEF:
                 return 0
             kept = dict(list(before.objects.items())[-_BRIEF:])
-            self.snapshot = replace(before, objects=kept, complete=False)
+            history = History().changed([], list(kept.values()))
+            self.snapshot = replace(before, objects=kept, history=history, complete=False)
             return before.memory - self.snapshot.memory
         finally:
             self._lock.release()
@@ -303,7 +352,7 @@ class RootReader:
         return known, self._position(known)
 
     def _open(self) -> Snapshot:
-        self._listed_at, self._listed = None, {}
+        self._listed_at, self._listed, self._stamp = None, {}, None
         root = open_root_in(self.snapshot.root.storage if self.snapshot else self._open_storage())
         return Snapshot(root)
 
@@ -322,9 +371,15 @@ class RootReader:
     def _list_history(self, storage: Storage, head: Head) -> None:
         now = self._clock.monotonic()
         is_old = self._listed_at is None or now - self._listed_at >= _WHOLE_LIST.total_seconds()
+        if not is_old and self._is_unchanged(storage):
+            return
         if is_old or not storage.lists_from_names:
+            self._stamp = None
+            changed_ns, seconds = _changed_ns(storage), self._clock.now().timestamp()
             self._listed = {blob.key: blob for blob in storage.list(HISTORY)}
             self._listed_at = now
+            if changed_ns is not None and seconds - changed_ns / 1e9 > _TIME_STEP.total_seconds():
+                self._stamp = changed_ns
             return
         keys = list(self._listed)
         after = keys[-_OVERLAP] if len(keys) > _OVERLAP else ""
@@ -335,6 +390,10 @@ class RootReader:
             kept = {key: blob for key, blob in self._listed.items() if not key.startswith(own)}
             self._listed = dict(sorted({**kept, **{blob.key: blob for blob in storage.list(own)}}.items()))
         self._listed |= {blob.key: blob for blob in storage.list(HISTORY, after)}
+
+    def _is_unchanged(self, storage: Storage) -> bool:
+        """Returns whether no file was added to, or removed from, a folder since it was listed."""
+        return self._stamp is not None and _changed_ns(storage) == self._stamp
 
     def _read(self, known: Snapshot, whole: bool) -> Snapshot:
         """Reads the objects that are not known yet, the newest first."""
@@ -359,19 +418,27 @@ class RootReader:
         self, known: Snapshot, objects: Mapping[str, HistoryObject], *, complete: bool, truncated: bool
     ) -> Snapshot:
         before = self.snapshot
-        is_same = (
-            before is not None
-            and before.position is known.position
-            and (before.complete, before.truncated) == (complete, truncated)
-            and objects.keys() == before.objects.keys()
-            and all(objects[key] is each for key, each in before.objects.items())
-        )
-        if before is None or not is_same:
-            # What was computed of an unchanged snapshot stays.
-            ordered = dict(sorted(objects.items()))
-            before = Snapshot(known.root, known.position, ordered, complete, truncated)
-        self.snapshot = before
-        return before
+        if before is None or before.root is not known.root:
+            before = Snapshot(known.root)
+        removed = [each for key, each in before.objects.items() if objects.get(key) is not each]
+        added = [each for key, each in objects.items() if before.objects.get(key) is not each]
+        states = (known.position, complete, truncated), (before.position, before.complete, before.truncated)
+        # What was computed of an unchanged snapshot stays.
+        if before is not self.snapshot or removed or added or states[0] != states[1]:
+            history = before.history.changed(removed, added)
+            ordered = dict(sorted(objects.items())) if added else objects
+            self.snapshot = Snapshot(known.root, known.position, ordered, history, complete, truncated)
+        assert self.snapshot is not None
+        return self.snapshot
+
+
+def _changed_ns(storage: Storage) -> int | None:
+    """Returns when a file was last added to, or removed from, the folder of the history; None if it is not a folder."""
+    path = storage.local_path(f"{HISTORY}-")
+    try:
+        return None if path is None else os.stat(path.parent).st_mtime_ns
+    except OSError:
+        return None
 
 
 def _read_position(root: JobRoot, head: Head, before: Position | None) -> Position:

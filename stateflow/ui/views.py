@@ -6,6 +6,8 @@ where it is shown. So an answer stays valid as long as the snapshots are the sam
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -157,13 +159,22 @@ def health_facts(snapshot: Snapshot) -> HealthFacts:
 
 def _failed_before(snapshot: Snapshot, generation: int) -> bool:
     """Returns whether the run before this generation recorded an error, at its end or before it claimed the job."""
-    failures = [a.record.seq for a in snapshot.actions if a.record.kind in (FAILURE, FAILED_START)]
-    known = [p.record.generation for p in snapshot.points if isinstance(p.record, CheckpointRecord)]
-    earlier = [each for each in (*failures, *known) if each < generation]
-    return bool(earlier) and max(earlier) in failures
+    failures = {a.record.seq for a in snapshot.actions if a.record.kind in (FAILURE, FAILED_START)}
+    # Checkpoints of earlier runs have numbers below that of the newest run's CLAIM.
+    at = bisect_left(snapshot.points, generation, key=lambda point: point.key.seq)
+    before = (point.record for point in reversed(snapshot.points[:at][-_LOOKED_BACK:]))
+    known = next((record.generation for record in before if isinstance(record, CheckpointRecord)), 0)
+    newest = max([known, *(each for each in failures if each < generation)])
+    return newest in failures
+
+
+_LOOKED_BACK = 100
+"""Points among which one of the run before is looked for."""
 
 
 def _was_stopped(snapshot: Snapshot, checkpoint_id: int) -> bool:
+    """Returns whether a person has stopped the job at a checkpoint, with a savepoint or without."""
+
     def is_stop(record: ActionRecord) -> bool:
         return record.kind == "stop" or (record.kind == SAVEPOINT_RECORD and record.text("origin") == Origin.STOP.value)
 
@@ -309,7 +320,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot]) -> JobRow:
     checkpoint = position.head.checkpoint if position else None
     description = position.description if position else None
     sizes = tuple(reversed(list(_sizes(snapshot)))) if snapshot else ()
-    newest = _newest_record(snapshot) if snapshot else None
+    newest = _newest_checkpoint(snapshot) if snapshot else None
     return JobRow(
         id=job.id,
         job_root=job.job_root,
@@ -317,7 +328,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot]) -> JobRow:
         job_uuid=snapshot.root.job.job_uuid if snapshot else "",
         health=health_of(health_facts(snapshot)) if snapshot else None,
         generation=description.generation if description else 0,
-        run=newest.run if newest else None,
+        run=newest.record.run if newest and isinstance(newest.record, CheckpointRecord) else None,
         checkpoint_id=description.checkpoint_id if description else 0,
         label=description.label if description else "",
         committed_at=checkpoint.at if checkpoint else "",
@@ -338,19 +349,15 @@ def _sizes(snapshot: Snapshot) -> Iterator[StateSize]:
         record = point.record
         if found == NEWEST_SIZES:
             return
-        if isinstance(record, CheckpointRecord) and record.status == COMPLETED and not _is_undone(snapshot, point):
+        if isinstance(record, CheckpointRecord) and record.status == COMPLETED and not snapshot.is_undone(point):
             found += 1
             yield StateSize(record.checkpoint_id, record.ended_at, record.full_bytes)
 
 
-def _is_undone(snapshot: Snapshot, point: Point) -> bool:
-    return snapshot.position is not None and snapshot.position.entries.is_undone(seq_of(point.record))
-
-
-def _newest_record(snapshot: Snapshot) -> CheckpointRecord | None:
-    """Returns the newest record of a completed checkpoint."""
-    records = (point.record for point in reversed(snapshot.points))
-    return next((r for r in records if isinstance(r, CheckpointRecord) and r.status == COMPLETED), None)
+def _newest_checkpoint(snapshot: Snapshot) -> Point | None:
+    """Returns the newest completed checkpoint that has a record."""
+    points = reversed(snapshot.points)
+    return next((p for p in points if isinstance(p.record, CheckpointRecord) and not p.is_aborted), None)
 
 
 def last_savepoint(snapshot: Snapshot) -> LastSavepoint | None:
@@ -358,7 +365,7 @@ def last_savepoint(snapshot: Snapshot) -> LastSavepoint | None:
     disposed = {a.record.text("savepoint_id") for a in snapshot.actions if a.record.kind == "dispose"}
     for action in reversed(snapshot.actions):
         record = action.record
-        if record.kind == SAVEPOINT_RECORD and (record.text("savepoint_id") or action.key) not in disposed:
+        if record.kind == SAVEPOINT_RECORD and (record.text("savepoint_id") or action.source) not in disposed:
             return LastSavepoint(
                 name=record.text("savepoint"),
                 checkpoint_id=record.seq,
@@ -494,22 +501,23 @@ def job_state(job: CatalogJob, reading: Reading[Snapshot]) -> JobState:
         return JobState(row, None, None, (), (), (), {}, (), 0, None)
     position = snapshot.position
     head, manifest = position.head.entry, position.manifest
-    record = _newest_record(snapshot)
-    newest = snapshot.entry_of(record, Integrity.VERIFIED) if record else None
+    point = _newest_checkpoint(snapshot)
+    entry = snapshot.entry_of(point) if point else None
+    newest = entry if isinstance(entry, CheckpointEntry) else None
     changed = snapshot.check.error()
     return JobState(
         row=row,
         description=position.description,
-        newest=newest if isinstance(newest, CheckpointEntry) else None,
+        newest=newest,
         runs=tuple(reversed(runs_of(snapshot)))[:_NEWEST_RUNS],
-        operators=_operators(manifest, record),
+        operators=_operators(manifest, newest.record if newest else None),
         sources=_sources(manifest),
         sinks={
             uid: SinkPosition(s.table_id, s.version if s.version >= 0 else None, s.checkpoint_id)
             for uid, s in sorted(head.published.items())
         },
         pending=tuple(PendingSink(each.sink, each.checkpoint_id) for each in pending_of(position.head)),
-        undone_count=sum(_is_undone(snapshot, p) for p in snapshot.points if not snapshot.is_aborted(p)),
+        undone_count=sum(map(snapshot.is_undone, snapshot.points)) if head.ancestry.restores else 0,
         history_changed=error_report(changed) if changed else None,
     )
 
@@ -608,22 +616,26 @@ class PointFilter:
     since: str | None = None
     until: str | None = None
 
-    def takes(self, entry: Entry) -> bool:
-        """Returns whether a page has the entry."""
-        record = entry.record
-        is_checkpoint = isinstance(record, CheckpointRecord)
+    def takes(self, snapshot: Snapshot, point: Point) -> bool:
+        """Returns whether a page has the point."""
+        record = point.record
+        kind = "checkpoint" if isinstance(record, CheckpointRecord) else record.kind
         status = record.status if isinstance(record, CheckpointRecord) else COMPLETED
         generation = record.generation if isinstance(record, CheckpointRecord) else record.seq
-        ended = comparable_time(record.ended_at)
-        rows: Sequence[tuple[object, object]] = (
-            (self.kind, "checkpoint" if is_checkpoint else entry.kind),
-            (self.status, status),
-            (self.undone, entry.undone),
-            (self.retained, entry.retained),
-            (self.generation, generation),
-        )
-        is_wanted = all(wanted is None or wanted == found for wanted, found in rows)
-        return is_wanted and (self.since is None or ended >= self.since) and (self.until is None or ended <= self.until)
+        if self.kind not in (None, kind) or self.status not in (None, status):
+            return False
+        if self.generation not in (None, generation) or not self._is_within(record.ended_at):
+            return False
+        # An aborted checkpoint is neither undone nor not undone, and never retained.
+        if self.undone is not None and (point.is_aborted or snapshot.is_undone(point) != self.undone):
+            return False
+        return self.retained is None or self.retained == snapshot.is_retained(point)
+
+    def _is_within(self, ended_at: str) -> bool:
+        if self.since is None and self.until is None:
+            return True
+        ended = comparable_time(ended_at)
+        return (self.since is None or ended >= self.since) and (self.until is None or ended <= self.until)
 
 
 def comparable_time(text: str) -> str:
@@ -649,12 +661,11 @@ def point_page(
         if before is not None and point.key >= before:
             continue
         assert snapshot is not None
-        entry = snapshot.entry_of(point.record, point.integrity)
-        if not wanted.takes(entry):
+        if not wanted.takes(snapshot, point):
             continue
         if len(found) == limit:
             return PointPage(tuple(found), "", freshness_of(snapshot, reading)), last
-        found.append(entry)
+        found.append(snapshot.entry_of(point))
         last = point.key
     return PointPage(tuple(found), "", freshness_of(snapshot, reading)), None
 
@@ -742,7 +753,7 @@ def timeline_page(reading: Reading[Snapshot], limit: int) -> TimelinePage:
     if snapshot is None or snapshot.position is None:
         return TimelinePage((), (), (), (), False, freshness_of(snapshot, reading))
     checkpoints = [p for p in snapshot.points if isinstance(p.record, CheckpointRecord)]
-    entries = (snapshot.entry_of(p.record, p.integrity) for p in checkpoints[-limit:])
+    entries = (snapshot.entry_of(p) for p in checkpoints[-limit:])
     points = tuple(_timeline_point(each) for each in entries if isinstance(each, CheckpointEntry))
     actions = snapshot.actions[-limit:]
     oldest = points[0].generation if points and len(checkpoints) > limit else 0
@@ -759,7 +770,7 @@ def timeline_page(reading: Reading[Snapshot], limit: int) -> TimelinePage:
 def action_entries(snapshot: Snapshot, actions: Iterable[Action]) -> Iterator[ActionEntry]:
     """Yields the entries of actions."""
     for action in actions:
-        entry = snapshot.entry_of(action.record, action.integrity)
+        entry = snapshot.entry_of(action)
         if isinstance(entry, ActionEntry):
             yield entry
 
@@ -790,7 +801,7 @@ def _branches(snapshot: Snapshot) -> tuple[Branch, ...]:
     restores = {p.record.seq: p.record for p in snapshot.points if isinstance(p.record, ActionRecord)}
     starts = [0, *sorted(restores)]
     ends = [*starts[1:], snapshot.position.head.entry.seq + 1]
-    ids = [seq_of(p.record) for p in snapshot.points if not snapshot.is_aborted(p)]
+    ids = [seq_of(p.record) for p in snapshot.points if not p.is_aborted]
     found = []
     for start, end in zip(starts, ends, strict=True):
         newest = max((each for each in ids if start <= each < end), default=None)
@@ -868,12 +879,10 @@ class CheckpointPage:
 
 
 def find_point(snapshot: Snapshot, checkpoint_id: int) -> Entry | None:
-    """Returns the entry of a point, by its id."""
-    for point in reversed(snapshot.points):
-        entry = snapshot.entry_of(point.record, point.integrity)
-        if entry.checkpoint_id == checkpoint_id:
-            return entry
-    return None
+    """Returns the entry of a completed checkpoint, or of the restore that made the checkpoint."""
+    at = bisect_left(snapshot.points, checkpoint_id, key=lambda point: point.key.seq)
+    found = itertools.takewhile(lambda point: point.key.seq == checkpoint_id, snapshot.points[at:])
+    return next((snapshot.entry_of(point) for point in found if not point.is_aborted), None)
 
 
 def checkpoint_page(
