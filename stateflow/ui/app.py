@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -32,7 +32,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -50,7 +50,7 @@ from stateflow.errors import (
     UnknownJob,
 )
 from stateflow.operations.job_savepoints import SavepointDescription, describe_contents
-from stateflow.outputs import encode_json, error_report
+from stateflow.outputs import encode_json, error_report, utc_text
 from stateflow.storage import Storage
 from stateflow.storage.paths import CLAIMS, SAVEPOINT, SAVEPOINTS, savepoint_file, savepoint_folder
 from stateflow.ui.journal import JournalFilter, JournalKey, JournalPage, Read, journal_page, to_csv
@@ -246,7 +246,7 @@ class _Call:
         if text is None:
             return None
         try:
-            return parse_timestamp(text).astimezone(UTC).replace(tzinfo=None).isoformat()
+            return utc_text(parse_timestamp(text))
         except (ValueError, OverflowError) as e:
             raise _wrong(name, "a time such as 2026-01-31T03:00:00Z") from e
 
@@ -626,13 +626,13 @@ def make_app(
         hosts: the names of hosts that a request may name; empty for any.
     """
     api = PagesApi(catalog, policy, roots or Roots())
-    routes: list[BaseRoute] = [Mount(f"/{API}", routes=api.routes())]
+    # A redirect would go to whatever host the request names.
+    routes: list[BaseRoute] = [Mount(f"/{API}", app=Router(api.routes(), redirect_slashes=False))]
     if static is not None:
         routes.append(Mount("/", app=_Files(static, policy)))
     app = Starlette(
         routes=routes, exception_handlers={HTTPException: _answer_http_error, Exception: _answer_unexpected}
     )
-    # A redirect would go to whatever host the request names.
     app.router.redirect_slashes = False
     if hosts:
         app.add_middleware(_HostCheck, hosts=hosts)

@@ -78,7 +78,7 @@ class JournalFilter:
     Attributes:
         kind: kind of the action, such as ``restore``.
         person: part of the name of the person who did, approved or requested it, in any case.
-        since: earliest time, as a text in UTC.
+        since: earliest time, as `comparable_time` returns it.
         until: latest time.
     """
 

@@ -25,6 +25,7 @@ from stateflow.checkpoint.log.documents import (
     seq_of,
 )
 from stateflow.checkpoint.log.transitions import pending_of
+from stateflow.clock import parse_timestamp
 from stateflow.operations.checkpoints import (
     ActionEntry,
     CheckpointDescription,
@@ -46,6 +47,7 @@ from stateflow.outputs import (
     Person,
     Timestamp,
     error_report,
+    utc_text,
 )
 from stateflow.runtime.backlog import JobBacklog
 from stateflow.ui.roots import CatalogJob, Reading, RootSearch
@@ -604,7 +606,7 @@ class PointFilter:
         undone: whether a restore has undone it.
         retained: whether the job keeps it.
         generation: generation of the run; of a restore, its own.
-        since: earliest time at which it ended, as an aware ISO text in UTC.
+        since: earliest time at which it ended, as `comparable_time` returns it.
         until: latest time at which it ended.
     """
 
@@ -639,8 +641,11 @@ class PointFilter:
 
 
 def comparable_time(text: str) -> str:
-    """Returns a stored time so that texts compare as the times: stored ones are in UTC, with or without an offset."""
-    return text.removesuffix("Z").removesuffix("+00:00")[:26]
+    """Returns a stored time as a text that compares as the time does; an empty text if it is not valid."""
+    try:
+        return utc_text(parse_timestamp(text))
+    except (ValueError, OverflowError):
+        return ""
 
 
 def point_page(

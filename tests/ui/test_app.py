@@ -1,0 +1,456 @@
+"""The endpoints of the pages, with the records of real local runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jsonschema
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from stateflow import operations
+from stateflow.checkpoint.history import FAILURE, read_history, read_pending_records, write_action
+from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord
+from stateflow.errors import Unauthorized, UserCodeError
+from stateflow.storage import PosixStorage
+from stateflow.ui.app import API, ENDPOINTS, TokenPolicy, make_app
+from stateflow.ui.catalog import RootCatalog
+from stateflow.ui.journal import JournalPage
+from stateflow.ui.openapi import ApiError, to_document
+from stateflow.ui.roots import CatalogJob
+from stateflow.ui.views import CheckpointPage, JobList, JobState, PointPage, SavepointPage, TimelinePage
+from tests.support.json_outputs import check
+from tests.ui.pages_job import OSCAR, FixedCatalog, Pages, PagesJob, Row
+
+_AT_ONCE = timedelta(0)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> PagesJob:
+    """A job that has gone back from its third run to its first, and has run again."""
+    job = PagesJob(tmp_path_factory.mktemp("job"))
+    first = job.grow()
+    job.save("early", "before the upgrade")
+    job.grow(8)
+    job.grow()
+    job.go_back(first)
+    job.grow()
+    return job
+
+
+@pytest.fixture
+def pages(job: PagesJob) -> Pages:
+    return Pages.of(job)
+
+
+def _records(job: PagesJob) -> list[CheckpointRecord]:
+    root = job.root
+    found = read_history(root.storage, read_pending_records(root, root.head()))
+    return [record for record in found if isinstance(record, CheckpointRecord)]
+
+
+def test_the_list_of_jobs_has_what_the_log_and_the_history_have(job: PagesJob, pages: Pages) -> None:
+    (row,) = pages.get("jobs", JobList)["jobs"]
+    status = operations.describe(job.address)
+    assert (row["job"], row["job_uuid"], row["checkpoint_id"]) == ("job", status.job_uuid, status.checkpoint_id)
+    assert row["generation"] == status.generation and row["label"] == status.label
+    live = [r for r in _records(job) if r.checkpoint_id in status.retained_checkpoint_ids]
+    assert [size["full_bytes"] for size in row["state_sizes"]] == [r.full_bytes for r in live]
+    assert row["full_bytes"] == live[-1].full_bytes and row["run"] == live[-1].run
+    assert (row["savepoint"]["name"], row["savepoint"]["by"]["name"]) == ("early", "uma")
+    assert row["health"] == {"word": "idle", "unknown": ["waits-for-approval", "late", "caught-up"]}
+    assert (row["backlog"], row["failure"], row["problem"], row["last_read_at"]) == (None, None, None, None)
+
+
+def test_the_state_of_a_job_is_its_status_with_operators_sources_and_runs(job: PagesJob, pages: Pages) -> None:
+    state = pages.get("jobs/job", JobState)
+    found = json.loads(json.dumps(state["description"]))
+    assert found["retained_checkpoint_ids"] == list(operations.describe(job.address).retained_checkpoint_ids)
+    newest = _records(job)[-1]
+    assert (state["newest"]["checkpoint_id"], state["newest"]["rows_in"]) == (newest.checkpoint_id, newest.rows_in)
+    (operator,) = state["operators"]
+    assert (operator["uid"], operator["subtasks"], operator["states"]) == ("sum", 2, ["total"])
+    assert operator["metrics"]["rows_in"] == newest.operators["sum"].rows_in
+    assert [(source["uid"], source["offset"]) for source in state["sources"]] == [("rows", {"row": job.number})]
+    records = _records(job)
+    runs = {run["generation"]: run for run in state["runs"]}
+    for generation in {r.generation for r in records}:
+        own = [r for r in records if r.generation == generation]
+        assert runs[generation]["checkpoints"] == len(own)
+        assert runs[generation]["rows_in"] == sum(r.rows_in for r in own)
+    assert [run["generation"] for run in state["runs"]] == sorted(runs, reverse=True)
+    assert state["undone_count"] == len(records) - len(job.checkpoints)
+
+
+def test_the_timeline_has_runs_undone_branches_and_the_restore_with_both_people(job: PagesJob, pages: Pages) -> None:
+    page = pages.get("jobs/job/timeline", TimelinePage)
+    kept = job.checkpoints
+    assert {c["checkpoint_id"] for c in page["checkpoints"] if not c["undone"]} == set(kept)
+    assert [c["checkpoint_id"] for c in page["checkpoints"]] == sorted(r.checkpoint_id for r in _records(job))
+    (restore,) = [each for each in page["actions"] if each["kind"] == "restore"]
+    assert (restore["by"]["name"], restore["requested_by"]["name"], restore["reason"], restore["note"]) == (
+        "oscar",
+        "uma",
+        "wrong rows",
+        "looks right",
+    )
+    assert page["branches"] == [
+        {"seq": None, "restored_checkpoint_id": None, "live": False},
+        {"seq": restore["seq"], "restored_checkpoint_id": restore["restored_checkpoint_id"], "live": True},
+    ]
+    assert restore["restored_checkpoint_id"] == kept[0] and not page["older"]
+    short = pages.get("jobs/job/timeline", TimelinePage, limit=2)
+    assert [c["checkpoint_id"] for c in short["checkpoints"]] == [c["checkpoint_id"] for c in page["checkpoints"]][-2:]
+    assert short["older"]
+
+
+def test_a_checkpoint_has_its_subtasks_as_long_as_the_job_keeps_it(job: PagesJob, pages: Pages) -> None:
+    kept = job.checkpoints[-1]
+    page = pages.get(f"jobs/job/checkpoints/{kept}", CheckpointPage)
+    manifest = job.root.checkpoints.manifest_at(job.root.head())
+    assert manifest is not None
+    (operator,) = page["operators"]
+    wanted = [(s.subtask, s.first_group, s.last_group, s.entries) for s in manifest.operators[0].subtasks]
+    names = ("subtask", "first_key_group", "last_key_group", "state_entries")
+    assert [tuple(each[name] for name in names) for each in operator["subtask_details"]] == wanted
+    assert sum(each["size_bytes"] for each in operator["subtask_details"]) == operator["size_bytes"]
+    assert page["description"]["checkpoint_id"] == page["entry"]["checkpoint_id"] == kept
+    undone = next(r.checkpoint_id for r in _records(job) if r.checkpoint_id not in job.checkpoints)
+    page = pages.get(f"jobs/job/checkpoints/{undone}", CheckpointPage)
+    assert (page["entry"]["checkpoint_id"], page["entry"]["undone"]) == (undone, True)
+    assert (page["description"], page["operators"]) == (None, [])
+    assert pages.http.get("/api/v1/jobs/job/checkpoints/9999").status_code == 404
+
+
+def test_savepoints_have_what_the_command_shows_and_are_read_again_when_one_is_made(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.grow()
+    job.save("first", by=OSCAR)
+    pages = Pages.of(job)
+    found = pages.get("jobs/job/savepoints", SavepointPage)["savepoints"]
+    wanted = operations.describe_contents(operations.find(job.address, "first"))
+    assert (found[0]["id"], found[0]["size_bytes"]) == (wanted.report.id, wanted.report.size_bytes)
+    assert found[0]["by"] == {"name": "oscar", "source": "claim", "account": "root@host"}
+
+
+def test_pages_of_points_are_complete_and_repeat_none_while_a_run_adds_records(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.grow(32)
+    pages = Pages.of(job, fresh=_AT_ONCE)
+    before = [r.checkpoint_id for r in _records(job)]
+    assert len(before) > 5
+    seen, cursor = [], None
+    while True:
+        page = pages.get("jobs/job/points", PointPage, limit=3, **({"cursor": cursor} if cursor else {}))
+        seen += [point["checkpoint_id"] for point in page["points"]]
+        if not (cursor := page["next_cursor"]):
+            break
+        job.grow()
+    assert seen == sorted(before, reverse=True)
+    assert pages.get("jobs/job/points")["points"][0]["checkpoint_id"] == job.checkpoints[-1] > before[-1]
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ({"kind": "restore"}, lambda p: p["kind"] == "restore"),
+        ({"undone": "true"}, lambda p: p["undone"]),
+        ({"undone": "false", "kind": "checkpoint"}, lambda p: not p["undone"] and p["kind"] == "checkpoint"),
+        ({"retained": "true"}, lambda p: p["retained"]),
+        ({"generation": 1}, lambda p: p.get("generation") == 1),
+        ({"status": "aborted"}, lambda p: False),
+    ],
+)
+def test_filters_select_points(pages: Pages, query: dict[str, Any], wanted: Any) -> None:
+    every = pages.get("jobs/job/points", PointPage)["points"]
+    found = pages.get("jobs/job/points", PointPage, **query)["points"]
+    assert found == [point for point in every if wanted(point)]
+    assert bool(found) is (query.get("status") != "aborted")
+
+
+def test_points_of_a_time_are_those_that_ended_then(pages: Pages) -> None:
+    every = pages.get("jobs/job/points")["points"]
+    middle = every[2]["ended_at"]
+    assert pages.get("jobs/job/points", since=middle)["points"] == every[:3]
+    assert pages.get("jobs/job/points", until=middle)["points"] == every[2:]
+
+
+def test_the_journal_has_what_persons_did_over_all_jobs(job: PagesJob, tmp_path: Path) -> None:
+    other = PagesJob(tmp_path)
+    other.grow()
+    other.save("mine", "=HYPERLINK(1)", by=OSCAR)
+    pages = Pages(FixedCatalog(a=job.storage, b=other.storage))
+    page = pages.get("journal", JournalPage)
+    assert [(e["id"], e["kind"], e["by"]["name"]) for e in page["entries"]] == [
+        ("b", "savepoint", "oscar"),
+        ("a", "restore", "oscar"),
+        ("a", "savepoint", "uma"),
+    ]
+    first = pages.get("journal", JournalPage, limit=2)
+    rest = pages.get("journal", JournalPage, limit=2, cursor=first["next_cursor"])
+    assert first["entries"] + rest["entries"] == page["entries"] and rest["next_cursor"] is None
+    assert len(pages.get("journal", person="UMA")["entries"]) == 2
+    assert [e["id"] for e in pages.get("jobs/b/journal", JournalPage)["entries"]] == ["b"]
+    answer = pages.http.get("/api/v1/journal.csv")
+    rows = list(csv.DictReader(io.StringIO(answer.text)))
+    assert [row["id"] for row in rows] == ["b", "a", "a"]
+    # A program for tables computes nothing.
+    assert rows[0]["reason"] == "'=HYPERLINK(1)" and answer.headers["content-disposition"].startswith("attachment")
+    assert rows[1]["requested_by"] == "uma" and json.loads(rows[1]["facts"])["target_label"]
+
+
+def test_runs_and_schedules_are_not_in_the_journal(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.grow()
+    job.save("hourly", by="airflow-dag:hourly")
+    job.save("mine")
+    entries = Pages.of(job).get("journal", JournalPage)["entries"]
+    assert [entry["facts"]["savepoint"] for entry in entries] == ["mine"]
+
+
+HOSTILE = ['</script><img src=x onerror=alert(1)>"', "\x1b[2J\u202e\x00", "=1+1", "x" * 5000, "../..", "\u2028"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_texts_come_through_as_text(tmp_path: Path, text: str) -> None:
+    job = PagesJob(tmp_path)
+    checkpoint = job.grow()
+    record = ActionRecord(
+        seq=checkpoint, kind="savepoint", ended_at="2026-01-01T00:00:00+00:00", by=f"airflow-user:{text}",
+        reason=text, note=text, facts={text: [text], "savepoint": text},
+    )  # fmt: skip
+    write_action(job.storage, record, "1")
+    generation = job.root.head().entry.generation
+    failure = ActionRecord(
+        seq=generation, kind=FAILURE, ended_at="2026-01-01T00:00:00+00:00", by=f"process:{text}", reason=text,
+        facts={"code": text},
+    )  # fmt: skip
+    write_action(job.storage, failure, "run")
+    pages = Pages.of(job)
+    (entry,) = pages.get("jobs/job/journal", JournalPage)["entries"]
+    assert (entry["reason"], entry["by"]["name"], entry["facts"][text]) == (text, text, [text])
+    assert pages.get("jobs/job", JobState)["failure"]["message"] == text
+    assert pages.http.get(f"/api/v1/jobs/{quote(text, safe='')}").status_code == 404
+    for path in ("journal.csv", "jobs/job/timeline", "jobs"):
+        answer = pages.http.get(f"/api/v1/{path}")
+        assert answer.status_code == 200 and answer.headers["x-content-type-options"] == "nosniff"
+        assert not answer.headers["content-type"].startswith("text/html")
+
+
+def test_an_error_of_a_run_with_a_hostile_text_is_shown(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.grow()
+
+    def build(env: Any) -> None:
+        def fail(row: Any) -> Any:
+            raise ValueError("<b>\x1b[1m no")
+
+        source = env.from_collection([Row("a", 1)], Row, uid="rows")
+        source.map(fail, output=Row).sink_to(job.sink("out"), uid="out")
+
+    with pytest.raises(UserCodeError):
+        job.run(build)
+    row = Pages.of(job).get("jobs", JobList)["jobs"][0]
+    assert row["health"]["word"] == "failing" and "<b>\x1b[1m no" in (row["failure"] or row["failed_start"])["message"]
+
+
+# -- ETags ------------------------------------------------------------------------------------------------------------
+
+
+class CountedStorage(PosixStorage):
+    """Notes the objects that are read."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.read: list[str] = []
+
+    def get(self, key: str, limit: int = 1 << 30) -> bytes:
+        self.read.append(key)
+        return super().get(key, limit)
+
+
+@pytest.mark.parametrize("path", [each.path for each in ENDPOINTS])
+def test_an_answer_that_has_not_changed_is_not_made_again(tmp_path: Path, path: str) -> None:
+    job = PagesJob(tmp_path)
+    checkpoint = job.grow(12)
+    storage = CountedStorage(job.folder / "root")
+    pages = Pages(FixedCatalog(job=storage), fresh=_AT_ONCE)
+    address = f"/api/v1/{path.format(id='job', checkpoint_id=checkpoint)}"
+    # The second one has the whole history.
+    first = [pages.http.get(address) for _ in range(2)][-1]
+    assert first.status_code == 200
+    storage.read.clear()
+    again = pages.http.get(address, headers={"if-none-match": first.headers["etag"]})
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
+    assert storage.read == []
+    job.grow()
+    changed = pages.http.get(address, headers={"if-none-match": first.headers["etag"]})
+    if not path.endswith(".csv"):
+        assert changed.status_code == 200 and changed.headers["etag"] != first.headers["etag"]
+
+
+def test_another_process_has_the_same_etags(job: PagesJob) -> None:
+    one, other = (Pages.of(job).http.get("/api/v1/jobs/job/points") for _ in range(2))
+    assert one.headers["etag"] == other.headers["etag"]
+    assert Pages.of(job).http.get("/api/v1/jobs/job/points?limit=5").headers["etag"] != one.headers["etag"]
+
+
+# -- errors and access ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("jobs/none", 404),
+        ("jobs/job/none", 404),
+        ("none", 404),
+        ("jobs/job/checkpoints/0", 422),
+        ("jobs/job/checkpoints/x", 422),
+        ("jobs/job/points?limit=0", 422),
+        ("jobs/job/points?limit=501", 422),
+        ("jobs/job/points?limit=٣", 422),
+        ("jobs/job/points?undone=1", 422),
+        ("jobs/job/points?status=done", 422),
+        ("jobs/job/points?since=yesterday", 422),
+        ("jobs/job/points?cursor=x", 422),
+        ("jobs/job/points?cursor=WzFd", 422),
+        ("jobs/job/points?limt=3", 422),
+        ("jobs/job/points?limit=3&limit=4", 422),
+        ("jobs/", 404),
+    ],
+)
+def test_a_wrong_request_is_an_error_in_json_with_a_hint(pages: Pages, path: str, status: int) -> None:
+    answer = pages.http.get(f"/api/v1/{path}", follow_redirects=False)
+    assert answer.status_code == status, answer.text
+    check(ApiError, answer.json())
+    assert answer.json()["error"]["hint"] and "etag" not in answer.headers
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_only_reading_is_possible(pages: Pages, method: str) -> None:
+    for path in ("jobs", "jobs/job", "jobs/job/savepoints"):
+        assert pages.http.request(method, f"/api/v1/{path}").status_code == 405
+
+
+def test_the_token_is_wanted_by_each_endpoint(job: PagesJob) -> None:
+    http = Pages(FixedCatalog(job=job.storage), TokenPolicy("s3cret")).http
+    paths = [*(each.path.format(id="job", checkpoint_id=1) for each in ENDPOINTS), "openapi.json"]
+    for header in (
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        "bearer s3cret",
+        "Basic s3cret",
+        "Bearer s3cretx",
+        "é",
+    ):
+        given = {} if header is None else {"authorization": header.encode()}
+        for path in paths:
+            answer = http.get(f"/api/v1/{path}", headers=given)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized"), (header, path)
+            assert "job" not in answer.text.replace("job root", "")
+    assert http.get("/api/v1/jobs", headers={"authorization": "Bearer s3cret"}).status_code == 200
+
+
+class OnlyJob:
+    """A viewer, and a policy that admits it, of one job; admits nobody without a header."""
+
+    serves_files_to_all = False
+
+    async def admit(self, request: Request) -> OnlyJob:
+        if "x-user" not in request.headers:
+            raise Unauthorized("log in", hint="log in")
+        return self
+
+    def may_read(self, job: CatalogJob) -> bool:
+        return job.id == "mine"
+
+
+def test_jobs_that_the_viewer_may_not_read_do_not_exist(job: PagesJob) -> None:
+    http = Pages(FixedCatalog(mine=job.storage, other=job.storage), OnlyJob()).http
+    assert http.get("/api/v1/jobs").status_code == http.get("/").status_code == 401
+    http.headers["x-user"] = "uma"
+    assert [row["id"] for row in http.get("/api/v1/jobs").json()["jobs"]] == ["mine"]
+    assert {entry["id"] for entry in http.get("/api/v1/journal").json()["entries"]} == {"mine"}
+    refused = {http.get(f"/api/v1/jobs/{id}").text.replace(id, "ID") for id in ("other", "none")}
+    assert len(refused) == 1
+    for endpoint in ENDPOINTS:
+        if "{id}" in endpoint.path:
+            path = endpoint.path.format(id="other", checkpoint_id=job.checkpoints[-1])
+            assert http.get(f"/api/v1/{path}").status_code == 404
+
+
+# -- the application --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "index.html").write_text("<script src='assets/main.js'></script>")
+    (tmp_path / "assets" / "main.js").write_text("1")
+    (tmp_path.parent / "secret").write_text("secret")
+    yield tmp_path
+
+
+def test_the_files_of_the_pages_have_a_strict_policy(job: PagesJob, built: Path) -> None:
+    app = make_app(FixedCatalog(job=job.storage), TokenPolicy("s3cret"), static=built)
+    # Below the prefix of a proxy, or mounted by another application.
+    for http, prefix in ((TestClient(app), ""), (TestClient(Starlette(routes=[Mount("/x", app=app)])), "/x")):
+        page, script = http.get(f"{prefix}/"), http.get(f"{prefix}/assets/main.js")
+        assert (page.status_code, script.text) == (200, "1") and page.headers["content-type"].startswith("text/html")
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "script-src 'self';" in policy
+        for answer in (page, script, http.get(f"{prefix}/api/v1/jobs")):
+            assert answer.headers["x-content-type-options"] == "nosniff" and "set-cookie" not in answer.headers
+        for path in ("/../secret", "/assets/../../secret", "/%2e%2e/secret", "/assets", "/assets/"):
+            answer = http.get(f"{prefix}{path}", follow_redirects=False)
+            assert answer.status_code == 404 and "location" not in answer.headers, path
+        assert http.get(f"{prefix}/api/v1/jobs", headers={"authorization": "Bearer s3cret"}).status_code == 200
+
+
+def test_without_built_files_a_sentence_says_so(pages: Pages, tmp_path: Path) -> None:
+    app = make_app(FixedCatalog(), TokenPolicy(), static=tmp_path / "none")
+    answer = TestClient(app).get("/")
+    assert answer.status_code == 404 and answer.headers["content-type"].startswith("text/plain") and API in answer.text
+
+
+def test_the_document_describes_each_endpoint_and_each_answer(pages: Pages) -> None:
+    text = pages.http.get("/api/v1/openapi.json").text
+    assert text == to_document(ENDPOINTS)
+    assert text == (Path(__file__).parents[2] / "docs" / "reference" / "openapi.json").read_text()
+    document = json.loads(text)
+    assert set(document["paths"]) == {f"/{each.path}" for each in ENDPOINTS}
+    assert len({each["get"]["operationId"] for each in document["paths"].values()}) == len(ENDPOINTS)
+    schemas = document["components"]["schemas"]
+    for name, schema in schemas.items():
+        jsonschema.Draft202012Validator.check_schema(schema)
+        for reference in _references(schema):
+            assert reference.rpartition("/")[2] in schemas, name
+    # A validator that follows the references accepts an answer.
+    whole = {"$ref": "#/components/schemas/PointPage", **document}
+    jsonschema.validate(pages.get("jobs/job/points"), whole)
+
+
+def _references(schema: Any) -> Iterator[str]:
+    for name, each in schema.items() if isinstance(schema, dict) else enumerate(schema):
+        if name == "$ref":
+            yield each
+        elif isinstance(each, dict | list):
+            yield from _references(each)
+
+
+def test_a_catalog_of_addresses_serves_the_job(job: PagesJob) -> None:
+    (row,) = Pages(RootCatalog([job.address])).get("jobs", JobList)["jobs"]
+    assert row["job_root"] == job.address and row["id"].startswith("root-") and row["job"] == "job"
