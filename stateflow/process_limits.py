@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 
 _WALL_SECONDS_PER_CPU_SECOND = 30
 _PR_SET_PDEATHSIG = 1
@@ -93,6 +94,23 @@ def end_with_this_process(parent: int, number: signal.Signals = signal.SIGKILL) 
             os._exit(1)
 
     return ask
+
+
+@contextlib.contextmanager
+def ends_at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
+    """Lets a server end normally at SIGTERM, also before it serves.
+
+    While it serves, uvicorn handles the signal, and sends it to the process again when it has stopped.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        stop()
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

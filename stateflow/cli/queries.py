@@ -25,7 +25,7 @@ from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import ConfigError, EnvironmentUnsupported, UnknownState
 from stateflow.helpers import did_you_mean
 from stateflow.outputs import OptionalText
-from stateflow.process_limits import end_with_parent, isolate
+from stateflow.process_limits import end_with_parent, ends_at_sigterm, isolate
 from stateflow.query.snapshot import describe_snapshot
 from stateflow.state.handles import StateSchema
 from stateflow.state.schema import name_fields
@@ -388,7 +388,6 @@ def serve(
     """
     try:
         from stateflow.serving.app import AppSettings
-        from stateflow.serving.connections import ends_at_sigterm
         from stateflow.serving.follower import FollowSettings
         from stateflow.serving.server import ServerSettings, StateServer
     except ModuleNotFoundError as e:

@@ -9,6 +9,7 @@ import click
 from stateflow.cli.common import print_text
 from stateflow.cli.queries import TOKEN_FILE, read_token
 from stateflow.errors import ConfigError, EnvironmentUnsupported
+from stateflow.process_limits import ends_at_sigterm
 
 _MIB = 1 << 20
 
@@ -61,7 +62,6 @@ def ui(
     if not job_roots and not folders:
         raise ConfigError("no job root is given", hint="pass --job-root URI, or --roots DIR")
     try:
-        from stateflow.serving.connections import ends_at_sigterm
         from stateflow.ui.catalog import RootCatalog
         from stateflow.ui.roots import RootLimits
         from stateflow.ui.server import PagesServer, PagesSettings, check_hosts

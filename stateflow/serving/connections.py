@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
-import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
-from types import FrameType
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -93,23 +90,6 @@ def bounded_config(app: Callable[..., object], connections: int) -> Config:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=10,
     )
-
-
-@contextlib.contextmanager
-def ends_at_sigterm(stop: Callable[[], None]) -> Iterator[None]:
-    """Lets a server end normally at SIGTERM, also before it serves.
-
-    While it serves, uvicorn handles the signal, and sends it to the process again when it has stopped.
-    """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        stop()
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 LARGEST_HEAD = 32 << 10

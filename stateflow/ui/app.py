@@ -149,6 +149,7 @@ class TokenPolicy:
         self._expected = f"Bearer {token}".encode() if token else b""
 
     async def admit(self, request: HttpRequest) -> Viewer:
+        """Returns a viewer who may read everything. Raises Unauthorized without the token."""
         given = request.headers.get("authorization", "").encode()
         if self._expected and not hmac.compare_digest(given, self._expected):
             raise Unauthorized(

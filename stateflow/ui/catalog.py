@@ -103,10 +103,12 @@ class RootCatalog:
         ]
 
     def jobs(self) -> Mapping[str, CatalogJob]:
+        """Returns the job roots that were given or found, by id."""
         found = {id: job for jobs in list(self._found.values()) for id, job in jobs.items()}
         return dict(sorted({**found, **self._given}.items()))
 
     def searches(self) -> Sequence[RootSearch]:
+        """Returns the newest search of each folder."""
         return [self._searches.get(folder, RootSearch(folder, 0, False, None)) for folder in self._folders]
 
     def start(self) -> None:

@@ -35,8 +35,8 @@ def _commands(command: click.Command, path: str = "") -> Iterator[tuple[str, cli
 COMMANDS = dict(_commands(main))
 PRINTED = {path: printed for path, command in COMMANDS.items() if (printed := printed_json(command)) is not None}
 WITHOUT_JSON = {"run", "serve", "state export", "submit", "ui"}
-"""Commands that print no JSON to stdout: the logs and result files of `run` and `submit` are JSON, `serve` and `ui` answer
-over HTTP, and `state export` writes a file."""
+"""Commands that print no JSON to stdout: the logs and result files of `run` and `submit` are JSON, `serve` and `ui`
+answer over HTTP, and `state export` writes a file."""
 OUTPUTS: dict[str, object] = {
     **{path: printed.output for path, printed in PRINTED.items()},
     "": FailedCommand,

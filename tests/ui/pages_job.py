@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,11 +82,15 @@ class PagesJob(LocalJobs):
         return operations.create_savepoint(self.address, request)
 
 
+def opener(storage: Storage) -> Callable[[], Storage]:
+    return lambda: storage
+
+
 class FixedCatalog:
     """Storages that a test has made, by id."""
 
     def __init__(self, **storages: Storage) -> None:
-        self._jobs = {id: CatalogJob(id, each.uri, lambda each=each: each) for id, each in storages.items()}
+        self._jobs = {id: CatalogJob(id, each.uri, opener(each)) for id, each in storages.items()}
 
     def jobs(self) -> dict[str, CatalogJob]:
         return self._jobs

@@ -23,10 +23,10 @@ from stateflow.checkpoint.history import FAILURE, read_history, read_pending_rec
 from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord
 from stateflow.errors import Unauthorized, UserCodeError
 from stateflow.storage import PosixStorage
-from stateflow.ui.app import API, ENDPOINTS, TokenPolicy, make_app
+from stateflow.ui.app import ENDPOINTS, TokenPolicy, make_app
 from stateflow.ui.catalog import RootCatalog
 from stateflow.ui.journal import JournalPage
-from stateflow.ui.openapi import ApiError, to_document
+from stateflow.ui.openapi import API, ApiError, to_document
 from stateflow.ui.roots import CatalogJob
 from stateflow.ui.views import CheckpointPage, JobList, JobState, PointPage, SavepointPage, TimelinePage
 from tests.support.json_outputs import check
@@ -356,7 +356,7 @@ def test_the_token_is_wanted_by_each_endpoint(job: PagesJob) -> None:
         "Bearer s3cretx",
         "é",
     ):
-        given = {} if header is None else {"authorization": header.encode()}
+        given = [] if header is None else [(b"authorization", header.encode())]
         for path in paths:
             answer = http.get(f"/api/v1/{path}", headers=given)
             assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized"), (header, path)

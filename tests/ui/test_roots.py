@@ -32,7 +32,7 @@ from stateflow.ui.snapshots import RootReader, Snapshot
 from stateflow.ui.views import JobList, JobState, PointPage
 from tests.checkpoint.records import record
 from tests.support.errors import raises
-from tests.ui.pages_job import FixedCatalog, Pages, PagesJob
+from tests.ui.pages_job import FixedCatalog, Pages, PagesJob, opener
 
 AT_ONCE = timedelta(0)
 SOON = timedelta(milliseconds=50)
@@ -148,7 +148,7 @@ def test_a_record_with_an_older_number_is_found(
 def test_trimmed_records_disappear(tmp_path: Path) -> None:
     for storage, name in ((Switch(), "memory"), (PosixStorage(tmp_path), "disk")):
         clock = ManualClock()
-        reader = RootReader(lambda storage=storage: storage, clock)
+        reader = RootReader(opener(storage), clock)
         new_root(storage, 300)
         assert len(ids(reader.look(whole=True))) == 300, name
         trim_history(storage, 50)
@@ -263,8 +263,8 @@ def test_a_root_that_hangs_delays_no_other_and_shows_what_was_known(hanging: Swi
     new_root(hanging, 30, "stuck")
     job = PagesJob(tmp_path)
     job.grow()
-    limits = {"fresh": AT_ONCE, "deadline": SOON, "patience": SOON, "threads": 1}
-    pages = Pages(FixedCatalog(job=job.storage, stuck=hanging), **limits)
+    catalog = FixedCatalog(job=job.storage, stuck=hanging)
+    pages = Pages(catalog, fresh=AT_ONCE, deadline=SOON, patience=SOON, threads=1)
     before = pages.get("jobs/stuck", JobState)
     hanging.free.clear()
     for _ in range(4):
