@@ -46,7 +46,7 @@ from stateflow.checkpoint.log.transitions import Commit
 from stateflow.clock import SystemClock
 from stateflow.state.handles import FileHandle, StateFile, SubtaskState
 from stateflow.storage import MemoryStorage, Storage, open_storage
-from stateflow.storage.paths import FORMAT, HISTORY, data_folder, log_entry
+from stateflow.storage.paths import DATA, FORMAT, HISTORY, data_folder, log_entry
 from tests.servers.running import s3_server
 
 OPERATORS, RETAINED, PENDING = 5, 40, 10
@@ -138,7 +138,9 @@ class SyntheticJob:
         source = self.root.storage
         kept = {ref.manifest.key for ref in self.root.checkpoints.list_kept(self.head)}
         keys = [FORMAT, log_entry(self.head.entry.seq), *sorted(kept)]
-        for key in (*keys, *(blob.key for blob in source.list(HISTORY))):
+        # The lists of retained checkpoints are beside the manifests.
+        lists = [blob.key for blob in source.list(DATA) if "/retained-" in blob.key][-10 * RETAINED :]
+        for key in (*keys, *lists, *(blob.key for blob in source.list(HISTORY))):
             storage.put_new(key, source.get(key))
 
     def at(self, storage: Storage) -> SyntheticJob:
@@ -255,6 +257,7 @@ def _measured(job: SyntheticJob, storage: Storage, address: str, size: Size) -> 
         "p99_ms": _percentile(every, 99),
         # Of the server, with its looks at the job root; other programs on the machine do not change it much.
         "cpu_ms_per_request": round(1000 * worked / len(every), 2),
+        "load_1m": round(os.getloadavg()[0], 1),
         "pages": {
             name: {"p50_ms": _percentile(found, 50), "p95_ms": _percentile(found, 95), "bytes": samples.sizes[name]}
             for name, found in samples.milliseconds.items()

@@ -19,7 +19,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -364,16 +364,30 @@ class PagesApi:
         headers = {"etag": f'W/"{tag}"', "cache-control": "private, no-cache"}
         if _matches(request.headers, tag):
             return Response(status_code=304, headers=headers)
-        body = self._bodies.find(tag)
-        if body is None:
-            if self._encoders is None:
-                self._encoders = anyio.CapacityLimiter(_ENCODERS)
-            body = await anyio.to_thread.run_sync(lambda: _encoded(answer.make()), limiter=self._encoders)
-            self._bodies.keep(tag, body)
+        body = await self._body(tag, answer)
         if endpoint.output == CSV:
             headers["content-disposition"] = 'attachment; filename="journal.csv"'
             return Response(body, headers=headers, media_type=f"{CSV}; charset=utf-8")
         return Response(body, headers=headers, media_type="application/json")
+
+    async def _body(self, tag: str, answer: _Answer) -> bytes:
+        """Returns an answer; of several requests for the same one, the first one makes it."""
+        if self._encoders is None:
+            self._encoders = anyio.CapacityLimiter(_ENCODERS)
+        future, is_first = self._bodies.claim(tag)
+        if is_first:
+            try:
+                made = await anyio.to_thread.run_sync(lambda: _encoded(answer.make()), limiter=self._encoders)
+            except BaseException as e:
+                # Also if this request is cancelled: others that wait for it fail, and their clients ask again.
+                self._bodies.give_up(tag, e)
+                raise
+            self._bodies.keep(tag, made)
+            return made
+        waiting = asyncio.wrap_future(future)
+        # Not awaited itself: the end of this request would cancel it for the others.
+        await asyncio.wait([waiting])
+        return waiting.result()
 
     # -- the answers of each endpoint ---------------------------------------------------------------------------------
 
@@ -543,28 +557,43 @@ def error_response(error: Exception) -> Response:
 
 
 class _Bodies:
-    """The newest answers, bounded in bytes."""
+    """The newest answers, bounded in bytes, and those that are being made."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: OrderedDict[str, bytes] = OrderedDict()
+        self._found: OrderedDict[str, Future[bytes]] = OrderedDict()
         self._size = 0
 
-    def find(self, tag: str) -> bytes | None:
+    def claim(self, tag: str) -> tuple[Future[bytes], bool]:
+        """Returns the answer with this tag, and whether the caller must make it."""
         with self._lock:
-            body = self._found.get(tag)
-            if body is not None:
+            known = self._found.get(tag)
+            if known is not None:
                 self._found.move_to_end(tag)
-            return body
+                return known, False
+            self._found[tag] = made = Future[bytes]()
+            return made, True
 
     def keep(self, tag: str, body: bytes) -> None:
+        """Adds an answer that was claimed, and forgets old ones if there are too many."""
         with self._lock:
-            if tag in self._found:
-                return
-            self._found[tag] = body
+            self._found[tag].set_result(body)
             self._size += len(body)
-            while self._size > _LARGEST_CACHE:
-                self._size -= len(self._found.popitem(last=False)[1])
+            for old, each in list(self._found.items()):
+                if self._size <= _LARGEST_CACHE:
+                    return
+                if each.done():
+                    del self._found[old]
+                    self._size -= len(each.result())
+
+    def give_up(self, tag: str, error: BaseException) -> None:
+        """Forgets an answer that was claimed and could not be made."""
+        with self._lock:
+            self._found.pop(tag).set_exception(error if isinstance(error, Exception) else _interrupted())
+
+
+def _interrupted() -> StateflowError:
+    return NotYetAvailable("the answer was not made, because another request for it ended", hint="ask again")
 
 
 class _SavepointCache:

@@ -206,15 +206,15 @@ class Cell(Generic[T]):
         """Returns the newest result, after waiting for the next one for a time.
 
         Args:
-            patience: how long to wait; None for that of the limits, and for the deadline if the newest result is old.
+            patience: how long to wait if the newest result is old; None for the deadline.
             must_call: whether to repeat the call although the result is fresh.
         """
         self._threads.sweep()
         running = self._begin(must_call)
         if running is not None and not running.done():
-            usual = self._limits.patience if self._is_recent() else self._limits.deadline
-            wait = (usual if patience is None else patience).total_seconds()
-            await asyncio.wait([asyncio.wrap_future(running)], timeout=wait)
+            longest = self._limits.deadline if patience is None else patience
+            wait = min(longest, self._limits.patience) if self._is_recent() else longest
+            await asyncio.wait([asyncio.wrap_future(running)], timeout=wait.total_seconds())
             # The place of one that hangs is for others, also if nobody asks again.
             self._threads.sweep()
         return self.now()
@@ -275,6 +275,12 @@ class _Followed:
     def _look(self) -> None:
         self.reader.look(self.whole)
 
+    @property
+    def lacks_records(self) -> bool:
+        """Whether a further look would read older records."""
+        snapshot = self.reader.snapshot
+        return self.looks.now().problem is None and (snapshot is None or not snapshot.complete)
+
     def now(self) -> Reading[Snapshot]:
         """Returns the newest snapshot, also the first part of one that is still being read."""
         found = self.looks.now()
@@ -302,11 +308,16 @@ class Roots:
         Args:
             job: the job root.
             patience: how long to wait for it; None as `Cell.read`.
-            whole: whether all of its history is wanted; the snapshot may still be without older records.
+            whole: whether all of its history is wanted; after the patience, the snapshot may be without older records.
         """
         followed = self._follow(job, whole)
-        found = followed.reader.snapshot
-        await followed.looks.read(patience, must_call=whole and found is not None and not found.complete)
+        ends = self.clock.monotonic() + (self.limits.deadline if patience is None else patience).total_seconds()
+        while True:
+            lacks = whole and followed.lacks_records
+            await followed.looks.read(patience, must_call=lacks)
+            # A look reads a part of a long history, so that it ends in time.
+            if not lacks or not followed.lacks_records or self.clock.monotonic() >= ends:
+                break
         self._bound_memory(followed)
         return followed.now()
 

@@ -54,6 +54,8 @@ LARGEST_HISTORY = 20_000
 _BRIEF = 64
 """Newest objects of the history that are read for a list of jobs, which has no older records."""
 _BRIEF_SAVEPOINTS = 16
+_AT_ONCE = 256
+"""Objects that a look reads, so that it ends before its deadline."""
 _OVERLAP = 500
 """Newest objects of the history that are listed again at each look: with the new ones, one page of a bucket."""
 _WHOLE_LIST = timedelta(seconds=60)
@@ -296,7 +298,7 @@ class RootReader:
         self.snapshot: Snapshot | None = None
 
     def look(self, whole: bool) -> Snapshot:
-        """Returns the job root as it is now.
+        """Returns the job root as it is now; of a long history, each look reads a further part, the newest first.
 
         Args:
             whole: whether all records of the history are read, and not only the newest ones.
@@ -402,17 +404,12 @@ class RootReader:
         whole = whole or (known.complete and bool(known.objects))
         chosen = wanted if whole else {key: wanted[key] for key in sorted(_brief(wanted) | had.keys())}
         missing = [chosen[key] for key in reversed(chosen) if key not in had]
-        storage = known.root.storage
-        if whole and len(missing) > _BRIEF and self.snapshot is None:
-            # So that there is something to show while the others are read.
-            had |= _read_objects(storage, missing[:_BRIEF])
-            self._publish(known, had, complete=False, truncated=truncated)
-            missing = missing[_BRIEF:]
-        read = _read_objects(storage, missing)
+        read = _read_objects(known.root.storage, missing[:_AT_ONCE])
         if read and self.snapshot is not None and known.position is self.snapshot.position:
             # Of a run's failure, which the description contains, no log entry tells.
             known = replace(known, position=_described_again(known))
-        return self._publish(known, {**had, **read}, complete=len(chosen) == len(wanted), truncated=truncated)
+        complete = len(chosen) == len(wanted) and len(missing) <= _AT_ONCE
+        return self._publish(known, {**had, **read}, complete=complete, truncated=truncated)
 
     def _publish(
         self, known: Snapshot, objects: Mapping[str, HistoryObject], *, complete: bool, truncated: bool

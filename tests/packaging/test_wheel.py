@@ -67,7 +67,7 @@ def test_the_metadata_names_licence_versions_and_extras(wheel: Path) -> None:
         metadata = Parser().parsestr(archive.read(name).decode())
         assert any(n.endswith(".dist-info/licenses/LICENSE") for n in archive.namelist())
     assert metadata["License-Expression"] == "Apache-2.0"
-    optional = {"airflow", "avro", "delta", "iceberg", "kafka", "postgres", "serve", "spark", "sql"}
+    optional = {"airflow", "avro", "delta", "iceberg", "kafka", "postgres", "serve", "spark", "sql", "ui"}
     extras = optional | {"azure", "cluster", "gcs", "hdfs", "openlineage", "s3", "telemetry"}
     assert set(metadata.get_all("Provides-Extra") or ()) == extras
     required = [line for line in metadata.get_all("Requires-Dist") or () if "extra ==" not in line]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import jsonschema
 import pytest
 from starlette.applications import Starlette
@@ -23,14 +26,16 @@ from stateflow.checkpoint.history import FAILURE, read_history, read_pending_rec
 from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord
 from stateflow.errors import Unauthorized, UserCodeError
 from stateflow.storage import PosixStorage
+from stateflow.ui import app as app_module
 from stateflow.ui.app import ENDPOINTS, TokenPolicy, make_app
 from stateflow.ui.catalog import RootCatalog
 from stateflow.ui.journal import JournalPage
 from stateflow.ui.openapi import API, ApiError, to_document
 from stateflow.ui.roots import CatalogJob
-from stateflow.ui.views import CheckpointPage, JobList, JobState, PointPage, SavepointPage, TimelinePage
+from stateflow.ui.views import CheckpointPage, JobList, JobState, PointPage, SavepointPage, TimelinePage, timeline_page
 from tests.support.json_outputs import check
-from tests.ui.pages_job import OSCAR, FixedCatalog, Pages, PagesJob, Row
+from tests.support.local_jobs import Growing
+from tests.ui.pages_job import OSCAR, FixedCatalog, Pages, PagesJob, Row, Sum
 
 _AT_ONCE = timedelta(0)
 
@@ -148,7 +153,7 @@ def test_pages_of_points_are_complete_and_repeat_none_while_a_run_adds_records(t
     job.grow(32)
     pages = Pages.of(job, fresh=_AT_ONCE)
     before = [r.checkpoint_id for r in _records(job)]
-    assert len(before) > 5
+    assert len(before) == 8
     seen, cursor = [], None
     while True:
         page = pages.get("jobs/job/points", PointPage, limit=3, **({"cursor": cursor} if cursor else {}))
@@ -255,11 +260,13 @@ def test_an_error_of_a_run_with_a_hostile_text_is_shown(tmp_path: Path) -> None:
         def fail(row: Any) -> Any:
             raise ValueError("<b>\x1b[1m no")
 
-        source = env.from_collection([Row("a", 1)], Row, uid="rows")
-        source.map(fail, output=Row).sink_to(job.sink("out"), uid="out")
+        rows = env.from_source(Growing([Row("a", at) for at in range(8)], Row), uid="rows").map(fail, output=Row)
+        rows.key_by("key").process(Sum(), output=Row, uid="sum").sink_to(job.sink("out"), uid="out")
 
-    with pytest.raises(UserCodeError):
-        job.run(build)
+    run = job.prepare(build)
+    with pytest.raises(UserCodeError) as failed:
+        job.execute(run)
+    run.record_failure(failed.value)
     row = Pages.of(job).get("jobs", JobList)["jobs"][0]
     assert row["health"]["word"] == "failing" and "<b>\x1b[1m no" in (row["failure"] or row["failed_start"])["message"]
 
@@ -297,6 +304,34 @@ def test_an_answer_that_has_not_changed_is_not_made_again(tmp_path: Path, path: 
     changed = pages.http.get(address, headers={"if-none-match": first.headers["etag"]})
     if not path.endswith(".csv"):
         assert changed.status_code == 200 and changed.headers["etag"] != first.headers["etag"]
+
+
+def test_an_answer_that_many_ask_for_at_once_is_made_once(job: PagesJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    all_wait = threading.Barrier(2, timeout=30)
+
+    def make(*given: Any) -> Any:
+        made.append(1)
+        all_wait.wait()
+        return timeline_page(*given)
+
+    monkeypatch.setattr(app_module, "timeline_page", make)
+    app = Pages.of(job).app
+
+    async def ask() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            asked = [asyncio.create_task(client.get("/api/v1/jobs/job/timeline")) for _ in range(5)]
+            cancelled = asyncio.create_task(client.get("/api/v1/jobs/job/timeline"))
+            while not made:
+                await asyncio.sleep(0.01)
+            cancelled.cancel()
+            await asyncio.to_thread(all_wait.wait)
+            return await asyncio.gather(*asked)
+
+    answers = asyncio.run(ask())
+    assert {answer.status_code for answer in answers} == {200} and len({a.content for a in answers}) == 1
+    assert made == [1]
 
 
 def test_another_process_has_the_same_etags(job: PagesJob) -> None:

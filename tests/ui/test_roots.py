@@ -29,7 +29,7 @@ from stateflow.storage.paths import HISTORY
 from stateflow.ui import snapshots
 from stateflow.ui.roots import CatalogJob, RootLimits, Roots
 from stateflow.ui.snapshots import RootReader, Snapshot
-from stateflow.ui.views import JobList, JobState, PointPage
+from stateflow.ui.views import JobList, JobState, PointPage, TimelinePage
 from tests.checkpoint.records import record
 from tests.support.errors import raises
 from tests.ui.pages_job import FixedCatalog, Pages, PagesJob, opener
@@ -183,6 +183,22 @@ def test_a_list_of_jobs_reads_only_the_newest_records_and_savepoints(storage: Sw
     assert [action.record.text("savepoint") for action in brief.actions] == ["old"]
     whole = reader.look(whole=True)
     assert whole.complete and len(ids(whole)) == 2000 and whole.version != brief.version
+
+
+def test_a_long_history_is_read_in_parts_from_its_end(
+    storage: Switch, reader: RootReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "_AT_ONCE", 10)
+    new_root(storage, 250)
+    first, second, third = (reader.look(whole=True) for _ in range(3))
+    assert [(len(ids(each)), ids(each)[-1], each.complete) for each in (first, second, third)] == [
+        (100, 251, False),
+        (200, 251, False),
+        (250, 251, True),
+    ]
+    page = Pages(FixedCatalog(job=storage)).get("jobs/job/timeline", TimelinePage)
+    # A page waits for all parts.
+    assert len(page["checkpoints"]) == 250 and page["history_complete"]
 
 
 def test_another_reader_has_the_same_version_whatever_it_read_first(storage: Switch) -> None:
