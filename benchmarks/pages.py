@@ -275,7 +275,7 @@ def _cpu_seconds(process: int) -> float:
 
 
 def _percentile(values: Sequence[float], percent: int) -> float:
-    return round(statistics.quantiles(values, n=100)[percent - 1], 1)
+    return round(statistics.quantiles(values, n=100)[percent - 1] if len(values) > 1 else values[0], 1)
 
 
 def _pages(one: str, newest: int) -> dict[str, str]:

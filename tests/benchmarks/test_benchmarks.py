@@ -28,6 +28,7 @@ from benchmarks import (
     memory,
     metrics_cost,
     micro_batch,
+    pages,
     query,
     rescale,
     restore,
@@ -64,6 +65,7 @@ def _read(path: Path) -> Figures:
 
 _FILES = Events(files=300, rows_per_file=10, keys=5)
 _QUERIES = query.Size(keys=5_000, slice=2_000, changed=500, blocks=3, batches=40)
+_PAGES = pages.Size(checkpoints=80, subtasks=20, users=3, seconds=2, pause=0.05, delay_ms=1)
 _INCREMENTS = increments.Size(keys=2_000, batches=3, early=1, look_ups=LookUps(keys=200, rounds=1))
 _CHECKPOINTS = asynchronous.Size(keys=400, changed=20, slice=100, warm_up=2, blocks=2, batches=10)
 _HARNESS = harness.Size(batches=2, rows_per_batch=500, keys=50, rows_per_arrow_batch=200)
@@ -73,6 +75,7 @@ RUNS: dict[str, tuple[Callable[[Path], Figures], str]] = {
     "garbage": (lambda f: _read(garbage.run(f, garbage.Size(files=40, checkpoints=5))), "files_40_s"),
     "harness": (lambda f: harness.figures(f, _HARNESS), "harness_row"),
     "increments": (lambda f: _read(increments.run(f, _INCREMENTS)), "keys"),
+    "pages": (lambda f: _read(pages.run(f, _PAGES)), "users"),
     "queries": (lambda f: _read(query.run(f, _QUERIES)), "gets_per_s"),
     "rescaling": (lambda f: rescale.measure(f, rescale.Size(keys=2_000), repeats=1), "keys"),
     "savepoints": (lambda f: _read(savepoints.run(f, Size(keys=400, slice=200, rows=5), flink=False)), "keys"),
@@ -85,7 +88,8 @@ RUNS: dict[str, tuple[Callable[[Path], Figures], str]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in ("garbage", "harness") else _on_spark) for n in RUNS]
+    "name",
+    [pytest.param(n, marks=() if n in ("garbage", "harness") else _slow if n == "pages" else _on_spark) for n in RUNS],
 )
 def test_a_benchmark_runs(tmp_path: Path, name: str) -> None:
     measure, figure = RUNS[name]
