@@ -85,6 +85,7 @@ class RootLimits:
         patience: how long a page waits for a look if there is a snapshot that is at most `old`.
         old: age of a snapshot for which a page waits until the deadline.
         results: results of other calls that are kept, such as descriptions of checkpoints.
+        roots: job roots that are followed; beyond, the one that was first seen or read whole longest ago is forgotten.
     """
 
     memory: int = 256 << 20
@@ -95,6 +96,7 @@ class RootLimits:
     patience: timedelta = timedelta(milliseconds=50)
     old: timedelta = timedelta(seconds=10)
     results: int = 64
+    roots: int = 1000
 
 
 class _Call:
@@ -331,6 +333,8 @@ class Roots:
             if whole:
                 # A list of all jobs touches each of them, and says nothing about what will be needed again.
                 self._followed.move_to_end(key)
+            while len(self._followed) > self.limits.roots:
+                self._followed.popitem(last=False)
             return followed
 
     def _bound_memory(self, current: _Followed) -> None:

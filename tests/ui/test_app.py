@@ -35,7 +35,7 @@ from stateflow.ui.roots import CatalogJob
 from stateflow.ui.views import CheckpointPage, JobList, JobState, PointPage, SavepointPage, TimelinePage, timeline_page
 from tests.support.json_outputs import check
 from tests.support.local_jobs import Growing
-from tests.ui.pages_job import OSCAR, FixedCatalog, Pages, PagesJob, Row, Sum
+from tests.ui.pages_job import OSCAR, UMA, FixedCatalog, Pages, PagesJob, Row, Sum
 
 _AT_ONCE = timedelta(0)
 
@@ -221,6 +221,45 @@ def test_runs_and_schedules_are_not_in_the_journal(tmp_path: Path) -> None:
     job.save("mine")
     entries = Pages.of(job).get("journal", JournalPage)["entries"]
     assert [entry["facts"]["savepoint"] for entry in entries] == ["mine"]
+
+
+def test_a_savepoint_that_was_disposed_of_is_not_the_last_one(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.grow()
+    pages = Pages.of(job, fresh=_AT_ONCE)
+    assert pages.get("jobs", JobList)["jobs"][0]["savepoint"] is None
+    job.save("first")
+    job.save("second")
+    for name, before in (("second", "first"), ("first", None)):
+        operations.dispose(job.address, name, OSCAR, "not needed")
+        found = pages.get("jobs", JobList)["jobs"][0]["savepoint"]
+        assert (found and found["name"]) == before
+    assert pages.get("jobs/job/savepoints", SavepointPage)["savepoints"] == []
+
+
+def test_the_word_for_a_job_follows_its_runs(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    pages = Pages.of(job, fresh=_AT_ONCE)
+
+    def word() -> object:
+        return pages.get("jobs", JobList)["jobs"][0]["health"]["word"]
+
+    job.grow()
+    assert word() == "idle"
+    operations.stop(job.address, operations.SavepointRequest(name="halt", by=UMA), savepoint=True)
+    assert word() == "stopped"
+    first = job.prepare(job.build)
+    first.start()
+    assert word() == "starting"
+    first.record_failure(UserCodeError("no"))
+    first.abandon()
+    assert word() == "failing"
+    second = job.prepare(job.build)
+    second.start()
+    assert word() == "retrying"
+    second.abandon()
+    job.grow()
+    assert word() == "idle"
 
 
 HOSTILE = ['</script><img src=x onerror=alert(1)>"', "\x1b[2J\u202e\x00", "=1+1", "x" * 5000, "../..", "\u2028"]
