@@ -42,7 +42,7 @@ class PagesJob(LocalJobs):
     """The job, run for some more rows at a time. A run makes a checkpoint of every four rows."""
 
     def __init__(self, folder: Path, storage: Storage | None = None, **settings: Any) -> None:
-        given = {"parallelism": 2, "max_parallelism": 16, "checkpoints__retained": 20}
+        given: dict[str, Any] = {"parallelism": 2, "max_parallelism": 16, "checkpoints__retained": 20}
         given |= {"checkpoints__asynchronous": "no", **settings}
         super().__init__(folder, storage=storage, **given)
         self.number = 0
