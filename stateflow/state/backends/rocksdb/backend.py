@@ -293,11 +293,13 @@ class RocksDBBackend(_OpenStore, KeyedStateBackend):
     @_translated
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         # A state that is read as a list writes the changes of each row first.
+        if not changes:
+            return
         if len(changes) > _SAMPLED:
             self._write_timed(changes)
-        elif changes and next(self._is_write_measured):
+        elif next(self._is_write_measured):
             self.watch.estimate(Section.STORE, partial(self._write, changes), _SAMPLED)
-        elif changes:
+        else:
             self._write(changes)
 
     @_timed
