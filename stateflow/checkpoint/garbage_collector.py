@@ -38,6 +38,7 @@ from stateflow.storage.paths import (
     LOG,
     PROBE,
     REQUESTS,
+    RUN_FILES,
     SAVEPOINTS,
     SERVERS,
     SPARK,
@@ -87,6 +88,7 @@ class Fate(enum.Enum):
 
 _OUTSIDE = {
     HISTORY: Fate.HISTORY,
+    RUN_FILES: Fate.HISTORY,
     SAVEPOINTS: Fate.SAVEPOINT,
     REQUESTS: Fate.REQUEST,
     LAUNCHES: Fate.LAUNCH,

@@ -6,9 +6,10 @@ import logging
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 from stateflow import failpoints
-from stateflow.checkpoint.history import FAILURE, LONGEST_SENTENCE, record_run_failure
+from stateflow.checkpoint.history import FAILURE, LONGEST_SENTENCE, RUN_START, record_run, record_run_failure
 from stateflow.checkpoint.job_requests import RequestClient, RequestTimeouts
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import (
@@ -26,15 +27,17 @@ from stateflow.checkpoint.restore.state_assignment import StateAssignment
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import AT_LEAST_ONCE
 from stateflow.errors import DataError, Fenced, RequestTimeout, StateflowError, StorageError
+from stateflow.helpers import installed_version
 from stateflow.observability import BATCH, set_log_context, span
+from stateflow.outputs import utc_text
 from stateflow.runtime.backlog import JobBacklog, measure, read_positions, record_backlog, rows_per_second
-from stateflow.runtime.driver.background import BackgroundWork, Maintenance, RunContext
+from stateflow.runtime.driver.background import BackgroundWork, Maintenance, RunContext, Work
 from stateflow.runtime.driver.batch_runner import Batch, BatchRunner, CompletedBarrier, StartingPoint
 from stateflow.runtime.driver.checkpointing import CheckpointPipeline
 from stateflow.runtime.driver.job_restore import RestoredJob, restore_job, sweep_sinks
 from stateflow.runtime.driver.request_server import PublishedCheckpoint, RequestServer
 from stateflow.runtime.executor import Executor
-from stateflow.runtime.job import BatchResult, Job, PositionCapture, RunTotals, StartChecks
+from stateflow.runtime.job import BatchResult, Job, LaunchFacts, PositionCapture, RunTotals, StartChecks
 from stateflow.runtime.watermarks import waiting_for_others
 from stateflow.state.handles import Committable
 
@@ -272,9 +275,18 @@ class JobRun:
         now = epoch_milliseconds(self.job.root.clock.now())
         self.job.recorder.gauge("last_checkpoint_restore_timestamp", now)
         self._maintenance.start(restored.head, restored.pending_records)
+        self._record_start()
         self._requests.open(self._committed_point())
         self._fence_watch.begin()
         self._backlog_at = self._context.now + _BACKLOG_EVERY.total_seconds()
+
+    def _record_start(self) -> None:
+        """Adds the start of the run to the job's history."""
+        job, launch = self.job, self.job.launch
+        if launch is not None:
+            file, record = launch.file, _start_record(self._context, self.head, launch)
+            store = partial(record_run, job.root.storage, record, file.text if file else b"", launch.graph)
+            self._context.background.attempt(Work.HISTORY, store)
 
     def run_batch(self, rows: object, capture: PositionCapture) -> BatchResult:
         """Runs one micro-batch up to its barrier; with synchronous checkpoints, up to its published checkpoint.
@@ -451,6 +463,29 @@ def _result(head: Head, barrier: CompletedBarrier, seconds: float) -> BatchResul
         full_bytes=manifest.full_bytes,
         seconds=seconds,
         committed=head.entry.ordinal == manifest.ordinal,
+    )
+
+
+def _start_record(run: RunContext, head: Head, launch: LaunchFacts) -> ActionRecord:
+    root, file = run.job.root, launch.file
+    facts: dict[str, object] = {
+        "run": head.entry.runs,
+        "checkpoint_id": head.checkpoint_id or None,
+        "driver": root.writer,
+        "stateflow": installed_version(),
+        "parallelism": run.job.plan.parallelism,
+        "code_hash": run.job.code or None,
+        "job_file": file.name if file else None,
+        "job_file_modified_at": utc_text(file.modified_at) if file else None,
+    }
+    return ActionRecord(
+        seq=run.generation,
+        kind=RUN_START,
+        ended_at=run.timestamp,
+        by=root.requester,
+        reason=run.note,
+        duration_ms=round((run.now - launch.began_at) * 1000, 1),
+        facts=facts,
     )
 
 
