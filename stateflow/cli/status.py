@@ -273,7 +273,8 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
     Records that are not as the job's log recorded them are marked. Exit codes: 0 none was changed; 4 records were
     changed or deleted.
     """
-    found = operations.timeline(job_root, newest)
+    # Checkpoints name their runs.
+    found = operations.timeline(job_root, newest, with_runs=as_json)
     if as_json:
         for entry in found.entries:
             print_json(entry)

@@ -87,7 +87,7 @@ def test_the_json_output_has_the_facts_of_each_command(story: dict[str, str], pl
     root = ("--job-root", places["root"])
     records = [json.loads(line) for line in invoke("history", *root, "--json").output.splitlines()]
     kinds = Counter(record["kind"] for record in records)
-    assert kinds == {"checkpoint": 5, "savepoint": 5, "restore": 1, "fork": 2, "dispose": 2}
+    assert kinds == {"checkpoint": 5, "savepoint": 5, "restore": 1, "fork": 2, "run": 2, "dispose": 2}
     (restore,) = [r for r in records if r["kind"] == "restore"]
     assert (restore["by"]["name"], restore["by"]["source"], restore["reason"]) == ("anna", "claim", "wrong rows")
     assert restore["facts"]["target_label"].endswith("2") and restore["restored_checkpoint_id"] == 2

@@ -821,9 +821,9 @@ class ActionRecord(Document, frozen=True, kw_only=True):
     CLAIM; for a rejection, that of its plan."""
     kind: str
     """``savepoint``, ``dispose``, ``restore``, ``rejection`` (of a restore's plan), ``rewind``, ``fork``, ``relocate``,
-    ``stop``, ``background``, ``failure`` (of a run)."""
+    ``stop``, ``run`` (its start), ``background``, ``failure`` (of a run)."""
     ended_at: Timestamp
-    """When it was done; of a failure, when it happened."""
+    """When it was done; of a failure, when it happened; of a run, when it was ready for its first batch."""
     by: Person
     """Who did it, or approved it."""
     requested_by: Person = ""
@@ -833,7 +833,7 @@ class ActionRecord(Document, frozen=True, kw_only=True):
     note: OptionalText = ""
     """What the person entered who approved or rejected it."""
     duration_ms: float | None = None
-    """How long it took; None if that was not measured."""
+    """How long it took, of a run its start; None if that was not measured."""
     size_bytes: int | None = None
     """Size of the state that was written or deleted; None for an action without."""
     facts: dict[str, object] = {}
