@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stateflow.clock import parse_timestamp
-from stateflow.outputs import EventTime, OptionalText, Person, Timestamp
+from stateflow.outputs import EventTime, OptionalId, OptionalText, Person, Timestamp
 from stateflow.state.handles import (
     Committable,
     Document,
@@ -761,6 +761,10 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     ordinal: int
     run: int
     """Number of its run, counted from the job's first."""
+    base_checkpoint_id: OptionalId = 0
+    """The checkpoint that its first batch continued from; 0 for the first one of a job."""
+    branch: OptionalId = 0
+    """Generation of the restore that began its branch of the history; 0 for the first branch."""
     ended_at: Timestamp
     """When it completed or failed; in a manifest's own record, when the manifest was written."""
     duration_ms: float
