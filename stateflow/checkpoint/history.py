@@ -29,6 +29,7 @@ from stateflow.checkpoint.log.documents import (
     ActionRecord,
     CheckpointRecord,
     Record,
+    RunProgress,
     is_position,
     seq_of,
     sort_records,
@@ -46,6 +47,7 @@ from stateflow.storage.paths import (
     history_key,
     history_records,
     history_seq,
+    progress_key,
     run_file_key,
     run_record_key,
 )
@@ -118,6 +120,21 @@ def read_run_file(storage: Storage, digest: str) -> bytes | None:
     except DataError:
         return None
     return data if hashlib.sha256(data).hexdigest() == digest else None
+
+
+def write_progress(storage: Storage, generation: int, number: int, progress: RunProgress) -> None:
+    """Stores how far a run is, in place of its report with the number before. Raises StorageError or ConfigError."""
+    storage.put_new(progress_key(generation, number), msgspec.json.encode(progress))
+    storage.delete([progress_key(generation, number - 1)])
+
+
+def read_progress(storage: Storage, generation: int) -> RunProgress | None:
+    """Returns the newest report of a run's progress; None without one, or if it cannot be decoded."""
+    keys = [blob.key for blob in storage.list(progress_key(generation, 0).removesuffix("0" * 10))]
+    try:
+        return decode_json(RunProgress, storage.get(keys[-1], LIMIT)) if keys else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, DataError):
+        return None
 
 
 def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique: str) -> None:

@@ -1,22 +1,31 @@
-"""The records of runs' starts in the history, with the job files and graphs of the runs."""
+"""What the job root has about a run: the record of its start with job file and graph, and its progress."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stateflow import StreamExecutionEnvironment
 from stateflow.checkpoint import history
 from stateflow.checkpoint.history import RUN_START, read_history, read_run_file, record_run, trim_history
-from stateflow.checkpoint.log.documents import ActionRecord
+from stateflow.checkpoint.log.documents import ActionRecord, RunProgress
+from stateflow.clock import ManualClock
 from stateflow.operations.checkpoints import verify_history
+from stateflow.operations.status import describe
+from stateflow.runtime.job import Positions
+from stateflow.runtime.local_run import LocalExecutor
 from stateflow.storage import MemoryStorage, open_storage
-from stateflow.storage.paths import RUN_FILES
+from stateflow.storage.paths import PROGRESS, RUN_FILES
 from tests.support.cli_fixture import BUILD, CliFixture
+from tests.support.graphs import Row
+from tests.support.local_jobs import LocalJobs
+from tests.support.processes import wait_for
 
 
 @pytest.fixture
@@ -89,3 +98,46 @@ def test_a_changed_file_is_not_read() -> None:
     storage, name = MemoryStorage(), hashlib.sha256(b"a").hexdigest()
     storage.put_new(f"{RUN_FILES}{name}", b"b")
     assert read_run_file(storage, name) is None
+
+
+class LongBatches(LocalExecutor):
+    """Each batch takes a minute, and ends once the run has reported its progress."""
+
+    def __init__(self, clock: ManualClock, root: Path) -> None:
+        super().__init__()
+        self.clock = clock
+        self.root = str(root)
+        self.seen: list[RunProgress] = []
+
+    def execute(self, rows: Any, work: Any) -> Any:
+        before = len(self.seen)
+        self.clock.sleep(timedelta(minutes=1))
+        wait_for(lambda: self._look(before), lambda: str(self.seen))
+        return super().execute(rows, work)
+
+    def _look(self, before: int) -> bool:
+        progress = describe(self.root).progress
+        # Before its first report, there is that of the batch before.
+        self.seen += [progress] if progress and progress.ordinal == before + 1 else []
+        return len(self.seen) > before
+
+
+def test_a_long_batch_reports_the_progress_of_its_run(tmp_path: Path) -> None:
+    clock = ManualClock()
+    jobs = LocalJobs(tmp_path / "job", clock)
+
+    def build(env: StreamExecutionEnvironment) -> None:
+        rows = env.from_collection([Row("a", n, 0.0) for n in range(4)], Row, uid="rows").key_by("key")
+        rows.reduce(lambda a, b: b, uid="last").sink_to(jobs.sink("out"), uid="out")
+
+    executor = LongBatches(clock, tmp_path / "job" / "root")
+    run = jobs.prepare(build, executor, requests__fence_interval="10ms")
+    run.start("nightly")
+    for number in range(2):
+        run.run_batch({"rows": [Row("a", number, 0.0)]}, lambda _: Positions([]))
+    run.finish()
+    run.abandon()
+    found = [(p.ordinal, p.batches, p.rows_in, p.reason) for p in executor.seen]
+    assert found == [(1, 0, 0, "nightly"), (2, 1, 1, "nightly")]
+    assert jobs.storage.list(PROGRESS) == []
+    assert describe(executor.root).progress is None

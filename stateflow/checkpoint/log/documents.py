@@ -854,6 +854,23 @@ class ActionRecord(Document, frozen=True, kw_only=True):
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
+class RunProgress(Document, frozen=True, kw_only=True):
+    """`progress/<generation>/<number>`: how far a run was in a batch that takes long; the highest number counts."""
+
+    reported_at: Timestamp
+    ordinal: int
+    """Number of the batch in its run."""
+    batch_started_at: Timestamp
+    batches: int
+    """Batches that the launch has completed, in earlier runs too if it has restarted."""
+    rows_in: int
+    """Rows that it has read in them."""
+    driver: str
+    """Host and process id of the run's driver."""
+    reason: OptionalText = ""
+    """Who or what requested the run."""
+
+
 Record = CheckpointRecord | ActionRecord
 
 
