@@ -677,6 +677,17 @@ class Spread(Document, frozen=True, kw_only=True):
         return cls(min=min(values), avg=round(sum(values) / len(values), 3), max=max(values))
 
 
+class SubtaskMetrics(Document, frozen=True, kw_only=True):
+    """What a subtask of an operator has done in a batch."""
+
+    subtask: int
+    rows_in: int
+    state_bytes: int
+    """Bytes of its keyed state at the end."""
+    function_ms: float
+    cpu_ms: float
+
+
 class OperatorMetrics(Document, frozen=True, kw_only=True):
     """What the subtasks of an operator have done in the batches of a checkpoint, together."""
 
@@ -714,6 +725,10 @@ class OperatorMetrics(Document, frozen=True, kw_only=True):
     """Watermark in the last batch; None before the first one."""
     watermark_lag_ms: int | None = None
     """Processing time of the last batch minus the watermark; None without a watermark."""
+    spread: dict[str, Spread] = {}
+    """Over the subtasks, in the last batch: ``rows_in``, ``state_bytes``, ``function_ms``, ``cpu_ms``."""
+    busiest: list[SubtaskMetrics] = []
+    """The subtasks with the most rows in the last batch, or without rows those with the largest state; five at most."""
 
     def plus(self, later: OperatorMetrics) -> OperatorMetrics:
         """Returns the metrics of these batches and later ones."""
