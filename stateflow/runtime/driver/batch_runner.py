@@ -476,7 +476,6 @@ _BUSIEST = 5
 def _metrics_of(state: OperatorState, reports: Sequence[TaskReport], now: int) -> OperatorMetrics:
     of_subtasks = [_subtask_metrics(r) for r in reports]
     rows_in, most = sum(r.rows_in for r in reports), max((r.rows_in for r in reports), default=0)
-    entries = [subtask.entries for subtask in state.subtasks]
     known = state.watermark is not None and abs(state.watermark) < MAX_WATERMARK
     return OperatorMetrics(
         subtasks=len(reports),
@@ -487,7 +486,9 @@ def _metrics_of(state: OperatorState, reports: Sequence[TaskReport], now: int) -
         rows_dropped=sum(r.late_rows_dropped for r in reports),
         dead_letters=sum(r.dead_letters for r in reports),
         state_bytes=sum(each.state_bytes for each in of_subtasks),
-        state_entries=None if None in entries else sum(each or 0 for each in entries),
+        state_bytes_min=_total([subtask.live_bytes for subtask in state.subtasks]),
+        state_entries=_total([subtask.entries for subtask in state.subtasks]),
+        state_entries_min=_total([subtask.live_entries for subtask in state.subtasks]),
         state_entries_exact=all(subtask.backend in ("memory", "filesystem") for subtask in state.subtasks),
         function_ms=to_milliseconds(sum(r.usage.function_s for r in reports)),
         state_ms=to_milliseconds(sum(r.usage.state_s for r in reports)),
@@ -502,6 +503,10 @@ def _metrics_of(state: OperatorState, reports: Sequence[TaskReport], now: int) -
         else {},
         busiest=nlargest(_BUSIEST, of_subtasks, key=lambda each: (each.rows_in, each.state_bytes)),
     )
+
+
+def _total(numbers: Sequence[int | None]) -> int | None:
+    return None if None in numbers else sum(each or 0 for each in numbers)
 
 
 def _subtask_metrics(report: TaskReport) -> SubtaskMetrics:
