@@ -705,12 +705,12 @@ class OperatorMetrics(Document, frozen=True, kw_only=True):
     dead_letters: int = 0
     state_bytes: int = 0
     """Bytes of its keyed state at the end."""
-    state_bytes_min: int | None = None
+    live_bytes: int | None = None
     """Of `state_bytes`, about those of entries that are certainly live; None if a subtask does not know. The files of
     RocksDB also have overwritten and deleted entries, until it compacts them."""
     state_entries: int | None = None
     """Entries of its keyed state at the end: values, elements, timers; None if a subtask does not know."""
-    state_entries_min: int | None = None
+    live_entries: int | None = None
     """At least so many entries are live; None if a subtask does not know."""
     state_entries_exact: bool = True
     """Whether `state_entries` is exact; RocksDB estimates it."""
