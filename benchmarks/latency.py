@@ -190,7 +190,7 @@ def _stop(process: subprocess.Popen[bytes], result: Path) -> dict[str, int]:
     process.send_signal(signal.SIGTERM)
     code = process.wait(_ENDS_WITHIN)
     assert code == 0, f"the run ended with {code}"
-    found: dict[str, int] = json.loads(result.read_text())
+    found: dict[str, int] = json.loads(result.read_text())["result"]
     return found
 
 

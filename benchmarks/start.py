@@ -76,5 +76,5 @@ def _timed(command: Sequence[str], *, idle: bool) -> float:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     seconds = time.monotonic() - began
     assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads(result.read_text())["idle"] is idle, done.stderr[-4000:]
+    assert json.loads(result.read_text())["result"]["idle"] is idle, done.stderr[-4000:]
     return seconds

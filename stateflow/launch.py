@@ -22,13 +22,13 @@ from stateflow.helpers import call_periodically
 from stateflow.lineage.events import LineageEvent
 from stateflow.lineage.reporter import LineageReporter, report_lineage
 from stateflow.observability import Recorder, log_event, telemetry
-from stateflow.outputs import Offset, OptionalId
+from stateflow.outputs import Offset, OptionalId, encode_json
 from stateflow.runtime.backlog import JobBacklog, measure, read_positions, record_backlog
 from stateflow.runtime.driver.job_run import JobRun, active_generation, end_active_run
 from stateflow.runtime.driver.termination import RunBounds
 from stateflow.runtime.executor import Executor
 from stateflow.runtime.idle import find_idle, need_without_job
-from stateflow.runtime.job import BatchResult, HotKey, Job, Quarantined, RunTotals
+from stateflow.runtime.job import BatchResult, HotKey, Job, LaunchFacts, Quarantined, RunTotals
 from stateflow.runtime.job_loader import create_or_open_job, job_modules, load_job, open_job
 from stateflow.runtime.local_run import LocalExecutor, run_local
 from stateflow.runtime.planning.explain import JobExplanation, explain_job
@@ -273,7 +273,7 @@ def open_existing(job_file: Path, job_root: str, layers: tuple[SettingsLayer, ..
 def _declared(job_file: Path, layers: tuple[SettingsLayer, ...]) -> tuple[StreamExecutionEnvironment, Settings]:
     """Loads a job file and calls `build`; the graph is checked, and has the hash of the code."""
     env, settings = declare(load_job(job_file).build, job_file.stem, layers)
-    env.graph.code = job_modules.digest
+    env.graph.code, env.graph.file = job_modules.digest, job_modules.job_file(job_file)
     env.graph.check()
     return env, settings
 
@@ -333,7 +333,7 @@ def _run_job(request: RunRequest) -> RunResult:
     with telemetry(start.settings.telemetry, start.settings.name) as recorder, _lineage(start, request) as lineage:
         # Spark takes long to start, so a run on Spark first makes the checks that the claim makes again.
         check_start(start, [Needs.NOTHING, Needs.ROOT] if start.on_spark else [Needs.NOTHING])
-        runs = _Runs(start, request, recorder, lineage)
+        runs = _Runs(start, request, recorder, lineage, began)
         run_once = _run_on_spark(runs) if start.on_spark else _run_locally(runs)
         reached = with_restarts(run_once, restart_strategy(start.settings.restart, clock.random), clock)
         return runs.result(reached, clock.monotonic() - began)
@@ -413,9 +413,15 @@ class _Runs:
     """The runs of a launch: the first one and its restarts, with their shared metrics and the sums over all."""
 
     def __init__(
-        self, start: StartContext, request: RunRequest, recorder: Recorder, lineage: LineageReporter | None
+        self,
+        start: StartContext,
+        request: RunRequest,
+        recorder: Recorder,
+        lineage: LineageReporter | None,
+        began: float,
     ) -> None:
         self.planned = start
+        self._began = began
         self.request = request
         self.bounds = RunBounds(start.settings.run, start.clock)
         self._recorder = recorder
@@ -424,6 +430,7 @@ class _Runs:
         self._started_from: tuple[int, str] | None = None
         self._restarts = 0
         self._run: JobRun | None = None
+        self._graph: bytes | None = None
 
     def begin(self, executor: Executor, number: int) -> JobRun:
         """Claims and restores the job for a run.
@@ -445,7 +452,7 @@ class _Runs:
                 executor.warm_up(job.plan)
             request.on_step("waiting for the active run to end with a checkpoint")
             end_active_run(job.root, timeout, request.note)
-        job = replace(job, recorder=self._recorder)
+        job = replace(job, recorder=self._recorder, launch=self._facts(number))
         if self._lineage is not None:
             self._lineage.before_claim(job.root)
             job = replace(job, observer=self._lineage)
@@ -459,6 +466,15 @@ class _Runs:
             self._lineage.started(run)
         request.on_start(run)
         return run
+
+    def _facts(self, number: int) -> LaunchFacts:
+        """Returns what the history records of a run: of a restart, from its own begin on."""
+        start = self.planned
+        if self._graph is None:
+            explained = explain_job(start.graph, start.settings, start.on_spark, with_states=False)
+            self._graph = encode_json(explained).encode()
+        began = self._began if number == 0 else start.clock.monotonic()
+        return LaunchFacts(began, start.graph.file, self._graph)
 
     @contextmanager
     def failures_recorded(self) -> Iterator[None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -241,6 +242,21 @@ class SinkNode:
 Row = TypeVar("Row")
 
 
+@dataclass(frozen=True)
+class JobFile:
+    """The file that declares a job, as it was loaded.
+
+    Attributes:
+        name: its name without its folder.
+        text: its content.
+        modified_at: when it was modified.
+    """
+
+    name: str
+    text: bytes
+    modified_at: datetime
+
+
 @dataclass
 class Graph:
     """The nodes that were declared while `build` ran.
@@ -249,6 +265,7 @@ class Graph:
         row_dead_letters: the node of the dead letters of each row function and source that was declared with dead
             letters, by the node of its rows.
         code: hash of the job file and the modules next to it; empty for a graph without a file.
+        file: the job file; None for a graph without one.
     """
 
     sources: list[SourceNode] = field(default_factory=list)
@@ -257,6 +274,7 @@ class Graph:
     side_outputs: list[SideOutputNode] = field(default_factory=list)
     row_dead_letters: dict[Node, RowsNode] = field(default_factory=dict)
     code: str = ""
+    file: JobFile | None = None
 
     def add_source(self, uid: str, source: Source | LocalSource) -> Node:
         """Registers a source, and the node of its dead letters if it has any; returns the node of its rows.

@@ -37,7 +37,9 @@ from stateflow.storage.paths import (
     LAUNCHES,
     LOG,
     PROBE,
+    PROGRESS,
     REQUESTS,
+    RUN_FILES,
     SAVEPOINTS,
     SERVERS,
     SPARK,
@@ -47,7 +49,7 @@ from stateflow.storage.paths import (
     parse_data,
 )
 
-COLLECTED_AREAS = (DATA, SPARK, PROBE, HISTORY_INDEX, LOG)
+COLLECTED_AREAS = (DATA, SPARK, PROBE, HISTORY_INDEX, PROGRESS, LOG)
 """Key prefixes that are searched for garbage."""
 RUN_AREAS = (SPARK, PROBE, HISTORY_INDEX, LOG)
 """Key prefixes where the newest entry alone determines what is garbage."""
@@ -87,6 +89,7 @@ class Fate(enum.Enum):
 
 _OUTSIDE = {
     HISTORY: Fate.HISTORY,
+    RUN_FILES: Fate.HISTORY,
     SAVEPOINTS: Fate.SAVEPOINT,
     REQUESTS: Fate.REQUEST,
     LAUNCHES: Fate.LAUNCH,

@@ -29,6 +29,7 @@ from stateflow.checkpoint.log.documents import (
     ActionRecord,
     CheckpointRecord,
     Record,
+    RunProgress,
     is_position,
     seq_of,
     sort_records,
@@ -38,7 +39,18 @@ from stateflow.checkpoint.log.manifest_files import read_document, write_documen
 from stateflow.errors import DataError, HistoryChanged, MissingFile, StateflowError, TooLarge
 from stateflow.state.handles import Document, FileHandle
 from stateflow.storage import Storage
-from stateflow.storage.paths import HISTORY, history_index_key, history_key, history_records, history_seq
+from stateflow.storage.paths import (
+    HISTORY,
+    RUN_FILES,
+    files_of_run_record,
+    history_index_key,
+    history_key,
+    history_records,
+    history_seq,
+    progress_key,
+    run_file_key,
+    run_record_key,
+)
 from stateflow.types.decoders import MEMORY_LIMIT, TooMuchMemory, check_decoded_size, decode_json
 
 log = logging.getLogger(__name__)
@@ -54,6 +66,10 @@ FAILED_START = "failed-start"
 _HOUR_DIGITS = 8
 _RUN = "run"
 """Part of the name of a run's failure record: a generation has at most one."""
+RUN_START = "run"
+"""Kind of the records of runs that have restored the job."""
+LARGEST_JOB_FILE = 1 << 20
+"""Size of the largest job file that the history has, in bytes."""
 LONGEST_SENTENCE = 2000
 """How much of an error's sentence a record has."""
 MADE = "made"
@@ -74,6 +90,51 @@ def write_action(storage: Storage, record: ActionRecord, unique: str) -> None:
     except Exception as e:
         known = isinstance(e, StateflowError | OSError)
         log.warning("could not write the history record of a %s: %s", record.kind, e, exc_info=None if known else e)
+
+
+def record_run(storage: Storage, record: ActionRecord, job_file: bytes, graph: bytes) -> None:
+    """Stores the record of a run's start, and the files that describe the run unless an earlier run had the same ones.
+
+    Args:
+        storage: the job root.
+        record: the record; it gets the hashes of the files.
+        job_file: the text of the job file; it is not stored if it has more than `LARGEST_JOB_FILE` bytes.
+        graph: the graph, as JSON.
+
+    Raises StorageError, ConfigError or TooLarge.
+    """
+    job_hash, graph_hash = (hashlib.sha256(data).hexdigest() for data in (job_file, graph))
+    facts = {**record.facts, "job_file_sha256": job_hash, "graph_sha256": graph_hash}
+    key = run_record_key(record.seq, job_hash, graph_hash)
+    # First: a file without a record could be deleted at once.
+    storage.put_new(key, _encoded(msgspec.structs.replace(record, facts=facts)))
+    for digest, data, largest in ((job_hash, job_file, LARGEST_JOB_FILE), (graph_hash, graph, LIMIT)):
+        if len(data) <= largest and storage.size(run_file_key(digest)) is None:
+            storage.put_new(run_file_key(digest), data)
+
+
+def read_run_file(storage: Storage, digest: str) -> bytes | None:
+    """Returns a file that describes runs, by its SHA-256; None if it is not stored, or not as it was."""
+    try:
+        data = storage.get(run_file_key(digest), LIMIT)
+    except DataError:
+        return None
+    return data if hashlib.sha256(data).hexdigest() == digest else None
+
+
+def write_progress(storage: Storage, generation: int, number: int, progress: RunProgress) -> None:
+    """Stores how far a run is, in place of its report with the number before. Raises StorageError or ConfigError."""
+    storage.put_new(progress_key(generation, number), msgspec.json.encode(progress))
+    storage.delete([progress_key(generation, number - 1)])
+
+
+def read_progress(storage: Storage, generation: int) -> RunProgress | None:
+    """Returns the newest report of a run's progress; None without one, or if it cannot be decoded."""
+    keys = [blob.key for blob in storage.list(progress_key(generation, 0).removesuffix("0" * 10))]
+    try:
+        return decode_json(RunProgress, storage.get(keys[-1], LIMIT)) if keys else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, DataError):
+        return None
 
 
 def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique: str) -> None:
@@ -130,8 +191,13 @@ def trim_history(storage: Storage, keep: int, listed: Set[str] = frozenset()) ->
 
     Raises StorageError or ConfigError.
     """
-    beyond = keys_beyond((blob.key for blob in storage.list(HISTORY)), keep)
-    storage.delete([key for key in beyond if key not in listed])
+    found = [blob.key for blob in storage.list(HISTORY)]
+    gone = {key for key in keys_beyond(found, keep) if key not in listed}
+    storage.delete(gone)
+    if any(map(files_of_run_record, gone)):
+        # A newer run that finds a file just now would miss it afterwards: only its text is then not shown.
+        used = tuple(begin for key in found if key not in gone for begin in files_of_run_record(key))
+        storage.delete([blob.key for blob in storage.list(RUN_FILES) if not blob.key.startswith(used)])
 
 
 def background_failures(storage: Storage, generation: int) -> list[ActionRecord]:

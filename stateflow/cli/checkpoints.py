@@ -284,10 +284,17 @@ def _work(m: OperatorMetrics) -> str:
         ", ".join(f"{count:,} {name}" for name, count in rows.items() if count or name == "in"),
         ", ".join(filter(None, [entries, human_bytes(m.state_bytes)])),
         ", ".join(f"{name} {took / 1000:.2f} s" for name, took in times.items()),
-        f"skew {m.skew_ratio:.2f} over {count_of(m.subtasks, 'subtask')}",
+        f"skew {m.skew_ratio:.2f} over {count_of(m.subtasks, 'subtask')}{_busiest(m)}",
         "" if m.watermark_lag_ms is None else f"watermark {m.watermark_lag_ms / 1000:,.0f} s behind",
     ]
     return "; ".join(filter(None, parts))
+
+
+def _busiest(m: OperatorMetrics) -> str:
+    if not m.busiest or m.subtasks < 2:
+        return ""
+    first = m.busiest[0]
+    return f", most in subtask {first.subtask}: {first.rows_in:,} rows, {human_bytes(first.state_bytes)}"
 
 
 def _summary(values: Sequence[float]) -> Percentiles | None:

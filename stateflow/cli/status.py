@@ -179,6 +179,12 @@ def _newest_run(found: operations.JobDescription) -> list[str]:
         return [f"the newest run failed at {in_utc(failure.failed_at)}: [{failure.code}] {failure.message}"]
     if found.forked_from and found.generation == _FIRST_GENERATION:
         return ["no run has started yet"]
+    if found.progress is not None:
+        at = found.progress
+        return [
+            f"the newest run has not ended: at {in_utc(at.reported_at)} it was in batch {at.ordinal}, since "
+            f"{in_utc(at.batch_started_at)}, after {_rows(at.rows_in, exact=True)}, on {at.driver}"
+        ]
     return ["the newest run has not ended: it is running, or it was killed"] if found.run_open else []
 
 
@@ -273,7 +279,8 @@ def history(job_root: str, newest: int, as_json: bool) -> None:
     Records that are not as the job's log recorded them are marked. Exit codes: 0 none was changed; 4 records were
     changed or deleted.
     """
-    found = operations.timeline(job_root, newest)
+    # Checkpoints name their runs.
+    found = operations.timeline(job_root, newest, with_runs=as_json)
     if as_json:
         for entry in found.entries:
             print_json(entry)

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Literal
 
 from stateflow.checkpoint.history import (
+    RUN_START,
     Integrity,
     check_history,
     read_checked_history,
@@ -324,12 +325,22 @@ class Timeline:
     changed: HistoryChanged | None
 
 
-def timeline(job_root: str, newest: int = 1000) -> Timeline:
-    """Returns the newest records of checkpoints and actions. Raises ConfigError without a job."""
+def timeline(job_root: str, newest: int = 1000, *, with_runs: bool = True) -> Timeline:
+    """Returns the newest records of checkpoints and actions.
+
+    Args:
+        job_root: the job root.
+        newest: the largest number of records.
+        with_runs: whether with the records of the starts of runs.
+
+    Raises:
+        ConfigError: there is no job.
+    """
     root = open_root(job_root)
     check = check_history(root)
     found = {id(r): (r, i) for r, i in read_checked_history(root.storage, _pending_records(root.storage), check)}
-    ordered = sort_records(record for record, _ in found.values())[-newest:]
+    wanted = (r for r, _ in found.values() if with_runs or not isinstance(r, ActionRecord) or r.kind != RUN_START)
+    ordered = sort_records(wanted)[-newest:]
     entries = root.read_kept(lambda head: Entries(root, head))
     return Timeline([entries.of(record, found[id(record)][1]) for record in ordered], check.error())
 

@@ -15,11 +15,12 @@ from stateflow.checkpoint.history import (
     find_failed_start,
     read_origin,
     read_pending_records,
+    read_progress,
     read_records,
     run_failure,
 )
 from stateflow.checkpoint.log.checkpoint_log import Head
-from stateflow.checkpoint.log.documents import ActionRecord, Manifest, SourceWatermark
+from stateflow.checkpoint.log.documents import ActionRecord, Manifest, RunProgress, SourceWatermark
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.restore.plan_document import is_run_open
 from stateflow.errors import DataError, MissingFile
@@ -162,6 +163,8 @@ class JobDescription:
         claimed_savepoints: the savepoints that the job has claimed.
         code_hash: hash of the job's code that made the newest checkpoint; empty if it is not known.
         waiting: rows that wait for rows of other sources, as of the newest checkpoint.
+        progress: how far an open run was in a batch that takes more than 15 seconds; None if it has not reported that
+            since its newest checkpoint.
     """
 
     job: str
@@ -188,6 +191,7 @@ class JobDescription:
     claimed_savepoints: tuple[Claimed, ...] = ()
     code_hash: OptionalText = ""
     waiting: tuple[Waiting, ...] = ()
+    progress: RunProgress | None = None
 
 
 @dataclass(frozen=True)
@@ -255,7 +259,14 @@ def describe_at(root: JobRoot, head: Head, manifest: Manifest | None) -> JobDesc
         claimed_savepoints=_claimed(root, head),
         code_hash=manifest.code if manifest else "",
         waiting=waiting_for_others(manifest.waiting if manifest else ()),
+        progress=_progress(root, head),
     )
+
+
+def _progress(root: JobRoot, head: Head) -> RunProgress | None:
+    found = read_progress(root.storage, head.entry.generation) if is_run_open(head) else None
+    # The report of an earlier batch stays until the next one.
+    return found if found is not None and found.ordinal > head.entry.ordinal else None
 
 
 def restored_at(head: Head, checkpoint_id: int) -> int | None:

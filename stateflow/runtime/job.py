@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, TypedDict
 
+from stateflow.api.graph import JobFile
 from stateflow.api.input_files import UnreadableFile
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import (
@@ -122,6 +123,21 @@ class NullObserver:
 
 
 @dataclass(frozen=True)
+class LaunchFacts:
+    """What the history records of the launch of a run.
+
+    Attributes:
+        began_at: when it began, in seconds of the monotonic clock.
+        file: the job file; None for a job without one.
+        graph: the graph, as JSON.
+    """
+
+    began_at: float
+    file: JobFile | None
+    graph: bytes
+
+
+@dataclass(frozen=True)
 class Job:
     """A job with its opened root.
 
@@ -134,6 +150,7 @@ class Job:
         code: hash of the job file and the modules next to it.
         recorder: gets metrics with Flink's names, in snake case.
         observer: is told about checkpoints and savepoints.
+        launch: what is recorded of the launch; None for one that is not recorded.
     """
 
     root: JobRoot
@@ -144,6 +161,7 @@ class Job:
     code: str = ""
     recorder: Recorder = field(default_factory=NullRecorder)
     observer: RunObserver = field(default_factory=NullObserver)
+    launch: LaunchFacts | None = None
 
     @property
     def wanted(self) -> CurrentJob:

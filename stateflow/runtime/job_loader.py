@@ -17,6 +17,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -27,7 +28,7 @@ from typing import NoReturn
 
 import msgspec
 
-from stateflow.api.graph import Graph
+from stateflow.api.graph import Graph, JobFile
 from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.log.documents import JobFormat
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob, check_same_job, probe_job_root, read_format
@@ -359,6 +360,11 @@ class JobModules(MetaPathFinder):
                 at = self._folders[0] / path.name if file.path == str(path) else found
                 texts[str(at.relative_to(base))] = file.source
         return str((self._folders[0] / path.name).relative_to(base)), texts
+
+    def job_file(self, path: Path) -> JobFile:
+        """Returns the file that was loaded from a path, as it was then."""
+        text = next((file.source for file in self.files.values() if file.path == str(path)), None)
+        return JobFile(path.name, text or b"", datetime.fromtimestamp(path.stat().st_mtime, UTC))
 
     def clear(self) -> None:
         """Forgets the modules of an earlier job: the files may have changed."""

@@ -204,6 +204,10 @@ class SubtaskState(Document, frozen=True, kw_only=True):
     entry can expire. None without a TTL in processing time."""
     entries: Int64 | None = None
     """Number of its entries: an estimate for RocksDB, else exact. For statistics only; None if it is not known."""
+    live_entries: Int64 | None = None
+    """At least so many entries are neither overwritten nor deleted. For statistics only; None if it is not known."""
+    live_bytes: Int64 | None = None
+    """About the bytes of these entries."""
 
     @property
     def has_store(self) -> bool:

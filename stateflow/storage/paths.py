@@ -16,15 +16,19 @@ PROBE = "probe/"
 HISTORY = "history/"
 SAVEPOINTS = "savepoints/"
 HISTORY_INDEX = "history-index/"
+RUN_FILES = "run-files/"
+PROGRESS = "progress/"
 REQUESTS = "requests/"
 SERVERS = "servers/"
 LAUNCHES = "launches/"
 
 _SEQ = 20
+_RUN_FILE_DIGITS = 16
 _ENTRY = re.compile(r"log/([0-9]{20})")
 _DATA = re.compile(r"data/([0-9]{20})/([0-9]{10})-([A-Za-z0-9]{1,64})/([A-Za-z0-9._-]{1,200})")
-_OWNED = re.compile(r"(spark|probe|history-index)/([0-9]{20})/.+")
+_OWNED = re.compile(r"(spark|probe|history-index|progress)/([0-9]{20})/.+")
 _HISTORY = re.compile(r"history/([0-9]{20})-(?:checkpoints-([0-9]{1,18})-[0-9a-f]{8}\.json)?.*", re.DOTALL)
+_RUN_RECORD = re.compile(r"history/[0-9]{20}-run-([0-9a-f]{16})-([0-9a-f]{16})\.json")
 _SERVER = re.compile(r"servers/([0-9a-f]{32})-([0-9]{10})")
 _LAUNCH = re.compile(r"launches/([a-z0-9-]{1,50})/(run|result)-([0-9]{20})(?:-([0-9]{20}))?")
 _SAFE = re.compile(r"[A-Za-z0-9._-]{1,200}(/[A-Za-z0-9._-]{1,200}){0,7}")
@@ -83,7 +87,7 @@ def probe_key(generation: int, name: str) -> str:
 
 
 def find_owned_generation(key: str) -> int | None:
-    """Returns the generation that a file of ``spark/``, ``probe/`` or ``history-index/`` belongs to; else None."""
+    """Returns the generation of a file of ``spark/``, ``probe/``, ``history-index/`` or ``progress/``; else None."""
     match = _OWNED.fullmatch(key)
     return int(match[2]) if match else None
 
@@ -105,9 +109,30 @@ def history_seq(key: str) -> int:
     return int(match[1]) if match else 0
 
 
+def run_record_key(generation: int, *hashes: str) -> str:
+    """Returns the key of the record of a run's start, which names the SHA-256 of its files."""
+    return history_key(generation, "-".join(["run", *(digest[:_RUN_FILE_DIGITS] for digest in hashes)]))
+
+
+def files_of_run_record(key: str) -> tuple[str, ...]:
+    """Returns the begins of the names of a run's files from the key of its record; none for any other key."""
+    match = _RUN_RECORD.fullmatch(key)
+    return tuple(run_file_key(digest) for digest in match.groups()) if match else ()
+
+
+def run_file_key(digest: str) -> str:
+    """Returns the key of a file that describes runs: a job file, or a graph."""
+    return f"{RUN_FILES}{digest}"
+
+
 def history_index_key(generation: int, unique: str) -> str:
     """Returns the key of an index of the history that a run writes."""
     return f"{HISTORY_INDEX}{generation:0{_SEQ}d}/{unique}"
+
+
+def progress_key(generation: int, number: int) -> str:
+    """Returns the key of a report of a run's progress; the one with the highest number counts."""
+    return f"{PROGRESS}{generation:0{_SEQ}d}/{number:010d}"
 
 
 def check_key(key: str) -> str:

@@ -94,6 +94,7 @@ COUNTS = {
 }  # fmt: skip
 """Numbers of things, named by them; also with a word before, such as `new_files`."""
 PLAIN = {
+    "branch",
     "exit_code",
     "generation",
     "max_parallelism",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stateflow.checkpoint.log.checkpoint_log import lineage_ranges
+from stateflow.operations.checkpoints import history
 from tests.recovery.other_writer import TABLES, append, newest_version
 from tests.support import folder_tables, root_files, stored_state
 from tests.support.errors import ReportedError
@@ -97,6 +98,19 @@ def test_state_without_an_operator_is_dropped_only_when_named(early: AccountsJob
 
 
 # -- execution --------------------------------------------------------------------------------------------------------
+
+
+def test_the_record_of_a_checkpoint_names_the_one_before_it_and_its_branch(early: AccountsJob) -> None:
+    before = history(str(early.root))
+    go_back(early, "early")
+    early.finish()
+    records = history(str(early.root))
+    (restore,) = early.records("restore")
+    after = records[len(before) :]
+    assert [record.branch for record in records] == [0] * len(before) + [restore["seq"]] * len(after)
+    point = restore["facts"]["checkpoint_id"]
+    ids = [0, *(record.checkpoint_id for record in before[:-1]), point, *(r.checkpoint_id for r in after[:-1])]
+    assert [record.base_checkpoint_id for record in records] == ids and len(after) > 1
 
 
 @pytest.mark.slow(reason="runs jobs many times")

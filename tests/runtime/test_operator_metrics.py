@@ -23,7 +23,7 @@ from stateflow import (
 )
 from stateflow.checkpoint.barriers import TaskReport, TaskUsage
 from stateflow.checkpoint.history import read_records
-from stateflow.checkpoint.log.documents import CheckpointRecord, OperatorMetrics, SinkMetrics
+from stateflow.checkpoint.log.documents import CheckpointRecord, OperatorMetrics, SinkMetrics, Spread
 from stateflow.clock import ManualClock, Section, Stopwatch
 from stateflow.observability import METRIC_FIELDS, METRICS, MemoryRecorder, MetricKind
 from stateflow.runtime.driver.background import without_old_metrics
@@ -119,6 +119,14 @@ def test_skew_is_the_number_of_subtasks_if_one_has_all_rows(tmp_path: Path, para
 
     records = run(jobs, [Row("only", n) for n in range(60)], declare)
     assert {record.operators["remember"].skew_ratio for record in records} == {parallelism}
+    for record in records:
+        found = record.operators["remember"]
+        rows = found.rows_in
+        assert [each.rows_in for each in found.busiest] == [rows, *[0] * (parallelism - 1)]
+        assert len({each.subtask for each in found.busiest}) == parallelism
+        assert found.busiest[0].state_bytes == found.spread["state_bytes"].max == found.state_bytes > 0
+        least = rows if parallelism == 1 else 0
+        assert found.spread["rows_in"] == Spread(min=least, avg=rows / parallelism, max=rows)
     # Batches in which other subtasks are the busiest ones are as slow.
     first, second = (OperatorMetrics(subtasks=2, rows_in=10, busiest_subtask_rows=10) for _ in range(2))
     assert first.plus(second).skew_ratio == 2

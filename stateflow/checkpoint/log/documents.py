@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stateflow.clock import parse_timestamp
-from stateflow.outputs import EventTime, OptionalText, Person, Timestamp
+from stateflow.outputs import EventTime, OptionalId, OptionalText, Person, Timestamp
 from stateflow.state.handles import (
     Committable,
     Document,
@@ -677,6 +677,17 @@ class Spread(Document, frozen=True, kw_only=True):
         return cls(min=min(values), avg=round(sum(values) / len(values), 3), max=max(values))
 
 
+class SubtaskMetrics(Document, frozen=True, kw_only=True):
+    """What a subtask of an operator has done in a batch."""
+
+    subtask: int
+    rows_in: int
+    state_bytes: int
+    """Bytes of its keyed state at the end."""
+    function_ms: float
+    cpu_ms: float
+
+
 class OperatorMetrics(Document, frozen=True, kw_only=True):
     """What the subtasks of an operator have done in the batches of a checkpoint, together."""
 
@@ -694,8 +705,13 @@ class OperatorMetrics(Document, frozen=True, kw_only=True):
     dead_letters: int = 0
     state_bytes: int = 0
     """Bytes of its keyed state at the end."""
+    live_bytes: int | None = None
+    """Of `state_bytes`, about those of entries that are certainly live; None if a subtask does not know. The files of
+    RocksDB also have overwritten and deleted entries, until it compacts them."""
     state_entries: int | None = None
     """Entries of its keyed state at the end: values, elements, timers; None if a subtask does not know."""
+    live_entries: int | None = None
+    """At least so many entries are live; None if a subtask does not know."""
     state_entries_exact: bool = True
     """Whether `state_entries` is exact; RocksDB estimates it."""
     function_ms: float = 0.0
@@ -714,6 +730,10 @@ class OperatorMetrics(Document, frozen=True, kw_only=True):
     """Watermark in the last batch; None before the first one."""
     watermark_lag_ms: int | None = None
     """Processing time of the last batch minus the watermark; None without a watermark."""
+    spread: dict[str, Spread] = {}
+    """Over the subtasks, in the last batch: ``rows_in``, ``state_bytes``, ``function_ms``, ``cpu_ms``."""
+    busiest: list[SubtaskMetrics] = []
+    """The subtasks with the most rows in the last batch, or without rows those with the largest state; five at most."""
 
     def plus(self, later: OperatorMetrics) -> OperatorMetrics:
         """Returns the metrics of these batches and later ones."""
@@ -761,6 +781,10 @@ class CheckpointRecord(Document, frozen=True, kw_only=True):
     ordinal: int
     run: int
     """Number of its run, counted from the job's first."""
+    base_checkpoint_id: OptionalId = 0
+    """The checkpoint that its first batch continued from; 0 for the first one of a job."""
+    branch: OptionalId = 0
+    """Generation of the restore that began its branch of the history; 0 for the first branch."""
     ended_at: Timestamp
     """When it completed or failed; in a manifest's own record, when the manifest was written."""
     duration_ms: float
@@ -821,9 +845,9 @@ class ActionRecord(Document, frozen=True, kw_only=True):
     CLAIM; for a rejection, that of its plan."""
     kind: str
     """``savepoint``, ``dispose``, ``restore``, ``rejection`` (of a restore's plan), ``rewind``, ``fork``, ``relocate``,
-    ``stop``, ``background``, ``failure`` (of a run)."""
+    ``stop``, ``run`` (its start), ``background``, ``failure`` (of a run)."""
     ended_at: Timestamp
-    """When it was done; of a failure, when it happened."""
+    """When it was done; of a failure, when it happened; of a run, when it was ready for its first batch."""
     by: Person
     """Who did it, or approved it."""
     requested_by: Person = ""
@@ -833,7 +857,7 @@ class ActionRecord(Document, frozen=True, kw_only=True):
     note: OptionalText = ""
     """What the person entered who approved or rejected it."""
     duration_ms: float | None = None
-    """How long it took; None if that was not measured."""
+    """How long it took, of a run its start; None if that was not measured."""
     size_bytes: int | None = None
     """Size of the state that was written or deleted; None for an action without."""
     facts: dict[str, object] = {}
@@ -848,6 +872,23 @@ class ActionRecord(Document, frozen=True, kw_only=True):
         """Returns a fact that is a whole number; None for any other value."""
         found = self.facts.get(fact)
         return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+class RunProgress(Document, frozen=True, kw_only=True):
+    """`progress/<generation>/<number>`: how far a run was in a batch that takes long; the highest number counts."""
+
+    reported_at: Timestamp
+    ordinal: int
+    """Number of the batch in its run."""
+    batch_started_at: Timestamp
+    batches: int
+    """Batches that the launch has completed, in earlier runs too if it has restarted."""
+    rows_in: int
+    """Rows that it has read in them."""
+    driver: str
+    """Host and process id of the run's driver."""
+    reason: OptionalText = ""
+    """Who or what requested the run."""
 
 
 Record = CheckpointRecord | ActionRecord

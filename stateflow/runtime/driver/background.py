@@ -221,7 +221,7 @@ MAX_PENDING_RECORDS = 100
 _STORE_EVERY, _TRIM_EVERY = 20, 100
 """Checkpoints between two times that records are stored, and that the history is trimmed."""
 _STORE_METRICS, _MAX_PENDING_METRICS = 200, 2000
-"""Metrics of operators and sinks in pending records, of half a kilobyte each: so many are stored before there are 20
+"""Metrics of operators and sinks in pending records, of up to a kilobyte each: so many are stored before there are 20
 records, and if they cannot be stored, older records are kept without them."""
 
 

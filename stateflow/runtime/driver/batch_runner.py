@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from heapq import nlargest
 
 from msgspec.structs import replace
 
@@ -20,6 +21,7 @@ from stateflow.checkpoint.log.documents import (
     QuarantinedFile,
     SourceWatermark,
     Spread,
+    SubtaskMetrics,
     WaitingRows,
     skew,
 )
@@ -467,9 +469,13 @@ def operator_metrics(
     return {state.uid: _metrics_of(state, found[state.uid], epoch_milliseconds(now)) for state in operators}
 
 
+_BUSIEST = 5
+"""Subtasks whose own metrics are kept: a record has a bounded size, whatever the parallelism."""
+
+
 def _metrics_of(state: OperatorState, reports: Sequence[TaskReport], now: int) -> OperatorMetrics:
+    of_subtasks = [_subtask_metrics(r) for r in reports]
     rows_in, most = sum(r.rows_in for r in reports), max((r.rows_in for r in reports), default=0)
-    entries = [subtask.entries for subtask in state.subtasks]
     known = state.watermark is not None and abs(state.watermark) < MAX_WATERMARK
     return OperatorMetrics(
         subtasks=len(reports),
@@ -479,8 +485,10 @@ def _metrics_of(state: OperatorState, reports: Sequence[TaskReport], now: int) -
         rows_late=sum(r.usage.rows_late for r in reports),
         rows_dropped=sum(r.late_rows_dropped for r in reports),
         dead_letters=sum(r.dead_letters for r in reports),
-        state_bytes=sum(_full_bytes(r) for r in reports),
-        state_entries=None if None in entries else sum(each or 0 for each in entries),
+        state_bytes=sum(each.state_bytes for each in of_subtasks),
+        live_bytes=_total([subtask.live_bytes for subtask in state.subtasks]),
+        state_entries=_total([subtask.entries for subtask in state.subtasks]),
+        live_entries=_total([subtask.live_entries for subtask in state.subtasks]),
         state_entries_exact=all(subtask.backend in ("memory", "filesystem") for subtask in state.subtasks),
         function_ms=to_milliseconds(sum(r.usage.function_s for r in reports)),
         state_ms=to_milliseconds(sum(r.usage.state_s for r in reports)),
@@ -490,7 +498,33 @@ def _metrics_of(state: OperatorState, reports: Sequence[TaskReport], now: int) -
         skew_ratio=skew(most, rows_in, len(reports)),
         watermark_at=state.watermark,
         watermark_lag_ms=now - state.watermark if known and state.watermark is not None else None,
+        spread={name: Spread.of([get(each) for each in of_subtasks]) for name, get in _SPREAD.items()}
+        if reports
+        else {},
+        busiest=nlargest(_BUSIEST, of_subtasks, key=lambda each: (each.rows_in, each.state_bytes)),
     )
+
+
+def _total(numbers: Sequence[int | None]) -> int | None:
+    return None if None in numbers else sum(each or 0 for each in numbers)
+
+
+def _subtask_metrics(report: TaskReport) -> SubtaskMetrics:
+    return SubtaskMetrics(
+        subtask=report.subtask,
+        rows_in=report.rows_in,
+        state_bytes=_full_bytes(report),
+        function_ms=to_milliseconds(report.usage.function_s),
+        cpu_ms=to_milliseconds(report.usage.cpu_s),
+    )
+
+
+_SPREAD: Mapping[str, Callable[[SubtaskMetrics], float]] = {
+    "rows_in": lambda each: each.rows_in,
+    "state_bytes": lambda each: each.state_bytes,
+    "function_ms": lambda each: each.function_ms,
+    "cpu_ms": lambda each: each.cpu_ms,
+}
 
 
 def task_usage(reports: Iterable[TaskReport]) -> Usage:

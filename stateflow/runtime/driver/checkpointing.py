@@ -704,6 +704,8 @@ def _new_record(run: RunContext, head: Head, pending: PendingCheckpoint, async_m
         generation=manifest.generation,
         ordinal=manifest.ordinal,
         run=head.entry.runs,
+        base_checkpoint_id=head.checkpoint_id,
+        branch=max((step.seq for step in head.entry.ancestry.restores), default=0),
         ended_at=run.timestamp,
         duration_ms=_duration_ms(run, pending),
         increment_bytes=manifest.increment_bytes,

@@ -5,10 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from stateflow import failpoints
-from stateflow.checkpoint.history import FAILURE, LONGEST_SENTENCE, record_run_failure
+from stateflow.checkpoint.history import (
+    FAILURE,
+    LONGEST_SENTENCE,
+    RUN_START,
+    record_run,
+    record_run_failure,
+    write_progress,
+)
 from stateflow.checkpoint.job_requests import RequestClient, RequestTimeouts
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import (
@@ -18,6 +27,7 @@ from stateflow.checkpoint.log.documents import (
     Origin,
     Request,
     RequestKind,
+    RunProgress,
     SourcePosition,
 )
 from stateflow.checkpoint.log.fencing import FenceGuard
@@ -26,17 +36,20 @@ from stateflow.checkpoint.restore.state_assignment import StateAssignment
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import AT_LEAST_ONCE
 from stateflow.errors import DataError, Fenced, RequestTimeout, StateflowError, StorageError
+from stateflow.helpers import installed_version
 from stateflow.observability import BATCH, set_log_context, span
+from stateflow.outputs import utc_text
 from stateflow.runtime.backlog import JobBacklog, measure, read_positions, record_backlog, rows_per_second
-from stateflow.runtime.driver.background import BackgroundWork, Maintenance, RunContext
+from stateflow.runtime.driver.background import BackgroundWork, Maintenance, RunContext, Work
 from stateflow.runtime.driver.batch_runner import Batch, BatchRunner, CompletedBarrier, StartingPoint
 from stateflow.runtime.driver.checkpointing import CheckpointPipeline
 from stateflow.runtime.driver.job_restore import RestoredJob, restore_job, sweep_sinks
 from stateflow.runtime.driver.request_server import PublishedCheckpoint, RequestServer
 from stateflow.runtime.executor import Executor
-from stateflow.runtime.job import BatchResult, Job, PositionCapture, RunTotals, StartChecks
+from stateflow.runtime.job import BatchResult, Job, LaunchFacts, PositionCapture, RunTotals, StartChecks
 from stateflow.runtime.watermarks import waiting_for_others
 from stateflow.state.handles import Committable
+from stateflow.storage.paths import progress_key
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +59,8 @@ _BACKLOG_EVERY = timedelta(minutes=1)
 """Shortest time between two measurements of the backlog."""
 _BACKLOG_SHARE = 100
 """So many times as long as a measurement has taken, no other one begins: they take 1 % of a run at most."""
+_PROGRESS_EVERY = timedelta(seconds=15)
+"""How long a batch takes before its progress is stored, and how often it is stored then."""
 _ACKNOWLEDGE = timedelta(seconds=5)
 """How long an active run may take to confirm that it has seen the request."""
 
@@ -118,12 +133,20 @@ class FenceWatch:
         guard: the run's fence guard.
         interval: between two checks.
         on_fenced: called once, in the thread; interrupts what the run is doing.
+        on_check: called in the thread after each check that has found no newer run.
     """
 
-    def __init__(self, guard: FenceGuard, interval: timedelta, on_fenced: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        guard: FenceGuard,
+        interval: timedelta,
+        on_fenced: Callable[[], None],
+        on_check: Callable[[], object] = lambda: None,
+    ) -> None:
         self._guard = guard
         self._interval = interval
         self._on_fenced = on_fenced
+        self._on_check = on_check
         self._ended = threading.Event()
         self._fenced: Fenced | None = None
         self._thread = threading.Thread(target=self._watch, name="stateflow-fence", daemon=True)
@@ -155,9 +178,25 @@ class FenceWatch:
                 if self.is_fenced():
                     self._on_fenced()
                     return
+                self._on_check()
             except Exception:
                 # Any error of a storage client: the next check may succeed, and the log fences the run in any case.
                 log.warning("the check for a newer run failed", exc_info=True)
+
+
+@dataclass
+class _RunningBatch:
+    """A batch that is being processed.
+
+    Attributes:
+        ordinal: its number.
+        began_at: when it began, as a timestamp.
+        report_at: when its progress is stored next, in seconds of the monotonic clock.
+    """
+
+    ordinal: int
+    began_at: str
+    report_at: float
 
 
 class JobRun:
@@ -196,6 +235,8 @@ class JobRun:
         self._checks = StartChecks(job, executor.reads_by_spark)
         self.is_claimed = self._is_restored = False
         self._backlog_at = 0.0
+        self._batch: _RunningBatch | None = None
+        self._reports = 0
 
     @property
     def head(self) -> Head:
@@ -261,7 +302,9 @@ class JobRun:
         self._maintenance = Maintenance(self._context)
         self._pipeline = CheckpointPipeline(self._context, restored, self._maintenance, self._keep_workers_alive)
         self._requests = RequestServer(root, generation, settings, self, background, observer=job.observer)
-        self._fence_watch = FenceWatch(self.guard, settings.requests.fence_interval, self._executor.cancel)
+        self._fence_watch = FenceWatch(
+            self.guard, settings.requests.fence_interval, self._executor.cancel, self._report_progress
+        )
         start = StartingPoint(generation, restored.state.operators, restored.manifest)
         self.batches = BatchRunner(job, self._executor, start)
         self.restored, self.start_label = restored.state, restored.head.checkpoint_label
@@ -272,9 +315,37 @@ class JobRun:
         now = epoch_milliseconds(self.job.root.clock.now())
         self.job.recorder.gauge("last_checkpoint_restore_timestamp", now)
         self._maintenance.start(restored.head, restored.pending_records)
+        self._record_start()
         self._requests.open(self._committed_point())
         self._fence_watch.begin()
         self._backlog_at = self._context.now + _BACKLOG_EVERY.total_seconds()
+
+    def _record_start(self) -> None:
+        """Adds the start of the run to the job's history."""
+        job, launch = self.job, self.job.launch
+        if launch is not None:
+            file, record = launch.file, _start_record(self._context, self.head, launch)
+            store = partial(record_run, job.root.storage, record, file.text if file else b"", launch.graph)
+            self._context.background.attempt(Work.HISTORY, store)
+
+    def _report_progress(self) -> None:
+        """Stores how far the run is if its batch takes long; called in the thread of the fence watch."""
+        batch, run = self._batch, self._context
+        if batch is None or run.now < batch.report_at:
+            return
+        progress = RunProgress(
+            reported_at=run.timestamp,
+            ordinal=batch.ordinal,
+            batch_started_at=batch.began_at,
+            batches=self.totals.batches,
+            rows_in=self.totals.rows_in,
+            driver=self.job.root.writer,
+            reason=run.note,
+        )
+        self._reports += 1
+        store = partial(write_progress, self.job.root.storage, run.generation, self._reports, progress)
+        run.background.attempt(Work.HISTORY, store)
+        batch.report_at = run.now + _PROGRESS_EVERY.total_seconds()
 
     def run_batch(self, rows: object, capture: PositionCapture) -> BatchResult:
         """Runs one micro-batch up to its barrier; with synchronous checkpoints, up to its published checkpoint.
@@ -378,6 +449,9 @@ class JobRun:
             self._requests.close(self._committed_point)
             self._maintenance.before_last_entry(self.head)
             self._maintenance.after_last_entry(self._pipeline.committer.settle())
+            if self._reports:
+                last = progress_key(self._context.generation, self._reports)
+                self._context.background.attempt(Work.HISTORY, partial(self.job.root.storage.delete, [last]))
             self._context.background.finish()
         failpoints.hit("run.end")
 
@@ -387,6 +461,7 @@ class JobRun:
         self._pipeline.check()
         began = self._context.now
         ordinal = self.batches.ordinal + 1
+        self._batch = _RunningBatch(ordinal, self._context.timestamp, began + _PROGRESS_EVERY.total_seconds())
         with span(BATCH, job=self.job.root.job.job, generation=self._context.generation, ordinal=ordinal):
             barrier = self.batches.run(batch, self.head.checkpoint_id)
             output = self._publish_early(barrier)
@@ -395,6 +470,7 @@ class JobRun:
             self._pipeline.add(barrier, output, self._context.now - began)
             self._pipeline.checkpoint_if_due(requested=self._requests.is_waiting)
         result = _result(self.head, barrier, self._context.now - began)
+        self._batch = None
         self._count(result, barrier)
         return result
 
@@ -451,6 +527,29 @@ def _result(head: Head, barrier: CompletedBarrier, seconds: float) -> BatchResul
         full_bytes=manifest.full_bytes,
         seconds=seconds,
         committed=head.entry.ordinal == manifest.ordinal,
+    )
+
+
+def _start_record(run: RunContext, head: Head, launch: LaunchFacts) -> ActionRecord:
+    root, file = run.job.root, launch.file
+    facts: dict[str, object] = {
+        "run": head.entry.runs,
+        "checkpoint_id": head.checkpoint_id or None,
+        "driver": root.writer,
+        "stateflow": installed_version(),
+        "parallelism": run.job.plan.parallelism,
+        "code_hash": run.job.code or None,
+        "job_file": file.name if file else None,
+        "job_file_modified_at": utc_text(file.modified_at) if file else None,
+    }
+    return ActionRecord(
+        seq=run.generation,
+        kind=RUN_START,
+        ended_at=run.timestamp,
+        by=root.requester,
+        reason=run.note,
+        duration_ms=round((run.now - launch.began_at) * 1000, 1),
+        facts=facts,
     )
 
 

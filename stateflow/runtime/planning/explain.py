@@ -21,7 +21,9 @@ from stateflow.api.graph import (
     TransformNode,
     UnionNode,
     WatermarkNode,
+    leaves_of,
     parents_of,
+    producer_of,
 )
 from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Delivery, Sink
@@ -55,10 +57,12 @@ class InputExplanation:
 
     Attributes:
         rows: lineage of the rows since they were read or emitted.
+        from_uids: uids of the sources and operators that the rows come from.
         key: key columns with their types; empty for an unkeyed input.
     """
 
     rows: str
+    from_uids: tuple[str, ...]
     key: tuple[str, ...]
     order_by: tuple[str, ...]
     broadcast: bool
@@ -85,12 +89,14 @@ class SinkExplanation:
     """A sink, which writes rows in the task that emits them.
 
     Attributes:
+        from_uids: uids of the sources and operators that the rows come from.
         delivery: a value of `Delivery`, by the sink and by the mode of checkpoints.
     """
 
     uid: str
     sink: str
     rows: str
+    from_uids: tuple[str, ...]
     delivery: str = Delivery.EXACTLY_ONCE
 
 
@@ -100,7 +106,7 @@ class ChainExplanation:
 
     Attributes:
         function: name of the operator's function; empty for a chain without an operator.
-        states: None if the function cannot be opened outside of a run.
+        states: None if they are not known: the function was not opened, or cannot be opened outside of a run.
         unknown_because: the error of opening the function.
         relay: whether the chain only forwards rows.
         windows: the windows of the operator and their trigger; empty without windows.
@@ -139,8 +145,14 @@ class JobExplanation:
     levels: tuple[LevelExplanation, ...]
 
 
-def explain_job(graph: Graph, settings: Settings, on_spark: bool) -> JobExplanation:
-    """Explains a job's plan. Opens copies of its functions to discover the states that they declare.
+def explain_job(graph: Graph, settings: Settings, on_spark: bool, *, with_states: bool = True) -> JobExplanation:
+    """Explains a job's plan.
+
+    Args:
+        graph: the nodes that the job file declares.
+        settings: the settings of the job.
+        on_spark: whether it runs on Spark.
+        with_states: whether to open copies of its functions, to discover the states that they declare.
 
     Raises:
         JobDefinitionError: the job cannot run.
@@ -155,7 +167,7 @@ def explain_job(graph: Graph, settings: Settings, on_spark: bool) -> JobExplanat
             SourceExplanation(n.uid, n.source.description, _columns(n.source.schema), n.source.bounded)
             for n in plan.sources
         ),
-        tuple(_level(level, graph, settings) for level in plan.levels),
+        tuple(_level(level, graph, settings, with_states) for level in plan.levels),
     )
 
 
@@ -207,15 +219,19 @@ def _state_lines(chain: ChainExplanation) -> Iterator[str]:
         yield f"{state.kind} state {state.name}: {arrow}{state.value_type}{lives}"
 
 
-def _level(level: Level, graph: Graph, settings: Settings) -> LevelExplanation:
-    chains = tuple(_chain(chain, level, graph, settings) for chain in level.chains)
-    return LevelExplanation(level.number, level.targets, chains)
+def _level(level: Level, graph: Graph, settings: Settings, with_states: bool) -> LevelExplanation:
+    chains = []
+    for chain in level.chains:
+        info = TaskInfo(chain.uid, 0, level.parallelism, settings.key_groups, datetime.fromtimestamp(0, UTC))
+        declared = _states(chain.operator, info) if chain.operator and with_states else (None, "")
+        chains.append(_chain(chain, graph, settings, declared if chain.operator else ((), "")))
+    return LevelExplanation(level.number, level.targets, tuple(chains))
 
 
-def _chain(chain: OperatorChain, level: Level, graph: Graph, settings: Settings) -> ChainExplanation:
-    operator = chain.operator
-    info = TaskInfo(chain.uid, 0, level.parallelism, settings.key_groups, datetime.fromtimestamp(0, UTC))
-    states, why = _states(operator, info) if operator else ((), "")
+def _chain(
+    chain: OperatorChain, graph: Graph, settings: Settings, declared: tuple[tuple[StateExplanation, ...] | None, str]
+) -> ChainExplanation:
+    operator, (states, why) = chain.operator, declared
     sides = [f"{n.tag.name}: {_columns(n.schema)}" for n in graph.side_outputs if n.parent is operator]
     return ChainExplanation(
         uid=chain.uid,
@@ -228,7 +244,9 @@ def _chain(chain: OperatorChain, level: Level, graph: Graph, settings: Settings)
         relay=chain.is_relay,
         windows=_windows(operator),
         sinks=tuple(
-            SinkExplanation(s.uid, type(s.sink).__name__, _lineage(o.node), delivery_of(s.sink, settings))
+            SinkExplanation(
+                s.uid, type(s.sink).__name__, _lineage(o.node), _producers(o.node), delivery_of(s.sink, settings)
+            )
             for o in chain.outputs
             for s in o.sinks
         ),
@@ -244,10 +262,17 @@ def delivery_of(sink: Sink, settings: Settings) -> Delivery:
 
 def _input(edge: Edge, operator: ProcessNode | None) -> InputExplanation:
     keying = edge.keying
+    rows, uids = _lineage(edge.node), _producers(edge.node)
     if keying is None:
-        return InputExplanation(_lineage(edge.node), (), (), broadcast=operator is not None)
+        return InputExplanation(rows, uids, (), (), broadcast=operator is not None)
     key = tuple(f"{name} {kind}" for name, kind in zip(keying.columns, keying.types, strict=True))
-    return InputExplanation(_lineage(edge.node), key, keying.order_by, broadcast=False)
+    return InputExplanation(rows, uids, key, keying.order_by, broadcast=False)
+
+
+def _producers(node: Node) -> tuple[str, ...]:
+    """Returns the uids of the sources and operators that the rows of a node come from."""
+    leaves = (leaf if isinstance(leaf, SourceNode) else producer_of(leaf).operator for leaf in leaves_of(node))
+    return tuple(dict.fromkeys(leaf.uid for leaf in leaves))
 
 
 def _states(operator: ProcessNode, info: TaskInfo) -> tuple[tuple[StateExplanation, ...] | None, str]:

@@ -110,6 +110,8 @@ class SubtaskStore:
             processing_timer=earliest.processing,
             ttl_cleanup_at=self.ttl_cleanup_at,
             entries=entries,
+            live_entries=taken.live.entries if taken.live else None,
+            live_bytes=taken.live.size_bytes if taken.live else None,
         )
         # The driver checks all subtasks together; state that exceeds the limit alone need not be sent there.
         check_limit({uid: [state]}, batch.settings.state.memory_limit_bytes)

@@ -8,12 +8,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stateflow.clock import Stopwatch
 from stateflow.config.settings import EntryLimits
 from stateflow.errors import EntryTooLarge
 from stateflow.state.handles import StateFile
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """How much of a store is live at least: what is stored, and neither overwritten nor deleted.
+
+    Attributes:
+        entries: at least so many entries.
+        size_bytes: about the bytes that they take.
+    """
+
+    entries: int
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -25,12 +38,14 @@ class StoreSnapshot:
         inline: the whole content, for the manifest; None if it is in files or empty.
         store_manifest: RocksDB's manifest for the files; empty for other backends.
         compaction_bytes: bytes stored only because a compaction rewrote old data.
+        live: how much of it is live at least; None if that is not known.
     """
 
     files: tuple[StateFile, ...] = ()
     inline: bytes | None = None
     store_manifest: bytes = b""
     compaction_bytes: int = 0
+    live: LiveState | None = field(default=None, compare=False)
 
 
 class KeyedStateReader(ABC):

@@ -15,7 +15,7 @@ from stateflow.config.settings import RocksDBSettings, StateSettings
 from stateflow.errors import CorruptFile
 from stateflow.private_files import ScratchFolder, make_new_folder
 from stateflow.state.backends import canonical_file, hash_maps
-from stateflow.state.backends.base import KeyedStateBackend, KeyedStateReader, StoreSnapshot
+from stateflow.state.backends.base import KeyedStateBackend, KeyedStateReader, LiveState, StoreSnapshot
 from stateflow.state.backends.entry_stream import (
     Entry,
     EntryBlock,
@@ -277,4 +277,6 @@ def _stored_by(backend: str, base: Base) -> StoreSnapshot | None:
     own = base.own
     if own is None or own.backend != backend:
         return None
-    return StoreSnapshot(files=tuple(own.files), inline=own.inline)
+    known = own.live_entries is not None and own.live_bytes is not None
+    live = LiveState(own.live_entries or 0, own.live_bytes or 0) if known else None
+    return StoreSnapshot(files=tuple(own.files), inline=own.inline, live=live)

@@ -27,7 +27,7 @@ import msgspec
 from stateflow.config.settings import LARGEST_KEY, LARGEST_MEMORY_STATE, LARGEST_VALUE
 from stateflow.errors import ConfigError
 from stateflow.private_files import make_folders, open_private
-from stateflow.state.backends.base import KeyedStateBackend, StoreSnapshot
+from stateflow.state.backends.base import KeyedStateBackend, LiveState, StoreSnapshot
 from stateflow.state.backends.entry_stream import (
     Entry,
     EntryBlock,
@@ -84,7 +84,8 @@ class DictBackend(KeyedStateBackend):
         return len(self.entries)
 
     def snapshot(self, name: str, full: bool = False) -> StoreSnapshot:
-        return StoreSnapshot(inline=b"".join(self.encode()))
+        content = b"".join(self.encode())
+        return StoreSnapshot(inline=content, live=LiveState(len(self.entries), len(content)))
 
     def encode(self) -> Iterator[bytes]:
         """Yields the content in the format of `encode_snapshot`, in chunks."""
@@ -212,9 +213,10 @@ class FilesystemBackend(DictBackend):
         try:
             with open_private(path) as file:
                 file.writelines(self.encode())
-            if path.stat().st_size < self._inline_below:
-                return StoreSnapshot(inline=path.read_bytes())
-            return StoreSnapshot(files=tuple(self._cache.store([path], prefix)))
+            live = LiveState(len(self.entries), path.stat().st_size)
+            if live.size_bytes < self._inline_below:
+                return StoreSnapshot(inline=path.read_bytes(), live=live)
+            return StoreSnapshot(files=tuple(self._cache.store([path], prefix)), live=live)
         finally:
             path.unlink(missing_ok=True)
 

@@ -69,6 +69,25 @@ def test_time_of_writes_is_measured_each_time_for_many_entries_and_once_in_64_ti
     store.close()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_at_least_the_stated_number_of_entries_is_live(stores: RocksStoreFixture, seed: int) -> None:
+    stores.settings = RocksDBSettings(compact_at_files=4 if seed % 2 else 1000)
+    numbers, store, known = random.Random(seed), stores.new(), set[int]()
+    shares = []
+    for _ in range(30):
+        for number in numbers.choices(range(500), k=numbers.choice([5, 50, 300])):
+            deletes = numbers.random() < 0.2
+            store.write({b"%03d" % number: None if deletes else b"x" * 100})
+            (known.discard if deletes else known.add)(number)
+        taken = store.snapshot(stores.prefix())
+        assert taken.live is not None and taken.live.entries <= len(known)
+        assert taken.live.size_bytes <= sum(file.size for file in taken.files)
+        shares.append(taken.live.entries / len(known))
+    store.close()
+    # With compactions, the bound follows what is live; without, the largest of many files does not have most of it.
+    assert max(shares) > 0.5 and (min(shares[10:]) > 0.2 or not seed % 2)
+
+
 def test_a_snapshot_uploads_only_what_is_new(stores: RocksStoreFixture) -> None:
     store = stores.new()
     assert store.snapshot("data/x/empty-").files == ()

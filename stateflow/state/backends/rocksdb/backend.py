@@ -48,7 +48,7 @@ from stateflow.clock import Section, SystemClock
 from stateflow.config.settings import RocksDBSettings
 from stateflow.errors import CorruptFile, DamagedCopy, InternalError, StateflowError, StorageError
 from stateflow.private_files import make_new_folder
-from stateflow.state.backends.base import KeyedStateBackend, KeyedStateReader, StoreSnapshot
+from stateflow.state.backends.base import KeyedStateBackend, KeyedStateReader, LiveState, StoreSnapshot
 from stateflow.state.backends.entry_stream import EntryBlock
 from stateflow.state.backends.rocksdb.check import BoundsShortener, check_once, complete_store, fingerprint
 from stateflow.state.backends.rocksdb.manifest import ManifestFollower, StoreManifest, compose, manifest_of
@@ -274,6 +274,7 @@ class RocksDBBackend(_OpenStore, KeyedStateBackend):
         self._incremental = incremental
         # Apart from the reads: in a fixed order of calls, one of 64 may always be the same kind of call.
         self._is_write_measured = cycle(_IS_MEASURED)
+        self._hides_entries = base.rescales or (base.own is not None and base.own.live_entries is None)
         try:
             self._restore(base, settings)
         except BaseException:
@@ -293,11 +294,13 @@ class RocksDBBackend(_OpenStore, KeyedStateBackend):
     @_translated
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
         # A state that is read as a list writes the changes of each row first.
+        if not changes:
+            return
         if len(changes) > _SAMPLED:
             self._write_timed(changes)
-        elif changes and next(self._is_write_measured):
+        elif next(self._is_write_measured):
             self.watch.estimate(Section.STORE, partial(self._write, changes), _SAMPLED)
-        elif changes:
+        else:
             self._write(changes)
 
     @_timed
@@ -343,7 +346,11 @@ class RocksDBBackend(_OpenStore, KeyedStateBackend):
         return self._snapshot(compacted)
 
     def _snapshot(self, compacted: int = 0) -> StoreSnapshot:
-        return StoreSnapshot(tuple(self._files.values()), None, self._store_manifest, compacted)
+        files = _data_files(self._db)
+        # Deleted ranges hide entries of other subtasks that no figure of a file shows, until all is one sorted run.
+        self._hides_entries = self._hides_entries and len({file.run for file in files}) > 1
+        live = None if self._hides_entries else live_state(files)
+        return StoreSnapshot(tuple(self._files.values()), None, self._store_manifest, compacted, live)
 
     def _store_files(self, prefix: str, incremental: bool) -> None:
         """Stores the store's data files as they are now, and composes their manifest.
@@ -702,6 +709,58 @@ def _open_read_only(folder: Path, settings: RocksDBSettings) -> Rdict:
 def _live_files(store: Rdict) -> list[str]:
     """Returns the names of a store's data files."""
     return [str(file["name"]).removeprefix("/") for file in store.live_files()]
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A data file of a store.
+
+    Attributes:
+        level: its level.
+        name: its name.
+        size: in bytes.
+        entries: values and deletions that it has.
+        deletions: those of `entries` that delete a key.
+    """
+
+    level: int
+    name: str
+    size: int
+    entries: int
+    deletions: int
+
+    @property
+    def run(self) -> int | str:
+        """The sorted run that it belongs to: of each level, but of level 0 each file is one."""
+        return self.level or self.name
+
+
+def _data_files(store: Rdict) -> list[DataFile]:
+    return [
+        DataFile(f["level"], str(f["name"]), f["size"], f["num_entries"], f["num_deletions"])
+        for f in store.live_files()
+    ]
+
+
+def live_state(files: Sequence[DataFile]) -> LiveState:
+    """Returns how much of a store is live at least.
+
+    The keys of a sorted run are distinct. Each one that the run sets is live, whichever run has its newest value,
+    unless another run deletes it.
+
+    Args:
+        files: the data files; none of them deletes a range of keys.
+    """
+    deleted = sum(file.deletions for file in files)
+    best = LiveState(0, 0)
+    for run in {file.run for file in files}:
+        own = [file for file in files if file.run == run]
+        entries = sum(file.entries for file in own)
+        # Its own deletions are of other keys than its values.
+        live = entries - deleted
+        if live > best.entries:
+            best = LiveState(live, sum(file.size for file in own) * live // entries)
+    return best
 
 
 def _raise_background_error(store: Rdict) -> None:
