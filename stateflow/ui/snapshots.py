@@ -47,7 +47,7 @@ from stateflow.operations.checkpoints import Entries, Entry
 from stateflow.operations.job_root import open_root_in
 from stateflow.operations.status import JobDescription, describe_at, read_newest_manifest
 from stateflow.storage import BlobInfo, Storage
-from stateflow.storage.paths import HISTORY, LOG, history_key, history_records, log_entry
+from stateflow.storage.paths import HISTORY, LOG, history_key, history_records, log_entry, progress_key
 
 LARGEST_HISTORY = 20_000
 """Records of a job root that are read, the newest ones: twice as many as a history retains by default."""
@@ -216,7 +216,8 @@ class Snapshot:
     def version(self) -> str:
         """Identifies the content: another process that reads the same objects has the same version."""
         head = self.position.head.sha256 if self.position else ""
-        facts = (self.root.job.job_uuid, head, self.history.digest, self.complete, self.truncated)
+        progress = self.position.description.progress if self.position else None
+        facts = (self.root.job.job_uuid, head, progress, self.history.digest, self.complete, self.truncated)
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
     @property
@@ -295,6 +296,7 @@ class RootReader:
         self._listed_at: float | None = None
         self._listed: dict[str, BlobInfo] = {}
         self._stamp: int | None = None
+        self._progress: list[str] = []
         self.snapshot: Snapshot | None = None
 
     def look(self, whole: bool) -> Snapshot:
@@ -314,6 +316,8 @@ class RootReader:
         known, position = self._find_position()
         if position is None:
             return self._publish(replace(known, position=None), {}, complete=True, truncated=False)
+        if position is known.position and position.description.run_open:
+            position = self._follow_progress(known, position)
         if known.position is not None and position.head.entry.generation != known.position.head.entry.generation:
             # A start trims the history.
             self._listed_at = None
@@ -352,6 +356,16 @@ class RootReader:
         # The root may belong to another job now: its FORMAT decides. Then its log is read again.
         known = self._open()
         return known, self._position(known)
+
+    def _follow_progress(self, known: Snapshot, position: Position) -> Position:
+        """Returns the position with what the newest run has reported of a batch that takes long."""
+        reports = progress_key(position.head.entry.generation, 0).removesuffix("0" * 10)
+        newest = [blob.key for blob in known.root.storage.list(reports)][-1:]
+        if newest == self._progress:
+            return position
+        described = _described_again(replace(known, position=position))
+        self._progress = newest
+        return described
 
     def _open(self) -> Snapshot:
         self._listed_at, self._listed, self._stamp = None, {}, None
@@ -405,11 +419,15 @@ class RootReader:
         chosen = wanted if whole else {key: wanted[key] for key in sorted(_brief(wanted) | had.keys())}
         missing = [chosen[key] for key in reversed(chosen) if key not in had]
         read = _read_objects(known.root.storage, missing[:_AT_ONCE])
-        if read and self.snapshot is not None and known.position is self.snapshot.position:
+        if read and self._is_at_known_head(known):
             # Of a run's failure, which the description contains, no log entry tells.
             known = replace(known, position=_described_again(known))
         complete = len(chosen) == len(wanted) and len(missing) <= _AT_ONCE
         return self._publish(known, {**had, **read}, complete=complete, truncated=truncated)
+
+    def _is_at_known_head(self, known: Snapshot) -> bool:
+        before = self.snapshot.position if self.snapshot else None
+        return before is not None and known.position is not None and known.position.head is before.head
 
     def _publish(
         self, known: Snapshot, objects: Mapping[str, HistoryObject], *, complete: bool, truncated: bool

@@ -18,9 +18,10 @@ from stateflow.checkpoint.history import (
     read_pending_records,
     trim_history,
     write_action,
+    write_progress,
     write_records,
 )
-from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord
+from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, RunProgress
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.clock import ManualClock, SystemClock
 from stateflow.errors import ConfigError, StorageError
@@ -143,6 +144,26 @@ def test_a_record_with_an_older_number_is_found(
     clock.sleep(timedelta(minutes=2))
     assert reader.look(whole=True).actions[-1].record.kind == "savepoint"
     assert root.storage is storage
+
+
+def test_the_progress_of_a_run_is_followed_within_a_batch(storage: Switch, reader: RootReader) -> None:
+    new_root(storage, 20)
+    seen: list[int] = []
+    for number, rows in ((0, 0), (1, 100), (2, 250), (2, 250)):
+        if number and rows != sum(seen[-1:]):
+            report = RunProgress(
+                reported_at="2026-01-01T00:00:00+00:00", ordinal=9, batch_started_at="2026-01-01T00:00:00+00:00",
+                batches=number, rows_in=rows, driver="host:1",
+            )  # fmt: skip
+            write_progress(storage, 1, number, report)
+        snapshot = reader.look(whole=True)
+        assert snapshot.position is not None
+        progress = snapshot.position.description.progress
+        seen.append(progress.rows_in if progress else 0)
+    assert seen == [0, 100, 250, 250]
+    assert reader.look(whole=True) is snapshot
+    write_progress(storage, 1, 3, report)
+    assert reader.look(whole=True).version == snapshot.version
 
 
 def test_trimmed_records_disappear(tmp_path: Path) -> None:
