@@ -688,6 +688,7 @@ class TimelinePoint:
         generation: generation of its run.
         run: number of its run.
         ordinal: number of its barrier in that generation.
+        branch: generation of the restore that began its branch, which is the `seq` of a branch; 0 for the first one.
         status: ``completed`` or ``aborted``.
         ended_at: when it completed or failed.
         duration_ms: duration of its batches, plus the time from its barrier to its end.
@@ -704,6 +705,7 @@ class TimelinePoint:
     generation: int
     run: int
     ordinal: int
+    branch: OptionalId
     status: str
     ended_at: Timestamp
     duration_ms: float
@@ -788,6 +790,7 @@ def _timeline_point(entry: CheckpointEntry) -> TimelinePoint:
         generation=record.generation,
         run=record.run,
         ordinal=record.ordinal,
+        branch=record.branch,
         status=record.status,
         ended_at=record.ended_at,
         duration_ms=record.duration_ms,

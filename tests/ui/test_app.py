@@ -114,6 +114,11 @@ def test_the_timeline_has_runs_undone_branches_and_the_restore_with_both_people(
         {"seq": restore["seq"], "restored_checkpoint_id": restore["restored_checkpoint_id"], "live": True},
     ]
     assert restore["restored_checkpoint_id"] == kept[0] and not page["older"]
+    # As each record has it, which the run of its checkpoint wrote.
+    wanted = {
+        c["checkpoint_id"]: restore["seq"] if c["checkpoint_id"] > restore["seq"] else None for c in page["checkpoints"]
+    }
+    assert {c["checkpoint_id"]: c["branch"] for c in page["checkpoints"]} == wanted
     short = pages.get("jobs/job/timeline", TimelinePage, limit=2)
     assert [c["checkpoint_id"] for c in short["checkpoints"]] == [c["checkpoint_id"] for c in page["checkpoints"]][-2:]
     assert short["older"]
