@@ -716,8 +716,9 @@ class _SafeHeaders:
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                is_page = headers.get("content-type", "").startswith("text/html")
-                headers["content-security-policy"] = PAGE_POLICY if is_page else DATA_POLICY
+                # Not by its type: the answer that a page has not changed has none, and its policy replaces the page's.
+                is_data = f"/{API}/" in scope["path"]
+                headers["content-security-policy"] = DATA_POLICY if is_data else PAGE_POLICY
                 for name, value in _HEADERS.items():
                     headers[name] = value
                 if "cache-control" not in headers:

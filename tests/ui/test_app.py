@@ -491,6 +491,9 @@ def test_the_files_of_the_pages_have_a_strict_policy(job: PagesJob, built: Path)
         assert (page.status_code, script.text) == (200, "1") and page.headers["content-type"].startswith("text/html")
         policy = page.headers["content-security-policy"]
         assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "script-src 'self';" in policy
+        unchanged = http.get(f"{prefix}/", headers={"if-none-match": page.headers["etag"]})
+        assert (unchanged.status_code, unchanged.headers["content-security-policy"]) == (304, policy)
+        assert "script-src" not in http.get(f"{prefix}/api/v1/jobs").headers["content-security-policy"]
         for answer in (page, script, http.get(f"{prefix}/api/v1/jobs")):
             assert answer.headers["x-content-type-options"] == "nosniff" and "set-cookie" not in answer.headers
         for path in ("/../secret", "/assets/../../secret", "/%2e%2e/secret", "/assets", "/assets/"):
