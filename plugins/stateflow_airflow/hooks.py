@@ -31,7 +31,7 @@ from stateflow_airflow.spark import SparkSubmit, hide_conf
 _JAVA_OPTIONS = "SPARK_SUBMIT_OPTS"
 """Environment variable with Java options for spark-submit; the stateflow library reads it, too."""
 _DRIVER_PYTHON = "PYSPARK_DRIVER_PYTHON"
-_JAVA_VERSIONS = (17, 21)
+_JAVA_VERSIONS = (17, 21, 25)
 """Supported Java versions, as in the library; the module that has them there imports much."""
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PINNED = "4.2.0"
 """The release of Spark in requirements.txt, with which all tests run."""
 
-TESTED = ("4.0.5", "4.1.4", PINNED, "4.3.0")
+TESTED = ("4.0.5", "4.1.4", PINNED, "4.2.1", "4.3.0")
 """Releases of Spark that at least the smoke tests have run with; others are warnings. docs/design/0032 has dates."""
 
 FIRST, AFTER_LAST = (4, 0), (5, 0)

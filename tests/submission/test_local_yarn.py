@@ -87,8 +87,9 @@ def test_a_killed_process_is_replaced_and_nothing_is_lost(
 
 @pytest.mark.long(reason="starts a driver")
 def test_a_driver_that_does_not_stop_is_killed_by_the_cluster(job: AccountsJob, yarn: LocalYarn) -> None:
-    job.deliver(30, (20, {"pause": "gate"}))
-    running = submit_to_stand_in(job, yarn, "one", "--end-timeout", "1s")
+    job.deliver(20)
+    # Otherwise the run may end before its processes are suspended.
+    running = submit_to_stand_in(job, yarn, "one", "--end-timeout", "1s", run__until="stopped")
     wait_for(lambda: commits(job) > 0, lambda: str(running))
     container = yarn.driver(yarn.applications()[0]["id"])
     assert container is not None

@@ -260,11 +260,19 @@ def check_no_orphans(root: Path) -> None:
     wanted |= {f"log/{seq:020d}" for seq in logged}
     if not newest.doc["ended"]:
         # The run's own Spark checkpoint location stays: no process can know that it is dead.
-        own = tuple(f"{area}/{newest.doc['generation']:020d}/" for area in ("spark", "history-index"))
+        own = tuple(f"{area}/{newest.doc['generation']:020d}/" for area in ("spark", "history-index", "progress"))
         files -= {key for key in files if key.startswith(own)} - wanted
+    # Those of a run that was killed between its record and its files are missing.
+    files -= {f"run-files/{digest}" for record in history(root) for digest in _run_files(record)}
     assert files == wanted, f"orphans {sorted(files - wanted)}, missing {sorted(wanted - files)}"
     check_hashes(root)
     check_history_index(root)
+
+
+def _run_files(record: Document) -> list[str]:
+    """The names of the files that the record of a run's start names."""
+    facts = record["facts"] if record.get("kind") == "run" else {}
+    return [facts[name] for name in ("job_file_sha256", "graph_sha256") if name in facts]
 
 
 def history_index(root: Path) -> dict[str, str]:

@@ -126,7 +126,7 @@ def check_root(storage: Storage, master: str, shared: bool) -> None:
 
 PYTHON = ((3, 11), (3, 13))
 """The first and the last version of Python that was tested; older ones are refused."""
-JAVA = (17, 21)
+JAVA = (17, 21, 25)
 """The versions of Java that were tested; those before the first one are refused."""
 
 
@@ -243,7 +243,7 @@ def check_java() -> Java:
     if major < JAVA[0]:
         raise EnvironmentUnsupported(
             "this version of Java is not supported",
-            hint="use Java 17 or 21; JAVA_HOME chooses it",
+            hint="use Java 17, 21 or 25; JAVA_HOME chooses it",
             found=major,
             java=java,
         )
