@@ -27,7 +27,7 @@ ARCHIVE = -XX:SharedArchiveFile=$(CURDIR)/.venv/spark.jsa -Xlog:cds=off -Xlog:cd
 # The tests start many short-lived JVMs: compiling well costs them more than it gives.
 PYTEST = $(RUN) JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC $(ARCHIVE)" bash scripts/run_tests.sh -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup kubernetes demo demo-bucket broker ui test test-all bugs scoreboard lint format golden bench reference docs requirements image-digests sbom clean
+.PHONY: help setup kubernetes demo demo-bucket broker ui ui-build test test-all bugs scoreboard lint format golden bench reference docs requirements image-digests sbom clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -52,6 +52,9 @@ broker: setup  ## a Kafka broker on loopback to try jobs with, until it is stopp
 ui: setup  ## the same with Airflow's web interface
 	@$(RUN) python scripts/demo.py ui
 
+ui-build: setup  ## build the pages of ui/ into stateflow/ui/static
+	@$(RUN) python scripts/pages.py build
+
 # Lint first, because it is quick, but a line that is too long does not hide what the tests say: both run, both count,
 # and pytest has the last word.
 test: setup  ## lint, then the tests that are not marked slow or setup; PACKAGE=connectors/kafka those of a package, MATRIX=spark-4.0 or all those of other versions
@@ -75,7 +78,7 @@ TIER ?= half-hour
 scoreboard: setup  ## inject faults of every kind and write docs/scoreboard.md; TIER=nightly runs more rounds, ROWS=NAME,… SEED=N one round
 	@$(PYTEST) -n 2 --dist worksteal tests/scoreboard --tier $(TIER) $(if $(ROWS),--rows $(ROWS)) $(if $(SEED),--seed $(SEED))
 
-lint: setup  ## ruff, mypy, the layer contracts, the limits of structure and vocabulary, and generated pages
+lint: setup  ## ruff, mypy, the layer contracts, the limits of structure and vocabulary, generated pages, and ESLint
 	@$(RUN) ruff check --quiet .
 	@$(RUN) ruff format --check --quiet .
 	@$(RUN) mypy --no-error-summary
@@ -84,6 +87,7 @@ lint: setup  ## ruff, mypy, the layer contracts, the limits of structure and voc
 	@$(RUN) python scripts/vocabulary.py
 	@$(RUN) python scripts/reference.py --check
 	@$(RUN) python scripts/pictures.py --check
+	@$(RUN) python scripts/pages.py check
 
 format: setup  ## put the code into the form that lint asks for
 	@$(RUN) ruff check --quiet --fix .

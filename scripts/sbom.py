@@ -76,10 +76,10 @@ def jar_of_spark(path: Path) -> Component:
     )
 
 
-def npm_packages(lock: str) -> Iterator[Component]:
-    """Yields the components of a lock file of npm."""
+def npm_packages(locks: Iterable[Path]) -> Iterator[Component]:
+    """Yields the components of lock files of npm; what two of them have is one component."""
     seen = set()
-    for folder, facts in json.loads(lock)["packages"].items():
+    for folder, facts in (each for lock in locks for each in json.loads(lock.read_text())["packages"].items()):
         if not folder:  # the project itself
             continue
         # A name with a scope is "@scope/name".
@@ -113,9 +113,9 @@ def installed(venv: Path) -> Iterator[Component]:
         yield jar(path)
     for path in sorted(venv.glob("lib/python*/site-packages/pyspark/jars/*.jar")):
         yield jar_of_spark(path)
-    lock = venv / "node" / "node_modules" / ".package-lock.json"  # npm's own list of what it has installed
-    if lock.exists():
-        yield from npm_packages(lock.read_text())
+    # npm's own lists of what it has installed.
+    locks = (folder / "node_modules" / ".package-lock.json" for folder in (venv / "node", ROOT / "ui"))
+    yield from npm_packages(lock for lock in locks if lock.exists())
 
 
 def document(components: Iterable[Component]) -> str:

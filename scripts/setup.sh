@@ -284,6 +284,7 @@ fetch_servers() {
     fetch_kafka
     fetch_moto
     fetch_node_servers
+    fetch_page_packages
     install_postgres
     fetch_jdbc
 }
@@ -321,16 +322,35 @@ fetch_moto() {
 fetch_node_servers() {
     local folder="$VENV/node" servers="$ROOT/tests/servers"
     cmp -s "$servers/package-lock.json" "$folder/.installed" && return
-    if command -v npm >/dev/null || apt_install_optional "nodejs npm"; then
+    if has_npm; then
         say "downloading storage servers for tests from npm"
         mkdir -p "$folder"
         cp "$servers/package.json" "$servers/package-lock.json" "$folder/"
-        # Exactly what the lock file has. Without install scripts: nothing of the packages is run here.
-        (cd "$folder" && npm ci --silent --ignore-scripts --no-audit --no-fund >&2) &&
-            cp "$folder/package-lock.json" "$folder/.installed" && return
+        npm_ci "$folder" && cp "$folder/package-lock.json" "$folder/.installed" && return
     fi
     say "continuing without the storage servers of npm: tests against Azure's protocol, and against a server that is" \
         "refused, will be skipped until 'make setup' has downloaded them"
+}
+
+# The built pages are in the repository: only a change of them needs these packages.
+fetch_page_packages() {
+    local folder="$ROOT/ui"
+    cmp -s "$folder/package-lock.json" "$folder/node_modules/.installed" && return
+    if has_npm; then
+        say "downloading the packages of the pages from npm"
+        npm_ci "$folder" && cp "$folder/package-lock.json" "$folder/node_modules/.installed" && return
+    fi
+    say "continuing without the packages of the pages: checks of the pages are skipped until 'make setup' has downloaded" \
+        "them"
+}
+
+has_npm() {
+    command -v npm >/dev/null || apt_install_optional "nodejs npm"
+}
+
+# Exactly what the lock file has. Without install scripts: nothing of the packages is run here.
+npm_ci() {
+    (cd "$1" && npm ci --silent --ignore-scripts --no-audit --no-fund >&2)
 }
 
 fetch_jdbc() {

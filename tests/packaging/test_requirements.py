@@ -38,11 +38,13 @@ def test_versions_that_belong_together_are_equal() -> None:
     assert project["requires"] == [f"setuptools=={build['setuptools']}"]
 
 
-def test_the_lock_file_of_npm_has_a_hash_for_every_package_and_no_address() -> None:
-    servers = ROOT / "tests" / "servers"
-    wanted = json.loads((servers / "package.json").read_text())["dependencies"]
-    own, *packages = json.loads((servers / "package-lock.json").read_text())["packages"].values()
-    assert own["dependencies"] == wanted
+@pytest.mark.parametrize("folder", ["tests/servers", "ui"])
+def test_the_lock_file_of_npm_has_a_hash_for_every_package_and_no_address(folder: str) -> None:
+    wanted = json.loads((ROOT / folder / "package.json").read_text())
+    own, *packages = json.loads((ROOT / folder / "package-lock.json").read_text())["packages"].values()
+    for kind in ("dependencies", "devDependencies"):
+        assert own.get(kind) == wanted.get(kind)
+        assert all(re.fullmatch(r"[\d.]+", version) for version in wanted.get(kind, {}).values())
     assert packages and all(each["integrity"].startswith("sha512-") for each in packages)
     # Where a package comes from is a setting of the machine.
-    assert not [each for each in packages if "resolved" in each]
+    assert not [each for each in packages if "resolved" in each or "funding" in each]

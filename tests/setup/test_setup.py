@@ -266,6 +266,20 @@ def test_servers_are_downloaded_once_for_each_lock_file_and_nothing_of_them_is_r
     assert "--ignore-scripts" in machine.requested()[0]
 
 
+def test_packages_of_the_pages_are_downloaded_once_for_each_lock_file(machine: Machine) -> None:
+    folder = machine.project / "ui"
+    folder.mkdir(exist_ok=True)
+    # As npm does, it begins with an empty folder of packages; the second download fails, and is repeated.
+    for code, text, downloads in ((0, "{}", 1), (0, "{}", 1), (1, "{1}", 2), (1, "{1}", 3)):
+        command = f'echo "$PWD $*" >> {machine.folder}/requested; rm -rf node_modules; mkdir node_modules; exit {code}'
+        machine.command("npm", command)
+        (folder / "package-lock.json").write_text(text)
+        assert machine.run("fetch_page_packages").returncode == 0
+        assert len(machine.requested()) == downloads
+    assert machine.requested()[0].startswith(f"{folder} ci ")
+    assert "--ignore-scripts" in machine.requested()[0]
+
+
 def test_every_package_is_installed_with_hashes_and_the_project_without_packages(machine: Machine) -> None:
     (machine.venv / "bin").mkdir(parents=True)
     machine.command(str(machine.venv / "bin" / "python"), "true")

@@ -1,0 +1,52 @@
+import { Box, Link as ChakraLink, Heading, Stack } from "@chakra-ui/react";
+import { Link, Route, Routes, useParams } from "react-router-dom";
+import { JobPages } from "./pages/JobPages";
+import { Jobs } from "./pages/Jobs";
+import { Journal } from "./pages/Journal";
+import { UnknownAddress } from "./pages/UnknownAddress";
+
+/** All pages: the jobs, and the pages of each. `base` is the path below which they are, without a slash at its end. */
+export function App({ base }: { base: string }) {
+  return (
+    <Box p={{ base: 3, md: 6 }} maxW="2400px" mx="auto" width="full">
+      <Routes>
+        <Route index element={<Jobs base={base} />} />
+        <Route path="journal" element={<AllActions base={base} />} />
+        <Route path="jobs/:job/*" element={<OneJob base={base} />} />
+        <Route path="*" element={<UnknownPage base={base} />} />
+      </Routes>
+    </Box>
+  );
+}
+
+function OneJob({ base }: { base: string }) {
+  const { job = "" } = useParams();
+  return <JobPages id={job} base={`${base}/jobs/${encodeURIComponent(job)}`} jobs={base} />;
+}
+
+function AllActions({ base }: { base: string }) {
+  return (
+    <Stack gap={4}>
+      <title>Journal · stateflow</title>
+      <ChakraLink asChild textDecoration="underline" alignSelf="start">
+        <Link to={base || "/"}>Jobs</Link>
+      </ChakraLink>
+      <Heading as="h1" size="xl">
+        Journal
+      </Heading>
+      <Journal address="journal" showsJob />
+    </Stack>
+  );
+}
+
+function UnknownPage({ base }: { base: string }) {
+  return (
+    <Stack gap={4}>
+      <title>Unknown address · stateflow</title>
+      <Heading as="h1" size="xl">
+        Unknown address
+      </Heading>
+      <UnknownAddress base={base} />
+    </Stack>
+  );
+}

@@ -1,0 +1,5 @@
+// Chakra UI of Airflow's page, with Airflow's theme.
+import type * as ChakraTypes from "@chakra-ui/react";
+
+const chakra = (globalThis as unknown as { ChakraUI: typeof ChakraTypes }).ChakraUI;
+export const { Alert, Badge, Box, Button, Flex, Heading, HStack, Input, Link, SimpleGrid, Skeleton, Stack, Table, Text } = chakra;

@@ -1,0 +1,5 @@
+// The router of Airflow's page: links of the pages navigate in Airflow without loading it again.
+import type * as RouterTypes from "react-router-dom";
+
+const router = (globalThis as unknown as { ReactRouterDOM: typeof RouterTypes }).ReactRouterDOM;
+export const { Link, NavLink, Route, Routes, useLocation, useParams, useSearchParams } = router;

@@ -1,0 +1,29 @@
+import { Box, Stack, Text } from "@chakra-ui/react";
+import { type JobList, useResource } from "../api";
+import { Loaded, Notice } from "../parts/Loaded";
+import { JobPages } from "./JobPages";
+
+/** The pages of the job that a DAG runs; Airflow shows the tab on every DAG. */
+export function JobOfDag({ dagId, base }: { dagId: string; base: string }) {
+  const jobs = useResource<JobList>(`dags/${encodeURIComponent(dagId)}/jobs`);
+  return (
+    <Box p={{ base: 3, md: 4 }}>
+      <Loaded resource={jobs}>
+        {({ jobs: [job, ...others] }) => (job === undefined ? <NoJob dagId={dagId} /> : (
+          <Stack gap={4}>
+            {others.length > 0 && <Text>This DAG runs {others.length + 1} jobs; the others are under Stateflow.</Text>}
+            <JobPages id={job.id} base={base} jobs={null} />
+          </Stack>
+        ))}
+      </Loaded>
+    </Box>
+  );
+}
+
+function NoJob({ dagId }: { dagId: string }) {
+  return (
+    <Notice status="info" title="This is not a DAG of a stateflow job">
+      No task of {dagId} runs a job, or its job has not run yet.
+    </Notice>
+  );
+}

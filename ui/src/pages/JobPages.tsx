@@ -1,0 +1,57 @@
+import { Box, Link as ChakraLink, Flex, Heading, Stack } from "@chakra-ui/react";
+import { Link, NavLink, Route, Routes } from "react-router-dom";
+import { type JobState, useResource } from "../api";
+import { HealthWord } from "../parts/HealthWord";
+import { Journal } from "./Journal";
+import { Savepoints } from "./Savepoints";
+import { State } from "./State";
+import { Timeline } from "./Timeline";
+import { UnknownAddress } from "./UnknownAddress";
+
+const PAGES = [
+  ["", "State"],
+  ["/timeline", "Timeline"],
+  ["/journal", "Journal"],
+  ["/savepoints", "Savepoints"],
+] as const;
+
+/** The pages of one job. `jobs` is the path of the list of jobs, null where there is none; `base` that of these pages. */
+export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: string | null }) {
+  const address = `jobs/${encodeURIComponent(id)}`;
+  const state = useResource<JobState>(address);
+  const name = state.value === null ? "" : (state.value.job ?? state.value.id);
+  return (
+    <Stack gap={4}>
+      <title>{name === "" ? "stateflow" : `${name} · stateflow`}</title>
+      <Flex align="center" gap={3} wrap="wrap">
+        {jobs !== null && (
+          <ChakraLink asChild textDecoration="underline">
+            <Link to={jobs || "/"}>Jobs</Link>
+          </ChakraLink>
+        )}
+        <Heading as="h1" size="xl" overflowWrap="anywhere">
+          {name || "Job"}
+        </Heading>
+        {state.value !== null && <HealthWord health={state.value.health} />}
+      </Flex>
+      <Box as="nav" aria-label="Pages of the job" borderBottomWidth="1px">
+        <Flex gap={1} wrap="wrap">
+          {PAGES.map(([path, title]) => (
+            <ChakraLink key={path} asChild px={3} py={2} _currentPage={{ fontWeight: "bold", borderBottomWidth: "2px" }}>
+              <NavLink to={base + path} end>
+                {title}
+              </NavLink>
+            </ChakraLink>
+          ))}
+        </Flex>
+      </Box>
+      <Routes>
+        <Route index element={<State state={state} base={base} address={address} />} />
+        <Route path="timeline" element={<Timeline address={address} jobRoot={state.value?.job_root ?? null} />} />
+        <Route path="journal" element={<Journal address={`${address}/journal`} showsJob={false} />} />
+        <Route path="savepoints" element={<Savepoints address={address} />} />
+        <Route path="*" element={<UnknownAddress base={base} />} />
+      </Routes>
+    </Stack>
+  );
+}

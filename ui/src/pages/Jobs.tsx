@@ -1,0 +1,243 @@
+import { Box, Flex, Link as ChakraLink, Heading, Input, Stack, Table, Text } from "@chakra-ui/react";
+import { useState } from "react";
+import { Link } from "react-router-dom";
+import { type Backlog, type Health, type JobList, type JobRow as Row, useResource } from "../api";
+import { formatBytes, formatCount, formatDuration } from "../format";
+import { HealthWord } from "../parts/HealthWord";
+import { Loaded, Notice } from "../parts/Loaded";
+import { ScrollingTable } from "../parts/ScrollingTable";
+import { Time } from "../parts/Time";
+import { TrendLine } from "../pictures/TrendLine";
+
+/** All jobs that the reader may see. `base` is the path of the pages. */
+export function Jobs({ base }: { base: string }) {
+  const resource = useResource<JobList>("jobs");
+  return (
+    <Stack gap={4}>
+      <title>Jobs · stateflow</title>
+      <Flex align="center" justify="space-between" wrap="wrap" gap={3}>
+        <Heading as="h1" size="xl">
+          Jobs
+        </Heading>
+        <ChakraLink asChild textDecoration="underline">
+          <Link to={`${base}/journal`}>Journal of all jobs</Link>
+        </ChakraLink>
+      </Flex>
+      <Loaded resource={resource}>
+        {({ jobs, searches }) => (
+          <Stack gap={4}>
+            <Searches searches={searches} />
+            {jobs.length === 0 ? <NoJobs /> : <FilteredJobs jobs={jobs} base={base} />}
+          </Stack>
+        )}
+      </Loaded>
+    </Stack>
+  );
+}
+
+/** The jobs on a page of others; nothing as long as there are none. */
+export function JobsCard({ base }: { base: string }) {
+  const { value } = useResource<JobList>("jobs", 60_000);
+  if (value === null || value.jobs.length === 0) return null;
+  const worst = bySeverity(value.jobs).slice(0, MOST_ON_CARD);
+  return (
+    <Stack as="section" gap={2} aria-label="Jobs of stateflow">
+      <Flex align="center" justify="space-between" wrap="wrap" gap={3}>
+        <Heading as="h2" size="sm">
+          Jobs of stateflow
+        </Heading>
+        <ChakraLink asChild textDecoration="underline">
+          <Link to={base}>{worst.length === value.jobs.length ? "Open" : `All ${formatCount(value.jobs.length)}`}</Link>
+        </ChakraLink>
+      </Flex>
+      <JobTable jobs={worst} base={base} />
+    </Stack>
+  );
+}
+
+const MOST_ON_CARD = 5;
+/** Fewer jobs are found without a filter. */
+const FEWEST_FILTERED = 10;
+/** What a person should look at comes first. */
+const SEVERITY: Health["word"][] = [
+  "failing",
+  "waits-for-approval",
+  "retrying",
+  "late",
+  "restoring",
+  "starting",
+  "running",
+  "idle",
+  "caught-up",
+  "stopped",
+];
+
+function bySeverity(jobs: readonly Row[]): Row[] {
+  const rank = ({ health }: Row) => (health === null ? -1 : SEVERITY.indexOf(health.word));
+  const name = (job: Row) => job.job ?? job.id;
+  return [...jobs].sort((a, b) => rank(a) - rank(b) || name(a).localeCompare(name(b)));
+}
+
+/** Jobs with a field that filters them by name and job root. */
+function FilteredJobs({ jobs, base }: { jobs: readonly Row[]; base: string }) {
+  const [wanted, setWanted] = useState("");
+  const words = wanted.toLowerCase().split(/\s+/);
+  const found = jobs.filter((job) => words.every((word) => `${job.job ?? ""} ${job.job_root}`.toLowerCase().includes(word)));
+  return (
+    <Stack gap={4}>
+      {jobs.length >= FEWEST_FILTERED && (
+        <Input
+          aria-label="Name or job root"
+          placeholder="Name or job root"
+          maxW="md"
+          value={wanted}
+          onChange={(event) => {
+            setWanted(event.target.value);
+          }}
+        />
+      )}
+      {found.length === 0 ? <Notice status="info" title="No job has this name or job root" /> : <JobTable jobs={bySeverity(found)} base={base} />}
+    </Stack>
+  );
+}
+
+/** Folders whose search for job roots failed, or found more than are shown. */
+function Searches({ searches }: { searches: JobList["searches"] }) {
+  return searches.map(({ location, truncated, problem }) => {
+    if (problem !== null) {
+      return (
+        <Notice key={location} status="warning" title={`Job roots below ${location} cannot be found now`}>
+          {problem.message}
+        </Notice>
+      );
+    }
+    return truncated && <Notice key={location} status="info" title={`Not all folders below ${location} were searched`} />;
+  });
+}
+
+function NoJobs() {
+  return (
+    <Notice status="info" title="There are no jobs here">
+      A job appears once its job root exists, if you may read it.
+    </Notice>
+  );
+}
+
+function JobTable({ jobs, base }: { jobs: readonly Row[]; base: string }) {
+  return (
+    <ScrollingTable label="Jobs">
+      <Table.Header>
+        <Table.Row>
+          <Table.ColumnHeader>Job</Table.ColumnHeader>
+          <Table.ColumnHeader>Health</Table.ColumnHeader>
+          <Table.ColumnHeader>Newest point</Table.ColumnHeader>
+          <Table.ColumnHeader>State</Table.ColumnHeader>
+          <Table.ColumnHeader>Input waiting</Table.ColumnHeader>
+          <Table.ColumnHeader>Last savepoint</Table.ColumnHeader>
+        </Table.Row>
+      </Table.Header>
+      <Table.Body>
+        {jobs.map((job) => (
+          <JobRow key={job.id} job={job} base={base} />
+        ))}
+      </Table.Body>
+    </ScrollingTable>
+  );
+}
+
+function JobRow({ job, base }: { job: Row; base: string }) {
+  const name = (
+    <Table.Cell>
+      <ChakraLink asChild fontWeight="semibold" textDecoration="underline">
+        <Link to={`${base}/jobs/${encodeURIComponent(job.id)}`} title={job.job_root}>
+          {job.job ?? job.id}
+        </Link>
+      </ChakraLink>
+    </Table.Cell>
+  );
+  if (job.job === null) {
+    return (
+      <Table.Row>
+        {name}
+        <Table.Cell colSpan={5} color="red.fg">
+          {job.job_root} cannot be read: {job.problem?.message ?? "it was not read yet"}
+        </Table.Cell>
+      </Table.Row>
+    );
+  }
+  const failure = job.failed_start ?? job.failure;
+  return (
+    <Table.Row>
+      {name}
+      <Table.Cell title={failure?.message}>
+        <HealthWord health={job.health} />
+        {job.problem !== null && (
+          <Text fontSize="xs" color="orange.fg" title={job.problem.message}>
+            not reachable now
+          </Text>
+        )}
+      </Table.Cell>
+      <Table.Cell whiteSpace="nowrap">
+        {job.checkpoint_id ?? "none"}
+        {job.committed_at !== null && (
+          <Text as="span" color="fg.muted" ml={2}>
+            <Time at={job.committed_at} />
+          </Text>
+        )}
+      </Table.Cell>
+      <Table.Cell whiteSpace="nowrap">
+        {job.full_bytes === null ? "none" : formatBytes(job.full_bytes)}
+        <Box as="span" display={{ base: "none", md: "inline-block" }} verticalAlign="middle" ml={2}>
+          <TrendLine sizes={job.state_sizes.map((size) => size.full_bytes)} />
+        </Box>
+      </Table.Cell>
+      <Table.Cell whiteSpace="nowrap">
+        <Waiting backlog={job.backlog} unknown={job.backlog_unknown} />
+      </Table.Cell>
+      <Table.Cell whiteSpace="nowrap">
+        <LastSavepoint savepoint={job.savepoint} />
+      </Table.Cell>
+    </Table.Row>
+  );
+}
+
+export function LastSavepoint({ savepoint }: { savepoint: Row["savepoint"] }) {
+  if (savepoint === null) {
+    return (
+      <Text as="span" color="red.fg" fontWeight="semibold">
+        never
+      </Text>
+    );
+  }
+  return (
+    <>
+      {savepoint.name}
+      {savepoint.made_at !== null && (
+        <Text as="span" color="fg.muted" ml={2}>
+          <Time at={savepoint.made_at} />
+        </Text>
+      )}
+    </>
+  );
+}
+
+/** How much input waits: "2 files", "1,234 rows, about 3 min". */
+export function Waiting({ backlog, unknown }: { backlog: Backlog | null; unknown: string | null }) {
+  if (backlog === null) {
+    return (
+      <Text as="span" color="fg.muted" title={unknown ?? undefined}>
+        not known
+      </Text>
+    );
+  }
+  return <span title={backlog.measured_at === null ? undefined : `measured at ${backlog.measured_at}`}>{waitingText(backlog)}</span>;
+}
+
+function waitingText({ rows, exact, sources, catch_up_ms: ms }: Backlog): string {
+  const files = sources.every((source) => source.files !== null) ? sources.reduce((sum, source) => sum + (source.files ?? 0), 0) : null;
+  const catchUp = ms === null || ms === 0 ? "" : `, ${formatDuration(ms)} to read`;
+  if (rows === 0 || (rows === null && files === 0)) return "none";
+  if (rows !== null) return `${exact ? "" : "about "}${formatCount(rows)} ${rows === 1 ? "row" : "rows"}${catchUp}`;
+  if (files !== null) return `${formatCount(files)} ${files === 1 ? "file" : "files"}${catchUp}`;
+  return "not known";
+}

@@ -1,0 +1,267 @@
+import { Box, Button, Flex, Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
+import { type ReactNode, useMemo, useState } from "react";
+import { useSearchParams } from "react-router-dom";
+import { type ActionEntry, type CheckpointPage, type TimelinePage, type TimelinePoint, useResource } from "../api";
+import { formatBytes, formatCount, formatDuration } from "../format";
+import { Command } from "../parts/Command";
+import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
+import { peopleText } from "../parts/people";
+import { Time } from "../parts/Time";
+import { type Bar, BarChart } from "../pictures/BarChart";
+import { TimelineLegend, TimelinePicture } from "../pictures/TimelinePicture";
+import { inOrder, isCheckpoint, layOut, type Mark } from "../pictures/timelineLayout";
+import { factsText } from "./Journal";
+
+const LIMITS = [500, 2000] as const;
+/** Marks beside each other from which runs are collapsed. */
+const MOST_SLOTS = 150;
+
+/** The history of a job as a picture, and what is known of the selected point. */
+export function Timeline({ address, jobRoot }: { address: string; jobRoot: string | null }) {
+  const [limit, setLimit] = useState<number>(LIMITS[0]);
+  const resource = useResource<TimelinePage>(`${address}/timeline?limit=${limit}`);
+  return (
+    <Loaded resource={resource}>
+      {(page) => (
+        <Stack gap={4}>
+          <FreshnessNotice of={page} history />
+          {page.checkpoints.length === 0 && page.actions.length === 0 ? (
+            <Notice status="info" title="The job has no history yet">
+              Its first checkpoint appears here.
+            </Notice>
+          ) : (
+            <Picture page={page} address={address} jobRoot={jobRoot} />
+          )}
+          {page.older && limit !== LIMITS[1] && (
+            <Box>
+              <Button
+                size="sm"
+                variant="outline"
+                onClick={() => {
+                  setLimit(LIMITS[1]);
+                }}
+              >
+                Show older records
+              </Button>
+            </Box>
+          )}
+        </Stack>
+      )}
+    </Loaded>
+  );
+}
+
+/** Lays out a page; collapses runs if the reader has chosen that, or has chosen nothing and there are many. */
+function layOutToFit(page: TimelinePage, expanded: ReadonlySet<string>, chosen: boolean | null) {
+  const records = inOrder(page);
+  const layout = layOut(records, { expanded, acrossRuns: chosen === true });
+  const acrossRuns = chosen ?? layout.slots > MOST_SLOTS;
+  return { layout: acrossRuns && chosen === null ? layOut(records, { expanded, acrossRuns }) : layout, acrossRuns };
+}
+
+function Picture({ page, address, jobRoot }: { page: TimelinePage; address: string; jobRoot: string | null }) {
+  const [expanded, setExpanded] = useState<ReadonlySet<string>>(new Set());
+  // In the address, so that a person can send what they see.
+  const [query, setQuery] = useSearchParams();
+  const selected = query.get("mark");
+  const [chosen, setChosen] = useState<boolean | null>(null);
+  const { layout, acrossRuns } = useMemo(() => layOutToFit(page, expanded, chosen), [page, expanded, chosen]);
+  const mark = layout.marks.find((each) => each.key === selected) ?? layout.marks.find((each) => each.newest);
+  return (
+    <Stack gap={4}>
+      <Flex gap={2} wrap="wrap">
+        <Button
+          size="sm"
+          variant={acrossRuns ? "solid" : "outline"}
+          aria-pressed={acrossRuns}
+          onClick={() => {
+            setChosen(!acrossRuns);
+          }}
+        >
+          Collapse runs
+        </Button>
+        {expanded.size > 0 && (
+          <Button
+            size="sm"
+            variant="outline"
+            onClick={() => {
+              setExpanded(new Set());
+            }}
+          >
+            Collapse checkpoints
+          </Button>
+        )}
+      </Flex>
+      <TimelinePicture
+        layout={layout}
+        selected={mark?.key ?? null}
+        onSelect={({ key }) => {
+          setQuery({ mark: key }, { replace: true });
+        }}
+      />
+      <TimelineLegend />
+      {mark !== undefined && (
+        <Details
+          mark={mark}
+          address={address}
+          target={jobRoot === null ? null : targetOf(mark, page)}
+          jobRoot={jobRoot ?? ""}
+          onExpand={() => {
+            setExpanded(new Set([...expanded, mark.key]));
+          }}
+        />
+      )}
+    </Stack>
+  );
+}
+
+/** The checkpoint or savepoint to which a restore can return at a mark; null if there is none, or it is the present one. */
+function targetOf({ kind, entries, retained, newest }: Mark, { actions }: TimelinePage): string | null {
+  const entry = entries.at(-1);
+  if (entry === undefined || kind === "group" || newest) return null;
+  if (kind !== "savepoint" || isCheckpoint(entry)) return retained && entry.checkpoint_id !== null ? String(entry.checkpoint_id) : null;
+  const { savepoint, savepoint_id: id } = entry.facts;
+  const isDisposed = actions.some((action) => action.kind === "dispose" && action.facts.savepoint_id === id);
+  return typeof savepoint === "string" && !isDisposed ? savepoint : null;
+}
+
+interface DetailsProps {
+  mark: Mark;
+  address: string;
+  /** What a restore returns to; null for none. */
+  target: string | null;
+  jobRoot: string;
+  onExpand: () => void;
+}
+
+function Details({ mark, address, target, jobRoot, onExpand }: DetailsProps) {
+  const entry = mark.entries.at(-1);
+  if (entry === undefined) return null;
+  const isGroup = mark.kind === "group";
+  return (
+    <Stack as="section" aria-label="Selected point" aria-live="polite" borderWidth="1px" borderRadius="md" p={4} gap={3}>
+      <Heading as="h2" size="md">
+        {titleOf(mark)}
+        {mark.newest && " · the present state"}
+        {mark.undone && " · undone"}
+      </Heading>
+      {isGroup && (
+        <Box>
+          <Button size="sm" variant="outline" onClick={onExpand}>
+            Show them one by one
+          </Button>
+        </Box>
+      )}
+      {isCheckpoint(entry) ? <CheckpointFacts points={mark.entries.filter((each) => isCheckpoint(each))} /> : <ActionFacts entry={entry} />}
+      {isCheckpoint(entry) && !isGroup && entry.checkpoint_id !== null && <Operators address={address} checkpoint={entry.checkpoint_id} />}
+      {target !== null && (
+        <Stack gap={1}>
+          <Text fontWeight="semibold">Restore to here</Text>
+          <Text color="fg.muted">This writes a plan and changes nothing. JOB.py is the job file.</Text>
+          <Command text={`stateflow restore JOB.py --job-root ${quoted(jobRoot)} --plan ${quoted(target)} --out plan.json`} />
+        </Stack>
+      )}
+    </Stack>
+  );
+}
+
+/** A word of a shell's command. */
+export function quoted(word: string): string {
+  return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`;
+}
+
+function titleOf({ kind, label, entries: [entry] }: Mark): string {
+  if (kind === "group") return `Checkpoints ${label}`;
+  if (entry === undefined || isCheckpoint(entry)) return kind === "aborted" ? "Aborted checkpoint" : `Checkpoint ${label}`;
+  const name = entry.kind.charAt(0).toUpperCase() + entry.kind.slice(1).replaceAll("-", " ");
+  return entry.checkpoint_id === null ? name : `${name}, checkpoint ${entry.checkpoint_id}`;
+}
+
+function Facts({ facts }: { facts: readonly (readonly [string, ReactNode])[] }) {
+  return (
+    <Box as="dl" display="grid" gridTemplateColumns={{ base: "1fr", sm: "max-content 1fr" }} columnGap={6} rowGap={1}>
+      {facts.map(([name, value]) => (
+        <Box key={name} display="contents">
+          <Box as="dt" color="fg.muted">
+            {name}
+          </Box>
+          <Box as="dd" overflowWrap="anywhere" minW={0}>
+            {value}
+          </Box>
+        </Box>
+      ))}
+    </Box>
+  );
+}
+
+function sum(points: readonly TimelinePoint[], value: (point: TimelinePoint) => number): number {
+  return points.reduce((total, point) => total + value(point), 0);
+}
+
+function CheckpointFacts({ points }: { points: readonly TimelinePoint[] }) {
+  const newest = points.at(-1);
+  if (newest === undefined) return null;
+  return (
+    <Facts
+      facts={[
+        ["Ended", newest.ended_at === null ? "not known" : <Ended at={newest.ended_at} />],
+        ["Run", newest.run],
+        ["Rows read", formatCount(sum(points, (point) => point.rows_in))],
+        ["State", formatBytes(newest.full_bytes)],
+        ["Written for it", formatBytes(sum(points, (point) => point.increment_bytes))],
+        ["Duration", formatDuration(sum(points, (point) => point.duration_ms))],
+        ["Kept", newest.retained ? "yes" : "no; a savepoint of it can be restored, if there is one"],
+      ]}
+    />
+  );
+}
+
+function ActionFacts({ entry }: { entry: ActionEntry }) {
+  const facts: [string, ReactNode][] = [
+    ["Time", entry.ended_at === null ? "not known" : <Ended at={entry.ended_at} />],
+    ["Person", peopleText(entry.by, entry.requested_by) || "none"],
+    ["Reason", entry.reason ?? "none"],
+  ];
+  if (entry.note !== null) facts.push(["Note", entry.note]);
+  if (entry.restored_checkpoint_id !== null) facts.push(["Restored checkpoint", entry.restored_checkpoint_id]);
+  if (entry.size_bytes !== null) facts.push(["Size", formatBytes(entry.size_bytes)]);
+  const further = factsText(entry.facts);
+  if (further !== "") facts.push(["Facts", further]);
+  return <Facts facts={facts} />;
+}
+
+/** The operators at a checkpoint with the sizes of their subtasks; nothing if the job does not keep it. */
+function Operators({ address, checkpoint }: { address: string; checkpoint: number }) {
+  const { value } = useResource<CheckpointPage>(`${address}/checkpoints/${checkpoint}`);
+  if (value === null || value.operators.length === 0) return null;
+  const facts = value.operators.map(({ uid, size_bytes: bytes, subtasks, metrics }) => {
+    const parts = [formatBytes(bytes), `${formatCount(subtasks)} ${subtasks === 1 ? "subtask" : "subtasks"}`];
+    if (metrics !== null) parts.push(`${formatCount(metrics.rows_in)} rows in`, `skew ${formatCount(metrics.skew_ratio)}`);
+    return [uid, parts.join(", ")] as const;
+  });
+  return (
+    <>
+      <Heading as="h3" size="sm">
+        Operators
+      </Heading>
+      <Facts facts={facts} />
+      <SimpleGrid columns={{ base: 1, md: 2, xl: 4 }} gap={4}>
+        {value.operators.map(({ uid, subtask_details: subtasks }) => (
+          <BarChart key={uid} title={`Subtasks of ${uid}`} bars={subtasks.map(barOf)} format={formatBytes} />
+        ))}
+      </SimpleGrid>
+    </>
+  );
+}
+
+function barOf({ subtask, size_bytes: bytes }: CheckpointPage["operators"][number]["subtask_details"][number]): Bar {
+  return { key: String(subtask), name: `subtask ${subtask}`, value: bytes, isMuted: false };
+}
+
+function Ended({ at }: { at: string }) {
+  return (
+    <>
+      <Time at={at} full /> (<Time at={at} />)
+    </>
+  );
+}

@@ -1,0 +1,105 @@
+import { Alert, Button, Input, Skeleton, Stack, Text } from "@chakra-ui/react";
+import { type FormEvent, type ReactNode, useId, useState } from "react";
+import { type Freshness, isStandalone, type Problem, rememberToken, type Resource } from "../api";
+import { Time } from "./Time";
+
+/** An answer's content; while there is none, that it is loading, or why it is missing. An old answer says so. */
+export function Loaded<T>({ resource, children }: { resource: Resource<T>; children: (value: T) => ReactNode }) {
+  const { value, checkedAt, problem, reload } = resource;
+  if (value === null) {
+    if (problem?.status === 401 && isStandalone) return <TokenForm problem={problem} />;
+    if (problem !== null) return <ProblemAlert problem={problem} reload={reload} />;
+    return (
+      <Stack gap={3} aria-busy="true" role="status" aria-label="Loading">
+        <Skeleton height="8" css={{ "@media (prefers-reduced-motion: reduce)": { animation: "none" } }} />
+        <Skeleton height="40" css={{ "@media (prefers-reduced-motion: reduce)": { animation: "none" } }} />
+      </Stack>
+    );
+  }
+  return (
+    <Stack gap={4}>
+      {problem !== null && (
+        <Notice status="warning" title="This may be outdated">
+          It was read {checkedAt !== null && <Time at={new Date(checkedAt).toISOString()} />}: {problem.message}.
+        </Notice>
+      )}
+      {children(value)}
+    </Stack>
+  );
+}
+
+function ProblemAlert({ problem, reload }: { problem: Problem; reload: () => void }) {
+  return (
+    <Notice status="error" title={problem.status === 404 ? "Not found" : "This cannot be shown"}>
+      <Text overflowWrap="anywhere">{problem.message}</Text>
+      {problem.hint !== null && <Text overflowWrap="anywhere">{problem.hint}</Text>}
+      <Button size="sm" variant="outline" mt={2} onClick={reload}>
+        Try again
+      </Button>
+    </Notice>
+  );
+}
+
+/** Asks for the token of the server. */
+function TokenForm({ problem }: { problem: Problem }) {
+  const [token, setToken] = useState("");
+  const id = useId();
+  const enter = (event: FormEvent) => {
+    event.preventDefault();
+    rememberToken(token);
+  };
+  return (
+    <form onSubmit={enter}>
+      <Stack gap={3} maxW="md">
+        <Text>{problem.message}</Text>
+        <label htmlFor={id}>Token of the server</label>
+        <Input
+          id={id}
+          type="password"
+          autoComplete="current-password"
+          value={token}
+          onChange={(event) => {
+            setToken(event.target.value);
+          }}
+        />
+        <Button type="submit" alignSelf="start" disabled={token === ""}>
+          Enter
+        </Button>
+      </Stack>
+    </form>
+  );
+}
+
+/** Says that a job root cannot be read now; with `history`, also that records of its history are missing. */
+export function FreshnessNotice({ of, history = false }: { of: Freshness; history?: boolean }) {
+  const { problem, last_read_at: readAt, history_complete: complete, history_truncated: truncated } = of;
+  if (problem !== null) {
+    return (
+      <Notice status={readAt === null ? "error" : "warning"} title="The job root cannot be read now">
+        <Text overflowWrap="anywhere">{problem.message}</Text>
+        {problem.hint !== null && <Text overflowWrap="anywhere">{problem.hint}</Text>}
+        {readAt !== null && (
+          <Text>
+            It was read <Time at={readAt} />.
+          </Text>
+        )}
+      </Notice>
+    );
+  }
+  if (history && truncated) return <Notice status="info" title="The oldest records of the history are not shown" />;
+  if (history && !complete) return <Notice status="info" title="Older records of the history are being read" />;
+  return null;
+}
+
+/** A message of a page. */
+export function Notice({ status, title, children }: { status: "info" | "warning" | "error"; title: string; children?: ReactNode }) {
+  return (
+    <Alert.Root status={status} role={status === "error" ? "alert" : "status"}>
+      <Alert.Indicator />
+      <Alert.Content>
+        <Alert.Title>{title}</Alert.Title>
+        <Alert.Description as="div">{children}</Alert.Description>
+      </Alert.Content>
+    </Alert.Root>
+  );
+}
