@@ -711,7 +711,7 @@ class OperatorMetrics(Document, frozen=True, kw_only=True):
     state_entries: int | None = None
     """Entries of its keyed state at the end: values, elements, timers; None if a subtask does not know."""
     live_entries: int | None = None
-    """Lower bound of the number of entries that were neither overwritten nor deleted; None if a subtask does not know."""
+    """At least so many entries were neither overwritten nor deleted; None if a subtask does not know."""
     state_entries_exact: bool = True
     """Whether `state_entries` is exact; RocksDB estimates it."""
     function_ms: float = 0.0
