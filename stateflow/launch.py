@@ -468,7 +468,7 @@ class _Runs:
         return run
 
     def _facts(self, number: int) -> LaunchFacts:
-        """Returns what the history records of a run: of a restart, from its own begin on."""
+        """Returns the facts about a run for the history. The start of a restart is timed from its own begin."""
         start = self.planned
         if self._graph is None:
             explained = explain_job(start.graph, start.settings, start.on_spark, with_states=False)

@@ -47,6 +47,7 @@ from stateflow.storage.paths import (
     history_key,
     history_records,
     history_seq,
+    progress_folder,
     progress_key,
     run_file_key,
     run_record_key,
@@ -130,7 +131,7 @@ def write_progress(storage: Storage, generation: int, number: int, progress: Run
 
 def read_progress(storage: Storage, generation: int) -> RunProgress | None:
     """Returns the newest report of a run's progress; None without one, or if it cannot be decoded."""
-    keys = [blob.key for blob in storage.list(progress_key(generation, 0).removesuffix("0" * 10))]
+    keys = [blob.key for blob in storage.list(progress_folder(generation))]
     try:
         return decode_json(RunProgress, storage.get(keys[-1], LIMIT)) if keys else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, DataError):

@@ -334,7 +334,7 @@ def timeline(job_root: str, newest: int = 1000, *, with_runs: bool = True) -> Ti
         with_runs: whether with the records of the starts of runs.
 
     Raises:
-        ConfigError: there is no job.
+        ConfigError: the folder is not a job root.
     """
     root = open_root(job_root)
     check = check_history(root)

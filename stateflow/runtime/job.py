@@ -124,7 +124,7 @@ class NullObserver:
 
 @dataclass(frozen=True)
 class LaunchFacts:
-    """What the history records of the launch of a run.
+    """Facts about the launch of a run, for the history.
 
     Attributes:
         began_at: when it began, in seconds of the monotonic clock.
@@ -150,7 +150,7 @@ class Job:
         code: hash of the job file and the modules next to it.
         recorder: gets metrics with Flink's names, in snake case.
         observer: is told about checkpoints and savepoints.
-        launch: what is recorded of the launch; None for one that is not recorded.
+        launch: facts about the launch for the history; None if they are not recorded.
     """
 
     root: JobRoot

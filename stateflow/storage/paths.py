@@ -130,9 +130,14 @@ def history_index_key(generation: int, unique: str) -> str:
     return f"{HISTORY_INDEX}{generation:0{_SEQ}d}/{unique}"
 
 
+def progress_folder(generation: int) -> str:
+    """Returns the prefix of the reports of a run's progress; ends with a slash."""
+    return f"{PROGRESS}{generation:0{_SEQ}d}/"
+
+
 def progress_key(generation: int, number: int) -> str:
     """Returns the key of a report of a run's progress; the one with the highest number counts."""
-    return f"{PROGRESS}{generation:0{_SEQ}d}/{number:010d}"
+    return f"{progress_folder(generation)}{number:010d}"
 
 
 def check_key(key: str) -> str:

@@ -117,7 +117,7 @@ class LongBatches(LocalExecutor):
 
     def _look(self, before: int) -> bool:
         progress = describe(self.root).progress
-        # Before its first report, there is that of the batch before.
+        # Before its first report, the report of the batch before is still there.
         self.seen += [progress] if progress and progress.ordinal == before + 1 else []
         return len(self.seen) > before
 

@@ -129,15 +129,22 @@ def test_secrets_are_in_no_argument_setting_or_object_but_the_secret(submission:
 
 def test_a_pod_keeps_its_own_identity_and_gets_variables_of_other_services(submission: KubernetesSubmission) -> None:
     found = submission.folder / "environment.json"
-    submission.job = submission.folder / "job.py"
-    written = f"Path({str(found)!r}).write_text(json.dumps(dict(os.environ)))"
-    submission.job.write_text(f"{JOB.read_text()}\nimport json, os\nfrom pathlib import Path\n{written}\n")
-    submission.add_rows("a")
     of_host = {"AWS_ACCESS_KEY_ID": "host", "AWS_SECRET_ACCESS_KEY": "host", "AZURE_STORAGE_ACCOUNT_NAME": "host"}
+    submission.job = submission.folder / "job.py"
+    # Executors import the file as well, and do not call build.
+    submission.job.write_text(f"""{JOB.read_text()}
+import json, os
+declared = build
+
+def build(env):
+    names = {["AWS_ROLE_ARN", *of_host]}
+    Path({str(found)!r}).write_text(json.dumps({{name: os.environ.get(name) for name in names}}))
+    declared(env)
+""")
+    submission.add_rows("a")
     process = submission.start("--conf", "spark.kubernetes.driverEnv.AWS_ROLE_ARN=pod", **of_host)
     assert submission.finish(process) == 0, submission.log()
-    environment = json.loads(found.read_text())
-    assert {name: environment.get(name) for name in ("AWS_ROLE_ARN", *of_host)} == {
+    assert json.loads(found.read_text()) == {
         "AWS_ROLE_ARN": "pod",
         "AWS_ACCESS_KEY_ID": None,
         "AWS_SECRET_ACCESS_KEY": None,

@@ -706,12 +706,12 @@ class OperatorMetrics(Document, frozen=True, kw_only=True):
     state_bytes: int = 0
     """Bytes of its keyed state at the end."""
     live_bytes: int | None = None
-    """Of `state_bytes`, about those of entries that are certainly live; None if a subtask does not know. The files of
-    RocksDB also have overwritten and deleted entries, until it compacts them."""
+    """Approximate size of `live_entries`; None if a subtask does not know. Unlike `state_bytes`, without entries that
+    were overwritten or deleted, which the files of RocksDB have until a compaction."""
     state_entries: int | None = None
     """Entries of its keyed state at the end: values, elements, timers; None if a subtask does not know."""
     live_entries: int | None = None
-    """At least so many entries are live; None if a subtask does not know."""
+    """At least so many entries were neither overwritten nor deleted; None if a subtask does not know."""
     state_entries_exact: bool = True
     """Whether `state_entries` is exact; RocksDB estimates it."""
     function_ms: float = 0.0
@@ -857,7 +857,7 @@ class ActionRecord(Document, frozen=True, kw_only=True):
     note: OptionalText = ""
     """What the person entered who approved or rejected it."""
     duration_ms: float | None = None
-    """How long it took, of a run its start; None if that was not measured."""
+    """How long it took; of a run, how long its start took. None if it was not measured."""
     size_bytes: int | None = None
     """Size of the state that was written or deleted; None for an action without."""
     facts: dict[str, object] = {}

@@ -1,6 +1,6 @@
 """Options of Spark's file readers that `FileSource` has, checked before a run, and the decoders that they describe.
 
-Spark ignores an option that it does not know, and some wrong values of those that it knows: here each is an error.
+Spark ignores unknown options, and some wrong values. Here each of them is an error.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _HIDING = {"ignorecorruptfiles", "ignoremissingfiles"}
 _OF_SPARK = set(_LISTING.split())
 _NONE = frozenset[str]()
 _AS_ALWAYS = {("recursivefilelookup", "true"), ("ignorecorruptfiles", "false"), ("ignoremissingfiles", "false")}
-"""Options that say what is so in any case."""
+"""Options with the only values that this source supports: they change nothing."""
 _FAILFAST = "FAILFAST"
 _NOT_OF_FILES = {"idna", "punycode", "unicode_escape", "raw_unicode_escape"}
 """Encodings of names and of source code."""

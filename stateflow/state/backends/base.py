@@ -18,11 +18,11 @@ from stateflow.state.handles import StateFile
 
 @dataclass(frozen=True)
 class LiveState:
-    """How much of a store is live at least: what is stored, and neither overwritten nor deleted.
+    """A lower bound of the live entries of a store: those that were neither overwritten nor deleted.
 
     Attributes:
-        entries: at least so many entries.
-        size_bytes: about the bytes that they take.
+        entries: the number of live entries is at least this.
+        size_bytes: approximate size of so many entries, in bytes.
     """
 
     entries: int
@@ -38,7 +38,7 @@ class StoreSnapshot:
         inline: the whole content, for the manifest; None if it is in files or empty.
         store_manifest: RocksDB's manifest for the files; empty for other backends.
         compaction_bytes: bytes stored only because a compaction rewrote old data.
-        live: how much of it is live at least; None if that is not known.
+        live: a lower bound of its live entries; None if it is not known.
     """
 
     files: tuple[StateFile, ...] = ()

@@ -84,7 +84,7 @@ def test_at_least_the_stated_number_of_entries_is_live(stores: RocksStoreFixture
         assert taken.live.size_bytes <= sum(file.size for file in taken.files)
         shares.append(taken.live.entries / len(known))
     store.close()
-    # With compactions, the bound follows what is live; without, the largest of many files does not have most of it.
+    # Compactions keep the bound near the number of live entries. Without them, no file has most of the entries.
     assert max(shares) > 0.5 and (min(shares[10:]) > 0.2 or not seed % 2)
 
 

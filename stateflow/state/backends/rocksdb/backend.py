@@ -743,7 +743,7 @@ def _data_files(store: Rdict) -> list[DataFile]:
 
 
 def live_state(files: Sequence[DataFile]) -> LiveState:
-    """Returns how much of a store is live at least.
+    """Returns a lower bound of the live entries of a store.
 
     The keys of a sorted run are distinct. Each one that the run sets is live, whichever run has its newest value,
     unless another run deletes it.
