@@ -38,6 +38,7 @@ from stateflow.clock import Clock, SystemClock
 from stateflow.errors import ConfigError, NotYetAvailable, StorageError, Unauthorized
 from stateflow.outputs import error_report
 from stateflow.storage import Storage, check_location, open_below, open_storage
+from stateflow.storage.locations import without_secrets
 from stateflow.ui.app import DagJobs, Viewer, make_app
 from stateflow.ui.catalog import job_opened_by
 from stateflow.ui.roots import CatalogJob, Cell, RootLimits, RootSearch, Threads
@@ -197,7 +198,7 @@ def to_index(dags: Mapping[str, DagRoots], job_at: Callable[[str], CatalogJob]) 
             try:
                 job = job_at(root)
             except ConfigError as e:
-                problems.setdefault(dag_id, []).append(RootSearch(root, 0, False, error_report(e)))
+                problems.setdefault(dag_id, []).append(RootSearch(without_secrets(root), 0, False, error_report(e)))
                 continue
             jobs.setdefault(job.id, job)
             roles.setdefault(job.id, {})[dag_id] = role

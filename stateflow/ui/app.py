@@ -766,11 +766,13 @@ class _SafeHeaders:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Now: routing changes the scope. Not by the answer's type: the answer that a page has not changed has none, and
+        # its policy replaces the page's.
+        is_data = scope.get("path", "").removeprefix(scope.get("root_path", "")).startswith(f"/{API}/")
+
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                # Not by its type: the answer that a page has not changed has none, and its policy replaces the page's.
-                is_data = scope["path"].removeprefix(scope.get("root_path", "")).startswith(f"/{API}/")
                 headers["content-security-policy"] = DATA_POLICY if is_data else PAGE_POLICY
                 for name, value in _HEADERS.items():
                     headers[name] = value

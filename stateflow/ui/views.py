@@ -305,7 +305,7 @@ class JobList:
 
     Attributes:
         jobs: a row for each, ordered by id.
-        searches: the folders and prefixes where job roots are looked for.
+        searches: the folders and prefixes where job roots are looked for; of a DAG, its job roots that are not known.
     """
 
     jobs: tuple[JobRow, ...]

@@ -174,6 +174,40 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/dags/{dag_id}/jobs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The jobs of a DAG */
+        get: operations["dags-jobs"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/jobs/{id}/family": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The DAGs of a job */
+        get: operations["jobs-family"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -257,6 +291,8 @@ export interface components {
             generation: number;
             ordinal: number;
             run: number;
+            base_checkpoint_id: number | null;
+            branch: number | null;
             ended_at: string | null;
             duration_ms: number;
             increment_bytes: number;
@@ -329,6 +365,14 @@ export interface components {
             exit_code: number;
             retryable: boolean;
         };
+        /** @description A DAG that works on a job. */
+        FamilyDag: {
+            dag_id: string;
+            /** @enum {unknown} */
+            role: "run" | "savepoint" | "retention" | "recovery" | "partitions";
+            may_trigger: boolean;
+            is_paused: boolean;
+        };
         /** @description How current an object is. */
         Freshness: {
             history_complete: boolean;
@@ -380,6 +424,12 @@ export interface components {
             claimed_savepoints: components["schemas"]["Claimed"][];
             code_hash: string | null;
             waiting: components["schemas"]["Waiting"][];
+            progress: components["schemas"]["RunProgress"] | null;
+        };
+        /** @description The DAGs that work on a job. */
+        JobFamily: {
+            dags: components["schemas"]["FamilyDag"][];
+            may_read_state: boolean;
         };
         /** @description The jobs that the caller may read. */
         JobList: {
@@ -527,7 +577,9 @@ export interface components {
             rows_dropped: number;
             dead_letters: number;
             state_bytes: number;
+            live_bytes: number | null;
             state_entries: number | null;
+            live_entries: number | null;
             state_entries_exact: boolean;
             function_ms: number;
             state_ms: number;
@@ -537,6 +589,10 @@ export interface components {
             skew_ratio: number;
             watermark_at: string | null;
             watermark_lag_ms: number | null;
+            spread: {
+                [key: string]: components["schemas"]["Spread"];
+            };
+            busiest: components["schemas"]["SubtaskMetrics"][];
         };
         /** @description An operator at a checkpoint. */
         OperatorStatus: {
@@ -611,6 +667,16 @@ export interface components {
             failed_at: string | null;
             code: string;
             message: string;
+        };
+        /** @description `progress/<generation>/<number>`: how far a run was in a batch that takes long; the highest number counts. */
+        RunProgress: {
+            reported_at: string | null;
+            ordinal: number;
+            batch_started_at: string | null;
+            batches: number;
+            rows_in: number;
+            driver: string;
+            reason: string | null;
         };
         /** @description A run, as far as the history has records of it. */
         RunSummary: {
@@ -723,6 +789,14 @@ export interface components {
             size_bytes: number;
             state_entries: number | null;
         };
+        /** @description What a subtask of an operator has done in a batch. */
+        SubtaskMetrics: {
+            subtask: number;
+            rows_in: number;
+            state_bytes: number;
+            function_ms: number;
+            cpu_ms: number;
+        };
         /** @description The newest part of the history of a job. */
         TimelinePage: {
             runs: components["schemas"]["RunSummary"][];
@@ -742,6 +816,7 @@ export interface components {
             generation: number;
             run: number;
             ordinal: number;
+            branch: number | null;
             status: string;
             ended_at: string | null;
             duration_ms: number;
@@ -1133,6 +1208,66 @@ export interface operations {
                 };
                 content: {
                     "text/csv": string;
+                };
+            };
+            /** @description Nothing has changed since the answer with this ETag. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            default: components["responses"]["error"];
+        };
+    };
+    "dags-jobs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                dag_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The jobs of a DAG */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobList"];
+                };
+            };
+            /** @description Nothing has changed since the answer with this ETag. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            default: components["responses"]["error"];
+        };
+    };
+    "jobs-family": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The DAGs of a job */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobFamily"];
                 };
             };
             /** @description Nothing has changed since the answer with this ETag. */
