@@ -370,7 +370,8 @@ class PagesApi:
         routes: list[BaseRoute] = [
             Route(f"/{each.path}", self._endpoint(each, makers[each.path]), methods=["GET"]) for each in self._endpoints
         ]
-        return [*routes, Route("/openapi.json", self._answer_document, methods=["GET"])]
+        document = Route("/openapi.json", self._answer_document, methods=["GET"])
+        return [*routes, document, Route("/{rest:path}", self._answer_nothing, methods=["GET"])]
 
     def _endpoint(self, endpoint: Endpoint, make: _Make) -> Callable[[HttpRequest], Awaitable[Response]]:
         names = {each.name for each in endpoint.parameters}
@@ -391,6 +392,14 @@ class PagesApi:
         except Exception as e:
             return error_response(e)
         return Response(self._document, media_type="application/json")
+
+    async def _answer_nothing(self, request: HttpRequest) -> Response:
+        try:
+            # Also what does not exist is for those only who may read anything.
+            await self._policy.admit(request)
+        except Exception as e:
+            return error_response(e)
+        return _nothing_here(404)
 
     def _readable(self, viewer: Viewer) -> dict[str, CatalogJob]:
         return {id: job for id, job in self._catalog.jobs().items() if viewer.may_read(job)}
@@ -727,8 +736,12 @@ async def _answer_http_error(request: HttpRequest, error: Exception) -> Response
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         return error_response(_Refused(405, ConfigError("the pages are read-only", hint="send a GET request")))
+    return _nothing_here(error.status_code)
+
+
+def _nothing_here(status: int) -> Response:
     hint = f"{API}/openapi.json lists the paths"
-    return error_response(_Refused(error.status_code, ConfigError("there is nothing at this path", hint=hint)))
+    return error_response(_Refused(status, ConfigError("there is nothing at this path", hint=hint)))
 
 
 async def _answer_unexpected(request: HttpRequest, error: Exception) -> Response:
