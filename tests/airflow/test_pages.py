@@ -93,6 +93,9 @@ class Site:
         self.api = Api()
         found = self.get("ada", "jobs", JobList)["jobs"]
         self.ids = {row["job_root"]: row["id"] for row in found}
+        for id in self.ids.values():
+            # A list shows what it knows after a quarter of a second; the state of a job waits for it.
+            self.get("ada", f"jobs/{id}")
 
     @property
     def id(self) -> str:
