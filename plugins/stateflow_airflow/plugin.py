@@ -23,7 +23,7 @@ from stateflow_airflow.deadlines import LastCheckpointDeadline  # noqa: E402
 @cache
 def _pages() -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     try:
-        from stateflow_airflow.pages import pages_entries, pages_mounts
+        from stateflow_airflow.services.pages import pages_entries, pages_mounts
 
         return pages_mounts(), pages_entries()
     except Exception:

@@ -27,8 +27,8 @@ from stateflow_airflow import plugin
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
-from stateflow_airflow.pages import DagCatalog, DagRoots, job_of, read_dags, roots_in, to_index
 from stateflow_airflow.sensors import StateflowCheckpointSensor
+from stateflow_airflow.services.pages import DagCatalog, DagRoots, job_of, read_dags, roots_in, to_index
 from tests.airflow import pages_airflow
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.pages_airflow import ROLES, SECRET, Api
@@ -356,7 +356,7 @@ class Missing:
 sys.meta_path.insert(0, Missing())
 from airflow import plugins_manager
 plugins_manager._get_plugins()
-loaded = [name for name in ("stateflow", "stateflow_airflow.pages") if name in sys.modules]
+loaded = [name for name in ("stateflow", "stateflow_airflow.services.pages") if name in sys.modules]
 apps, _ = plugins_manager.get_fastapi_plugins()
 _, views = plugins_manager._get_ui_plugins()
 own = [each for each in views if "stateflow" in each["bundle_url"]]
@@ -435,10 +435,10 @@ def test_job_roots_are_those_of_tasks_that_work_on_a_job() -> None:
     with DAG("mixed", schedule=None) as dag:
         StateflowRunOperator.partial(task_id="jobs", job="/j.py").expand(job_root=["/a", "/b"])
         StateflowRunOperator.partial(task_id="files", job_root="/c").expand(job=["/a.py", "/b.py"])
-        first = StateflowRunOperator(task_id="first", job="/j.py", job_root="/d")
+        output: Any = StateflowRunOperator(task_id="first", job="/j.py", job_root="/d").output
         Extended(task_id="own", job="/j.py", job_root="/e")
         StateflowSavepointOperator(task_id="save", job_root="/d")
-        StateflowSavepointOperator(task_id="other", job_root=first.output["root"])
+        StateflowSavepointOperator(task_id="other", job_root=output["root"])
         StateflowCheckpointSensor(task_id="wait", job_root="/others", max_age="1h")
     found = roots_in(_serialized(dag))
     unknown = [root for root in found if "{{" in root]
@@ -463,7 +463,7 @@ def test_only_dags_that_have_changed_are_read_again(site: Site, monkeypatch: pyt
         read.append(data)
         return {}
 
-    monkeypatch.setattr("stateflow_airflow.pages.roots_in", count)
+    monkeypatch.setattr("stateflow_airflow.services.pages.roots_in", count)
     known = read_dags({})
     assert len(read) == len(known) == 8 * 4 + 2
     assert read_dags(known) == known and len(read) == len(known)
