@@ -263,7 +263,9 @@ class DagCatalog:
         # The same object for the same job root, whose storage is opened once.
         self._job_at = functools.lru_cache(4096)(functools.partial(job_of, locations=tuple(locations)))
         clock, limits = clock or SystemClock(), RootLimits()
-        self._index: Cell[DagIndex] = Cell(Threads(limits, clock), self._load, clock, limits=limits, fresh=_FRESH)
+        self._index: Cell[DagIndex] = Cell(
+            Threads(limits, clock), self._load, clock, limits=limits, fresh=_FRESH, source="Airflow's database"
+        )
 
     async def current(self) -> DagIndex:
         """Returns the jobs, after reading them if they are too old. Raises an error before the first time."""
