@@ -35,6 +35,9 @@ from tests.airflow.pages_airflow import ROLES, SECRET, Api
 from tests.support.json_outputs import check
 from tests.ui.pages_job import PagesJob
 
+# Airflow 3.2, with the SQLAlchemy of later ones.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+
 BASE = "/stateflow/api/v1"
 VERSION = (uuid4(), "hash")
 FAMILY = """
@@ -133,6 +136,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 # -- rights -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", sorted(ROLES))
 def test_every_role_reads_the_jobs_of_the_dags_that_it_may_read(site: Site, name: str) -> None:
     client = site.api.client(name)
@@ -146,6 +150,7 @@ def test_every_role_reads_the_jobs_of_the_dags_that_it_may_read(site: Site, name
             assert client.get(address).status_code == secret, address
 
 
+@pytest.mark.matrix
 def test_nobody_gets_anything_without_a_login(site: Site) -> None:
     client = site.api.client()
     everything = [*site.addresses(site.id, "open"), *site.addresses("none", "none")]
@@ -160,6 +165,7 @@ def test_nobody_gets_anything_without_a_login(site: Site) -> None:
         assert client.request(method, f"{BASE}/jobs").status_code in (401, 405)
 
 
+@pytest.mark.matrix
 def test_the_api_takes_the_credentials_that_airflows_own_api_takes(site: Site) -> None:
     client = site.api.client()
     for token, status in ((site.api.token("vera"), 200), ("no.valid.token", 401), ("", 401)):
@@ -206,6 +212,7 @@ def test_what_may_not_be_read_is_as_what_does_not_exist(site: Site, path: str) -
 # -- jobs of DAGs -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_dags_with_the_same_job_root_are_one_job(site: Site) -> None:
     rows = [row for row in site.get("ada", "jobs", JobList)["jobs"] if row["job"] == "job"]
     assert sorted(row["job_root"] for row in rows) == sorted([site.job.address, site.secret.address])
@@ -216,6 +223,7 @@ def test_dags_with_the_same_job_root_are_one_job(site: Site) -> None:
     assert [dag["dag_id"] for dag in family["dags"]] == sorted(dag["dag_id"] for dag in family["dags"])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "may"), [("vera", False), ("uma", True), ("oscar", True), ("ada", True)])
 def test_a_family_says_what_its_reader_may_trigger(site: Site, name: str, may: bool) -> None:
     family = site.get(name, f"jobs/{site.id}/family", JobFamily)
@@ -328,6 +336,7 @@ def test_a_path_prefix_is_no_part_of_the_addresses(site: Site, monkeypatch: pyte
     assert client.get(f"{BASE}/dags/{SECRET}/jobs").status_code == 404
 
 
+@pytest.mark.matrix
 def test_airflow_has_the_places_of_the_pages(site: Site) -> None:
     found = site.api.client("vera").get("/api/v2/plugins").json()["plugins"]
     (ours,) = [each for each in found if each["name"] == "stateflow"]
