@@ -37,7 +37,7 @@ from stateflow.operations.garbage import RetentionReport
 from stateflow.operations.partitions import Announcement
 from stateflow.operations.state_export import ExportReport
 from stateflow.outputs import inlined_classes, json_schema, output_classes
-from stateflow.ui.app import ENDPOINTS
+from stateflow.ui.app import DAG_ENDPOINTS, ENDPOINTS
 from stateflow.ui.openapi import to_document
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -229,7 +229,7 @@ TASK_OUTPUTS: dict[str, object] = {
 }
 """Outputs of Airflow's tasks that no command prints, by operator."""
 API_OUTPUTS: dict[str, object] = {
-    f"api {each.name}": each.output for each in ENDPOINTS if not isinstance(each.output, str)
+    f"api {each.name}": each.output for each in (*ENDPOINTS, *DAG_ENDPOINTS) if not isinstance(each.output, str)
 }
 """Answers of the pages, by name of the endpoint."""
 
@@ -351,7 +351,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def pages() -> dict[Path, str]:
     """The text of each page by its path."""
     generated = {DOCS / "reference" / "cli.md": cli_page(), DOCS / "reference" / "errors.md": errors_page()}
-    api = {DOCS / "reference" / "openapi.json": to_document(ENDPOINTS)}
+    api = {DOCS / "reference" / "openapi.json": to_document((*ENDPOINTS, *DAG_ENDPOINTS))}
     return {**generated, **json_pages(), **api, DOCS / "settings.md": settings_page()}
 
 

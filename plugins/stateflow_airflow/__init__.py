@@ -3,7 +3,7 @@
 The scheduler imports this package for every DAG file. No module imports pyspark, a state backend or a table library at
 its top; tasks import `stateflow` itself while they run.
 
-- `dags`, `operators`, `sensors`, `services`: what DAG files use.
+- `dags`, `operators`, `sensors`, `services`: what DAG files use; `services.pages` only the API server.
 - `hooks`: builds the spark-submit command of a run; `spark`: its options, environment and files.
 - `launch`, `launch_trigger`, `renewal`: launches programs, follows them without a worker slot, and replaces them.
 - `graceful_end`, `processes`: ends a launch with a checkpoint; finds and signals processes.

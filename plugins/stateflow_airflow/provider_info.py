@@ -32,6 +32,16 @@ _OPTIONS: dict[str, dict[str, object]] = {
         "example": "s3://backup/savepoints file:///mnt/savepoints",
         "default": None,
     },
+    "pages_locations": {
+        "description": (
+            "Paths and URIs, separated by spaces, below which the API server reads job roots to show them. "
+            "Default: each job root that a DAG file names."
+        ),
+        "version_added": "0.1.0",
+        "type": "string",
+        "example": "s3://jobs/flights /data/jobs",
+        "default": None,
+    },
 }
 """Airflow's settings in the section ``[stateflow]``."""
 

@@ -294,9 +294,20 @@ def open_location(uri: str, own: str = "") -> Storage:
         ConfigError: the environment does not allow the location, or the address is not valid.
     """
     allowed = os.environ.get(VARIABLE)
-    if allowed is None:
-        return open_storage(uri)
-    locations = [own, *allowed.split()]
+    return open_storage(uri) if allowed is None else open_below(uri, [own, *allowed.split()])
+
+
+def open_below(uri: str, locations: Iterable[str]) -> Storage:
+    """Opens the storage at an address that is one of these locations, or below one.
+
+    Args:
+        uri: a path or URI, as for `open_storage`.
+        locations: paths and URIs; empty ones are ignored.
+
+    Raises:
+        ConfigError: it is not below one of them, or the address is not valid.
+    """
+    locations = list(locations)
     return _opened(uri, _Place.of(uri), locations) or _refuse(uri, locations)
 
 

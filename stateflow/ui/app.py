@@ -55,10 +55,11 @@ from stateflow.storage import Storage
 from stateflow.storage.paths import CLAIMS, SAVEPOINT, SAVEPOINTS, savepoint_file, savepoint_folder
 from stateflow.ui.journal import JournalFilter, JournalKey, JournalPage, Read, journal_page, to_csv
 from stateflow.ui.openapi import API, CSV, ApiError, Endpoint, Parameter, to_document
-from stateflow.ui.roots import Calls, Catalog, CatalogJob, Reading, Roots
+from stateflow.ui.roots import Calls, Catalog, CatalogJob, Reading, Roots, RootSearch
 from stateflow.ui.snapshots import PointKey, Snapshot
 from stateflow.ui.views import (
     CheckpointPage,
+    JobFamily,
     JobList,
     JobState,
     PointFilter,
@@ -130,6 +131,29 @@ class AccessPolicy(Protocol):
         """Returns the viewer of a request. Raises Unauthorized for nobody who may read anything."""
 
 
+@dataclass(frozen=True)
+class DagJobs:
+    """The jobs of a DAG.
+
+    Attributes:
+        ids: ids of the jobs that it works on; those that the viewer may not read have no effect.
+        problems: the job roots of the DAG that are not known, and why.
+    """
+
+    ids: Set[str]
+    problems: Sequence[RootSearch] = ()
+
+
+class Dags(Protocol):
+    """The DAGs that work on the jobs; only Airflow has them."""
+
+    async def jobs_of(self, viewer: Viewer, dag_id: str) -> DagJobs | None:
+        """Returns the jobs of a DAG; None if there is no such DAG, or none that the viewer may read."""
+
+    async def family_of(self, viewer: Viewer, job: CatalogJob) -> JobFamily:
+        """Returns the DAGs that work on a job which the viewer may read."""
+
+
 class _ReadsAll:
     def may_read(self, job: CatalogJob) -> bool:
         return True
@@ -197,7 +221,13 @@ ENDPOINTS = (
     Endpoint("journal", "What persons did to all jobs", JournalPage, (_CURSOR, _limit(50, 500), *_JOURNAL)),
     Endpoint("journal.csv", "The same as a table", CSV, (_CSV_LIMIT, *_JOURNAL)),
 )
-"""All endpoints but the document about them."""
+"""All endpoints but the document about them, and those that need DAGs."""
+
+DAG_ENDPOINTS = (
+    Endpoint("dags/{dag_id}/jobs", "The jobs of a DAG", JobList),
+    Endpoint("jobs/{id}/family", "The DAGs of a job", JobFamily),
+)
+"""The endpoints that only the plugin of Airflow has."""
 
 
 @dataclass(frozen=True)
@@ -205,11 +235,13 @@ class _Call:
     """A request to an endpoint.
 
     Attributes:
+        viewer: who has sent it.
         jobs: the jobs that its viewer may read, by id.
         path: parameters of the path.
         query: parameters of the query, of which the endpoint knows the names.
     """
 
+    viewer: Viewer
     jobs: Mapping[str, CatalogJob]
     path: Mapping[str, str]
     query: Mapping[str, str]
@@ -303,18 +335,21 @@ class PagesApi:
         catalog: the job roots.
         policy: who may read them.
         roots: follows the job roots.
+        dags: the DAGs that work on the jobs; None if nobody knows them.
     """
 
-    def __init__(self, catalog: Catalog, policy: AccessPolicy, roots: Roots) -> None:
+    def __init__(self, catalog: Catalog, policy: AccessPolicy, roots: Roots, dags: Dags | None = None) -> None:
         self._catalog = catalog
         self._policy = policy
         self._roots = roots
+        self._dags = dags
+        self._endpoints = (*ENDPOINTS, *(DAG_ENDPOINTS if dags else ()))
         self._manifests: Calls[Manifest] = Calls(roots, None)
         self._savepoints: Calls[tuple[tuple[SavepointDescription, ...], bool]] = Calls(roots, timedelta(seconds=5))
         self._known_savepoints = _SavepointCache()
         self._bodies = _Bodies()
         self._encoders: anyio.CapacityLimiter | None = None
-        self._document = to_document(ENDPOINTS).encode()
+        self._document = to_document(self._endpoints).encode()
 
     def routes(self) -> list[BaseRoute]:
         """Returns the routes of the endpoints, relative to `API`."""
@@ -329,11 +364,14 @@ class PagesApi:
             "jobs/{id}/journal.csv": self._journal_table,
             "journal": self._journal,
             "journal.csv": self._journal_table,
+            "dags/{dag_id}/jobs": self._jobs_of_dag,
+            "jobs/{id}/family": self._family,
         }
         routes: list[BaseRoute] = [
-            Route(f"/{each.path}", self._endpoint(each, makers[each.path]), methods=["GET"]) for each in ENDPOINTS
+            Route(f"/{each.path}", self._endpoint(each, makers[each.path]), methods=["GET"]) for each in self._endpoints
         ]
-        return [*routes, Route("/openapi.json", self._answer_document, methods=["GET"])]
+        document = Route("/openapi.json", self._answer_document, methods=["GET"])
+        return [*routes, document, Route("/{rest:path}", self._answer_nothing, methods=["GET"])]
 
     def _endpoint(self, endpoint: Endpoint, make: _Make) -> Callable[[HttpRequest], Awaitable[Response]]:
         names = {each.name for each in endpoint.parameters}
@@ -341,7 +379,7 @@ class PagesApi:
         async def answer(request: HttpRequest) -> Response:
             try:
                 viewer = await self._policy.admit(request)
-                call = _Call(self._readable(viewer), request.path_params, _query(request, names))
+                call = _Call(viewer, self._readable(viewer), request.path_params, _query(request, names))
                 return await self._respond(request, endpoint, await make(call))
             except Exception as e:
                 return error_response(e)
@@ -354,6 +392,14 @@ class PagesApi:
         except Exception as e:
             return error_response(e)
         return Response(self._document, media_type="application/json")
+
+    async def _answer_nothing(self, request: HttpRequest) -> Response:
+        try:
+            # Also what does not exist is for those only who may read anything.
+            await self._policy.admit(request)
+        except Exception as e:
+            return error_response(e)
+        return _nothing_here(404)
 
     def _readable(self, viewer: Viewer) -> dict[str, CatalogJob]:
         return {id: job for id, job in self._catalog.jobs().items() if viewer.may_read(job)}
@@ -392,9 +438,23 @@ class PagesApi:
     # -- the answers of each endpoint ---------------------------------------------------------------------------------
 
     async def _jobs(self, call: _Call) -> _Answer:
-        jobs = list(call.jobs.values())
+        return await self._list_jobs(list(call.jobs.values()), tuple(self._catalog.searches()))
+
+    async def _jobs_of_dag(self, call: _Call) -> _Answer:
+        assert self._dags is not None
+        found = await self._dags.jobs_of(call.viewer, call.path["dag_id"])
+        if found is None:
+            missing = ConfigError("there is no such DAG", hint="Airflow lists the DAGs", dag=call.path["dag_id"][:250])
+            raise _Refused(404, missing)
+        return await self._list_jobs([job for id, job in call.jobs.items() if id in found.ids], tuple(found.problems))
+
+    async def _family(self, call: _Call) -> _Answer:
+        assert self._dags is not None
+        family = await self._dags.family_of(call.viewer, call.job)
+        return _Answer([repr(family)], lambda: family)
+
+    async def _list_jobs(self, jobs: Sequence[CatalogJob], searches: tuple[RootSearch, ...]) -> _Answer:
         read = await self._read_all(jobs, whole=False)
-        searches = tuple(self._catalog.searches())
         rows = list(zip(jobs, read, strict=True))
         return _Answer(
             [*(_version(job, each) for job, each in rows), repr(searches)],
@@ -645,6 +705,7 @@ def make_app(
     roots: Roots | None = None,
     static: Path | None = STATIC,
     hosts: Set[str] = frozenset(),
+    dags: Dags | None = None,
 ) -> Starlette:
     """Returns the application of the pages.
 
@@ -654,8 +715,9 @@ def make_app(
         roots: follows the job roots; by default with the default limits.
         static: the files of the pages; None to serve none.
         hosts: the names of hosts that a request may name; empty for any.
+        dags: the DAGs that work on the jobs; None if nobody knows them.
     """
-    api = PagesApi(catalog, policy, roots or Roots())
+    api = PagesApi(catalog, policy, roots or Roots(), dags)
     # A redirect would go to whatever host the request names.
     routes: list[BaseRoute] = [Mount(f"/{API}", app=Router(api.routes(), redirect_slashes=False))]
     if static is not None:
@@ -674,8 +736,12 @@ async def _answer_http_error(request: HttpRequest, error: Exception) -> Response
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
         return error_response(_Refused(405, ConfigError("the pages are read-only", hint="send a GET request")))
+    return _nothing_here(error.status_code)
+
+
+def _nothing_here(status: int) -> Response:
     hint = f"{API}/openapi.json lists the paths"
-    return error_response(_Refused(error.status_code, ConfigError("there is nothing at this path", hint=hint)))
+    return error_response(_Refused(status, ConfigError("there is nothing at this path", hint=hint)))
 
 
 async def _answer_unexpected(request: HttpRequest, error: Exception) -> Response:
@@ -713,11 +779,13 @@ class _SafeHeaders:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Now: routing changes the scope. Not by the answer's type: the answer that a page has not changed has none, and
+        # its policy replaces the page's.
+        is_data = scope.get("path", "").removeprefix(scope.get("root_path", "")).startswith(f"/{API}/")
+
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                # Not by its type: the answer that a page has not changed has none, and its policy replaces the page's.
-                is_data = f"/{API}/" in scope["path"]
                 headers["content-security-policy"] = DATA_POLICY if is_data else PAGE_POLICY
                 for name, value in _HEADERS.items():
                     headers[name] = value

@@ -7,14 +7,14 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from stateflow.errors import ConfigError, InternalError, StateflowError
 from stateflow.outputs import error_report
-from stateflow.storage import PosixStorage, Storage, check_address, open_storage
+from stateflow.storage import PosixStorage, Storage, check_address, is_object_address, open_storage
 from stateflow.storage.paths import FORMAT
 from stateflow.ui.roots import CatalogJob, RootSearch
 
@@ -51,10 +51,26 @@ def job_at(job_root: str) -> CatalogJob:
     return CatalogJob(_id_of(location), location, lambda: storage)
 
 
+def job_opened_by(open_root: Callable[[str], Storage], job_root: str) -> CatalogJob:
+    """Returns the job root at a path or URI, which is opened when it is read.
+
+    Raises ConfigError for an address that is not valid, or has a user or a password.
+    """
+    check_address(job_root)
+    location = job_root
+    if not is_object_address(job_root):
+        storage = open_storage(job_root)
+        location = str(storage.root) if isinstance(storage, PosixStorage) else job_root
+    return CatalogJob(_id_of(location), location, partial(open_root, job_root))
+
+
 def _id_of(location: str) -> str:
-    """Returns an id that is the same in each process: the name of the folder, and a hash that distinguishes it."""
+    """Returns an id that is the same in each process: the name of the folder, and a hash that distinguishes it.
+
+    The hash is long enough that nobody makes another job root with the same id, to which other users have rights.
+    """
     name = _SLUG.sub("-", location.rstrip("/").rpartition("/")[2])[:_LONGEST_SLUG].strip("-.") or "job"
-    return f"{name}-{hashlib.sha256(location.rstrip('/').encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+    return f"{name}-{hashlib.sha256(location.rstrip('/').encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
 
 def find_job_roots(storage: Storage, limits: SearchLimits = SearchLimits()) -> tuple[list[str], bool]:

@@ -188,11 +188,20 @@ class Cell(Generic[T]):
         clock: measures ages.
         limits: deadline and patience.
         fresh: age up to which the result is returned without another call.
+        source: what the call reads, for the error of one that hangs.
     """
 
     def __init__(
-        self, threads: Threads, call: Callable[[], T], clock: Clock, *, limits: RootLimits, fresh: timedelta
+        self,
+        threads: Threads,
+        call: Callable[[], T],
+        clock: Clock,
+        *,
+        limits: RootLimits,
+        fresh: timedelta,
+        source: str = "the storage of the job root",
     ) -> None:
+        self._source = source
         self._threads = threads
         self._call = call
         self._clock = clock
@@ -225,9 +234,9 @@ class Cell(Generic[T]):
         """Returns the newest result without waiting."""
         found = self._reading
         if found.problem is None and self._is_late():
-            hint = "check the storage, and that this process can reach it; the page tries again by itself"
+            hint = "check that this process can reach it; the page tries again by itself"
             seconds = self._limits.deadline.total_seconds()
-            late = StorageError("the storage of the job root does not answer", hint=hint, seconds=seconds)
+            late = StorageError(f"{self._source} does not answer", hint=hint, seconds=seconds)
             return Reading(found.value, found.read_at, late)
         return found
 

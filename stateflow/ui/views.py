@@ -305,11 +305,51 @@ class JobList:
 
     Attributes:
         jobs: a row for each, ordered by id.
-        searches: the folders and prefixes where job roots are looked for.
+        searches: the folders and prefixes where job roots are looked for; of a DAG, its job roots that are not known.
     """
 
     jobs: tuple[JobRow, ...]
     searches: tuple[RootSearch, ...]
+
+
+class DagRole(StrEnum):
+    """What a DAG does with a job."""
+
+    RUN = "run"
+    SAVEPOINT = "savepoint"
+    RETENTION = "retention"
+    RECOVERY = "recovery"
+    PARTITIONS = "partitions"
+
+
+@dataclass(frozen=True)
+class FamilyDag:
+    """A DAG that works on a job.
+
+    Attributes:
+        dag_id: its id.
+        role: what it does with the job.
+        may_trigger: whether the caller may trigger it.
+        is_paused: whether it is paused.
+    """
+
+    dag_id: str
+    role: DagRole
+    may_trigger: bool
+    is_paused: bool
+
+
+@dataclass(frozen=True)
+class JobFamily:
+    """The DAGs that work on a job.
+
+    Attributes:
+        dags: those that the caller may read, ordered by id.
+        may_read_state: whether the caller may read values of the job's state.
+    """
+
+    dags: tuple[FamilyDag, ...]
+    may_read_state: bool
 
 
 _NO_SOURCES = "only the job file has the sources: stateflow status --job JOB.py measures it"

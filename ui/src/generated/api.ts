@@ -174,6 +174,40 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/dags/{dag_id}/jobs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The jobs of a DAG */
+        get: operations["dags-jobs"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/jobs/{id}/family": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The DAGs of a job */
+        get: operations["jobs-family"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -331,6 +365,14 @@ export interface components {
             exit_code: number;
             retryable: boolean;
         };
+        /** @description A DAG that works on a job. */
+        FamilyDag: {
+            dag_id: string;
+            /** @enum {unknown} */
+            role: "run" | "savepoint" | "retention" | "recovery" | "partitions";
+            may_trigger: boolean;
+            is_paused: boolean;
+        };
         /** @description How current an object is. */
         Freshness: {
             history_complete: boolean;
@@ -383,6 +425,11 @@ export interface components {
             code_hash: string | null;
             waiting: components["schemas"]["Waiting"][];
             progress: components["schemas"]["RunProgress"] | null;
+        };
+        /** @description The DAGs that work on a job. */
+        JobFamily: {
+            dags: components["schemas"]["FamilyDag"][];
+            may_read_state: boolean;
         };
         /** @description The jobs that the caller may read. */
         JobList: {
@@ -1161,6 +1208,66 @@ export interface operations {
                 };
                 content: {
                     "text/csv": string;
+                };
+            };
+            /** @description Nothing has changed since the answer with this ETag. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            default: components["responses"]["error"];
+        };
+    };
+    "dags-jobs": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                dag_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The jobs of a DAG */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobList"];
+                };
+            };
+            /** @description Nothing has changed since the answer with this ETag. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            default: components["responses"]["error"];
+        };
+    };
+    "jobs-family": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The DAGs of a job */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JobFamily"];
                 };
             };
             /** @description Nothing has changed since the answer with this ETag. */

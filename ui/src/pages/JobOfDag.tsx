@@ -9,7 +9,7 @@ export function JobOfDag({ dagId, base }: { dagId: string; base: string }) {
   return (
     <Box p={{ base: 3, md: 4 }}>
       <Loaded resource={jobs}>
-        {({ jobs: [job, ...others] }) => (job === undefined ? <NoJob dagId={dagId} /> : (
+        {({ jobs: [job, ...others], searches }) => (job === undefined ? <NoJob dagId={dagId} searches={searches} /> : (
           <Stack gap={4}>
             {others.length > 0 && <Text>This DAG runs {others.length + 1} jobs; the others are under Stateflow.</Text>}
             <JobPages id={job.id} base={base} jobs={null} />
@@ -20,7 +20,18 @@ export function JobOfDag({ dagId, base }: { dagId: string; base: string }) {
   );
 }
 
-function NoJob({ dagId }: { dagId: string }) {
+function NoJob({ dagId, searches }: { dagId: string; searches: JobList["searches"] }) {
+  const unknown = searches.filter(({ problem }) => problem !== null);
+  if (unknown.length > 0) {
+    return unknown.map(({ location, problem }) => (
+      <Notice key={location} status="info" title="The job of this DAG cannot be shown">
+        <Text overflowWrap="anywhere">
+          {problem?.message}: {location}
+        </Text>
+        {problem?.hint && <Text overflowWrap="anywhere">{problem.hint}</Text>}
+      </Notice>
+    ));
+  }
   return (
     <Notice status="info" title="This is not a DAG of a stateflow job">
       No task of {dagId} runs a job, or its job has not run yet.

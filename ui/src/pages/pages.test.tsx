@@ -6,6 +6,7 @@ import { MemoryRouter } from "react-router-dom";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { App } from "../App";
 import type { ActionEntry, JobList, JobRow, JobState, TimelinePage, TimelinePoint } from "../api";
+import { JobOfDag } from "./JobOfDag";
 
 const HOSTILE = "<img src=x onerror=alert(1)>";
 const CURRENT = { history_complete: true, history_truncated: false, last_read_at: null, problem: null };
@@ -138,6 +139,21 @@ it("lists jobs with health, size and the missing savepoint, and those that canno
   expect(first?.textContent).toContain("does not answer");
   expect(second).toHaveProperty("textContent", expect.stringMatching(/caught up.*12.*2\.5 kB.*not known.*never/));
   expect(screen.getByRole("link", { name: HOSTILE }).getAttribute("href")).toBe("/jobs/flights-1");
+  await expectAccessible(container);
+});
+
+it("says in the tab of a DAG why its job cannot be shown", async () => {
+  const problem = { code: "config", message: "the job root is a template", facts: {}, hint: "write it without", exit_code: 2, retryable: false };
+  answers["dags/flights/jobs"] = { jobs: [], searches: [{ location: HOSTILE, job_roots_count: 0, truncated: false, problem }] };
+  const { container } = render(
+    <ChakraProvider value={defaultSystem}>
+      <MemoryRouter>
+        <JobOfDag dagId="flights" base="" />
+      </MemoryRouter>
+    </ChakraProvider>,
+  );
+  expect((await screen.findByText(/is a template/)).textContent).toContain(HOSTILE);
+  expect(container.querySelector("img")).toBeNull();
   await expectAccessible(container);
 });
 

@@ -1,0 +1,85 @@
+"""Airflow's own API application with a database of DAGs, and users of each role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from airflow.api_fastapi.app import create_app, get_auth_manager, purge_cached_app
+from airflow.api_fastapi.auth.managers.base_auth_manager import COOKIE_NAME_JWT_TOKEN
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
+from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+from airflow.models.dagbundle import DagBundleModel
+from airflow.utils.db import initdb
+from airflow.utils.session import create_session
+from starlette.testclient import TestClient
+
+ROLES = {"vera": "viewer", "uma": "user", "oscar": "op", "ada": "admin"}
+"""A user of each role of the simple auth manager."""
+SECRET = "secret"
+"""DAGs whose ids begin with this are for the administrator only."""
+
+
+class RightsPerDag(SimpleAuthManager):
+    """The simple auth manager, with DAGs that only the administrator may read."""
+
+    def is_authorized_dag(
+        self,
+        *,
+        method: Any,
+        user: SimpleAuthManagerUser,
+        access_entity: DagAccessEntity | None = None,
+        details: DagDetails | None = None,
+    ) -> bool:
+        allowed = super().is_authorized_dag(method=method, user=user, access_entity=access_entity, details=details)
+        is_secret = details is not None and str(details.id).startswith(SECRET)
+        return allowed and (not is_secret or user.role == "admin")
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Returns the environment variables of an Airflow that registers the plugin."""
+    return {
+        "AIRFLOW__CORE__AUTH_MANAGER": f"{RightsPerDag.__module__}.{RightsPerDag.__name__}",
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in ROLES.items()),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(folder / "passwords.json"),
+        "AIRFLOW__API_AUTH__JWT_SECRET": "not a secret, but long enough for the signature of tokens in tests" * 2,
+        "AIRFLOW__STATEFLOW__PAGES_LOCATIONS": str(folder),
+    }
+
+
+def store_dags(folder: Path, files: Mapping[str, str]) -> None:
+    """Stores the DAGs of files in Airflow's database, as its DAG processor does."""
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    bag = DagBag(folder, bundle_path=folder, bundle_name="pages")
+    assert bag.import_errors == {}
+    with create_session() as session:
+        if session.get(DagBundleModel, "pages") is None:
+            session.add(DagBundleModel(name="pages"))
+    sync_bag_to_db(bag, "pages", None)
+
+
+class Api:
+    """Clients of Airflow's application."""
+
+    def __init__(self) -> None:
+        purge_cached_app()
+        self.app = create_app("core")
+
+    def token(self, name: str, role: str | None = None) -> str:
+        """Returns a token of a user, who has a role of Airflow, or none."""
+        return get_auth_manager().generate_jwt(SimpleAuthManagerUser(username=name, role=role or ROLES.get(name)))
+
+    def client(self, name: str = "", prefix: str = "") -> TestClient:
+        """Returns the browser of a user after the login; of nobody without a name."""
+        cookies = {COOKIE_NAME_JWT_TOKEN: self.token(name)} if name else {}
+        return TestClient(self.app, base_url=f"http://localhost{prefix}", cookies=cookies)
+
+
+def make_database() -> None:
+    """Makes Airflow's database."""
+    initdb()

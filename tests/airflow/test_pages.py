@@ -1,0 +1,535 @@
+"""The pages in Airflow's own API application: jobs of its DAGs, rights of its users, state of real local runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from airflow.sdk import DAG
+from airflow.serialization.serialized_objects import DagSerialization
+from sqlalchemy.exc import OperationalError
+
+from stateflow.clock import ManualClock
+from stateflow.errors import ConfigError, StorageError
+from stateflow.storage.paths import FORMAT
+from stateflow.ui.app import DAG_ENDPOINTS, ENDPOINTS
+from stateflow.ui.views import DagRole, JobFamily, JobList
+from stateflow_airflow import plugin
+from stateflow_airflow.dags import StateflowJob, stateflow_dags
+from stateflow_airflow.operators.run import StateflowRunOperator
+from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
+from stateflow_airflow.sensors import StateflowCheckpointSensor
+from stateflow_airflow.services.pages import DagCatalog, DagRoots, job_of, read_dags, roots_in, to_index
+from tests.airflow import pages_airflow
+from tests.airflow.conftest import REPOSITORY
+from tests.airflow.pages_airflow import ROLES, SECRET, Api
+from tests.support.json_outputs import check
+from tests.ui.pages_job import PagesJob
+
+# Airflow 3.2, with the SQLAlchemy of later ones.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+
+BASE = "/stateflow/api/v1"
+VERSION = (uuid4(), "hash")
+FAMILY = """
+from stateflow_airflow.dags import StateflowJob, stateflow_dags
+
+job = StateflowJob(name={name!r}, root={root!r})
+globals().update({{dag.dag_id: dag for dag in stateflow_dags(job, "/jobs/job.py")}})
+"""
+TWO = """
+from airflow.sdk import DAG
+from stateflow_airflow.operators.run import StateflowRunOperator
+
+with DAG("two", schedule=None) as dag:
+    for name, root in {roots!r}.items():
+        StateflowRunOperator(task_id=name, job="/jobs/job.py", job_root=root)
+"""
+OTHER = """
+from airflow.sdk import DAG
+from airflow.providers.standard.operators.empty import EmptyOperator
+
+with DAG("other", schedule=None) as dag:
+    EmptyOperator(task_id="nothing")
+"""
+HOSTILE = "<script>alert(1)</script> '\"& \u202e\U0001f600"
+"""The last folder of a job root; Airflow allows letters, digits, dots, hyphens and underscores alone in ids of DAGs."""
+
+
+class Site:
+    """An Airflow with the jobs of several DAGs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.job, self.secret = PagesJob(folder / "open"), PagesJob(folder / SECRET)
+        for job in (self.job, self.secret):
+            job.grow()
+            job.save("early", "before the upgrade")
+            job.grow()
+        hostile = folder / HOSTILE
+        roots = {"known": self.job.address, "hostile": str(hostile)}
+        outside = str(folder.parent / "outside")
+        pages_airflow.store_dags(
+            folder / "dags",
+            {
+                "open": FAMILY.format(name="open", root=self.job.address),
+                "copy": FAMILY.format(name="copy.of-it", root=f"file://{self.job.address}/"),
+                SECRET: FAMILY.format(name=SECRET, root=self.secret.address),
+                "gone": FAMILY.format(name="gone", root=str(folder / "gone")),
+                "outside": FAMILY.format(name="outside", root=outside),
+                "templated": FAMILY.format(name="templated", root="/data/{{ var.value.root }}/" + HOSTILE),
+                "relative": FAMILY.format(name="relative", root="jobs/flights"),
+                "password": FAMILY.format(name="password", root="s3://key:hunter2@bucket/flights"),
+                "two": TWO.format(roots=roots),
+                "other": OTHER,
+            },
+        )
+        self.api = Api()
+        found = self.get("ada", "jobs", JobList)["jobs"]
+        self.ids = {row["job_root"]: row["id"] for row in found}
+        for id in self.ids.values():
+            # A list shows what it knows after a quarter of a second; the state of a job waits for it.
+            self.get("ada", f"jobs/{id}")
+
+    @property
+    def id(self) -> str:
+        return str(self.ids[self.job.address])
+
+    @property
+    def secret_id(self) -> str:
+        return str(self.ids[self.secret.address])
+
+    def get(self, name: str, path: str, output: type | None = None) -> Any:
+        answer = self.api.client(name).get(f"{BASE}/{path}")
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        if output is not None:
+            check(output, found)
+        return found
+
+    def addresses(self, id: str, dag_id: str) -> list[str]:
+        """Returns an address of each endpoint that needs nothing but the id of a job or a DAG."""
+        given = {"id": id, "dag_id": dag_id, "checkpoint_id": self.job.checkpoints[-1]}
+        return [f"{BASE}/{each.path.format(**given)}" for each in (*ENDPOINTS, *DAG_ENDPOINTS)]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("pages")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in pages_airflow.environment(folder).items():
+            patch.setenv(name, value)
+        plugin._pages.cache_clear()
+        pages_airflow.make_database()
+        yield Site(folder)
+
+
+# -- rights -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", sorted(ROLES))
+def test_every_role_reads_the_jobs_of_the_dags_that_it_may_read(site: Site, name: str) -> None:
+    client = site.api.client(name)
+    for address in site.addresses(site.id, "open"):
+        assert client.get(address).status_code == 200, address
+    for path in ("/stateflow/", "/stateflow/plugin.js", f"{BASE}/openapi.json"):
+        assert client.get(path).status_code == 200, path
+    secret = 200 if ROLES[name] == "admin" else 404
+    for address in site.addresses(site.secret_id, f"{SECRET}_recovery"):
+        if site.secret_id in address or SECRET in address:
+            assert client.get(address).status_code == secret, address
+
+
+@pytest.mark.matrix
+def test_nobody_gets_anything_without_a_login(site: Site) -> None:
+    client = site.api.client()
+    everything = [*site.addresses(site.id, "open"), *site.addresses("none", "none")]
+    everything += [f"{BASE}/openapi.json", f"{BASE}/none", f"{BASE}/", "/stateflow/", "/stateflow/none"]
+    names = ("plugin.js", "standalone.js", "index.html", "licenses.txt", "docs", "redoc", "openapi.json", "..%2fapp.py")
+    everything += [f"/stateflow/{name}" for name in names]
+    for path in everything:
+        answer = client.get(path)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized"), path
+        assert answer.headers["cache-control"] == "no-store"
+    for method in ("post", "put", "patch", "delete"):
+        assert client.request(method, f"{BASE}/jobs").status_code in (401, 405)
+
+
+@pytest.mark.matrix
+def test_the_api_takes_the_credentials_that_airflows_own_api_takes(site: Site) -> None:
+    client = site.api.client()
+    for token, status in ((site.api.token("vera"), 200), ("no.valid.token", 401), ("", 401)):
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        assert client.get(f"{BASE}/jobs", headers=headers).status_code == status, token
+        assert (client.get("/api/v2/dags", headers=headers).status_code == 200) == (status == 200)
+    client.cookies.set("_token", "no.valid.token")
+    assert client.get(f"{BASE}/jobs").status_code == 401
+    basic = {"authorization": "Basic dmVyYTp2ZXJh"}
+    assert site.api.client().get(f"{BASE}/jobs", headers=basic).status_code == 401
+
+
+def test_a_user_without_a_role_sees_no_job(site: Site) -> None:
+    headers = {"authorization": f"Bearer {site.api.token('nora')}"}
+    client = site.api.client()
+    assert client.get(f"{BASE}/jobs", headers=headers).json()["jobs"] == []
+    assert client.get(f"{BASE}/jobs/{site.id}", headers=headers).status_code == 404
+    assert client.get(f"{BASE}/dags/open/jobs", headers=headers).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["jobs", "journal", "journal.csv", "openapi.json"])
+def test_no_list_has_the_job_of_a_dag_that_may_not_be_read(site: Site, path: str) -> None:
+    texts = {name: site.api.client(name).get(f"{BASE}/{path}").text for name in ("vera", "ada")}
+    assert not any(each in texts["vera"] for each in (SECRET, site.secret_id))
+    if path != "openapi.json":
+        # The other user's answer shows that there is something to hide.
+        assert site.secret_id in texts["ada"]
+
+
+@pytest.mark.parametrize("path", [each.path for each in (*ENDPOINTS, *DAG_ENDPOINTS) if "{" in each.path])
+def test_what_may_not_be_read_is_as_what_does_not_exist(site: Site, path: str) -> None:
+    def ask(name: str, id: str, dag_id: str, tag: str = "") -> tuple[int, str, str]:
+        address = path.format(id=id, dag_id=dag_id, checkpoint_id=site.secret.checkpoints[-1])
+        answer = site.api.client(name).get(f"{BASE}/{address}", headers={"if-none-match": tag})
+        text = answer.text.replace(id, "ID").replace(dag_id, "DAG")
+        return answer.status_code, text, answer.headers.get("etag", "")
+
+    status, _, tag = ask("ada", site.secret_id, SECRET)
+    assert status == 200
+    hidden, missing = ask("vera", site.secret_id, SECRET, tag), ask("vera", "none-1", "none", tag)
+    assert hidden == missing and hidden[0] == 404
+
+
+# -- jobs of DAGs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.matrix
+def test_dags_with_the_same_job_root_are_one_job(site: Site) -> None:
+    rows = [row for row in site.get("ada", "jobs", JobList)["jobs"] if row["job"] == "job"]
+    assert sorted(row["job_root"] for row in rows) == sorted([site.job.address, site.secret.address])
+    family = site.get("vera", f"jobs/{site.id}/family", JobFamily)
+    suffixes = {"": "run", "_recovery": "recovery", "_retention": "retention", "_savepoint": "savepoint"}
+    wanted = {f"{name}{suffix}": role for name in ("open", "copy.of-it") for suffix, role in suffixes.items()}
+    assert {dag["dag_id"]: dag["role"] for dag in family["dags"]} == {**wanted, "two": "run"}
+    assert [dag["dag_id"] for dag in family["dags"]] == sorted(dag["dag_id"] for dag in family["dags"])
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("name", "may"), [("vera", False), ("uma", True), ("oscar", True), ("ada", True)])
+def test_a_family_says_what_its_reader_may_trigger(site: Site, name: str, may: bool) -> None:
+    family = site.get(name, f"jobs/{site.id}/family", JobFamily)
+    assert {dag["may_trigger"] for dag in family["dags"]} == {may}
+    # Airflow's own answer to the request that the page would send.
+    answer = site.api.client(name).post("/api/v2/dags/none/dagRuns", json={"logical_date": None})
+    assert answer.status_code == (404 if may else 403)
+
+
+def test_a_family_has_the_dags_that_are_paused_now(site: Site) -> None:
+    def paused() -> set[str]:
+        return {d["dag_id"] for d in site.get("uma", f"jobs/{site.id}/family")["dags"] if d["is_paused"]}
+
+    before = paused()
+    client = site.api.client("uma")
+    assert client.patch("/api/v2/dags/open", json={"is_paused": "open" not in before}).status_code == 200
+    assert paused() ^ before == {"open"}
+
+
+def test_the_tab_of_a_dag_has_its_jobs(site: Site) -> None:
+    for dag_id in ("open", "open_recovery", "copy.of-it_savepoint"):
+        (row,) = site.get("vera", f"dags/{dag_id}/jobs", JobList)["jobs"]
+        assert (row["id"], row["checkpoint_id"]) == (site.id, site.job.checkpoints[-1])
+    two = site.get("vera", "dags/two/jobs", JobList)
+    assert {row["job_root"] for row in two["jobs"]} == {site.job.address, str(site.folder / HOSTILE)}
+    assert site.get("vera", "dags/other/jobs", JobList) == {"jobs": [], "searches": []}
+
+
+@pytest.mark.parametrize(("dag_id", "fact"), [("templated", "job_root"), ("relative", "job_root"), ("password", "uri")])
+def test_the_tab_of_a_dag_says_why_its_job_is_not_known(site: Site, dag_id: str, fact: str) -> None:
+    found = site.get("vera", f"dags/{dag_id}/jobs", JobList)
+    (search,) = found["searches"]
+    assert found["jobs"] == [] and search["problem"]["code"] == "config" and fact in search["problem"]["facts"]
+    assert "hunter2" not in json.dumps(found)
+    roots = {row["job_root"] for row in site.get("vera", "jobs", JobList)["jobs"]}
+    assert search["location"] not in roots and site.get("vera", "jobs")["searches"] == []
+
+
+@pytest.mark.parametrize("dag_id", ["gone", "outside"])
+def test_a_job_root_that_cannot_be_read_is_shown_with_the_reason(site: Site, dag_id: str) -> None:
+    (row,) = site.get("vera", f"dags/{dag_id}/jobs", JobList)["jobs"]
+    assert (row["job"], row["health"], row["problem"]["code"]) == (None, None, "config")
+    state = site.get("vera", f"jobs/{row['id']}")
+    assert state["problem"] == row["problem"]
+    if dag_id == "outside":
+        # The allowed locations are for administrators.
+        assert row["problem"]["facts"] == {"job_root": str(site.folder.parent / "outside")}
+
+
+def test_a_job_root_outside_of_the_locations_is_not_opened(site: Site) -> None:
+    outside, link = site.folder.parent / "outside", site.folder / "link"
+    job = PagesJob(outside)
+    job.grow()
+    link.symlink_to(job.address)
+    locations = [str(site.folder)]
+    for address in (job.address, str(link)):
+        with pytest.raises(ConfigError) as caught:
+            job_of(address, locations).open_storage()
+        assert caught.value.facts == {"job_root": address}
+    assert job_of(site.job.address, locations).open_storage().size(FORMAT) is not None
+
+
+@pytest.mark.parametrize(
+    "dag_id",
+    ["none", "...", "%2e%2e", "open%00", "open%0d%0ax", "a" * 5000, "%3Cscript%3E", "op%C3%A9n", "open'--", "~"],
+)
+def test_ids_that_no_dag_has_are_not_found(site: Site, dag_id: str) -> None:
+    answer = site.api.client("ada").get(f"{BASE}/dags/{dag_id}/jobs")
+    assert answer.status_code == 404 and len(answer.content) < 2000
+    assert answer.headers["content-type"].startswith("application/json")
+    assert site.api.client("ada").get(f"{BASE}/jobs/{dag_id}/family").status_code == 404
+
+
+def test_hostile_names_are_data(site: Site) -> None:
+    root = str(site.folder / HOSTILE)
+    row = next(row for row in site.get("vera", "jobs", JobList)["jobs"] if row["job_root"] == root)
+    assert row["id"].isascii() and not set(row["id"]) & set("<>&'\"/ ")
+    answer = site.api.client("vera").get(f"{BASE}/jobs/{row['id']}")
+    assert answer.json()["job_root"] == root and answer.headers["content-type"] == "application/json"
+
+
+# -- the application within Airflow -----------------------------------------------------------------------------------
+
+
+def test_only_the_pages_have_the_headers_of_the_pages(site: Site) -> None:
+    client = site.api.client("vera")
+    names = ("content-security-policy", "x-frame-options", "cross-origin-resource-policy")
+    for path in ("/", "/api/v2/dags", "/stateflow", "/plugin/stateflow"):
+        assert not any(name in client.get(path).headers for name in names), path
+    for path, policy in ((f"{BASE}/jobs", "default-src 'none'; frame"), ("/stateflow/plugin.js", "script-src 'self'")):
+        headers = client.get(path).headers
+        assert policy in headers["content-security-policy"] and all(name in headers for name in names)
+
+
+def test_an_answer_that_has_not_changed_is_not_sent_again(site: Site) -> None:
+    client = site.api.client("vera")
+    for path in (f"{BASE}/dags/open/jobs", f"{BASE}/jobs/{site.id}/family"):
+        tag = client.get(path).headers["etag"]
+        assert client.get(path, headers={"if-none-match": tag}).status_code == 304
+        assert client.get(f"{path}?x=1").status_code == 422
+
+
+def test_a_path_prefix_is_no_part_of_the_addresses(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow.api_fastapi.app.API_ROOT_PATH", "/api/v1/airflow/")
+    client = Api().client("vera", "/api/v1/airflow")
+    rows = client.get(f"{BASE}/jobs").json()["jobs"]
+    assert site.id in {row["id"] for row in rows}
+    assert client.get("/stateflow/").status_code == 200
+    assert "script-src 'self'" in client.get("/stateflow/plugin.js").headers["content-security-policy"]
+    assert client.get(f"{BASE}/dags/{SECRET}/jobs").status_code == 404
+
+
+@pytest.mark.matrix
+def test_airflow_has_the_places_of_the_pages(site: Site) -> None:
+    found = site.api.client("vera").get("/api/v2/plugins").json()["plugins"]
+    (ours,) = [each for each in found if each["name"] == "stateflow"]
+    assert [(each["url_prefix"], each["name"]) for each in ours["fastapi_apps"]] == [("/stateflow", "stateflow")]
+    places = {each["destination"]: each for each in ours["react_apps"]}
+    assert {where: each["name"] for where, each in places.items()} == {
+        "nav": "Stateflow",
+        "dag": "State",
+        "dashboard": "Stateflow jobs",
+    }
+    assert len({each["url_route"] for each in places.values()}) == 3 and places["nav"]["url_route"] == "stateflow"
+    # The globals that the bundle sets.
+    bundle = site.api.client("vera").get("/stateflow/plugin.js").text
+    for each in places.values():
+        assert each["name"] in bundle and each["bundle_url"].endswith("stateflow/plugin.js")
+
+
+LOAD = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+BROKEN = sys.argv[1:]
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name in BROKEN:
+            raise ImportError(f"there is no {name} here")
+sys.meta_path.insert(0, Missing())
+from airflow import plugins_manager
+plugins_manager._get_plugins()
+loaded = [name for name in ("stateflow", "stateflow_airflow.services.pages") if name in sys.modules]
+apps, _ = plugins_manager.get_fastapi_plugins()
+_, views = plugins_manager._get_ui_plugins()
+own = [each for each in views if "stateflow" in each["bundle_url"]]
+print(json.dumps({
+    "loaded": loaded,
+    "apps": [[each["url_prefix"], type(each["app"]).__name__] for each in apps],
+    "places": [each["destination"] for each in own],
+    "bundles": sorted({each["bundle_url"] for each in own}),
+    "deadlines": len(plugins_manager.get_deadline_references_plugins()),
+}))
+"""
+
+
+def _load(tmp_path: Path, *broken: str) -> tuple[dict[str, Any], str]:
+    command = [sys.executable, "-c", LOAD, *broken]
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "AIRFLOW_HOME": str(tmp_path),
+        "AIRFLOW__CORE__PLUGINS_FOLDER": str(REPOSITORY / "plugins"),
+        "PYTHONPATH": str(REPOSITORY / "plugins"),
+    }
+    done = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout.splitlines()[-1])), done.stdout + done.stderr
+
+
+@pytest.mark.matrix
+@pytest.mark.slow(reason="starts Airflow in a process of its own")
+def test_each_supported_airflow_mounts_the_pages_and_imports_them_only_for_this(tmp_path: Path) -> None:
+    from airflow import __version__
+
+    bundle = "../../stateflow/plugin.js" if __version__.startswith("3.2.") else "stateflow/plugin.js"
+    found, _ = _load(tmp_path)
+    assert found == {
+        "loaded": [],
+        "apps": [["/stateflow", "Starlette"]],
+        "places": ["nav", "dag", "dashboard"],
+        "bundles": [bundle],
+        "deadlines": 1,
+    }
+
+
+@pytest.mark.slow(reason="starts Airflow in a process of its own")
+@pytest.mark.parametrize("missing", ["stateflow.ui.app", "airflow.api_fastapi.core_api.security"])
+def test_an_airflow_that_cannot_mount_the_pages_has_all_else(tmp_path: Path, missing: str) -> None:
+    found, logged = _load(tmp_path, missing)
+    assert found == {"loaded": [], "apps": [], "places": [], "bundles": [], "deadlines": 1}
+    assert "not mounted" in logged and missing in logged
+
+
+# -- serialized DAGs --------------------------------------------------------------------------------------------------
+
+
+def _serialized(dag: DAG) -> Any:
+    return json.loads(json.dumps(DagSerialization.to_dict(dag)))
+
+
+@pytest.mark.matrix
+def test_each_dag_of_a_family_has_its_role() -> None:
+    dags = stateflow_dags(StateflowJob(name="flights", root="s3://bucket/flights"), "/jobs/flights.py")
+    roles = {dag.dag_id.removeprefix("flights"): roots_in(_serialized(dag)) for dag in dags}
+    assert roles == {
+        "": {"s3://bucket/flights": DagRole.RUN},
+        "_savepoint": {"s3://bucket/flights": DagRole.SAVEPOINT},
+        "_retention": {"s3://bucket/flights": DagRole.RETENTION},
+        "_recovery": {"s3://bucket/flights": DagRole.RECOVERY},
+    }
+
+
+class Extended(StateflowRunOperator):
+    """An operator of a user."""
+
+
+@pytest.mark.matrix
+def test_job_roots_are_those_of_tasks_that_work_on_a_job() -> None:
+    with DAG("mixed", schedule=None) as dag:
+        StateflowRunOperator.partial(task_id="jobs", job="/j.py").expand(job_root=["/a", "/b"])
+        StateflowRunOperator.partial(task_id="files", job_root="/c").expand(job=["/a.py", "/b.py"])
+        output: Any = StateflowRunOperator(task_id="first", job="/j.py", job_root="/d").output
+        Extended(task_id="own", job="/j.py", job_root="/e")
+        StateflowSavepointOperator(task_id="save", job_root="/d")
+        StateflowSavepointOperator(task_id="other", job_root=output["root"])
+        StateflowCheckpointSensor(task_id="wait", job_root="/others", max_age="1h")
+    found = roots_in(_serialized(dag))
+    unknown = [root for root in found if "{{" in root]
+    assert len(unknown) == 1 and found.pop(unknown[0]) is DagRole.SAVEPOINT
+    assert found == dict.fromkeys(("/a", "/b", "/c", "/d", "/e"), DagRole.RUN)
+
+
+@pytest.mark.parametrize(
+    "data", [None, "text", [], {}, {"dag": None}, {"dag": {"tasks": {}}}, {"dag": {"tasks": [None, 1, {"__var": []}]}}]
+)
+def test_a_serialized_dag_of_another_form_has_no_jobs(data: object) -> None:
+    assert roots_in(data) == {}
+
+
+# -- how current it is ------------------------------------------------------------------------------------------------
+
+
+def test_only_dags_that_have_changed_are_read_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[object] = []
+
+    def count(data: object) -> dict[str, DagRole]:
+        read.append(data)
+        return {}
+
+    monkeypatch.setattr("stateflow_airflow.services.pages.roots_in", count)
+    known = read_dags({})
+    assert len(read) == len(known) == 8 * 4 + 2
+    assert read_dags(known) == known and len(read) == len(known)
+    text = FAMILY.format(name="open", root=str(site.folder / "moved"))
+    pages_airflow.store_dags(site.folder / "dags", {"open": text.replace("/jobs/job.py", "/jobs/new.py")})
+    again = read_dags(known)
+    assert len(read) - len(known) == 4 and {d for d in again if again[d] != known[d]} == {
+        f"open{suffix}" for suffix in ("", "_recovery", "_retention", "_savepoint")
+    }
+    pages_airflow.store_dags(site.folder / "dags", {"open": FAMILY.format(name="open", root=site.job.address)})
+
+
+def test_the_jobs_are_at_most_half_a_minute_old(tmp_path: Path) -> None:
+    clock, roots = ManualClock(), ["/a"]
+
+    def read(known: Mapping[str, DagRoots]) -> dict[str, DagRoots]:
+        if not roots:
+            raise OperationalError("SELECT secret", {}, Exception("password"))
+        return {root: DagRoots(VERSION, {root: DagRole.RUN}) for root in roots}
+
+    catalog = DagCatalog(read, clock)
+
+    def current() -> list[str]:
+        asyncio.run(catalog.current())
+        return [job.job_root for job in catalog.jobs().values()]
+
+    assert current() == ["/a"]
+    roots.append("/b")
+    clock.sleep(timedelta(seconds=29))
+    assert current() == ["/a"]
+    clock.sleep(timedelta(seconds=1))
+    assert current() == ["/a", "/b"]
+    roots.clear()
+    clock.sleep(timedelta(seconds=30))
+    # A database that does not answer is a reason, and no text of its driver.
+    assert current() == ["/a", "/b"]
+    (search,) = catalog.searches()
+    assert search.problem is not None and search.problem.code == "storage" and "secret" not in repr(search)
+    with pytest.raises(StorageError):
+        asyncio.run(DagCatalog(read, clock).current())
+
+
+def test_ids_are_the_same_in_each_process() -> None:
+    dags = {name: DagRoots(VERSION, {"s3://b/jobs/flights": DagRole.RUN}) for name in ("x", "y")}
+    index = to_index(dags, lambda root: job_of(root, ()))
+    # By coreutils: printf %s s3://b/jobs/flights | sha256sum
+    assert {id: each.roles for id, each in index.jobs.items()} == {
+        "flights-fd72b5258744efe0": {"x": DagRole.RUN, "y": DagRole.RUN}
+    }
+
+
+def test_an_error_of_the_database_is_not_a_login(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(*_: object, **given: object) -> None:
+        raise OperationalError("SELECT secret", {}, Exception("password"))
+
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(pages_airflow.RightsPerDag, "get_authorized_dag_ids", fail)
+        answer = site.api.client("vera").get(f"{BASE}/jobs")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage")
+    assert "secret" not in answer.text
