@@ -1,8 +1,10 @@
 import { Box, Link as ChakraLink, Flex, Heading, Stack } from "@chakra-ui/react";
 import { Link, NavLink, Route, Routes } from "react-router-dom";
+import { useFamily } from "../airflow";
 import { type JobState, useResource } from "../api";
 import { HealthWord } from "../parts/HealthWord";
 import { Journal } from "./Journal";
+import { Restore } from "./Restore";
 import { Savepoints } from "./Savepoints";
 import { State } from "./State";
 import { Timeline } from "./Timeline";
@@ -19,6 +21,7 @@ const PAGES = [
 export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: string | null }) {
   const address = `jobs/${encodeURIComponent(id)}`;
   const state = useResource<JobState>(address);
+  const family = useFamily(id);
   const name = state.value === null ? "" : (state.value.job ?? state.value.id);
   return (
     <Stack gap={4}>
@@ -47,9 +50,10 @@ export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: s
       </Box>
       <Routes>
         <Route index element={<State state={state} base={base} address={address} />} />
-        <Route path="timeline" element={<Timeline address={address} jobRoot={state.value?.job_root ?? null} />} />
+        <Route path="timeline" element={<Timeline address={address} base={base} />} />
         <Route path="journal" element={<Journal address={`${address}/journal`} showsJob={false} />} />
-        <Route path="savepoints" element={<Savepoints address={address} />} />
+        <Route path="savepoints" element={<Savepoints address={address} base={base} />} />
+        <Route path="restore" element={<Restore state={state} base={base} address={address} family={family} />} />
         <Route path="*" element={<UnknownAddress base={base} />} />
       </Routes>
     </Stack>

@@ -1,14 +1,15 @@
-import { Box, Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
+import { Box, Flex, Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
 import { type ActionEntry, type Savepoint, type SavepointPage, useResource } from "../api";
 import { formatBytes } from "../format";
 import { CopyButton } from "../parts/Command";
+import { RestoreLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { peopleText } from "../parts/people";
 import { Time } from "../parts/Time";
 import { factsText } from "./Journal";
 
 /** The savepoints of a job, the newest first. */
-export function Savepoints({ address }: { address: string }) {
+export function Savepoints({ address, base }: { address: string; base: string }) {
   const resource = useResource<SavepointPage>(`${address}/savepoints`);
   return (
     <Loaded resource={resource}>
@@ -22,7 +23,7 @@ export function Savepoints({ address }: { address: string }) {
           )}
           <SimpleGrid columns={{ base: 1, md: 2, "2xl": 4 }} gap={4}>
             {page.savepoints.map((savepoint) => (
-              <Card key={savepoint.path} savepoint={savepoint} />
+              <Card key={savepoint.path} savepoint={savepoint} base={base} />
             ))}
           </SimpleGrid>
           {page.older && <Notice status="info" title="The job root has older savepoints, which are not shown" />}
@@ -54,7 +55,7 @@ function Elsewhere({ entries }: { entries: readonly ActionEntry[] }) {
   );
 }
 
-function Card({ savepoint }: { savepoint: Savepoint }) {
+function Card({ savepoint, base }: { savepoint: Savepoint; base: string }) {
   const { name, checkpoint_id: checkpoint, claimed_by: owner } = savepoint;
   return (
     <Box as="article" borderWidth="1px" borderRadius="md" p={4} minW={0}>
@@ -81,7 +82,10 @@ function Card({ savepoint }: { savepoint: Savepoint }) {
       <Text fontFamily="mono" fontSize="xs" overflowWrap="anywhere" my={2}>
         {savepoint.path}
       </Text>
-      <CopyButton text={savepoint.path} what={`path of ${name}`} />
+      <Flex gap={2} wrap="wrap">
+        <CopyButton text={savepoint.path} what={`path of ${name}`} />
+        <RestoreLink base={base} target={name} size="xs" />
+      </Flex>
     </Box>
   );
 }

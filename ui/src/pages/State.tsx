@@ -3,6 +3,7 @@ import type { ReactNode } from "react";
 import { Link } from "react-router-dom";
 import { type CheckpointEntry, type Entry, type JobState, type OperatorStatus, type PointPage, type Resource, type SourceStatus, useResource } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
+import { RestoreLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { Pager, usePages } from "../parts/Pager";
 import { peopleText } from "../parts/people";
@@ -25,7 +26,7 @@ export function State({ state, base, address }: { state: Resource<JobState>; bas
           <Tiles job={job} />
           <Operators operators={job.operators} />
           <Sources sources={job.sources} />
-          <Points address={address} />
+          <Points address={address} base={base} newest={job.checkpoint_id} />
         </Stack>
       )}
     </Loaded>
@@ -215,9 +216,9 @@ function Sources({ sources }: { sources: readonly SourceStatus[] }) {
   );
 }
 
-const POINT_COLUMNS = ["Point", "Run", "Ended", "Rows", "Increment", "State", "Duration", "Remarks"];
+const POINT_COLUMNS = ["Point", "Run", "Ended", "Rows", "Increment", "State", "Duration", "Remarks", "Restore"];
 
-function Points({ address }: { address: string }) {
+function Points({ address, base, newest }: { address: string; base: string; newest: number | null }) {
   const pages = usePages();
   const resource = useResource<PointPage>(`${address}/points${pages.query}`);
   return (
@@ -228,7 +229,7 @@ function Points({ address }: { address: string }) {
             <Charts points={points} />
             <TableSection title="Points" columns={POINT_COLUMNS}>
               {points.map((point, index) => (
-                <PointRow key={index} point={point} />
+                <PointRow key={index} point={point} base={base} newest={newest} />
               ))}
             </TableSection>
             <Pager pages={pages} next={next} />
@@ -258,7 +259,7 @@ function Charts({ points }: { points: readonly Entry[] }) {
   );
 }
 
-function PointRow({ point }: { point: Entry }) {
+function PointRow({ point, base, newest }: { point: Entry; base: string; newest: number | null }) {
   const checkpoint = isCheckpoint(point) ? point : null;
   const people = isCheckpoint(point) ? "" : peopleText(point.by, point.requested_by);
   const parts = [point.undone === true ? "undone" : "", point.retained === true ? "retained" : "", checkpoint?.failure ?? "", people, point.reason ?? ""];
@@ -280,6 +281,11 @@ function PointRow({ point }: { point: Entry }) {
       <Table.Cell whiteSpace="nowrap">{point.duration_ms === null ? "" : formatDuration(point.duration_ms)}</Table.Cell>
       <Table.Cell minW="16rem" overflowWrap="anywhere">
         {parts.filter((part) => part !== "").join("; ")}
+      </Table.Cell>
+      <Table.Cell>
+        {checkpoint?.retained === true && checkpoint.checkpoint_id !== null && checkpoint.checkpoint_id !== newest && (
+          <RestoreLink base={base} target={String(checkpoint.checkpoint_id)} size="xs" />
+        )}
       </Table.Cell>
     </Table.Row>
   );

@@ -182,7 +182,7 @@ it("asks again with the ETag, and keeps an answer as outdated while the server d
   expect(screen.getByRole("group", { name: "Timeline" })).toBeDefined();
 });
 
-it("goes along the timeline with the arrow keys, and shows what is selected with its command", async () => {
+it("goes along the timeline with the arrow keys, and shows what is selected with the link to its restore", async () => {
   const { container } = open("/jobs/flights-1/timeline");
   const picture = await screen.findByRole("group", { name: "Timeline" });
   const user = userEvent.setup();
@@ -196,6 +196,6 @@ it("goes along the timeline with the arrow keys, and shows what is selected with
   expect(details.textContent).toContain("oscar (claimed name, account root@host), requested by uma");
   expect(details.textContent).toContain(HOSTILE);
   await user.keyboard("{Home}{Enter}");
-  expect(details.textContent).toContain("stateflow restore JOB.py --job-root /jobs/flights --plan 10 --out plan.json");
+  expect(within(details).getByRole("link", { name: "Restore to here: 10" }).getAttribute("href")).toBe("/jobs/flights-1/restore?to=10");
   await expectAccessible(container);
 });
