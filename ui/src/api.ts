@@ -176,6 +176,8 @@ export interface FamilyDag {
   dag_id: string;
   role: "run" | "savepoint" | "retention" | "recovery" | "partitions";
   may_trigger: boolean;
+  /** Whether the reader may answer its questions; without it, who may trigger the DAG may answer. */
+  may_answer?: boolean;
   is_paused: boolean;
 }
 

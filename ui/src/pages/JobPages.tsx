@@ -3,7 +3,10 @@ import { Link, NavLink, Route, Routes } from "react-router-dom";
 import { useFamily } from "../airflow";
 import { type JobState, useResource } from "../api";
 import { HealthWord } from "../parts/HealthWord";
+import { WaitingApprovals } from "../parts/JobActions";
+import { Approval } from "./Approval";
 import { Journal } from "./Journal";
+import { Recovery } from "./Recovery";
 import { Restore } from "./Restore";
 import { Savepoints } from "./Savepoints";
 import { State } from "./State";
@@ -49,10 +52,16 @@ export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: s
         </Flex>
       </Box>
       <Routes>
-        <Route index element={<State state={state} base={base} address={address} />} />
+        <Route path="approval/*" element={null} />
+        <Route path="*" element={<WaitingApprovals family={family} base={base} />} />
+      </Routes>
+      <Routes>
+        <Route index element={<State state={state} base={base} address={address} family={family} />} />
         <Route path="timeline" element={<Timeline address={address} base={base} />} />
         <Route path="journal" element={<Journal address={`${address}/journal`} showsJob={false} />} />
         <Route path="savepoints" element={<Savepoints address={address} base={base} />} />
+        <Route path="approval/:dagRun" element={<Approval state={state} base={base} family={family} />} />
+        <Route path="recovery/:dagRun" element={<Recovery state={state} base={base} family={family} />} />
         <Route path="restore" element={<Restore state={state} base={base} address={address} family={family} />} />
         <Route path="*" element={<UnknownAddress base={base} />} />
       </Routes>

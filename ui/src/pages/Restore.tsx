@@ -1,19 +1,21 @@
-import { Box, Flex, Heading, Stack, Text } from "@chakra-ui/react";
+import { Box, Heading, Stack, Text } from "@chakra-ui/react";
 import { useState } from "react";
 import { useNavigate, useSearchParams } from "react-router-dom";
-import { type Family, setPaused, trigger, useDag } from "../airflow";
-import { type FamilyDag, type JobState, type Problem, type Resource, type RestorePlanPage, useResource } from "../api";
+import { type Family, trigger, useDag } from "../airflow";
+import { type FamilyDag, type JobState, type Problem, type Resource, type RestorePlan, type RestorePlanPage, useResource } from "../api";
 import { restoreCommands, runCommand } from "../commands";
 import { formatCount } from "../format";
 import { Command } from "../parts/Command";
 import { ConfirmedAction } from "../parts/ConfirmedAction";
 import { CheckField, TextField } from "../parts/Fields";
+import { PauseAction, SavepointAction } from "../parts/JobActions";
 import { PageLink, recoveryPath, restorePath } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { Cautions, LossNumbers, LossSentences, PlanChanges, PlanTarget } from "../parts/PlanChanges";
 import { namesOf, RestoreForm } from "../parts/RestoreForm";
 import { RestorePoints } from "../parts/RestorePoints";
 import { useDebounced } from "../parts/useDebounced";
+import { undoTarget } from "../recovery";
 import { isBlank, optionsFor, planQuery, recoveryConf, type RestoreOptions } from "../restoreOptions";
 
 /** A restore step by step: the point, options, the plan, the reason. The point is in the address: `?to=TARGET`. */
@@ -75,8 +77,23 @@ function Wizard({ target, job, base, address, family }: WizardProps) {
         </Heading>
         {found.problem !== null && found.problem.status === 422 ? <Refused problem={found.problem} /> : <Loaded resource={found}>{(page) => <Plan page={page} />}</Loaded>}
       </Stack>
+      {isCurrent && plan !== null && <Undo plan={plan} family={family} base={base} />}
       <Request {...{ job, options, setOptions, reason, setReason, base, family }} page={isCurrent ? found.value : null} />
     </Stack>
+  );
+}
+
+/** Says that a restore cannot be undone: it drops the checkpoint before it, which only a savepoint would keep. */
+function Undo({ plan, family, base }: { plan: RestorePlan; family: Family; base: string }) {
+  const savepoint = family.dag("savepoint");
+  if (undoTarget(plan) !== null) return null;
+  return (
+    <Notice status="warning" title="This restore cannot be undone">
+      <Stack gap={2}>
+        <Text>No savepoint keeps checkpoint {plan.checkpoint_id}, where the job is now. Take a savepoint first if you may want to come back to it.</Text>
+        {savepoint !== null && <SavepointAction dag={savepoint} stops={false} base={base} size="xs" />}
+      </Stack>
+    </Notice>
   );
 }
 
@@ -222,21 +239,17 @@ function RunDag({ dag, onChange }: { dag: FamilyDag | null; onChange: () => void
   if (isPaused) return <Text>{dag.dag_id} is paused: no scheduled run starts in the meantime.</Text>;
   return (
     <Notice status="warning" title={`${dag.dag_id} is not paused`}>
-      <Flex direction="column" gap={2}>
-        A run that starts in the meantime makes the plan outdated, and the restore is then refused.
-        <ConfirmedAction
-          label={`Pause ${dag.dag_id}`}
+      <Stack gap={2}>
+        <Text>A run that starts in the meantime makes the plan outdated, and the restore is then refused.</Text>
+        <PauseAction
+          dag={dag}
           size="xs"
-          refused={dag.may_trigger ? null : "You do not have the right to change this DAG."}
-          question={<Text>No run of the job starts until a person unpauses it.</Text>}
-          act={async () => {
-            const problem = await setPaused(dag.dag_id, true);
+          onDone={() => {
             reload();
             onChange();
-            return problem;
           }}
         />
-      </Flex>
+      </Stack>
     </Notice>
   );
 }

@@ -1,8 +1,10 @@
 import { Box, Link as ChakraLink, Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/react";
 import type { ReactNode } from "react";
 import { Link } from "react-router-dom";
+import type { Family } from "../airflow";
 import { type CheckpointEntry, type Entry, type JobState, type OperatorStatus, type PointPage, type Resource, type SourceStatus, useResource } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
+import { JobActions } from "../parts/JobActions";
 import { RestoreLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { Pager, usePages } from "../parts/Pager";
@@ -15,7 +17,7 @@ import { TrendLine } from "../pictures/TrendLine";
 import { LastSavepoint, Waiting } from "./Jobs";
 
 /** Where a job stands: its newest checkpoint, state, input, savepoint and points. */
-export function State({ state, base, address }: { state: Resource<JobState>; base: string; address: string }) {
+export function State({ state, base, address, family }: { state: Resource<JobState>; base: string; address: string; family: Family }) {
   return (
     <Loaded resource={state}>
       {(job) => (
@@ -23,6 +25,7 @@ export function State({ state, base, address }: { state: Resource<JobState>; bas
           <FreshnessNotice of={job} />
           <Sentence job={job} base={base} />
           <Problems job={job} />
+          <JobActions family={family} base={base} jobRoot={job.job_root} />
           <Tiles job={job} />
           <Operators operators={job.operators} />
           <Sources sources={job.sources} />
