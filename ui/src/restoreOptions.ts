@@ -63,7 +63,7 @@ export function planQuery(options: RestoreOptions): string {
 
 /** The configuration of the recovery DAG. */
 export function recoveryConf(options: RestoreOptions, reason: string, expectedPlan: string): Record<string, unknown> {
-  return { ...params(options), reason, run: options.run, expected_plan: expectedPlan };
+  return { ...params(options), reason: reason.trim(), run: options.run, expected_plan: expectedPlan };
 }
 
 const VISIBLE = /[^\s\p{Cc}\p{Cf}\u034f\u115f\u1160\u3164]/u;
