@@ -40,3 +40,9 @@ export function savepointCommand(jobRoot: string, stops: boolean, name: string, 
   const given = [...option("--name", name === "" ? [] : [name]), ...option("--reason", reason.trim() === "" ? [] : [reason])];
   return stops ? command("stop", "--job-root", jobRoot, "--savepoint", ...given) : command("savepoint", "create", "--job-root", jobRoot, ...given);
 }
+
+/** The commands that delete checkpoints and periodic savepoints beyond a number; with `--dry-run`, they only list them. */
+export function retentionCommands(jobRoot: string, retain: number | null, savepoints: number | null): string[] {
+  const gc = command("gc", "--job-root", jobRoot, ...option("--retain", retain === null ? [] : [String(retain)]), "--dry-run");
+  return savepoints === null ? [gc] : [gc, command("savepoint", "prune", "--job-root", jobRoot, "--keep", String(savepoints), "--dry-run")];
+}

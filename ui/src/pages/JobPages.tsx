@@ -5,6 +5,7 @@ import { type JobState, useResource } from "../api";
 import { HealthWord } from "../parts/HealthWord";
 import { WaitingApprovals } from "../parts/JobActions";
 import { Approval } from "./Approval";
+import { Graph } from "./Graph";
 import { Journal } from "./Journal";
 import { Recovery } from "./Recovery";
 import { Restore } from "./Restore";
@@ -18,6 +19,7 @@ const PAGES = [
   ["/timeline", "Timeline"],
   ["/journal", "Journal"],
   ["/savepoints", "Savepoints"],
+  ["/graph", "Graph"],
 ] as const;
 
 /** The pages of one job. `jobs` is the path of the list of jobs, null where there is none; `base` that of these pages. */
@@ -59,9 +61,10 @@ export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: s
         <Route index element={<State state={state} base={base} address={address} family={family} />} />
         <Route path="timeline" element={<Timeline address={address} base={base} />} />
         <Route path="journal" element={<Journal address={`${address}/journal`} showsJob={false} />} />
-        <Route path="savepoints" element={<Savepoints address={address} base={base} />} />
+        <Route path="savepoints" element={<Savepoints address={address} base={base} state={state} family={family} />} />
         <Route path="approval/:dagRun" element={<Approval state={state} base={base} family={family} />} />
         <Route path="recovery/:dagRun" element={<Recovery state={state} base={base} family={family} />} />
+        <Route path="graph" element={<Graph address={address} />} />
         <Route path="restore" element={<Restore state={state} base={base} address={address} family={family} />} />
         <Route path="*" element={<UnknownAddress base={base} />} />
       </Routes>

@@ -1,15 +1,18 @@
 import { Box, Flex, Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
-import { type ActionEntry, type Savepoint, type SavepointPage, useResource } from "../api";
+import type { Family } from "../airflow";
+import { type ActionEntry, type JobState, type Resource, type Savepoint, type SavepointPage, useResource } from "../api";
 import { formatBytes } from "../format";
 import { CopyButton } from "../parts/Command";
 import { RestoreLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
+import { Comparison } from "../parts/SavepointComparison";
+import { RetentionPlan } from "../parts/RetentionPlan";
 import { peopleText } from "../parts/people";
 import { Time } from "../parts/Time";
 import { factsText } from "./Journal";
 
 /** The savepoints of a job, the newest first. */
-export function Savepoints({ address, base }: { address: string; base: string }) {
+export function Savepoints({ address, base, state, family }: { address: string; base: string; state: Resource<JobState>; family: Family }) {
   const resource = useResource<SavepointPage>(`${address}/savepoints`);
   return (
     <Loaded resource={resource}>
@@ -27,6 +30,8 @@ export function Savepoints({ address, base }: { address: string; base: string })
             ))}
           </SimpleGrid>
           {page.older && <Notice status="info" title="The job root has older savepoints, which are not shown" />}
+          <Comparison address={address} savepoints={page.savepoints} />
+          {state.value !== null && <RetentionPlan address={address} base={base} job={state.value} savepoints={page.savepoints} dag={family.dag("retention")} isKnown={family.isKnown} />}
           <Elsewhere entries={page.elsewhere} />
         </Stack>
       )}

@@ -164,7 +164,7 @@ it("lets an approver read the losses first, and sends the answer with the note",
 });
 
 it("disables the approval for the requester, with the reason", async () => {
-  server.answers[`${run()}`] = { ...dagRun, triggering_user_name: "oscar" };
+  server.answers[run()] = { ...dagRun, triggering_user_name: "oscar" };
   open(page(`approval/${encodeURIComponent(RUN)}`));
   const approve = await screen.findByRole<HTMLButtonElement>("button", { name: "Approve" });
   await waitFor(() => {

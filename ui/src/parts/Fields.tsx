@@ -1,5 +1,6 @@
 import { Box, Input, NativeSelect, Stack, Text, Textarea } from "@chakra-ui/react";
 import { useId } from "react";
+import { formatCount } from "../format";
 
 interface FieldProps {
   label: string;
@@ -60,6 +61,29 @@ export function SelectField<T extends string>({ label, value, onChange, help, ch
         </NativeSelect.Field>
         <NativeSelect.Indicator />
       </NativeSelect.Root>
+      <Help id={id} text={help} />
+    </Stack>
+  );
+}
+
+/** A choice of a number between two others. */
+export function RangeField({ label, value, least, most, onChange, help }: { label: string; value: number; least: number; most: number; onChange: (value: number) => void; help?: string }) {
+  const id = useId();
+  return (
+    <Stack gap={1} minW={0}>
+      <Label id={id} text={`${label}: ${formatCount(value)}`} />
+      <input
+        id={id}
+        type="range"
+        min={least}
+        max={most}
+        step={1}
+        value={value}
+        aria-describedby={help === undefined ? undefined : `${id}-help`}
+        onChange={(event) => {
+          onChange(event.target.valueAsNumber);
+        }}
+      />
       <Help id={id} text={help} />
     </Stack>
   );
