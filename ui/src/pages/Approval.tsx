@@ -72,6 +72,11 @@ function OneQuestion({ state, base, dag, run, question, reload }: QuestionProps)
       )}
       {waits && plan !== null && outdated === null && <Validity state={state} />}
       {output.value !== null && <PlanOf output={output.value} />}
+      {output.problem !== null && output.value === null && (
+        <Notice status="warning" title="The plan cannot be read now">
+          {output.problem.message}. The question has it as text.
+        </Notice>
+      )}
       <Body question={question} isOpen={output.value?.cautions === undefined} />
       <DagRunLink dag={dag.dag_id} run={run} />
       {waits ? <Answer question={question} refused={refusals(question, dagRun, me, dag, outdated)} reload={reload} /> : <Answered question={question} />}

@@ -91,7 +91,7 @@ function Stepper({ steps, base, question, job, output }: StepperProps) {
   return (
     <Stack as="ol" listStyleType="none" gap={0} aria-label="Steps of the recovery" aria-live="polite">
       {steps.map((step, index) => (
-        <Box as="li" key={step.task} borderStartWidth="3px" borderColor={`${COLOURS[step.status]}.solid`} ps={4} py={3} aria-current={isCurrent(step) ? "step" : undefined}>
+        <Box as="li" key={step.task} borderStartWidth="3px" borderColor={COLOURS[step.status] === "gray" ? "border" : `${COLOURS[step.status]}.solid`} ps={4} py={3} aria-current={isCurrent(step) ? "step" : undefined}>
           <Flex gap={3} align="center" wrap="wrap">
             <Text fontWeight="semibold">
               {index + 1}. {step.title}

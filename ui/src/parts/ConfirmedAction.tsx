@@ -51,7 +51,7 @@ export function ConfirmedAction({ label, question, fields, refused, act, colour 
         {label}
       </Button>
       {refused !== null && (
-        <Text id={id} fontSize="xs" color="fg.muted">
+        <Text id={id} fontSize="xs" color="fg.muted" maxW="16rem">
           {refused}
         </Text>
       )}

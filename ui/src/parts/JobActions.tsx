@@ -79,7 +79,7 @@ export function PauseAction({ dag, onDone, size = "sm" }: DagProps & { onDone: (
           return problem;
         }}
       />
-      <Text fontSize="xs" color="fg.muted" role="status">
+      <Text fontSize="xs" color="fg.muted" maxW="16rem" role="status">
         {dag.dag_id} is {isPaused ? "paused" : "not paused"}
         {!isPaused && next !== null && (
           <>
@@ -97,12 +97,14 @@ interface SavepointProps {
   dag: FamilyDag;
   /** Whether the run ends with the savepoint. */
   stops: boolean;
+  /** The DAG that runs the job. */
+  run?: FamilyDag | null;
   base: string;
   size?: "xs" | "sm";
 }
 
 /** Takes a savepoint; with `stops`, at the end of the run, after an approval. */
-export function SavepointAction({ dag, stops, base, size = "sm" }: SavepointProps) {
+export function SavepointAction({ dag, stops, run: runDag = null, base, size = "sm" }: SavepointProps) {
   const [name, setName] = useState("");
   const [reason, setReason] = useState("");
   const [run, setRun] = useState<string | null>(null);
@@ -127,6 +129,7 @@ export function SavepointAction({ dag, stops, base, size = "sm" }: SavepointProp
         question={<Text>{question}</Text>}
         fields={
           <>
+            {stops && runDag !== null && <Text color="fg.muted">For a continuous job, pause {runDag.dag_id} first: otherwise it would start the job again, and the stop is refused.</Text>}
             <TextField label="Name of the savepoint" value={name} onChange={setName} help="By default, its origin and time." />
             <TextField label="Reason for the savepoint" value={reason} onChange={setReason} help="Stored with the savepoint." />
           </>
@@ -156,7 +159,7 @@ export function JobActions({ family, base, jobRoot }: Omit<ActionsProps, "id"> &
       <Flex as="section" aria-label="Actions" gap={3} wrap="wrap" align="start">
         {run !== null && <RunAction dag={run} />}
         {savepoint !== null && <SavepointAction dag={savepoint} stops={false} base={base} />}
-        {savepoint !== null && <SavepointAction dag={savepoint} stops base={base} />}
+        {savepoint !== null && <SavepointAction dag={savepoint} stops run={run} base={base} />}
         {run !== null && <PauseAction dag={run} onDone={family.reload} />}
         <RestoreLink base={base} target={null} label="Restore…" />
       </Flex>

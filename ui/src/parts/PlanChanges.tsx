@@ -26,10 +26,10 @@ export function PlanTarget({ plan }: { plan: RestorePlan }) {
 /** What is lost, in three numbers. */
 export function LossNumbers({ plan }: { plan: RestorePlan }) {
   return (
-    <SimpleGrid as="section" aria-label="What is lost" columns={{ base: 1, sm: 3 }} gap={3}>
+    <SimpleGrid as="section" aria-label="What is lost" columns={3} gap={{ base: 2, md: 3 }}>
       {lossNumbers(plan).map(({ value, label, note, isLoss }) => (
-        <Box key={label} borderWidth="1px" borderColor={isLoss ? "red.solid" : "border"} borderRadius="md" p={3}>
-          <Text fontSize="2xl" fontWeight="bold" color={isLoss ? "red.fg" : undefined}>
+        <Box key={label} borderWidth="1px" borderColor={isLoss ? "red.solid" : "border"} borderRadius="md" p={{ base: 2, md: 3 }} minW={0} overflowWrap="anywhere">
+          <Text fontSize={{ base: "xl", md: "2xl" }} lineHeight="short" fontWeight="bold" color={isLoss ? "red.fg" : undefined}>
             {value}
           </Text>
           <Text>{label}</Text>
@@ -118,7 +118,8 @@ function States({ plan: { states } }: { plan: RestorePlan }) {
   const rows = states.map((state) => ({
     name: state.uid,
     remark: `${ACTIONS[state.action]}${state.olds.length === 0 ? "" : `, from ${state.olds.join(", ")}`}`,
-    before: state.current_bytes,
+    // A new state has nothing before.
+    before: state.action === "new" ? (state.current_bytes ?? 0) : state.current_bytes,
     after: state.action === "dropped" ? 0 : state.target_bytes,
   }));
   const most = rows.reduce((largest, row) => Math.max(largest, row.before ?? 0, row.after), 0);
@@ -135,7 +136,7 @@ function States({ plan: { states } }: { plan: RestorePlan }) {
               <Table.Cell fontWeight="semibold">{row.name}</Table.Cell>
               <Table.Cell>{row.remark}</Table.Cell>
               <Table.Cell>
-                <BarLine name="before" value={row.before} most={most} text={sizeText(row.before)} colour="gray.solid" />
+                <BarLine name="before" value={row.before} most={most} text={sizeText(row.before)} colour="gray.500" />
                 <BarLine name="after" value={row.after} most={most} text={sizeText(row.after)} colour="blue.solid" />
               </Table.Cell>
             </Table.Row>

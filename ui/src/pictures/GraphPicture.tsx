@@ -12,6 +12,10 @@ const COLOURS: Record<NodeKind, string> = {
   operator: "var(--chakra-colors-blue-solid)",
   sink: "var(--chakra-colors-purple-solid)",
 };
+/** Where the keys of an edge are: nearer to its begin, as many edges may end in one place. */
+const LABEL_AT = 0.43;
+/** How far a curve has come there from the height of its begin to that of its end. */
+const LABEL_RISE = 0.35;
 const BACKGROUND = "var(--chakra-colors-bg)";
 const TEXT = "var(--chakra-colors-fg)";
 const MUTED = "var(--chakra-colors-fg-muted)";
@@ -124,7 +128,7 @@ function EdgeLine({ edge, from, to }: { edge: GraphEdge; from: GraphNode | undef
       <path d={`M${x0},${y0} C${middle},${y0} ${middle},${y1} ${x1},${y1}`} fill="none" stroke={MUTED} strokeWidth={1.5} strokeDasharray={edge.keys.length > 0 ? undefined : "4 3"} />
       <path d={`M${x1 - 7},${y1 - 4} L${x1},${y1} L${x1 - 7},${y1 + 4} Z`} fill={MUTED} />
       {text !== "" && (
-        <text x={x1 - 50} y={y1 - 8} textAnchor="middle" style={READABLE} fill={MUTED}>
+        <text x={x0 + LABEL_AT * (x1 - x0)} y={y0 + LABEL_RISE * (y1 - y0) - 6} textAnchor="middle" style={READABLE} fill={MUTED}>
           {shorten(text, 14)}
         </text>
       )}
@@ -140,13 +144,13 @@ function NodeShape({ node, remark, isSelected }: { node: GraphNode; remark: stri
       <title>{`${node.kind} ${node.uid}`}</title>
       <rect x={x} y={y} width={NODE.width} height={NODE.height} rx={6} fill={BACKGROUND} stroke={isSelected ? TEXT : COLOURS[node.kind]} strokeWidth={isSelected ? 3 : 1.5} />
       <rect x={x} y={y} width={5} height={NODE.height} fill={COLOURS[node.kind]} />
-      <text x={x + 14} y={y + 18} fontSize={10} fill={MUTED}>
+      <text x={x + 14} y={y + 18} style={{ fontSize: 10 }} fill={MUTED}>
         {node.kind}
       </text>
-      <text x={x + 14} y={y + 34} fontSize={13} fontWeight={600} fill={TEXT}>
+      <text x={x + 14} y={y + 34} style={{ fontSize: 13, fontWeight: 600 }} fill={TEXT}>
         {shorten(node.uid, most)}
       </text>
-      <text x={x + 14} y={y + 51} fontSize={11} fill={MUTED}>
+      <text x={x + 14} y={y + 51} style={{ fontSize: 11 }} fill={MUTED}>
         {shorten(remark, most + 3)}
       </text>
     </>
