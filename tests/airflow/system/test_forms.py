@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,16 +14,15 @@ from flights_demo.airflow_home import USER
 
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.system.live_airflow import Client, live_airflow
+from tests.support.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS, needs_chromium
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-CHROMIUM = shutil.which("chromium")
-"""Path of Debian's Chromium; None where `make setup` could not install it."""
 pytestmark = [
     pytest.mark.slow(reason="starts Airflow and a browser"),
     pytest.mark.airflow,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium was not found: `make setup` installs it"),
+    needs_chromium,
 ]
 
 DAGS = [
@@ -36,15 +34,6 @@ DEFAULTS, ENTRIES = json.loads((Path(__file__).parents[1] / "data" / "forms.json
 """Conf of a DAG run whose form was sent as it was, of the families' DAGs under their suffix; and what is entered."""
 
 
-# Milliseconds; a page takes ten seconds and more on a busy machine.
-_PATIENCE = 180_000.0
-# Nothing of the browser may ask a server on the internet; everything that is looked at is on this machine.
-_ARGUMENTS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update"),
-)
-
-
 @contextmanager
 def open_page(profile: Path) -> Iterator[Page]:
     """A page of a new browser, whose files go to a new folder."""
@@ -52,9 +41,9 @@ def open_page(profile: Path) -> Iterator[Page]:
 
     with sync_playwright() as playwright:
         context = playwright.chromium.launch_persistent_context(
-            profile, executable_path=CHROMIUM, args=_ARGUMENTS, viewport={"width": 1400, "height": 1400}
+            profile, executable_path=CHROMIUM, args=ARGUMENTS, viewport={"width": 1400, "height": 1400}
         )
-        context.set_default_timeout(_PATIENCE)
+        context.set_default_timeout(PATIENCE_MS)
         try:
             yield context.pages[0]
         finally:
@@ -111,7 +100,7 @@ class TriggerForm:
         from playwright.sync_api import expect
 
         button = self.dialog.get_by_role("button", name="Trigger")
-        expect(button).to_be_enabled(timeout=_PATIENCE)
+        expect(button).to_be_enabled(timeout=PATIENCE_MS)
         # By the keyboard: the notification of the run before can cover the button, and stays while the mouse is on it.
         button.press("Enter")
         self.dialog.wait_for(state="detached")

@@ -257,6 +257,8 @@ export interface components {
             generation: number;
             ordinal: number;
             run: number;
+            base_checkpoint_id: number | null;
+            branch: number | null;
             ended_at: string | null;
             duration_ms: number;
             increment_bytes: number;
@@ -380,6 +382,7 @@ export interface components {
             claimed_savepoints: components["schemas"]["Claimed"][];
             code_hash: string | null;
             waiting: components["schemas"]["Waiting"][];
+            progress: components["schemas"]["RunProgress"] | null;
         };
         /** @description The jobs that the caller may read. */
         JobList: {
@@ -527,7 +530,9 @@ export interface components {
             rows_dropped: number;
             dead_letters: number;
             state_bytes: number;
+            live_bytes: number | null;
             state_entries: number | null;
+            live_entries: number | null;
             state_entries_exact: boolean;
             function_ms: number;
             state_ms: number;
@@ -537,6 +542,10 @@ export interface components {
             skew_ratio: number;
             watermark_at: string | null;
             watermark_lag_ms: number | null;
+            spread: {
+                [key: string]: components["schemas"]["Spread"];
+            };
+            busiest: components["schemas"]["SubtaskMetrics"][];
         };
         /** @description An operator at a checkpoint. */
         OperatorStatus: {
@@ -611,6 +620,16 @@ export interface components {
             failed_at: string | null;
             code: string;
             message: string;
+        };
+        /** @description `progress/<generation>/<number>`: how far a run was in a batch that takes long; the highest number counts. */
+        RunProgress: {
+            reported_at: string | null;
+            ordinal: number;
+            batch_started_at: string | null;
+            batches: number;
+            rows_in: number;
+            driver: string;
+            reason: string | null;
         };
         /** @description A run, as far as the history has records of it. */
         RunSummary: {
@@ -723,6 +742,14 @@ export interface components {
             size_bytes: number;
             state_entries: number | null;
         };
+        /** @description What a subtask of an operator has done in a batch. */
+        SubtaskMetrics: {
+            subtask: number;
+            rows_in: number;
+            state_bytes: number;
+            function_ms: number;
+            cpu_ms: number;
+        };
         /** @description The newest part of the history of a job. */
         TimelinePage: {
             runs: components["schemas"]["RunSummary"][];
@@ -742,6 +769,7 @@ export interface components {
             generation: number;
             run: number;
             ordinal: number;
+            branch: number | null;
             status: string;
             ended_at: string | null;
             duration_ms: number;

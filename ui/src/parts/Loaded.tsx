@@ -1,11 +1,15 @@
 import { Alert, Button, Input, Skeleton, Stack, Text } from "@chakra-ui/react";
-import { type FormEvent, type ReactNode, useId, useState } from "react";
+import { createContext, type FormEvent, type ReactNode, useContext, useId, useState } from "react";
 import { type Freshness, isStandalone, type Problem, rememberToken, type Resource } from "../api";
 import { Time } from "./Time";
+
+// A page with several answers says once that it may be outdated.
+const Outdated = createContext(false);
 
 /** An answer's content; while there is none, that it is loading, or why it is missing. An old answer says so. */
 export function Loaded<T>({ resource, children }: { resource: Resource<T>; children: (value: T) => ReactNode }) {
   const { value, checkedAt, problem, reload } = resource;
+  const isSaid = useContext(Outdated);
   if (value === null) {
     if (problem?.status === 401 && isStandalone) return <TokenForm problem={problem} />;
     if (problem !== null) return <ProblemAlert problem={problem} reload={reload} />;
@@ -18,12 +22,12 @@ export function Loaded<T>({ resource, children }: { resource: Resource<T>; child
   }
   return (
     <Stack gap={4}>
-      {problem !== null && (
+      {problem !== null && !isSaid && (
         <Notice status="warning" title="This may be outdated">
           It was read {checkedAt !== null && <Time at={new Date(checkedAt).toISOString()} />}: {problem.message}.
         </Notice>
       )}
-      {children(value)}
+      <Outdated.Provider value={isSaid || problem !== null}>{children(value)}</Outdated.Provider>
     </Stack>
   );
 }

@@ -1,5 +1,6 @@
 import { Box } from "@chakra-ui/react";
 import { type CSSProperties, type KeyboardEvent, useEffect, useRef, useState } from "react";
+import type { ActionEntry } from "../api";
 import { formatTime } from "../format";
 import { peopleText } from "../parts/people";
 import { type Arc, type Edge, isCheckpoint, type Mark, type RunSpan, type TimelineLayout } from "./timelineLayout";
@@ -142,8 +143,13 @@ export function describeMark({ kind, label, entries, undone, retained, newest }:
   const state = [newest ? "the present state" : "", undone ? "undone" : "", retained ? "retained" : ""];
   const parts = isCheckpoint(entry)
     ? [kind === "aborted" ? "aborted checkpoint" : `${kind === "group" ? "checkpoints" : "checkpoint"} ${label}`, ...state, `run ${entry.run}`]
-    : [`${entry.kind} ${label}`, ...state, peopleText(entry.by, entry.requested_by), entry.reason ?? ""];
+    : [`${entry.kind} ${savepointOf(entry) ?? label}`.trim(), ...state, peopleText(entry.by, entry.requested_by), entry.reason ?? ""];
   return [...parts, at].filter((part) => part !== "").join(", ");
+}
+
+/** The name of the savepoint that an action is about. */
+function savepointOf({ facts: { savepoint } }: ActionEntry): string | null {
+  return typeof savepoint === "string" ? savepoint : null;
 }
 
 function EdgeLine({ edge, grid }: { edge: Edge; grid: Grid }) {

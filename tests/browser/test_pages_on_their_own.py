@@ -1,0 +1,169 @@
+"""The pages of `stateflow ui` in a real browser."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+
+from stateflow.ui.catalog import RootCatalog, job_at
+from stateflow.ui.roots import RootLimits
+from stateflow.ui.server import PagesServer, PagesSettings
+from tests.support.browser import Look, needs_axe, needs_chromium, open_browser, open_look
+from tests.ui.pages_job import PagesJob
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [needs_chromium, needs_axe, pytest.mark.slow(reason="starts a browser")]
+
+HOSTILE = "<img src=x onerror=\"document.title='stolen'\">\u202e \x1b[31m & {{ 7*7 }}"
+PAGES = ("", "journal", "jobs/{id}", "jobs/{id}/timeline", "jobs/{id}/journal", "jobs/{id}/savepoints")
+LOOKS: tuple[tuple[int, Literal["light", "dark"]], ...] = (
+    (1280, "light"),
+    (375, "dark"),
+    (2560, "dark"),
+    (375, "light"),
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> PagesJob:
+    """A job with a savepoint, a restore whose reason is hostile, and checkpoints that it has undone."""
+    job = PagesJob(tmp_path_factory.mktemp("job"))
+    job.grow(8)
+    job.save("before-upgrade", reason=HOSTILE)
+    base = job.checkpoints[0]
+    job.grow(8)
+    job.go_back(base, reason=HOSTILE)
+    job.grow(4)
+    return job
+
+
+class Site:
+    """The pages of some job roots, which one server after another can serve at the same address."""
+
+    def __init__(self, *job_roots: str, port: int = 0, token: str = "") -> None:
+        self._roots = job_roots
+        self._token = token
+        self.port = port
+
+    @contextmanager
+    def serving(self) -> Iterator[str]:
+        limits = RootLimits()
+        settings = PagesSettings(port=self.port, token=self._token, limits=limits)
+        with PagesServer(RootCatalog(self._roots), settings) as server:
+            self.port = int(server.url.rpartition(":")[2].rstrip("/"))
+            thread = threading.Thread(target=server.run)
+            thread.start()
+            try:
+                yield server.url
+            finally:
+                server.stop()
+                thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(job: PagesJob) -> Iterator[str]:
+    with Site(job.address).serving() as url:
+        yield url
+
+
+def address(url: str, page: str, job: PagesJob) -> str:
+    return f"{url}/#/{page.format(id=job_at(job.address).id)}"
+
+
+def visit(look: Look, address: str) -> None:
+    look.page.goto(address)
+    look.page.locator("h1").first.wait_for()
+    look.page.locator("[aria-busy=true]").first.wait_for(state="detached")
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(("width", "colours"), LOOKS)
+def test_a_page_fits_its_window_and_all_readers(
+    browser: Browser, url: str, job: PagesJob, page: str, width: int, colours: Literal["light", "dark"]
+) -> None:
+    with open_look(browser, width=width, colours=colours) as look:
+        visit(look, address(url, page, job))
+        assert look.overflow() <= 0
+        assert look.violations() == []
+
+
+def test_the_timeline_shows_a_restore_and_goes_to_the_point_that_was_selected(
+    browser: Browser, url: str, job: PagesJob
+) -> None:
+    with open_look(browser) as look:
+        visit(look, address(url, "", job))
+        look.page.get_by_role("link", name="job", exact=True).click()
+        look.page.get_by_role("link", name="Timeline", exact=True).click()
+        look.page.get_by_role("button", name="restore").first.wait_for()
+        mark = look.page.get_by_role("button", name="savepoint before-upgrade")
+        mark.click()
+        chosen = look.page.url
+        assert "mark=" in chosen
+        look.page.get_by_role("link", name="Journal", exact=True).click()
+        look.page.go_back()
+        look.page.reload()
+        assert look.page.url == chosen
+        selected = look.page.get_by_role("region", name="Selected point")
+        selected.get_by_text("before-upgrade").first.wait_for()
+
+
+def test_texts_of_users_are_shown_as_text(browser: Browser, url: str, job: PagesJob) -> None:
+    with open_look(browser) as look:
+        for page in ("journal", "jobs/{id}/timeline", "jobs/{id}/savepoints", "jobs/{id}"):
+            visit(look, address(url, page, job))
+            assert look.page.locator("img[src=x]").count() == 0
+            assert "stolen" not in look.page.title()
+        visit(look, address(url, "journal", job))
+        assert look.page.get_by_text("<img src=x onerror=").count() >= 2
+
+
+def test_a_page_survives_a_restart_of_its_server(browser: Browser, job: PagesJob) -> None:
+    site = Site(job.address)
+    with open_look(browser, expected=["ERR_CONNECTION_REFUSED"]) as look:
+        with site.serving() as url:
+            look.page.clock.install()
+            visit(look, address(url, "jobs/{id}", job))
+        look.page.clock.fast_forward(11_000)
+        look.page.get_by_text("This may be outdated").first.wait_for()
+        with site.serving():
+            look.page.clock.fast_forward(11_000)
+            look.page.get_by_text("This may be outdated").first.wait_for(state="detached")
+
+
+def test_a_job_whose_root_is_gone_says_so(browser: Browser, tmp_path: object, job: PagesJob) -> None:
+    folder = job.folder.parent / "gone"
+    shutil.copytree(job.address, folder)
+    with Site(str(folder)).serving() as url, open_look(browser) as look:
+        id = job_at(str(folder)).id
+        look.page.clock.install()
+        visit(look, f"{url}/#/jobs/{id}")
+        shutil.rmtree(folder)
+        look.page.clock.fast_forward(11_000)
+        look.page.get_by_text("The job root cannot be read now").first.wait_for()
+        assert look.page.get_by_text("before-upgrade").count() > 0
+
+
+def test_without_the_token_a_page_asks_for_it(browser: Browser, job: PagesJob) -> None:
+    with Site(job.address, token="s3cret").serving() as url, open_look(browser, expected=["401"]) as look:
+        look.page.goto(address(url, "jobs/{id}", job))
+        field = look.page.get_by_label("Token of the server").first
+        field.fill("wrong")
+        field.press("Enter")
+        look.page.get_by_text("the token is missing or wrong").first.wait_for()
+        assert look.page.get_by_text("before-upgrade").count() == 0
+        look.page.get_by_label("Token of the server").first.fill("s3cret")
+        look.page.get_by_label("Token of the server").first.press("Enter")
+        look.page.get_by_text("before-upgrade").first.wait_for()

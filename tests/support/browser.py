@@ -1,0 +1,102 @@
+"""A real browser, whose pages must have no errors and no violation of the rules for readers with disabilities."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = shutil.which("chromium")
+"""Path of Debian's Chromium; None where `make setup` could not install it."""
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="Chromium was not found: `make setup` installs it")
+# Nothing of the browser may ask a server on the internet; everything that is looked at is on this machine.
+ARGUMENTS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+)
+PATIENCE_MS = 180_000.0
+"""How long a page may take; ten seconds and more on a busy machine."""
+_AXE = Path(__file__).resolve().parents[2] / "ui" / "node_modules" / "axe-core" / "axe.min.js"
+needs_axe = pytest.mark.skipif(not _AXE.exists(), reason="axe was not found: `make setup` installs it where Node is")
+
+
+@contextmanager
+def open_browser() -> Iterator[Browser]:
+    """A browser; each test opens its pages in a context of its own."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class Look:
+    """A page of the browser, and the errors that it has reported.
+
+    Attributes:
+        expected: parts of errors that the test causes.
+    """
+
+    page: Page
+    expected: Sequence[str] = ()
+    errors: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.on("console", lambda message: self._note(message.text) if message.type == "error" else None)
+        self.page.on("pageerror", lambda error: self._note(str(error)))
+
+    def _note(self, text: str) -> None:
+        if not any(each in text for each in self.expected):
+            self.errors.append(text)
+
+    def overflow(self) -> int:
+        """Pixels by which the page is wider than its window."""
+        return int(self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth"))
+
+    def violations(self) -> list[tuple[str, list[str]]]:
+        """The rules of axe that the page violates, with the elements that do."""
+        self.page.evaluate(_AXE.read_text())
+        found: dict[str, Any] = self.page.evaluate("axe.run()")
+        return [
+            (each["id"], [f"{node['html']} {node['failureSummary']}" for node in each["nodes"]])
+            for each in found["violations"]
+        ]
+
+
+@contextmanager
+def open_look(
+    browser: Browser,
+    *,
+    width: int = 1280,
+    colours: Literal["light", "dark"] = "light",
+    expected: Sequence[str] = (),
+    **options: Any,
+) -> Iterator[Look]:
+    """A page in a new context; afterwards, it must have reported no error that was not expected."""
+    context = browser.new_context(
+        viewport={"width": width, "height": 900},
+        color_scheme=colours,
+        reduced_motion="reduce",
+        locale="en-US",
+        timezone_id="UTC",
+        **options,
+    )
+    context.set_default_timeout(PATIENCE_MS)
+    try:
+        look = Look(context.new_page(), expected)
+        yield look
+        assert look.errors == []
+    finally:
+        context.close()
