@@ -24,7 +24,7 @@ export type SourceStatus = Schemas["SourceStatus"];
 export type TimelinePage = Schemas["TimelinePage"];
 export type TimelinePoint = Schemas["TimelinePoint"];
 
-// -- Answers that docs/reference/openapi.json does not have yet: replace each by `Schemas["…"]` once it has it.
+// -- Answers that docs/reference/openapi.json does not have yet: replace each by `Schemas["…"]` of the same name once it has it.
 
 /** The state of an operator now and after a restore. */
 export interface StateChange {
@@ -54,8 +54,10 @@ export interface SinkChange {
   mode: "restore" | "keep";
   table_id: string;
   table: string | null;
-  current_version: number;
+  current_version: number | null;
   target_version: number | null;
+  /** Whether the table was read, so that its rows and the commits of others are known. */
+  read: boolean;
   rows_removed: number | null;
   rows_returned: number | null;
   others: string[];
@@ -91,24 +93,26 @@ export interface RestorePlan {
   job_file: string | null;
   job_file_changed_at: string | null;
   code_difference: string | null;
-  /** Unified difference of the job file against that of the target; null or missing if it is not known. */
-  job_file_difference?: string | null;
+  /** Unified difference of the job file against that of the newest run; null if it is not known. */
+  job_file_difference: string | null;
 }
 
-export interface PlanCaution {
+export interface Caution {
   about: string;
   text: string;
 }
 
 /** The plan of a restore, made without a DAG run. */
 export interface RestorePlanPage extends Freshness {
-  plan: RestorePlan;
-  cautions: PlanCaution[];
-  replay: string;
+  /** Null if no run has stored the graph of the job. */
+  plan: RestorePlan | null;
+  cautions: Caution[];
+  replay: string | null;
   checks: { name: string; ok: boolean | null; text: string }[];
   /** Digest by which the task `plan` knows whether its plan is the one that was shown. */
-  expected_plan: string;
+  expected_plan: string | null;
   graph_known: boolean;
+  graph_generation: number | null;
 }
 
 export interface InputExplanation {
@@ -133,7 +137,7 @@ export interface ChainExplanation {
 }
 
 /** The physical plan of a job, as `stateflow explain --json` has it and a run stores it. */
-export interface JobGraph {
+export interface JobExplanation {
   job: string;
   parallelism: number;
   max_parallelism: number;
@@ -144,31 +148,42 @@ export interface JobGraph {
 
 export interface GraphPage extends Freshness {
   /** Null if no run has stored it. */
-  graph: JobGraph | null;
+  graph: JobExplanation | null;
+  graph_generation: number | null;
   checkpoint_id: number | null;
   operators: OperatorStatus[];
+  watermarks: Record<string, string>;
   sources: SourceStatus[];
 }
 
 export interface RetentionPreview extends Freshness {
   checkpoints: number[];
-  savepoints: string[];
+  /** Null if there are too many to read them. */
+  savepoints: string[] | null;
   freed_bytes: number | null;
 }
 
-/** What differs between two savepoints, without values of state. */
+/** An operator in two savepoints. */
+export interface ComparedOperator {
+  uid: string;
+  old_bytes: number | null;
+  new_bytes: number | null;
+  old_entries: number | null;
+  new_entries: number | null;
+  files_added: number;
+  files_removed: number;
+  files_common: number;
+  added_bytes: number;
+  removed_bytes: number;
+  common_bytes: number;
+  states: { name: string; kind: string; old_type: string | null; new_type: string | null }[];
+}
+
+/** Two savepoints of a job, compared without reading state. */
 export interface SavepointDiff extends Freshness {
-  operators: {
-    uid: string;
-    from_bytes: number | null;
-    to_bytes: number | null;
-    files_added: number;
-    files_removed: number;
-    files_common: number;
-    states: { name: string; from_entries: number | null; to_entries: number | null; from_bytes: number | null; to_bytes: number | null }[];
-  }[];
-  sources: { uid: string; from_offset: unknown; to_offset: unknown }[];
-  sinks: { uid: string; from_version: number | null; to_version: number | null }[];
+  old: Savepoint;
+  new: Savepoint;
+  operators: ComparedOperator[];
 }
 
 /** A DAG of a job, and whether the reader may trigger it. */

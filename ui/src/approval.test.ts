@@ -71,6 +71,10 @@ it("says that removed rows are lost if their input is gone, or nobody knows", ()
   const [sink] = plan.sinks;
   if (sink === undefined) throw new Error("the plan has no sink");
   expect(lossNumbers({ ...plan, sinks: [{ ...sink, rows_removed: null }] })[0].value).toBe("not known");
+  // A plan without the job file has not read tables: none is not zero.
+  const unread = lossNumbers({ ...plan, sinks: [{ ...sink, read: false, rows_removed: null, others: [] }] });
+  expect(unread[2]).toMatchObject({ value: "not known", isLoss: true });
+  expect(lossNumbers({ ...plan, sinks: [{ ...sink, read: false, rows_removed: 0, others: [] }] })[2].value).toBe("0");
 });
 
 it("has the steps of a recovery in order, whatever the order of tasks", () => {

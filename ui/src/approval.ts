@@ -1,12 +1,12 @@
 // Who may answer a question, and whether the plan that it is about is still valid.
 import type { AirflowUser, DagRun, Question } from "./airflow";
-import type { FamilyDag, JobState, PlanCaution, RestorePlan } from "./api";
+import type { FamilyDag, JobState, Caution, RestorePlan } from "./api";
 
 /** What the task `plan` of a recovery DAG returns. */
 export interface PlanOutput {
   plan: RestorePlan;
   markdown: string;
-  cautions?: PlanCaution[];
+  cautions?: Caution[];
   replay?: string;
   dag: { paused: boolean; active_runs: unknown } | null;
 }

@@ -30,6 +30,11 @@ export function rowsRemoved({ sinks }: RestorePlan): number | null {
   return sum(sinks.map((sink) => sink.rows_removed));
 }
 
+/** Commits of other writers that the restore undoes; null if a table that it changes was not read. */
+function commitsOfOthers({ sinks }: RestorePlan): number | null {
+  return sum(sinks.map((sink) => (sink.read || sink.mode === "keep" || sink.rows_removed === 0 ? sink.others.length : null)));
+}
+
 /** Whether removed rows are written again: true, false, or null if a source does not tell. */
 function areWrittenAgain({ sources, undone }: RestorePlan): boolean | null {
   if (undone) return false;
@@ -49,7 +54,7 @@ function againText(plan: RestorePlan): string {
 export function lossNumbers(plan: RestorePlan): [LossNumber, LossNumber, LossNumber] {
   const rows = rowsRemoved(plan);
   const lost = lostCheckpoints(plan).length;
-  const commits = plan.sinks.reduce((total, sink) => total + sink.others.length, 0);
+  const commits = commitsOfOthers(plan);
   return [
     {
       value: rows === null ? "not known" : formatCount(rows),
@@ -64,10 +69,10 @@ export function lossNumbers(plan: RestorePlan): [LossNumber, LossNumber, LossNum
       isLoss: lost > 0,
     },
     {
-      value: formatCount(commits),
+      value: commits === null ? "not known" : formatCount(commits),
       label: commits === 1 ? "commit of another writer is undone" : "commits of other writers are undone",
-      note: "",
-      isLoss: commits > 0,
+      note: commits === null ? "the plan of the recovery DAG has it" : "",
+      isLoss: commits !== 0,
     },
   ];
 }

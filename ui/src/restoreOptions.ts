@@ -62,7 +62,7 @@ export function planQuery(options: RestoreOptions): string {
 }
 
 /** The configuration of the recovery DAG. */
-export function recoveryConf(options: RestoreOptions, reason: string, expectedPlan: string): Record<string, unknown> {
+export function recoveryConf(options: RestoreOptions, reason: string, expectedPlan: string | null): Record<string, unknown> {
   return { ...params(options), reason: reason.trim(), run: options.run, expected_plan: expectedPlan };
 }
 

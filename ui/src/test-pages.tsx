@@ -173,7 +173,7 @@ export const plan: RestorePlan = {
   ],
   sources: [{ uid: "orders", current_offset: { file: 5 }, target_offset: null, available: true, files: 4, action: "kept", old: null }],
   sinks: [
-    { uid: "out", mode: "restore", table_id: "t", table: "/tables/out", current_version: 7, target_version: 5, rows_removed: 1234, rows_returned: 0, others: ["a", "b"] },
+    { uid: "out", mode: "restore", table_id: "t", table: "/tables/out", current_version: 7, target_version: 5, read: true, rows_removed: 1234, rows_returned: 0, others: ["a", "b"] },
   ],
   left: [],
   dropped_checkpoint_ids: [11, 12],
@@ -194,6 +194,7 @@ export const planPage: RestorePlanPage = {
   checks: [{ name: "no run is active", ok: true, text: "the run ended" }],
   expected_plan: "d1ce",
   graph_known: true,
+  graph_generation: 9,
   ...CURRENT,
 };
 

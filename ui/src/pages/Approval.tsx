@@ -125,7 +125,7 @@ function Validity({ state }: { state: Resource<JobState> }) {
 }
 
 function PlanOf({ output: { plan, cautions = [], replay } }: { output: PlanOutput }) {
-  const difference = plan.job_file_difference ?? null;
+  const difference = plan.job_file_difference;
   return (
     <Stack gap={4}>
       <LossNumbers plan={plan} />
@@ -139,8 +139,8 @@ function PlanOf({ output: { plan, cautions = [], replay } }: { output: PlanOutpu
           Job file {plan.job_file}
         </Heading>
         {plan.code_difference !== null && <Text overflowWrap="anywhere">{plan.code_difference}</Text>}
-        {difference !== null && difference !== "" && <DiffText label="Difference of the job files" text={difference} />}
-        {difference === "" && <Text>It does not differ.</Text>}
+        {difference !== null && difference !== "" && <DiffText label="Difference from the job file of the newest run" text={difference} />}
+        {difference === "" && <Text>It is that of the newest run.</Text>}
         {difference === null && <Text color="fg.muted">Its difference is not known.</Text>}
       </Stack>
     </Stack>

@@ -1,8 +1,8 @@
 import { Heading, Stack, Table, Text } from "@chakra-ui/react";
 import { useMemo } from "react";
 import { useSearchParams } from "react-router-dom";
-import { type ChainExplanation, type CheckpointPage, type GraphPage, type JobGraph, type OperatorStatus, type PointPage, type SourceStatus, useResource } from "../api";
-import { formatBytes, formatCount } from "../format";
+import { type ChainExplanation, type CheckpointPage, type GraphPage, type JobExplanation, type OperatorStatus, type PointPage, useResource } from "../api";
+import { formatBytes, formatCount, formatTime } from "../format";
 import { SelectField } from "../parts/Fields";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { offsetText } from "../parts/PlanChanges";
@@ -70,7 +70,7 @@ function remarkOf(operators: readonly OperatorStatus[], ms: number | null): (nod
   };
 }
 
-function Stored({ graph, page, address }: { graph: JobGraph; page: GraphPage; address: string }) {
+function Stored({ graph, page, address }: { graph: JobExplanation; page: GraphPage; address: string }) {
   const layout = useMemo(() => layOutGraph(graph), [graph]);
   const [query, setQuery] = useSearchParams();
   const id = page.checkpoint_id;
@@ -81,7 +81,7 @@ function Stored({ graph, page, address }: { graph: JobGraph; page: GraphPage; ad
     <>
       <Text>
         {id === null ? "The job has no checkpoint: sizes are not known." : `Sizes and rates are those of checkpoint ${id}.`} A solid line has rows with keys, a
-        broken line rows without keys.
+        broken line rows without keys.{page.graph_generation !== null && ` The graph is that of generation ${page.graph_generation}.`}
       </Text>
       <GraphPicture
         layout={layout}
@@ -98,7 +98,7 @@ function Stored({ graph, page, address }: { graph: JobGraph; page: GraphPage; ad
   );
 }
 
-function Selected({ node, graph, page, remark }: { node: GraphNode; graph: JobGraph; page: GraphPage; remark: string }) {
+function Selected({ node, graph, page, remark }: { node: GraphNode; graph: JobExplanation; page: GraphPage; remark: string }) {
   const chains = graph.levels.flatMap((level) => level.chains);
   return (
     <Stack as="section" aria-label="Selected node" aria-live="polite" borderWidth="1px" borderRadius="md" p={4} gap={2}>
@@ -106,7 +106,7 @@ function Selected({ node, graph, page, remark }: { node: GraphNode; graph: JobGr
         {node.kind} {node.uid}
       </Heading>
       {remark !== "" && <Text>{remark}</Text>}
-      {factsOf(node, graph, chains, page.sources).map(([name, value]) => (
+      {factsOf(node, graph, chains, page).map(([name, value]) => (
         <Text key={name} overflowWrap="anywhere">
           {name}: {value}
         </Text>
@@ -115,10 +115,10 @@ function Selected({ node, graph, page, remark }: { node: GraphNode; graph: JobGr
   );
 }
 
-function factsOf({ kind, uid }: GraphNode, graph: JobGraph, chains: readonly ChainExplanation[], sources: readonly SourceStatus[]): [string, string][] {
+function factsOf({ kind, uid }: GraphNode, graph: JobExplanation, chains: readonly ChainExplanation[], page: GraphPage): [string, string][] {
   if (kind === "source") {
     const source = graph.sources.find((each) => each.uid === uid);
-    const status = sources.find((each) => each.uid === uid);
+    const status = page.sources.find((each) => each.uid === uid);
     const facts: [string, string][] = source === undefined ? [] : [["Reads", source.reads], ["Columns", source.columns], ["Input ends", source.bounded ? "yes" : "no"]];
     return status === undefined ? facts : [...facts, ["Position", offsetText(status.offset)]];
   }
@@ -127,7 +127,14 @@ function factsOf({ kind, uid }: GraphNode, graph: JobGraph, chains: readonly Cha
     return sink === undefined ? [] : [["Writes to", sink.sink], ["Rows", sink.rows], ["Delivery", sink.delivery]];
   }
   const chain = chains.find((each) => each.uid === uid);
-  return chain === undefined ? [] : [["Function", chain.function ?? "none"], ["States", statesText(chain)], ["Output", chain.output ?? "none"]];
+  if (chain === undefined) return [];
+  const watermark = page.watermarks[uid];
+  const facts: [string, string][] = [
+    ["Function", chain.function ?? "none"],
+    ["States", statesText(chain, page.operators.find((each) => each.uid === uid))],
+    ["Output", chain.output ?? "none"],
+  ];
+  return watermark === undefined ? facts : [...facts, ["Watermark", formatTime(watermark)]];
 }
 
 /** The picture as a table: the same for who does not see it. */
@@ -158,7 +165,9 @@ function Connections({ layout }: { layout: GraphLayout }) {
   );
 }
 
-function statesText({ states, unknown_because: because }: ChainExplanation): string {
+/** The states that the function declares; a stored graph does not have them, and then the names at the checkpoint. */
+function statesText({ states, unknown_because: because }: ChainExplanation, operator: OperatorStatus | undefined): string {
+  if (states === null && operator !== undefined) return [...operator.states, ...operator.operator_states].join(", ") || "none";
   if (states === null) return because === null ? "not known" : `not known: ${because}`;
   return (
     states
@@ -179,9 +188,9 @@ function inputText({ inputs }: ChainExplanation): string {
 const EXPLAIN_COLUMNS = ["After shuffles", "Tasks", "Operator", "Function", "Input and keys", "Windows", "States", "Size", "Output", "Sinks"];
 
 /** The physical plan: levels between shuffles, keys, states and their sizes. */
-function Explain({ graph, operators }: { graph: JobGraph; operators: readonly OperatorStatus[] }) {
+function Explain({ graph, operators }: { graph: JobExplanation; operators: readonly OperatorStatus[] }) {
   const shuffles = graph.levels.reduce((most, level) => Math.max(most, level.number), 0);
-  const sizes = new Map(operators.map((operator) => [operator.uid, operator.size_bytes]));
+  const byUid = new Map(operators.map((operator) => [operator.uid, operator]));
   return (
     <Stack as="section" gap={2}>
       <Heading as="h2" size="md">
@@ -201,7 +210,7 @@ function Explain({ graph, operators }: { graph: JobGraph; operators: readonly Op
         </Table.Header>
         <Table.Body>
           {graph.levels.flatMap(({ number, tasks, chains }) =>
-            chains.map((chain, index) => <ChainRow key={`${number} ${index}`} chain={chain} shuffles={number} tasks={tasks} size={sizes.get(chain.uid) ?? null} />),
+            chains.map((chain, index) => <ChainRow key={`${number} ${index}`} chain={chain} shuffles={number} tasks={tasks} operator={byUid.get(chain.uid)} />),
           )}
         </Table.Body>
       </ScrollingTable>
@@ -209,7 +218,7 @@ function Explain({ graph, operators }: { graph: JobGraph; operators: readonly Op
   );
 }
 
-function ChainRow({ chain, shuffles, tasks, size }: { chain: ChainExplanation; shuffles: number; tasks: number; size: number | null }) {
+function ChainRow({ chain, shuffles, tasks, operator }: { chain: ChainExplanation; shuffles: number; tasks: number; operator: OperatorStatus | undefined }) {
   const output = [chain.output ?? "", ...chain.side_outputs.map((name) => `side output ${name}`)].filter((part) => part !== "").join("; ");
   return (
     <Table.Row>
@@ -219,8 +228,8 @@ function ChainRow({ chain, shuffles, tasks, size }: { chain: ChainExplanation; s
       <Table.Cell>{chain.relay ? "forwards rows" : chain.function}</Table.Cell>
       <Table.Cell>{inputText(chain)}</Table.Cell>
       <Table.Cell>{chain.windows}</Table.Cell>
-      <Table.Cell>{statesText(chain)}</Table.Cell>
-      <Table.Cell whiteSpace="nowrap">{size === null ? "" : formatBytes(size)}</Table.Cell>
+      <Table.Cell>{statesText(chain, operator)}</Table.Cell>
+      <Table.Cell whiteSpace="nowrap">{operator === undefined ? "" : formatBytes(operator.size_bytes)}</Table.Cell>
       <Table.Cell>{output}</Table.Cell>
       <Table.Cell>{chain.sinks.map((sink) => `${sink.uid}: ${sink.sink}, ${sink.delivery}`).join("; ")}</Table.Cell>
     </Table.Row>

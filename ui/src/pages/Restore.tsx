@@ -118,25 +118,25 @@ function Plan({ page }: { page: RestorePlanPage }) {
   return (
     <Stack gap={4}>
       <FreshnessNotice of={page} />
-      <PlanTarget plan={plan} />
-      <LossNumbers plan={plan} />
-      <LossSentences plan={plan} />
-      <Text>
-        {page.replay}
-        {plan.rows_again !== null && plan.checkpoints_after !== null && (
-          <>
-            {" "}
-            These are the {plan.checkpoints_after === 1 ? "rows of 1 checkpoint" : `rows of ${formatCount(plan.checkpoints_after)} checkpoints`}.
-          </>
-        )}
-      </Text>
-      <Cautions cautions={page.cautions} />
-      {!page.graph_known && (
-        <Notice status="info" title="No run has stored the graph of the job">
-          The plan assumes the operators, sources and sinks of the newest checkpoint. The recovery DAG plans with the job file.
+      {plan === null ? (
+        <Notice status="info" title="There is no plan without the job file">
+          No run has stored the graph of the job. The recovery DAG plans with the job file, and shows its plan to the approver.
         </Notice>
+      ) : (
+        <>
+          <PlanTarget plan={plan} />
+          <LossNumbers plan={plan} />
+          <LossSentences plan={plan} />
+          <Text>
+            {page.replay}
+            {plan.rows_again !== null && plan.checkpoints_after !== null && (
+              <> These are the {plan.checkpoints_after === 1 ? "rows of 1 checkpoint" : `rows of ${formatCount(plan.checkpoints_after)} checkpoints`}.</>
+            )}
+          </Text>
+        </>
       )}
-      <PlanChanges plan={plan} />
+      <Cautions cautions={page.cautions} />
+      {plan !== null && <PlanChanges plan={plan} />}
       {page.checks.length > 0 && (
         <Box as="ul" listStyleType="none">
           {page.checks.map(({ name, ok, text }) => {
@@ -213,7 +213,7 @@ function Trigger({ job, options, reason, base, family, page, dag }: RequestProps
         refused={refused}
         question={
           <Text>
-            This triggers {dag.dag_id}, which plans the restore of {job.job} to {page?.plan.target_label ?? options.target} again, and asks another person to approve it.
+            This triggers {dag.dag_id}, which plans the restore of {job.job} to {page?.plan?.target_label ?? options.target} again, and asks another person to approve it.
             Nothing changes before that.
           </Text>
         }
@@ -226,7 +226,7 @@ function Trigger({ job, options, reason, base, family, page, dag }: RequestProps
 function refusal(dag: FamilyDag, page: RestorePlanPage | null, reason: string): string | null {
   if (!dag.may_trigger) return `You do not have the right to trigger ${dag.dag_id}.`;
   if (dag.is_paused) return `${dag.dag_id} is paused: its DAG run would wait. Unpause it first.`;
-  if (page === null) return "There is no plan of these values yet.";
+  if (page === null) return "These values are not checked yet, or are refused.";
   if (isBlank(reason)) return "A reason is required.";
   return null;
 }

@@ -10,13 +10,15 @@ const operator: OperatorStatus = { uid: "count", subtasks: 2, files: 3, size_byt
 const graph: GraphPage = {
   checkpoint_id: 12,
   operators: [operator],
+  graph_generation: 9,
+  watermarks: { count: "2026-01-31T03:00:00.000Z" },
   sources: [{ uid: "orders", description: null, offset: { file: 5 }, watermark_at: null, active_at: null, idle: null }],
   graph: {
     job: "flights",
     parallelism: 2,
     max_parallelism: 128,
     on_spark: true,
-    sources: [{ uid: "orders", reads: HOSTILE, columns: "Order(customer: long)", bounded: true }],
+    sources: [{ uid: "orders", reads: HOSTILE, columns: "Order(customer long)", bounded: true }],
     levels: [
       {
         number: 1,
@@ -25,7 +27,7 @@ const graph: GraphPage = {
           {
             uid: "count",
             function: "Count",
-            inputs: [{ rows: "orders", from_uids: ["orders"], key: ["customer: long"], order_by: [], broadcast: false }],
+            inputs: [{ rows: "orders", from_uids: ["orders"], key: ["customer long"], order_by: [], broadcast: false }],
             output: "Total",
             side_outputs: ["late"],
             states: [{ name: "total", kind: "value", key_type: null, value_type: "long", time_to_live: "3 d after each write" }],
@@ -71,19 +73,24 @@ function savepoint(name: string, origin: string): Savepoint {
 }
 
 const diff: SavepointDiff = {
+  old: { ...savepoint("a", "periodic"), sinks: { out: { table_id: "t", version: 3, checkpoint_id: 10 } } },
+  new: { ...savepoint("b", "manual"), offsets: { orders: { file: 5 } }, sinks: { out: { table_id: "t", version: 5, checkpoint_id: 12 } } },
   operators: [
     {
       uid: "count",
-      from_bytes: 1000,
-      to_bytes: 2500,
+      old_bytes: 1000,
+      new_bytes: 2500,
+      old_entries: 5,
+      new_entries: 2,
       files_added: 2,
       files_removed: 1,
       files_common: 3,
-      states: [{ name: HOSTILE, from_entries: 5, to_entries: 2, from_bytes: null, to_bytes: null }],
+      added_bytes: 2000,
+      removed_bytes: 500,
+      common_bytes: 500,
+      states: [{ name: HOSTILE, kind: "value", old_type: "int", new_type: "long" }],
     },
   ],
-  sources: [{ uid: "orders", from_offset: null, to_offset: { file: 5 } }],
-  sinks: [{ uid: "out", from_version: 3, to_version: 5 }],
   ...CURRENT,
 };
 
@@ -115,7 +122,7 @@ it("shows the graph with sizes and keys, also as tables and by keyboard", async 
   const nodes = within(picture).getAllByRole("button");
   expect(nodes.map((node) => node.getAttribute("aria-label"))).toEqual(["source, orders", "operator, count, 2.5 kB", "sink, out"]);
   expect(nodes.map((node) => node.getAttribute("tabindex"))).toEqual(["0", "-1", "-1"]);
-  expect(screen.getByRole("region", { name: "Connections" }).textContent).toContain("source ordersoperator countcustomer: long");
+  expect(screen.getByRole("region", { name: "Connections" }).textContent).toContain("source ordersoperator countcustomer long");
   const plan = screen.getByRole("region", { name: "Physical plan" });
   expect(plan.textContent).toContain("total (value of long; kept 3 d after each write)2.5 kBTotal; side output late");
   act(() => {
@@ -139,7 +146,8 @@ it("compares two savepoints", async () => {
   expect(table.textContent).toContain("1 kB → 2.5 kB (+1.5 kB)");
   expect(table.textContent).toContain("5 → 2 (−3)");
   expect(table.textContent).toContain("2 added, 1 removed, 3 in both");
-  expect(screen.getByRole("region", { name: "Positions in both savepoints" }).textContent).toContain('source ordersstart{"file":5}');
+  expect(table.textContent).toContain("value: int → long");
+  expect(screen.getByRole("region", { name: "Positions in both savepoints" }).textContent).toContain('source ordersnone{"file":5}table of outversion 3version 5');
   expect(server.queries).toContain("jobs/flights/savepoint-diff?from=a&to=b");
   expect(container.querySelector("img")).toBeNull();
   await expectAccessible(container);
@@ -159,5 +167,5 @@ it("says what a retention deletes before it is applied, and sends only the numbe
   const user = userEvent.setup();
   await user.click(screen.getByText("Apply this retention"));
   await user.click(screen.getByText("Yes, apply this retention"));
-  expect(server.sent).toEqual([{ method: "POST", path: "api/v2/dags/flights_retention/dagRuns", body: { logical_date: null, conf: { savepoints: 1, preview: false } } }]);
+  expect(server.sent).toEqual([{ method: "POST", path: "api/v2/dags/flights_retention/dagRuns", body: { logical_date: null, conf: { retain: null, savepoints: 1, preview: false } } }]);
 });

@@ -118,6 +118,18 @@ it("says why a plan is refused, and requests nothing without one", async () => {
   expect(container.querySelector("img")).toBeNull();
 });
 
+it("requests a restore without a plan if no run has stored the graph", async () => {
+  server.answers[`${job}/restore-plan`] = { ...planPage, plan: null, replay: null, expected_plan: null, graph_known: false, graph_generation: null };
+  server.answers[`POST ${recoveryRuns()}`] = { dag_run_id: RUN };
+  open(page("restore?to=10"));
+  const user = userEvent.setup();
+  fireEvent.change(await screen.findByLabelText(/Why is this restore/), { target: { value: "why" } });
+  expect(await screen.findByText("There is no plan without the job file")).toBeDefined();
+  await user.click(screen.getByText("Request the restore"));
+  await user.click(screen.getByText("Yes, request the restore"));
+  expect(server.sent[0]?.body).toMatchObject({ conf: { target: "10", reason: "why", expected_plan: null } });
+});
+
 it("says in a sentence that Airflow refuses a restore", async () => {
   server.answers[`POST ${recoveryRuns()}`] = Response.json({ detail: "Forbidden" }, { status: 403 });
   open(page("restore?to=10"));
@@ -153,7 +165,7 @@ it("lets an approver read the losses first, and sends the answer with the note",
   const { container } = open(page(`approval/${encodeURIComponent(RUN)}`));
   const losses = await screen.findByRole("region", { name: "What is lost" });
   expect(losses.textContent).toContain("2commits of other writers are undone");
-  expect(screen.getByRole("region", { name: "Difference of the job files" }).textContent).toContain(`+${HOSTILE}`);
+  expect(screen.getByRole("region", { name: "Difference from the job file of the newest run" }).textContent).toContain(`+${HOSTILE}`);
   expect(await screen.findByText(/still valid/)).toBeDefined();
   expect(container.querySelector("img")).toBeNull();
   await expectAccessible(container);

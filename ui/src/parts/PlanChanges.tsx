@@ -1,5 +1,5 @@
 import { Box, Flex, Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/react";
-import type { PlanCaution, RestorePlan, SinkChange, SourceChange } from "../api";
+import type { Caution, RestorePlan, SinkChange, SourceChange } from "../api";
 import { formatBytes, formatCount } from "../format";
 import { lossNumbers, lossSentences } from "../losses";
 import { Notice } from "./Loaded";
@@ -59,7 +59,7 @@ export function LossSentences({ plan }: { plan: RestorePlan }) {
   );
 }
 
-export function Cautions({ cautions }: { cautions: readonly PlanCaution[] }) {
+export function Cautions({ cautions }: { cautions: readonly Caution[] }) {
   if (cautions.length === 0) return null;
   return (
     <Notice status="warning" title="Cautions">
@@ -151,9 +151,11 @@ function rowsText(rows: number | null): string {
   return rows === null ? "not known" : `${formatCount(rows)} ${rows === 1 ? "row" : "rows"}`;
 }
 
-function tableRemark({ mode, current_version: now, target_version: then }: SinkChange): string {
-  if (mode === "keep" || then === null) return `stays at version ${now}`;
-  return `version ${now} → version ${then}`;
+function tableRemark({ mode, current_version: now, target_version: then, rows_removed: rows }: SinkChange): string {
+  const version = now === null ? "its version" : `version ${now}`;
+  if (mode === "keep") return `stays at ${version}`;
+  if (then === null) return rows === 0 ? `stays at ${version}` : `${version}; the version after it is not known`;
+  return `${version} → version ${then}`;
 }
 
 function Tables({ sinks, left }: { sinks: readonly SinkChange[]; left: RestorePlan["left"] }) {

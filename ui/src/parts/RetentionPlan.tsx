@@ -45,7 +45,7 @@ export function RetentionPlan({ address, base, job, savepoints, dag, isKnown }: 
           least={1}
           most={kept}
           onChange={setRetain}
-          help={retain === null ? "Without a choice, the setting of the last run." : undefined}
+          help={retain === null ? "Without a choice, as the job keeps them." : undefined}
         />
         {periodic > 0 && (
           <RangeField
@@ -54,7 +54,7 @@ export function RetentionPlan({ address, base, job, savepoints, dag, isKnown }: 
             least={1}
             most={periodic}
             onChange={setKeep}
-            help={keep === null ? "Without a choice, as configured." : undefined}
+            help={keep === null ? "Without a choice, all." : undefined}
           />
         )}
       </SimpleGrid>
@@ -74,13 +74,15 @@ function Preview({ preview }: { preview: RetentionPreview }) {
   return (
     <div role="status">
       <FreshnessNotice of={preview} />
-      {checkpoints.length === 0 && savepoints.length === 0 ? (
-        <Text>This deletes no checkpoint and no savepoint.</Text>
+      {savepoints === null && <Text>The job has too many savepoints to say which ones this deletes.</Text>}
+      {checkpoints.length === 0 && (savepoints ?? []).length === 0 ? (
+        <Text>This deletes no checkpoint{savepoints === null ? "" : " and no savepoint"}.</Text>
       ) : (
         <Text color="red.fg" fontWeight="semibold" overflowWrap="anywhere">
           This deletes {countText(checkpoints.length, "checkpoint")}
-          {checkpoints.length > 0 && ` (${checkpoints.join(", ")})`} and {countText(savepoints.length, "savepoint")}
-          {savepoints.length > 0 && ` (${savepoints.join(", ")})`}.{" "}
+          {checkpoints.length > 0 && ` (${checkpoints.join(", ")})`}
+          {savepoints !== null && ` and ${countText(savepoints.length, "savepoint")}`}
+          {savepoints !== null && savepoints.length > 0 && ` (${savepoints.join(", ")})`}.{" "}
           {freed === null ? "It is not known how much it frees." : `It frees ${formatBytes(freed)}.`}
         </Text>
       )}
@@ -109,9 +111,8 @@ function Apply({ dag, base, retain, keep, preview }: { dag: FamilyDag; base: str
           </Text>
         }
         act={async () => {
-          // Without a number, the DAG has the configured one.
-          const conf = { ...(retain === null ? {} : { retain }), ...(keep === null ? {} : { savepoints: keep }), preview: false };
-          const answer = await trigger(dag.dag_id, conf);
+          // Both, as the preview assumed them: null is the setting of the last run, or all savepoints.
+          const answer = await trigger(dag.dag_id, { retain, savepoints: keep, preview: false });
           if ("problem" in answer) return answer.problem;
           setRun(answer.run);
           return null;

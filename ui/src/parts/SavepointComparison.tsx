@@ -1,6 +1,6 @@
 import { Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/react";
 import { useSearchParams } from "react-router-dom";
-import { type Savepoint, type SavepointDiff, useResource } from "../api";
+import { type ComparedOperator, type Savepoint, type SavepointDiff, useResource } from "../api";
 import { formatBytes, formatCount } from "../format";
 import { SelectField } from "./Fields";
 import { FreshnessNotice, Loaded, Notice } from "./Loaded";
@@ -73,11 +73,11 @@ function changeText(from: number | null, to: number | null, format: (value: numb
   return `${both} (${to > from ? "+" : "−"}${format(Math.abs(to - from))})`;
 }
 
-function filesText({ files_added: added, files_removed: removed, files_common: common }: SavepointDiff["operators"][number]): string {
+function filesText({ files_added: added, files_removed: removed, files_common: common }: ComparedOperator): string {
   return `${formatCount(added)} added, ${formatCount(removed)} removed, ${formatCount(common)} in both`;
 }
 
-function Operators({ operators }: { operators: SavepointDiff["operators"] }) {
+function Operators({ operators }: { operators: readonly ComparedOperator[] }) {
   if (operators.length === 0) return <Text>Neither savepoint has state.</Text>;
   return (
     <ScrollingTable label="State in both savepoints">
@@ -93,17 +93,17 @@ function Operators({ operators }: { operators: SavepointDiff["operators"] }) {
           <Table.Row key={operator.uid}>
             <Table.Cell fontWeight="semibold">{operator.uid}</Table.Cell>
             <Table.Cell>all</Table.Cell>
-            <Table.Cell>{changeText(operator.from_bytes, operator.to_bytes, formatBytes)}</Table.Cell>
-            <Table.Cell />
+            <Table.Cell>{changeText(operator.old_bytes, operator.new_bytes, formatBytes)}</Table.Cell>
+            <Table.Cell>{changeText(operator.old_entries, operator.new_entries, formatCount)}</Table.Cell>
             <Table.Cell>{filesText(operator)}</Table.Cell>
           </Table.Row>,
-          ...operator.states.map((state) => (
-            <Table.Row key={`${operator.uid} ${state.name}`}>
+          ...operator.states.map(({ name, kind, old_type: before, new_type: after }) => (
+            <Table.Row key={`${operator.uid} ${kind} ${name}`}>
               <Table.Cell />
-              <Table.Cell>{state.name}</Table.Cell>
-              <Table.Cell>{changeText(state.from_bytes, state.to_bytes, formatBytes)}</Table.Cell>
-              <Table.Cell>{changeText(state.from_entries, state.to_entries, formatCount)}</Table.Cell>
-              <Table.Cell />
+              <Table.Cell>{name}</Table.Cell>
+              <Table.Cell colSpan={3}>
+                {kind}: {before === after ? before : `${before ?? "none"} → ${after ?? "none"}`}
+              </Table.Cell>
             </Table.Row>
           )),
         ])}
@@ -112,7 +112,19 @@ function Operators({ operators }: { operators: SavepointDiff["operators"] }) {
   );
 }
 
-function Positions({ diff: { sources, sinks } }: { diff: SavepointDiff }) {
+function versionText(position: Savepoint["sinks"][string] | undefined): string {
+  if (position === undefined) return "none";
+  return position.version === null ? "not known" : `version ${position.version}`;
+}
+
+/** All names of two objects, in order. */
+function namesOf(one: object, other: object): string[] {
+  return [...new Set([...Object.keys(one), ...Object.keys(other)])].sort((a, b) => a.localeCompare(b));
+}
+
+function Positions({ diff: { old: before, new: after } }: { diff: SavepointDiff }) {
+  const sources = namesOf(before.offsets, after.offsets);
+  const sinks = namesOf(before.sinks, after.sinks);
   if (sources.length === 0 && sinks.length === 0) return null;
   return (
     <ScrollingTable label="Positions in both savepoints">
@@ -124,18 +136,18 @@ function Positions({ diff: { sources, sinks } }: { diff: SavepointDiff }) {
         </Table.Row>
       </Table.Header>
       <Table.Body>
-        {sources.map((source) => (
-          <Table.Row key={`source ${source.uid}`}>
-            <Table.Cell>source {source.uid}</Table.Cell>
-            <Table.Cell fontFamily="mono">{offsetText(source.from_offset)}</Table.Cell>
-            <Table.Cell fontFamily="mono">{offsetText(source.to_offset)}</Table.Cell>
+        {sources.map((uid) => (
+          <Table.Row key={`source ${uid}`}>
+            <Table.Cell>source {uid}</Table.Cell>
+            <Table.Cell fontFamily="mono">{uid in before.offsets ? offsetText(before.offsets[uid]) : "none"}</Table.Cell>
+            <Table.Cell fontFamily="mono">{uid in after.offsets ? offsetText(after.offsets[uid]) : "none"}</Table.Cell>
           </Table.Row>
         ))}
-        {sinks.map((sink) => (
-          <Table.Row key={`sink ${sink.uid}`}>
-            <Table.Cell>table of {sink.uid}</Table.Cell>
-            <Table.Cell>{sink.from_version === null ? "not known" : `version ${sink.from_version}`}</Table.Cell>
-            <Table.Cell>{sink.to_version === null ? "not known" : `version ${sink.to_version}`}</Table.Cell>
+        {sinks.map((uid) => (
+          <Table.Row key={`sink ${uid}`}>
+            <Table.Cell>table of {uid}</Table.Cell>
+            <Table.Cell>{versionText(before.sinks[uid])}</Table.Cell>
+            <Table.Cell>{versionText(after.sinks[uid])}</Table.Cell>
           </Table.Row>
         ))}
       </Table.Body>

@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import type { ChainExplanation, JobGraph } from "../api";
+import type { ChainExplanation, JobExplanation } from "../api";
 import { layOutGraph } from "./graphLayout";
 
 function chain(uid: string, from: string[], sinks: string[] = [], key: string[] = []): ChainExplanation {
@@ -17,7 +17,7 @@ function chain(uid: string, from: string[], sinks: string[] = [], key: string[] 
   };
 }
 
-function graph(sources: string[], chains: ChainExplanation[]): JobGraph {
+function graph(sources: string[], chains: ChainExplanation[]): JobExplanation {
   return {
     job: "flights",
     parallelism: 2,
@@ -29,7 +29,7 @@ function graph(sources: string[], chains: ChainExplanation[]): JobGraph {
 }
 
 /** A pseudo-random acyclic graph, the same for each seed. */
-function random(seed: number): JobGraph {
+function random(seed: number): JobExplanation {
   let state = seed;
   const draw = (below: number) => {
     state = (state * 48271) % 2147483647;
@@ -60,9 +60,9 @@ it.each(Array.from({ length: 50 }, (_, seed) => seed + 1))("leads each edge to a
 });
 
 it("has the keys of each edge, and each connection once", () => {
-  const made = graph(["orders"], [chain("count", ["orders", "orders"], ["out"], ["customer: long"])]);
+  const made = graph(["orders"], [chain("count", ["orders", "orders"], ["out"], ["customer long"])]);
   expect(layOutGraph(made).edges).toEqual([
-    { from: "source orders", to: "operator count", keys: ["customer: long"], broadcast: false },
+    { from: "source orders", to: "operator count", keys: ["customer long"], broadcast: false },
     { from: "operator count", to: "sink out", keys: [], broadcast: false },
   ]);
 });

@@ -1,5 +1,5 @@
 // Where the sources, operators and sinks of a job are in the picture of its graph, in levels and slots without pixels.
-import type { JobGraph } from "../api";
+import type { JobExplanation } from "../api";
 
 export type NodeKind = "source" | "operator" | "sink";
 
@@ -34,7 +34,7 @@ function keyOf(kind: NodeKind, uid: string): string {
 }
 
 /** Lays out a job's graph. An edge whose begin the graph does not have is left out. */
-export function layOutGraph(graph: JobGraph): GraphLayout {
+export function layOutGraph(graph: JobExplanation): GraphLayout {
   const { nodes, edges } = partsOf(graph);
   const level = levelsOf(nodes, edges);
   const rows = new Map<number, string[]>();
@@ -56,7 +56,7 @@ export function layOutGraph(graph: JobGraph): GraphLayout {
 
 type Part = Pick<GraphNode, "key" | "kind" | "uid">;
 
-function partsOf(graph: JobGraph): { nodes: Part[]; edges: GraphEdge[] } {
+function partsOf(graph: JobExplanation): { nodes: Part[]; edges: GraphEdge[] } {
   const chains = graph.levels.flatMap((each) => each.chains);
   const nodes = new Map<string, Part>();
   const add = (kind: NodeKind, uid: string) => nodes.set(keyOf(kind, uid), { key: keyOf(kind, uid), kind, uid });
