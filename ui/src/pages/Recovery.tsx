@@ -121,8 +121,20 @@ function StepDetails({ step, base, question, job, output }: Omit<StepperProps, "
     return question.response_received ? <Answered question={question} /> : null;
   }
   if (step.task === "restore" && output !== null && step.status !== "skipped") return <Tables step={step} output={output} job={job} />;
-  if (step.task === "run" && step.status === "in progress" && job?.newest != null) return <Text>The job is at checkpoint {job.checkpoint_id}.</Text>;
+  if (step.task === "run" && step.status === "in progress" && job !== null) return <Progress job={job} />;
   return null;
+}
+
+/** Where the run after the restore is; a run reports its progress only while a batch takes long. */
+function Progress({ job: { checkpoint_id: checkpoint, description } }: { job: JobState }) {
+  const progress = description?.progress ?? null;
+  return (
+    <Text>
+      The job is at checkpoint {checkpoint ?? "none"}.
+      {progress !== null &&
+        ` The run has completed ${formatCount(progress.batches)} ${progress.batches === 1 ? "batch" : "batches"} with ${formatCount(progress.rows_in)} rows, and is in batch ${progress.ordinal}.`}
+    </Text>
+  );
 }
 
 /** How many tables the restore changes, and whether it is still doing so. */

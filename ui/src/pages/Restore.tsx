@@ -108,9 +108,9 @@ function Refused({ problem }: { problem: Problem }) {
 }
 
 const CHECKED = new Map<boolean | null, readonly [string, string]>([
-  [true, ["✓ yes", "green.fg"]],
-  [false, ["✗ no", "red.fg"]],
-  [null, ["? not known", "fg.muted"]],
+  [true, ["✓ Met", "green.fg"]],
+  [false, ["✗ Not met", "red.fg"]],
+  [null, ["? Not known", "fg.muted"]],
 ]);
 
 function Plan({ page }: { page: RestorePlanPage }) {
@@ -138,14 +138,13 @@ function Plan({ page }: { page: RestorePlanPage }) {
       <Cautions cautions={page.cautions} />
       {plan !== null && <PlanChanges plan={plan} />}
       {page.checks.length > 0 && (
-        <Box as="ul" listStyleType="none">
+        <Box as="ul" listStyleType="none" aria-label="Conditions">
           {page.checks.map(({ name, ok, text }) => {
             const [word, colour] = CHECKED.get(ok) ?? ["", undefined];
             return (
               <Text key={name} as="li" overflowWrap="anywhere">
-                {name}:{" "}
                 <Text as="span" color={colour} fontWeight="semibold">
-                  {word}
+                  {word}:
                 </Text>{" "}
                 {text}
               </Text>
