@@ -39,6 +39,7 @@ export default defineConfig(({ mode }) => {
       },
     },
     server: { proxy: { "/api": process.env.STATEFLOW_UI ?? "http://127.0.0.1:8480" } },
-    test: { environment: "jsdom", include: ["src/**/*.test.{ts,tsx}"], setupFiles: ["src/test-setup.ts"] },
+    // A page with many fields takes seconds on a machine with other work.
+    test: { testTimeout: 20_000, environment: "jsdom", include: ["src/**/*.test.{ts,tsx}"], setupFiles: ["src/test-setup.ts"] },
   };
 });

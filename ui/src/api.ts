@@ -24,6 +24,186 @@ export type SourceStatus = Schemas["SourceStatus"];
 export type TimelinePage = Schemas["TimelinePage"];
 export type TimelinePoint = Schemas["TimelinePoint"];
 
+// -- Answers that docs/reference/openapi.json does not have yet: replace each by `Schemas["…"]` of the same name once it has it.
+
+/** The state of an operator now and after a restore. */
+export interface StateChange {
+  uid: string;
+  action: "matched" | "new" | "dropped";
+  target_bytes: number;
+  current_bytes: number | null;
+  olds: string[];
+  current_parallelism: number | null;
+  target_parallelism: number | null;
+}
+
+/** The position of a source now and after a restore. */
+export interface SourceChange {
+  uid: string;
+  current_offset: unknown;
+  target_offset: unknown;
+  available: boolean | null;
+  files: number | null;
+  action: "kept" | "new" | "reset" | "replaced" | "removed";
+  old: string | null;
+}
+
+/** The table of a sink now and after a restore. */
+export interface SinkChange {
+  uid: string;
+  mode: "restore" | "keep";
+  table_id: string;
+  table: string | null;
+  current_version: number | null;
+  target_version: number | null;
+  /** Whether the table was read, so that its rows and the commits of others are known. */
+  read: boolean;
+  rows_removed: number | null;
+  rows_returned: number | null;
+  others: string[];
+}
+
+/** The plan of a restore: `stateflow restore --plan --json`, and what the task `plan` of a recovery DAG returns. */
+export interface RestorePlan {
+  job: string;
+  head_seq: number;
+  generation: number;
+  ordinal: number;
+  checkpoint_id: number;
+  target: string;
+  target_label: string;
+  target_checkpoint_id: number;
+  target_committed_at: string | null;
+  savepoint_path: string | null;
+  savepoint_made_at: string | null;
+  undone: boolean;
+  foreign: boolean;
+  parent_job: string | null;
+  claim_mode: "no-claim" | "claim";
+  mode: "restore" | "keep";
+  states: StateChange[];
+  sources: SourceChange[];
+  sinks: SinkChange[];
+  left: { uid: string; table_id: string; checkpoint_id: number }[];
+  dropped_checkpoint_ids: number[];
+  saved: { checkpoint_id: number; savepoint: string }[];
+  rows_again: number | null;
+  checkpoints_after: number | null;
+  run_open: boolean;
+  job_file: string | null;
+  job_file_changed_at: string | null;
+  code_difference: string | null;
+  /** Unified difference of the job file against that of the newest run; null if it is not known. */
+  job_file_difference: string | null;
+}
+
+export interface Caution {
+  about: string;
+  text: string;
+}
+
+/** The plan of a restore, made without a DAG run. */
+export interface RestorePlanPage extends Freshness {
+  /** Null if no run has stored the graph of the job. */
+  plan: RestorePlan | null;
+  cautions: Caution[];
+  replay: string | null;
+  checks: { name: string; ok: boolean | null; text: string }[];
+  /** Digest by which the task `plan` knows whether its plan is the one that was shown. */
+  expected_plan: string | null;
+  graph_known: boolean;
+  graph_generation: number | null;
+}
+
+export interface InputExplanation {
+  rows: string;
+  from_uids: string[];
+  key: string[];
+  order_by: string[];
+  broadcast: boolean;
+}
+
+export interface ChainExplanation {
+  uid: string;
+  function: string | null;
+  inputs: InputExplanation[];
+  output: string | null;
+  side_outputs: string[];
+  states: { name: string; kind: string; key_type: string | null; value_type: string; time_to_live: string | null }[] | null;
+  unknown_because: string | null;
+  sinks: { uid: string; sink: string; rows: string; from_uids: string[]; delivery: string }[];
+  relay: boolean;
+  windows: string | null;
+}
+
+/** The physical plan of a job, as `stateflow explain --json` has it and a run stores it. */
+export interface JobExplanation {
+  job: string;
+  parallelism: number;
+  max_parallelism: number;
+  on_spark: boolean;
+  sources: { uid: string; reads: string; columns: string; bounded: boolean }[];
+  levels: { number: number; tasks: number; chains: ChainExplanation[] }[];
+}
+
+export interface GraphPage extends Freshness {
+  /** Null if no run has stored it. */
+  graph: JobExplanation | null;
+  graph_generation: number | null;
+  checkpoint_id: number | null;
+  operators: OperatorStatus[];
+  watermarks: Record<string, string>;
+  sources: SourceStatus[];
+}
+
+export interface RetentionPreview extends Freshness {
+  checkpoints: number[];
+  /** Null if there are too many to read them. */
+  savepoints: string[] | null;
+  freed_bytes: number | null;
+}
+
+/** An operator in two savepoints. */
+export interface ComparedOperator {
+  uid: string;
+  old_bytes: number | null;
+  new_bytes: number | null;
+  old_entries: number | null;
+  new_entries: number | null;
+  files_added: number;
+  files_removed: number;
+  files_common: number;
+  added_bytes: number;
+  removed_bytes: number;
+  common_bytes: number;
+  states: { name: string; kind: string; old_type: string | null; new_type: string | null }[];
+}
+
+/** Two savepoints of a job, compared without reading state. */
+export interface SavepointDiff extends Freshness {
+  old: Savepoint;
+  new: Savepoint;
+  operators: ComparedOperator[];
+}
+
+/** A DAG of a job, and whether the reader may trigger it. */
+export interface FamilyDag {
+  dag_id: string;
+  role: "run" | "savepoint" | "retention" | "recovery" | "partitions";
+  may_trigger: boolean;
+  /** Whether the reader may answer its questions; without it, who may trigger the DAG may answer. */
+  may_answer?: boolean;
+  is_paused: boolean;
+}
+
+/** The DAGs of a job; only Airflow answers it. */
+export interface JobFamily {
+  dags: FamilyDag[];
+  may_read_state: boolean;
+}
+
+// -- End of the answers that the document does not have yet.
+
 // The bundle is served beside `api/`: this holds behind any path prefix, and in Airflow's page.
 const bundle = import.meta.url;
 /** Whether the pages are on their own: their server asks for a token, where Airflow has a session. */
@@ -33,6 +213,11 @@ const TOKEN = "stateflow-token";
 /** The address of an answer of the API. */
 export function apiAddress(path: string): string {
   return new URL(`api/v1/${path}`, bundle).href;
+}
+
+/** An address of Airflow, whose plugin serves the bundle as `stateflow/plugin.js` below Airflow's own base. */
+export function airflowAddress(path: string): string {
+  return new URL(`../${path}`, bundle).href;
 }
 
 /** Keeps a token until the browser's tab is closed. */
@@ -70,26 +255,42 @@ interface Answer {
 const known = new Map<string, Answer>();
 const MOST_KNOWN = 50;
 
-function remember(path: string, answer: Answer): void {
-  known.delete(path);
-  known.set(path, answer);
+function remember(address: string, answer: Answer): void {
+  known.delete(address);
+  known.set(address, answer);
   const oldest = known.keys().next().value;
   if (known.size > MOST_KNOWN && oldest !== undefined) known.delete(oldest);
 }
 
-const NO_ANSWER: Problem = { status: null, message: "the server does not answer", hint: null };
+export const NO_ANSWER: Problem = { status: null, message: "the server does not answer", hint: null };
 
-async function problemOf(response: Response): Promise<Problem> {
+/** Why a request failed, in sentences of the API or of Airflow. */
+export async function problemOf(response: Response): Promise<Problem> {
   const text = await response.text();
   try {
-    const { error } = JSON.parse(text) as { error?: { message?: string; hint?: string | null } };
+    const { error, detail } = JSON.parse(text) as { error?: { message?: string; hint?: string | null }; detail?: unknown };
     if (error?.message) return { status: response.status, message: error.message, hint: error.hint ?? null };
+    const found = detailText(detail);
+    if (found !== "") return { status: response.status, message: found, hint: null };
   } catch {
     // Not from the API: a proxy, or a server that is starting.
   }
   const refused = response.status === 401 || response.status === 403;
   const message = refused ? "you may not read this" : `the server answered with status ${response.status}`;
   return { status: response.status, message, hint: refused ? "log in again, or ask for the right to read the DAG" : null };
+}
+
+/** Airflow's description of an error: a text, or a list of wrong values. */
+function detailText(detail: unknown): string {
+  if (typeof detail === "string") return detail;
+  if (!Array.isArray(detail)) return "";
+  return detail
+    .map((each: { loc?: unknown; msg?: unknown }) => {
+      const place = Array.isArray(each.loc) ? each.loc.filter((part) => part !== "body").join(".") : "";
+      const message = typeof each.msg === "string" ? each.msg : "";
+      return place === "" ? message : `${place}: ${message}`;
+    })
+    .join("; ");
 }
 
 function authorized(): Headers {
@@ -115,13 +316,13 @@ export async function download(path: string, name: string): Promise<Problem | nu
 }
 
 /** Asks for an answer that may have changed; a Problem if there is none. */
-async function request(path: string, signal: AbortSignal): Promise<Answer | Problem> {
-  const before = known.get(path);
+async function request(address: string, signal: AbortSignal): Promise<Answer | Problem> {
+  const before = known.get(address);
   const headers = authorized();
   if (before?.etag) headers.set("If-None-Match", before.etag);
   let response: Response;
   try {
-    response = await fetch(apiAddress(path), { headers, signal, credentials: "same-origin", cache: "no-store" });
+    response = await fetch(address, { headers, signal, credentials: "same-origin", cache: "no-store" });
   } catch {
     return NO_ANSWER;
   }
@@ -135,28 +336,40 @@ async function request(path: string, signal: AbortSignal): Promise<Answer | Prob
   }
 }
 
-/** Keeps the answer of `api/v1/{path}` current while the page is visible. */
-export function useResource<T>(path: string, everyMs = 10_000): Resource<T> {
-  const [state, setState] = useState<{ path: string; answer: Answer | null; problem: Problem | null }>({
-    path,
-    answer: known.get(path) ?? null,
-    problem: null,
-  });
+/** Keeps the answer of `api/v1/{path}` current while the page is visible; asks nothing for null. */
+export function useResource<T>(path: string | null, everyMs = 10_000): Resource<T> {
+  return useAddress(path === null ? null : apiAddress(path), everyMs);
+}
+
+interface Found {
+  address: string | null;
+  answer: Answer | null;
+  problem: Problem | null;
+}
+
+function knownAt(address: string | null): Answer | null {
+  return address === null ? null : (known.get(address) ?? null);
+}
+
+/** Keeps the answer of an address current while the page is visible; asks nothing for null. */
+export function useAddress<T>(address: string | null, everyMs: number): Resource<T> {
+  const [state, setState] = useState<Found>({ address, answer: knownAt(address), problem: null });
   const [asked, setAsked] = useState(0);
   const reload = useCallback(() => {
     setAsked((times) => times + 1);
   }, []);
 
   useEffect(() => {
+    if (address === null) return;
     const aborted = new AbortController();
     let timer: ReturnType<typeof setTimeout> | undefined;
     const load = async () => {
       clearTimeout(timer);
-      const found = await request(path, aborted.signal);
+      const found = await request(address, aborted.signal);
       if (aborted.signal.aborted) return;
-      if ("value" in found) remember(path, found);
-      const answer = "value" in found ? found : (known.get(path) ?? null);
-      setState({ path, answer, problem: "value" in found ? null : found });
+      if ("value" in found) remember(address, found);
+      const answer = "value" in found ? found : knownAt(address);
+      setState({ address, answer, problem: "value" in found ? null : found });
       if (!document.hidden) timer = setTimeout(() => void load(), everyMs);
     };
     const onVisible = () => {
@@ -171,10 +384,10 @@ export function useResource<T>(path: string, everyMs = 10_000): Resource<T> {
       document.removeEventListener("visibilitychange", onVisible);
       window.removeEventListener(TOKEN, onVisible);
     };
-  }, [path, everyMs, asked]);
+  }, [address, everyMs, asked]);
 
-  const isOther = state.path !== path;
-  const answer = isOther ? (known.get(path) ?? null) : state.answer;
+  const isOther = state.address !== address;
+  const answer = isOther ? knownAt(address) : state.answer;
   const problem = isOther ? null : state.problem;
   return { value: (answer?.value ?? null) as T | null, checkedAt: answer?.checkedAt ?? null, problem, reload };
 }

@@ -1,8 +1,14 @@
 import { Box, Link as ChakraLink, Flex, Heading, Stack } from "@chakra-ui/react";
 import { Link, NavLink, Route, Routes } from "react-router-dom";
+import { useFamily } from "../airflow";
 import { type JobState, useResource } from "../api";
 import { HealthWord } from "../parts/HealthWord";
+import { WaitingApprovals } from "../parts/JobActions";
+import { Approval } from "./Approval";
+import { Graph } from "./Graph";
 import { Journal } from "./Journal";
+import { Recovery } from "./Recovery";
+import { Restore } from "./Restore";
 import { Savepoints } from "./Savepoints";
 import { State } from "./State";
 import { Timeline } from "./Timeline";
@@ -13,12 +19,14 @@ const PAGES = [
   ["/timeline", "Timeline"],
   ["/journal", "Journal"],
   ["/savepoints", "Savepoints"],
+  ["/graph", "Graph"],
 ] as const;
 
 /** The pages of one job. `jobs` is the path of the list of jobs, null where there is none; `base` that of these pages. */
 export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: string | null }) {
   const address = `jobs/${encodeURIComponent(id)}`;
   const state = useResource<JobState>(address);
+  const family = useFamily(id);
   const name = state.value === null ? "" : (state.value.job ?? state.value.id);
   return (
     <Stack gap={4}>
@@ -46,10 +54,18 @@ export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: s
         </Flex>
       </Box>
       <Routes>
-        <Route index element={<State state={state} base={base} address={address} />} />
-        <Route path="timeline" element={<Timeline address={address} jobRoot={state.value?.job_root ?? null} />} />
+        <Route path="approval/*" element={null} />
+        <Route path="*" element={<WaitingApprovals family={family} base={base} />} />
+      </Routes>
+      <Routes>
+        <Route index element={<State state={state} base={base} address={address} family={family} />} />
+        <Route path="timeline" element={<Timeline address={address} base={base} />} />
         <Route path="journal" element={<Journal address={`${address}/journal`} showsJob={false} />} />
-        <Route path="savepoints" element={<Savepoints address={address} />} />
+        <Route path="savepoints" element={<Savepoints address={address} base={base} state={state} family={family} />} />
+        <Route path="approval/:dagRun" element={<Approval state={state} base={base} family={family} />} />
+        <Route path="recovery/:dagRun" element={<Recovery state={state} base={base} family={family} />} />
+        <Route path="graph" element={<Graph address={address} />} />
+        <Route path="restore" element={<Restore state={state} base={base} address={address} family={family} />} />
         <Route path="*" element={<UnknownAddress base={base} />} />
       </Routes>
     </Stack>

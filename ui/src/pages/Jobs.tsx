@@ -4,6 +4,7 @@ import { Link } from "react-router-dom";
 import { type Backlog, type Health, type JobList, type JobRow as Row, useResource } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
 import { HealthWord } from "../parts/HealthWord";
+import { FoldedActions, WaitingApprovalsOf } from "../parts/JobActions";
 import { Loaded, Notice } from "../parts/Loaded";
 import { ScrollingTable } from "../parts/ScrollingTable";
 import { Time } from "../parts/Time";
@@ -50,7 +51,7 @@ export function JobsCard({ base }: { base: string }) {
           <Link to={base}>{worst.length === value.jobs.length ? "Open" : `All ${formatCount(value.jobs.length)}`}</Link>
         </ChakraLink>
       </Flex>
-      <JobTable jobs={worst} base={base} />
+      <JobTable jobs={worst} base={base} hasActions={false} />
     </Stack>
   );
 }
@@ -96,7 +97,7 @@ function FilteredJobs({ jobs, base }: { jobs: readonly Row[]; base: string }) {
           }}
         />
       )}
-      {found.length === 0 ? <Notice status="info" title="No job has this name or job root" /> : <JobTable jobs={bySeverity(found)} base={base} />}
+      {found.length === 0 ? <Notice status="info" title="No job has this name or job root" /> : <JobTable jobs={bySeverity(found)} base={base} hasActions />}
     </Stack>
   );
 }
@@ -123,7 +124,7 @@ function NoJobs() {
   );
 }
 
-function JobTable({ jobs, base }: { jobs: readonly Row[]; base: string }) {
+function JobTable({ jobs, base, hasActions }: { jobs: readonly Row[]; base: string; hasActions: boolean }) {
   return (
     <ScrollingTable label="Jobs">
       <Table.Header>
@@ -134,22 +135,24 @@ function JobTable({ jobs, base }: { jobs: readonly Row[]; base: string }) {
           <Table.ColumnHeader>State</Table.ColumnHeader>
           <Table.ColumnHeader>Input waiting</Table.ColumnHeader>
           <Table.ColumnHeader>Last savepoint</Table.ColumnHeader>
+          {hasActions && <Table.ColumnHeader>Actions</Table.ColumnHeader>}
         </Table.Row>
       </Table.Header>
       <Table.Body>
         {jobs.map((job) => (
-          <JobRow key={job.id} job={job} base={base} />
+          <JobRow key={job.id} job={job} base={base} hasActions={hasActions} />
         ))}
       </Table.Body>
     </ScrollingTable>
   );
 }
 
-function JobRow({ job, base }: { job: Row; base: string }) {
+function JobRow({ job, base, hasActions }: { job: Row; base: string; hasActions: boolean }) {
+  const path = `${base}/jobs/${encodeURIComponent(job.id)}`;
   const name = (
     <Table.Cell>
       <ChakraLink asChild fontWeight="semibold" textDecoration="underline">
-        <Link to={`${base}/jobs/${encodeURIComponent(job.id)}`} title={job.job_root}>
+        <Link to={path} title={job.job_root}>
           {job.job ?? job.id}
         </Link>
       </ChakraLink>
@@ -159,7 +162,7 @@ function JobRow({ job, base }: { job: Row; base: string }) {
     return (
       <Table.Row>
         {name}
-        <Table.Cell colSpan={5} color="red.fg">
+        <Table.Cell colSpan={hasActions ? 6 : 5} color="red.fg">
           {job.job_root} cannot be read: {job.problem?.message ?? "it was not read yet"}
         </Table.Cell>
       </Table.Row>
@@ -176,6 +179,7 @@ function JobRow({ job, base }: { job: Row; base: string }) {
             not reachable now
           </Text>
         )}
+        {job.health?.word === "waits-for-approval" && <WaitingApprovalsOf id={job.id} base={path} />}
       </Table.Cell>
       <Table.Cell whiteSpace="nowrap">
         {job.checkpoint_id ?? "none"}
@@ -197,6 +201,11 @@ function JobRow({ job, base }: { job: Row; base: string }) {
       <Table.Cell whiteSpace="nowrap">
         <LastSavepoint savepoint={job.savepoint} />
       </Table.Cell>
+      {hasActions && (
+        <Table.Cell>
+          <FoldedActions id={job.id} base={path} jobRoot={job.job_root} />
+        </Table.Cell>
+      )}
     </Table.Row>
   );
 }

@@ -1,14 +1,18 @@
-import { Box, Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
-import { type ActionEntry, type Savepoint, type SavepointPage, useResource } from "../api";
+import { Box, Flex, Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
+import type { Family } from "../airflow";
+import { type ActionEntry, type JobState, type Resource, type Savepoint, type SavepointPage, useResource } from "../api";
 import { formatBytes } from "../format";
 import { CopyButton } from "../parts/Command";
+import { RestoreLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
+import { Comparison } from "../parts/SavepointComparison";
+import { RetentionPlan } from "../parts/RetentionPlan";
 import { peopleText } from "../parts/people";
 import { Time } from "../parts/Time";
 import { factsText } from "./Journal";
 
 /** The savepoints of a job, the newest first. */
-export function Savepoints({ address }: { address: string }) {
+export function Savepoints({ address, base, state, family }: { address: string; base: string; state: Resource<JobState>; family: Family }) {
   const resource = useResource<SavepointPage>(`${address}/savepoints`);
   return (
     <Loaded resource={resource}>
@@ -22,10 +26,12 @@ export function Savepoints({ address }: { address: string }) {
           )}
           <SimpleGrid columns={{ base: 1, md: 2, "2xl": 4 }} gap={4}>
             {page.savepoints.map((savepoint) => (
-              <Card key={savepoint.path} savepoint={savepoint} />
+              <Card key={savepoint.path} savepoint={savepoint} base={base} />
             ))}
           </SimpleGrid>
           {page.older && <Notice status="info" title="The job root has older savepoints, which are not shown" />}
+          <Comparison address={address} savepoints={page.savepoints} />
+          {state.value !== null && <RetentionPlan address={address} base={base} job={state.value} savepoints={page.savepoints} dag={family.dag("retention")} isKnown={family.isKnown} />}
           <Elsewhere entries={page.elsewhere} />
         </Stack>
       )}
@@ -54,7 +60,7 @@ function Elsewhere({ entries }: { entries: readonly ActionEntry[] }) {
   );
 }
 
-function Card({ savepoint }: { savepoint: Savepoint }) {
+function Card({ savepoint, base }: { savepoint: Savepoint; base: string }) {
   const { name, checkpoint_id: checkpoint, claimed_by: owner } = savepoint;
   return (
     <Box as="article" borderWidth="1px" borderRadius="md" p={4} minW={0}>
@@ -81,7 +87,10 @@ function Card({ savepoint }: { savepoint: Savepoint }) {
       <Text fontFamily="mono" fontSize="xs" overflowWrap="anywhere" my={2}>
         {savepoint.path}
       </Text>
-      <CopyButton text={savepoint.path} what={`path of ${name}`} />
+      <Flex gap={2} wrap="wrap">
+        <CopyButton text={savepoint.path} what={`path of ${name}`} />
+        <RestoreLink base={base} target={name} size="xs" />
+      </Flex>
     </Box>
   );
 }

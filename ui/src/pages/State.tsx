@@ -1,8 +1,11 @@
 import { Box, Link as ChakraLink, Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/react";
 import type { ReactNode } from "react";
 import { Link } from "react-router-dom";
+import type { Family } from "../airflow";
 import { type CheckpointEntry, type Entry, type JobState, type OperatorStatus, type PointPage, type Resource, type SourceStatus, useResource } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
+import { JobActions } from "../parts/JobActions";
+import { RestoreLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { Pager, usePages } from "../parts/Pager";
 import { peopleText } from "../parts/people";
@@ -14,7 +17,7 @@ import { TrendLine } from "../pictures/TrendLine";
 import { LastSavepoint, Waiting } from "./Jobs";
 
 /** Where a job stands: its newest checkpoint, state, input, savepoint and points. */
-export function State({ state, base, address }: { state: Resource<JobState>; base: string; address: string }) {
+export function State({ state, base, address, family }: { state: Resource<JobState>; base: string; address: string; family: Family }) {
   return (
     <Loaded resource={state}>
       {(job) => (
@@ -22,10 +25,11 @@ export function State({ state, base, address }: { state: Resource<JobState>; bas
           <FreshnessNotice of={job} />
           <Sentence job={job} base={base} />
           <Problems job={job} />
+          <JobActions family={family} base={base} jobRoot={job.job_root} />
           <Tiles job={job} />
           <Operators operators={job.operators} />
           <Sources sources={job.sources} />
-          <Points address={address} />
+          <Points address={address} base={base} newest={job.checkpoint_id} />
         </Stack>
       )}
     </Loaded>
@@ -215,9 +219,9 @@ function Sources({ sources }: { sources: readonly SourceStatus[] }) {
   );
 }
 
-const POINT_COLUMNS = ["Point", "Run", "Ended", "Rows", "Increment", "State", "Duration", "Remarks"];
+const POINT_COLUMNS = ["Point", "Run", "Ended", "Rows", "Increment", "State", "Duration", "Remarks", "Restore"];
 
-function Points({ address }: { address: string }) {
+function Points({ address, base, newest }: { address: string; base: string; newest: number | null }) {
   const pages = usePages();
   const resource = useResource<PointPage>(`${address}/points${pages.query}`);
   return (
@@ -228,7 +232,7 @@ function Points({ address }: { address: string }) {
             <Charts points={points} />
             <TableSection title="Points" columns={POINT_COLUMNS}>
               {points.map((point, index) => (
-                <PointRow key={index} point={point} />
+                <PointRow key={index} point={point} base={base} newest={newest} />
               ))}
             </TableSection>
             <Pager pages={pages} next={next} />
@@ -258,7 +262,7 @@ function Charts({ points }: { points: readonly Entry[] }) {
   );
 }
 
-function PointRow({ point }: { point: Entry }) {
+function PointRow({ point, base, newest }: { point: Entry; base: string; newest: number | null }) {
   const checkpoint = isCheckpoint(point) ? point : null;
   const people = isCheckpoint(point) ? "" : peopleText(point.by, point.requested_by);
   const parts = [point.undone === true ? "undone" : "", point.retained === true ? "retained" : "", checkpoint?.failure ?? "", people, point.reason ?? ""];
@@ -280,6 +284,11 @@ function PointRow({ point }: { point: Entry }) {
       <Table.Cell whiteSpace="nowrap">{point.duration_ms === null ? "" : formatDuration(point.duration_ms)}</Table.Cell>
       <Table.Cell minW="16rem" overflowWrap="anywhere">
         {parts.filter((part) => part !== "").join("; ")}
+      </Table.Cell>
+      <Table.Cell>
+        {checkpoint?.retained === true && checkpoint.checkpoint_id !== null && checkpoint.checkpoint_id !== newest && (
+          <RestoreLink base={base} target={String(checkpoint.checkpoint_id)} size="xs" />
+        )}
       </Table.Cell>
     </Table.Row>
   );

@@ -1,9 +1,9 @@
-import { Box, Button, Flex, Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
+import { Box, Button, Flex, Heading, SimpleGrid, Stack } from "@chakra-ui/react";
 import { type ReactNode, useMemo, useState } from "react";
 import { useSearchParams } from "react-router-dom";
 import { type ActionEntry, type CheckpointPage, type TimelinePage, type TimelinePoint, useResource } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
-import { Command } from "../parts/Command";
+import { RestoreLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { peopleText } from "../parts/people";
 import { Time } from "../parts/Time";
@@ -17,7 +17,7 @@ const LIMITS = [500, 2000] as const;
 const MOST_SLOTS = 150;
 
 /** The history of a job as a picture, and what is known of the selected point. */
-export function Timeline({ address, jobRoot }: { address: string; jobRoot: string | null }) {
+export function Timeline({ address, base }: { address: string; base: string }) {
   const [limit, setLimit] = useState<number>(LIMITS[0]);
   const resource = useResource<TimelinePage>(`${address}/timeline?limit=${limit}`);
   return (
@@ -30,7 +30,7 @@ export function Timeline({ address, jobRoot }: { address: string; jobRoot: strin
               Its first checkpoint appears here.
             </Notice>
           ) : (
-            <Picture page={page} address={address} jobRoot={jobRoot} />
+            <Picture page={page} address={address} base={base} />
           )}
           {page.older && limit !== LIMITS[1] && (
             <Box>
@@ -59,7 +59,7 @@ function layOutToFit(page: TimelinePage, expanded: ReadonlySet<string>, chosen: 
   return { layout: acrossRuns && chosen === null ? layOut(records, { expanded, acrossRuns }) : layout, acrossRuns };
 }
 
-function Picture({ page, address, jobRoot }: { page: TimelinePage; address: string; jobRoot: string | null }) {
+function Picture({ page, address, base }: { page: TimelinePage; address: string; base: string }) {
   const [expanded, setExpanded] = useState<ReadonlySet<string>>(new Set());
   // In the address, so that a person can send what they see.
   const [query, setQuery] = useSearchParams();
@@ -104,8 +104,8 @@ function Picture({ page, address, jobRoot }: { page: TimelinePage; address: stri
         <Details
           mark={mark}
           address={address}
-          target={jobRoot === null ? null : targetOf(mark, page)}
-          jobRoot={jobRoot ?? ""}
+          target={targetOf(mark, page)}
+          base={base}
           onExpand={() => {
             setExpanded(new Set([...expanded, mark.key]));
           }}
@@ -130,11 +130,12 @@ interface DetailsProps {
   address: string;
   /** What a restore returns to; null for none. */
   target: string | null;
-  jobRoot: string;
+  /** The path of the job's pages. */
+  base: string;
   onExpand: () => void;
 }
 
-function Details({ mark, address, target, jobRoot, onExpand }: DetailsProps) {
+function Details({ mark, address, target, base, onExpand }: DetailsProps) {
   const entry = mark.entries.at(-1);
   if (entry === undefined) return null;
   const isGroup = mark.kind === "group";
@@ -154,20 +155,9 @@ function Details({ mark, address, target, jobRoot, onExpand }: DetailsProps) {
       )}
       {isCheckpoint(entry) ? <CheckpointFacts points={mark.entries.filter((each) => isCheckpoint(each))} /> : <ActionFacts entry={entry} />}
       {isCheckpoint(entry) && !isGroup && entry.checkpoint_id !== null && <Operators address={address} checkpoint={entry.checkpoint_id} />}
-      {target !== null && (
-        <Stack gap={1}>
-          <Text fontWeight="semibold">Restore to here</Text>
-          <Text color="fg.muted">This writes a plan and changes nothing. JOB.py is the job file.</Text>
-          <Command text={`stateflow restore JOB.py --job-root ${quoted(jobRoot)} --plan ${quoted(target)} --out plan.json`} />
-        </Stack>
-      )}
+      {target !== null && <RestoreLink base={base} target={target} />}
     </Stack>
   );
-}
-
-/** A word of a shell's command. */
-export function quoted(word: string): string {
-  return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", `'"'"'`)}'`;
 }
 
 function titleOf({ kind, label, entries: [entry] }: Mark): string {

@@ -1,0 +1,106 @@
+import { expect, it } from "vitest";
+import { answerUntil, outdatedBecause, refusals } from "./approval";
+import { lossNumbers, lossSentences } from "./losses";
+import { stepsOf, undoTarget } from "./recovery";
+import { dagRun, family, plan, question, state, task } from "./test-pages";
+
+const [recovery] = family.dags.filter((dag) => dag.role === "recovery");
+if (recovery === undefined) throw new Error("the family has no recovery DAG");
+const uma = { id: "1", name: "uma" };
+const oscar = { id: "2", name: "oscar" };
+const asks = question();
+
+it("lets another person approve, and the requester only reject", () => {
+  expect(refusals(asks, dagRun, oscar, recovery, null)).toEqual({ approve: null, reject: null });
+  const own = refusals(asks, dagRun, uma, recovery, null);
+  expect([own.approve === null, own.reject]).toEqual([false, null]);
+});
+
+it("lets the requester approve where the question does not exclude them", () => {
+  expect(refusals({ ...asks, body: "**Requested by**: uma" }, dagRun, uma, recovery, null).approve).toBeNull();
+  // A reason is quoted, and so decides nothing.
+  expect(refusals({ ...asks, body: "> **Requested by**: uma, who cannot approve it" }, dagRun, uma, recovery, null).approve).toBeNull();
+});
+
+it("refuses persons who are not assigned, and those without the right", () => {
+  const assigned = { ...asks, assigned_users: [{ id: "ada", name: "ada" }] };
+  expect(refusals(assigned, dagRun, oscar, recovery, null).reject).toContain("ada");
+  expect(refusals(asks, dagRun, oscar, { ...recovery, may_trigger: false }, null).approve).not.toBeNull();
+  expect(refusals(asks, dagRun, oscar, { ...recovery, may_trigger: false, may_answer: true }, null).approve).toBeNull();
+});
+
+it("refuses the approval of an outdated plan, not its rejection", () => {
+  const outdated = outdatedBecause(plan, { ...state, generation: 10, run: 12 });
+  expect(outdated).toContain("run 12");
+  const refused = refusals(asks, dagRun, oscar, recovery, outdated);
+  expect([refused.approve?.includes("run 12"), refused.reject]).toEqual([true, null]);
+});
+
+it("compares run and checkpoint of the plan with the job", () => {
+  expect(outdatedBecause(plan, state)).toBeNull();
+  expect(outdatedBecause(plan, { ...state, checkpoint_id: 13 })).toContain("checkpoint 13");
+  expect(outdatedBecause(plan, null)).toBeNull();
+});
+
+it("finds the time until which a question can be answered", () => {
+  expect(answerUntil({ ...asks, body: "text\n\n**Answer by** 2026-01-31 03:00 UTC. No answer" })).toBe("2026-01-31T03:00:00Z");
+  expect(answerUntil({ ...asks, body: null })).toBeNull();
+});
+
+it("counts what is lost", () => {
+  expect(lossNumbers(plan).map(({ value, isLoss }) => [value, isLoss])).toEqual([
+    ["1,234", false],
+    ["1", true],
+    ["2", true],
+  ]);
+  const texts = lossSentences(plan).join(" ");
+  expect(texts).toContain("2 commits");
+  expect(texts).toContain("1 checkpoint can no longer be restored: 11");
+  // All input is still there: the rows are written again.
+  expect(texts).not.toContain("1,234");
+});
+
+it("says that removed rows are lost if their input is gone, or nobody knows", () => {
+  const [source] = plan.sources;
+  if (source === undefined) throw new Error("the plan has no source");
+  for (const available of [false, null]) {
+    const worse = { ...plan, sources: [{ ...source, available }] };
+    expect(lossNumbers(worse)[0].isLoss).toBe(true);
+    expect(lossSentences(worse).join(" ")).toContain("1,234 rows");
+  }
+  const [sink] = plan.sinks;
+  if (sink === undefined) throw new Error("the plan has no sink");
+  expect(lossNumbers({ ...plan, sinks: [{ ...sink, rows_removed: null }] })[0].value).toBe("not known");
+  // A plan without the job file has not read tables: none is not zero.
+  const unread = lossNumbers({ ...plan, sinks: [{ ...sink, read: false, rows_removed: null, others: [] }] });
+  expect(unread[2]).toMatchObject({ value: "not known", isLoss: true });
+  expect(lossNumbers({ ...plan, sinks: [{ ...sink, read: false, rows_removed: 0, others: [] }] })[2].value).toBe("0");
+});
+
+it("has the steps of a recovery in order, whatever the order of tasks", () => {
+  const tasks = [task("restore", "running"), task("plan", "success"), task("approve", "success")];
+  const answered = { ...asks, response_received: true, chosen_options: ["Approve"] };
+  expect(stepsOf(tasks, answered).map(({ task: name, status }) => [name, status])).toEqual([
+    ["plan", "done"],
+    ["approve", "done"],
+    ["restore", "in progress"],
+    ["verify", "to do"],
+    ["run", "to do"],
+  ]);
+});
+
+it.each(["deferred", "awaiting_input"])("shows that the approval waits in the state %s", (status) => {
+  expect(stepsOf([task("approve", status)], asks)[1]?.status).toBe("waits");
+});
+
+it("shows a rejection, whose task succeeds and skips the others", () => {
+  const rejected = { ...asks, response_received: true, chosen_options: ["Reject"] };
+  const steps = stepsOf([task("approve", "success"), task("restore", "skipped")], rejected);
+  expect(steps.slice(1, 3).map(({ status }) => status)).toEqual(["rejected", "skipped"]);
+});
+
+it("undoes a restore by the savepoint of the checkpoint before it", () => {
+  expect(undoTarget({ ...plan, dropped_checkpoint_ids: [11, 12], saved: [] })).toBeNull();
+  expect(undoTarget({ ...plan, dropped_checkpoint_ids: [11, 12], saved: [{ checkpoint_id: 12, savepoint: "s" }] })).toBe("s");
+  expect(undoTarget({ ...plan, dropped_checkpoint_ids: [] })).toBe("12");
+});

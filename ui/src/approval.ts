@@ -1,0 +1,61 @@
+// Who may answer a question, and whether the plan that it is about is still valid.
+import type { AirflowUser, DagRun, Question } from "./airflow";
+import type { FamilyDag, JobState, Caution, RestorePlan } from "./api";
+
+/** What the task `plan` of a recovery DAG returns. */
+export interface PlanOutput {
+  plan: RestorePlan;
+  markdown: string;
+  cautions?: Caution[];
+  replay?: string;
+  dag: { paused: boolean; active_runs: unknown } | null;
+}
+
+/** Why a person cannot give an answer; null for each that they can. */
+export interface Refusals {
+  approve: string | null;
+  reject: string | null;
+}
+
+/** The line that the task appends to each question. The reason is quoted, so it cannot begin a line in this way. */
+const EXCLUDES_REQUESTER = /^\*\*Requested by\*\*: .*, who cannot approve it\s*$/m;
+const UNTIL = /^\*\*Answer by\*\* (\d{4}-\d\d-\d\d) (\d\d:\d\d) UTC\./m;
+
+/** Until when a question can be answered; null if it does not say so. */
+export function answerUntil({ body }: Question): string | null {
+  const [, day, time] = UNTIL.exec(body ?? "") ?? [];
+  return day === undefined || time === undefined ? null : `${day}T${time}:00Z`;
+}
+
+function isSame(user: AirflowUser, name: string): boolean {
+  return user.id === name || user.name === name;
+}
+
+/** Why the plan does not describe the job any more; null if it does, or nothing else is known. */
+export function outdatedBecause(plan: RestorePlan, job: JobState | null): string | null {
+  if (job?.generation == null) return null;
+  if (job.generation !== plan.generation) return `outdated by run ${job.run ?? job.generation}: plan again`;
+  const newest = job.newest;
+  const isLater = newest !== null && newest.generation === plan.generation && newest.checkpoint_id === job.checkpoint_id && newest.ordinal !== plan.ordinal;
+  if (job.checkpoint_id !== plan.checkpoint_id || isLater) return `outdated by checkpoint ${job.checkpoint_id ?? "none"} of run ${job.run ?? job.generation}: plan again`;
+  return null;
+}
+
+/** Whether a person may approve and reject, as far as the page knows; Airflow decides. */
+export function refusals(question: Question, run: DagRun | null, me: AirflowUser | null, dag: FamilyDag, outdated: string | null): Refusals {
+  const assigned = question.assigned_users;
+  if (!(dag.may_answer ?? dag.may_trigger)) return both(`You do not have the right to answer questions of ${dag.dag_id}.`);
+  if (me !== null && assigned.length > 0 && !assigned.some((user) => isSame(me, user.id) || isSame(me, user.name))) {
+    return both(`Only ${assigned.map((user) => user.name).join(", ")} may answer this question.`);
+  }
+  const requester = run?.triggering_user_name ?? null;
+  const isRequester = me !== null && requester !== null && isSame(me, requester);
+  if (isRequester && EXCLUDES_REQUESTER.test(question.body ?? "")) {
+    return { approve: "You have asked for this, so another person has to approve it. You can reject it.", reject: null };
+  }
+  return { approve: outdated === null ? null : `The plan is ${outdated}.`, reject: null };
+}
+
+function both(reason: string): Refusals {
+  return { approve: reason, reject: reason };
+}

@@ -1,0 +1,237 @@
+import { Heading, Stack, Table, Text } from "@chakra-ui/react";
+import { useMemo } from "react";
+import { useSearchParams } from "react-router-dom";
+import { type ChainExplanation, type CheckpointPage, type GraphPage, type JobExplanation, type OperatorStatus, type PointPage, useResource } from "../api";
+import { formatBytes, formatCount, formatTime } from "../format";
+import { SelectField } from "../parts/Fields";
+import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
+import { offsetText } from "../parts/PlanChanges";
+import { ScrollingTable } from "../parts/ScrollingTable";
+import { GraphPicture } from "../pictures/GraphPicture";
+import { type GraphLayout, type GraphNode, layOutGraph } from "../pictures/graphLayout";
+import { isCheckpoint } from "../pictures/timelineLayout";
+
+/** The graph of a job with sizes and rates of a checkpoint, and its physical plan. */
+export function Graph({ address }: { address: string }) {
+  const [query, setQuery] = useSearchParams();
+  const chosen = query.get("checkpoint");
+  const page = useResource<GraphPage>(`${address}/graph${chosen === null ? "" : `?checkpoint_id=${encodeURIComponent(chosen)}`}`);
+  return (
+    <Stack gap={5}>
+      <ChooseCheckpoint
+        address={address}
+        chosen={chosen ?? ""}
+        onChoose={(id) => {
+          setQuery(id === "" ? {} : { checkpoint: id }, { replace: true });
+        }}
+      />
+      <Loaded resource={page}>
+        {(found) => (
+          <Stack gap={5}>
+            <FreshnessNotice of={found} />
+            {found.graph === null ? (
+              <Notice status="info" title="No run has stored the graph of this job yet">
+                A run stores it when it starts.
+              </Notice>
+            ) : (
+              <Stored graph={found.graph} page={found} address={address} />
+            )}
+          </Stack>
+        )}
+      </Loaded>
+    </Stack>
+  );
+}
+
+function ChooseCheckpoint({ address, chosen, onChoose }: { address: string; chosen: string; onChoose: (id: string) => void }) {
+  const points = useResource<PointPage>(`${address}/points?kind=checkpoint&status=completed&limit=50`, 30_000).value?.points ?? [];
+  const ids = new Set(points.filter((point) => isCheckpoint(point)).map((point) => String(point.checkpoint_id)));
+  if (chosen !== "") ids.add(chosen);
+  return (
+    <Stack maxW="sm">
+      <SelectField label="Checkpoint" value={chosen} choices={[["", "the newest"], ...[...ids].map((id) => [id, id] as const)]} onChange={onChoose} />
+    </Stack>
+  );
+}
+
+/** "1,234 rows per second", or as many rows as there were. */
+function rateText(rows: number, ms: number | null): string {
+  if (ms === null || ms <= 0) return `${formatCount(rows)} ${rows === 1 ? "row" : "rows"}`;
+  return `${formatCount((1000 * rows) / ms)} rows/s`;
+}
+
+function remarkOf(operators: readonly OperatorStatus[], ms: number | null): (node: GraphNode) => string {
+  const byUid = new Map(operators.map((operator) => [operator.uid, operator]));
+  return ({ kind, uid }) => {
+    const operator = kind === "operator" ? byUid.get(uid) : undefined;
+    if (operator === undefined) return "";
+    const rate = operator.metrics === null ? "" : rateText(operator.metrics.rows_in, ms);
+    return [formatBytes(operator.size_bytes), rate].filter((part) => part !== "").join(", ");
+  };
+}
+
+function Stored({ graph, page, address }: { graph: JobExplanation; page: GraphPage; address: string }) {
+  const layout = useMemo(() => layOutGraph(graph), [graph]);
+  const [query, setQuery] = useSearchParams();
+  const id = page.checkpoint_id;
+  const entry = useResource<CheckpointPage>(id === null ? null : `${address}/checkpoints/${id}`, 60_000).value?.entry ?? null;
+  const remark = remarkOf(page.operators, entry !== null && isCheckpoint(entry) ? entry.duration_ms : null);
+  const selected = layout.nodes.find(({ key }) => key === query.get("node")) ?? null;
+  return (
+    <>
+      <Text>
+        {id === null ? "The job has no checkpoint: sizes are not known." : `Sizes and rates are those of checkpoint ${id}.`} A solid line has rows with keys, a
+        broken line rows without keys.{page.graph_generation !== null && ` The graph is that of generation ${page.graph_generation}.`}
+      </Text>
+      <GraphPicture
+        layout={layout}
+        remark={remark}
+        selected={selected?.key ?? null}
+        onSelect={({ key }) => {
+          setQuery((before) => ({ ...Object.fromEntries(before), node: key }), { replace: true });
+        }}
+      />
+      {selected !== null && <Selected node={selected} graph={graph} page={page} remark={remark(selected)} />}
+      <Connections layout={layout} />
+      <Explain graph={graph} operators={page.operators} />
+    </>
+  );
+}
+
+function Selected({ node, graph, page, remark }: { node: GraphNode; graph: JobExplanation; page: GraphPage; remark: string }) {
+  const chains = graph.levels.flatMap((level) => level.chains);
+  return (
+    <Stack as="section" aria-label="Selected node" aria-live="polite" borderWidth="1px" borderRadius="md" p={4} gap={2}>
+      <Heading as="h2" size="md" overflowWrap="anywhere">
+        {node.kind} {node.uid}
+      </Heading>
+      {remark !== "" && <Text>{remark}</Text>}
+      {factsOf(node, graph, chains, page).map(([name, value]) => (
+        <Text key={name} overflowWrap="anywhere">
+          {name}: {value}
+        </Text>
+      ))}
+    </Stack>
+  );
+}
+
+function factsOf({ kind, uid }: GraphNode, graph: JobExplanation, chains: readonly ChainExplanation[], page: GraphPage): [string, string][] {
+  if (kind === "source") {
+    const source = graph.sources.find((each) => each.uid === uid);
+    const status = page.sources.find((each) => each.uid === uid);
+    const facts: [string, string][] = source === undefined ? [] : [["Reads", source.reads], ["Columns", source.columns], ["Input ends", source.bounded ? "yes" : "no"]];
+    return status === undefined ? facts : [...facts, ["Position", offsetText(status.offset)]];
+  }
+  if (kind === "sink") {
+    const sink = chains.flatMap((chain) => chain.sinks).find((each) => each.uid === uid);
+    return sink === undefined ? [] : [["Writes to", sink.sink], ["Rows", sink.rows], ["Delivery", sink.delivery]];
+  }
+  const chain = chains.find((each) => each.uid === uid);
+  if (chain === undefined) return [];
+  const watermark = page.watermarks[uid];
+  const facts: [string, string][] = [
+    ["Function", chain.function ?? "none"],
+    ["States", statesText(chain, page.operators.find((each) => each.uid === uid))],
+    ["Output", chain.output ?? "none"],
+  ];
+  return watermark === undefined ? facts : [...facts, ["Watermark", formatTime(watermark)]];
+}
+
+/** The picture as a table: the same for who does not see it. */
+function Connections({ layout }: { layout: GraphLayout }) {
+  const byKey = new Map(layout.nodes.map((node) => [node.key, `${node.kind} ${node.uid}`]));
+  return (
+    <details>
+      <summary>Connections as a table</summary>
+      <ScrollingTable label="Connections">
+        <Table.Header>
+          <Table.Row>
+            {["From", "To", "Keys"].map((title) => (
+              <Table.ColumnHeader key={title}>{title}</Table.ColumnHeader>
+            ))}
+          </Table.Row>
+        </Table.Header>
+        <Table.Body>
+          {layout.edges.map((edge, index) => (
+            <Table.Row key={index}>
+              <Table.Cell>{byKey.get(edge.from)}</Table.Cell>
+              <Table.Cell>{byKey.get(edge.to)}</Table.Cell>
+              <Table.Cell>{edge.broadcast ? "broadcast to all subtasks" : edge.keys.join(", ") || "none"}</Table.Cell>
+            </Table.Row>
+          ))}
+        </Table.Body>
+      </ScrollingTable>
+    </details>
+  );
+}
+
+/** The states that the function declares; a stored graph does not have them, and then the names at the checkpoint. */
+function statesText({ states, unknown_because: because }: ChainExplanation, operator: OperatorStatus | undefined): string {
+  if (states === null && operator !== undefined) return [...operator.states, ...operator.operator_states].join(", ") || "none";
+  if (states === null) return because === null ? "not known" : `not known: ${because}`;
+  return (
+    states
+      .map(({ name, kind, key_type: key, value_type: value, time_to_live: ttl }) => `${name} (${kind} of ${key === null ? value : `${key} → ${value}`}${ttl === null ? "" : `; kept ${ttl}`})`)
+      .join("; ") || "none"
+  );
+}
+
+function inputText({ inputs }: ChainExplanation): string {
+  return inputs
+    .map(({ rows, key, order_by: order, broadcast }) => {
+      const parts = [broadcast ? "broadcast" : key.length === 0 ? "" : `by ${key.join(", ")}`, order.length === 0 ? "" : `in the order of ${order.join(", ")}`];
+      return [rows, ...parts].filter((part) => part !== "").join(" ");
+    })
+    .join("; ");
+}
+
+const EXPLAIN_COLUMNS = ["After shuffles", "Tasks", "Operator", "Function", "Input and keys", "Windows", "States", "Size", "Output", "Sinks"];
+
+/** The physical plan: levels between shuffles, keys, states and their sizes. */
+function Explain({ graph, operators }: { graph: JobExplanation; operators: readonly OperatorStatus[] }) {
+  const shuffles = graph.levels.reduce((most, level) => Math.max(most, level.number), 0);
+  const byUid = new Map(operators.map((operator) => [operator.uid, operator]));
+  return (
+    <Stack as="section" gap={2}>
+      <Heading as="h2" size="md">
+        Physical plan
+      </Heading>
+      <Text>
+        {formatCount(shuffles)} {shuffles === 1 ? "shuffle" : "shuffles"}, parallelism {formatCount(graph.parallelism)}, at most {formatCount(graph.max_parallelism)};{" "}
+        {graph.on_spark ? "runs on Spark" : "runs without Spark"}.
+      </Text>
+      <ScrollingTable label="Physical plan">
+        <Table.Header>
+          <Table.Row>
+            {EXPLAIN_COLUMNS.map((title) => (
+              <Table.ColumnHeader key={title}>{title}</Table.ColumnHeader>
+            ))}
+          </Table.Row>
+        </Table.Header>
+        <Table.Body>
+          {graph.levels.flatMap(({ number, tasks, chains }) =>
+            chains.map((chain, index) => <ChainRow key={`${number} ${index}`} chain={chain} shuffles={number} tasks={tasks} operator={byUid.get(chain.uid)} />),
+          )}
+        </Table.Body>
+      </ScrollingTable>
+    </Stack>
+  );
+}
+
+function ChainRow({ chain, shuffles, tasks, operator }: { chain: ChainExplanation; shuffles: number; tasks: number; operator: OperatorStatus | undefined }) {
+  const output = [chain.output ?? "", ...chain.side_outputs.map((name) => `side output ${name}`)].filter((part) => part !== "").join("; ");
+  return (
+    <Table.Row>
+      <Table.Cell>{formatCount(shuffles)}</Table.Cell>
+      <Table.Cell>{formatCount(tasks)}</Table.Cell>
+      <Table.Cell fontWeight="semibold">{chain.uid}</Table.Cell>
+      <Table.Cell>{chain.relay ? "forwards rows" : chain.function}</Table.Cell>
+      <Table.Cell>{inputText(chain)}</Table.Cell>
+      <Table.Cell>{chain.windows}</Table.Cell>
+      <Table.Cell>{statesText(chain, operator)}</Table.Cell>
+      <Table.Cell whiteSpace="nowrap">{operator === undefined ? "" : formatBytes(operator.size_bytes)}</Table.Cell>
+      <Table.Cell>{output}</Table.Cell>
+      <Table.Cell>{chain.sinks.map((sink) => `${sink.uid}: ${sink.sink}, ${sink.delivery}`).join("; ")}</Table.Cell>
+    </Table.Row>
+  );
+}

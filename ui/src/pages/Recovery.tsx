@@ -1,0 +1,193 @@
+import { Badge, Box, Flex, Heading, Stack, Text } from "@chakra-ui/react";
+import type { ReactNode } from "react";
+import { useParams } from "react-router-dom";
+import { type Family, isWaiting, type Question, useDagRun, useQuestions, useReturned, useTaskError, useTasks } from "../airflow";
+import type { FamilyDag, JobState, Resource } from "../api";
+import type { PlanOutput } from "../approval";
+import { formatCount } from "../format";
+import { ProblemNotice } from "../parts/ConfirmedAction";
+import { PauseAction, RunAction } from "../parts/JobActions";
+import { approvalPath, DagRunLink, PageLink, RestoreLink } from "../parts/links";
+import { Loaded, Notice } from "../parts/Loaded";
+import { PlanTarget } from "../parts/PlanChanges";
+import { Time } from "../parts/Time";
+import { isEnded, type Step, type StepStatus, stepsOf, undoTarget } from "../recovery";
+import { Answered } from "./Approval";
+
+/** Where a DAG run of the recovery DAG is: plan, approval, restore, verification, run. */
+export function Recovery({ state, base, family }: { state: Resource<JobState>; base: string; family: Family }) {
+  const { dagRun = "" } = useParams();
+  const dag = family.dag("recovery");
+  if (dag !== null) return <Steps state={state} base={base} family={family} dag={dag} run={dagRun} />;
+  if (family.isKnown) return <Notice status="error" title="This job has no recovery DAG" />;
+  return family.problem === null ? <Text role="status">Loading</Text> : <ProblemNotice problem={family.problem} />;
+}
+
+interface Props {
+  state: Resource<JobState>;
+  base: string;
+  family: Family;
+  dag: FamilyDag;
+  run: string;
+}
+
+function Steps({ state, base, family, dag, run }: Props) {
+  const dagRun = useDagRun(dag.dag_id, run);
+  const tasks = useTasks(dag.dag_id, run);
+  const question = useQuestions(dag.dag_id, run).value?.hitl_details[0] ?? null;
+  const output = useReturned<PlanOutput>(dag.dag_id, run, "plan").value;
+  return (
+    <Loaded resource={dagRun}>
+      {(found) => (
+        <Stack gap={5}>
+          <Stack gap={1}>
+            <Heading as="h2" size="lg">
+              Recovery
+            </Heading>
+            <Text overflowWrap="anywhere">
+              Requested by {found.triggering_user_name ?? "a program"}
+              {typeof found.conf?.reason === "string" && `: ${found.conf.reason}`}
+            </Text>
+            {output !== null && <PlanTarget plan={output.plan} />}
+            <DagRunLink dag={dag.dag_id} run={run} />
+          </Stack>
+          <Loaded resource={tasks}>
+            {({ task_instances: instances }) => {
+              const steps = stepsOf(instances, question);
+              return (
+                <Stack gap={5}>
+                  <Stepper steps={steps} base={base} question={question} job={state.value} output={output} />
+                  {isEnded(found) && <Afterwards steps={steps} base={base} family={family} output={output} />}
+                </Stack>
+              );
+            }}
+          </Loaded>
+        </Stack>
+      )}
+    </Loaded>
+  );
+}
+
+const COLOURS: Record<StepStatus, string> = {
+  "to do": "gray",
+  "in progress": "blue",
+  waits: "purple",
+  done: "green",
+  failed: "red",
+  rejected: "orange",
+  skipped: "gray",
+};
+
+interface StepperProps {
+  steps: readonly Step[];
+  base: string;
+  question: Question | null;
+  job: JobState | null;
+  output: PlanOutput | null;
+}
+
+function Stepper({ steps, base, question, job, output }: StepperProps) {
+  const isCurrent = ({ status }: Step) => status === "in progress" || status === "waits";
+  return (
+    <Stack as="ol" listStyleType="none" gap={0} aria-label="Steps of the recovery" aria-live="polite">
+      {steps.map((step, index) => (
+        <Box as="li" key={step.task} borderStartWidth="3px" borderColor={COLOURS[step.status] === "gray" ? "border" : `${COLOURS[step.status]}.solid`} ps={4} py={3} aria-current={isCurrent(step) ? "step" : undefined}>
+          <Flex gap={3} align="center" wrap="wrap">
+            <Text fontWeight="semibold">
+              {index + 1}. {step.title}
+            </Text>
+            <Badge colorPalette={COLOURS[step.status]}>{step.status}</Badge>
+            {step.instance?.end_date != null && (
+              <Text fontSize="sm" color="fg.muted">
+                <Time at={step.instance.end_date} />
+              </Text>
+            )}
+          </Flex>
+          <Box mt={1}>
+            <StepDetails step={step} base={base} question={question} job={job} output={output} />
+          </Box>
+        </Box>
+      ))}
+    </Stack>
+  );
+}
+
+function StepDetails({ step, base, question, job, output }: Omit<StepperProps, "steps"> & { step: Step }): ReactNode {
+  if (step.status === "failed" && step.instance !== null) return <Failure step={step} />;
+  if (step.instance?.state === "up_for_retry") return <Text>It failed, and is tried again.</Text>;
+  if (step.task === "approve" && question !== null) {
+    const { dag_id: dag, dag_run_id: run } = question.task_instance;
+    if (isWaiting(question)) return <PageLink to={approvalPath(base, dag, run)}>Answer the question</PageLink>;
+    return question.response_received ? <Answered question={question} /> : null;
+  }
+  if (step.task === "restore" && output !== null && step.status !== "skipped") return <Tables step={step} output={output} job={job} />;
+  if (step.task === "run" && step.status === "in progress" && job !== null) return <Progress job={job} />;
+  return null;
+}
+
+/** Where the run after the restore is; a run reports its progress only while a batch takes long. */
+function Progress({ job: { checkpoint_id: checkpoint, description } }: { job: JobState }) {
+  const progress = description?.progress ?? null;
+  return (
+    <Text>
+      The job is at checkpoint {checkpoint ?? "none"}.
+      {progress !== null &&
+        ` The run has completed ${formatCount(progress.batches)} ${progress.batches === 1 ? "batch" : "batches"} with ${formatCount(progress.rows_in)} rows, and is in batch ${progress.ordinal}.`}
+    </Text>
+  );
+}
+
+/** How many tables the restore changes, and whether it is still doing so. */
+function Tables({ step, output, job }: { step: Step; output: PlanOutput; job: JobState | null }) {
+  const planned = output.plan.sinks.filter((sink) => sink.mode === "restore" && sink.target_version !== null).length;
+  const all = `${formatCount(planned)} ${planned === 1 ? "table" : "tables"}`;
+  if (step.status === "done") return <Text>{all} restored.</Text>;
+  const isRestoring = job?.description?.restoring != null;
+  return (
+    <Text>
+      {all} to restore.{isRestoring && " The restore has begun; if it is interrupted, the next try or run completes it."}
+    </Text>
+  );
+}
+
+function Failure({ step: { instance } }: { step: Step }) {
+  const message = useTaskError(instance);
+  return (
+    <Notice status="error" title="This step failed">
+      <Text whiteSpace="pre-wrap" overflowWrap="anywhere">
+        {message ?? "The log of the task has the reason."}
+      </Text>
+    </Notice>
+  );
+}
+
+/** What a person does once a recovery has ended. */
+function Afterwards({ steps, base, family, output }: { steps: readonly Step[]; base: string; family: Family; output: PlanOutput | null }) {
+  const isRestored = steps.some(({ task, status }) => task === "restore" && status === "done");
+  const run = family.dag("run");
+  if (!isRestored) {
+    return (
+      <Stack as="section" gap={2} aria-label="Afterwards">
+        <Text>The job was not restored by this DAG run.</Text>
+        {output !== null && <RestoreLink base={base} target={output.plan.target} label="Plan again" />}
+        {run !== null && <PauseAction dag={run} onDone={family.reload} />}
+      </Stack>
+    );
+  }
+  const target = output === null ? null : undoTarget(output.plan);
+  return (
+    <Stack as="section" gap={3} aria-label="Afterwards">
+      <Heading as="h2" size="md">
+        What comes next
+      </Heading>
+      {run !== null && (
+        <Flex gap={3} wrap="wrap">
+          <PauseAction dag={run} onDone={family.reload} />
+          <RunAction dag={run} />
+        </Flex>
+      )}
+      {target !== null && <RestoreLink base={base} target={target} label="Undo this restore" />}
+      {output !== null && target === null && <Text>This restore cannot be undone: neither the job nor a savepoint keeps checkpoint {output.plan.checkpoint_id}.</Text>}
+    </Stack>
+  );
+}

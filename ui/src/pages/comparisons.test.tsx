@@ -1,0 +1,171 @@
+// The graph, and the comparison and retention of savepoints.
+import { act, fireEvent, screen, waitFor, within } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import { afterEach, beforeEach, expect, it, vi } from "vitest";
+import type { GraphPage, OperatorStatus, RetentionPreview, Savepoint, SavepointDiff } from "../api";
+import { CURRENT, expectAccessible, family, HOSTILE, open, Server, state } from "../test-pages";
+
+const operator: OperatorStatus = { uid: "count", subtasks: 2, files: 3, size_bytes: 2470, states: ["total"], operator_states: [], metrics: null };
+
+const graph: GraphPage = {
+  checkpoint_id: 12,
+  operators: [operator],
+  graph_generation: 9,
+  watermarks: { count: "2026-01-31T03:00:00.000Z" },
+  sources: [{ uid: "orders", description: null, offset: { file: 5 }, watermark_at: null, active_at: null, idle: null }],
+  graph: {
+    job: "flights",
+    parallelism: 2,
+    max_parallelism: 128,
+    on_spark: true,
+    sources: [{ uid: "orders", reads: HOSTILE, columns: "Order(customer long)", bounded: true }],
+    levels: [
+      {
+        number: 1,
+        tasks: 2,
+        chains: [
+          {
+            uid: "count",
+            function: "Count",
+            inputs: [{ rows: "orders", from_uids: ["orders"], key: ["customer long"], order_by: [], broadcast: false }],
+            output: "Total",
+            side_outputs: ["late"],
+            states: [{ name: "total", kind: "value", key_type: null, value_type: "long", time_to_live: "3 d after each write" }],
+            unknown_because: null,
+            sinks: [{ uid: "out", sink: HOSTILE, rows: "count", from_uids: ["count"], delivery: "exactly-once" }],
+            relay: false,
+            windows: null,
+          },
+        ],
+      },
+    ],
+  },
+  ...CURRENT,
+};
+
+function savepoint(name: string, origin: string): Savepoint {
+  return {
+    name,
+    id: name,
+    path: `/jobs/flights/savepoints/${name}`,
+    job: "flights",
+    checkpoint_id: 10,
+    offsets: {},
+    size_bytes: 1000,
+    origin,
+    made_at: "2026-01-31T03:00:00.000Z",
+    made_from: null,
+    format: "native",
+    claimed_by: null,
+    claimed_at: null,
+    job_uuid: "1",
+    by: null,
+    requested_by: null,
+    reason: null,
+    note: null,
+    committed_at: null,
+    drained: false,
+    max_parallelism: 128,
+    code_hash: null,
+    operators: [],
+    sinks: {},
+  };
+}
+
+const diff: SavepointDiff = {
+  old: { ...savepoint("a", "periodic"), sinks: { out: { table_id: "t", version: 3, checkpoint_id: 10 } } },
+  new: { ...savepoint("b", "manual"), offsets: { orders: { file: 5 } }, sinks: { out: { table_id: "t", version: 5, checkpoint_id: 12 } } },
+  operators: [
+    {
+      uid: "count",
+      old_bytes: 1000,
+      new_bytes: 2500,
+      old_entries: 5,
+      new_entries: 2,
+      files_added: 2,
+      files_removed: 1,
+      files_common: 3,
+      added_bytes: 2000,
+      removed_bytes: 500,
+      common_bytes: 500,
+      states: [{ name: HOSTILE, kind: "value", old_type: "int", new_type: "long" }],
+    },
+  ],
+  ...CURRENT,
+};
+
+const preview: RetentionPreview = { checkpoints: [10, 11], savepoints: ["a"], freed_bytes: 62900, ...CURRENT };
+
+let server: Server;
+
+beforeEach(() => {
+  server = new Server();
+  Object.assign(server.answers, {
+    "jobs/flights": state,
+    "jobs/flights/family": family,
+    "jobs/flights/graph": graph,
+    "jobs/flights/points": { points: [], next_cursor: null, ...CURRENT },
+    "jobs/flights/savepoints": { savepoints: [savepoint("a", "periodic"), savepoint("b", "manual"), savepoint("c", "periodic")], older: false, elsewhere: [], ...CURRENT },
+    "jobs/flights/savepoint-diff": diff,
+    "jobs/flights/retention-preview": preview,
+  });
+  server.start();
+});
+
+afterEach(() => {
+  vi.unstubAllGlobals();
+});
+
+it("shows the graph with sizes and keys, also as tables and by keyboard", async () => {
+  const { container } = open("/jobs/flights/graph");
+  const picture = await screen.findByRole("group", { name: "Graph of the job" });
+  const nodes = within(picture).getAllByRole("button");
+  expect(nodes.map((node) => node.getAttribute("aria-label"))).toEqual(["source, orders", "operator, count, 2.5 kB", "sink, out"]);
+  expect(nodes.map((node) => node.getAttribute("tabindex"))).toEqual(["0", "-1", "-1"]);
+  expect(screen.getByRole("region", { name: "Connections" }).textContent).toContain("source ordersoperator countcustomer long");
+  const plan = screen.getByRole("region", { name: "Physical plan" });
+  expect(plan.textContent).toContain("total (value of long; kept 3 d after each write)2.5 kBTotal; side output late");
+  act(() => {
+    nodes[0]?.focus();
+  });
+  await userEvent.setup().keyboard("{ArrowRight}{ArrowRight}{Enter}");
+  expect(screen.getByRole("region", { name: "Selected node" }).textContent).toContain(HOSTILE);
+  expect(container.querySelector("img")).toBeNull();
+  await expectAccessible(container);
+});
+
+it("says that no run has stored the graph", async () => {
+  server.answers["jobs/flights/graph"] = { ...graph, graph: null };
+  open("/jobs/flights/graph");
+  expect(await screen.findByText("No run has stored the graph of this job yet")).toBeDefined();
+});
+
+it("compares two savepoints", async () => {
+  const { container } = open("/jobs/flights/savepoints?from=a&to=b");
+  const table = await screen.findByRole("region", { name: "State in both savepoints" });
+  expect(table.textContent).toContain("1 kB → 2.5 kB (+1.5 kB)");
+  expect(table.textContent).toContain("5 → 2 (−3)");
+  expect(table.textContent).toContain("2 added, 1 removed, 3 in both");
+  expect(table.textContent).toContain("value: int → long");
+  expect(screen.getByRole("region", { name: "Positions in both savepoints" }).textContent).toContain('source ordersnone{"file":5}table of outversion 3version 5');
+  expect(server.queries).toContain("jobs/flights/savepoint-diff?from=a&to=b");
+  expect(container.querySelector("img")).toBeNull();
+  await expectAccessible(container);
+});
+
+it("says what a retention deletes before it is applied, and sends only the numbers that were chosen", async () => {
+  server.answers["POST api/v2/dags/flights_retention/dagRuns"] = { dag_run_id: "r" };
+  open("/jobs/flights/savepoints");
+  const slider = await screen.findByLabelText(/Periodic savepoints to keep/);
+  expect(screen.getByText<HTMLButtonElement>("Apply this retention").disabled).toBe(true);
+  fireEvent.change(slider, { target: { value: "1" } });
+  expect(await screen.findByText(/This deletes 2 checkpoints \(10, 11\) and 1 savepoint \(a\). It frees 63 kB./)).toBeDefined();
+  await waitFor(() => {
+    expect(server.queries).toContain("jobs/flights/retention-preview?savepoints=1");
+    expect(screen.getByText<HTMLButtonElement>("Apply this retention").disabled).toBe(false);
+  });
+  const user = userEvent.setup();
+  await user.click(screen.getByText("Apply this retention"));
+  await user.click(screen.getByText("Yes, apply this retention"));
+  expect(server.sent).toEqual([{ method: "POST", path: "api/v2/dags/flights_retention/dagRuns", body: { logical_date: null, conf: { retain: null, savepoints: 1, preview: false } } }]);
+});

@@ -1,0 +1,286 @@
+// Pages that change something: each change is a request to Airflow, sent once and as designed.
+import { fireEvent, screen, waitFor, within } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import { afterEach, beforeEach, expect, it, vi } from "vitest";
+import { CURRENT, dagRun, expectAccessible, family, HOSTILE, open, plan, planPage, question, RUN, Server, state, task, timeline } from "../test-pages";
+
+let server: Server;
+let id = 0;
+let job = "";
+
+beforeEach(() => {
+  // Answers are remembered by their address: each test has a job and DAGs of its own.
+  id += 1;
+  job = `jobs/flights-${id}`;
+  server = new Server();
+  Object.assign(server.answers, {
+    [job]: state,
+    [`${job}/points`]: { points: [], next_cursor: null, ...CURRENT },
+    [`${job}/timeline`]: timeline,
+    [`${job}/savepoints`]: { savepoints: [], older: false, elsewhere: [], ...CURRENT },
+    [`${job}/family`]: { ...family, dags: family.dags.map((dag) => ({ ...dag, dag_id: name(dag.dag_id) })) },
+    [`${job}/restore-plan`]: planPage,
+    [`api/v2/dags/${name("flights")}`]: { dag_id: name("flights"), is_paused: true, next_dagrun_run_after: null },
+    [path("/xcomEntries/return_value", "plan")]: { value: { plan, markdown: "", dag: null } },
+    [run()]: { ...dagRun, dag_id: name("flights_recovery") },
+    [`${run()}/hitlDetails`]: { hitl_details: [asked()], total_entries: 1 },
+    [`${run()}/taskInstances`]: { task_instances: [task("plan", "success"), task("approve", "awaiting_input")] },
+    "ui/auth/me": { id: "2", username: "oscar" },
+  });
+  server.start();
+});
+
+afterEach(() => {
+  vi.useRealTimers();
+  vi.unstubAllGlobals();
+});
+
+function name(dag: string): string {
+  return `${dag}-${id}`;
+}
+
+function run(): string {
+  return `api/v2/dags/${name("flights_recovery")}/dagRuns/${encodeURIComponent(RUN)}`;
+}
+
+function path(rest: string, task: string): string {
+  return `${run()}/taskInstances/${task}${rest}`;
+}
+
+function asked() {
+  const found = question();
+  return { ...found, task_instance: { ...found.task_instance, dag_id: name("flights_recovery") } };
+}
+
+function page(rest: string): string {
+  return `/${job}/${rest}`;
+}
+
+const recoveryRuns = () => `api/v2/dags/${name("flights_recovery")}/dagRuns`;
+
+it("shows a plan with its losses, and refuses a blank reason", async () => {
+  const { container } = open(page("restore?to=10"));
+  expect(await screen.findByText(/1 checkpoint can no longer be restored: 11/)).toBeDefined();
+  await expectAccessible(container);
+  const request = screen.getByText<HTMLButtonElement>("Request the restore");
+  fireEvent.change(screen.getByLabelText(/Why is this restore/), { target: { value: " \u200b " } });
+  expect(request.disabled).toBe(true);
+  expect(document.getElementById(request.getAttribute("aria-describedby") ?? "")?.textContent).toBe("A reason is required.");
+});
+
+it("asks for a plan of what is chosen, and sends exactly that, once, after a confirmation", async () => {
+  server.answers[`POST ${recoveryRuns()}`] = { dag_run_id: RUN };
+  open(page("restore?to=10"));
+  const user = userEvent.setup();
+  fireEvent.change(await screen.findByLabelText(/Why is this restore/), { target: { value: " bad data " } });
+  await user.click(await screen.findByLabelText("fresh"));
+  await user.selectOptions(screen.getByLabelText("Position of orders"), "earliest");
+  const request = screen.getByText<HTMLButtonElement>("Request the restore");
+  await waitFor(() => {
+    expect(server.queries).toContain(`${job}/restore-plan?target=10&sinks=restore&drop=fresh&source_positions=orders%3Dearliest&claim_mode=no-claim`);
+    expect(request.disabled).toBe(false);
+  });
+  expect(server.sent).toEqual([]);
+  await user.click(request);
+  expect(server.sent).toEqual([]);
+  await user.click(screen.getByText("Yes, request the restore"));
+  expect(server.sent).toEqual([
+    {
+      method: "POST",
+      path: recoveryRuns(),
+      body: {
+        logical_date: null,
+        conf: {
+          target: "10",
+          sinks: "restore",
+          keep_tables: null,
+          drop: "fresh",
+          new_names: null,
+          source_positions: "orders=earliest",
+          from_other_job: false,
+          claim_mode: "no-claim",
+          reason: "bad data",
+          run: false,
+          expected_plan: "d1ce",
+        },
+      },
+    },
+  ]);
+  expect(await screen.findByRole("heading", { name: "Recovery" })).toBeDefined();
+});
+
+it("says why a plan is refused, and requests nothing without one", async () => {
+  server.answers[`${job}/restore-plan`] = Response.json({ error: { message: `there is no ${HOSTILE}`, hint: "choose another" } }, { status: 422 });
+  const { container } = open(page("restore?to=nowhere"));
+  expect((await screen.findByRole("alert")).textContent).toContain(HOSTILE);
+  await userEvent.setup().type(screen.getByRole("textbox", { name: /Why is this restore/ }), "why");
+  expect(screen.getByRole<HTMLButtonElement>("button", { name: "Request the restore" }).disabled).toBe(true);
+  expect(container.querySelector("img")).toBeNull();
+});
+
+it("requests a restore without a plan if no run has stored the graph", async () => {
+  server.answers[`${job}/restore-plan`] = { ...planPage, plan: null, replay: null, expected_plan: null, graph_known: false, graph_generation: null };
+  server.answers[`POST ${recoveryRuns()}`] = { dag_run_id: RUN };
+  open(page("restore?to=10"));
+  const user = userEvent.setup();
+  fireEvent.change(await screen.findByLabelText(/Why is this restore/), { target: { value: "why" } });
+  expect(await screen.findByText("There is no plan without the job file")).toBeDefined();
+  await user.click(screen.getByText("Request the restore"));
+  await user.click(screen.getByText("Yes, request the restore"));
+  expect(server.sent[0]?.body).toMatchObject({ conf: { target: "10", reason: "why", expected_plan: null } });
+});
+
+it("says in a sentence that Airflow refuses a restore", async () => {
+  server.answers[`POST ${recoveryRuns()}`] = Response.json({ detail: "Forbidden" }, { status: 403 });
+  open(page("restore?to=10"));
+  const user = userEvent.setup();
+  await user.type(await screen.findByRole("textbox", { name: /Why is this restore/ }), "why");
+  const request = screen.getByRole<HTMLButtonElement>("button", { name: "Request the restore" });
+  await waitFor(() => {
+    expect(request.disabled).toBe(false);
+  });
+  await user.click(request);
+  await user.click(screen.getByRole("button", { name: "Yes, request the restore" }));
+  expect(await screen.findByText(/Airflow refuses this: Forbidden/)).toBeDefined();
+});
+
+it("shows the commands of a restore where no DAG runs the job", async () => {
+  server.answers[`${job}/family`] = undefined;
+  open(page("restore?to=10"));
+  expect(await screen.findByText("stateflow restore JOB.py --job-root /jobs/flights --plan 10 --out plan.json")).toBeDefined();
+  expect(screen.queryByRole("button", { name: "Request the restore" })).toBeNull();
+});
+
+it("lists the points of a job with the rows after each", async () => {
+  server.answers[`${job}/timeline`] = timeline;
+  open(page("restore"));
+  const table = await screen.findByRole("region", { name: "Points to restore" });
+  const [, first] = within(table).getAllByRole("row");
+  expect(first?.textContent).toMatch(/checkpoint 10.*1 byte.*1/);
+  expect(within(table).getByRole("link").getAttribute("href")).toBe(page("restore?to=10"));
+});
+
+it("lets an approver read the losses first, and sends the answer with the note", async () => {
+  server.answers[`PATCH ${path("/-1/hitlDetails", "approve")}`] = {};
+  const { container } = open(page(`approval/${encodeURIComponent(RUN)}`));
+  const losses = await screen.findByRole("region", { name: "What is lost" });
+  expect(losses.textContent).toContain("2commits of other writers are undone");
+  expect(screen.getByRole("region", { name: "Difference from the job file of the newest run" }).textContent).toContain(`+${HOSTILE}`);
+  expect(await screen.findByText(/still valid/)).toBeDefined();
+  expect(container.querySelector("img")).toBeNull();
+  await expectAccessible(container);
+  const user = userEvent.setup();
+  await user.type(screen.getByRole("textbox", { name: "Note" }), "seen");
+  await user.click(screen.getByRole("button", { name: "Approve" }));
+  expect(server.sent).toEqual([{ method: "PATCH", path: path("/-1/hitlDetails", "approve"), body: { chosen_options: ["Approve"], params_input: { note: "seen" } } }]);
+});
+
+it("disables the approval for the requester, with the reason", async () => {
+  server.answers[run()] = { ...dagRun, triggering_user_name: "oscar" };
+  open(page(`approval/${encodeURIComponent(RUN)}`));
+  const approve = await screen.findByRole<HTMLButtonElement>("button", { name: "Approve" });
+  await waitFor(() => {
+    expect(approve.disabled).toBe(true);
+  });
+  const why = document.getElementById(approve.getAttribute("aria-describedby") ?? "");
+  expect(why?.textContent).toContain("another person");
+  expect(screen.getByRole<HTMLButtonElement>("button", { name: "Reject" }).disabled).toBe(false);
+});
+
+it("disables both answers for a person without the right", async () => {
+  server.answers[`${job}/family`] = { ...family, dags: family.dags.map((dag) => ({ ...dag, dag_id: name(dag.dag_id), may_trigger: false })) };
+  open(page(`approval/${encodeURIComponent(RUN)}`));
+  const approve = await screen.findByRole<HTMLButtonElement>("button", { name: "Approve" });
+  expect([approve.disabled, screen.getByRole<HTMLButtonElement>("button", { name: "Reject" }).disabled]).toEqual([true, true]);
+});
+
+it("says that a plan is outdated, and leads to another one", async () => {
+  server.answers[job] = { ...state, generation: 10, run: 12 };
+  open(page(`approval/${encodeURIComponent(RUN)}`));
+  expect(await screen.findByText("The plan is outdated by run 12: plan again")).toBeDefined();
+  expect(screen.getByRole<HTMLButtonElement>("button", { name: "Approve" }).disabled).toBe(true);
+  expect(screen.getByRole("link", { name: "Plan the restore again" }).getAttribute("href")).toBe(page("restore?to=10"));
+});
+
+it("shows a question without a plan as text", async () => {
+  const stop = { ...asked(), subject: "Stop flights?", task_instance: { ...asked().task_instance, dag_id: name("flights_savepoint") } };
+  server.answers[`api/v2/dags/${name("flights_savepoint")}/dagRuns/${encodeURIComponent(RUN)}/hitlDetails`] = { hitl_details: [stop], total_entries: 1 };
+  const { container } = open(page(`approval/${encodeURIComponent(RUN)}?dag=${name("flights_savepoint")}`));
+  expect(await screen.findByRole("heading", { name: "Stop flights?" })).toBeDefined();
+  expect(screen.getByText(/Requested by/).textContent).toContain(`# ${HOSTILE}`);
+  expect(container.querySelector("img")).toBeNull();
+});
+
+it("follows a recovery to its end, and offers what comes next", async () => {
+  vi.useFakeTimers({ shouldAdvanceTime: true });
+  const { container } = open(page(`recovery/${encodeURIComponent(RUN)}`));
+  const steps = await screen.findByRole("list", { name: "Steps of the recovery" });
+  const current = () => within(steps).getAllByRole("listitem").filter((step) => step.getAttribute("aria-current") === "step").map((step) => step.textContent);
+  await waitFor(() => {
+    expect(current()[0]).toContain("2. Approvalwaits");
+  });
+  expect(within(steps).getByRole("link", { name: "Answer the question" }).getAttribute("href")).toContain("/approval/");
+  await expectAccessible(container);
+
+  server.answers[`${run()}/taskInstances`] = { task_instances: ["plan", "approve", "restore", "verify"].map((each) => task(each, "success")).concat(task("run", "skipped")) };
+  server.answers[`${run()}/hitlDetails`] = { hitl_details: [{ ...asked(), response_received: true, chosen_options: ["Approve"], responded_by_user: { id: "2", name: "oscar" } }], total_entries: 1 };
+  server.answers[run()] = { ...dagRun, dag_id: name("flights_recovery"), state: "success" };
+  await vi.advanceTimersByTimeAsync(6_000);
+  expect(await screen.findByRole("link", { name: "Undo this restore: before-restore" })).toBeDefined();
+  expect(screen.getByText("1 table restored.")).toBeDefined();
+  expect(screen.getByText(/By oscar/)).toBeDefined();
+  expect(screen.getByRole<HTMLButtonElement>("button", { name: "Unpause" }).disabled).toBe(false);
+  // Its DAG run would wait.
+  expect(screen.getByRole<HTMLButtonElement>("button", { name: "Run now" }).disabled).toBe(true);
+});
+
+it("shows why a step failed", async () => {
+  server.answers[run()] = { ...dagRun, dag_id: name("flights_recovery"), state: "failed" };
+  server.answers[`${run()}/taskInstances`] = { task_instances: [{ ...task("plan", "failed"), dag_id: name("flights_recovery") }] };
+  server.answers[path("/logs/1", "plan")] = {
+    content: [{ event: "starting", level: "info" }, { event: `[config] there is no ${HOSTILE}`, level: "error" }, { event: "Task failed with exception", level: "error" }],
+    continuation_token: null,
+  };
+  const { container } = open(page(`recovery/${encodeURIComponent(RUN)}`));
+  expect((await screen.findByText(/\[config\] there is no/)).textContent).toContain(HOSTILE);
+  expect(container.querySelector("img")).toBeNull();
+});
+
+it("asks once before each action, and says what comes next", async () => {
+  server.answers[`POST api/v2/dags/${name("flights_savepoint")}/dagRuns`] = { dag_run_id: RUN };
+  open(page(""));
+  const user = userEvent.setup();
+  await user.click(await screen.findByRole("button", { name: "Stop with savepoint" }));
+  await user.type(screen.getByRole("textbox", { name: "Name of the savepoint" }), "before-upgrade");
+  await user.click(screen.getByRole("button", { name: "Yes, stop with savepoint" }));
+  expect(server.sent.map(({ body }) => body)).toEqual([
+    { logical_date: null, conf: { name: "before-upgrade", reason: null, origin: "manual", format: "default", stop: true, drain: false } },
+  ]);
+  expect((await screen.findByRole("link", { name: /approve the stop/ })).getAttribute("href")).toContain(`dag=${name("flights_savepoint")}`);
+});
+
+it("unpauses the DAG that runs the job", async () => {
+  server.answers[`PATCH api/v2/dags/${name("flights")}`] = {};
+  open(page(""));
+  const user = userEvent.setup();
+  await user.click(await screen.findByRole("button", { name: "Unpause" }));
+  await user.click(screen.getByRole("button", { name: "Yes, unpause" }));
+  expect(server.sent).toEqual([{ method: "PATCH", path: `api/v2/dags/${name("flights")}`, body: { is_paused: false } }]);
+});
+
+it("disables actions with the reason for a person who may not trigger", async () => {
+  server.answers[`${job}/family`] = { ...family, dags: family.dags.map((dag) => ({ ...dag, dag_id: name(dag.dag_id), may_trigger: false })) };
+  open(page(""));
+  const buttons = await Promise.all(["Run now", "Savepoint", "Stop with savepoint", "Unpause"].map((label) => screen.findByRole<HTMLButtonElement>("button", { name: label })));
+  for (const button of buttons) {
+    expect(button.disabled).toBe(true);
+    expect(document.getElementById(button.getAttribute("aria-describedby") ?? "")?.textContent).toContain("right");
+  }
+});
+
+it("leads from a job to the question that waits", async () => {
+  server.answers["api/v2/dags/~/dagRuns/~/hitlDetails"] = { hitl_details: [asked(), { ...asked(), task_instance: { ...task("approve", "awaiting_input"), dag_id: "other" } }], total_entries: 2 };
+  open(page(""));
+  const links = await screen.findAllByRole("link", { name: question().subject });
+  expect(links.map((link) => link.getAttribute("href"))).toEqual([`${page("approval/")}${encodeURIComponent(RUN)}?dag=${name("flights_recovery")}`]);
+});

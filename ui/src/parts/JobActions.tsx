@@ -1,0 +1,228 @@
+import { Flex, Stack, Text } from "@chakra-ui/react";
+import { type ReactNode, useState } from "react";
+import { type Family, setPaused, trigger, useActiveRuns, useDag, useFamily, useOpenQuestions, isWaiting } from "../airflow";
+import type { FamilyDag } from "../api";
+import { runCommand, savepointCommand } from "../commands";
+import { Command } from "./Command";
+import { ConfirmedAction, ProblemNotice } from "./ConfirmedAction";
+import { TextField } from "./Fields";
+import { approvalPath, DagRunLink, PageLink, RestoreLink } from "./links";
+import { Notice } from "./Loaded";
+import { Time } from "./Time";
+
+interface DagProps {
+  dag: FamilyDag;
+  size?: "xs" | "sm";
+}
+
+/** Why a person cannot trigger or change a DAG; null if they can. */
+function refusalOf(dag: FamilyDag): string | null {
+  return dag.may_trigger ? null : `You do not have the right to run ${dag.dag_id}.`;
+}
+
+/** A DAG run that an action has triggered, and what comes next. */
+function Triggered({ dag, run, next }: { dag: string; run: string; next: ReactNode }) {
+  return (
+    <Notice status="info" title={`${dag} is triggered`}>
+      <Text>{next}</Text>
+      <DagRunLink dag={dag} run={run} />
+    </Notice>
+  );
+}
+
+/** Starts a run of the job. */
+export function RunAction({ dag, size = "sm" }: DagProps) {
+  const [run, setRun] = useState<string | null>(null);
+  const isPaused = useDag(dag.dag_id).value?.is_paused ?? dag.is_paused;
+  const refused = refusalOf(dag) ?? (isPaused ? `${dag.dag_id} is paused: its DAG run would wait. Unpause it first.` : null);
+  return (
+    <Stack gap={2}>
+      <ConfirmedAction
+        label="Run now"
+        size={size}
+        colour="blue"
+        refused={refused}
+        question={<Text>This triggers {dag.dag_id}: the job reads its new input from the newest checkpoint on.</Text>}
+        act={async () => {
+          const answer = await trigger(dag.dag_id, {});
+          if ("problem" in answer) return answer.problem;
+          setRun(answer.run);
+          return null;
+        }}
+      />
+      {run !== null && <Triggered dag={dag.dag_id} run={run} next="The run starts as soon as no other run of the DAG is active. Its first checkpoint appears here." />}
+    </Stack>
+  );
+}
+
+/** Pauses or unpauses a DAG. */
+export function PauseAction({ dag, onDone, size = "sm" }: DagProps & { onDone: () => void }) {
+  const { value, reload } = useDag(dag.dag_id);
+  const isPaused = value?.is_paused ?? dag.is_paused;
+  const next = value?.next_dagrun_run_after ?? null;
+  return (
+    <Stack gap={2}>
+      <ConfirmedAction
+        key={String(isPaused)}
+        label={isPaused ? "Unpause" : "Pause"}
+        size={size}
+        refused={refusalOf(dag)}
+        question={
+          <Text>
+            {isPaused ? `Airflow starts runs of ${dag.dag_id} again, by its schedule.` : `Airflow starts no run of ${dag.dag_id} until a person unpauses it. A run that is active continues.`}
+          </Text>
+        }
+        act={async () => {
+          const problem = await setPaused(dag.dag_id, !isPaused);
+          reload();
+          onDone();
+          return problem;
+        }}
+      />
+      <Text fontSize="xs" color="fg.muted" maxW="16rem" role="status">
+        {dag.dag_id} is {isPaused ? "paused" : "not paused"}
+        {!isPaused && next !== null && (
+          <>
+            ; next run <Time at={next} full />
+          </>
+        )}
+      </Text>
+    </Stack>
+  );
+}
+
+const NAME = /^[\w.-]*$/;
+
+interface SavepointProps {
+  dag: FamilyDag;
+  /** Whether the run ends with the savepoint. */
+  stops: boolean;
+  /** The DAG that runs the job. */
+  run?: FamilyDag | null;
+  base: string;
+  size?: "xs" | "sm";
+}
+
+/** Takes a savepoint; with `stops`, at the end of the run, after an approval. */
+export function SavepointAction({ dag, stops, run: runDag = null, base, size = "sm" }: SavepointProps) {
+  const [name, setName] = useState("");
+  const [reason, setReason] = useState("");
+  const [run, setRun] = useState<string | null>(null);
+  const question = stops
+    ? `This triggers ${dag.dag_id}: once another person has approved it, the run ends after its next checkpoint, with a savepoint of it.`
+    : `This triggers ${dag.dag_id}: it takes a savepoint at the next barrier of the run, or of the newest checkpoint.`;
+  const act = async () => {
+    if (!NAME.test(name)) return { status: null, message: "This name cannot be used", hint: "Use letters, digits, dot, underscore and hyphen." };
+    const text = (value: string) => (value.trim() === "" ? null : value.trim());
+    const answer = await trigger(dag.dag_id, { name: text(name), reason: text(reason), origin: "manual", format: "default", stop: stops, drain: false });
+    if ("problem" in answer) return answer.problem;
+    setRun(answer.run);
+    return null;
+  };
+  return (
+    <Stack gap={2}>
+      <ConfirmedAction
+        label={stops ? "Stop with savepoint" : "Savepoint"}
+        size={size}
+        colour={stops ? "red" : "gray"}
+        refused={refusalOf(dag) ?? (dag.is_paused ? `${dag.dag_id} is paused: its DAG run would wait. Unpause it first.` : null)}
+        question={<Text>{question}</Text>}
+        fields={
+          <>
+            {stops && runDag !== null && <Text color="fg.muted">For a continuous job, pause {runDag.dag_id} first: otherwise it would start the job again, and the stop is refused.</Text>}
+            <TextField label="Name of the savepoint" value={name} onChange={setName} help="By default, its origin and time." />
+            <TextField label="Reason for the savepoint" value={reason} onChange={setReason} help="Stored with the savepoint." />
+          </>
+        }
+        act={act}
+      />
+      {run !== null && !stops && <Triggered dag={dag.dag_id} run={run} next={<PageLink to={`${base}/savepoints`}>The savepoint appears on the page Savepoints.</PageLink>} />}
+      {run !== null && stops && <Triggered dag={dag.dag_id} run={run} next={<PageLink to={approvalPath(base, dag.dag_id, run)}>Another person has to approve the stop.</PageLink>} />}
+    </Stack>
+  );
+}
+
+interface ActionsProps {
+  id: string;
+  /** Path of the job's pages. */
+  base: string;
+  jobRoot: string;
+}
+
+/** What a person can do with a job: in Airflow by its DAGs, elsewhere by commands. */
+export function JobActions({ family, base, jobRoot }: Omit<ActionsProps, "id"> & { family: Family }) {
+  const [run, savepoint] = [family.dag("run"), family.dag("savepoint")];
+  if (family.problem !== null) return <ProblemNotice problem={family.problem} />;
+  if (!family.isKnown) return <Text role="status">Loading</Text>;
+  return (
+    <Stack gap={3}>
+      <Flex as="section" aria-label="Actions" gap={3} wrap="wrap" align="start">
+        {run !== null && <RunAction dag={run} />}
+        {savepoint !== null && <SavepointAction dag={savepoint} stops={false} base={base} />}
+        {savepoint !== null && <SavepointAction dag={savepoint} stops run={run} base={base} />}
+        {run !== null && <PauseAction dag={run} onDone={family.reload} />}
+        <RestoreLink base={base} target={null} label="Restore…" />
+      </Flex>
+      {run !== null && <ActiveRuns dag={run.dag_id} />}
+      {run === null && savepoint === null && <Commands jobRoot={jobRoot} />}
+    </Stack>
+  );
+}
+
+/** The DAG runs of the job that have not ended. */
+function ActiveRuns({ dag }: { dag: string }) {
+  const runs = useActiveRuns(dag).value?.dag_runs ?? [];
+  return runs.map(({ dag_run_id: run, state }) => (
+    <Text key={run} fontSize="sm" overflowWrap="anywhere">
+      {state === "queued" ? "Queued" : "Running"}: <DagRunLink dag={dag} run={run} />
+    </Text>
+  ));
+}
+
+function Commands({ jobRoot }: { jobRoot: string }) {
+  return (
+    <details>
+      <summary>Commands for a run, a savepoint and a stop</summary>
+      <Stack gap={2} mt={2}>
+        <Text color="fg.muted">No DAG runs this job. JOB.py is the job file.</Text>
+        <Command text={runCommand(jobRoot)} />
+        <Command text={savepointCommand(jobRoot, false, "", "")} />
+        <Command text={savepointCommand(jobRoot, true, "", "")} />
+      </Stack>
+    </details>
+  );
+}
+
+/** The actions of a job in a list of jobs. Its DAGs are asked for once a person opens them. */
+export function FoldedActions({ id, base, jobRoot }: ActionsProps) {
+  const [isOpen, setOpen] = useState(false);
+  const family = useFamily(isOpen ? id : null);
+  return (
+    <details
+      onToggle={(event) => {
+        setOpen(event.currentTarget.open);
+      }}
+    >
+      <summary>Actions</summary>
+      {isOpen && <JobActions family={family} base={base} jobRoot={jobRoot} />}
+    </details>
+  );
+}
+
+/** Links to the questions of a job's DAGs that wait for an answer. */
+export function WaitingApprovals({ family, base }: { family: Family; base: string }) {
+  const { value } = useOpenQuestions(family.dags.length > 0);
+  const ids = new Set(family.dags.map((dag) => dag.dag_id));
+  const waiting = (value?.hitl_details ?? []).filter((question) => isWaiting(question) && ids.has(question.task_instance.dag_id));
+  return waiting.map(({ subject, created_at: at, task_instance: { dag_id: dag, dag_run_id: run } }) => (
+    <Notice key={`${dag} ${run}`} status="warning" title="A question waits for an answer">
+      <PageLink to={approvalPath(base, dag, run)}>{subject}</PageLink> (<Time at={at} />)
+    </Notice>
+  ));
+}
+
+/** The same in a list of jobs, where the DAGs of a job are asked for. */
+export function WaitingApprovalsOf({ id, base }: { id: string; base: string }) {
+  const family = useFamily(id);
+  return <WaitingApprovals family={family} base={base} />;
+}

@@ -1,0 +1,131 @@
+import { Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
+import { useState } from "react";
+import { trigger } from "../airflow";
+import { type FamilyDag, type JobState, type RetentionPreview, type Savepoint, useResource } from "../api";
+import { retentionCommands } from "../commands";
+import { formatBytes, formatCount } from "../format";
+import { Command } from "./Command";
+import { ConfirmedAction } from "./ConfirmedAction";
+import { RangeField } from "./Fields";
+import { approvalPath, DagRunLink, PageLink } from "./links";
+import { FreshnessNotice, Loaded, Notice } from "./Loaded";
+import { useDebounced } from "./useDebounced";
+
+interface Props {
+  address: string;
+  base: string;
+  job: JobState;
+  savepoints: readonly Savepoint[];
+  dag: FamilyDag | null;
+  /** Whether a DAG that is missing does not exist. */
+  isKnown: boolean;
+}
+
+const SETTLED_MS = 300;
+
+/** How many checkpoints and periodic savepoints to keep, and what that deletes: a dry run at each change. */
+export function RetentionPlan({ address, base, job, savepoints, dag, isKnown }: Props) {
+  const kept = Math.max(1, job.description?.retained_checkpoint_ids.length ?? 1);
+  const periodic = savepoints.filter((each) => each.origin === "periodic").length;
+  const [retain, setRetain] = useState<number | null>(null);
+  const [keep, setKeep] = useState<number | null>(null);
+  const query = new URLSearchParams({ ...(retain === null ? {} : { retain: String(retain) }), ...(keep === null ? {} : { savepoints: String(keep) }) }).toString();
+  const settled = useDebounced(query, SETTLED_MS);
+  const preview = useResource<RetentionPreview>(`${address}/retention-preview${settled === "" ? "" : `?${settled}`}`, 30_000);
+  const isCurrent = settled === query && preview.problem === null && preview.value !== null;
+  return (
+    <Stack as="section" gap={3} aria-label="Retention">
+      <Heading as="h2" size="md">
+        Retention
+      </Heading>
+      <SimpleGrid columns={{ base: 1, md: 2 }} gap={4} maxW="3xl">
+        <RangeField
+          label="Checkpoints to keep"
+          value={retain ?? kept}
+          least={1}
+          most={kept}
+          onChange={setRetain}
+          help={retain === null ? "Without a choice, as the job keeps them." : undefined}
+        />
+        {periodic > 0 && (
+          <RangeField
+            label="Periodic savepoints to keep"
+            value={keep ?? periodic}
+            least={1}
+            most={periodic}
+            onChange={setKeep}
+            help={keep === null ? "Without a choice, all." : undefined}
+          />
+        )}
+      </SimpleGrid>
+      <Loaded resource={preview}>{(found) => <Preview preview={found} />}</Loaded>
+      {dag !== null && <Apply dag={dag} base={base} retain={retain} keep={keep} preview={isCurrent ? preview.value : null} />}
+      {dag === null && isKnown && retentionCommands(job.job_root, retain, keep).map((text) => <Command key={text} text={text} />)}
+    </Stack>
+  );
+}
+
+function countText(count: number, what: string): string {
+  return `${formatCount(count)} ${what}${count === 1 ? "" : "s"}`;
+}
+
+function Preview({ preview }: { preview: RetentionPreview }) {
+  const { checkpoints, savepoints, freed_bytes: freed } = preview;
+  return (
+    <div role="status">
+      <FreshnessNotice of={preview} />
+      {savepoints === null && <Text>The job has too many savepoints to say which ones this deletes.</Text>}
+      {checkpoints.length === 0 && (savepoints ?? []).length === 0 ? (
+        <Text>This deletes no checkpoint{savepoints === null ? "" : " and no savepoint"}.</Text>
+      ) : (
+        <Text color="red.fg" fontWeight="semibold" overflowWrap="anywhere">
+          This deletes {countText(checkpoints.length, "checkpoint")}
+          {checkpoints.length > 0 && ` (${checkpoints.join(", ")})`}
+          {savepoints !== null && ` and ${countText(savepoints.length, "savepoint")}`}
+          {savepoints !== null && savepoints.length > 0 && ` (${savepoints.join(", ")})`}.{" "}
+          {freed === null ? "It is not known how much it frees." : `It frees ${formatBytes(freed)}.`}
+        </Text>
+      )}
+    </div>
+  );
+}
+
+function Apply({ dag, base, retain, keep, preview }: { dag: FamilyDag; base: string; retain: number | null; keep: number | null; preview: RetentionPreview | null }) {
+  const [run, setRun] = useState<string | null>(null);
+  const refused = () => {
+    if (!dag.may_trigger) return `You do not have the right to run ${dag.dag_id}.`;
+    if (dag.is_paused) return `${dag.dag_id} is paused: its DAG run would wait. Unpause it first.`;
+    if (retain === null && keep === null) return "Choose a number first.";
+    return preview === null ? "It is not known yet what this deletes." : null;
+  };
+  return (
+    <Stack gap={2}>
+      <ConfirmedAction
+        label="Apply this retention"
+        colour="red"
+        refused={refused()}
+        question={
+          <Text>
+            This triggers {dag.dag_id}. It first takes a savepoint, which is kept until a person deletes it. What the configured numbers keep is deleted only after the approval
+            of another person.
+          </Text>
+        }
+        act={async () => {
+          // Both, as the preview assumed them: null is the setting of the last run, or all savepoints.
+          const answer = await trigger(dag.dag_id, { retain, savepoints: keep, preview: false });
+          if ("problem" in answer) return answer.problem;
+          setRun(answer.run);
+          return null;
+        }}
+      />
+      {run !== null && (
+        <Notice status="info" title={`${dag.dag_id} is triggered`}>
+          <Stack gap={1}>
+            <PageLink to={approvalPath(base, dag.dag_id, run)}>Its question, if it has one</PageLink>
+            <DagRunLink dag={dag.dag_id} run={run} />
+          </Stack>
+        </Notice>
+      )}
+    </Stack>
+  );
+}

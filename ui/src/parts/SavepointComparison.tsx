@@ -1,0 +1,156 @@
+import { Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/react";
+import { useSearchParams } from "react-router-dom";
+import { type ComparedOperator, type Savepoint, type SavepointDiff, useResource } from "../api";
+import { formatBytes, formatCount } from "../format";
+import { SelectField } from "./Fields";
+import { FreshnessNotice, Loaded, Notice } from "./Loaded";
+import { offsetText } from "./PlanChanges";
+import { ScrollingTable } from "./ScrollingTable";
+
+/** A choice of two savepoints, and what differs between them. The choice is in the address. */
+export function Comparison({ address, savepoints }: { address: string; savepoints: readonly Savepoint[] }) {
+  const [query, setQuery] = useSearchParams();
+  if (savepoints.length < 2) return null;
+  const choices = [["", "none"], ...savepoints.map(({ name }) => [name, name] as const)] as [string, string][];
+  const [from, to] = [query.get("from") ?? "", query.get("to") ?? ""];
+  const choose = (part: Record<string, string>) => {
+    setQuery((before) => ({ ...Object.fromEntries(before), ...part }), { replace: true });
+  };
+  return (
+    <Stack as="section" gap={3} aria-label="Comparison">
+      <Heading as="h2" size="md">
+        Compare two savepoints
+      </Heading>
+      <SimpleGrid columns={{ base: 1, md: 2 }} gap={3} maxW="3xl">
+        <SelectField
+          label="From"
+          value={from}
+          choices={choices}
+          onChange={(name) => {
+            choose({ from: name });
+          }}
+        />
+        <SelectField
+          label="To"
+          value={to}
+          choices={choices}
+          onChange={(name) => {
+            choose({ to: name });
+          }}
+        />
+      </SimpleGrid>
+      {from !== "" && from === to && <Notice status="info" title="Choose two different savepoints" />}
+      {from !== "" && to !== "" && from !== to && <Difference address={address} from={from} to={to} />}
+    </Stack>
+  );
+}
+
+function Difference({ address, from, to }: { address: string; from: string; to: string }) {
+  const query = new URLSearchParams({ from, to }).toString();
+  const resource = useResource<SavepointDiff>(`${address}/savepoint-diff?${query}`, 60_000);
+  return (
+    <Loaded resource={resource}>
+      {(diff) => (
+        <Stack gap={3}>
+          <FreshnessNotice of={diff} />
+          <Operators operators={diff.operators} />
+          <Positions diff={diff} />
+        </Stack>
+      )}
+    </Loaded>
+  );
+}
+
+function numberText(value: number | null, format: (value: number) => string): string {
+  return value === null ? "none" : format(value);
+}
+
+/** "1 kB → 2.5 kB (+1.5 kB)". */
+function changeText(from: number | null, to: number | null, format: (value: number) => string): string {
+  if (from === to) return numberText(from, format);
+  const both = `${numberText(from, format)} → ${numberText(to, format)}`;
+  if (from === null || to === null) return both;
+  return `${both} (${to > from ? "+" : "−"}${format(Math.abs(to - from))})`;
+}
+
+function filesText({ files_added: added, files_removed: removed, files_common: common }: ComparedOperator): string {
+  return `${formatCount(added)} added, ${formatCount(removed)} removed, ${formatCount(common)} in both`;
+}
+
+function Operators({ operators }: { operators: readonly ComparedOperator[] }) {
+  if (operators.length === 0) return <Text>Neither savepoint has state.</Text>;
+  return (
+    <ScrollingTable label="State in both savepoints">
+      <Table.Header>
+        <Table.Row>
+          {["Operator", "State", "Size", "Entries", "Files"].map((title) => (
+            <Table.ColumnHeader key={title}>{title}</Table.ColumnHeader>
+          ))}
+        </Table.Row>
+      </Table.Header>
+      <Table.Body>
+        {operators.flatMap((operator) => [
+          <Table.Row key={operator.uid}>
+            <Table.Cell fontWeight="semibold">{operator.uid}</Table.Cell>
+            <Table.Cell>all</Table.Cell>
+            <Table.Cell>{changeText(operator.old_bytes, operator.new_bytes, formatBytes)}</Table.Cell>
+            <Table.Cell>{changeText(operator.old_entries, operator.new_entries, formatCount)}</Table.Cell>
+            <Table.Cell>{filesText(operator)}</Table.Cell>
+          </Table.Row>,
+          ...operator.states.map(({ name, kind, old_type: before, new_type: after }) => (
+            <Table.Row key={`${operator.uid} ${kind} ${name}`}>
+              <Table.Cell />
+              <Table.Cell>{name}</Table.Cell>
+              <Table.Cell colSpan={3}>
+                {kind}: {before === after ? before : `${before ?? "none"} → ${after ?? "none"}`}
+              </Table.Cell>
+            </Table.Row>
+          )),
+        ])}
+      </Table.Body>
+    </ScrollingTable>
+  );
+}
+
+function versionText(position: Savepoint["sinks"][string] | undefined): string {
+  if (position === undefined) return "none";
+  return position.version === null ? "not known" : `version ${position.version}`;
+}
+
+/** All names of two objects, in order. */
+function namesOf(one: object, other: object): string[] {
+  return [...new Set([...Object.keys(one), ...Object.keys(other)])].sort((a, b) => a.localeCompare(b));
+}
+
+function Positions({ diff: { old: before, new: after } }: { diff: SavepointDiff }) {
+  const sources = namesOf(before.offsets, after.offsets);
+  const sinks = namesOf(before.sinks, after.sinks);
+  if (sources.length === 0 && sinks.length === 0) return null;
+  return (
+    <ScrollingTable label="Positions in both savepoints">
+      <Table.Header>
+        <Table.Row>
+          {["Source or sink", "From", "To"].map((title) => (
+            <Table.ColumnHeader key={title}>{title}</Table.ColumnHeader>
+          ))}
+        </Table.Row>
+      </Table.Header>
+      <Table.Body>
+        {sources.map((uid) => (
+          <Table.Row key={`source ${uid}`}>
+            <Table.Cell>source {uid}</Table.Cell>
+            <Table.Cell fontFamily="mono">{uid in before.offsets ? offsetText(before.offsets[uid]) : "none"}</Table.Cell>
+            <Table.Cell fontFamily="mono">{uid in after.offsets ? offsetText(after.offsets[uid]) : "none"}</Table.Cell>
+          </Table.Row>
+        ))}
+        {sinks.map((uid) => (
+          <Table.Row key={`sink ${uid}`}>
+            <Table.Cell>table of {uid}</Table.Cell>
+            <Table.Cell>{versionText(before.sinks[uid])}</Table.Cell>
+            <Table.Cell>{versionText(after.sinks[uid])}</Table.Cell>
+          </Table.Row>
+        ))}
+      </Table.Body>
+    </ScrollingTable>
+  );
+}
