@@ -16,14 +16,16 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -36,8 +38,11 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stateflow.checkpoint.log.documents import Manifest
-from stateflow.checkpoint.savepoints.catalog import is_confirmed, read_savepoint
+from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD, Manifest, SinkMode
+from stateflow.checkpoint.restore.plan_document import GraphChanges
+from stateflow.checkpoint.restore.targets import BEFORE
+from stateflow.checkpoint.savepoints.catalog import is_confirmed, read_savepoint, savepoint_uri
+from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.clock import parse_timestamp
 from stateflow.errors import (
     ConfigError,
@@ -50,7 +55,9 @@ from stateflow.errors import (
     UnknownJob,
 )
 from stateflow.operations.job_savepoints import SavepointDescription, describe_contents
+from stateflow.operations.restore_previews import KnownHistory, RestorePreview, preview_restore
 from stateflow.outputs import encode_json, error_report, utc_text
+from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.storage import Storage
 from stateflow.storage.paths import CLAIMS, SAVEPOINT, SAVEPOINTS, savepoint_file, savepoint_folder
 from stateflow.ui.journal import JournalFilter, JournalKey, JournalPage, Read, journal_page, to_csv
@@ -63,12 +70,15 @@ from stateflow.ui.views import (
     JobState,
     PointFilter,
     PointPage,
+    RestorePlanPage,
     SavepointPage,
     TimelinePage,
     checkpoint_page,
+    history_of,
     job_row,
     job_state,
     point_page,
+    restore_plan_page,
     savepoint_page,
     timeline_page,
 )
@@ -76,6 +86,7 @@ from stateflow.ui.views import (
 log = logging.getLogger(__name__)
 
 K = TypeVar("K")
+E = TypeVar("E", bound=StrEnum)
 
 STATIC = Path(__file__).parent / "static"
 """The files of the pages, as they were built."""
@@ -184,6 +195,16 @@ _POINTS = (
     *_TIMES,
 )
 _CSV_LIMIT = _limit(10_000, 20_000)
+_PLAN = (
+    Parameter("target", _TEXT, "as the recovery DAG takes it: latest, an id, a name or path, or before:…"),
+    Parameter("sinks", {"enum": ["restore", "keep"], "default": "restore"}, "whether tables are restored"),
+    Parameter("keep_tables", _TEXT, "uids of sinks whose tables stay, with commas"),
+    Parameter("drop", _TEXT, "uids of operators whose state is dropped, with commas"),
+    Parameter("new_names", _TEXT, "OLD=NEW for each name that has changed, with commas"),
+    Parameter("source_positions", _TEXT, "UID=POSITION, one a line"),
+    Parameter("from_other_job", {**_FLAG, "default": False}, "whether the savepoint may be another job's"),
+    Parameter("claim_mode", {"enum": ["no-claim", "claim"], "default": "no-claim"}, "who then owns the savepoint"),
+)
 
 ENDPOINTS = (
     Endpoint("jobs", "The jobs that the caller may read", JobList),
@@ -192,6 +213,7 @@ ENDPOINTS = (
     Endpoint("jobs/{id}/timeline", "The newest part of the history of a job", TimelinePage, (_limit(500, 2000),)),
     Endpoint("jobs/{id}/checkpoints/{checkpoint_id}", "A checkpoint with its operators and subtasks", CheckpointPage),
     Endpoint("jobs/{id}/savepoints", "The savepoints of a job", SavepointPage),
+    Endpoint("jobs/{id}/restore-plan", "A plan of a restore, made without the job file", RestorePlanPage, _PLAN),
     Endpoint("jobs/{id}/journal", "What persons did to a job", JournalPage, (_CURSOR, _limit(50, 500), *_JOURNAL)),
     Endpoint("jobs/{id}/journal.csv", "The same as a table", CSV, (_CSV_LIMIT, *_JOURNAL)),
     Endpoint("journal", "What persons did to all jobs", JournalPage, (_CURSOR, _limit(50, 500), *_JOURNAL)),
@@ -240,6 +262,18 @@ class _Call:
         if not (text.isascii() and text.isdigit() and len(text) < 19 and least <= int(text) <= most):
             raise _wrong(parameter.name, f"a whole number between {least} and {most}")
         return int(text)
+
+    def member(self, name: str, members: type[E], default: E) -> E:
+        """Returns a parameter that is a value of an enumeration. Raises ConfigError."""
+        known = {member.value: member for member in members}
+        text = self.query.get(name, default.value)
+        if text not in known:
+            raise _wrong(name, " or ".join(known))
+        return known[text]
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """Returns the texts of a parameter, which commas or blanks separate."""
+        return tuple(each for each in re.split(r"[\s,]+", self.query.get(name, "")) if each)
 
     def time(self, name: str) -> str | None:
         """Returns a parameter that is a time, in UTC. Raises ConfigError."""
@@ -311,6 +345,7 @@ class PagesApi:
         self._roots = roots
         self._manifests: Calls[Manifest] = Calls(roots, None)
         self._savepoints: Calls[tuple[tuple[SavepointDescription, ...], bool]] = Calls(roots, timedelta(seconds=5))
+        self._previews: Calls[RestorePreview] = Calls(roots, timedelta(seconds=10))
         self._known_savepoints = _SavepointCache()
         self._bodies = _Bodies()
         self._encoders: anyio.CapacityLimiter | None = None
@@ -325,6 +360,7 @@ class PagesApi:
             "jobs/{id}/timeline": self._timeline,
             "jobs/{id}/checkpoints/{checkpoint_id}": self._checkpoint,
             "jobs/{id}/savepoints": self._list_savepoints,
+            "jobs/{id}/restore-plan": self._restore_plan,
             "jobs/{id}/journal": self._journal,
             "jobs/{id}/journal.csv": self._journal_table,
             "journal": self._journal,
@@ -477,6 +513,28 @@ class PagesApi:
         versions = [_version(job, reading), _state(listed), repr(listed.value)]
         return _Answer(versions, lambda: savepoint_page(reading, listed))
 
+    async def _restore_plan(self, call: _Call) -> _Answer:
+        job, options = call.job, _restore_options(call)
+        target = call.query.get("target", "").strip()
+        if not target:
+            raise _wrong("target", "latest, the id of a checkpoint, or the name or path of a savepoint")
+        reading = await self._roots.read(job, whole=True)
+        snapshot = reading.value
+        if snapshot is None or snapshot.position is None:
+            raise reading.problem or NotYetAvailable("the job has no checkpoint that could be read yet", job=job.id)
+        _check_location(target, [snapshot, *self._roots.known(call.jobs.values())])
+        root = snapshot.root
+
+        def make() -> RestorePreview:
+            found = self._roots.known([job])
+            return preview_restore(root, target, options, history_of(found[0]) if found else KnownHistory())
+
+        preview = await self._previews.read((job.job_root, snapshot.version, target, repr(options)), make)
+        if preview.value is None or not _is_of_storage(preview.problem):
+            _raise_for_plan(preview.problem, job)
+        versions = [_version(job, reading), _state(preview), _version_of_plan(preview.value)]
+        return _Answer(versions, lambda: restore_plan_page(reading, preview))
+
     async def _journal(self, call: _Call) -> _Answer:
         before, wanted = call.cursor(JournalKey), _journal_filter(call)
         limit, read = call.number(_limit(50, 500)), await self._read_journal(call)
@@ -506,6 +564,57 @@ class PagesApi:
 def _journal_filter(call: _Call) -> JournalFilter:
     query = call.query
     return JournalFilter(query.get("kind"), query.get("person"), call.time("since"), call.time("until"))
+
+
+def _restore_options(call: _Call) -> RestoreOptions:
+    positions = call.query.get("source_positions", "").splitlines()
+    return RestoreOptions(
+        call.member("sinks", SinkMode, SinkMode.RESTORE),
+        frozenset(call.words("drop")),
+        bool(call.flag("from_other_job")),
+        frozenset(call.words("keep_tables")),
+        GraphChanges(call.words("new_names"), tuple(each.strip() for each in positions if each.strip())),
+        call.member("claim_mode", ClaimMode, ClaimMode.NO_CLAIM),
+    )
+
+
+def _check_location(target: str, snapshots: Sequence[Snapshot]) -> None:
+    """Raises ConfigError for the path of a savepoint that is not in a job root of the viewer, or in its history.
+
+    The server opens it with its own rights, which are not the viewer's.
+    """
+    if "/" not in target or target.startswith(BEFORE):
+        return
+    uri = target if "://" in target else Path(target).as_uri() if target.startswith("/") else ""
+    is_plain = not {".", "..", "%2e", "%2e%2e"} & set(uri.lower().split("/"))
+    roots = (f"{each.root.storage.uri.rstrip('/')}/" for each in snapshots)
+    recorded = {a.record.text("path") for each in snapshots for a in each.actions if a.record.kind == SAVEPOINT_RECORD}
+    if not uri or not is_plain or not (uri.startswith(tuple(roots)) or savepoint_uri(uri) in recorded):
+        raise ConfigError(
+            "the pages do not open this location",
+            hint="name a savepoint of one of the jobs that are shown here, or plan with stateflow restore JOB.py "
+            "--plan PATH",
+            target=target[:200],
+        )
+
+
+def _is_of_storage(problem: StateflowError | None) -> bool:
+    """Returns whether a plan that was made before is still to be shown."""
+    return problem is None or isinstance(problem, StorageError | NotYetAvailable)
+
+
+def _raise_for_plan(problem: StateflowError | None, job: CatalogJob) -> NoReturn:
+    if problem is None:
+        raise NotYetAvailable("the plan is not made yet", hint="ask again", job=job.id)
+    if isinstance(problem, StorageError | NotYetAvailable | InternalError):
+        raise problem
+    # Also for damage: another target may be restored.
+    raise _Refused(422, problem)
+
+
+def _version_of_plan(preview: RestorePreview) -> str:
+    plan = preview.plan
+    return repr((msgspec.structs.replace(plan, made_at="") if plan else None, preview.checks))
 
 
 def _query(request: HttpRequest, names: set[str]) -> dict[str, str]:

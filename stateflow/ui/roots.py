@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -322,6 +322,12 @@ class Roots:
                 break
         self._bound_memory(followed)
         return followed.now()
+
+    def known(self, jobs: Iterable[CatalogJob]) -> list[Snapshot]:
+        """Returns the newest snapshots of job roots that were read, without waiting."""
+        with self._lock:
+            found = [self._followed.get((job.id, job.job_root)) for job in jobs]
+        return [each.reader.snapshot for each in found if each is not None and each.reader.snapshot is not None]
 
     def _follow(self, job: CatalogJob, whole: bool) -> _Followed:
         key = job.id, job.job_root

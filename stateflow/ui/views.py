@@ -25,6 +25,7 @@ from stateflow.checkpoint.log.documents import (
     seq_of,
 )
 from stateflow.checkpoint.log.transitions import pending_of
+from stateflow.checkpoint.restore.plan_document import Caution, RestorePlan, cautions, describe_replay, expected_plan_of
 from stateflow.clock import parse_timestamp
 from stateflow.operations.checkpoints import (
     ActionEntry,
@@ -36,6 +37,7 @@ from stateflow.operations.checkpoints import (
     operators_of,
 )
 from stateflow.operations.job_savepoints import SavepointDescription, SinkPosition
+from stateflow.operations.restore_previews import KnownHistory, PlanCheck, RestorePreview
 from stateflow.operations.status import JobDescription, RunFailure
 from stateflow.outputs import (
     ErrorReport,
@@ -983,3 +985,56 @@ def _elsewhere(snapshot: Snapshot) -> Iterator[Action]:
         is_kept = record.kind == SAVEPOINT_RECORD and record.text("savepoint_id") not in disposed
         if is_kept and not (record.text("path") or own).startswith(own):
             yield action
+
+
+# -- restore ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RestorePlanPage:
+    """The plan of a restore, as far as it is known without the job file.
+
+    Attributes:
+        plan: the plan; None if the graph of no run is stored. Its `job_file`, `code_hash` and what only tables and
+            sources tell are null.
+        cautions: what to read before it is executed, the most severe first.
+        replay: what happens to input and output since the target, in a few sentences; empty without a plan.
+        checks: the conditions of the restore.
+        expected_plan: the parameter of the recovery DAG with which the plan that is made with the job file is compared
+            with this one; empty without a plan.
+        graph_known: whether the plan is made with the stored graph of a run.
+        graph_generation: generation of that run.
+        freshness: how current this is.
+    """
+
+    plan: RestorePlan | None
+    cautions: tuple[Caution, ...]
+    replay: OptionalText
+    checks: tuple[PlanCheck, ...]
+    expected_plan: OptionalText
+    graph_known: bool
+    graph_generation: OptionalId
+    freshness: Inline[Freshness]
+
+
+def restore_plan_page(reading: Reading[Snapshot], preview: Reading[RestorePreview]) -> RestorePlanPage:
+    """Returns the plan of a restore with what a reader needs beside it."""
+    found = preview.value
+    assert found is not None
+    plan = found.plan
+    return RestorePlanPage(
+        plan=plan,
+        cautions=tuple(cautions(plan)) if plan else (),
+        replay=describe_replay(plan) if plan else "",
+        checks=found.checks,
+        expected_plan=expected_plan_of(plan) if plan else "",
+        graph_known=plan is not None,
+        graph_generation=found.graph_generation,
+        freshness=freshness_of(reading.value, reading, preview),
+    )
+
+
+def history_of(snapshot: Snapshot) -> KnownHistory:
+    """Returns the records of a job's history."""
+    checkpoints = [p.record for p in snapshot.points if isinstance(p.record, CheckpointRecord)]
+    return KnownHistory(checkpoints, [action.record for action in snapshot.actions])

@@ -8,7 +8,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,8 +22,10 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from stateflow import operations
+from stateflow.api.graph import JobFile
 from stateflow.checkpoint.history import FAILURE, read_history, read_pending_records, write_action
 from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord
+from stateflow.checkpoint.restore.plan_document import differing_parts
 from stateflow.errors import Unauthorized, UserCodeError
 from stateflow.storage import PosixStorage
 from stateflow.ui import app as app_module
@@ -32,9 +34,18 @@ from stateflow.ui.catalog import RootCatalog
 from stateflow.ui.journal import JournalPage
 from stateflow.ui.openapi import API, ApiError, to_document
 from stateflow.ui.roots import CatalogJob
-from stateflow.ui.views import CheckpointPage, JobList, JobState, PointPage, SavepointPage, TimelinePage, timeline_page
+from stateflow.ui.views import (
+    CheckpointPage,
+    JobList,
+    JobState,
+    PointPage,
+    RestorePlanPage,
+    SavepointPage,
+    TimelinePage,
+    timeline_page,
+)
 from tests.support.json_outputs import check
-from tests.support.local_jobs import Growing
+from tests.support.local_jobs import Growing, plan_restore
 from tests.ui.pages_job import OSCAR, UMA, FixedCatalog, Pages, PagesJob, Row, Sum
 
 _AT_ONCE = timedelta(0)
@@ -330,13 +341,17 @@ class CountedStorage(PosixStorage):
         return super().get(key, limit)
 
 
+_QUERIES = {"jobs/{id}/restore-plan": "?target=latest"}
+"""What an endpoint cannot be asked without."""
+
+
 @pytest.mark.parametrize("path", [each.path for each in ENDPOINTS])
 def test_an_answer_that_has_not_changed_is_not_made_again(tmp_path: Path, path: str) -> None:
     job = PagesJob(tmp_path)
     checkpoint = job.grow(12)
     storage = CountedStorage(job.folder / "root")
     pages = Pages(FixedCatalog(job=storage), fresh=_AT_ONCE)
-    address = f"/api/v1/{path.format(id='job', checkpoint_id=checkpoint)}"
+    address = f"/api/v1/{path.format(id='job', checkpoint_id=checkpoint)}{_QUERIES.get(path, '')}"
     # The second one has the whole history.
     first = [pages.http.get(address) for _ in range(2)][-1]
     assert first.status_code == 200
@@ -536,3 +551,96 @@ def _references(schema: Any) -> Iterator[str]:
 def test_a_catalog_of_addresses_serves_the_job(job: PagesJob) -> None:
     (row,) = Pages(RootCatalog([job.address])).get("jobs", JobList)["jobs"]
     assert row["job_root"] == job.address and row["id"].startswith("root-") and row["job"] == "job"
+
+
+# -- plans of restores ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> PagesJob:
+    """A job whose runs have stored their graph."""
+    job = PagesJob(tmp_path_factory.mktemp("planned"))
+    job.file = JobFile("job.py", b"before\n", datetime(2026, 1, 31, tzinfo=UTC))
+    job.grow()
+    job.save("early")
+    job.grow(8)
+    return job
+
+
+def _error(pages: Pages, path: str, **query: str) -> tuple[int, dict[str, Any]]:
+    answer = pages.http.get(f"/api/v1/{path}", params=query)
+    check(ApiError, answer.json())
+    return answer.status_code, answer.json()["error"]
+
+
+def test_a_plan_of_a_restore_has_cautions_checks_and_what_a_later_plan_is_compared_with(planned: PagesJob) -> None:
+    pages, first = Pages.of(planned), planned.checkpoints[0]
+    page = pages.get("jobs/job/restore-plan", RestorePlanPage, target=first)
+    plan = plan_restore(planned, planned.build, target=str(first))
+    shown = page["plan"]
+    assert (shown["target_checkpoint_id"], shown["rows_again"]) == (first, plan.rows_again)
+    assert [s["uid"] for s in shown["states"]] == ["sum"] and shown["job_file"] is None
+    assert [c["about"] for c in page["cautions"]] == ["table of out", ""]
+    assert {c["name"]: c["ok"] for c in page["checks"]} == dict.fromkeys(
+        ("no-run", "no-restore", "newest-checkpoint", "graph", "target-files"), True
+    )
+    assert page["graph_known"] and page["replay"] and page["problem"] is None
+    assert differing_parts(plan, page["expected_plan"]) == {}
+    again = pages.http.get("/api/v1/jobs/job/restore-plan", params={"target": first})
+    same = pages.http.get(
+        "/api/v1/jobs/job/restore-plan", params={"target": first}, headers={"if-none-match": again.headers["etag"]}
+    )
+    assert (again.status_code, same.status_code) == (200, 304)
+
+
+def test_the_parameters_of_a_plan_are_those_of_the_form_of_the_recovery_dag(planned: PagesJob) -> None:
+    pages = Pages.of(planned)
+    page = pages.get(
+        "jobs/job/restore-plan",
+        RestorePlanPage,
+        target=" early ",
+        sinks="keep",
+        new_names="",
+        keep_tables="out",
+        source_positions="\n rows=earliest\n",
+        from_other_job="false",
+        claim_mode="claim",
+    )
+    plan = page["plan"]
+    assert (plan["mode"], plan["claim_mode"], plan["target"]) == ("keep", "claim", "early")
+    assert plan["savepoint_path"].startswith(planned.storage.uri)
+    assert [s["action"] for s in plan["sources"]] == ["reset"]
+    by_path = pages.get("jobs/job/restore-plan", target=plan["savepoint_path"])["plan"]
+    assert by_path["target_sha256"] == plan["target_sha256"]
+
+
+def test_a_plan_with_a_wrong_value_is_refused_with_the_error_of_the_library(planned: PagesJob) -> None:
+    pages, target = Pages.of(planned), str(planned.checkpoints[0])
+    status, error = _error(pages, "jobs/job/restore-plan", target="none")
+    assert (status, error["facts"]["target"]) == (422, "none") and "early" in error["hint"]
+    wrong = {"sinks": "delete", "from_other_job": "yes", "claim_mode": "steal", "source_positions": "rows"}
+    wrong |= {"new_names": "a", "keep_tables": "gone", "drop": "gone"}
+    for name, value in wrong.items():
+        assert _error(pages, "jobs/job/restore-plan", target=target, **{name: value})[0] == 422, name
+    assert _error(pages, "jobs/job/restore-plan")[1]["facts"]["parameter"] == "target"
+    assert _error(pages, "jobs/none/restore-plan", target="latest")[0] == 404
+
+
+def test_a_plan_opens_only_the_job_roots_that_the_viewer_may_read(planned: PagesJob, tmp_path: Path) -> None:
+    other = PagesJob(tmp_path / "other")
+    other.grow()
+    path = other.save("theirs").path
+    pages = Pages(FixedCatalog(job=planned.storage))
+    for target in (path, path.removeprefix("file://"), f"{planned.storage.uri}/../{path}", "./x/y", "s3://bucket/x"):
+        status, error = _error(pages, "jobs/job/restore-plan", target=target, from_other_job="true")
+        assert (status, error["facts"]) == (422, {"target": target}), target
+    both = Pages(FixedCatalog(job=planned.storage, other=other.storage))
+    both.get("jobs/other")
+    plan = both.get("jobs/job/restore-plan", RestorePlanPage, target=path, from_other_job="true")["plan"]
+    assert (plan["foreign"], plan["parent_job_uuid"]) == (True, other.root.job.job_uuid)
+
+
+def test_without_a_stored_graph_the_plan_is_null(job: PagesJob, pages: Pages) -> None:
+    page = pages.get("jobs/job/restore-plan", RestorePlanPage, target="latest")
+    assert (page["plan"], page["graph_known"], page["expected_plan"], page["replay"]) == (None, False, None, None)
+    assert {c["name"]: c["ok"] for c in page["checks"]}["graph"] is None

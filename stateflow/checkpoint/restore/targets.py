@@ -16,6 +16,7 @@ from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, find_savepo
 from stateflow.checkpoint.savepoints.names import LATEST
 from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, CorruptFile, MissingFile
+from stateflow.storage.paths import SAVEPOINTS
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class Target:
         return self.savepoint.label
 
 
-def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
+def resolve_target(root: JobRoot, head: Head, text: str, most: int | None = None) -> Target:
     """Returns the checkpoint or savepoint that `text` refers to.
 
     Args:
@@ -61,9 +62,11 @@ def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
         head: the newest entry.
         text: ``latest``; the id of a retained checkpoint; a savepoint's name, path or URI; ``before:TIME`` in ISO
             8601, by default in UTC; ``before:SOURCE=OFFSET`` with a number or the source's own JSON.
+        most: how many checkpoints, and how many savepoints, a condition is compared with at most; None for no limit.
 
     Raises:
-        ConfigError: the target does not exist; the error lists existing ones.
+        ConfigError: the target does not exist; the error lists existing ones. Also for a condition if there are more
+            points than `most`.
         MissingFile, CorruptFile: the target is damaged.
     """
     if len(text) > _LONGEST:
@@ -71,7 +74,7 @@ def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
             "the target is too long", hint="use a checkpoint's id, or a savepoint's name or path", target=text[:100]
         )
     if text.startswith(BEFORE):
-        return _before(root, head, text.removeprefix(BEFORE))
+        return _before(root, head, text.removeprefix(BEFORE), most)
     if text == LATEST:
         if head.checkpoint is None:
             raise ConfigError("the job has no checkpoint yet", hint="run it first", storage=root.storage.uri)
@@ -83,7 +86,7 @@ def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
     stored = find_savepoint(root.storage, text) if "/" not in text else savepoint_at(text, root.storage.uri)
     if stored is None:
         raise ConfigError(
-            "the checkpoint or savepoint does not exist", hint="available: " + _names(root, head), target=text
+            "the checkpoint or savepoint does not exist", hint="available: " + _names(root, head, most), target=text
         )
     return _of_savepoint(stored)
 
@@ -115,7 +118,14 @@ def _of_savepoint(stored: StoredSavepoint) -> Target:
     return Target(document.checkpoint_id, document.committed_at, document.job_uuid, document.manifest, savepoint=stored)
 
 
-def _before(root: JobRoot, head: Head, condition: str) -> Target:
+def _before(root: JobRoot, head: Head, condition: str, most: int | None) -> Target:
+    if most is not None and max(len(root.checkpoints.restorable(head)), _count_savepoints(root)) > most:
+        raise ConfigError(
+            "the job has too many checkpoints or savepoints to search them here",
+            hint="name a checkpoint by its id, or a savepoint by its name",
+            before=condition,
+            most=most,
+        )
     # Newest first by number, which does not depend on clocks; a checkpoint before its savepoints.
     points = sorted(_points(root, head), key=lambda t: (-t.checkpoint_id, t.savepoint is not None))
     source, equals, offset = condition.partition("=")
@@ -129,7 +139,7 @@ def _before(root: JobRoot, head: Head, condition: str) -> Target:
     if found is None:
         raise ConfigError(
             "no checkpoint or savepoint fulfils the condition",
-            hint="available: " + _names(root, head),
+            hint="available: " + _names(root, head, most),
             before=condition,
         )
     return found
@@ -211,7 +221,13 @@ def _timestamp(text: str) -> datetime:
         ) from e
 
 
-def _names(root: JobRoot, head: Head) -> str:
-    checkpoints = sorted(r.id for r in root.checkpoints.restorable(head))
+def _count_savepoints(root: JobRoot) -> int:
+    return len(root.storage.folders(SAVEPOINTS))
+
+
+def _names(root: JobRoot, head: Head, most: int | None) -> str:
+    checkpoints = sorted(r.id for r in root.checkpoints.restorable(head))[-(most or 0) :]
+    if most is not None and _count_savepoints(root) > most:
+        return f"checkpoints {checkpoints}, and more than {most} savepoints"
     savepoints = [s.document.name for s in list_savepoints(root.storage)]
     return f"checkpoints {checkpoints}, savepoints {savepoints}"
