@@ -38,7 +38,8 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD, Manifest, SinkMode
+from stateflow.checkpoint.history import read_run_file
+from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD, EntryRef, Manifest, SinkMode
 from stateflow.checkpoint.restore.plan_document import GraphChanges
 from stateflow.checkpoint.restore.targets import BEFORE
 from stateflow.checkpoint.savepoints.catalog import is_confirmed, read_savepoint, savepoint_uri
@@ -55,7 +56,7 @@ from stateflow.errors import (
     UnknownJob,
 )
 from stateflow.operations.job_savepoints import SavepointDescription, describe_contents
-from stateflow.operations.restore_previews import KnownHistory, RestorePreview, preview_restore
+from stateflow.operations.restore_previews import KnownHistory, RestorePreview, preview_restore, read_run_graph
 from stateflow.outputs import encode_json, error_report, utc_text
 from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.storage import Storage
@@ -63,22 +64,29 @@ from stateflow.storage.paths import CLAIMS, SAVEPOINT, SAVEPOINTS, savepoint_fil
 from stateflow.ui.journal import JournalFilter, JournalKey, JournalPage, Read, journal_page, to_csv
 from stateflow.ui.openapi import API, CSV, ApiError, Endpoint, Parameter, to_document
 from stateflow.ui.roots import Calls, Catalog, CatalogJob, Reading, Roots
-from stateflow.ui.snapshots import PointKey, Snapshot
+from stateflow.ui.snapshots import PointKey, Position, Snapshot
 from stateflow.ui.views import (
     CheckpointPage,
+    GraphPage,
     JobList,
     JobState,
     PointFilter,
     PointPage,
     RestorePlanPage,
+    RunFiles,
+    RunPage,
     SavepointPage,
+    StoredGraph,
     TimelinePage,
     checkpoint_page,
+    find_starts,
+    graph_page,
     history_of,
     job_row,
     job_state,
     point_page,
     restore_plan_page,
+    run_page,
     savepoint_page,
     timeline_page,
 )
@@ -117,6 +125,8 @@ _ENCODERS = 4
 """Answers that are made concurrently."""
 _LONGEST_SAVEPOINT_LIST = 200
 _SAVEPOINT_READERS = 8
+_MOST_RUN_FILES = 16
+"""Runs whose job files, of up to 1 MiB each, stay in memory."""
 _LIST_PATIENCE = timedelta(milliseconds=250)
 """How long a list of several jobs waits for each of them, all together."""
 
@@ -194,6 +204,7 @@ _POINTS = (
     Parameter("generation", {"type": "integer", "minimum": 1}, "generation of the run"),
     *_TIMES,
 )
+_CHECKPOINT = Parameter("checkpoint_id", {"type": "integer", "minimum": 1}, "by default the newest one")
 _CSV_LIMIT = _limit(10_000, 20_000)
 _PLAN = (
     Parameter("target", _TEXT, "as the recovery DAG takes it: latest, an id, a name or path, or before:…"),
@@ -212,6 +223,8 @@ ENDPOINTS = (
     Endpoint("jobs/{id}/points", "Points of a job, newest first", PointPage, (_CURSOR, _limit(50, 500), *_POINTS)),
     Endpoint("jobs/{id}/timeline", "The newest part of the history of a job", TimelinePage, (_limit(500, 2000),)),
     Endpoint("jobs/{id}/checkpoints/{checkpoint_id}", "A checkpoint with its operators and subtasks", CheckpointPage),
+    Endpoint("jobs/{id}/graph", "The graph of a job at a checkpoint", GraphPage, (_CHECKPOINT,)),
+    Endpoint("jobs/{id}/runs/{generation}", "A run with its job file", RunPage),
     Endpoint("jobs/{id}/savepoints", "The savepoints of a job", SavepointPage),
     Endpoint("jobs/{id}/restore-plan", "A plan of a restore, made without the job file", RestorePlanPage, _PLAN),
     Endpoint("jobs/{id}/journal", "What persons did to a job", JournalPage, (_CURSOR, _limit(50, 500), *_JOURNAL)),
@@ -261,6 +274,13 @@ class _Call:
         assert isinstance(least, int) and isinstance(most, int)
         if not (text.isascii() and text.isdigit() and len(text) < 19 and least <= int(text) <= most):
             raise _wrong(parameter.name, f"a whole number between {least} and {most}")
+        return int(text)
+
+    def id(self, name: str) -> int:
+        """Returns the number in the path. Raises ConfigError."""
+        text = self.path[name]
+        if not (text.isascii() and text.isdigit() and 0 < len(text) < 19 and int(text) > 0):
+            raise _wrong(name, "a whole number above 0")
         return int(text)
 
     def member(self, name: str, members: type[E], default: E) -> E:
@@ -346,6 +366,9 @@ class PagesApi:
         self._manifests: Calls[Manifest] = Calls(roots, None)
         self._savepoints: Calls[tuple[tuple[SavepointDescription, ...], bool]] = Calls(roots, timedelta(seconds=5))
         self._previews: Calls[RestorePreview] = Calls(roots, timedelta(seconds=10))
+        # A run stores its files after its record.
+        self._graphs: Calls[StoredGraph] = Calls(roots, timedelta(seconds=10))
+        self._run_files: Calls[RunFiles] = Calls(roots, timedelta(seconds=10), _MOST_RUN_FILES)
         self._known_savepoints = _SavepointCache()
         self._bodies = _Bodies()
         self._encoders: anyio.CapacityLimiter | None = None
@@ -360,6 +383,8 @@ class PagesApi:
             "jobs/{id}/timeline": self._timeline,
             "jobs/{id}/checkpoints/{checkpoint_id}": self._checkpoint,
             "jobs/{id}/savepoints": self._list_savepoints,
+            "jobs/{id}/graph": self._graph,
+            "jobs/{id}/runs/{generation}": self._run,
             "jobs/{id}/restore-plan": self._restore_plan,
             "jobs/{id}/journal": self._journal,
             "jobs/{id}/journal.csv": self._journal_table,
@@ -478,30 +503,74 @@ class PagesApi:
         return _Answer([_version(call.job, reading)], lambda: timeline_page(reading, limit))
 
     async def _checkpoint(self, call: _Call) -> _Answer:
-        job, text = call.job, call.path["checkpoint_id"]
-        if not (text.isascii() and text.isdigit() and 0 < len(text) < 19 and int(text) > 0):
-            raise _wrong("checkpoint_id", "a whole number above 0")
-        checkpoint_id = int(text)
-        reading = await self._roots.read(job, whole=True)
-        snapshot = reading.value
-        if snapshot is None or snapshot.position is None:
-            raise reading.problem or NotYetAvailable("the job has no checkpoint that could be read yet", job=job.id)
-        ref, manifest = snapshot.position.entries.refs.get(checkpoint_id), None
-        if ref is not None:
-            handle, root = ref.manifest, snapshot.root
-            key = (job.job_root, root.job.job_uuid, handle.sha256)
-            manifest = await self._manifests.read(key, lambda: root.checkpoints.read_manifest(handle))
+        job, checkpoint_id = call.job, call.id("checkpoint_id")
+        reading, snapshot, position = await self._read_position(job)
+        ref = position.entries.refs.get(checkpoint_id)
+        manifest = await self._read_manifest(job, snapshot, ref) if ref else None
         at = ref.at if ref else ""
 
         def make() -> CheckpointPage:
             page = checkpoint_page(reading, checkpoint_id, manifest, at)
             if page is None:
-                hint = "the list of points has those that the history knows"
-                missing = ConfigError("the checkpoint does not exist", hint=hint, checkpoint_id=checkpoint_id)
-                raise _Refused(404, missing)
+                raise _Refused(404, _no_checkpoint(checkpoint_id))
             return page
 
         return _Answer([_version(job, reading), *([_state(manifest)] if manifest else [])], make)
+
+    async def _read_position(self, job: CatalogJob) -> tuple[Reading[Snapshot], Snapshot, Position]:
+        """Returns a job root whose newest log entry is known. Raises the error of reading it, or NotYetAvailable."""
+        reading = await self._roots.read(job, whole=True)
+        snapshot = reading.value
+        if snapshot is None or snapshot.position is None:
+            raise reading.problem or NotYetAvailable("the job has no checkpoint that could be read yet", job=job.id)
+        return reading, snapshot, snapshot.position
+
+    async def _read_manifest(self, job: CatalogJob, snapshot: Snapshot, ref: EntryRef) -> Reading[Manifest]:
+        handle, root = ref.manifest, snapshot.root
+        key = (job.job_root, root.job.job_uuid, handle.sha256)
+        return await self._manifests.read(key, lambda: root.checkpoints.read_manifest(handle))
+
+    async def _graph(self, call: _Call) -> _Answer:
+        job = call.job
+        wanted = call.number(_CHECKPOINT)
+        reading, snapshot, position = await self._read_position(job)
+        checkpoint_id = wanted or position.head.checkpoint_id
+        ref = position.entries.refs.get(checkpoint_id)
+        if ref is None and checkpoint_id:
+            raise _Refused(404, _no_checkpoint(checkpoint_id))
+        run, root = history_of(snapshot).newest_run, snapshot.root
+        generation = run.seq if run else 0
+
+        def read() -> StoredGraph:
+            return StoredGraph(read_run_graph(root, run) if run else None, generation)
+
+        graph = await self._graphs.read((job.job_root, root.job.job_uuid, str(generation)), read)
+        manifest = await self._read_manifest(job, snapshot, ref) if ref else None
+        states = [_state(graph), str(graph.value and graph.value.graph is None)]
+        versions = [_version(job, reading), *states, *([_state(manifest)] if manifest else [])]
+        return _Answer(versions, lambda: graph_page(reading, checkpoint_id, manifest, graph))
+
+    async def _run(self, call: _Call) -> _Answer:
+        job, generation = call.job, call.id("generation")
+        reading, snapshot, _ = await self._read_position(job)
+        storage, starts = snapshot.root.storage, find_starts(snapshot, generation)
+        hashes = [each.text("job_file_sha256") if each else "" for each in starts]
+
+        def read() -> RunFiles:
+            return RunFiles(*(read_run_file(storage, each) if each else None for each in hashes))
+
+        files = await self._run_files.read((job.job_root, *hashes), read)
+
+        def make() -> RunPage:
+            page = run_page(reading, generation, files)
+            if page is None:
+                hint = "the state of the job has the newest runs"
+                raise _Refused(404, ConfigError("the history has no such run", hint=hint, generation=generation))
+            return page
+
+        known = files.value
+        versions = [_version(job, reading), _state(files)]
+        return _Answer([*versions, repr(known and (known.own is None, known.previous is None))], make)
 
     async def _list_savepoints(self, call: _Call) -> _Answer:
         job = call.job
@@ -518,10 +587,7 @@ class PagesApi:
         target = call.query.get("target", "").strip()
         if not target:
             raise _wrong("target", "latest, the id of a checkpoint, or the name or path of a savepoint")
-        reading = await self._roots.read(job, whole=True)
-        snapshot = reading.value
-        if snapshot is None or snapshot.position is None:
-            raise reading.problem or NotYetAvailable("the job has no checkpoint that could be read yet", job=job.id)
+        reading, snapshot, _ = await self._read_position(job)
         _check_location(target, [snapshot, *self._roots.known(call.jobs.values())])
         root = snapshot.root
 
@@ -564,6 +630,11 @@ class PagesApi:
 def _journal_filter(call: _Call) -> JournalFilter:
     query = call.query
     return JournalFilter(query.get("kind"), query.get("person"), call.time("since"), call.time("until"))
+
+
+def _no_checkpoint(checkpoint_id: int) -> ConfigError:
+    hint = "the list of points has those that the history knows"
+    return ConfigError("the checkpoint does not exist", hint=hint, checkpoint_id=checkpoint_id)
 
 
 def _restore_options(call: _Call) -> RestoreOptions:

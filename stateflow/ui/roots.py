@@ -361,10 +361,12 @@ class Calls(Generic[T]):
     Args:
         roots: has the threads and limits.
         fresh: age up to which a result is returned again; None for ever.
+        results: number of results that are kept; None for `RootLimits.results`.
     """
 
-    def __init__(self, roots: Roots, fresh: timedelta | None) -> None:
+    def __init__(self, roots: Roots, fresh: timedelta | None, results: int | None = None) -> None:
         self._roots = roots
+        self._results = roots.limits.results if results is None else results
         self._fresh = timedelta.max if fresh is None else fresh
         self._lock = threading.Lock()
         self._cells: OrderedDict[tuple[str, ...], Cell[T]] = OrderedDict()
@@ -378,6 +380,6 @@ class Calls(Generic[T]):
                 cell = Cell(roots.threads, call, roots.clock, limits=roots.limits, fresh=self._fresh)
                 self._cells[key] = cell
             self._cells.move_to_end(key)
-            while len(self._cells) > roots.limits.results:
+            while len(self._cells) > self._results:
                 self._cells.popitem(last=False)
         return await cell.read()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stateflow.checkpoint.history import FAILED_START, FAILURE, Integrity
+from stateflow.checkpoint.history import FAILED_START, FAILURE, RUN_START, Integrity
 from stateflow.checkpoint.log.documents import (
     COMPLETED,
     SAVEPOINT_RECORD,
@@ -25,7 +25,14 @@ from stateflow.checkpoint.log.documents import (
     seq_of,
 )
 from stateflow.checkpoint.log.transitions import pending_of
-from stateflow.checkpoint.restore.plan_document import Caution, RestorePlan, cautions, describe_replay, expected_plan_of
+from stateflow.checkpoint.restore.plan_document import (
+    Caution,
+    RestorePlan,
+    cautions,
+    describe_replay,
+    difference_of_texts,
+    expected_plan_of,
+)
 from stateflow.clock import parse_timestamp
 from stateflow.operations.checkpoints import (
     ActionEntry,
@@ -52,6 +59,7 @@ from stateflow.outputs import (
     utc_text,
 )
 from stateflow.runtime.backlog import JobBacklog
+from stateflow.runtime.planning.explain import JobExplanation
 from stateflow.ui.roots import CatalogJob, Reading, RootSearch
 from stateflow.ui.snapshots import Action, Point, PointKey, Snapshot
 
@@ -426,9 +434,18 @@ class RunSummary:
 
     Attributes:
         generation: generation of the run.
-        run: its number, counted from the job's first; None if it made no checkpoint.
+        run: its number, counted from the job's first; None if that was not recorded.
         driver: host and process id of its driver.
         reason: who or what requested it.
+        requested_by: who has started it; null if its start was not recorded.
+        stateflow: version of stateflow that ran it.
+        started_at: when it was ready for its first batch.
+        startup_ms: time from its launch until then; None if it was not recorded.
+        base_checkpoint_id: the checkpoint that it continued from; null for none, and if its start was not recorded.
+        parallelism: its parallelism; None if its start was not recorded.
+        job_file: name of its job file.
+        job_file_sha256: SHA-256 of its job file.
+        graph_sha256: SHA-256 of its stored graph.
         first_checkpoint_id: its oldest checkpoint in the history.
         last_checkpoint_id: its newest checkpoint.
         checkpoints: number of its completed checkpoints.
@@ -443,6 +460,15 @@ class RunSummary:
     run: int | None
     driver: OptionalText
     reason: OptionalText
+    requested_by: Person
+    stateflow: OptionalText
+    started_at: Timestamp
+    startup_ms: float | None
+    base_checkpoint_id: OptionalId
+    parallelism: int | None
+    job_file: OptionalText
+    job_file_sha256: OptionalText
+    graph_sha256: OptionalText
     first_checkpoint_id: OptionalId
     last_checkpoint_id: OptionalId
     checkpoints: int
@@ -556,19 +582,36 @@ def runs_of(snapshot: Snapshot) -> list[RunSummary]:
     for point in snapshot.points:
         if isinstance(point.record, CheckpointRecord):
             records.setdefault(point.record.generation, []).append(point.record)
-    failures = {a.record.seq: a.record for a in snapshot.actions if a.record.kind == FAILURE}
-    return [_run(each, records.get(each, []), failures.get(each)) for each in sorted(records.keys() | failures.keys())]
+    failures, starts = (
+        {a.record.seq: a.record for a in snapshot.actions if a.record.kind == kind} for kind in (FAILURE, RUN_START)
+    )
+    generations = sorted(records.keys() | failures.keys() | starts.keys())
+    return [_run(each, records.get(each, []), failures.get(each), starts.get(each)) for each in generations]
 
 
-def _run(generation: int, records: Sequence[CheckpointRecord], failed: ActionRecord | None) -> RunSummary:
+_NO_START = ActionRecord(seq=0, kind=RUN_START, ended_at="", by="")
+
+
+def _run(
+    generation: int, records: Sequence[CheckpointRecord], failed: ActionRecord | None, begun: ActionRecord | None
+) -> RunSummary:
     completed = [record for record in records if record.status == COMPLETED]
-    newest = records[-1] if records else None
+    newest, start = records[-1] if records else None, begun or _NO_START
     failure = RunFailure(failed.seq, failed.ended_at, failed.text("code"), failed.reason) if failed else None
     return RunSummary(
         generation=generation,
-        run=newest.run if newest else None,
-        driver=newest.driver if newest else "",
-        reason=newest.reason if newest else "",
+        run=newest.run if newest else start.number("run"),
+        driver=newest.driver if newest else start.text("driver"),
+        reason=newest.reason if newest else start.reason,
+        requested_by=start.by,
+        stateflow=start.text("stateflow"),
+        started_at=start.ended_at,
+        startup_ms=start.duration_ms,
+        base_checkpoint_id=start.number("checkpoint_id") or 0,
+        parallelism=start.number("parallelism"),
+        job_file=start.text("job_file"),
+        job_file_sha256=start.text("job_file_sha256"),
+        graph_sha256=start.text("graph_sha256"),
         first_checkpoint_id=completed[0].checkpoint_id if completed else 0,
         last_checkpoint_id=completed[-1].checkpoint_id if completed else 0,
         checkpoints=len(completed),
@@ -578,6 +621,61 @@ def _run(generation: int, records: Sequence[CheckpointRecord], failed: ActionRec
         last_ended_at=failed.ended_at if failed else newest.ended_at if newest else "",
         failure=failure,
     )
+
+
+def find_starts(snapshot: Snapshot, generation: int) -> tuple[ActionRecord | None, ActionRecord | None]:
+    """Returns the record of a run's start, and that of the run before it; None for one that was not recorded."""
+    starts = [a.record for a in snapshot.actions if a.record.kind == RUN_START and a.record.seq <= generation]
+    starts.sort(key=lambda record: record.seq)
+    own = starts.pop() if starts and starts[-1].seq == generation else None
+    return own, starts[-1] if starts else None
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The job files of a run and of the run before it; None for one that is not stored."""
+
+    own: bytes | None
+    previous: bytes | None
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """A run with its job file.
+
+    Attributes:
+        run: the run.
+        job_file: the text of its job file; None if it is not stored: it has more than 1 MiB, or the run's start
+            was not recorded, or the history no longer has it.
+        previous_job_file_sha256: SHA-256 of the job file of the run before it; null if it is not known.
+        job_file_difference: a unified diff against that job file, of at most 64 kB; empty if they are equal, None if it
+            is not known.
+        freshness: how current this is.
+    """
+
+    run: RunSummary
+    job_file: str | None
+    previous_job_file_sha256: OptionalText
+    job_file_difference: str | None
+    freshness: Inline[Freshness]
+
+
+def run_page(reading: Reading[Snapshot], generation: int, files: Reading[RunFiles]) -> RunPage | None:
+    """Returns a run; None if the history has no records of it."""
+    snapshot, found = reading.value, files.value or RunFiles(None, None)
+    run = next((each for each in runs_of(snapshot) if each.generation == generation), None) if snapshot else None
+    if snapshot is None or run is None:
+        return None
+    _, before = find_starts(snapshot, generation)
+    previous = before.text("job_file_sha256") if before else ""
+    difference = None
+    if previous and previous == run.job_file_sha256:
+        difference = ""
+    elif before is not None and found.own is not None and found.previous is not None:
+        names = f"{before.text('job_file')} of generation {before.seq}", f"{run.job_file} of generation {generation}"
+        difference = difference_of_texts(found.previous, found.own, names)
+    text = None if found.own is None else found.own.decode(errors="replace")
+    return RunPage(run, text, previous, difference, freshness_of(snapshot, reading, files))
 
 
 # -- points -----------------------------------------------------------------------------------------------------------
@@ -948,6 +1046,63 @@ def _operator_details(operator: OperatorState, status: OperatorStatus) -> Operat
             for each in operator.subtasks
         ),
     )
+
+
+@dataclass(frozen=True)
+class GraphPage:
+    """The graph of a job, with what its operators and sources had at a checkpoint.
+
+    Attributes:
+        graph: the graph that the newest run has stored, without states; None if none is stored.
+        graph_generation: generation of that run.
+        checkpoint_id: the checkpoint.
+        operators: the operators at the checkpoint; empty if the job no longer keeps it.
+        watermarks: the watermark of each operator that has one, by uid.
+        sources: the sources at the checkpoint.
+        freshness: how current this is.
+    """
+
+    graph: JobExplanation | None
+    graph_generation: OptionalId
+    checkpoint_id: OptionalId
+    operators: tuple[OperatorStatus, ...]
+    watermarks: dict[str, EventTime]
+    sources: tuple[SourceStatus, ...]
+    freshness: Inline[Freshness]
+
+
+def graph_page(
+    reading: Reading[Snapshot], checkpoint_id: int, manifest: Reading[Manifest] | None, graph: Reading[StoredGraph]
+) -> GraphPage:
+    """Returns the graph of a job with a checkpoint.
+
+    Args:
+        reading: the job root.
+        checkpoint_id: id of the checkpoint; 0 without one.
+        manifest: its manifest; None if the job does not keep it.
+        graph: the stored graph.
+    """
+    snapshot, found = reading.value, manifest.value if manifest else None
+    entry = find_point(snapshot, checkpoint_id) if snapshot and checkpoint_id else None
+    record = entry.record if isinstance(entry, CheckpointEntry) else None
+    stored = graph.value or StoredGraph(None, 0)
+    return GraphPage(
+        graph=stored.graph,
+        graph_generation=stored.generation if stored.graph else 0,
+        checkpoint_id=checkpoint_id,
+        operators=_operators(found, record),
+        watermarks={o.uid: o.watermark for o in found.operators if o.watermark is not None} if found else {},
+        sources=_sources(found),
+        freshness=freshness_of(snapshot, reading, graph, *([manifest] if manifest else [])),
+    )
+
+
+@dataclass(frozen=True)
+class StoredGraph:
+    """The graph that a run has stored; None if it cannot be read."""
+
+    graph: JobExplanation | None
+    generation: int
 
 
 @dataclass(frozen=True)

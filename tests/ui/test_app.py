@@ -23,10 +23,11 @@ from starlette.testclient import TestClient
 
 from stateflow import operations
 from stateflow.api.graph import JobFile
-from stateflow.checkpoint.history import FAILURE, read_history, read_pending_records, write_action
+from stateflow.checkpoint.history import FAILURE, RUN_START, read_history, read_pending_records, write_action
 from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord
 from stateflow.checkpoint.restore.plan_document import differing_parts
 from stateflow.errors import Unauthorized, UserCodeError
+from stateflow.requesters import Requester
 from stateflow.storage import PosixStorage
 from stateflow.ui import app as app_module
 from stateflow.ui.app import ENDPOINTS, TokenPolicy, make_app
@@ -36,10 +37,12 @@ from stateflow.ui.openapi import API, ApiError, to_document
 from stateflow.ui.roots import CatalogJob
 from stateflow.ui.views import (
     CheckpointPage,
+    GraphPage,
     JobList,
     JobState,
     PointPage,
     RestorePlanPage,
+    RunPage,
     SavepointPage,
     TimelinePage,
     timeline_page,
@@ -349,6 +352,7 @@ _QUERIES = {"jobs/{id}/restore-plan": "?target=latest"}
 def test_an_answer_that_has_not_changed_is_not_made_again(tmp_path: Path, path: str) -> None:
     job = PagesJob(tmp_path)
     checkpoint = job.grow(12)
+    path = path.replace("{generation}", str(job.root.head().entry.generation))
     storage = CountedStorage(job.folder / "root")
     pages = Pages(FixedCatalog(job=storage), fresh=_AT_ONCE)
     address = f"/api/v1/{path.format(id='job', checkpoint_id=checkpoint)}{_QUERIES.get(path, '')}"
@@ -644,3 +648,68 @@ def test_without_a_stored_graph_the_plan_is_null(job: PagesJob, pages: Pages) ->
     page = pages.get("jobs/job/restore-plan", RestorePlanPage, target="latest")
     assert (page["plan"], page["graph_known"], page["expected_plan"], page["replay"]) == (None, False, None, None)
     assert {c["name"]: c["ok"] for c in page["checks"]}["graph"] is None
+
+
+# -- runs and the graph -----------------------------------------------------------------------------------------------
+
+
+def test_the_graph_has_what_the_newest_run_has_stored_and_what_a_checkpoint_had(planned: PagesJob) -> None:
+    pages, kept = Pages.of(planned), planned.checkpoints
+    page = pages.get("jobs/job/graph", GraphPage)
+    (chain,) = [chain for level in page["graph"]["levels"] for chain in level["chains"]]
+    assert (chain["uid"], chain["states"], [sink["uid"] for sink in chain["sinks"]]) == ("sum", None, ["out"])
+    assert [source["uid"] for source in page["graph"]["sources"]] == ["rows"]
+    assert (page["checkpoint_id"], page["graph_generation"]) == (kept[-1], planned.root.head().entry.generation)
+    records = {record.checkpoint_id: record for record in _records(planned)}
+    for checkpoint in kept[:2]:
+        at = pages.get("jobs/job/graph", GraphPage, checkpoint_id=checkpoint)
+        (operator,) = at["operators"]
+        assert (operator["uid"], operator["states"]) == ("sum", ["total"])
+        assert operator["metrics"]["rows_in"] == records[checkpoint].operators["sum"].rows_in
+        assert [source["offset"] for source in at["sources"]] != [] and at["graph"] == page["graph"]
+    assert _error(pages, "jobs/job/graph", checkpoint_id="999999")[0] == 404
+    assert _error(pages, "jobs/job/graph", checkpoint_id="x")[0] == 422
+
+
+def test_a_job_without_a_stored_graph_has_the_rest(job: PagesJob, pages: Pages) -> None:
+    page = pages.get("jobs/job/graph", GraphPage)
+    assert (page["graph"], page["graph_generation"]) == (None, None)
+    assert [operator["uid"] for operator in page["operators"]] == ["sum"]
+
+
+def test_a_run_has_its_job_file_and_the_difference_to_the_one_before(tmp_path: Path) -> None:
+    job, generations = PagesJob(tmp_path), []
+    for text in (b"one\n", b"one\n", b"two\n<script>\n", b"x" * (2 << 20), b"two\n"):
+        job.file = JobFile("job.py", text, datetime(2026, 1, 31, tzinfo=UTC))
+        job.grow()
+        generations.append(job.root.head().entry.generation)
+    pages = Pages.of(job)
+    shown = [pages.get(f"jobs/job/runs/{each}", RunPage) for each in generations]
+    assert [page["job_file"] for page in shown] == ["one\n", "one\n", "two\n<script>\n", None, "two\n"]
+    first, same, changed, large, after = (page["job_file_difference"] for page in shown)
+    assert (first, same, large, after) == (None, "", None, None)
+    assert changed.splitlines()[2:] == ["@@ -1 +1,2 @@", "-one", "+two", "+<script>"]
+    assert [page["previous_job_file_sha256"] for page in shown[1:]] == [p["run"]["job_file_sha256"] for p in shown[:-1]]
+    starts = {r.seq: r for r in read_history(job.storage) if isinstance(r, ActionRecord) and r.kind == RUN_START}
+    runs = {run["generation"]: run for run in pages.get("jobs/job", JobState)["runs"]}
+    for page, generation in zip(shown, generations, strict=True):
+        run, start = page["run"], starts[generation]
+        assert run == runs[generation]
+        assert (run["stateflow"], run["startup_ms"]) == (start.facts["stateflow"], start.duration_ms)
+        assert (run["base_checkpoint_id"], run["run"]) == (start.facts["checkpoint_id"], start.facts["run"])
+        assert (run["requested_by"]["name"], run["parallelism"]) == (Requester.parse(start.by).name, 2)
+        assert (run["graph_sha256"], run["job_file"]) == (start.facts["graph_sha256"], "job.py")
+    assert _error(pages, "jobs/job/runs/999999")[0] == 404
+    assert _error(pages, "jobs/job/runs/0")[0] == 422
+
+
+def test_a_run_that_made_no_checkpoint_is_a_run(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.grow()
+    job.file = JobFile("job.py", b"", datetime(2026, 1, 31, tzinfo=UTC))
+    run = job.prepare(job.build)
+    run.start()
+    run.abandon()
+    newest, before = Pages.of(job).get("jobs/job", JobState)["runs"]
+    assert (newest["generation"], newest["run"], newest["checkpoints"]) == (job.root.head().entry.generation, 2, 0)
+    assert (before["requested_by"], before["startup_ms"], before["job_file_sha256"]) == (None, None, None)
