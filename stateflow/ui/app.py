@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import NoReturn, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import anyio
 import msgspec
@@ -44,6 +44,7 @@ from stateflow.checkpoint.restore.plan_document import GraphChanges
 from stateflow.checkpoint.restore.targets import BEFORE
 from stateflow.checkpoint.savepoints.catalog import is_confirmed, read_savepoint, savepoint_uri
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.clock import parse_timestamp
 from stateflow.errors import (
     ConfigError,
@@ -55,8 +56,10 @@ from stateflow.errors import (
     Unauthorized,
     UnknownJob,
 )
+from stateflow.operations.garbage import RetentionEffect, preview_retention
 from stateflow.operations.job_savepoints import SavepointDescription, describe_contents
 from stateflow.operations.restore_previews import KnownHistory, RestorePreview, preview_restore, read_run_graph
+from stateflow.operations.savepoint_differences import SavepointDifference, compare_savepoints
 from stateflow.outputs import encode_json, error_report, utc_text
 from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.storage import Storage
@@ -73,8 +76,10 @@ from stateflow.ui.views import (
     PointFilter,
     PointPage,
     RestorePlanPage,
+    RetentionPreview,
     RunFiles,
     RunPage,
+    SavepointDiff,
     SavepointPage,
     StoredGraph,
     TimelinePage,
@@ -86,7 +91,9 @@ from stateflow.ui.views import (
     job_state,
     point_page,
     restore_plan_page,
+    retention_preview,
     run_page,
+    savepoint_diff,
     savepoint_page,
     timeline_page,
 )
@@ -95,6 +102,7 @@ log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 E = TypeVar("E", bound=StrEnum)
+V = TypeVar("V")
 
 STATIC = Path(__file__).parent / "static"
 """The files of the pages, as they were built."""
@@ -205,6 +213,15 @@ _POINTS = (
     *_TIMES,
 )
 _CHECKPOINT = Parameter("checkpoint_id", {"type": "integer", "minimum": 1}, "by default the newest one")
+_COMPARED = (
+    Parameter("from", _TEXT, "name of the first savepoint, or of its folder"),
+    Parameter("to", _TEXT, "the same of the second one"),
+)
+_RETENTION = (
+    Parameter("retain", {"type": "integer", "minimum": 1}, "checkpoints to keep; by default, none is released"),
+    Parameter("savepoints", {"type": "integer", "minimum": 1}, "periodic savepoints to keep; by default all"),
+    Parameter("max_age_days", {"type": "integer", "minimum": 1, "maximum": 36_500}, "largest age of those to keep"),
+)
 _CSV_LIMIT = _limit(10_000, 20_000)
 _PLAN = (
     Parameter("target", _TEXT, "as the recovery DAG takes it: latest, an id, a name or path, or before:…"),
@@ -226,6 +243,8 @@ ENDPOINTS = (
     Endpoint("jobs/{id}/graph", "The graph of a job at a checkpoint", GraphPage, (_CHECKPOINT,)),
     Endpoint("jobs/{id}/runs/{generation}", "A run with its job file", RunPage),
     Endpoint("jobs/{id}/savepoints", "The savepoints of a job", SavepointPage),
+    Endpoint("jobs/{id}/savepoint-diff", "Two savepoints, compared without reading state", SavepointDiff, _COMPARED),
+    Endpoint("jobs/{id}/retention-preview", "What a retention would delete", RetentionPreview, _RETENTION),
     Endpoint("jobs/{id}/restore-plan", "A plan of a restore, made without the job file", RestorePlanPage, _PLAN),
     Endpoint("jobs/{id}/journal", "What persons did to a job", JournalPage, (_CURSOR, _limit(50, 500), *_JOURNAL)),
     Endpoint("jobs/{id}/journal.csv", "The same as a table", CSV, (_CSV_LIMIT, *_JOURNAL)),
@@ -366,6 +385,8 @@ class PagesApi:
         self._manifests: Calls[Manifest] = Calls(roots, None)
         self._savepoints: Calls[tuple[tuple[SavepointDescription, ...], bool]] = Calls(roots, timedelta(seconds=5))
         self._previews: Calls[RestorePreview] = Calls(roots, timedelta(seconds=10))
+        self._retentions: Calls[RetentionEffect] = Calls(roots, timedelta(seconds=10))
+        self._differences: Calls[SavepointDifference] = Calls(roots, timedelta(seconds=10))
         # A run stores its files after its record.
         self._graphs: Calls[StoredGraph] = Calls(roots, timedelta(seconds=10))
         self._run_files: Calls[RunFiles] = Calls(roots, timedelta(seconds=10), _MOST_RUN_FILES)
@@ -383,6 +404,8 @@ class PagesApi:
             "jobs/{id}/timeline": self._timeline,
             "jobs/{id}/checkpoints/{checkpoint_id}": self._checkpoint,
             "jobs/{id}/savepoints": self._list_savepoints,
+            "jobs/{id}/savepoint-diff": self._savepoint_diff,
+            "jobs/{id}/retention-preview": self._retention_preview,
             "jobs/{id}/graph": self._graph,
             "jobs/{id}/runs/{generation}": self._run,
             "jobs/{id}/restore-plan": self._restore_plan,
@@ -596,10 +619,30 @@ class PagesApi:
             return preview_restore(root, target, options, history_of(found[0]) if found else KnownHistory())
 
         preview = await self._previews.read((job.job_root, snapshot.version, target, repr(options)), make)
-        if preview.value is None or not _is_of_storage(preview.problem):
-            _raise_for_plan(preview.problem, job)
-        versions = [_version(job, reading), _state(preview), _version_of_plan(preview.value)]
+        versions = [_version(job, reading), _state(preview), _version_of_plan(_value_of(preview, job))]
         return _Answer(versions, lambda: restore_plan_page(reading, preview))
+
+    async def _savepoint_diff(self, call: _Call) -> _Answer:
+        job, names = call.job, [call.query.get(each.name, "").strip() for each in _COMPARED]
+        for parameter, name in zip(_COMPARED, names, strict=True):
+            if not name:
+                raise _wrong(parameter.name, "the name of a savepoint")
+        reading, snapshot, _ = await self._read_position(job)
+        storage, (old, new) = snapshot.root.storage, names
+        found = await self._differences.read(
+            (job.job_root, snapshot.version, old, new), lambda: compare_savepoints(storage, old, new)
+        )
+        value = _value_of(found, job)
+        return _Answer([_version(job, reading), _state(found), repr(value)], lambda: savepoint_diff(reading, found))
+
+    async def _retention_preview(self, call: _Call) -> _Answer:
+        job, (retain, savepoints, days) = call.job, [call.number(each) for each in _RETENTION]
+        rule = SavepointRule(savepoints, None if days is None else timedelta(days=days))
+        reading, snapshot, _ = await self._read_position(job)
+        root, key = snapshot.root, (job.job_root, snapshot.version, repr(retain), repr(rule))
+        found = await self._retentions.read(key, lambda: preview_retention(root, retain, rule))
+        value = _value_of(found, job)
+        return _Answer([_version(job, reading), _state(found), repr(value)], lambda: retention_preview(reading, found))
 
     async def _journal(self, call: _Call) -> _Answer:
         before, wanted = call.cursor(JournalKey), _journal_filter(call)
@@ -669,17 +712,19 @@ def _check_location(target: str, snapshots: Sequence[Snapshot]) -> None:
         )
 
 
-def _is_of_storage(problem: StateflowError | None) -> bool:
-    """Returns whether a plan that was made before is still to be shown."""
-    return problem is None or isinstance(problem, StorageError | NotYetAvailable)
+def _value_of(reading: Reading[V], job: CatalogJob) -> V:
+    """Returns the value of a call that the parameters of a request decide; an earlier one while the storage fails.
 
-
-def _raise_for_plan(problem: StateflowError | None, job: CatalogJob) -> NoReturn:
+    Raises the error of the call, with the status 422 if the storage has answered: another value may do.
+    """
+    problem = reading.problem
+    is_of_storage = isinstance(problem, StorageError | NotYetAvailable | InternalError)
+    if reading.value is not None and (problem is None or is_of_storage):
+        return reading.value
     if problem is None:
-        raise NotYetAvailable("the plan is not made yet", hint="ask again", job=job.id)
-    if isinstance(problem, StorageError | NotYetAvailable | InternalError):
+        raise NotYetAvailable("the answer is not made yet", hint="ask again", job=job.id)
+    if is_of_storage:
         raise problem
-    # Also for damage: another target may be restored.
     raise _Refused(422, problem)
 
 

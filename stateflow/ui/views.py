@@ -43,8 +43,10 @@ from stateflow.operations.checkpoints import (
     describe_manifest,
     operators_of,
 )
+from stateflow.operations.garbage import RetentionEffect
 from stateflow.operations.job_savepoints import SavepointDescription, SinkPosition
 from stateflow.operations.restore_previews import KnownHistory, PlanCheck, RestorePreview
+from stateflow.operations.savepoint_differences import SavepointDifference
 from stateflow.operations.status import JobDescription, RunFailure
 from stateflow.outputs import (
     ErrorReport,
@@ -1193,3 +1195,44 @@ def history_of(snapshot: Snapshot) -> KnownHistory:
     """Returns the records of a job's history."""
     checkpoints = [p.record for p in snapshot.points if isinstance(p.record, CheckpointRecord)]
     return KnownHistory(checkpoints, [action.record for action in snapshot.actions])
+
+
+# -- retention and comparison -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RetentionPreview:
+    """What a retention would delete now.
+
+    Attributes:
+        effect: the checkpoints and savepoints.
+        freshness: how current this is.
+    """
+
+    effect: Inline[RetentionEffect]
+    freshness: Inline[Freshness]
+
+
+def retention_preview(reading: Reading[Snapshot], effect: Reading[RetentionEffect]) -> RetentionPreview:
+    """Returns what a retention would delete."""
+    assert effect.value is not None
+    return RetentionPreview(effect.value, freshness_of(reading.value, reading, effect))
+
+
+@dataclass(frozen=True)
+class SavepointDiff:
+    """Two savepoints of a job, compared without reading state.
+
+    Attributes:
+        difference: both savepoints and their operators.
+        freshness: how current this is.
+    """
+
+    difference: Inline[SavepointDifference]
+    freshness: Inline[Freshness]
+
+
+def savepoint_diff(reading: Reading[Snapshot], difference: Reading[SavepointDifference]) -> SavepointDiff:
+    """Returns how two savepoints differ."""
+    assert difference.value is not None
+    return SavepointDiff(difference.value, freshness_of(reading.value, reading, difference))

@@ -24,8 +24,10 @@ from starlette.testclient import TestClient
 from stateflow import operations
 from stateflow.api.graph import JobFile
 from stateflow.checkpoint.history import FAILURE, RUN_START, read_history, read_pending_records, write_action
-from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord
+from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Origin
+from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.restore.plan_document import differing_parts
+from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.errors import Unauthorized, UserCodeError
 from stateflow.requesters import Requester
 from stateflow.storage import PosixStorage
@@ -42,7 +44,9 @@ from stateflow.ui.views import (
     JobState,
     PointPage,
     RestorePlanPage,
+    RetentionPreview,
     RunPage,
+    SavepointDiff,
     SavepointPage,
     TimelinePage,
     timeline_page,
@@ -344,7 +348,7 @@ class CountedStorage(PosixStorage):
         return super().get(key, limit)
 
 
-_QUERIES = {"jobs/{id}/restore-plan": "?target=latest"}
+_QUERIES = {"jobs/{id}/restore-plan": "?target=latest", "jobs/{id}/savepoint-diff": "?from=first&to=first"}
 """What an endpoint cannot be asked without."""
 
 
@@ -353,6 +357,7 @@ def test_an_answer_that_has_not_changed_is_not_made_again(tmp_path: Path, path: 
     job = PagesJob(tmp_path)
     checkpoint = job.grow(12)
     path = path.replace("{generation}", str(job.root.head().entry.generation))
+    job.save("first")
     storage = CountedStorage(job.folder / "root")
     pages = Pages(FixedCatalog(job=storage), fresh=_AT_ONCE)
     address = f"/api/v1/{path.format(id='job', checkpoint_id=checkpoint)}{_QUERIES.get(path, '')}"
@@ -713,3 +718,74 @@ def test_a_run_that_made_no_checkpoint_is_a_run(tmp_path: Path) -> None:
     newest, before = Pages.of(job).get("jobs/job", JobState)["runs"]
     assert (newest["generation"], newest["run"], newest["checkpoints"]) == (job.root.head().entry.generation, 2, 0)
     assert (before["requested_by"], before["startup_ms"], before["job_file_sha256"]) == (None, None, None)
+
+
+# -- retention and comparison of savepoints ---------------------------------------------------------------------------
+
+
+def test_a_preview_of_a_retention_is_what_it_deletes(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    for name in ("a", "b", "c"):
+        job.grow()
+        request = operations.SavepointRequest(name=name, origin=Origin.PERIODIC)
+        operations.create_savepoint(job.address, request)
+    job.save("manual")
+    pages, kept = Pages.of(job), job.checkpoints
+    assert pages.get("jobs/job/retention-preview", RetentionPreview)["freed_bytes"] == 0
+    given = {"retain": 2, "savepoints": 1, "max_age_days": 7}
+    page = pages.get("jobs/job/retention-preview", RetentionPreview, **given)
+    assert (page["checkpoints"], page["savepoints"]) == (kept[:-2], ["a", "b"]) and page["problem"] is None
+    before = operations.collect_garbage(job.address)
+    pruned = operations.prune_savepoints(job.address, SavepointRule(1, timedelta(days=7)))
+    collected = operations.collect_garbage(job.address, retain=2)
+    assert before.deleted_files == 0 and list(pruned.deleted) == page["savepoints"]
+    assert (kept[-2:], page["freed_bytes"]) == (job.checkpoints, pruned.freed_bytes + collected.freed_bytes)
+    for wrong in ({"retain": "0"}, {"savepoints": "-1"}, {"max_age_days": "soon"}):
+        assert _error(pages, "jobs/job/retention-preview", **wrong)[0] == 422
+
+
+def test_a_preview_of_a_retention_reads_a_bounded_number_of_objects(
+    job: PagesJob, pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateflow.operations.garbage._MOST_CHECKPOINTS", 1)
+    page = pages.get("jobs/job/retention-preview", RetentionPreview, retain=1)
+    assert (page["checkpoints"], page["savepoints"], page["freed_bytes"]) == (job.checkpoints[:-1], [], None)
+    monkeypatch.setattr("stateflow.operations.garbage._MOST_SAVEPOINTS", 0)
+    page = pages.get("jobs/job/retention-preview", RetentionPreview, savepoints=1)
+    assert (page["checkpoints"], page["savepoints"], page["freed_bytes"]) == ([], None, None)
+
+
+def test_a_pinned_checkpoint_stays_in_the_preview_of_a_retention(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.grow(12)
+    root = job.root
+    first, *middle, newest = root.checkpoints.restorable(root.head())
+    root.admin.pin(first, "ada", "a reader")
+    page = Pages.of(job).get("jobs/job/retention-preview", RetentionPreview, retain=1)
+    assert page["checkpoints"] == [ref.id for ref in middle] and page["freed_bytes"] > 0 and newest
+
+
+def test_two_savepoints_are_compared_by_their_documents(planned: PagesJob) -> None:
+    planned.save("later")
+    pages = Pages.of(planned)
+    page = pages.get("jobs/job/savepoint-diff", SavepointDiff, **{"from": "early", "to": "later"})
+    old, new = (operations.find(planned.address, name).document for name in ("early", "later"))
+    assert (page["old"]["name"], page["new"]["checkpoint_id"]) == ("early", new.checkpoint_id)
+    assert page["old"]["offsets"] == {"rows": {"row": 4}}
+    assert [page[side]["sinks"]["out"]["checkpoint_id"] for side in ("old", "new")] == [
+        old.checkpoint_id,
+        new.checkpoint_id,
+    ]
+    (operator,) = page["operators"]
+    files = [{f.sha256: f.size for o in each.manifest.operators for f in o.files} for each in (old, new)]
+    assert operator["files_added"] == len(files[1].keys() - files[0].keys()) > 0
+    assert operator["files_common"] == len(files[1].keys() & files[0].keys())
+    assert operator["removed_bytes"] == sum(size for key, size in files[0].items() if key not in files[1])
+    assert (operator["uid"], operator["new_bytes"]) == ("sum", state_bytes(new.manifest.operators))
+    assert operator["states"] == [{"name": "total", "kind": "value", "old_type": "int", "new_type": "int"}]
+    same = pages.get("jobs/job/savepoint-diff", SavepointDiff, **{"from": "early", "to": "early"})["operators"][0]
+    assert (same["files_added"], same["files_removed"], same["old_bytes"]) == (0, 0, same["new_bytes"])
+    assert _error(pages, "jobs/job/savepoint-diff", **{"from": "early"})[1]["facts"]["parameter"] == "to"
+    for wrong in ("none", planned.storage.uri, "../early"):
+        status, error = _error(pages, "jobs/job/savepoint-diff", **{"from": "early", "to": wrong})
+        assert (status, error["facts"]) == (422, {"savepoint": wrong})
