@@ -296,6 +296,11 @@ def external_savepoints(storage: Storage, checkpoints: Iterable[int]) -> list[Ac
     return [record for record in records if not (record.text("path") or root).startswith(root)]
 
 
+def read_action(storage: Storage, key: str) -> ActionRecord | None:
+    """Returns the record of an action in an object of the history; None if it was trimmed, or does not decode."""
+    return next((record for record in _read(storage, key) if isinstance(record, ActionRecord)), None)
+
+
 def read_origin(storage: Storage) -> ActionRecord | None:
     """Returns the record of what a fork, or a job root created from a savepoint, started with.
 

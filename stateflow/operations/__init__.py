@@ -1,6 +1,7 @@
 """Operations on a job root, shared by the command line and the Airflow operators.
 
-- `status`, `checkpoints`, `partitions`, `job_root`: reading a job: its description, history and complete days
+- `status`, `health`, `checkpoints`, `partitions`, `job_root`: reading a job: its description, its state in a word, its
+  history and complete days
 - `job_savepoints`, `external_savepoints`, `written_savepoints`, `changed_savepoints`: creation, listing and copies
 - `savepoint_disposal`, `savepoint_retention`, `savepoint_differences`: deletion of savepoints, and which periodic ones
   stay; comparison of two

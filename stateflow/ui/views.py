@@ -10,7 +10,6 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from stateflow.checkpoint.history import FAILED_START, FAILURE, RUN_START, Integrity
 from stateflow.checkpoint.log.documents import (
@@ -21,7 +20,6 @@ from stateflow.checkpoint.log.documents import (
     Manifest,
     OperatorMetrics,
     OperatorState,
-    Origin,
     seq_of,
 )
 from stateflow.checkpoint.log.transitions import pending_of
@@ -44,6 +42,7 @@ from stateflow.operations.checkpoints import (
     operators_of,
 )
 from stateflow.operations.garbage import RetentionEffect
+from stateflow.operations.health import Health, HealthFacts, health_facts, health_of
 from stateflow.operations.job_savepoints import SavepointDescription, SinkPosition
 from stateflow.operations.restore_previews import KnownHistory, PlanCheck, RestorePreview
 from stateflow.operations.savepoint_differences import SavepointDifference
@@ -71,128 +70,26 @@ NEWEST_SIZES = 30
 # -- health -----------------------------------------------------------------------------------------------------------
 
 
-class HealthWord(StrEnum):
-    """The state of a job in a word."""
-
-    WAITS_FOR_APPROVAL = "waits-for-approval"
-    """A restore or a deletion waits for the approval of a person."""
-    RESTORING = "restoring"
-    """A restore was decided and is not completed: the next run, or the same restore, completes it."""
-    FAILING = "failing"
-    """The newest run ended with an error, or a later start failed before it had claimed the job."""
-    RETRYING = "retrying"
-    """The newest run has not made a checkpoint yet, and the run before it ended with an error."""
-    STARTING = "starting"
-    """The newest run has not made a checkpoint yet."""
-    LATE = "late"
-    """The newest checkpoint is older than the deadline of the job."""
-    RUNNING = "running"
-    """The newest run has not ended. It may have been killed: a job root does not tell that before the next run."""
-    CAUGHT_UP = "caught-up"
-    """No run is active, and no input waits."""
-    STOPPED = "stopped"
-    """A person has stopped the job, and no run has begun since."""
-    IDLE = "idle"
-    """No run is active. Whether input waits is not known."""
-
-
-@dataclass(frozen=True)
-class HealthFacts:
-    """What the health of a job follows from. None means that it is not known.
-
-    Attributes:
-        restoring: whether a restore is not completed.
-        run_open: whether the newest run has not ended normally.
-        failed: whether the newest run, or a later start, ended with an error.
-        failed_before: whether the run before the newest one ended with an error.
-        committed: whether the newest run has made a checkpoint.
-        stopped: whether a person has stopped the job at its newest checkpoint.
-        awaits_approval: whether an approval is missing; a job root does not have it.
-        late: whether the deadline of the job has passed; a job root does not have it.
-        input_waits: whether input waits; only the job's sources know it.
-    """
-
-    restoring: bool = False
-    run_open: bool = False
-    failed: bool = False
-    failed_before: bool = False
-    committed: bool = False
-    stopped: bool = False
-    awaits_approval: bool | None = None
-    late: bool | None = None
-    input_waits: bool | None = None
-
-
-@dataclass(frozen=True)
-class Health:
-    """The state of a job in a word, as far as it is known.
-
-    Attributes:
-        word: the word.
-        unknown: words of which it is not known whether they apply.
-    """
-
-    word: HealthWord
-    unknown: tuple[HealthWord, ...]
-
-
-def health_of(facts: HealthFacts) -> Health:
-    """Returns the first word that applies, in the order of `HealthWord`."""
-    began = facts.run_open and not facts.failed and not facts.committed
-    rows: Sequence[tuple[HealthWord, bool | None]] = (
-        (HealthWord.WAITS_FOR_APPROVAL, facts.awaits_approval),
-        (HealthWord.RESTORING, facts.restoring),
-        (HealthWord.FAILING, facts.failed),
-        (HealthWord.RETRYING, began and facts.failed_before),
-        (HealthWord.STARTING, began),
-        (HealthWord.LATE, facts.late),
-        (HealthWord.RUNNING, facts.run_open),
-        (HealthWord.STOPPED, facts.stopped),
-        (HealthWord.CAUGHT_UP, None if facts.input_waits is None else not facts.input_waits),
-    )
-    word = next((word for word, applies in rows if applies), HealthWord.IDLE)
-    before = [each for each, _ in rows].index(word) if word is not HealthWord.IDLE else len(rows)
-    return Health(word, tuple(each for each, applies in rows[:before] if applies is None))
-
-
-def health_facts(snapshot: Snapshot) -> HealthFacts:
-    """Returns what a job root tells of the job's health."""
+def _health(snapshot: Snapshot) -> Health:
     position = snapshot.position
     if position is None:
-        return HealthFacts()
-    description, entry = position.description, position.head.entry
-    return HealthFacts(
-        restoring=description.restoring is not None,
-        run_open=description.run_open,
-        failed=description.failure is not None or description.failed_start is not None,
-        failed_before=_failed_before(snapshot, entry.generation),
-        committed=entry.ordinal > 0,
-        stopped=not description.run_open and _was_stopped(snapshot, position.head.checkpoint_id),
-    )
-
-
-def _failed_before(snapshot: Snapshot, generation: int) -> bool:
-    """Returns whether the run before this generation recorded an error, at its end or before it claimed the job."""
-    failures = {a.record.seq for a in snapshot.actions if a.record.kind in (FAILURE, FAILED_START)}
+        return health_of(HealthFacts())
+    records, generation = [a.record for a in snapshot.actions], position.head.entry.generation
     # Checkpoints of earlier runs have numbers below that of the newest run's CLAIM.
     at = bisect_left(snapshot.points, generation, key=lambda point: point.key.seq)
     before = (point.record for point in reversed(snapshot.points[:at][-_LOOKED_BACK:]))
-    known = next((record.generation for record in before if isinstance(record, CheckpointRecord)), 0)
-    newest = max([known, *(each for each in failures if each < generation)])
-    return newest in failures
+    facts = health_facts(
+        position.description,
+        position.head,
+        failures={record.seq for record in records if record.kind in (FAILURE, FAILED_START)},
+        before=next((record.generation for record in before if isinstance(record, CheckpointRecord)), 0),
+        actions=records,
+    )
+    return health_of(facts)
 
 
 _LOOKED_BACK = 100
 """Points among which one of the run before is looked for."""
-
-
-def _was_stopped(snapshot: Snapshot, checkpoint_id: int) -> bool:
-    """Returns whether a person has stopped the job at a checkpoint, with a savepoint or without."""
-
-    def is_stop(record: ActionRecord) -> bool:
-        return record.kind == "stop" or (record.kind == SAVEPOINT_RECORD and record.text("origin") == Origin.STOP.value)
-
-    return any(is_stop(a.record) for a in snapshot.actions if a.record.seq == checkpoint_id)
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
@@ -340,7 +237,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot]) -> JobRow:
         job_root=job.job_root,
         job=snapshot.root.job.job if snapshot else "",
         job_uuid=snapshot.root.job.job_uuid if snapshot else "",
-        health=health_of(health_facts(snapshot)) if snapshot else None,
+        health=_health(snapshot) if snapshot else None,
         generation=description.generation if description else 0,
         run=newest.record.run if newest and isinstance(newest.record, CheckpointRecord) else None,
         checkpoint_id=description.checkpoint_id if description else 0,

@@ -164,6 +164,19 @@ def test_it_is_the_plan_that_is_made_with_the_code_apart_from_tables_and_inputs(
     assert (newest.rows_removed, newest.target_version) == (0, None) == (real.rows_removed, real.target_version)
 
 
+def test_a_savepoint_that_was_disposed_of_saves_no_checkpoint(job: Job) -> None:
+    first = job.root.checkpoints.restorable(job.root.head())[0].id
+    outside = f"file://{job.folder}/outside"
+    operations.create_savepoint_into(str(job.folder / "root"), operations.SavepointRequest(name="away"), outside)
+    job.save("early")
+    job.save("late")
+    saved = job.plan(first).saved
+    assert [each.savepoint for each in saved[:2]] == ["early", "late"] and saved[2].savepoint.startswith(outside)
+    assert saved == plan_restore(job, job.build(), target=str(first)).saved
+    operations.dispose(str(job.folder / "root"), "early")
+    assert job.plan(first).saved == plan_restore(job, job.build(), target=str(first)).saved == saved[1:]
+
+
 def test_versions_are_not_guessed_after_a_restore(job: Job) -> None:
     first = job.root.checkpoints.restorable(job.root.head())[0].id
     job.go_back(first)

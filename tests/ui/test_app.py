@@ -29,6 +29,8 @@ from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.restore.plan_document import differing_parts
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.errors import Unauthorized, UserCodeError
+from stateflow.operations.health import describe_with_health
+from stateflow.outputs import to_object
 from stateflow.requesters import Requester
 from stateflow.storage import PosixStorage
 from stateflow.ui import app as app_module
@@ -265,7 +267,10 @@ def test_the_word_for_a_job_follows_its_runs(tmp_path: Path) -> None:
     pages = Pages.of(job, fresh=_AT_ONCE)
 
     def word() -> object:
-        return pages.get("jobs", JobList)["jobs"][0]["health"]["word"]
+        health = pages.get("jobs", JobList)["jobs"][0]["health"]
+        # The command reads it without the records in memory.
+        assert health == to_object(describe_with_health(job.address)[1])
+        return health["word"]
 
     job.grow()
     assert word() == "idle"
