@@ -10,7 +10,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from stateflow import Context, KeyedProcessFunction, RuntimeContext, ValueStateDescriptor, operations
+from stateflow import (
+    Context,
+    KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    RuntimeContext,
+    ValueStateDescriptor,
+    operations,
+)
 from stateflow.api.graph import JobFile
 from stateflow.checkpoint.history import read_history, read_pending_records
 from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, SinkMode
@@ -25,12 +33,23 @@ from stateflow.checkpoint.restore.plan_document import (
     expected_plan_of,
 )
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from stateflow.config.sources import resolve
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import ConfigError, StateflowError
-from stateflow.operations.restore_previews import KnownHistory, RestorePreview, preview_restore
+from stateflow.operations.job_root import open_root
+from stateflow.operations.restore_previews import KnownHistory, RestorePreview, declared_graph, preview_restore
+from stateflow.operations.restores import plan_restore as plan_of_file
+from stateflow.outputs import encode_json
+from stateflow.runtime.job_loader import source_descriptions
+from stateflow.runtime.planning.explain import explain_job, read_explanation
+from stateflow.runtime.planning.physical_plan import plan_job
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
 from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.storage.paths import HISTORY, RUN_FILES
+from tests.runtime.planning.test_explain import JOBS
+from tests.support import graphs
+from tests.support.cli_fixture import CliFixture
+from tests.support.graphs import DeclaredJob
 from tests.support.local_jobs import Growing, LocalJobs, plan_restore, prepared_job
 
 Build = Callable[[StreamExecutionEnvironment], None]
@@ -325,3 +344,69 @@ def test_the_parts_that_differ_are_named_in_words(job: Job) -> None:
     assert PlanPart.VERSIONS in differing_parts(later, known)
     for wrong in ("x", "target=1", f"{expected},", f"other={'0' * 12}", f"{expected} "):
         error_of(differing_parts, later, wrong)
+
+
+# -- a job file -------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_was_launched_has_the_same_plan_and_the_difference_of_its_file(tmp_path: Path) -> None:
+    cli = CliFixture(tmp_path)
+    cli.run()
+    root = open_root(cli.root)
+    found = read_history(root.storage, read_pending_records(root, root.head()))
+    known = KnownHistory(
+        [r for r in found if isinstance(r, CheckpointRecord)], [r for r in found if isinstance(r, ActionRecord)]
+    )
+    code = operations.JobCode(cli.job, (dict(cli.settings),))
+    options = RestoreOptions()
+    plan, real = preview_restore(root, "latest", options, known).plan, plan_of_file(cli.root, code, "latest", options)
+    assert plan is not None and (plan.job_file_difference, real.job_file_difference) == (None, "")
+    of_file = {"job_file": None, "job_file_changed_at": None, "job_file_difference": None}
+    check_same(plan, msgspec.structs.replace(real, **of_file))
+    before = cli.job.read_text()
+    cli.job.write_text(f"{before}# a change\n")
+    changed = plan_of_file(cli.root, code, "latest", options).job_file_difference
+    assert changed is not None and changed.splitlines()[-1] == "+# a change"
+    # The plan is still the one that was shown: its parts are.
+    assert differing_parts(plan_of_file(cli.root, code, "latest", options), expected_plan_of(plan)) == {}
+    for blob in root.storage.list(RUN_FILES):
+        root.storage.delete([blob.key])
+    assert plan_of_file(cli.root, code, "latest", options).job_file_difference is None
+
+
+class Both(KeyedCoProcessFunction[graphs.Row, graphs.Row, graphs.Row]):
+    def process_element1(self, row: graphs.Row, ctx: Context) -> None: ...
+
+    def process_element2(self, row: graphs.Row, ctx: Context) -> None: ...
+
+
+class Rules(KeyedBroadcastProcessFunction[graphs.Row, graphs.Row, graphs.Row]):
+    def process_element(self, row: graphs.Row, ctx: Context) -> None: ...
+
+    def process_broadcast_element(self, row: graphs.Row, ctx: Context) -> None: ...
+
+
+def _inputs(job: DeclaredJob) -> None:
+    other = job.source("more")
+    both = job.rows.key_by("key", "number").connect(other.key_by("key", "number"))
+    both.process(Both(), output=graphs.Row, uid="both").sink_to(graphs.Nowhere(), uid="out")
+    job.rows.key_by("key").connect(other.broadcast()).process(Rules(), output=graphs.Row, uid="rules")
+
+
+@pytest.mark.parametrize("declare", [*JOBS.values(), _inputs], ids=[*JOBS, "inputs"])
+def test_a_stored_graph_has_the_operators_keys_sources_and_sinks_of_the_plan(
+    declare: Callable[[DeclaredJob], object],
+) -> None:
+    job = DeclaredJob()
+    declare(job)
+    settings = resolve({"name": "job", "parallelism": 2})
+    stored = read_explanation(encode_json(explain_job(job.env.graph, settings, on_spark=False)).encode())
+    assert stored == explain_job(job.env.graph, settings, on_spark=False)
+    plan, graph = plan_job(job.env.graph, 2), declared_graph(stored, 16)
+    assert (graph.key_types, graph.sources) == (plan.key_types, source_descriptions(plan))
+    assert set(graph.sinks) == {node.uid for node in job.env.graph.sinks} and graph.parallelism == 2
+
+
+def test_a_graph_of_another_version_is_not_read() -> None:
+    for data in (b"", b"[]", b"{}", b'{"job": 1}', b"\xff", b"[" * 100_000):
+        assert read_explanation(data) is None
