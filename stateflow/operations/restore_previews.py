@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stateflow.checkpoint.history import RUN_START, read_run_file
 from stateflow.checkpoint.log.checkpoint_log import Head
@@ -30,6 +30,7 @@ from stateflow.checkpoint.restore.plan_document import (
     count_replay,
     is_run_open,
 )
+from stateflow.checkpoint.restore.targets import TargetLimits
 from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, CorruptFile, MissingFile
 from stateflow.operations.status import read_newest_manifest
@@ -121,7 +122,23 @@ class RestorePreview:
     graph_generation: int
 
 
-def preview_restore(root: JobRoot, target: str, options: RestoreOptions, known: KnownHistory) -> RestorePreview:
+@dataclass(frozen=True)
+class PreviewRequest:
+    """A plan that is asked for.
+
+    Attributes:
+        target: as `checkpoint.restore.targets.resolve_target` accepts it.
+        options: the user's decisions.
+        within: addresses below which the path of a savepoint is opened, apart from the job root; None for those that
+            the environment allows.
+    """
+
+    target: str
+    options: RestoreOptions = field(default_factory=RestoreOptions)
+    within: tuple[str, ...] | None = None
+
+
+def preview_restore(root: JobRoot, request: PreviewRequest, known: KnownHistory) -> RestorePreview:
     """Returns the plan of a restore, as far as it is known without the job file; changes nothing.
 
     Reads the newest log entry, the manifests of the target and of the newest checkpoint, the stored graph, and the
@@ -129,8 +146,7 @@ def preview_restore(root: JobRoot, target: str, options: RestoreOptions, known: 
 
     Args:
         root: the job root.
-        target: as `checkpoint.restore.targets.resolve_target` accepts it.
-        options: the user's decisions.
+        request: what is asked for.
         known: the history of the job.
 
     Raises:
@@ -138,13 +154,12 @@ def preview_restore(root: JobRoot, target: str, options: RestoreOptions, known: 
             not fit the graph; an option is wrong.
         MissingFile, CorruptFile: the manifest of the target, or its operator state, is damaged.
     """
-    return root.read_kept(lambda head: _preview(root, head, target, options, known))
+    return root.read_kept(lambda head: _preview(root, head, request, known))
 
 
-def _preview(
-    root: JobRoot, head: Head, target_name: str, options: RestoreOptions, known: KnownHistory
-) -> RestorePreview:
-    target = choose_target(root, head, target_name, options, _MOST_POINTS)
+def _preview(root: JobRoot, head: Head, request: PreviewRequest, known: KnownHistory) -> RestorePreview:
+    options = request.options
+    target = choose_target(root, head, request.target, options, TargetLimits(_MOST_POINTS, request.within))
     run = known.newest_run
     graph = read_run_graph(root, run) if run else None
     general = (_check_run(head), _check_unfinished(head), _check_newest(root, head))
@@ -158,7 +173,7 @@ def _preview(
     now = parse_timestamp(utc_text(root.clock.now()))
     try:
         checked = check_graph(root, declared, head, target, GraphRequest(options.changes, options.drop, now))
-        plan = describe_plan(checked, target_name, options, _RecordedFacts(checked, options, known))
+        plan = describe_plan(checked, request.target, options, _RecordedFacts(checked, options, known))
     except ConfigError as e:
         e.add_facts(graph_of_generation=run.seq)
         raise

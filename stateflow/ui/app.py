@@ -39,10 +39,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stateflow.checkpoint.history import read_run_file
-from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD, EntryRef, Manifest, SinkMode
+from stateflow.checkpoint.log.documents import EntryRef, Manifest, SinkMode
 from stateflow.checkpoint.restore.plan_document import GraphChanges
-from stateflow.checkpoint.restore.targets import BEFORE
-from stateflow.checkpoint.savepoints.catalog import is_confirmed, read_savepoint, savepoint_uri
+from stateflow.checkpoint.savepoints.catalog import is_confirmed, read_savepoint
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.clock import parse_timestamp
@@ -58,7 +57,13 @@ from stateflow.errors import (
 )
 from stateflow.operations.garbage import RetentionEffect, preview_retention
 from stateflow.operations.job_savepoints import SavepointDescription, describe_contents
-from stateflow.operations.restore_previews import KnownHistory, RestorePreview, preview_restore, read_run_graph
+from stateflow.operations.restore_previews import (
+    KnownHistory,
+    PreviewRequest,
+    RestorePreview,
+    preview_restore,
+    read_run_graph,
+)
 from stateflow.operations.savepoint_differences import SavepointDifference, compare_savepoints
 from stateflow.outputs import encode_json, error_report, utc_text
 from stateflow.runtime.restore.planner import RestoreOptions
@@ -611,14 +616,15 @@ class PagesApi:
         if not target:
             raise _wrong("target", "latest, the id of a checkpoint, or the name or path of a savepoint")
         reading, snapshot, _ = await self._read_position(job)
-        _check_location(target, [snapshot, *self._roots.known(call.jobs.values())])
-        root = snapshot.root
+        root, roots = snapshot.root, tuple(sorted(each.job_root for each in call.jobs.values()))
+        # The server opens a path with its own rights, which are not the viewer's.
+        request = PreviewRequest(target, options, roots if "/" in target else ())
 
         def make() -> RestorePreview:
-            found = self._roots.known([job])
-            return preview_restore(root, target, options, history_of(found[0]) if found else KnownHistory())
+            found = self._roots.known(job)
+            return preview_restore(root, request, history_of(found) if found else KnownHistory())
 
-        preview = await self._previews.read((job.job_root, snapshot.version, target, repr(options)), make)
+        preview = await self._previews.read((job.job_root, snapshot.version, repr(request)), make)
         versions = [_version(job, reading), _state(preview), _version_of_plan(_value_of(preview, job))]
         return _Answer(versions, lambda: restore_plan_page(reading, preview))
 
@@ -690,26 +696,6 @@ def _restore_options(call: _Call) -> RestoreOptions:
         GraphChanges(call.words("new_names"), tuple(each.strip() for each in positions if each.strip())),
         call.member("claim_mode", ClaimMode, ClaimMode.NO_CLAIM),
     )
-
-
-def _check_location(target: str, snapshots: Sequence[Snapshot]) -> None:
-    """Raises ConfigError for the path of a savepoint that is not in a job root of the viewer, or in its history.
-
-    The server opens it with its own rights, which are not the viewer's.
-    """
-    if "/" not in target or target.startswith(BEFORE):
-        return
-    uri = target if "://" in target else Path(target).as_uri() if target.startswith("/") else ""
-    is_plain = not {".", "..", "%2e", "%2e%2e"} & set(uri.lower().split("/"))
-    roots = (f"{each.root.storage.uri.rstrip('/')}/" for each in snapshots)
-    recorded = {a.record.text("path") for each in snapshots for a in each.actions if a.record.kind == SAVEPOINT_RECORD}
-    if not uri or not is_plain or not (uri.startswith(tuple(roots)) or savepoint_uri(uri) in recorded):
-        raise ConfigError(
-            "the pages do not open this location",
-            hint="name a savepoint of one of the jobs that are shown here, or plan with stateflow restore JOB.py "
-            "--plan PATH",
-            target=target[:200],
-        )
 
 
 def _value_of(reading: Reading[V], job: CatalogJob) -> V:

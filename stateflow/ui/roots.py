@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -323,11 +323,11 @@ class Roots:
         self._bound_memory(followed)
         return followed.now()
 
-    def known(self, jobs: Iterable[CatalogJob]) -> list[Snapshot]:
-        """Returns the newest snapshots of job roots that were read, without waiting."""
+    def known(self, job: CatalogJob) -> Snapshot | None:
+        """Returns the newest snapshot of a job root, without waiting; None if it was not read yet."""
         with self._lock:
-            found = [self._followed.get((job.id, job.job_root)) for job in jobs]
-        return [each.reader.snapshot for each in found if each is not None and each.reader.snapshot is not None]
+            found = self._followed.get((job.id, job.job_root))
+        return found.reader.snapshot if found else None
 
     def _follow(self, job: CatalogJob, whole: bool) -> _Followed:
         key = job.id, job.job_root

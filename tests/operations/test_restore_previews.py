@@ -37,7 +37,13 @@ from stateflow.config.sources import resolve
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.errors import ConfigError, StateflowError
 from stateflow.operations.job_root import open_root
-from stateflow.operations.restore_previews import KnownHistory, RestorePreview, declared_graph, preview_restore
+from stateflow.operations.restore_previews import (
+    KnownHistory,
+    PreviewRequest,
+    RestorePreview,
+    declared_graph,
+    preview_restore,
+)
 from stateflow.operations.restores import plan_restore as plan_of_file
 from stateflow.outputs import encode_json
 from stateflow.runtime.job_loader import source_descriptions
@@ -123,7 +129,7 @@ class Job(LocalJobs):
     def preview(self, target: object = "latest", *maps: str, **options: Any) -> RestorePreview:
         changes = GraphChanges(maps, tuple(options.pop("sources", ())))
         given = RestoreOptions(changes=changes, **options)
-        return preview_restore(self.root, str(target), given, self.known)
+        return preview_restore(self.root, PreviewRequest(str(target), given), self.known)
 
     def plan(self, target: object = "latest", *maps: str, **options: Any) -> RestorePlan:
         found = self.preview(target, *maps, **options).plan
@@ -359,7 +365,10 @@ def test_a_job_that_was_launched_has_the_same_plan_and_the_difference_of_its_fil
     )
     code = operations.JobCode(cli.job, (dict(cli.settings),))
     options = RestoreOptions()
-    plan, real = preview_restore(root, "latest", options, known).plan, plan_of_file(cli.root, code, "latest", options)
+    plan, real = (
+        preview_restore(root, PreviewRequest("latest"), known).plan,
+        plan_of_file(cli.root, code, "latest", options),
+    )
     assert plan is not None and (plan.job_file_difference, real.job_file_difference) == (None, "")
     of_file = {"job_file": None, "job_file_changed_at": None, "job_file_difference": None}
     check_same(plan, msgspec.structs.replace(real, **of_file))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -54,7 +54,24 @@ class Target:
         return self.savepoint.label
 
 
-def resolve_target(root: JobRoot, head: Head, text: str, most: int | None = None) -> Target:
+@dataclass(frozen=True)
+class TargetLimits:
+    """What is opened and searched for a target.
+
+    Attributes:
+        most: how many checkpoints, and how many savepoints, a condition is compared with at most; None for no limit.
+        within: as for `storage.locations.open_location`.
+    """
+
+    most: int | None = None
+    within: Sequence[str] | None = None
+
+
+UNLIMITED = TargetLimits()
+"""No limit, apart from what the environment allows."""
+
+
+def resolve_target(root: JobRoot, head: Head, text: str, limits: TargetLimits = UNLIMITED) -> Target:
     """Returns the checkpoint or savepoint that `text` refers to.
 
     Args:
@@ -62,11 +79,10 @@ def resolve_target(root: JobRoot, head: Head, text: str, most: int | None = None
         head: the newest entry.
         text: ``latest``; the id of a retained checkpoint; a savepoint's name, path or URI; ``before:TIME`` in ISO
             8601, by default in UTC; ``before:SOURCE=OFFSET`` with a number or the source's own JSON.
-        most: how many checkpoints, and how many savepoints, a condition is compared with at most; None for no limit.
+        limits: what is opened and searched.
 
     Raises:
-        ConfigError: the target does not exist; the error lists existing ones. Also for a condition if there are more
-            points than `most`.
+        ConfigError: the target does not exist; the error lists existing ones. Also for one beyond the limits.
         MissingFile, CorruptFile: the target is damaged.
     """
     if len(text) > _LONGEST:
@@ -74,7 +90,7 @@ def resolve_target(root: JobRoot, head: Head, text: str, most: int | None = None
             "the target is too long", hint="use a checkpoint's id, or a savepoint's name or path", target=text[:100]
         )
     if text.startswith(BEFORE):
-        return _before(root, head, text.removeprefix(BEFORE), most)
+        return _before(root, head, text.removeprefix(BEFORE), limits.most)
     if text == LATEST:
         if head.checkpoint is None:
             raise ConfigError("the job has no checkpoint yet", hint="run it first", storage=root.storage.uri)
@@ -83,11 +99,12 @@ def resolve_target(root: JobRoot, head: Head, text: str, most: int | None = None
         for ref in root.checkpoints.restorable(head):
             if ref.id == int(text):
                 return _checkpoint(root, ref)
-    stored = find_savepoint(root.storage, text) if "/" not in text else savepoint_at(text, root.storage.uri)
+    if "/" in text:
+        return _of_savepoint(savepoint_at(text, root.storage.uri, limits.within))
+    stored = find_savepoint(root.storage, text)
     if stored is None:
-        raise ConfigError(
-            "the checkpoint or savepoint does not exist", hint="available: " + _names(root, head, most), target=text
-        )
+        names = _names(root, head, limits.most)
+        raise ConfigError("the checkpoint or savepoint does not exist", hint=f"available: {names}", target=text)
     return _of_savepoint(stored)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
@@ -251,16 +251,17 @@ def savepoint_uri(path: str) -> str:
     return path.rstrip("/").removesuffix(f"/{SAVEPOINT}") or path
 
 
-def savepoint_at(path: str, job_root: str = "") -> StoredSavepoint:
+def savepoint_at(path: str, job_root: str = "", within: Sequence[str] | None = None) -> StoredSavepoint:
     """Returns the savepoint at the path or URI of its folder or of its ``_savepoint``.
 
     Args:
         path: the path or URI.
         job_root: URI of the job root for which it is opened, where every location is allowed; empty for none.
+        within: as for `open_location`.
 
     Raises ConfigError when no complete savepoint exists there, or the location is not allowed.
     """
-    return open_savepoint(open_location(savepoint_uri(path), job_root))
+    return open_savepoint(open_location(savepoint_uri(path), job_root, within))
 
 
 def folder_at(uri: str, job_root: str = "") -> tuple[Storage, str]:

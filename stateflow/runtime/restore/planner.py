@@ -40,7 +40,7 @@ from stateflow.checkpoint.restore.plan_document import (
     state_changes,
 )
 from stateflow.checkpoint.restore.state_assignment import assign_state
-from stateflow.checkpoint.restore.targets import Target, resolve_target
+from stateflow.checkpoint.restore.targets import UNLIMITED, Target, TargetLimits, resolve_target
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints, savepoint_at
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.checkpoint.savepoints.claimed_savepoints import check_claim_of_job
@@ -203,7 +203,9 @@ def _parent_job(target: Target) -> str | None:
     return target.savepoint.document.job if target.savepoint else None
 
 
-def choose_target(root: JobRoot, head: Head, text: str, options: RestoreOptions, most: int | None = None) -> Target:
+def choose_target(
+    root: JobRoot, head: Head, text: str, options: RestoreOptions, limits: TargetLimits = UNLIMITED
+) -> Target:
     """Returns the target of a plan.
 
     Args:
@@ -211,14 +213,14 @@ def choose_target(root: JobRoot, head: Head, text: str, options: RestoreOptions,
         head: its newest entry.
         text: a target that `resolve_target` accepts.
         options: the user's decisions.
-        most: how many checkpoints, and how many savepoints, are searched at most; None for no limit.
+        limits: what is opened and searched.
 
     Raises:
         ConfigError: it does not exist, or is another job's savepoint that is not allowed, or is to be claimed and
             cannot be.
         MissingFile, CorruptFile: the target is damaged.
     """
-    target = resolve_target(root, head, text, most)
+    target = resolve_target(root, head, text, limits)
     _check_owner(root, target, options)
     if options.claim_mode is ClaimMode.CLAIM:
         check_claim_of_job(root, head, _savepoint_to_claim(target))

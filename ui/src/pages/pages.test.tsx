@@ -61,6 +61,7 @@ const point = (id: number, run: number): TimelinePoint => ({
   generation: run,
   run,
   ordinal: 1,
+  branch: null,
   status: "completed",
   ended_at: "2026-01-31T03:00:00.000Z",
   duration_ms: 1,

@@ -11,6 +11,7 @@ function checkpoint(id: number, run: number, more: Partial<TimelinePoint> = {}):
     generation: run * 100,
     run,
     ordinal: 1,
+    branch: null,
     status: "completed",
     ended_at: at(id),
     duration_ms: 10,
