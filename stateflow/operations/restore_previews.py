@@ -114,12 +114,12 @@ class RestorePreview:
     Attributes:
         plan: the plan; None if the graph of no run is stored.
         checks: the conditions of the restore.
-        graph_generation: generation of the run whose graph it is made with; 0 if none is stored.
+        generation: generation of the run whose graph it is made with; 0 if none is stored.
     """
 
     plan: RestorePlan | None
     checks: tuple[PlanCheck, ...]
-    graph_generation: int
+    generation: int
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ class ComparedOperator:
         new_bytes: the same in the second one.
         old_entries: number of entries of its keyed state in the first savepoint; None if it is not known.
         new_entries: the same in the second one.
-        files_added: number of files that only the second savepoint has.
-        files_removed: number of files that only the first one has.
-        files_common: number of files with the same content in both.
+        added_files: number of files that only the second savepoint has.
+        removed_files: number of files that only the first one has.
+        common_files: number of files with the same content in both.
         added_bytes: size of the files that only the second savepoint has.
         removed_bytes: size of the files that only the first one has.
         common_bytes: size of the files with the same content in both.
@@ -56,9 +56,9 @@ class ComparedOperator:
     new_bytes: int | None
     old_entries: int | None
     new_entries: int | None
-    files_added: int
-    files_removed: int
-    files_common: int
+    added_files: int
+    removed_files: int
+    common_files: int
     added_bytes: int
     removed_bytes: int
     common_bytes: int
@@ -119,9 +119,9 @@ def _compare(uid: str, old: OperatorState | None, new: OperatorState | None) -> 
         new_bytes=state_bytes([new]) if new else None,
         old_entries=_entries_of(old),
         new_entries=_entries_of(new),
-        files_added=len(added),
-        files_removed=len(removed),
-        files_common=len(common),
+        added_files=len(added),
+        removed_files=len(removed),
+        common_files=len(common),
         added_bytes=_size_of(added),
         removed_bytes=_size_of(removed),
         common_bytes=_size_of(common),

@@ -953,7 +953,7 @@ class GraphPage:
 
     Attributes:
         graph: the graph that the newest run has stored, without states; None if none is stored.
-        graph_generation: generation of that run.
+        generation: generation of that run.
         checkpoint_id: the checkpoint.
         operators: the operators at the checkpoint; empty if the job no longer keeps it.
         watermarks: the watermark of each operator that has one, by uid.
@@ -962,7 +962,7 @@ class GraphPage:
     """
 
     graph: JobExplanation | None
-    graph_generation: OptionalId
+    generation: OptionalId
     checkpoint_id: OptionalId
     operators: tuple[OperatorStatus, ...]
     watermarks: dict[str, EventTime]
@@ -987,7 +987,7 @@ def graph_page(
     stored = graph.value or StoredGraph(None, 0)
     return GraphPage(
         graph=stored.graph,
-        graph_generation=stored.generation if stored.graph else 0,
+        generation=stored.generation if stored.graph else 0,
         checkpoint_id=checkpoint_id,
         operators=_operators(found, record),
         watermarks={o.uid: o.watermark for o in found.operators if o.watermark is not None} if found else {},
@@ -1057,7 +1057,7 @@ class RestorePlanPage:
         expected_plan: the parameter of the recovery DAG with which the plan that is made with the job file is compared
             with this one; empty without a plan.
         graph_known: whether the plan is made with the stored graph of a run.
-        graph_generation: generation of that run.
+        generation: generation of that run.
         freshness: how current this is.
     """
 
@@ -1067,7 +1067,7 @@ class RestorePlanPage:
     checks: tuple[PlanCheck, ...]
     expected_plan: OptionalText
     graph_known: bool
-    graph_generation: OptionalId
+    generation: OptionalId
     freshness: Inline[Freshness]
 
 
@@ -1083,7 +1083,7 @@ def restore_plan_page(reading: Reading[Snapshot], preview: Reading[RestorePrevie
         checks=found.checks,
         expected_plan=expected_plan_of(plan) if plan else "",
         graph_known=plan is not None,
-        graph_generation=found.graph_generation,
+        generation=found.generation,
         freshness=freshness_of(reading.value, reading, preview),
     )
 

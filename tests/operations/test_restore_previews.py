@@ -321,7 +321,7 @@ def test_without_a_stored_graph_there_are_checks_only(job: Job) -> None:
     for blob in job.storage.list(RUN_FILES):
         job.storage.delete([blob.key])
     found = job.preview()
-    assert (found.plan, found.graph_generation) == (None, 0)
+    assert (found.plan, found.generation) == (None, 0)
     assert {c.name: c.ok for c in found.checks}["graph"] is None
     assert error_of(lambda: job.preview("none")).code == "config"
     for blob in job.storage.list(HISTORY):

@@ -673,7 +673,7 @@ def test_the_graph_has_what_the_newest_run_has_stored_and_what_a_checkpoint_had(
     (chain,) = [chain for level in page["graph"]["levels"] for chain in level["chains"]]
     assert (chain["uid"], chain["states"], [sink["uid"] for sink in chain["sinks"]]) == ("sum", None, ["out"])
     assert [source["uid"] for source in page["graph"]["sources"]] == ["rows"]
-    assert (page["checkpoint_id"], page["graph_generation"]) == (kept[-1], planned.root.head().entry.generation)
+    assert (page["checkpoint_id"], page["generation"]) == (kept[-1], planned.root.head().entry.generation)
     records = {record.checkpoint_id: record for record in _records(planned)}
     for checkpoint in kept[:2]:
         at = pages.get("jobs/job/graph", GraphPage, checkpoint_id=checkpoint)
@@ -687,7 +687,7 @@ def test_the_graph_has_what_the_newest_run_has_stored_and_what_a_checkpoint_had(
 
 def test_a_job_without_a_stored_graph_has_the_rest(job: PagesJob, pages: Pages) -> None:
     page = pages.get("jobs/job/graph", GraphPage)
-    assert (page["graph"], page["graph_generation"]) == (None, None)
+    assert (page["graph"], page["generation"]) == (None, None)
     assert [operator["uid"] for operator in page["operators"]] == ["sum"]
 
 
@@ -787,13 +787,13 @@ def test_two_savepoints_are_compared_by_their_documents(planned: PagesJob) -> No
     ]
     (operator,) = page["operators"]
     files = [{f.sha256: f.size for o in each.manifest.operators for f in o.files} for each in (old, new)]
-    assert operator["files_added"] == len(files[1].keys() - files[0].keys()) > 0
-    assert operator["files_common"] == len(files[1].keys() & files[0].keys())
+    assert operator["added_files"] == len(files[1].keys() - files[0].keys()) > 0
+    assert operator["common_files"] == len(files[1].keys() & files[0].keys())
     assert operator["removed_bytes"] == sum(size for key, size in files[0].items() if key not in files[1])
     assert (operator["uid"], operator["new_bytes"]) == ("sum", state_bytes(new.manifest.operators))
     assert operator["states"] == [{"name": "total", "kind": "value", "old_type": "int", "new_type": "int"}]
     same = pages.get("jobs/job/savepoint-diff", SavepointDiff, **{"from": "early", "to": "early"})["operators"][0]
-    assert (same["files_added"], same["files_removed"], same["old_bytes"]) == (0, 0, same["new_bytes"])
+    assert (same["added_files"], same["removed_files"], same["old_bytes"]) == (0, 0, same["new_bytes"])
     assert _error(pages, "jobs/job/savepoint-diff", **{"from": "early"})[1]["facts"]["parameter"] == "to"
     for wrong in ("none", planned.storage.uri, "../early"):
         status, error = _error(pages, "jobs/job/savepoint-diff", **{"from": "early", "to": wrong})

@@ -430,9 +430,9 @@ export interface components {
             new_bytes: number | null;
             old_entries: number | null;
             new_entries: number | null;
-            files_added: number;
-            files_removed: number;
-            files_common: number;
+            added_files: number;
+            removed_files: number;
+            common_files: number;
             added_bytes: number;
             removed_bytes: number;
             common_bytes: number;
@@ -473,7 +473,7 @@ export interface components {
         /** @description The graph of a job, with what its operators and sources had at a checkpoint. */
         GraphPage: {
             graph: components["schemas"]["JobExplanation"] | null;
-            graph_generation: number | null;
+            generation: number | null;
             checkpoint_id: number | null;
             operators: components["schemas"]["OperatorStatus"][];
             watermarks: {
@@ -844,7 +844,7 @@ export interface components {
             checks: components["schemas"]["PlanCheck"][];
             expected_plan: string | null;
             graph_known: boolean;
-            graph_generation: number | null;
+            generation: number | null;
             history_complete: boolean;
             history_truncated: boolean;
             last_read_at: string | null;
