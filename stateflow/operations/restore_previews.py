@@ -237,11 +237,13 @@ class _RecordedFacts:
         )
 
     def _has_nothing_to_rewind(self, uid: str, known: PublishedOutput) -> bool:
-        """Returns whether the log shows that a table has no version after the target, not even of earlier restores."""
+        """Returns whether the log shows that a table has no version after the target.
+
+        A restore counts as output of its own entry, so one after the target leaves its tables with unknown versions.
+        """
         entry, upto = self.checked.head.entry, self.checked.target.checkpoint_id
         is_pending = any(p.sink == uid and p.checkpoint_id > upto for p in pending_of(self.checked.head))
-        is_rewound = entry.rewind is not None or any(step.seq > upto for step in entry.ancestry.restores)
-        return known.checkpoint_id <= upto and not is_pending and not is_rewound
+        return known.checkpoint_id <= upto and not is_pending and entry.rewind is None
 
     def count_replay(self) -> Replay | None:
         head, root = self.checked.head, self.checked.root
