@@ -15,7 +15,7 @@ from stateflow.checkpoint.log.documents import EntryRef
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import files_of
 from stateflow.checkpoint.log.transitions import drop_expired
-from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.errors import ConfigError, CorruptFile, MissingFile
 from stateflow.operations.job_root import open_root
@@ -173,8 +173,8 @@ def preview_retention(root: JobRoot, retain: int | None, rule: SavepointRule) ->
     expired: list[StoredSavepoint] | None = None
     if rule == SavepointRule():
         expired = []
-    elif len(root.storage.folders(SAVEPOINTS)) <= _MOST_SAVEPOINTS:
-        expired, _, _ = divide_savepoints(root, rule)
+    elif len(folders := root.storage.folders(SAVEPOINTS)) <= _MOST_SAVEPOINTS:
+        expired, _, _ = divide_savepoints(root, list_savepoints(root.storage, names=folders), rule)
     gone, released_bytes = root.read_kept(lambda head: _released(root, head, retain))
     names = None if expired is None else tuple(s.document.name for s in expired)
     if expired is None or released_bytes is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from stateflow.checkpoint.history import write_action
@@ -55,7 +55,7 @@ def prune_savepoints(
         only: names of savepoints that may be deleted, such as the approved ones; None for any.
     """
     root = open_root(job_root)
-    expired, kept, uncounted = divide_savepoints(root, rule, only)
+    expired, kept, uncounted = divide_savepoints(root, list_savepoints(root.storage), rule, only)
     for savepoint in [] if dry_run else expired:
         _dispose(root, savepoint, by)
     return PruneReport(
@@ -69,16 +69,17 @@ def prune_savepoints(
 
 
 def divide_savepoints(
-    root: JobRoot, rule: SavepointRule, only: Collection[str] | None = None
+    root: JobRoot, found: Sequence[StoredSavepoint], rule: SavepointRule, only: Collection[str] | None = None
 ) -> tuple[list[StoredSavepoint], list[StoredSavepoint], list[StoredSavepoint]]:
     """Returns the savepoints of a job root that a rule expires, those that it keeps, and those that it does not count.
 
     Args:
         root: the job root.
+        found: its savepoints.
         rule: the limits.
         only: names of savepoints that may expire; None for any.
     """
-    found, now = list_savepoints(root.storage), root.clock.now()
+    now = root.clock.now()
     # Not by id: another user may have planted a document with the id of a manual savepoint.
     uncounted = {s.folder for s in find_uncounted_savepoints(found, now)}
     uncounted |= {s.folder for s in found if s.document.origin is Origin.PERIODIC and is_claimed(s.storage, s.folder)}

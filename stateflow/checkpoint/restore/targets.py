@@ -136,7 +136,8 @@ def _of_savepoint(stored: StoredSavepoint) -> Target:
 
 
 def _before(root: JobRoot, head: Head, condition: str, most: int | None) -> Target:
-    if most is not None and max(len(root.checkpoints.restorable(head)), _count_savepoints(root)) > most:
+    folders = _folders(root, most)
+    if most is not None and max(len(root.checkpoints.restorable(head)), len(folders or ())) > most:
         raise ConfigError(
             "the job has too many checkpoints or savepoints to search them here",
             hint="name a checkpoint by its id, or a savepoint by its name",
@@ -144,7 +145,7 @@ def _before(root: JobRoot, head: Head, condition: str, most: int | None) -> Targ
             most=most,
         )
     # Newest first by number, which does not depend on clocks; a checkpoint before its savepoints.
-    points = sorted(_points(root, head), key=lambda t: (-t.checkpoint_id, t.savepoint is not None))
+    points = sorted(_points(root, head, folders), key=lambda t: (-t.checkpoint_id, t.savepoint is not None))
     source, equals, offset = condition.partition("=")
     if equals:
         limit = _parsed(offset)
@@ -162,14 +163,14 @@ def _before(root: JobRoot, head: Head, condition: str, most: int | None) -> Targ
     return found
 
 
-def _points(root: JobRoot, head: Head) -> Iterator[Target]:
+def _points(root: JobRoot, head: Head, folders: Sequence[str] | None) -> Iterator[Target]:
     """Yields the restorable checkpoints, and the job's own savepoints whose checkpoint no restore has undone."""
     restorable = root.checkpoints.restorable(head)
     for ref in restorable:
         if target := _undamaged(root, head, ref):
             yield target
     retained = {ref.id for ref in restorable}
-    for stored in list_savepoints(root.storage):
+    for stored in list_savepoints(root.storage, names=folders):
         document = stored.document
         if document.job_uuid == root.job.job_uuid and is_ancestor(head, document.checkpoint_id, retained):
             yield _of_savepoint(stored)
@@ -238,13 +239,15 @@ def _timestamp(text: str) -> datetime:
         ) from e
 
 
-def _count_savepoints(root: JobRoot) -> int:
-    return len(root.storage.folders(SAVEPOINTS))
+def _folders(root: JobRoot, most: int | None) -> Sequence[str] | None:
+    """Returns the names of the savepoints' folders if their number is limited: then their files are not listed."""
+    return None if most is None else root.storage.folders(SAVEPOINTS)
 
 
 def _names(root: JobRoot, head: Head, most: int | None) -> str:
     checkpoints = sorted(r.id for r in root.checkpoints.restorable(head))[-(most or 0) :]
-    if most is not None and _count_savepoints(root) > most:
+    folders = _folders(root, most)
+    if most is not None and len(folders or ()) > most:
         return f"checkpoints {checkpoints}, and more than {most} savepoints"
-    savepoints = [s.document.name for s in list_savepoints(root.storage)]
+    savepoints = [s.document.name for s in list_savepoints(root.storage, names=folders)]
     return f"checkpoints {checkpoints}, savepoints {savepoints}"
