@@ -116,11 +116,30 @@ def record_run(storage: Storage, record: ActionRecord, job_file: bytes, graph: b
 
 def read_run_file(storage: Storage, digest: str) -> bytes | None:
     """Returns a file that describes runs, by its SHA-256; None if it is not stored, or not as it was."""
+    if not _SHA256.fullmatch(digest):
+        return None
     try:
         data = storage.get(run_file_key(digest), LIMIT)
     except DataError:
         return None
     return data if hashlib.sha256(data).hexdigest() == digest else None
+
+
+def read_newest_job_file(storage: Storage) -> tuple[ActionRecord, bytes] | None:
+    """Returns the record of the newest run whose job file is stored, with its text; None if there is none.
+
+    Looks at the newest runs only.
+    """
+    keys = [blob.key for blob in reversed(storage.list(HISTORY)) if files_of_run_record(blob.key)]
+    for key in keys[:_RUNS_TRIED]:
+        for record in _read(storage, key):
+            text = read_run_file(storage, record.text("job_file_sha256")) if isinstance(record, ActionRecord) else None
+            if isinstance(record, ActionRecord) and text is not None:
+                return record, text
+    return None
+
+
+_RUNS_TRIED = 8
 
 
 def write_progress(storage: Storage, generation: int, number: int, progress: RunProgress) -> None:
@@ -277,6 +296,11 @@ def external_savepoints(storage: Storage, checkpoints: Iterable[int]) -> list[Ac
     return [record for record in records if not (record.text("path") or root).startswith(root)]
 
 
+def read_action(storage: Storage, key: str) -> ActionRecord | None:
+    """Returns the record of an action in an object of the history; None if it was trimmed, or does not decode."""
+    return next((record for record in _read(storage, key) if isinstance(record, ActionRecord)), None)
+
+
 def read_origin(storage: Storage) -> ActionRecord | None:
     """Returns the record of what a fork, or a job root created from a savepoint, started with.
 
@@ -425,6 +449,7 @@ def store_pending_records(root: JobRoot, head: Head, records: Sequence[Checkpoin
 
 LIMIT = 16 << 20
 """Size of the largest history object that is written or read, in bytes."""
+_SHA256 = re.compile("[0-9a-f]{64}")
 _READERS = 8
 _ATTEMPTS = 3
 _SHOWN = 5

@@ -47,6 +47,7 @@ from stateflow.cli.common import (
 from stateflow.config.sources import SettingsLayer
 from stateflow.errors import StateflowError
 from stateflow.operations import CheckpointEntry, Entry, JobCode
+from stateflow.operations.health import Health, describe_with_health
 from stateflow.outputs import Inline, OptionalText
 from stateflow.requesters import describe_requester
 from stateflow.runtime.backlog import JobBacklog, SourceBacklog
@@ -54,8 +55,6 @@ from stateflow.runtime.watermarks import waiting_texts
 
 _NEWEST = 10
 """Number of checkpoints and skipped files that are shown."""
-_FIRST_GENERATION = 1
-"""Generation of a root that a fork or a savepoint has created; its first run has a higher one."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,7 @@ class JobStatus:
 
     Attributes:
         description: status of the job.
+        health: its state in a word, as far as the job root tells.
         restored_tables: with ``--job``, whether an incomplete restore has restored each table, by uid of the sink.
         backlog: with ``--job``, how much input waits; None if it cannot be measured.
         backlog_unknown: why it cannot be measured; empty otherwise.
@@ -71,6 +71,7 @@ class JobStatus:
     """
 
     description: Inline[operations.JobDescription]
+    health: Health
     restored_tables: dict[str, bool]
     backlog: JobBacklog | None
     backlog_unknown: OptionalText
@@ -89,18 +90,20 @@ class JobStatus:
 @json_option(JobStatus)
 def status(job_root: str, job: Path | None, layers: tuple[SettingsLayer, ...], as_json: bool) -> None:
     """Show the position of a job and its sources, its newest checkpoints and its failures."""
-    found = operations.describe(job_root)
+    found, health = describe_with_health(job_root)
     points = tuple(operations.list_points(job_root, _NEWEST))
     restored: dict[str, bool] = {}
     if job is not None and found.restoring is not None:
         restored = operations.read_restored_tables(job_root, JobCode(job, layers))
     backlog, unknown = _measure_backlog(job_root, job, layers)
     if as_json:
-        print_json(JobStatus(found, restored, backlog, unknown, points))
+        print_json(JobStatus(found, health, restored, backlog, unknown, points))
         return
     restore = _incomplete_restore(found.restoring, restored)
     waits = [] if job is None else describe_backlog(backlog, unknown)
-    for line in [*_position(found), *waits, *restore, *map(_background_failure, found.background), *_skipped(found)]:
+    name, *position = _position(found)
+    lines = [name, f"health: {health.word.value}", *position, *waits, *restore]
+    for line in [*lines, *map(_background_failure, found.background), *_skipped(found)]:
         print_text(one_line(line))
     if points:
         Console().print(_point_table(points))
@@ -177,7 +180,7 @@ def _newest_run(found: operations.JobDescription) -> list[str]:
     if found.failure is not None:
         failure = found.failure
         return [f"the newest run failed at {in_utc(failure.failed_at)}: [{failure.code}] {failure.message}"]
-    if found.forked_from and found.generation == _FIRST_GENERATION:
+    if not found.has_run:
         return ["no run has started yet"]
     if found.progress is not None:
         at = found.progress

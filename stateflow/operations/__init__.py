@@ -1,9 +1,11 @@
 """Operations on a job root, shared by the command line and the Airflow operators.
 
-- `status`, `checkpoints`, `partitions`, `job_root`: reading a job: its description, history and complete days
+- `status`, `health`, `checkpoints`, `partitions`, `job_root`: reading a job: its description, its state in a word, its
+  history and complete days
 - `job_savepoints`, `external_savepoints`, `written_savepoints`, `changed_savepoints`: creation, listing and copies
-- `savepoint_disposal`, `savepoint_retention`: deletion of savepoints, and which periodic ones stay
-- `restores`, `forks`: restores of a job, and new jobs from its state
+- `savepoint_disposal`, `savepoint_retention`, `savepoint_differences`: deletion of savepoints, and which periodic ones
+  stay; comparison of two
+- `restores`, `restore_previews`, `forks`: restores of a job, plans without its job file, and new jobs from its state
 - `garbage`, `tables`, `relocation`: unreferenced files, Delta tables of sinks, moved sources
 - `verification`, `doctor`, `compatibility`: checks of stored files, of the machine, and of a job's code
 - `state_export`: the state of a checkpoint as files

@@ -261,12 +261,12 @@ def _restored(
     if stored.manifest is None or options == START:
         return _Restored(stored.manifest, declared)
     plan = start.plan
-    graph = DeclaredGraph(
+    graph = DeclaredGraph.of(
         plan,
         source_descriptions(plan),
         start.settings.max_parallelism or stored.max_parallelism,
-        declared,
-        frozenset(node.uid for node in start.graph.sinks),
+        states=declared,
+        sinks=(node.uid for node in start.graph.sinks),
     )
     request = GraphRequest(options.changes, options.drop, start.clock.now())
     try:

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
 from stateflow.checkpoint.garbage_collector import Collector, FileStatus
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import EntryRef
 from stateflow.checkpoint.log.job_root import JobRoot
-from stateflow.errors import ConfigError
+from stateflow.checkpoint.log.manifest_files import files_of
+from stateflow.checkpoint.log.transitions import drop_expired
+from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints
+from stateflow.checkpoint.savepoints.cleanup import SavepointRule
+from stateflow.errors import ConfigError, CorruptFile, MissingFile
 from stateflow.operations.job_root import open_root
+from stateflow.operations.savepoint_retention import divide_savepoints
 from stateflow.outputs import Inline
 from stateflow.storage import BlobInfo, open_storage
+from stateflow.storage.paths import SAVEPOINTS
 
 
 @dataclass(frozen=True)
@@ -125,3 +135,78 @@ def _key_below(root: JobRoot, path: str) -> str:
             "the file is not in this job root", hint="name a file below the root", path=path, root=root.storage.uri
         )
     return path
+
+
+_MOST_CHECKPOINTS = 200
+_MOST_SAVEPOINTS = 200
+_READERS = 8
+
+
+@dataclass(frozen=True)
+class RetentionEffect:
+    """What a retention would delete.
+
+    Attributes:
+        checkpoints: ids of the checkpoints that could no longer be restored, oldest first. Pinned ones stay.
+        savepoints: names of the periodic savepoints, oldest first; None if the job root has too many to read them.
+        freed_bytes: size of their files that nothing else needs; None if it is not known: the job has too many
+            checkpoints or savepoints, or a manifest is damaged. Garbage that is deleted with them is not counted.
+    """
+
+    checkpoints: tuple[int, ...]
+    savepoints: tuple[str, ...] | None
+    freed_bytes: int | None
+
+
+def preview_retention(root: JobRoot, retain: int | None, rule: SavepointRule) -> RetentionEffect:
+    """Returns what a retention would delete; changes nothing, and reads at most 200 manifests and 200 savepoints.
+
+    Args:
+        root: the job root.
+        retain: number of checkpoints to keep; None for no change.
+        rule: the limits of periodic savepoints.
+
+    Raises:
+        DataError: the log is damaged.
+        StorageError: the job root cannot be read.
+    """
+    expired: list[StoredSavepoint] | None = None
+    if rule == SavepointRule():
+        expired = []
+    elif len(folders := root.storage.folders(SAVEPOINTS)) <= _MOST_SAVEPOINTS:
+        expired, _, _ = divide_savepoints(root, list_savepoints(root.storage, names=folders), rule)
+    gone, released_bytes = root.read_kept(lambda head: _released(root, head, retain))
+    names = None if expired is None else tuple(s.document.name for s in expired)
+    if expired is None or released_bytes is None:
+        return RetentionEffect(gone, names, None)
+    return RetentionEffect(gone, names, released_bytes + sum(s.size for s in expired))
+
+
+def _released(root: JobRoot, head: Head, retain: int | None) -> tuple[tuple[int, ...], int | None]:
+    """Returns the checkpoints that a number of checkpoints to keep releases, and the size of what only they have."""
+    refs = root.checkpoints.restorable(head)
+    beyond = refs[:-retain] if retain is not None else []
+    pinned = {pin.checkpoint.id for pin in drop_expired(head.entry.pinned, root.clock.now().isoformat())}
+    gone = [ref for ref in beyond if ref.id not in pinned]
+    ids = tuple(ref.id for ref in gone)
+    if not gone:
+        return ids, 0
+    kept = {ref.id: ref for ref in root.checkpoints.list_kept(head) if ref.id not in ids}
+    if len(gone) + len(kept) > _MOST_CHECKPOINTS:
+        return ids, None
+    try:
+        released, needed = (_files_of(root, refs) for refs in (gone, kept.values()))
+    except (MissingFile, CorruptFile) as e:
+        if root.is_released(head, e):
+            raise
+        return ids, None
+    return ids, sum(size for key, size in released.items() if key not in needed)
+
+
+def _files_of(root: JobRoot, refs: Iterable[EntryRef]) -> dict[str, int]:
+    """Returns the size of each file that checkpoints refer to, with their manifests, by key."""
+    refs = list(refs)
+    with ThreadPoolExecutor(_READERS) as pool:
+        manifests = list(pool.map(root.checkpoints.manifest_of, refs))
+    found = {file.key: file.size for manifest in manifests for file in files_of(manifest)}
+    return found | {ref.manifest.key: ref.manifest.size for ref in refs}

@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from stateflow.checkpoint.history import write_action
+from stateflow.checkpoint.history import read_newest_job_file, write_action
 from stateflow.checkpoint.log.documents import ActionRecord
-from stateflow.checkpoint.restore.plan_document import RestorePlan
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.restore.plan_document import RestorePlan, difference_of_texts
 from stateflow.errors import ConfigError
 from stateflow.launch import open_existing
 from stateflow.lineage.reporter import report_restore
@@ -25,8 +26,21 @@ def plan_restore(job_root: str, code: JobCode, target: str, options: RestoreOpti
     changed_at = datetime.fromtimestamp(code.file.stat().st_mtime, UTC) if code.file.is_file() else None
     plan = make_restore_plan(open_existing(code.file, job_root, code.layers), target, options)
     return replace(
-        plan, job_file=str(code.file.absolute()), job_file_changed_at=utc_text(changed_at) if changed_at else None
+        plan,
+        job_file=str(code.file.absolute()),
+        job_file_changed_at=utc_text(changed_at) if changed_at else None,
+        job_file_difference=_difference_of_job_file(open_root(job_root), code),
     )
+
+
+def _difference_of_job_file(root: JobRoot, code: JobCode) -> str | None:
+    """Returns how the job file differs from the newest run's whose text is stored; None if that is not known."""
+    known = read_newest_job_file(root.storage)
+    if known is None or not code.file.is_file():
+        return None
+    record, before = known
+    names = f"{record.text('job_file')} of generation {record.seq}", str(code.file.absolute())
+    return difference_of_texts(before, code.file.read_bytes(), names)
 
 
 def read_restored_tables(job_root: str, code: JobCode) -> dict[str, bool]:

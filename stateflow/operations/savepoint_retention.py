@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from stateflow.checkpoint.history import write_action
@@ -55,7 +55,31 @@ def prune_savepoints(
         only: names of savepoints that may be deleted, such as the approved ones; None for any.
     """
     root = open_root(job_root)
-    found, now = list_savepoints(root.storage), root.clock.now()
+    expired, kept, uncounted = divide_savepoints(root, list_savepoints(root.storage), rule, only)
+    for savepoint in [] if dry_run else expired:
+        _dispose(root, savepoint, by)
+    return PruneReport(
+        root.job.job,
+        tuple(s.document.name for s in expired),
+        tuple(s.document.name for s in kept),
+        sum(s.size for s in expired),
+        dry_run,
+        tuple(s.uri for s in uncounted),
+    )
+
+
+def divide_savepoints(
+    root: JobRoot, found: Sequence[StoredSavepoint], rule: SavepointRule, only: Collection[str] | None = None
+) -> tuple[list[StoredSavepoint], list[StoredSavepoint], list[StoredSavepoint]]:
+    """Returns the savepoints of a job root that a rule expires, those that it keeps, and those that it does not count.
+
+    Args:
+        root: the job root.
+        found: its savepoints.
+        rule: the limits.
+        only: names of savepoints that may expire; None for any.
+    """
+    now = root.clock.now()
     # Not by id: another user may have planted a document with the id of a manual savepoint.
     uncounted = {s.folder for s in find_uncounted_savepoints(found, now)}
     uncounted |= {s.folder for s in found if s.document.origin is Origin.PERIODIC and is_claimed(s.storage, s.folder)}
@@ -63,16 +87,7 @@ def prune_savepoints(
     expired = find_expired_savepoints(stored, root.job.job_uuid, rule, now)
     expired = [s for s in expired if only is None or s.document.name in only]
     folders = {s.folder for s in expired}
-    for savepoint in [] if dry_run else expired:
-        _dispose(root, savepoint, by)
-    return PruneReport(
-        root.job.job,
-        tuple(s.document.name for s in expired),
-        tuple(s.document.name for s in stored if s.folder not in folders),
-        sum(s.size for s in expired),
-        dry_run,
-        tuple(s.uri for s in found if s.folder in uncounted),
-    )
+    return expired, [s for s in stored if s.folder not in folders], [s for s in found if s.folder in uncounted]
 
 
 def _dispose(root: JobRoot, savepoint: StoredSavepoint, by: str) -> None:

@@ -193,6 +193,14 @@ class JobDescription:
     waiting: tuple[Waiting, ...] = ()
     progress: RunProgress | None = None
 
+    @property
+    def has_run(self) -> bool:
+        """Whether a run has begun: a root that a fork or a savepoint has created has a first generation without one."""
+        return not self.forked_from or self.generation > _FIRST_GENERATION
+
+
+_FIRST_GENERATION = 1
+
 
 @dataclass(frozen=True)
 class NewestCheckpoint:

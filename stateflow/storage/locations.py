@@ -14,7 +14,7 @@ import importlib.util
 import os
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path, PurePath
@@ -283,18 +283,22 @@ class _Place:
         return min(above, key=lambda place: len(place.path), default=None)
 
 
-def open_location(uri: str, own: str = "") -> Storage:
+def open_location(uri: str, own: str = "", within: Sequence[str] | None = None) -> Storage:
     """Opens the storage at an address that a user named.
 
     Args:
         uri: a path or URI, as for `open_storage`.
         own: URI of the job root, below which everything is allowed; empty for none.
+        within: further locations that are allowed, and no others but those that the environment lists; None for those
+            that the environment allows.
 
     Raises:
         ConfigError: the environment does not allow the location, or the address is not valid.
     """
     allowed = os.environ.get(VARIABLE)
-    return open_storage(uri) if allowed is None else open_below(uri, [own, *allowed.split()])
+    if allowed is None and within is None:
+        return open_storage(uri)
+    return open_below(uri, [own, *(within or ()), *(allowed or "").split()])
 
 
 def open_below(uri: str, locations: Iterable[str]) -> Storage:

@@ -16,12 +16,14 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -36,8 +38,12 @@ from starlette.routing import BaseRoute, Mount, Route, Router
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from stateflow.checkpoint.log.documents import Manifest
+from stateflow.checkpoint.history import read_run_file
+from stateflow.checkpoint.log.documents import EntryRef, Manifest, SinkMode
+from stateflow.checkpoint.restore.plan_document import GraphChanges
 from stateflow.checkpoint.savepoints.catalog import is_confirmed, read_savepoint
+from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.clock import parse_timestamp
 from stateflow.errors import (
     ConfigError,
@@ -49,27 +55,51 @@ from stateflow.errors import (
     Unauthorized,
     UnknownJob,
 )
+from stateflow.operations.garbage import RetentionEffect, preview_retention
 from stateflow.operations.job_savepoints import SavepointDescription, describe_contents
+from stateflow.operations.restore_previews import (
+    KnownHistory,
+    PreviewRequest,
+    RestorePreview,
+    preview_restore,
+    read_run_graph,
+)
+from stateflow.operations.savepoint_differences import SavepointDifference, compare_savepoints
 from stateflow.outputs import encode_json, error_report, utc_text
+from stateflow.runtime.restore.planner import RestoreOptions
 from stateflow.storage import Storage
 from stateflow.storage.paths import CLAIMS, SAVEPOINT, SAVEPOINTS, savepoint_file, savepoint_folder
 from stateflow.ui.journal import JournalFilter, JournalKey, JournalPage, Read, journal_page, to_csv
 from stateflow.ui.openapi import API, CSV, ApiError, Endpoint, Parameter, to_document
 from stateflow.ui.roots import Calls, Catalog, CatalogJob, Reading, Roots, RootSearch
-from stateflow.ui.snapshots import PointKey, Snapshot
+from stateflow.ui.snapshots import PointKey, Position, Snapshot
 from stateflow.ui.views import (
     CheckpointPage,
+    GraphPage,
     JobFamily,
     JobList,
     JobState,
     PointFilter,
     PointPage,
+    RestorePlanPage,
+    RetentionPreview,
+    RunFiles,
+    RunPage,
+    SavepointDiff,
     SavepointPage,
+    StoredGraph,
     TimelinePage,
     checkpoint_page,
+    find_starts,
+    graph_page,
+    history_of,
     job_row,
     job_state,
     point_page,
+    restore_plan_page,
+    retention_preview,
+    run_page,
+    savepoint_diff,
     savepoint_page,
     timeline_page,
 )
@@ -77,6 +107,8 @@ from stateflow.ui.views import (
 log = logging.getLogger(__name__)
 
 K = TypeVar("K")
+E = TypeVar("E", bound=StrEnum)
+V = TypeVar("V")
 
 STATIC = Path(__file__).parent / "static"
 """The files of the pages, as they were built."""
@@ -107,6 +139,8 @@ _ENCODERS = 4
 """Answers that are made concurrently."""
 _LONGEST_SAVEPOINT_LIST = 200
 _SAVEPOINT_READERS = 8
+_MOST_RUN_FILES = 16
+"""Runs whose job files, of up to 1 MiB each, stay in memory."""
 _LIST_PATIENCE = timedelta(milliseconds=250)
 """How long a list of several jobs waits for each of them, all together."""
 
@@ -207,7 +241,27 @@ _POINTS = (
     Parameter("generation", {"type": "integer", "minimum": 1}, "generation of the run"),
     *_TIMES,
 )
+_CHECKPOINT = Parameter("checkpoint_id", {"type": "integer", "minimum": 1}, "by default the newest one")
+_COMPARED = (
+    Parameter("from", _TEXT, "name of the first savepoint, or of its folder"),
+    Parameter("to", _TEXT, "the same of the second one"),
+)
+_RETENTION = (
+    Parameter("retain", {"type": "integer", "minimum": 1}, "checkpoints to keep; by default, none is released"),
+    Parameter("savepoints", {"type": "integer", "minimum": 1}, "periodic savepoints to keep; by default all"),
+    Parameter("max_age_days", {"type": "integer", "minimum": 1, "maximum": 36_500}, "largest age of those to keep"),
+)
 _CSV_LIMIT = _limit(10_000, 20_000)
+_PLAN = (
+    Parameter("target", _TEXT, "as the recovery DAG takes it: latest, an id, a name or path, or before:…"),
+    Parameter("sinks", {"enum": ["restore", "keep"], "default": "restore"}, "whether tables are restored"),
+    Parameter("keep_tables", _TEXT, "uids of sinks whose tables stay, with commas"),
+    Parameter("drop", _TEXT, "uids of operators whose state is dropped, with commas"),
+    Parameter("new_names", _TEXT, "OLD=NEW for each name that has changed, with commas"),
+    Parameter("source_positions", _TEXT, "UID=POSITION, one a line"),
+    Parameter("from_other_job", {**_FLAG, "default": False}, "whether the savepoint may be another job's"),
+    Parameter("claim_mode", {"enum": ["no-claim", "claim"], "default": "no-claim"}, "who then owns the savepoint"),
+)
 
 ENDPOINTS = (
     Endpoint("jobs", "The jobs that the caller may read", JobList),
@@ -215,7 +269,12 @@ ENDPOINTS = (
     Endpoint("jobs/{id}/points", "Points of a job, newest first", PointPage, (_CURSOR, _limit(50, 500), *_POINTS)),
     Endpoint("jobs/{id}/timeline", "The newest part of the history of a job", TimelinePage, (_limit(500, 2000),)),
     Endpoint("jobs/{id}/checkpoints/{checkpoint_id}", "A checkpoint with its operators and subtasks", CheckpointPage),
+    Endpoint("jobs/{id}/graph", "The graph of a job at a checkpoint", GraphPage, (_CHECKPOINT,)),
+    Endpoint("jobs/{id}/runs/{generation}", "A run with its job file", RunPage),
     Endpoint("jobs/{id}/savepoints", "The savepoints of a job", SavepointPage),
+    Endpoint("jobs/{id}/savepoint-diff", "Two savepoints, compared without reading state", SavepointDiff, _COMPARED),
+    Endpoint("jobs/{id}/retention-preview", "What a retention would delete", RetentionPreview, _RETENTION),
+    Endpoint("jobs/{id}/restore-plan", "A plan of a restore, made without the job file", RestorePlanPage, _PLAN),
     Endpoint("jobs/{id}/journal", "What persons did to a job", JournalPage, (_CURSOR, _limit(50, 500), *_JOURNAL)),
     Endpoint("jobs/{id}/journal.csv", "The same as a table", CSV, (_CSV_LIMIT, *_JOURNAL)),
     Endpoint("journal", "What persons did to all jobs", JournalPage, (_CURSOR, _limit(50, 500), *_JOURNAL)),
@@ -272,6 +331,25 @@ class _Call:
         if not (text.isascii() and text.isdigit() and len(text) < 19 and least <= int(text) <= most):
             raise _wrong(parameter.name, f"a whole number between {least} and {most}")
         return int(text)
+
+    def id(self, name: str) -> int:
+        """Returns the number in the path. Raises ConfigError."""
+        text = self.path[name]
+        if not (text.isascii() and text.isdigit() and 0 < len(text) < 19 and int(text) > 0):
+            raise _wrong(name, "a whole number above 0")
+        return int(text)
+
+    def member(self, name: str, members: type[E], default: E) -> E:
+        """Returns a parameter that is a value of an enumeration. Raises ConfigError."""
+        known = {member.value: member for member in members}
+        text = self.query.get(name, default.value)
+        if text not in known:
+            raise _wrong(name, " or ".join(known))
+        return known[text]
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """Returns the texts of a parameter, which commas or blanks separate."""
+        return tuple(each for each in re.split(r"[\s,]+", self.query.get(name, "")) if each)
 
     def time(self, name: str) -> str | None:
         """Returns a parameter that is a time, in UTC. Raises ConfigError."""
@@ -346,6 +424,12 @@ class PagesApi:
         self._endpoints = (*ENDPOINTS, *(DAG_ENDPOINTS if dags else ()))
         self._manifests: Calls[Manifest] = Calls(roots, None)
         self._savepoints: Calls[tuple[tuple[SavepointDescription, ...], bool]] = Calls(roots, timedelta(seconds=5))
+        self._previews: Calls[RestorePreview] = Calls(roots, timedelta(seconds=10))
+        self._retentions: Calls[RetentionEffect] = Calls(roots, timedelta(seconds=10))
+        self._differences: Calls[SavepointDifference] = Calls(roots, timedelta(seconds=10))
+        # A run stores its files after its record.
+        self._graphs: Calls[StoredGraph] = Calls(roots, timedelta(seconds=10))
+        self._run_files: Calls[RunFiles] = Calls(roots, timedelta(seconds=10), _MOST_RUN_FILES)
         self._known_savepoints = _SavepointCache()
         self._bodies = _Bodies()
         self._encoders: anyio.CapacityLimiter | None = None
@@ -360,6 +444,11 @@ class PagesApi:
             "jobs/{id}/timeline": self._timeline,
             "jobs/{id}/checkpoints/{checkpoint_id}": self._checkpoint,
             "jobs/{id}/savepoints": self._list_savepoints,
+            "jobs/{id}/savepoint-diff": self._savepoint_diff,
+            "jobs/{id}/retention-preview": self._retention_preview,
+            "jobs/{id}/graph": self._graph,
+            "jobs/{id}/runs/{generation}": self._run,
+            "jobs/{id}/restore-plan": self._restore_plan,
             "jobs/{id}/journal": self._journal,
             "jobs/{id}/journal.csv": self._journal_table,
             "journal": self._journal,
@@ -502,30 +591,74 @@ class PagesApi:
         return _Answer([_version(call.job, reading)], lambda: timeline_page(reading, limit))
 
     async def _checkpoint(self, call: _Call) -> _Answer:
-        job, text = call.job, call.path["checkpoint_id"]
-        if not (text.isascii() and text.isdigit() and 0 < len(text) < 19 and int(text) > 0):
-            raise _wrong("checkpoint_id", "a whole number above 0")
-        checkpoint_id = int(text)
-        reading = await self._roots.read(job, whole=True)
-        snapshot = reading.value
-        if snapshot is None or snapshot.position is None:
-            raise reading.problem or NotYetAvailable("the job has no checkpoint that could be read yet", job=job.id)
-        ref, manifest = snapshot.position.entries.refs.get(checkpoint_id), None
-        if ref is not None:
-            handle, root = ref.manifest, snapshot.root
-            key = (job.job_root, root.job.job_uuid, handle.sha256)
-            manifest = await self._manifests.read(key, lambda: root.checkpoints.read_manifest(handle))
+        job, checkpoint_id = call.job, call.id("checkpoint_id")
+        reading, snapshot, position = await self._read_position(job)
+        ref = position.entries.refs.get(checkpoint_id)
+        manifest = await self._read_manifest(job, snapshot, ref) if ref else None
         at = ref.at if ref else ""
 
         def make() -> CheckpointPage:
             page = checkpoint_page(reading, checkpoint_id, manifest, at)
             if page is None:
-                hint = "the list of points has those that the history knows"
-                missing = ConfigError("the checkpoint does not exist", hint=hint, checkpoint_id=checkpoint_id)
-                raise _Refused(404, missing)
+                raise _Refused(404, _no_checkpoint(checkpoint_id))
             return page
 
         return _Answer([_version(job, reading), *([_state(manifest)] if manifest else [])], make)
+
+    async def _read_position(self, job: CatalogJob) -> tuple[Reading[Snapshot], Snapshot, Position]:
+        """Returns a job root whose newest log entry is known. Raises the error of reading it, or NotYetAvailable."""
+        reading = await self._roots.read(job, whole=True)
+        snapshot = reading.value
+        if snapshot is None or snapshot.position is None:
+            raise reading.problem or NotYetAvailable("the job has no checkpoint that could be read yet", job=job.id)
+        return reading, snapshot, snapshot.position
+
+    async def _read_manifest(self, job: CatalogJob, snapshot: Snapshot, ref: EntryRef) -> Reading[Manifest]:
+        handle, root = ref.manifest, snapshot.root
+        key = (job.job_root, root.job.job_uuid, handle.sha256)
+        return await self._manifests.read(key, lambda: root.checkpoints.read_manifest(handle))
+
+    async def _graph(self, call: _Call) -> _Answer:
+        job = call.job
+        wanted = call.number(_CHECKPOINT)
+        reading, snapshot, position = await self._read_position(job)
+        checkpoint_id = wanted or position.head.checkpoint_id
+        ref = position.entries.refs.get(checkpoint_id)
+        if ref is None and checkpoint_id:
+            raise _Refused(404, _no_checkpoint(checkpoint_id))
+        run, root = history_of(snapshot).newest_run, snapshot.root
+        generation = run.seq if run else 0
+
+        def read() -> StoredGraph:
+            return StoredGraph(read_run_graph(root, run) if run else None, generation)
+
+        graph = await self._graphs.read((job.job_root, root.job.job_uuid, str(generation)), read)
+        manifest = await self._read_manifest(job, snapshot, ref) if ref else None
+        states = [_state(graph), str(graph.value and graph.value.graph is None)]
+        versions = [_version(job, reading), *states, *([_state(manifest)] if manifest else [])]
+        return _Answer(versions, lambda: graph_page(reading, checkpoint_id, manifest, graph))
+
+    async def _run(self, call: _Call) -> _Answer:
+        job, generation = call.job, call.id("generation")
+        reading, snapshot, _ = await self._read_position(job)
+        storage, starts = snapshot.root.storage, find_starts(snapshot, generation)
+        hashes = [each.text("job_file_sha256") if each else "" for each in starts]
+
+        def read() -> RunFiles:
+            return RunFiles(*(read_run_file(storage, each) if each else None for each in hashes))
+
+        files = await self._run_files.read((job.job_root, *hashes), read)
+
+        def make() -> RunPage:
+            page = run_page(reading, generation, files)
+            if page is None:
+                hint = "the state of the job has the newest runs"
+                raise _Refused(404, ConfigError("the history has no such run", hint=hint, generation=generation))
+            return page
+
+        known = files.value
+        versions = [_version(job, reading), _state(files)]
+        return _Answer([*versions, repr(known and (known.own is None, known.previous is None))], make)
 
     async def _list_savepoints(self, call: _Call) -> _Answer:
         job = call.job
@@ -536,6 +669,46 @@ class PagesApi:
         listed = await self._savepoints.read((job.job_root,), lambda: self._known_savepoints.read(storage))
         versions = [_version(job, reading), _state(listed), repr(listed.value)]
         return _Answer(versions, lambda: savepoint_page(reading, listed))
+
+    async def _restore_plan(self, call: _Call) -> _Answer:
+        job, options = call.job, _restore_options(call)
+        target = call.query.get("target", "").strip()
+        if not target:
+            raise _wrong("target", "latest, the id of a checkpoint, or the name or path of a savepoint")
+        reading, snapshot, _ = await self._read_position(job)
+        root, roots = snapshot.root, tuple(sorted(each.job_root for each in call.jobs.values()))
+        # The server opens a path with its own rights, which are not the viewer's.
+        request = PreviewRequest(target, options, roots if "/" in target else ())
+
+        def make() -> RestorePreview:
+            found = self._roots.known(job)
+            return preview_restore(root, request, history_of(found) if found else KnownHistory())
+
+        preview = await self._previews.read((job.job_root, snapshot.version, repr(request)), make)
+        versions = [_version(job, reading), _state(preview), _version_of_plan(_value_of(preview, job))]
+        return _Answer(versions, lambda: restore_plan_page(reading, preview))
+
+    async def _savepoint_diff(self, call: _Call) -> _Answer:
+        job, names = call.job, [call.query.get(each.name, "").strip() for each in _COMPARED]
+        for parameter, name in zip(_COMPARED, names, strict=True):
+            if not name:
+                raise _wrong(parameter.name, "the name of a savepoint")
+        reading, snapshot, _ = await self._read_position(job)
+        storage, (old, new) = snapshot.root.storage, names
+        found = await self._differences.read(
+            (job.job_root, snapshot.version, old, new), lambda: compare_savepoints(storage, old, new)
+        )
+        value = _value_of(found, job)
+        return _Answer([_version(job, reading), _state(found), repr(value)], lambda: savepoint_diff(reading, found))
+
+    async def _retention_preview(self, call: _Call) -> _Answer:
+        job, (retain, savepoints, days) = call.job, [call.number(each) for each in _RETENTION]
+        rule = SavepointRule(savepoints, None if days is None else timedelta(days=days))
+        reading, snapshot, _ = await self._read_position(job)
+        root, key = snapshot.root, (job.job_root, snapshot.version, repr(retain), repr(rule))
+        found = await self._retentions.read(key, lambda: preview_retention(root, retain, rule))
+        value = _value_of(found, job)
+        return _Answer([_version(job, reading), _state(found), repr(value)], lambda: retention_preview(reading, found))
 
     async def _journal(self, call: _Call) -> _Answer:
         before, wanted = call.cursor(JournalKey), _journal_filter(call)
@@ -566,6 +739,44 @@ class PagesApi:
 def _journal_filter(call: _Call) -> JournalFilter:
     query = call.query
     return JournalFilter(query.get("kind"), query.get("person"), call.time("since"), call.time("until"))
+
+
+def _no_checkpoint(checkpoint_id: int) -> ConfigError:
+    hint = "the list of points has those that the history knows"
+    return ConfigError("the checkpoint does not exist", hint=hint, checkpoint_id=checkpoint_id)
+
+
+def _restore_options(call: _Call) -> RestoreOptions:
+    positions = call.query.get("source_positions", "").splitlines()
+    return RestoreOptions(
+        call.member("sinks", SinkMode, SinkMode.RESTORE),
+        frozenset(call.words("drop")),
+        bool(call.flag("from_other_job")),
+        frozenset(call.words("keep_tables")),
+        GraphChanges(call.words("new_names"), tuple(each.strip() for each in positions if each.strip())),
+        call.member("claim_mode", ClaimMode, ClaimMode.NO_CLAIM),
+    )
+
+
+def _value_of(reading: Reading[V], job: CatalogJob) -> V:
+    """Returns the value of a call that the parameters of a request decide; an earlier one while the storage fails.
+
+    Raises the error of the call, with the status 422 if the storage has answered: another value may do.
+    """
+    problem = reading.problem
+    is_of_storage = isinstance(problem, StorageError | NotYetAvailable | InternalError)
+    if reading.value is not None and (problem is None or is_of_storage):
+        return reading.value
+    if problem is None:
+        raise NotYetAvailable("the answer is not made yet", hint="ask again", job=job.id)
+    if is_of_storage:
+        raise problem
+    raise _Refused(422, problem)
+
+
+def _version_of_plan(preview: RestorePreview) -> str:
+    plan = preview.plan
+    return repr((msgspec.structs.replace(plan, made_at="") if plan else None, preview.checks))
 
 
 def _query(request: HttpRequest, names: set[str]) -> dict[str, str]:

@@ -111,7 +111,8 @@ def _operation(endpoint: Endpoint) -> Schema:
 
 
 def _path_schema(name: str) -> Schema:
-    return {"type": "integer", "minimum": 1} if name.endswith("checkpoint_id") else {"type": "string"}
+    is_number = name in ("checkpoint_id", "generation")
+    return {"type": "integer", "minimum": 1} if is_number else {"type": "string"}
 
 
 def _content(description: str, output: type | str) -> Schema:

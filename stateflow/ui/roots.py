@@ -332,6 +332,12 @@ class Roots:
         self._bound_memory(followed)
         return followed.now()
 
+    def known(self, job: CatalogJob) -> Snapshot | None:
+        """Returns the newest snapshot of a job root, without waiting; None if it was not read yet."""
+        with self._lock:
+            found = self._followed.get((job.id, job.job_root))
+        return found.reader.snapshot if found else None
+
     def _follow(self, job: CatalogJob, whole: bool) -> _Followed:
         key = job.id, job.job_root
         with self._lock:
@@ -364,10 +370,12 @@ class Calls(Generic[T]):
     Args:
         roots: has the threads and limits.
         fresh: age up to which a result is returned again; None for ever.
+        results: number of results that are kept; None for `RootLimits.results`.
     """
 
-    def __init__(self, roots: Roots, fresh: timedelta | None) -> None:
+    def __init__(self, roots: Roots, fresh: timedelta | None, results: int | None = None) -> None:
         self._roots = roots
+        self._results = roots.limits.results if results is None else results
         self._fresh = timedelta.max if fresh is None else fresh
         self._lock = threading.Lock()
         self._cells: OrderedDict[tuple[str, ...], Cell[T]] = OrderedDict()
@@ -381,6 +389,6 @@ class Calls(Generic[T]):
                 cell = Cell(roots.threads, call, roots.clock, limits=roots.limits, fresh=self._fresh)
                 self._cells[key] = cell
             self._cells.move_to_end(key)
-            while len(self._cells) > roots.limits.results:
+            while len(self._cells) > self._results:
                 self._cells.popitem(last=False)
         return await cell.read()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stateflow.checkpoint.history import FAILED_START, FAILURE, Integrity
+from stateflow.checkpoint.history import FAILED_START, FAILURE, RUN_START, Integrity
 from stateflow.checkpoint.log.documents import (
     COMPLETED,
     SAVEPOINT_RECORD,
@@ -21,10 +21,17 @@ from stateflow.checkpoint.log.documents import (
     Manifest,
     OperatorMetrics,
     OperatorState,
-    Origin,
     seq_of,
 )
 from stateflow.checkpoint.log.transitions import pending_of
+from stateflow.checkpoint.restore.plan_document import (
+    Caution,
+    RestorePlan,
+    cautions,
+    describe_replay,
+    difference_of_texts,
+    expected_plan_of,
+)
 from stateflow.clock import parse_timestamp
 from stateflow.operations.checkpoints import (
     ActionEntry,
@@ -35,7 +42,11 @@ from stateflow.operations.checkpoints import (
     describe_manifest,
     operators_of,
 )
+from stateflow.operations.garbage import RetentionEffect
+from stateflow.operations.health import Health, HealthFacts, health_facts, health_of
 from stateflow.operations.job_savepoints import SavepointDescription, SinkPosition
+from stateflow.operations.restore_previews import KnownHistory, PlanCheck, RestorePreview
+from stateflow.operations.savepoint_differences import SavepointDifference
 from stateflow.operations.status import JobDescription, RunFailure
 from stateflow.outputs import (
     ErrorReport,
@@ -50,6 +61,7 @@ from stateflow.outputs import (
     utc_text,
 )
 from stateflow.runtime.backlog import JobBacklog
+from stateflow.runtime.planning.explain import JobExplanation
 from stateflow.ui.roots import CatalogJob, Reading, RootSearch
 from stateflow.ui.snapshots import Action, Point, PointKey, Snapshot
 
@@ -59,128 +71,26 @@ NEWEST_SIZES = 30
 # -- health -----------------------------------------------------------------------------------------------------------
 
 
-class HealthWord(StrEnum):
-    """The state of a job in a word."""
-
-    WAITS_FOR_APPROVAL = "waits-for-approval"
-    """A restore or a deletion waits for the approval of a person."""
-    RESTORING = "restoring"
-    """A restore was decided and is not completed: the next run, or the same restore, completes it."""
-    FAILING = "failing"
-    """The newest run ended with an error, or a later start failed before it had claimed the job."""
-    RETRYING = "retrying"
-    """The newest run has not made a checkpoint yet, and the run before it ended with an error."""
-    STARTING = "starting"
-    """The newest run has not made a checkpoint yet."""
-    LATE = "late"
-    """The newest checkpoint is older than the deadline of the job."""
-    RUNNING = "running"
-    """The newest run has not ended. It may have been killed: a job root does not tell that before the next run."""
-    CAUGHT_UP = "caught-up"
-    """No run is active, and no input waits."""
-    STOPPED = "stopped"
-    """A person has stopped the job, and no run has begun since."""
-    IDLE = "idle"
-    """No run is active. Whether input waits is not known."""
-
-
-@dataclass(frozen=True)
-class HealthFacts:
-    """What the health of a job follows from. None means that it is not known.
-
-    Attributes:
-        restoring: whether a restore is not completed.
-        run_open: whether the newest run has not ended normally.
-        failed: whether the newest run, or a later start, ended with an error.
-        failed_before: whether the run before the newest one ended with an error.
-        committed: whether the newest run has made a checkpoint.
-        stopped: whether a person has stopped the job at its newest checkpoint.
-        awaits_approval: whether an approval is missing; a job root does not have it.
-        late: whether the deadline of the job has passed; a job root does not have it.
-        input_waits: whether input waits; only the job's sources know it.
-    """
-
-    restoring: bool = False
-    run_open: bool = False
-    failed: bool = False
-    failed_before: bool = False
-    committed: bool = False
-    stopped: bool = False
-    awaits_approval: bool | None = None
-    late: bool | None = None
-    input_waits: bool | None = None
-
-
-@dataclass(frozen=True)
-class Health:
-    """The state of a job in a word, as far as it is known.
-
-    Attributes:
-        word: the word.
-        unknown: words of which it is not known whether they apply.
-    """
-
-    word: HealthWord
-    unknown: tuple[HealthWord, ...]
-
-
-def health_of(facts: HealthFacts) -> Health:
-    """Returns the first word that applies, in the order of `HealthWord`."""
-    began = facts.run_open and not facts.failed and not facts.committed
-    rows: Sequence[tuple[HealthWord, bool | None]] = (
-        (HealthWord.WAITS_FOR_APPROVAL, facts.awaits_approval),
-        (HealthWord.RESTORING, facts.restoring),
-        (HealthWord.FAILING, facts.failed),
-        (HealthWord.RETRYING, began and facts.failed_before),
-        (HealthWord.STARTING, began),
-        (HealthWord.LATE, facts.late),
-        (HealthWord.RUNNING, facts.run_open),
-        (HealthWord.STOPPED, facts.stopped),
-        (HealthWord.CAUGHT_UP, None if facts.input_waits is None else not facts.input_waits),
-    )
-    word = next((word for word, applies in rows if applies), HealthWord.IDLE)
-    before = [each for each, _ in rows].index(word) if word is not HealthWord.IDLE else len(rows)
-    return Health(word, tuple(each for each, applies in rows[:before] if applies is None))
-
-
-def health_facts(snapshot: Snapshot) -> HealthFacts:
-    """Returns what a job root tells of the job's health."""
+def _health(snapshot: Snapshot) -> Health:
     position = snapshot.position
     if position is None:
-        return HealthFacts()
-    description, entry = position.description, position.head.entry
-    return HealthFacts(
-        restoring=description.restoring is not None,
-        run_open=description.run_open,
-        failed=description.failure is not None or description.failed_start is not None,
-        failed_before=_failed_before(snapshot, entry.generation),
-        committed=entry.ordinal > 0,
-        stopped=not description.run_open and _was_stopped(snapshot, position.head.checkpoint_id),
-    )
-
-
-def _failed_before(snapshot: Snapshot, generation: int) -> bool:
-    """Returns whether the run before this generation recorded an error, at its end or before it claimed the job."""
-    failures = {a.record.seq for a in snapshot.actions if a.record.kind in (FAILURE, FAILED_START)}
+        return health_of(HealthFacts())
+    records, generation = [a.record for a in snapshot.actions], position.head.entry.generation
     # Checkpoints of earlier runs have numbers below that of the newest run's CLAIM.
     at = bisect_left(snapshot.points, generation, key=lambda point: point.key.seq)
     before = (point.record for point in reversed(snapshot.points[:at][-_LOOKED_BACK:]))
-    known = next((record.generation for record in before if isinstance(record, CheckpointRecord)), 0)
-    newest = max([known, *(each for each in failures if each < generation)])
-    return newest in failures
+    facts = health_facts(
+        position.description,
+        position.head,
+        failures={record.seq for record in records if record.kind in (FAILURE, FAILED_START)},
+        before=next((record.generation for record in before if isinstance(record, CheckpointRecord)), 0),
+        actions=records,
+    )
+    return health_of(facts)
 
 
 _LOOKED_BACK = 100
 """Points among which one of the run before is looked for."""
-
-
-def _was_stopped(snapshot: Snapshot, checkpoint_id: int) -> bool:
-    """Returns whether a person has stopped the job at a checkpoint, with a savepoint or without."""
-
-    def is_stop(record: ActionRecord) -> bool:
-        return record.kind == "stop" or (record.kind == SAVEPOINT_RECORD and record.text("origin") == Origin.STOP.value)
-
-    return any(is_stop(a.record) for a in snapshot.actions if a.record.seq == checkpoint_id)
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
@@ -368,7 +278,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot]) -> JobRow:
         job_root=job.job_root,
         job=snapshot.root.job.job if snapshot else "",
         job_uuid=snapshot.root.job.job_uuid if snapshot else "",
-        health=health_of(health_facts(snapshot)) if snapshot else None,
+        health=_health(snapshot) if snapshot else None,
         generation=description.generation if description else 0,
         run=newest.record.run if newest and isinstance(newest.record, CheckpointRecord) else None,
         checkpoint_id=description.checkpoint_id if description else 0,
@@ -464,9 +374,18 @@ class RunSummary:
 
     Attributes:
         generation: generation of the run.
-        run: its number, counted from the job's first; None if it made no checkpoint.
+        run: its number, counted from the job's first; None if that was not recorded.
         driver: host and process id of its driver.
         reason: who or what requested it.
+        requested_by: who has started it; null if its start was not recorded.
+        stateflow: version of stateflow that ran it.
+        started_at: when it was ready for its first batch.
+        startup_ms: time from its launch until then; None if it was not recorded.
+        base_checkpoint_id: the checkpoint that it continued from; null for none, and if its start was not recorded.
+        parallelism: its parallelism; None if its start was not recorded.
+        job_file: name of its job file.
+        job_file_sha256: SHA-256 of its job file.
+        graph_sha256: SHA-256 of its stored graph.
         first_checkpoint_id: its oldest checkpoint in the history.
         last_checkpoint_id: its newest checkpoint.
         checkpoints: number of its completed checkpoints.
@@ -481,6 +400,15 @@ class RunSummary:
     run: int | None
     driver: OptionalText
     reason: OptionalText
+    requested_by: Person
+    stateflow: OptionalText
+    started_at: Timestamp
+    startup_ms: float | None
+    base_checkpoint_id: OptionalId
+    parallelism: int | None
+    job_file: OptionalText
+    job_file_sha256: OptionalText
+    graph_sha256: OptionalText
     first_checkpoint_id: OptionalId
     last_checkpoint_id: OptionalId
     checkpoints: int
@@ -594,19 +522,36 @@ def runs_of(snapshot: Snapshot) -> list[RunSummary]:
     for point in snapshot.points:
         if isinstance(point.record, CheckpointRecord):
             records.setdefault(point.record.generation, []).append(point.record)
-    failures = {a.record.seq: a.record for a in snapshot.actions if a.record.kind == FAILURE}
-    return [_run(each, records.get(each, []), failures.get(each)) for each in sorted(records.keys() | failures.keys())]
+    failures, starts = (
+        {a.record.seq: a.record for a in snapshot.actions if a.record.kind == kind} for kind in (FAILURE, RUN_START)
+    )
+    generations = sorted(records.keys() | failures.keys() | starts.keys())
+    return [_run(each, records.get(each, []), failures.get(each), starts.get(each)) for each in generations]
 
 
-def _run(generation: int, records: Sequence[CheckpointRecord], failed: ActionRecord | None) -> RunSummary:
+_NO_START = ActionRecord(seq=0, kind=RUN_START, ended_at="", by="")
+
+
+def _run(
+    generation: int, records: Sequence[CheckpointRecord], failed: ActionRecord | None, begun: ActionRecord | None
+) -> RunSummary:
     completed = [record for record in records if record.status == COMPLETED]
-    newest = records[-1] if records else None
+    newest, start = records[-1] if records else None, begun or _NO_START
     failure = RunFailure(failed.seq, failed.ended_at, failed.text("code"), failed.reason) if failed else None
     return RunSummary(
         generation=generation,
-        run=newest.run if newest else None,
-        driver=newest.driver if newest else "",
-        reason=newest.reason if newest else "",
+        run=newest.run if newest else start.number("run"),
+        driver=newest.driver if newest else start.text("driver"),
+        reason=newest.reason if newest else start.reason,
+        requested_by=start.by,
+        stateflow=start.text("stateflow"),
+        started_at=start.ended_at,
+        startup_ms=start.duration_ms,
+        base_checkpoint_id=start.number("checkpoint_id") or 0,
+        parallelism=start.number("parallelism"),
+        job_file=start.text("job_file"),
+        job_file_sha256=start.text("job_file_sha256"),
+        graph_sha256=start.text("graph_sha256"),
         first_checkpoint_id=completed[0].checkpoint_id if completed else 0,
         last_checkpoint_id=completed[-1].checkpoint_id if completed else 0,
         checkpoints=len(completed),
@@ -616,6 +561,61 @@ def _run(generation: int, records: Sequence[CheckpointRecord], failed: ActionRec
         last_ended_at=failed.ended_at if failed else newest.ended_at if newest else "",
         failure=failure,
     )
+
+
+def find_starts(snapshot: Snapshot, generation: int) -> tuple[ActionRecord | None, ActionRecord | None]:
+    """Returns the record of a run's start, and that of the run before it; None for one that was not recorded."""
+    starts = [a.record for a in snapshot.actions if a.record.kind == RUN_START and a.record.seq <= generation]
+    starts.sort(key=lambda record: record.seq)
+    own = starts.pop() if starts and starts[-1].seq == generation else None
+    return own, starts[-1] if starts else None
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The job files of a run and of the run before it; None for one that is not stored."""
+
+    own: bytes | None
+    previous: bytes | None
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """A run with its job file.
+
+    Attributes:
+        run: the run.
+        job_file: the text of its job file; None if it is not stored: it has more than 1 MiB, or the run's start
+            was not recorded, or the history no longer has it.
+        previous_job_file_sha256: SHA-256 of the job file of the run before it; null if it is not known.
+        job_file_difference: a unified diff against that job file, of at most 64 kB; empty if they are equal, None if it
+            is not known.
+        freshness: how current this is.
+    """
+
+    run: RunSummary
+    job_file: str | None
+    previous_job_file_sha256: OptionalText
+    job_file_difference: str | None
+    freshness: Inline[Freshness]
+
+
+def run_page(reading: Reading[Snapshot], generation: int, files: Reading[RunFiles]) -> RunPage | None:
+    """Returns a run; None if the history has no records of it."""
+    snapshot, found = reading.value, files.value or RunFiles(None, None)
+    run = next((each for each in runs_of(snapshot) if each.generation == generation), None) if snapshot else None
+    if snapshot is None or run is None:
+        return None
+    _, before = find_starts(snapshot, generation)
+    previous = before.text("job_file_sha256") if before else ""
+    difference = None
+    if previous and previous == run.job_file_sha256:
+        difference = ""
+    elif before is not None and found.own is not None and found.previous is not None:
+        names = f"{before.text('job_file')} of generation {before.seq}", f"{run.job_file} of generation {generation}"
+        difference = difference_of_texts(found.previous, found.own, names)
+    text = None if found.own is None else found.own.decode(errors="replace")
+    return RunPage(run, text, previous, difference, freshness_of(snapshot, reading, files))
 
 
 # -- points -----------------------------------------------------------------------------------------------------------
@@ -989,6 +989,63 @@ def _operator_details(operator: OperatorState, status: OperatorStatus) -> Operat
 
 
 @dataclass(frozen=True)
+class GraphPage:
+    """The graph of a job, with what its operators and sources had at a checkpoint.
+
+    Attributes:
+        graph: the graph that the newest run has stored, without states; None if none is stored.
+        generation: generation of that run.
+        checkpoint_id: the checkpoint.
+        operators: the operators at the checkpoint; empty if the job no longer keeps it.
+        watermarks: the watermark of each operator that has one, by uid.
+        sources: the sources at the checkpoint.
+        freshness: how current this is.
+    """
+
+    graph: JobExplanation | None
+    generation: OptionalId
+    checkpoint_id: OptionalId
+    operators: tuple[OperatorStatus, ...]
+    watermarks: dict[str, EventTime]
+    sources: tuple[SourceStatus, ...]
+    freshness: Inline[Freshness]
+
+
+def graph_page(
+    reading: Reading[Snapshot], checkpoint_id: int, manifest: Reading[Manifest] | None, graph: Reading[StoredGraph]
+) -> GraphPage:
+    """Returns the graph of a job with a checkpoint.
+
+    Args:
+        reading: the job root.
+        checkpoint_id: id of the checkpoint; 0 without one.
+        manifest: its manifest; None if the job does not keep it.
+        graph: the stored graph.
+    """
+    snapshot, found = reading.value, manifest.value if manifest else None
+    entry = find_point(snapshot, checkpoint_id) if snapshot and checkpoint_id else None
+    record = entry.record if isinstance(entry, CheckpointEntry) else None
+    stored = graph.value or StoredGraph(None, 0)
+    return GraphPage(
+        graph=stored.graph,
+        generation=stored.generation if stored.graph else 0,
+        checkpoint_id=checkpoint_id,
+        operators=_operators(found, record),
+        watermarks={o.uid: o.watermark for o in found.operators if o.watermark is not None} if found else {},
+        sources=_sources(found),
+        freshness=freshness_of(snapshot, reading, graph, *([manifest] if manifest else [])),
+    )
+
+
+@dataclass(frozen=True)
+class StoredGraph:
+    """The graph that a run has stored; None if it cannot be read."""
+
+    graph: JobExplanation | None
+    generation: int
+
+
+@dataclass(frozen=True)
 class SavepointPage:
     """The savepoints of a job.
 
@@ -1023,3 +1080,97 @@ def _elsewhere(snapshot: Snapshot) -> Iterator[Action]:
         is_kept = record.kind == SAVEPOINT_RECORD and record.text("savepoint_id") not in disposed
         if is_kept and not (record.text("path") or own).startswith(own):
             yield action
+
+
+# -- restore ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RestorePlanPage:
+    """The plan of a restore, as far as it is known without the job file.
+
+    Attributes:
+        plan: the plan; None if the graph of no run is stored. Its `job_file`, `code_hash` and what only tables and
+            sources tell are null.
+        cautions: what to read before it is executed, the most severe first.
+        replay: what happens to input and output since the target, in a few sentences; empty without a plan.
+        checks: the conditions of the restore.
+        expected_plan: the parameter of the recovery DAG with which the plan that is made with the job file is compared
+            with this one; empty without a plan.
+        graph_known: whether the plan is made with the stored graph of a run.
+        generation: generation of that run.
+        freshness: how current this is.
+    """
+
+    plan: RestorePlan | None
+    cautions: tuple[Caution, ...]
+    replay: OptionalText
+    checks: tuple[PlanCheck, ...]
+    expected_plan: OptionalText
+    graph_known: bool
+    generation: OptionalId
+    freshness: Inline[Freshness]
+
+
+def restore_plan_page(reading: Reading[Snapshot], preview: Reading[RestorePreview]) -> RestorePlanPage:
+    """Returns the plan of a restore with what a reader needs beside it."""
+    found = preview.value
+    assert found is not None
+    plan = found.plan
+    return RestorePlanPage(
+        plan=plan,
+        cautions=tuple(cautions(plan)) if plan else (),
+        replay=describe_replay(plan) if plan else "",
+        checks=found.checks,
+        expected_plan=expected_plan_of(plan) if plan else "",
+        graph_known=plan is not None,
+        generation=found.generation,
+        freshness=freshness_of(reading.value, reading, preview),
+    )
+
+
+def history_of(snapshot: Snapshot) -> KnownHistory:
+    """Returns the records of a job's history."""
+    checkpoints = [p.record for p in snapshot.points if isinstance(p.record, CheckpointRecord)]
+    return KnownHistory(checkpoints, [action.record for action in snapshot.actions])
+
+
+# -- retention and comparison -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RetentionPreview:
+    """What a retention would delete now.
+
+    Attributes:
+        effect: the checkpoints and savepoints.
+        freshness: how current this is.
+    """
+
+    effect: Inline[RetentionEffect]
+    freshness: Inline[Freshness]
+
+
+def retention_preview(reading: Reading[Snapshot], effect: Reading[RetentionEffect]) -> RetentionPreview:
+    """Returns what a retention would delete."""
+    assert effect.value is not None
+    return RetentionPreview(effect.value, freshness_of(reading.value, reading, effect))
+
+
+@dataclass(frozen=True)
+class SavepointDiff:
+    """Two savepoints of a job, compared without reading state.
+
+    Attributes:
+        difference: both savepoints and their operators.
+        freshness: how current this is.
+    """
+
+    difference: Inline[SavepointDifference]
+    freshness: Inline[Freshness]
+
+
+def savepoint_diff(reading: Reading[Snapshot], difference: Reading[SavepointDifference]) -> SavepointDiff:
+    """Returns how two savepoints differ."""
+    assert difference.value is not None
+    return SavepointDiff(difference.value, freshness_of(reading.value, reading, difference))

@@ -146,7 +146,8 @@ def test_a_recovery_form_has_the_fields_of_its_templates_and_alone_requires_an_e
     params = dags["orders_recovery"].params
     # No failpoint.
     changes = {"drop", "keep_tables", "from_other_job", "new_names", "source_positions", "claim_mode"}
-    assert set(params) == {"target", "sinks", "reason", "run", "day", *changes}
+    assert set(params) == {"target", "sinks", "reason", "run", "day", "expected_plan", *changes}
+    assert list(params)[-1] == "expected_plan"
     assert params.get_param("sinks").schema["enum"] == ["restore", "keep"]
     assert set(dags["orders"].params) == {"drain", "day", "failpoint"}
 

@@ -17,11 +17,11 @@ from structlog.testing import capture_logs
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow import failpoints
-from stateflow.checkpoint.restore.plan_document import RestorePlan
+from stateflow.checkpoint.restore.plan_document import RestorePlan, expected_plan_of
 from stateflow.operations.job_savepoints import list_all
 from stateflow.requesters import airflow_user
 from stateflow_airflow.failures import PermanentFailure
-from stateflow_airflow.operators.base import escape, quote
+from stateflow_airflow.operators.base import code_block, escape, quote
 from stateflow_airflow.operators.recovery import (
     StateflowForkOperator,
     StateflowRestoreOperator,
@@ -148,6 +148,36 @@ def test_the_tables_the_names_and_the_positions_of_a_plan_are_those_of_the_task(
 def test_the_markdown_of_a_plan_matches_the_golden_file(golden: SnapshotAssertion) -> None:
     plan = msgspec.json.decode((Path(__file__).parent / "data" / "plan.json").read_bytes(), type=RestorePlan)
     assert as_markdown(plan) == golden
+
+
+def test_the_question_says_which_parts_are_not_those_of_the_plan_that_was_shown() -> None:
+    plan = msgspec.json.decode((Path(__file__).parent / "data" / "plan.json").read_bytes(), type=RestorePlan)
+    expected = expected_plan_of(plan)
+    assert as_markdown(plan, (), expected) == as_markdown(plan)
+    later = msgspec.structs.replace(plan, checkpoint_id=77, states=[])
+    shown = as_markdown(later, (), expected)
+    differing = [line for line in shown.removesuffix(as_markdown(later)).splitlines() if line.startswith("- ")]
+    assert [line.partition(":")[0] for line in differing] == ["- **newest checkpoint**", "- **state**"]
+    assert "checkpoint 77" in differing[0]
+    assert shown.endswith(as_markdown(later))
+
+
+def test_the_question_has_the_difference_of_the_job_file_as_code() -> None:
+    plan = msgspec.json.decode((Path(__file__).parent / "data" / "plan.json").read_bytes(), type=RestorePlan)
+    difference = "--- a\n+++ b\n@@ -1 +1 @@\n-x\n+```` <script>alert(1)</script> \u202e\n+# **bold**"
+    rendered = _rendered(as_markdown(msgspec.structs.replace(plan, job_file_difference=difference)))
+    _, _, code = rendered.partition("<pre>")
+    assert _plain(code).strip().splitlines() == difference.replace("\u202e", " ").splitlines()
+    assert "<script" not in rendered and "<strong>bold" not in rendered
+
+
+def test_a_plan_with_an_expected_plan_of_a_form_is_compared_with_it(early: AccountsJob) -> None:
+    expected = expected_plan_of(parse_plan(plan_restore(early, "early")))
+    assert plan_restore(early, "early", expected_plan=expected)["markdown"] == plan_restore(early, "early")["markdown"]
+    other = plan_restore(early, "latest", expected_plan=expected)["markdown"]
+    assert "**target**" in other and "**newest checkpoint**" not in other
+    with fails(PermanentFailure, "config", expected_plan="anything"):
+        plan_restore(early, "early", expected_plan="anything")
 
 
 # -- restores ---------------------------------------------------------------------------------------------------------
@@ -355,6 +385,8 @@ def test_a_text_of_others_has_no_format_in_markdown(attack: str) -> None:
     cells = _rendered(f"| a |\n|---|\n| {escape(attack)} |")
     assert cells.count("<td") == 1 and not re.search(r"<(a|img|script|strong|em|code)\b", cells)
     assert not ADDRESS.search(_plain(shown))
+    block = _rendered(f"Before.\n\n{code_block(attack)}\n\nAfter.")
+    assert re.findall(r"<\w+", block) == ["<p", "<pre", "<code", "<p"]
     below = _rendered(quote(f"The reason\n{attack}"))
     assert re.findall(r"<\w+", below) == ["<blockquote", "<p", "<br"]
 

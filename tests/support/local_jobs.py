@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any, cast
 
 from stateflow import DeadLetter
+from stateflow.api.graph import JobFile
 from stateflow.api.source import CollectionSource, LocalSource
 from stateflow.checkpoint.restore.plan_document import GraphChanges, RestorePlan
 from stateflow.clock import Clock, SystemClock
 from stateflow.environment import StreamExecutionEnvironment, declare
 from stateflow.errors import JobDefinitionError
 from stateflow.observability import NullRecorder, Recorder
+from stateflow.outputs import encode_json
 from stateflow.runtime.driver.job_run import JobRun
 from stateflow.runtime.executor import Executor
-from stateflow.runtime.job import BatchResult, Job
+from stateflow.runtime.job import BatchResult, Job, LaunchFacts
 from stateflow.runtime.job_loader import create_or_open_job
 from stateflow.runtime.local_run import LocalExecutor, run_local
+from stateflow.runtime.planning.explain import explain_job
 from stateflow.runtime.restore.new_job_root import NewJobRoot
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
 from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
@@ -48,6 +51,7 @@ class LocalJobs:
         results: the batches of the newest run.
         reason: why the newest run ended.
         recorder: gets the metrics of later runs.
+        file: the job file that the history records with the start of each run; None to record no starts.
     """
 
     def __init__(
@@ -60,12 +64,17 @@ class LocalJobs:
         self.results: list[BatchResult] = []
         self.reason = ""
         self.recorder: Recorder = NullRecorder()
+        self.file: JobFile | None = None
 
     def prepare(self, build: Build, executor: Executor | None = None, **settings: Any) -> JobRun:
         given = {name.replace("__", "."): str(value) for name, value in {**self.settings, **settings}.items()}
         env, resolved = declare(build, "job", (given,))
         job = create_or_open_job(env.graph, resolved, self.storage, self.clock)
-        return JobRun(replace(job, recorder=self.recorder), executor or LocalExecutor())
+        launch = None
+        if self.file is not None:
+            graph = encode_json(explain_job(env.graph, resolved, on_spark=False, with_states=False)).encode()
+            launch = LaunchFacts(self.clock.monotonic(), self.file, graph)
+        return JobRun(replace(job, recorder=self.recorder, launch=launch), executor or LocalExecutor())
 
     def new_root(self, build: Build) -> NewJobRoot:
         """Returns a job root that is to begin with a savepoint."""

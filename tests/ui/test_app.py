@@ -8,7 +8,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,9 +22,16 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from stateflow import operations
-from stateflow.checkpoint.history import FAILURE, read_history, read_pending_records, write_action
-from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord
+from stateflow.api.graph import JobFile
+from stateflow.checkpoint.history import FAILURE, RUN_START, read_history, read_pending_records, write_action
+from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Origin
+from stateflow.checkpoint.log.manifest_files import state_bytes
+from stateflow.checkpoint.restore.plan_document import differing_parts
+from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.errors import Unauthorized, UserCodeError
+from stateflow.operations.health import describe_with_health
+from stateflow.outputs import to_object
+from stateflow.requesters import Requester
 from stateflow.storage import PosixStorage
 from stateflow.ui import app as app_module
 from stateflow.ui.app import DAG_ENDPOINTS, ENDPOINTS, TokenPolicy, make_app
@@ -32,9 +39,22 @@ from stateflow.ui.catalog import RootCatalog
 from stateflow.ui.journal import JournalPage
 from stateflow.ui.openapi import API, ApiError, to_document
 from stateflow.ui.roots import CatalogJob
-from stateflow.ui.views import CheckpointPage, JobList, JobState, PointPage, SavepointPage, TimelinePage, timeline_page
+from stateflow.ui.views import (
+    CheckpointPage,
+    GraphPage,
+    JobList,
+    JobState,
+    PointPage,
+    RestorePlanPage,
+    RetentionPreview,
+    RunPage,
+    SavepointDiff,
+    SavepointPage,
+    TimelinePage,
+    timeline_page,
+)
 from tests.support.json_outputs import check
-from tests.support.local_jobs import Growing
+from tests.support.local_jobs import Growing, plan_restore
 from tests.ui.pages_job import OSCAR, UMA, FixedCatalog, Pages, PagesJob, Row, Sum
 
 _AT_ONCE = timedelta(0)
@@ -247,7 +267,10 @@ def test_the_word_for_a_job_follows_its_runs(tmp_path: Path) -> None:
     pages = Pages.of(job, fresh=_AT_ONCE)
 
     def word() -> object:
-        return pages.get("jobs", JobList)["jobs"][0]["health"]["word"]
+        health = pages.get("jobs", JobList)["jobs"][0]["health"]
+        # The command reads it without the records in memory.
+        assert health == to_object(describe_with_health(job.address)[1])
+        return health["word"]
 
     job.grow()
     assert word() == "idle"
@@ -330,13 +353,19 @@ class CountedStorage(PosixStorage):
         return super().get(key, limit)
 
 
+_QUERIES = {"jobs/{id}/restore-plan": "?target=latest", "jobs/{id}/savepoint-diff": "?from=first&to=first"}
+"""What an endpoint cannot be asked without."""
+
+
 @pytest.mark.parametrize("path", [each.path for each in ENDPOINTS])
 def test_an_answer_that_has_not_changed_is_not_made_again(tmp_path: Path, path: str) -> None:
     job = PagesJob(tmp_path)
     checkpoint = job.grow(12)
+    path = path.replace("{generation}", str(job.root.head().entry.generation))
+    job.save("first")
     storage = CountedStorage(job.folder / "root")
     pages = Pages(FixedCatalog(job=storage), fresh=_AT_ONCE)
-    address = f"/api/v1/{path.format(id='job', checkpoint_id=checkpoint)}"
+    address = f"/api/v1/{path.format(id='job', checkpoint_id=checkpoint)}{_QUERIES.get(path, '')}"
     # The second one has the whole history.
     first = [pages.http.get(address) for _ in range(2)][-1]
     assert first.status_code == 200
@@ -423,7 +452,7 @@ def test_only_reading_is_possible(pages: Pages, method: str) -> None:
 
 def test_the_token_is_wanted_by_each_endpoint(job: PagesJob) -> None:
     http = Pages(FixedCatalog(job=job.storage), TokenPolicy("s3cret")).http
-    paths = [*(each.path.format(id="job", checkpoint_id=1) for each in ENDPOINTS), "openapi.json"]
+    paths = [*(each.path.format(id="job", checkpoint_id=1, generation=1) for each in ENDPOINTS), "openapi.json"]
     for header in (
         None,
         "",
@@ -467,7 +496,7 @@ def test_jobs_that_the_viewer_may_not_read_do_not_exist(job: PagesJob) -> None:
     assert len(refused) == 1
     for endpoint in ENDPOINTS:
         if "{id}" in endpoint.path:
-            path = endpoint.path.format(id="other", checkpoint_id=job.checkpoints[-1])
+            path = endpoint.path.format(id="other", checkpoint_id=job.checkpoints[-1], generation=1)
             assert http.get(f"/api/v1/{path}").status_code == 404
 
 
@@ -537,3 +566,236 @@ def _references(schema: Any) -> Iterator[str]:
 def test_a_catalog_of_addresses_serves_the_job(job: PagesJob) -> None:
     (row,) = Pages(RootCatalog([job.address])).get("jobs", JobList)["jobs"]
     assert row["job_root"] == job.address and row["id"].startswith("root-") and row["job"] == "job"
+
+
+# -- plans of restores ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> PagesJob:
+    """A job whose runs have stored their graph."""
+    job = PagesJob(tmp_path_factory.mktemp("planned"))
+    job.file = JobFile("job.py", b"before\n", datetime(2026, 1, 31, tzinfo=UTC))
+    job.grow()
+    job.save("early")
+    job.grow(8)
+    return job
+
+
+def _error(pages: Pages, path: str, **query: str) -> tuple[int, dict[str, Any]]:
+    answer = pages.http.get(f"/api/v1/{path}", params=query)
+    check(ApiError, answer.json())
+    return answer.status_code, answer.json()["error"]
+
+
+def test_a_plan_of_a_restore_has_cautions_checks_and_what_a_later_plan_is_compared_with(planned: PagesJob) -> None:
+    pages, first = Pages.of(planned), planned.checkpoints[0]
+    page = pages.get("jobs/job/restore-plan", RestorePlanPage, target=first)
+    plan = plan_restore(planned, planned.build, target=str(first))
+    shown = page["plan"]
+    assert (shown["target_checkpoint_id"], shown["rows_again"]) == (first, plan.rows_again)
+    assert [s["uid"] for s in shown["states"]] == ["sum"] and shown["job_file"] is None
+    assert [c["about"] for c in page["cautions"]] == ["table of out", ""]
+    assert {c["name"]: c["ok"] for c in page["checks"]} == dict.fromkeys(
+        ("no-run", "no-restore", "newest-checkpoint", "graph", "target-files"), True
+    )
+    assert page["graph_known"] and page["replay"] and page["problem"] is None
+    assert differing_parts(plan, page["expected_plan"]) == {}
+    again = pages.http.get("/api/v1/jobs/job/restore-plan", params={"target": first})
+    same = pages.http.get(
+        "/api/v1/jobs/job/restore-plan", params={"target": first}, headers={"if-none-match": again.headers["etag"]}
+    )
+    assert (again.status_code, same.status_code) == (200, 304)
+
+
+def test_the_parameters_of_a_plan_are_those_of_the_form_of_the_recovery_dag(planned: PagesJob) -> None:
+    pages = Pages.of(planned)
+    page = pages.get(
+        "jobs/job/restore-plan",
+        RestorePlanPage,
+        target=" early ",
+        sinks="keep",
+        new_names="",
+        keep_tables="out",
+        source_positions="\n rows=earliest\n",
+        from_other_job="false",
+        claim_mode="claim",
+    )
+    plan = page["plan"]
+    assert (plan["mode"], plan["claim_mode"], plan["target"]) == ("keep", "claim", "early")
+    assert plan["savepoint_path"].startswith(planned.storage.uri)
+    assert [s["action"] for s in plan["sources"]] == ["reset"]
+    by_path = pages.get("jobs/job/restore-plan", target=plan["savepoint_path"])["plan"]
+    assert by_path["target_sha256"] == plan["target_sha256"]
+
+
+def test_a_plan_with_a_wrong_value_is_refused_with_the_error_of_the_library(planned: PagesJob) -> None:
+    pages, target = Pages.of(planned), str(planned.checkpoints[0])
+    status, error = _error(pages, "jobs/job/restore-plan", target="none")
+    assert (status, error["facts"]["target"]) == (422, "none") and "early" in error["hint"]
+    wrong = {"sinks": "delete", "from_other_job": "yes", "claim_mode": "steal", "source_positions": "rows"}
+    wrong |= {"new_names": "a", "keep_tables": "gone", "drop": "gone"}
+    for name, value in wrong.items():
+        assert _error(pages, "jobs/job/restore-plan", target=target, **{name: value})[0] == 422, name
+    assert _error(pages, "jobs/job/restore-plan")[1]["facts"]["parameter"] == "target"
+    assert _error(pages, "jobs/none/restore-plan", target="latest")[0] == 404
+
+
+def test_a_plan_opens_only_the_job_roots_that_the_viewer_may_read(planned: PagesJob, tmp_path: Path) -> None:
+    other = PagesJob(tmp_path / "other")
+    other.grow()
+    path = other.save("theirs").path
+    # A link that somebody has put into a job root leads out of it.
+    link = planned.folder / "root" / "savepoints" / "link"
+    link.symlink_to(path.removeprefix("file://"))
+    pages = Pages(FixedCatalog(job=planned.storage))
+    own = planned.storage.uri
+    for target in (path, path.removeprefix("file://"), f"{own}/../x", "./x/y", "s3://bucket/x", f"{own}x/y", f"{link}"):
+        status, error = _error(pages, "jobs/job/restore-plan", target=target, from_other_job="true")
+        assert status == 422 and error["code"] in ("config", "missing-file"), target
+    link.unlink()
+    both = Pages(FixedCatalog(job=planned.storage, other=other.storage))
+    plan = both.get("jobs/job/restore-plan", RestorePlanPage, target=path, from_other_job="true")["plan"]
+    assert (plan["foreign"], plan["parent_job_uuid"]) == (True, other.root.job.job_uuid)
+
+
+def test_without_a_stored_graph_the_plan_is_null(job: PagesJob, pages: Pages) -> None:
+    page = pages.get("jobs/job/restore-plan", RestorePlanPage, target="latest")
+    assert (page["plan"], page["graph_known"], page["expected_plan"], page["replay"]) == (None, False, None, None)
+    assert {c["name"]: c["ok"] for c in page["checks"]}["graph"] is None
+
+
+# -- runs and the graph -----------------------------------------------------------------------------------------------
+
+
+def test_the_graph_has_what_the_newest_run_has_stored_and_what_a_checkpoint_had(planned: PagesJob) -> None:
+    pages, kept = Pages.of(planned), planned.checkpoints
+    page = pages.get("jobs/job/graph", GraphPage)
+    (chain,) = [chain for level in page["graph"]["levels"] for chain in level["chains"]]
+    assert (chain["uid"], chain["states"], [sink["uid"] for sink in chain["sinks"]]) == ("sum", None, ["out"])
+    assert [source["uid"] for source in page["graph"]["sources"]] == ["rows"]
+    assert (page["checkpoint_id"], page["generation"]) == (kept[-1], planned.root.head().entry.generation)
+    records = {record.checkpoint_id: record for record in _records(planned)}
+    for checkpoint in kept[:2]:
+        at = pages.get("jobs/job/graph", GraphPage, checkpoint_id=checkpoint)
+        (operator,) = at["operators"]
+        assert (operator["uid"], operator["states"]) == ("sum", ["total"])
+        assert operator["metrics"]["rows_in"] == records[checkpoint].operators["sum"].rows_in
+        assert [source["offset"] for source in at["sources"]] != [] and at["graph"] == page["graph"]
+    assert _error(pages, "jobs/job/graph", checkpoint_id="999999")[0] == 404
+    assert _error(pages, "jobs/job/graph", checkpoint_id="x")[0] == 422
+
+
+def test_a_job_without_a_stored_graph_has_the_rest(job: PagesJob, pages: Pages) -> None:
+    page = pages.get("jobs/job/graph", GraphPage)
+    assert (page["graph"], page["generation"]) == (None, None)
+    assert [operator["uid"] for operator in page["operators"]] == ["sum"]
+
+
+def test_a_run_has_its_job_file_and_the_difference_to_the_one_before(tmp_path: Path) -> None:
+    job, generations = PagesJob(tmp_path), []
+    for text in (b"one\n", b"one\n", b"two\n<script>\n", b"x" * (2 << 20), b"two\n"):
+        job.file = JobFile("job.py", text, datetime(2026, 1, 31, tzinfo=UTC))
+        job.grow()
+        generations.append(job.root.head().entry.generation)
+    pages = Pages.of(job)
+    shown = [pages.get(f"jobs/job/runs/{each}", RunPage) for each in generations]
+    assert [page["job_file"] for page in shown] == ["one\n", "one\n", "two\n<script>\n", None, "two\n"]
+    first, same, changed, large, after = (page["job_file_difference"] for page in shown)
+    assert (first, same, large, after) == (None, "", None, None)
+    assert changed.splitlines()[2:] == ["@@ -1 +1,2 @@", "-one", "+two", "+<script>"]
+    assert [page["previous_job_file_sha256"] for page in shown[1:]] == [p["run"]["job_file_sha256"] for p in shown[:-1]]
+    starts = {r.seq: r for r in read_history(job.storage) if isinstance(r, ActionRecord) and r.kind == RUN_START}
+    runs = {run["generation"]: run for run in pages.get("jobs/job", JobState)["runs"]}
+    for page, generation in zip(shown, generations, strict=True):
+        run, start = page["run"], starts[generation]
+        assert run == runs[generation]
+        assert (run["stateflow"], run["startup_ms"]) == (start.facts["stateflow"], start.duration_ms)
+        assert (run["base_checkpoint_id"], run["run"]) == (start.facts["checkpoint_id"], start.facts["run"])
+        assert (run["requested_by"]["name"], run["parallelism"]) == (Requester.parse(start.by).name, 2)
+        assert (run["graph_sha256"], run["job_file"]) == (start.facts["graph_sha256"], "job.py")
+    assert _error(pages, "jobs/job/runs/999999")[0] == 404
+    assert _error(pages, "jobs/job/runs/0")[0] == 422
+
+
+def test_a_run_that_made_no_checkpoint_is_a_run(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.grow()
+    job.file = JobFile("job.py", b"", datetime(2026, 1, 31, tzinfo=UTC))
+    run = job.prepare(job.build)
+    run.start()
+    run.abandon()
+    newest, before = Pages.of(job).get("jobs/job", JobState)["runs"]
+    assert (newest["generation"], newest["run"], newest["checkpoints"]) == (job.root.head().entry.generation, 2, 0)
+    assert (before["requested_by"], before["startup_ms"], before["job_file_sha256"]) == (None, None, None)
+
+
+# -- retention and comparison of savepoints ---------------------------------------------------------------------------
+
+
+def test_a_preview_of_a_retention_is_what_it_deletes(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    for name in ("a", "b", "c"):
+        job.grow()
+        request = operations.SavepointRequest(name=name, origin=Origin.PERIODIC)
+        operations.create_savepoint(job.address, request)
+    job.save("manual")
+    pages, kept = Pages.of(job), job.checkpoints
+    assert pages.get("jobs/job/retention-preview", RetentionPreview)["freed_bytes"] == 0
+    given = {"retain": 2, "savepoints": 1, "max_age_days": 7}
+    page = pages.get("jobs/job/retention-preview", RetentionPreview, **given)
+    assert (page["checkpoints"], page["savepoints"]) == (kept[:-2], ["a", "b"]) and page["problem"] is None
+    before = operations.collect_garbage(job.address)
+    pruned = operations.prune_savepoints(job.address, SavepointRule(1, timedelta(days=7)))
+    collected = operations.collect_garbage(job.address, retain=2)
+    assert before.deleted_files == 0 and list(pruned.deleted) == page["savepoints"]
+    assert (kept[-2:], page["freed_bytes"]) == (job.checkpoints, pruned.freed_bytes + collected.freed_bytes)
+    for wrong in ({"retain": "0"}, {"savepoints": "-1"}, {"max_age_days": "soon"}):
+        assert _error(pages, "jobs/job/retention-preview", **wrong)[0] == 422
+
+
+def test_a_preview_of_a_retention_reads_a_bounded_number_of_objects(
+    job: PagesJob, pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateflow.operations.garbage._MOST_CHECKPOINTS", 1)
+    page = pages.get("jobs/job/retention-preview", RetentionPreview, retain=1)
+    assert (page["checkpoints"], page["savepoints"], page["freed_bytes"]) == (job.checkpoints[:-1], [], None)
+    monkeypatch.setattr("stateflow.operations.garbage._MOST_SAVEPOINTS", 0)
+    page = pages.get("jobs/job/retention-preview", RetentionPreview, savepoints=1)
+    assert (page["checkpoints"], page["savepoints"], page["freed_bytes"]) == ([], None, None)
+
+
+def test_a_pinned_checkpoint_stays_in_the_preview_of_a_retention(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.grow(12)
+    root = job.root
+    first, *middle, newest = root.checkpoints.restorable(root.head())
+    root.admin.pin(first, "ada", "a reader")
+    page = Pages.of(job).get("jobs/job/retention-preview", RetentionPreview, retain=1)
+    assert page["checkpoints"] == [ref.id for ref in middle] and page["freed_bytes"] > 0 and newest
+
+
+def test_two_savepoints_are_compared_by_their_documents(planned: PagesJob) -> None:
+    planned.save("later")
+    pages = Pages.of(planned)
+    page = pages.get("jobs/job/savepoint-diff", SavepointDiff, **{"from": "early", "to": "later"})
+    old, new = (operations.find(planned.address, name).document for name in ("early", "later"))
+    assert (page["old"]["name"], page["new"]["checkpoint_id"]) == ("early", new.checkpoint_id)
+    assert page["old"]["offsets"] == {"rows": {"row": 4}}
+    assert [page[side]["sinks"]["out"]["checkpoint_id"] for side in ("old", "new")] == [
+        old.checkpoint_id,
+        new.checkpoint_id,
+    ]
+    (operator,) = page["operators"]
+    files = [{f.sha256: f.size for o in each.manifest.operators for f in o.files} for each in (old, new)]
+    assert operator["added_files"] == len(files[1].keys() - files[0].keys()) > 0
+    assert operator["common_files"] == len(files[1].keys() & files[0].keys())
+    assert operator["removed_bytes"] == sum(size for key, size in files[0].items() if key not in files[1])
+    assert (operator["uid"], operator["new_bytes"]) == ("sum", state_bytes(new.manifest.operators))
+    assert operator["states"] == [{"name": "total", "kind": "value", "old_type": "int", "new_type": "int"}]
+    same = pages.get("jobs/job/savepoint-diff", SavepointDiff, **{"from": "early", "to": "early"})["operators"][0]
+    assert (same["added_files"], same["removed_files"], same["old_bytes"]) == (0, 0, same["new_bytes"])
+    assert _error(pages, "jobs/job/savepoint-diff", **{"from": "early"})[1]["facts"]["parameter"] == "to"
+    for wrong in ("none", planned.storage.uri, "../early"):
+        status, error = _error(pages, "jobs/job/savepoint-diff", **{"from": "early", "to": wrong})
+        assert (status, error["facts"]) == (422, {"savepoint": wrong})

@@ -424,7 +424,7 @@ class _JobArguments(TypedDict):
 
 def recovery_dag(job: StateflowJob, application: str) -> DAG:
     """Returns the DAG. It has no schedule."""
-    params = {**_recovery_params(), **job.params}
+    params = {**_recovery_params(), **job.params, "expected_plan": _expected_plan()}
     code: _JobArguments = {
         "job": application,
         "job_root": job.root,
@@ -446,6 +446,7 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
             sources="{{ params.source_positions or '' }}",
             claim_mode="{{ params.claim_mode }}",
             run_dag=job.name,
+            expected_plan="{{ params.expected_plan or '' }}",
             **code,
             **RETRIES,
         )
@@ -542,6 +543,14 @@ def _recovery_params() -> dict[str, Param]:
         "claim_mode": claim_mode(),
         "run": Param(False, type="boolean", title="Run the job after the restore"),
     }
+
+
+def _expected_plan() -> Param:
+    return optional_text(
+        "Expected plan",
+        "Filled in by the pages of stateflow: the plan that they have shown, with which the task plan compares its own."
+        " Leave it empty otherwise.",
+    )
 
 
 class Retries(TypedDict):

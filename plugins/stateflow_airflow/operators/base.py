@@ -221,6 +221,19 @@ def quote(text: object) -> str:
     return "\n".join(f"> {escape(line)}  " for line in lines)
 
 
+def code_block(text: str, language: str = "") -> str:
+    """Returns a text of several lines as a block of code, which Markdown shows as it is; no control characters.
+
+    Args:
+        text: the text.
+        language: its language, such as ``diff``.
+    """
+    lines = "\n".join(_CONTROLS.sub(" ", line.expandtabs(4)) for line in text.splitlines())
+    # Only as many backticks end the block.
+    fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", lines)), 3)
+    return f"{fence}{language}\n{lines}\n{fence}"
+
+
 class DagStatus(TypedDict):
     """Whether a DAG is paused, and the number of its running and queued runs."""
 

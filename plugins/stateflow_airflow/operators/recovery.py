@@ -58,6 +58,8 @@ class StateflowRestorePlanOperator(JobOperator):
             restored state is no longer one of its retained checkpoints. Templated.
         settings: see `StateflowRunOperator`. Templated.
         run_dag: id of the DAG that runs the job; the plan then reports whether it is paused and has active runs.
+        expected_plan: the `expected_plan` of a plan that a page has shown; ``markdown`` then says in which parts this
+            plan differs from it. Templated.
     """
 
     template_fields: Sequence[str] = (
@@ -72,6 +74,7 @@ class StateflowRestorePlanOperator(JobOperator):
         "sources",
         "claim_mode",
         "settings",
+        "expected_plan",
     )
     template_fields_renderers = {"settings": "json"}
     ui_color = "#fdf1cf"
@@ -91,10 +94,12 @@ class StateflowRestorePlanOperator(JobOperator):
         claim_mode: str = "no-claim",
         settings: Mapping[str, object] | str | None = None,
         run_dag: str = "",
+        expected_plan: str = "",
         **kwargs: Any,
     ) -> None:
         super().__init__(job=job, job_root=job_root, settings=settings, **kwargs)
         self.run_dag = run_dag
+        self.expected_plan = expected_plan
         self.target = target
         self.sinks = sinks
         self.drop = drop
@@ -123,8 +128,8 @@ class StateflowRestorePlanOperator(JobOperator):
         with self.library():
             code = job_code(self.job, self.settings)
             plan = plan_restore(check_job_root(self.job_root), code, str(self.target).strip(), options)
-        dag = dag_status(context, self.run_dag) if self.run_dag else None
-        markdown = as_markdown(plan, _dag_notes(self.run_dag, dag) if dag else ())
+            dag = dag_status(context, self.run_dag) if self.run_dag else None
+            markdown = as_markdown(plan, _dag_notes(self.run_dag, dag) if dag else (), self.expected_plan)
         self.log.info("The plan:\n%s", markdown)
         return {"plan": to_object(plan), "markdown": markdown, "dag": dag}
 

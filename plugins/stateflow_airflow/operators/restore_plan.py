@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from stateflow_airflow.failures import config_failure
-from stateflow_airflow.operators.base import escape
+from stateflow_airflow.operators.base import code_block, escape
 
 if TYPE_CHECKING:
     from stateflow.checkpoint.restore.plan_document import RestorePlan, SinkChange, SourceChange, StateChange
@@ -16,16 +16,21 @@ if TYPE_CHECKING:
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
-def as_markdown(plan: RestorePlan, notes: Sequence[str] = ()) -> str:
+def as_markdown(plan: RestorePlan, notes: Sequence[str] = (), expected_plan: str = "") -> str:
     """Returns the plan as Markdown tables, with warnings for the approver.
 
     Args:
         plan: the plan.
         notes: further notes, in Markdown.
+        expected_plan: what a plan that was shown before is compared by; see `plan_document.expected_plan_of`. Empty
+            if none was shown.
+
+    Raises ConfigError if `expected_plan` is not such a text.
     """
     from stateflow.checkpoint.restore.plan_document import describe_graph, describe_replay, describe_target
 
     parts = [
+        _differences(plan, expected_plan) if expected_plan else "",
         f"**{escape(plan.job)}** is restored from checkpoint {plan.checkpoint_id} to **{escape(plan.target_label)}**, "
         f"{escape(describe_target(plan))}.",
         _savepoint(plan),
@@ -36,8 +41,30 @@ def as_markdown(plan: RestorePlan, notes: Sequence[str] = ()) -> str:
         _list(escape(line) for line in describe_graph(plan)),
         escape(describe_replay(plan)),
         _list([*_warnings(plan), *notes]),
+        _job_file_difference(plan),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _differences(plan: RestorePlan, expected_plan: str) -> str:
+    """Returns how a plan differs from the one that was shown before the DAG run; empty if it does not."""
+    from stateflow.checkpoint.restore.plan_document import differing_parts
+
+    found = differing_parts(plan, expected_plan)
+    if not found:
+        return ""
+    intro = (
+        "**This plan is not the one that was shown when the restore was requested**: that was made without the job "
+        "file, or the job has changed since. These parts differ, and are now:"
+    )
+    return f"{intro}\n\n{_list(f'**{escape(part.value)}**: {escape(text)}' for part, text in found.items())}"
+
+
+def _job_file_difference(plan: RestorePlan) -> str:
+    if not plan.job_file_difference:
+        return ""
+    title = "**The job file is not the one of the newest run whose text is known**:"
+    return f"{title}\n\n{code_block(plan.job_file_difference, 'diff')}"
 
 
 def _savepoint(plan: RestorePlan) -> str:

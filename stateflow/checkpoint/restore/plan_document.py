@@ -5,8 +5,10 @@ It has the changes of state, sources, sinks and the job's graph, and the checkpo
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +22,7 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.restore.graph_map import DroppedState, GraphAssignment, StateMove
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from stateflow.errors import ConfigError
 from stateflow.outputs import Timestamp
 from stateflow.state.handles import Document
 
@@ -136,6 +139,10 @@ _SINK_REMOVED = (
     "sink would write those rows a second time"
 )
 _NOT_HELD = "it no longer has all input since the target: the missing rows cannot be read again"
+_UNREAD = (
+    "it was not read, because only the job file says where it is: the plan that is made with the job file shows what "
+    "the restore removes, and whether it would undo what others have written"
+)
 _RUN_OPEN = (
     "of the job has not ended cleanly: it is running, was killed, or failed. A checkpoint that it commits makes this "
     "plan outdated; otherwise executing the plan ends it"
@@ -196,10 +203,12 @@ class SinkChange(Document, frozen=True, kw_only=True):
     table_id: str
     table: str | None
     """Its path or address; None for sinks without one."""
-    current_version: int
-    """Version of the table when the plan was created."""
+    current_version: int | None
+    """Version of the table when the plan was created; None when it is not known."""
     target_version: int | None = None
-    """Version to restore; None when the content stays."""
+    """Version to restore; None when the content stays, and when it is not known."""
+    read: bool = True
+    """Whether the table was read. Otherwise, the versions are those of the log, and other writers are not known."""
     rows_removed: int | None = 0
     rows_returned: int | None = 0
     others: tuple[str, ...] = ()
@@ -282,11 +291,123 @@ class RestorePlan(Document, frozen=True, kw_only=True):
     """Hash of the job's code that the plan was created with."""
     code_difference: str | None = None
     """A sentence if other code made the target; None if none is known."""
+    job_file_difference: str | None = None
+    """A unified diff of the job file against the newest run's whose text is stored, of at most 64 kB; empty if they are
+    equal, None if it is not known."""
 
     @property
     def digest(self) -> str:
         """A hash that identifies this plan in a request's id."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
+
+
+LARGEST_DIFFERENCE = 64_000
+"""Size of the largest difference of two job files, in bytes."""
+
+
+_LARGEST_COMPARED = 256 << 10
+"""Size of the largest text of which a difference is made: it takes time that grows with the square of the lines."""
+
+
+def difference_of_texts(before: bytes, after: bytes, names: tuple[str, str]) -> str | None:
+    """Returns a unified diff of at most `LARGEST_DIFFERENCE` bytes, whose last line says if it was cut.
+
+    Returns an empty text if both are equal, and None for texts that are too large to be compared.
+
+    Args:
+        before: the earlier text.
+        after: the later one.
+        names: what they are called in its first lines.
+    """
+    if before == after:
+        return ""
+    if max(len(before), len(after)) > _LARGEST_COMPARED:
+        return None
+    old, new = (data.decode(errors="replace").splitlines() for data in (before, after))
+    found: list[str] = []
+    left = LARGEST_DIFFERENCE - len(_CUT.encode())
+    for line in difflib.unified_diff(old, new, *names, lineterm=""):
+        left -= len(line.encode()) + 1
+        if left < 0:
+            return "\n".join([*found, _CUT])
+        found.append(line)
+    # The end of the last line is no difference that a reader looks for, but the files are not equal.
+    return "\n".join(found) or "\\ only ends of lines differ"
+
+
+_CUT = "\\ the rest of the difference is left out"
+
+
+class PlanPart(StrEnum):
+    """Parts of a plan that can be compared with those of a plan that was made without the job file."""
+
+    TARGET = "target"
+    HEAD = "newest checkpoint"
+    STATE = "state"
+    SOURCES = "sources"
+    SINKS = "sinks"
+    VERSIONS = "versions of tables"
+    KEPT = "kept tables"
+    CLAIM = "claim mode"
+
+
+def describe_parts(plan: RestorePlan) -> dict[PlanPart, str]:
+    """Returns the parts of a plan in words; without the versions of tables if these are not known."""
+    sinks = [f"{s.uid}: {s.mode.value}" for s in plan.sinks]
+    restored = [s for s in plan.sinks if s.mode is SinkMode.RESTORE]
+    kept = [s.uid for s in plan.sinks if s.mode is SinkMode.KEEP] + [left.uid for left in plan.left]
+    moved = describe_moves(plan.graph)
+    found = {
+        PlanPart.TARGET: f"{plan.target_label}, SHA-256 {plan.target_sha256}",
+        PlanPart.HEAD: f"checkpoint {plan.checkpoint_id} in generation {plan.generation}",
+        PlanPart.STATE: _joined([*(f"{s.uid}: {s.action.value}" for s in plan.states), *moved]),
+        PlanPart.SOURCES: _joined(
+            f"{s.old} → {s.uid}: {s.action.value}" if s.old else f"{s.uid}: {s.action.value}" for s in plan.sources
+        ),
+        PlanPart.SINKS: _joined([f"mode {plan.mode.value}", *sinks]),
+        PlanPart.KEPT: _joined(sorted(kept)),
+        PlanPart.CLAIM: plan.claim_mode.value,
+    }
+    if all(s.read or s.target_version is not None or s.rows_removed == 0 for s in restored):
+        versions = (f"{s.uid}: {'unchanged' if s.target_version is None else s.target_version}" for s in restored)
+        found[PlanPart.VERSIONS] = _joined(versions)
+    return found
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return "; ".join(texts) or "none"
+
+
+def expected_plan_of(plan: RestorePlan) -> str:
+    """Returns a text that a later plan is compared with: the begin of a hash of each part that this plan knows."""
+    parts = describe_parts(plan)
+    return ",".join(f"{part.name.lower()}={_hash_of(text)}" for part, text in parts.items())
+
+
+def _hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def differing_parts(plan: RestorePlan, expected: str) -> dict[PlanPart, str]:
+    """Returns the parts of a plan, in words, that are not those of an expected plan.
+
+    Args:
+        plan: the plan.
+        expected: what `expected_plan_of` has returned for the other plan.
+
+    Raises ConfigError for a text that it never returns.
+    """
+    given = dict(re.findall(r"([a-z]+)=([0-9a-f]{12})(?:,|$)", expected))
+    known = {part.name.lower(): part for part in PlanPart}
+    if not given.keys() <= known.keys() or expected != ",".join(f"{name}={text}" for name, text in given.items()):
+        raise ConfigError(
+            "the expected plan is not one that the pages have made",
+            hint="leave it empty, or take it from the page that shows the plan",
+            expected_plan=expected[:200],
+        )
+    parts = describe_parts(plan)
+    wanted = {known[name]: text for name, text in given.items()}
+    return {part: parts.get(part, "none") for part, text in wanted.items() if _hash_of(parts.get(part, "")) != text}
 
 
 def state_changes(
@@ -346,6 +467,8 @@ def cautions(plan: RestorePlan) -> list[Caution]:
     """Returns the cautions of a plan, the most severe first."""
     found = [Caution(f"table of {s.uid}", _other_commits(s.others)) for s in plan.sinks if s.others]
     found += [Caution(f"table of {left.uid}", _removed_sink(left, plan)) for left in plan.left]
+    unread = [s.uid for s in plan.sinks if not s.read and s.mode is SinkMode.RESTORE]
+    found += [Caution(f"table of {', '.join(unread)}", _UNREAD)] if unread else []
     found += [Caution(f"source {s.uid}", _NOT_HELD) for s in plan.sources if s.available is False]
     dropped = ", ".join(s.uid for s in plan.states if s.action is StateAction.DROPPED)
     if dropped:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -16,6 +16,7 @@ from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, find_savepo
 from stateflow.checkpoint.savepoints.names import LATEST
 from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, CorruptFile, MissingFile
+from stateflow.storage.paths import SAVEPOINTS
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,24 @@ class Target:
         return self.savepoint.label
 
 
-def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
+@dataclass(frozen=True)
+class TargetLimits:
+    """What is opened and searched for a target.
+
+    Attributes:
+        most: how many checkpoints, and how many savepoints, a condition is compared with at most; None for no limit.
+        within: as for `storage.locations.open_location`.
+    """
+
+    most: int | None = None
+    within: Sequence[str] | None = None
+
+
+UNLIMITED = TargetLimits()
+"""No limit, apart from what the environment allows."""
+
+
+def resolve_target(root: JobRoot, head: Head, text: str, limits: TargetLimits = UNLIMITED) -> Target:
     """Returns the checkpoint or savepoint that `text` refers to.
 
     Args:
@@ -61,9 +79,10 @@ def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
         head: the newest entry.
         text: ``latest``; the id of a retained checkpoint; a savepoint's name, path or URI; ``before:TIME`` in ISO
             8601, by default in UTC; ``before:SOURCE=OFFSET`` with a number or the source's own JSON.
+        limits: what is opened and searched.
 
     Raises:
-        ConfigError: the target does not exist; the error lists existing ones.
+        ConfigError: the target does not exist; the error lists existing ones. Also for one beyond the limits.
         MissingFile, CorruptFile: the target is damaged.
     """
     if len(text) > _LONGEST:
@@ -71,7 +90,7 @@ def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
             "the target is too long", hint="use a checkpoint's id, or a savepoint's name or path", target=text[:100]
         )
     if text.startswith(BEFORE):
-        return _before(root, head, text.removeprefix(BEFORE))
+        return _before(root, head, text.removeprefix(BEFORE), limits.most)
     if text == LATEST:
         if head.checkpoint is None:
             raise ConfigError("the job has no checkpoint yet", hint="run it first", storage=root.storage.uri)
@@ -80,11 +99,12 @@ def resolve_target(root: JobRoot, head: Head, text: str) -> Target:
         for ref in root.checkpoints.restorable(head):
             if ref.id == int(text):
                 return _checkpoint(root, ref)
-    stored = find_savepoint(root.storage, text) if "/" not in text else savepoint_at(text, root.storage.uri)
+    if "/" in text:
+        return _of_savepoint(savepoint_at(text, root.storage.uri, limits.within))
+    stored = find_savepoint(root.storage, text)
     if stored is None:
-        raise ConfigError(
-            "the checkpoint or savepoint does not exist", hint="available: " + _names(root, head), target=text
-        )
+        names = _names(root, head, limits.most)
+        raise ConfigError("the checkpoint or savepoint does not exist", hint=f"available: {names}", target=text)
     return _of_savepoint(stored)
 
 
@@ -115,9 +135,17 @@ def _of_savepoint(stored: StoredSavepoint) -> Target:
     return Target(document.checkpoint_id, document.committed_at, document.job_uuid, document.manifest, savepoint=stored)
 
 
-def _before(root: JobRoot, head: Head, condition: str) -> Target:
+def _before(root: JobRoot, head: Head, condition: str, most: int | None) -> Target:
+    folders = _folders(root, most)
+    if most is not None and max(len(root.checkpoints.restorable(head)), len(folders or ())) > most:
+        raise ConfigError(
+            "the job has too many checkpoints or savepoints to search them here",
+            hint="name a checkpoint by its id, or a savepoint by its name",
+            before=condition,
+            most=most,
+        )
     # Newest first by number, which does not depend on clocks; a checkpoint before its savepoints.
-    points = sorted(_points(root, head), key=lambda t: (-t.checkpoint_id, t.savepoint is not None))
+    points = sorted(_points(root, head, folders), key=lambda t: (-t.checkpoint_id, t.savepoint is not None))
     source, equals, offset = condition.partition("=")
     if equals:
         limit = _parsed(offset)
@@ -129,20 +157,20 @@ def _before(root: JobRoot, head: Head, condition: str) -> Target:
     if found is None:
         raise ConfigError(
             "no checkpoint or savepoint fulfils the condition",
-            hint="available: " + _names(root, head),
+            hint="available: " + _names(root, head, most),
             before=condition,
         )
     return found
 
 
-def _points(root: JobRoot, head: Head) -> Iterator[Target]:
+def _points(root: JobRoot, head: Head, folders: Sequence[str] | None) -> Iterator[Target]:
     """Yields the restorable checkpoints, and the job's own savepoints whose checkpoint no restore has undone."""
     restorable = root.checkpoints.restorable(head)
     for ref in restorable:
         if target := _undamaged(root, head, ref):
             yield target
     retained = {ref.id for ref in restorable}
-    for stored in list_savepoints(root.storage):
+    for stored in list_savepoints(root.storage, names=folders):
         document = stored.document
         if document.job_uuid == root.job.job_uuid and is_ancestor(head, document.checkpoint_id, retained):
             yield _of_savepoint(stored)
@@ -211,7 +239,15 @@ def _timestamp(text: str) -> datetime:
         ) from e
 
 
-def _names(root: JobRoot, head: Head) -> str:
-    checkpoints = sorted(r.id for r in root.checkpoints.restorable(head))
-    savepoints = [s.document.name for s in list_savepoints(root.storage)]
+def _folders(root: JobRoot, most: int | None) -> Sequence[str] | None:
+    """Returns the names of the savepoints' folders if their number is limited: then their files are not listed."""
+    return None if most is None else root.storage.folders(SAVEPOINTS)
+
+
+def _names(root: JobRoot, head: Head, most: int | None) -> str:
+    checkpoints = sorted(r.id for r in root.checkpoints.restorable(head))[-(most or 0) :]
+    folders = _folders(root, most)
+    if most is not None and len(folders or ()) > most:
+        return f"checkpoints {checkpoints}, and more than {most} savepoints"
+    savepoints = [s.document.name for s in list_savepoints(root.storage, names=folders)]
     return f"checkpoints {checkpoints}, savepoints {savepoints}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
@@ -154,7 +154,9 @@ def put_marker(storage: Storage, folder: str, data: bytes) -> bool:
     return found == data
 
 
-def list_savepoints(storage: Storage, within: str = SAVEPOINTS) -> list[StoredSavepoint]:
+def list_savepoints(
+    storage: Storage, within: str = SAVEPOINTS, names: Sequence[str] | None = None
+) -> list[StoredSavepoint]:
     """Returns the complete savepoints in a job root, oldest first, without those whose request may still be refused.
 
     Damaged savepoints are logged and skipped.
@@ -162,18 +164,20 @@ def list_savepoints(storage: Storage, within: str = SAVEPOINTS) -> list[StoredSa
     Args:
         storage: the job root, or another folder with savepoints.
         within: prefix of the savepoints' folders; empty outside of job roots.
+        names: names of the folders that are read; None for all, of which each file is listed.
     """
-    return sorted(_confirmed(storage, within), key=lambda s: s.document.made_at)
+    return sorted(_confirmed(storage, within, names), key=lambda s: s.document.made_at)
 
 
-def _complete(storage: Storage, within: str) -> Iterator[StoredSavepoint]:
-    for folder in _folders(storage, within):
+def _complete(storage: Storage, within: str, names: Sequence[str] | None) -> Iterator[StoredSavepoint]:
+    known = (savepoint_folder(name, within) for name in names or () if savepoint_file(f"{name}/{SAVEPOINT}", ""))
+    for folder in _folders(storage, within) if names is None else known:
         if (stored := _readable(storage, folder)) is not None:
             yield stored
 
 
-def _confirmed(storage: Storage, within: str) -> Iterator[StoredSavepoint]:
-    for stored in _complete(storage, within):
+def _confirmed(storage: Storage, within: str, names: Sequence[str] | None) -> Iterator[StoredSavepoint]:
+    for stored in _complete(storage, within, names):
         try:
             if is_confirmed(storage, stored):
                 yield stored
@@ -251,16 +255,17 @@ def savepoint_uri(path: str) -> str:
     return path.rstrip("/").removesuffix(f"/{SAVEPOINT}") or path
 
 
-def savepoint_at(path: str, job_root: str = "") -> StoredSavepoint:
+def savepoint_at(path: str, job_root: str = "", within: Sequence[str] | None = None) -> StoredSavepoint:
     """Returns the savepoint at the path or URI of its folder or of its ``_savepoint``.
 
     Args:
         path: the path or URI.
         job_root: URI of the job root for which it is opened, where every location is allowed; empty for none.
+        within: as for `open_location`.
 
     Raises ConfigError when no complete savepoint exists there, or the location is not allowed.
     """
-    return open_savepoint(open_location(savepoint_uri(path), job_root))
+    return open_savepoint(open_location(savepoint_uri(path), job_root, within))
 
 
 def folder_at(uri: str, job_root: str = "") -> tuple[Storage, str]:

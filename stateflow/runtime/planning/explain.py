@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import msgspec
+
 from stateflow.api.functions.process import TaskInfo
 from stateflow.api.graph import (
     ColumnsNode,
@@ -29,9 +31,11 @@ from stateflow.api.schema import RowSchema
 from stateflow.api.sink import Delivery, Sink
 from stateflow.api.windows.window import HasWindows, duration_text
 from stateflow.config.settings import AT_LEAST_ONCE, Settings
-from stateflow.outputs import OptionalText
+from stateflow.errors import DataError
+from stateflow.outputs import OptionalText, from_object
 from stateflow.runtime.planning.physical_plan import Level, OperatorChain, plan_job
 from stateflow.runtime.planning.state_discovery import discover_states
+from stateflow.types.decoders import decode_json
 from stateflow.types.ttl_config import StateTtlConfig
 
 
@@ -169,6 +173,14 @@ def explain_job(graph: Graph, settings: Settings, on_spark: bool, *, with_states
         ),
         tuple(_level(level, graph, settings, with_states) for level in plan.levels),
     )
+
+
+def read_explanation(data: bytes) -> JobExplanation | None:
+    """Returns the plan in the JSON that a run has stored; None if this version cannot read it."""
+    try:
+        return from_object(JobExplanation, decode_json(dict[str, object], data))
+    except (msgspec.MsgspecError, ValueError, RecursionError, DataError):
+        return None
 
 
 def to_lines(explanation: JobExplanation) -> Iterator[str]:

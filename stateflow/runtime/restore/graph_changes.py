@@ -38,6 +38,7 @@ from stateflow.checkpoint.restore.source_positions import (
     rename_waiting,
     with_sources,
 )
+from stateflow.checkpoint.restore.state_assignment import CurrentJob
 from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, StateflowError
 from stateflow.outputs import offset_value, utc_text
@@ -64,13 +65,14 @@ class ChosenStarts:
 
 
 def choose_starts(
-    options: Sequence[str], sources: Mapping[str, Source | LocalSource], target: Manifest, at: datetime
+    options: Sequence[str], sources: Mapping[str, Source | LocalSource | None], target: Manifest, at: datetime
 ) -> ChosenStarts:
     """Returns the positions in `options`.
 
     Args:
         options: positions, each as ``UID=POSITION``.
-        sources: the sources of the job, by uid.
+        sources: the sources of the job, by uid; None for one of which only the description is known. Its chosen
+            position is checked as a text only, and remains a text.
         target: manifest of the target.
         at: the time that ``latest`` refers to.
 
@@ -96,7 +98,12 @@ def choose_starts(
         if value == KEEP:
             starts[uid] = None
             continue
-        found = _initial_position(uid, source, _parsed(option, value, at))
+        start = _parsed(option, value, at)
+        if source is None:
+            starts[uid] = SourceStart()
+            texts[uid] = value
+            continue
+        found = _initial_position(uid, source, start)
         offset = found.offset
         if target.spark is not None and isinstance(source, LocalSource) and offset != FROM_START:
             offset = json.dumps(spark_position(offset))
@@ -106,18 +113,21 @@ def choose_starts(
     return ChosenStarts(starts, texts)
 
 
-def can_keep(source: Source | LocalSource, before: str) -> bool:
-    """Returns whether a source may continue from the position of a source with another description."""
+def can_keep(source: Source | LocalSource | None, before: str) -> bool:
+    """Returns whether a source may continue from the position of a source with another description.
+
+    Also True for a source of which only the description is known.
+    """
     return not isinstance(source, Source) or source.can_keep(before)
 
 
-def check_kept(uid: str, source: Source | LocalSource, before: str) -> None:
+def check_kept(uid: str, source: Source | LocalSource | None, before: str) -> None:
     """Raises ConfigError for a source that reads other data and cannot continue from the old position.
 
     Args:
         before: the description of the source in the target.
     """
-    if not can_keep(source, before):
+    if source is not None and not can_keep(source, before):
         raise ConfigError(
             "a position of other data cannot be kept by this kind of source",
             hint=f"if its folder was moved with all files that were read, use stateflow source relocate; otherwise set "
@@ -202,32 +212,50 @@ class DeclaredGraph:
     """The graph of the job, with what a restore compares.
 
     Attributes:
-        sources: (uid, description) of each source, ordered by uid.
+        parallelism: number of subtasks of keyed operators.
         max_parallelism: number of key groups.
+        key_types: Spark type names of the key columns, by uid of the operator.
+        sources: (uid, description) of each source, ordered by uid.
         states: the declared states by uid of the operator, as far as known.
         sinks: uids of the sinks.
+        source_objects: the sources, by uid; empty if only their descriptions are known.
     """
 
-    plan: JobPlan
-    sources: tuple[tuple[str, str], ...]
+    parallelism: int
     max_parallelism: int
+    key_types: Mapping[str, list[str]]
+    sources: tuple[tuple[str, str], ...]
     states: Mapping[str, Declarations] = field(default_factory=dict)
     sinks: frozenset[str] = frozenset()
+    source_objects: Mapping[str, Source | LocalSource] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        plan: JobPlan,
+        sources: tuple[tuple[str, str], ...],
+        max_parallelism: int,
+        *,
+        states: Mapping[str, Declarations],
+        sinks: Iterable[str],
+    ) -> DeclaredGraph:
+        """Returns the graph of a plan; arguments are the attributes."""
+        objects = {node.uid: node.source for node in plan.sources}
+        return cls(plan.parallelism, max_parallelism, plan.key_types, sources, states, frozenset(sinks), objects)
+
+    def wanted(self, max_parallelism: int) -> CurrentJob:
+        """Returns the same for the comparison with stored state, with another number of key groups."""
+        return CurrentJob(self.parallelism, max_parallelism, self.key_types, self.sources, self.states)
 
     @property
     def names(self) -> JobGraph:
         """The names of everything in it."""
         return JobGraph(
-            operators=frozenset(self.plan.key_types),
+            operators=frozenset(self.key_types),
             declared={uid: frozenset(_declared_items(states)) for uid, states in self.states.items()},
             sources=frozenset(uid for uid, _ in self.sources),
             sinks=self.sinks,
         )
-
-    @property
-    def source_objects(self) -> dict[str, Source | LocalSource]:
-        """The sources, by uid."""
-        return {node.uid: node.source for node in self.plan.sources}
 
 
 @dataclass(frozen=True)
@@ -334,13 +362,14 @@ def change_graph(
     given = parse_maps(request.changes.maps, stored, graph.names)
     assignment = assign_states(stored, graph.names, given, request.drop)
     operators = map_operators(target, stored, assignment)
-    chosen = choose_starts(request.changes.sources, graph.source_objects, target, request.at)
+    objects = {uid: graph.source_objects.get(uid) for uid, _ in graph.sources}
+    chosen = choose_starts(request.changes.sources, objects, target, request.at)
     sources = match_sources(
         target.sources,
         graph.sources,
         given.sources,
         chosen.starts,
-        can_keep=lambda uid, before: can_keep(graph.source_objects[uid], before),
+        can_keep=lambda uid, before: can_keep(objects[uid], before),
     )
     _check_kept_positions(target, sources, graph)
     _check_dropped_sources(sources, request.drop)
@@ -390,7 +419,7 @@ def _check_kept_positions(target: Manifest, sources: SourceStarts, graph: Declar
     for uid, description in graph.sources:
         old = sources.starts[uid].old
         if old and before[old] != description:
-            check_kept(uid, graph.source_objects[uid], before[old])
+            check_kept(uid, graph.source_objects.get(uid), before[old])
 
 
 def _check_dropped_sources(sources: SourceStarts, drop: frozenset[str]) -> None:

@@ -213,7 +213,8 @@ def check_savepoint_fits(new: NewJobRoot, stored: StoredSavepoint, initial: Init
     same = NewJob(settings.name, settings.max_parallelism, plan.key_types)
     key_groups = _key_groups(new, document)
     states, sources = discover_states_if_possible(plan, key_groups), source_descriptions(plan)
-    declared = DeclaredGraph(plan, sources, key_groups, states, frozenset(node.uid for node in new.graph.sinks))
+    sinks = frozenset(node.uid for node in new.graph.sinks)
+    declared = DeclaredGraph.of(plan, sources, key_groups, states=states, sinks=sinks)
     # An attempt after a kill finds the root's FORMAT, and skips the files of its own time.
     request = GraphRequest(initial.changes, initial.drop, new.clock.now())
     manifest = readable_without_positions(document.manifest, new.reads_by_spark)

@@ -135,7 +135,7 @@ def _check_plan(job: Job, head: Head, plan: RestorePlan, request: RestoreRequest
     context = check_target(job, head, planned_target(job.root, head, plan), planned_graph(plan))
     check_planned_graph(context.graph, plan)
     sink_intents(context, plan.sinks)
-    context.check_file_hashes()
+    context.checked.check_file_hashes()
     return context
 
 

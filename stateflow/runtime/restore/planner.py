@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import msgspec
 
@@ -26,6 +27,7 @@ from stateflow.checkpoint.log.manifest_files import check_hashes, check_sizes, f
 from stateflow.checkpoint.log.transitions import pending_of
 from stateflow.checkpoint.restore.plan_document import (
     GraphChanges,
+    Replay,
     RestorePlan,
     SavedCheckpoint,
     SinkChange,
@@ -37,8 +39,8 @@ from stateflow.checkpoint.restore.plan_document import (
     replay_since,
     state_changes,
 )
-from stateflow.checkpoint.restore.state_assignment import CurrentJob, assign_state
-from stateflow.checkpoint.restore.targets import Target, resolve_target
+from stateflow.checkpoint.restore.state_assignment import assign_state
+from stateflow.checkpoint.restore.targets import UNLIMITED, Target, TargetLimits, resolve_target
 from stateflow.checkpoint.savepoints.catalog import StoredSavepoint, list_savepoints, savepoint_at
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
 from stateflow.checkpoint.savepoints.claimed_savepoints import check_claim_of_job
@@ -94,23 +96,61 @@ def make_restore_plan(job: Job, target_name: str, options: RestoreOptions) -> Re
     """
 
     def plan(head: Head) -> RestorePlan:
-        target = _resolve(job, head, target_name, options)
+        target = choose_target(job.root, head, target_name, options)
         # The plan has the time in milliseconds, and its execution must find the same positions.
         now = parse_timestamp(utc_text(job.root.clock.now()))
         context = check_target(job, head, target, GraphRequest(options.changes, options.drop, now))
-        context.check_file_sizes()
-        return _describe(context, target_name, options)
+        context.checked.check_file_sizes()
+        found = describe_plan(context.checked, target_name, options, _JobFacts(context, options))
+        difference = target.manifest.code_difference(job.code) or None
+        return msgspec.structs.replace(found, code_hash=job.code or None, code_difference=difference)
 
     return job.root.read_kept(plan)
 
 
-def _describe(context: RestoreContext, target_name: str, options: RestoreOptions) -> RestorePlan:
-    job, head, target = context.job, context.head, context.target
-    root = job.root
-    mode = SinkMode.KEEP if context.from_other_job else options.sinks
-    left = tables_without_sink(context, mode, options.keep_tables)
-    newest, dropped = _newest_manifest(root, head), _dropped_checkpoints(context)
-    replay = None if context.from_other_job else replay_since(root, head, target.checkpoint_id)
+class PlanFacts(Protocol):
+    """What a plan needs beside the target: read from tables and the whole history, or known without them."""
+
+    def plan_sinks(self, mode: SinkMode) -> list[SinkChange]:
+        """Returns the change of each table of the job's sinks, by uid; raises as `plan_sink_changes`."""
+
+    def count_replay(self) -> Replay | None:
+        """Returns what the job has done since the target; None if it is not known."""
+
+    def find_saved(self, dropped: list[int]) -> list[SavedCheckpoint]:
+        """Returns the savepoints of the checkpoints that a restore drops."""
+
+
+@dataclass(frozen=True)
+class _JobFacts:
+    """Facts that are read from the tables of a job's sinks, and from its job root."""
+
+    context: RestoreContext
+    options: RestoreOptions
+
+    def plan_sinks(self, mode: SinkMode) -> list[SinkChange]:
+        return plan_sink_changes(self.context, mode, self.options.keep_tables)
+
+    def count_replay(self) -> Replay | None:
+        checked = self.context.checked
+        return replay_since(checked.root, checked.head, checked.target.checkpoint_id)
+
+    def find_saved(self, dropped: list[int]) -> list[SavedCheckpoint]:
+        return _saved(self.context.checked.root, dropped)
+
+
+def describe_plan(checked: CheckedTarget, target_name: str, options: RestoreOptions, facts: PlanFacts) -> RestorePlan:
+    """Returns the plan for a target that fits the job, without what only the job's code tells.
+
+    Raises:
+        ConfigError: a table to keep does not exist, or must be named.
+        SinkDiverged, SinkRefused: as `plan_sink_changes`.
+    """
+    root, graph, head, target = checked.root, checked.declared, checked.head, checked.target
+    mode = SinkMode.KEEP if checked.from_other_job else options.sinks
+    left = tables_without_sink(checked, mode, options.keep_tables)
+    newest, dropped = _newest_manifest(root, head), _dropped_checkpoints(checked)
+    replay = None if checked.from_other_job else facts.count_replay()
     return RestorePlan(
         job=root.job.job,
         job_uuid=root.job.job_uuid,
@@ -125,27 +165,25 @@ def _describe(context: RestoreContext, target_name: str, options: RestoreOptions
         target_sha256=_sha256(target),
         savepoint_path=target.savepoint.uri if target.savepoint else None,
         savepoint_made_at=utc_text(parse_timestamp(target.savepoint.document.made_at)) if target.savepoint else None,
-        undone=not context.from_other_job and _is_undone(root, head, target.checkpoint_id),
-        foreign=context.from_other_job,
+        undone=not checked.from_other_job and _is_undone(root, head, target.checkpoint_id),
+        foreign=checked.from_other_job,
         mode=mode,
-        parent_job=_parent_job(target) if context.from_other_job else None,
-        parent_job_uuid=target.job_uuid if context.from_other_job else None,
+        parent_job=_parent_job(target) if checked.from_other_job else None,
+        parent_job_uuid=target.job_uuid if checked.from_other_job else None,
         claim_mode=options.claim_mode,
-        parallelism=job.plan.parallelism,
-        operators=sorted(job.plan.key_types),
-        states=_state_changes(context, newest),
-        sources=_source_changes(context, newest),
-        sinks=plan_sink_changes(context, mode, options.keep_tables),
+        parallelism=graph.parallelism,
+        operators=sorted(graph.key_types),
+        states=_state_changes(checked, newest),
+        sources=_source_changes(checked, newest),
+        sinks=facts.plan_sinks(mode),
         left=left,
         dropped_checkpoint_ids=dropped,
-        saved=_saved(root, dropped),
+        saved=facts.find_saved(dropped) if dropped else [],
         run_open=is_run_open(head),
-        graph=context.graph.plan,
+        graph=checked.graph.plan,
         rows_again=replay.rows if replay else None,
         checkpoints_after=replay.checkpoints if replay else None,
         made_at=utc_text(root.clock.now()),
-        code_hash=job.code or None,
-        code_difference=target.manifest.code_difference(job.code) or None,
     )
 
 
@@ -154,31 +192,43 @@ def _is_undone(root: JobRoot, head: Head, checkpoint_id: int) -> bool:
     return not is_ancestor(head, checkpoint_id, retained)
 
 
-def _dropped_checkpoints(context: RestoreContext) -> list[int]:
-    if context.from_other_job:
+def _dropped_checkpoints(checked: CheckedTarget) -> list[int]:
+    if checked.from_other_job:
         return []
-    restorable = context.job.root.checkpoints.restorable(context.head)
-    return [ref.id for ref in restorable if ref.id > context.target.checkpoint_id]
+    restorable = checked.root.checkpoints.restorable(checked.head)
+    return [ref.id for ref in restorable if ref.id > checked.target.checkpoint_id]
 
 
 def _parent_job(target: Target) -> str | None:
     return target.savepoint.document.job if target.savepoint else None
 
 
-def _resolve(job: Job, head: Head, text: str, options: RestoreOptions) -> Target:
-    """Returns the target. Raises ConfigError for another job's savepoint that is not allowed.
+def choose_target(
+    root: JobRoot, head: Head, text: str, options: RestoreOptions, limits: TargetLimits = UNLIMITED
+) -> Target:
+    """Returns the target of a plan.
 
-    Also for a target that is to be claimed and cannot be.
+    Args:
+        root: the job root.
+        head: its newest entry.
+        text: a target that `resolve_target` accepts.
+        options: the user's decisions.
+        limits: what is opened and searched.
+
+    Raises:
+        ConfigError: it does not exist, or is another job's savepoint that is not allowed, or is to be claimed and
+            cannot be.
+        MissingFile, CorruptFile: the target is damaged.
     """
-    target = resolve_target(job.root, head, text)
-    _check_owner(job, target, options)
+    target = resolve_target(root, head, text, limits)
+    _check_owner(root, target, options)
     if options.claim_mode is ClaimMode.CLAIM:
-        check_claim_of_job(job.root, head, _savepoint_to_claim(target))
+        check_claim_of_job(root, head, _savepoint_to_claim(target))
     return target
 
 
-def _check_owner(job: Job, target: Target, options: RestoreOptions) -> None:
-    if target.job_uuid == job.root.job.job_uuid:
+def _check_owner(root: JobRoot, target: Target, options: RestoreOptions) -> None:
+    if target.job_uuid == root.job.job_uuid:
         return
     if not options.from_other_job:
         raise ConfigError(
@@ -187,7 +237,7 @@ def _check_owner(job: Job, target: Target, options: RestoreOptions) -> None:
             "content",
             savepoint=target.label,
             job_uuid=target.job_uuid,
-            this_job=job.root.job.job_uuid,
+            this_job=root.job.job_uuid,
         )
 
 
@@ -215,9 +265,9 @@ def _newest_manifest(root: JobRoot, head: Head) -> Manifest | None:
         return None
 
 
-def _state_changes(context: RestoreContext, newest: Manifest | None) -> list[StateChange]:
+def _state_changes(checked: CheckedTarget, newest: Manifest | None) -> list[StateChange]:
     """Returns the changes of states, with their sizes in the newest checkpoint in bytes."""
-    job, graph = context.job.plan, context.graph
+    job, graph = checked.declared, checked.graph
     states = state_changes(graph.target, set(job.key_types), job.parallelism, graph.assignment)
     if newest is None:
         return states
@@ -231,8 +281,6 @@ def _saved(root: JobRoot, dropped: list[int]) -> list[SavedCheckpoint]:
     A savepoint in the job root is given by its name; one outside of it, known from the history and still readable, by
     its path.
     """
-    if not dropped:
-        return []
     documents = [stored.document for stored in list_savepoints(root.storage)]
     own = [
         SavedCheckpoint(checkpoint_id=d.checkpoint_id, savepoint=d.name)
@@ -255,15 +303,14 @@ def _is_readable(savepoint: str, root: JobRoot) -> bool:
     return True
 
 
-def _source_changes(context: RestoreContext, newest: Manifest | None) -> list[SourceChange]:
-    current = {p.uid: p.offset for p in context.head.entry.sources}
-    is_known = newest is not None or not context.head.entry.manifest
-    target = context.target.manifest
-    logs = _logs_since(context, newest) if is_known else None
-    sources = {node.uid: node.source for node in context.job.plan.sources}
+def _source_changes(checked: CheckedTarget, newest: Manifest | None) -> list[SourceChange]:
+    current = {p.uid: p.offset for p in checked.head.entry.sources}
+    is_known = newest is not None or not checked.head.entry.manifest
+    target, sources = checked.target.manifest, checked.declared.source_objects
+    logs = _logs_since(checked, newest) if is_known and sources else None
     positions = {position.uid: position for position in target.sources}
     changes = []
-    for change in context.graph.source_changes:
+    for change in checked.graph.source_changes:
         old = change.old or change.uid
         available, files = None, None
         if change.action is SourceAction.KEPT:
@@ -291,9 +338,9 @@ def _replayable(
     return None, None
 
 
-def _logs_since(context: RestoreContext, newest: Manifest | None) -> list[bytes] | None:
+def _logs_since(checked: CheckedTarget, newest: Manifest | None) -> list[bytes] | None:
     """Returns Spark's log entries of its file sources since the target; None when one of them is damaged."""
-    root, head, target = context.job.root, context.head, context.target.manifest
+    root, head, target = checked.root, checked.head, checked.target.manifest
     known = {f.path for f in target.spark.source_files} if target.spark else set()
     logs = [f for f in newest.spark.source_files if f.path not in known] if newest and newest.spark else []
     try:
@@ -313,18 +360,73 @@ def _sha256(target: Target) -> str:
 
 
 @dataclass(frozen=True)
-class RestoreContext:
-    """A restore whose target fits the job; made by `check_target`.
+class CheckedTarget:
+    """A target that fits a job, as far as the job's graph is known; made by `check_graph`.
 
     Attributes:
+        root: the job root.
+        declared: the graph of the job.
         head: the log entry that the restore starts from.
+        target: the target.
         graph: the target as the job continues from it.
     """
 
-    job: Job
+    root: JobRoot
+    declared: DeclaredGraph
     head: Head
     target: Target
     graph: ChangedGraph
+
+    @property
+    def from_other_job(self) -> bool:
+        """Whether the target is a savepoint of another job."""
+        return self.target.job_uuid != self.root.job.job_uuid
+
+    def check_file_sizes(self) -> None:
+        """Raises MissingFile or CorruptFile unless every file of the manifest is stored with its size."""
+        check_state_files(self.graph.read, location_of(self.root, self.target))
+        check_sizes(*self.files())
+
+    def check_file_hashes(self) -> None:
+        """Raises MissingFile or CorruptFile unless every file of the manifest has its SHA-256; reads all files."""
+        check_state_files(self.graph.read, location_of(self.root, self.target))
+        check_hashes(*self.files())
+
+    def files(self) -> tuple[Storage, list[FileHandle]]:
+        """Returns the files that the restore reads, with their keys in a storage."""
+        files, savepoint = files_of(self.graph.read), self.target.savepoint
+        if savepoint is None:
+            return self.root.storage, files
+        unique = {f.key: f for f in files}.values()
+        return savepoint.storage, [msgspec.structs.replace(f, key=f"{savepoint.folder}{f.key}") for f in unique]
+
+
+@dataclass(frozen=True)
+class RestoreContext:
+    """A restore of a job whose code is loaded, to a target that fits it; made by `check_target`.
+
+    Attributes:
+        job: the job.
+        checked: the target.
+    """
+
+    job: Job
+    checked: CheckedTarget
+
+    @property
+    def head(self) -> Head:
+        """The log entry that the restore starts from."""
+        return self.checked.head
+
+    @property
+    def target(self) -> Target:
+        """The target."""
+        return self.checked.target
+
+    @property
+    def graph(self) -> ChangedGraph:
+        """The target as the job continues from it."""
+        return self.checked.graph
 
     @property
     def manifest(self) -> Manifest:
@@ -334,12 +436,12 @@ class RestoreContext:
     @property
     def location(self) -> StateLocation:
         """Where the files of the target are."""
-        return location_of(self.job, self.target)
+        return location_of(self.job.root, self.target)
 
     @property
     def from_other_job(self) -> bool:
         """Whether the target is a savepoint of another job."""
-        return self.target.job_uuid != self.job.root.job.job_uuid
+        return self.checked.from_other_job
 
     @property
     def last_published(self) -> int:
@@ -348,17 +450,7 @@ class RestoreContext:
 
     def with_head(self, head: Head) -> RestoreContext:
         """Returns the same restore, continued from another log entry."""
-        return replace(self, head=head)
-
-    def check_file_sizes(self) -> None:
-        """Raises MissingFile or CorruptFile unless every file of the manifest is stored with its size."""
-        check_state_files(self.graph.read, self.location)
-        check_sizes(*self._files())
-
-    def check_file_hashes(self) -> None:
-        """Raises MissingFile or CorruptFile unless every file of the manifest has its SHA-256; reads all files."""
-        check_state_files(self.graph.read, self.location)
-        check_hashes(*self._files())
+        return replace(self, checked=replace(self.checked, head=head))
 
     def plan_rewind(self, uid: str, table: SinkTable) -> SinkRewind:
         """Returns the effect of restoring the sink's table to the target; changes nothing.
@@ -366,13 +458,6 @@ class RestoreContext:
         Raises as `SinkTable.plan_rewind` does.
         """
         return table.plan_rewind(_table_checkpoint(self.head.entry.rewind, uid, table, self.target.checkpoint_id))
-
-    def _files(self) -> tuple[Storage, list[FileHandle]]:
-        files, savepoint = files_of(self.graph.read), self.target.savepoint
-        if savepoint is None:
-            return self.job.root.storage, files
-        unique = {f.key: f for f in files}.values()
-        return savepoint.storage, [msgspec.structs.replace(f, key=f"{savepoint.folder}{f.key}") for f in unique]
 
 
 def check_state_files(manifest: Manifest, location: StateLocation) -> None:
@@ -397,24 +482,26 @@ def check_target(job: Job, head: Head, target: Target, request: GraphRequest) ->
         ConfigError: state or source positions do not fit the job; IncompatibleState says which state.
         MissingFile, CorruptFile: a file of operator state that is divided is missing or damaged.
     """
-    wanted = _wanted(job, target)
-    groups = job.root.job.max_parallelism
-    declared = DeclaredGraph(job.plan, job.sources, groups, wanted.states, frozenset(job.sinks))
-    graph = change_graph(target.manifest, location_of(job, target), declared, request)
-    assign_state(target.checkpoint_id, graph.manifest, wanted)
-    return RestoreContext(job, head, target, graph)
+    root, wanted = job.root, job.wanted
+    declared = DeclaredGraph.of(job.plan, job.sources, root.job.max_parallelism, states=wanted.states, sinks=job.sinks)
+    return RestoreContext(job, check_graph(root, declared, head, target, request))
 
 
-def _wanted(job: Job, target: Target) -> CurrentJob:
-    """Returns what the job declares, with the key groups of a savepoint that an import gives fewer of them."""
+def check_graph(
+    root: JobRoot, declared: DeclaredGraph, head: Head, target: Target, request: GraphRequest
+) -> CheckedTarget:
+    """Checks that a job with this graph can continue from the target; arguments and errors as `check_target`."""
+    graph = change_graph(target.manifest, location_of(root, target), declared, request)
+    # With the key groups of a savepoint that an import gives fewer of them.
     groups = target.savepoint.document.max_parallelism if target.savepoint else 0
-    return replace(job.wanted, max_parallelism=max(groups, job.wanted.max_parallelism))
+    assign_state(target.checkpoint_id, graph.manifest, declared.wanted(max(groups, declared.max_parallelism)))
+    return CheckedTarget(root, declared, head, target, graph)
 
 
-def location_of(job: Job, target: Target) -> StateLocation:
+def location_of(root: JobRoot, target: Target) -> StateLocation:
     """Returns where the files of a target are."""
     if target.savepoint is None:
-        return StateLocation(job.root.storage)
+        return StateLocation(root.storage)
     return StateLocation.of(target.savepoint)
 
 
@@ -451,7 +538,7 @@ def plan_sink_changes(context: RestoreContext, mode: SinkMode, keep_tables: Set[
         if table_id is not None:
             mode_of_sink = SinkMode.KEEP if uid in keep_tables else mode
             changes.append(_sink_change(context, sink, table_id, mode_of_sink))
-    _check_not_shared(changes)
+    check_not_shared(changes)
     return changes
 
 
@@ -499,7 +586,7 @@ def _sink_change(context: RestoreContext, sink: BoundSink, table_id: str, mode: 
     )
 
 
-def _check_not_shared(changes: list[SinkChange]) -> None:
+def check_not_shared(changes: list[SinkChange]) -> None:
     """Raises ConfigError when a table that is restored belongs to several sinks.
 
     A second rewind would return rows that the first removed, and a rewind for one sink would remove rows of another
@@ -522,7 +609,7 @@ def _check_not_shared(changes: list[SinkChange]) -> None:
         )
 
 
-def tables_without_sink(context: RestoreContext, mode: SinkMode, keep_tables: frozenset[str]) -> list[SinkLeft]:
+def tables_without_sink(checked: CheckedTarget, mode: SinkMode, keep_tables: frozenset[str]) -> list[SinkLeft]:
     """Returns the tables with output after the target whose sink the job lacks; a restore cannot change them.
 
     Args:
@@ -533,22 +620,22 @@ def tables_without_sink(context: RestoreContext, mode: SinkMode, keep_tables: fr
         ConfigError: `keep_tables` lacks such a table, or has the uid of no sink; or output of the target itself is not
             published yet, which only its sink can do.
     """
-    head, upto = context.head, context.target.checkpoint_id
-    known = {uid: p for uid, p in head.entry.published.items() if uid not in context.job.sinks}
-    newest = {uid: p.checkpoint_id for uid, p in known.items()} | _pending_without_sink(context)
+    head, upto, sinks = checked.head, checked.target.checkpoint_id, checked.declared.sinks
+    known = {uid: p for uid, p in head.entry.published.items() if uid not in sinks}
+    newest = {uid: p.checkpoint_id for uid, p in known.items()} | _pending_without_sink(checked)
     tables = [
         SinkLeft(uid=uid, table_id=known[uid].table_id if uid in known else "", checkpoint_id=checkpoint_id)
         for uid, checkpoint_id in sorted(newest.items())
         if checkpoint_id > upto
     ]
-    _check_kept_tables({table.uid for table in tables}, mode, keep_tables - context.job.sinks.keys())
+    _check_kept_tables({table.uid for table in tables}, mode, keep_tables - sinks)
     return tables
 
 
-def _pending_without_sink(context: RestoreContext) -> dict[str, int]:
+def _pending_without_sink(checked: CheckedTarget) -> dict[str, int]:
     """Returns the newest checkpoint with pending output of each sink that the job lacks, by uid."""
-    pending = [p for p in pending_of(context.head) if p.sink not in context.job.sinks]
-    of_target = sorted({p.sink for p in pending if p.checkpoint_id <= context.target.checkpoint_id})
+    pending = [p for p in pending_of(checked.head) if p.sink not in checked.declared.sinks]
+    of_target = sorted({p.sink for p in pending if p.checkpoint_id <= checked.target.checkpoint_id})
     if of_target:
         raise ConfigError(
             "a sink was removed before its output was published",

@@ -19,11 +19,7 @@ from tests.support.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS, needs_chromi
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
-pytestmark = [
-    pytest.mark.slow(reason="starts Airflow and a browser"),
-    pytest.mark.airflow,
-    needs_chromium,
-]
+pytestmark = [pytest.mark.slow(reason="starts Airflow and a browser"), pytest.mark.airflow, needs_chromium]
 
 DAGS = [
     f"{name}{suffix}"

@@ -6,6 +6,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from stateflow.checkpoint.log.completed_checkpoints import RetentionLimits
@@ -13,7 +14,9 @@ from stateflow.checkpoint.log.documents import ABORTED, Ancestry, CheckpointReco
 from stateflow.checkpoint.restore import plan_document
 from stateflow.checkpoint.restore.graph_map import DroppedState, StateKind
 from stateflow.checkpoint.restore.plan_document import (
+    LARGEST_DIFFERENCE,
     GraphPlan,
+    PlanPart,
     Replay,
     RestorePlan,
     SavedCheckpoint,
@@ -24,10 +27,14 @@ from stateflow.checkpoint.restore.plan_document import (
     StateAction,
     StateChange,
     cautions,
+    difference_of_texts,
+    differing_parts,
+    expected_plan_of,
     is_outdated,
 )
 from stateflow.checkpoint.restore.targets import is_at_or_before, resolve_target
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from stateflow.errors import ConfigError
 from tests.checkpoint.log.memory_job import MemoryJob
 from tests.checkpoint.records import record
 
@@ -54,6 +61,7 @@ def _sink(mode: SinkMode = SinkMode.RESTORE, others: tuple[str, ...] = (), uid: 
     return SinkChange(uid=uid, mode=mode, table_id="t", table=None, current_version=9, target_version=3, others=others)
 
 
+UNREAD = SinkChange(uid="out", mode=SinkMode.RESTORE, table_id="t", table=None, current_version=None, read=False)
 SAVED = [SavedCheckpoint(checkpoint_id=9, savepoint="late")]
 RENAMED = [_changed(SourceAction.REMOVED), _changed(SourceAction.NEW, "n")]
 LEFT = [SinkLeft(uid="gone", table_id=table, checkpoint_id=9) for table in ("t", "u")]
@@ -68,6 +76,10 @@ STATES = [StateChange(uid="old", action=StateAction.DROPPED, target_bytes=3)]
         (_plan(sinks=[_sink(SinkMode.KEEP)]), [""]),
         (_plan(sinks=[_sink(), _sink(SinkMode.KEEP, uid="topic")], checkpoints_after=1), ["table of topic"]),
         (_plan(sinks=[_sink(others=("MERGE by ada",))]), ["table of out"]),
+        (
+            _plan(sinks=[UNREAD, _sink(SinkMode.KEEP, uid="topic")], sources=[_source(True)]),
+            ["table of out", "table of topic"],
+        ),
         (_plan(states=STATES), ["state of old"]),
         (_plan(foreign=True, parent_job="other", parent_job_uuid="77"), [""]),
         (_plan(savepoint_path="s3://bucket/kept/mine", claim_mode=ClaimMode.CLAIM), [""]),
@@ -172,3 +184,44 @@ def test_before_a_time_is_the_newest_checkpoint_that_was_committed_earlier() -> 
     first, second, third = job.root.checkpoints.restorable(job.head)
     assert resolve_target(job.root, job.head, f"before:{third.at}").ref == second
     assert resolve_target(job.root, job.head, f"before:{second.at}").ref == first
+
+
+# -- differences ------------------------------------------------------------------------------------------------------
+
+
+def test_the_difference_of_two_texts_is_bounded_and_says_so() -> None:
+    names = ("a", "b")
+    assert difference_of_texts(b"x\n", b"x\n", names) == ""
+    assert difference_of_texts(b"x\ny\n", b"x\nz\n", names) == "--- a\n+++ b\n@@ -1,2 +1,2 @@\n x\n-y\n+z"
+    # A file whose last line has no end, and one that is not text.
+    assert difference_of_texts(b"x\n", b"x", names) and "\ufffd" in (difference_of_texts(b"", b"\xff", names) or "")
+    lines = "\n".join(f"{at:05} {'é' * 20}" for at in range(3000)).encode()
+    cut = difference_of_texts(b"", lines, names)
+    assert cut is not None and 60_000 < len(cut.encode()) <= LARGEST_DIFFERENCE and "00000" in cut
+    assert cut.splitlines()[-1].startswith("\\ ")
+    assert difference_of_texts(b"", b"x" * 300_000, names) is None
+
+
+def test_an_expected_plan_is_compared_part_by_part() -> None:
+    plan = _plan(sinks=[_sink()], left=LEFT[:1], states=STATES)
+    expected = expected_plan_of(plan)
+    assert differing_parts(plan, expected) == {}
+    changes: dict[PlanPart, dict[str, Any]] = {
+        PlanPart.TARGET: {"target_sha256": "t"},
+        PlanPart.HEAD: {"generation": 2},
+        PlanPart.STATE: {"states": []},
+        PlanPart.SOURCES: {"sources": RENAMED},
+        PlanPart.CLAIM: {"claim_mode": ClaimMode.CLAIM},
+        PlanPart.KEPT: {"left": []},
+    }
+    for part, other in changes.items():
+        assert differing_parts(msgspec.structs.replace(plan, **other), expected).keys() == {part}
+    changed = msgspec.structs.replace(plan, sinks=[msgspec.structs.replace(_sink(), target_version=4)])
+    assert differing_parts(changed, expected).keys() == {PlanPart.VERSIONS}
+    # A plan that does not know the versions says nothing about them.
+    unread = msgspec.structs.replace(plan, sinks=[UNREAD])
+    unknown = msgspec.structs.replace(unread.sinks[0], rows_removed=None)
+    assert differing_parts(changed, expected_plan_of(msgspec.structs.replace(plan, sinks=[unknown]))) == {}
+    for wrong in ("x", "target=1", f"{expected},", f"other={'0' * 12}", f"{expected} "):
+        with pytest.raises(ConfigError):
+            differing_parts(plan, wrong)

@@ -15,7 +15,7 @@ from stateflow.api.sink import SinkContext
 from stateflow.checkpoint.log.documents import RestoreFacts, Rewind, SinkIntent, SinkMode
 from stateflow.errors import ConfigError
 from stateflow.runtime.publisher import BoundSink
-from stateflow.runtime.restore.planner import RestoreContext, plan_sink_changes
+from stateflow.runtime.restore.planner import CheckedTarget, RestoreContext, plan_sink_changes
 from stateflow.testing.sinks import FolderSink
 
 
@@ -57,5 +57,6 @@ def test_after_a_restore_that_is_not_completed_each_table_has_its_target_under_i
     planned: list[int] = []
     table: Any = SimpleNamespace(token=token, plan_rewind=planned.append)
     unused: Any = None
-    RestoreContext(unused, head, target, unused).plan_rewind("a", table)
+    checked = CheckedTarget(unused, unused, head, target, unused)
+    RestoreContext(unused, checked).plan_rewind("a", table)
     assert planned == [checkpoint]

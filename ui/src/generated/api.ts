@@ -89,6 +89,40 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/jobs/{id}/graph": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The graph of a job at a checkpoint */
+        get: operations["jobs-graph"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/jobs/{id}/runs/{generation}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** A run with its job file */
+        get: operations["jobs-runs-one"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/jobs/{id}/savepoints": {
         parameters: {
             query?: never;
@@ -98,6 +132,57 @@ export interface paths {
         };
         /** The savepoints of a job */
         get: operations["jobs-savepoints"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/jobs/{id}/savepoint-diff": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Two savepoints, compared without reading state */
+        get: operations["jobs-savepoint-diff"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/jobs/{id}/retention-preview": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What a retention would delete */
+        get: operations["jobs-retention-preview"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/jobs/{id}/restore-plan": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** A plan of a restore, made without the job file */
+        get: operations["jobs-restore-plan"];
         put?: never;
         post?: never;
         delete?: never;
@@ -266,6 +351,24 @@ export interface components {
             restored_checkpoint_id: number | null;
             live: boolean;
         };
+        /** @description A warning that a user should read before a plan is executed. */
+        Caution: {
+            about: string;
+            text: string;
+        };
+        /** @description One operator chain. */
+        ChainExplanation: {
+            uid: string;
+            function: string | null;
+            inputs: components["schemas"]["InputExplanation"][];
+            output: string | null;
+            side_outputs: string[];
+            states: components["schemas"]["StateExplanation"][] | null;
+            unknown_because: string | null;
+            sinks: components["schemas"]["SinkExplanation"][];
+            relay: boolean;
+            windows: string | null;
+        };
         /** @description Description of a checkpoint. */
         CheckpointDescription: {
             checkpoint_id: number;
@@ -354,6 +457,35 @@ export interface components {
             job: string;
             job_uuid: string;
         };
+        /** @description An operator in two savepoints. */
+        ComparedOperator: {
+            uid: string;
+            old_bytes: number | null;
+            new_bytes: number | null;
+            old_entries: number | null;
+            new_entries: number | null;
+            added_files: number;
+            removed_files: number;
+            common_files: number;
+            added_bytes: number;
+            removed_bytes: number;
+            common_bytes: number;
+            states: components["schemas"]["ComparedState"][];
+        };
+        /** @description A state of an operator in two savepoints. */
+        ComparedState: {
+            name: string;
+            kind: string;
+            old_type: string | null;
+            new_type: string | null;
+        };
+        /** @description A state of the target that is not restored, of an operator that is restored otherwise. */
+        DroppedState: {
+            /** @enum {unknown} */
+            kind: "state" | "operator state" | "timers" | "raw state";
+            uid: string;
+            state: string;
+        };
         /** @description An error of a command or a request. */
         ErrorReport: {
             code: string;
@@ -380,11 +512,45 @@ export interface components {
             last_read_at: string | null;
             problem: components["schemas"]["ErrorReport"] | null;
         };
+        /** @description The graph of a job, with what its operators and sources had at a checkpoint. */
+        GraphPage: {
+            graph: components["schemas"]["JobExplanation"] | null;
+            generation: number | null;
+            checkpoint_id: number | null;
+            operators: components["schemas"]["OperatorStatus"][];
+            watermarks: {
+                [key: string]: string;
+            };
+            sources: components["schemas"]["SourceStatus"][];
+            history_complete: boolean;
+            history_truncated: boolean;
+            last_read_at: string | null;
+            problem: components["schemas"]["ErrorReport"] | null;
+        };
+        /** @description The part of a restore plan about a graph that has changed. An execution must come to the same result. */
+        GraphPlan: {
+            maps: string[];
+            sources: string[];
+            drop: string[];
+            positions_at: string | null;
+            moves: components["schemas"]["StateMove"][];
+            dropped: components["schemas"]["DroppedState"][];
+            old_max_parallelism: number | null;
+            max_parallelism: number | null;
+        };
         /** @description The state of a job in a word, as far as it is known. */
         Health: {
             /** @enum {unknown} */
             word: "waits-for-approval" | "restoring" | "failing" | "retrying" | "starting" | "late" | "running" | "caught-up" | "stopped" | "idle";
             unknown: ("waits-for-approval" | "restoring" | "failing" | "retrying" | "starting" | "late" | "running" | "caught-up" | "stopped" | "idle")[];
+        };
+        /** @description One input of an operator chain. */
+        InputExplanation: {
+            rows: string;
+            from_uids: string[];
+            key: string[];
+            order_by: string[];
+            broadcast: boolean;
         };
         /** @description The input of a job that waits after its newest checkpoint. A number is None if it is not known. */
         JobBacklog: {
@@ -425,6 +591,15 @@ export interface components {
             code_hash: string | null;
             waiting: components["schemas"]["Waiting"][];
             progress: components["schemas"]["RunProgress"] | null;
+        };
+        /** @description The physical plan of a job, as plain values. */
+        JobExplanation: {
+            job: string;
+            parallelism: number;
+            max_parallelism: number;
+            on_spark: boolean;
+            sources: components["schemas"]["SourceExplanation"][];
+            levels: components["schemas"]["LevelExplanation"][];
         };
         /** @description The DAGs that work on a job. */
         JobFamily: {
@@ -543,6 +718,12 @@ export interface components {
             path: string | null;
             size_bytes: number | null;
         };
+        /** @description The operator chains after the same number of shuffles. */
+        LevelExplanation: {
+            number: number;
+            tasks: number;
+            chains: components["schemas"]["ChainExplanation"][];
+        };
         /** @description Description of an operator's state in a checkpoint or savepoint. */
         OperatorDescription: {
             uid: string;
@@ -630,6 +811,12 @@ export interface components {
             pinned_at: string | null;
             expires_at: string | null;
         };
+        /** @description A condition of a restore. */
+        PlanCheck: {
+            name: string;
+            ok: boolean | null;
+            text: string;
+        };
         /** @description A page of the points of a job, newest first: checkpoints, also aborted ones, and restores. */
         PointPage: {
             points: (components["schemas"]["CheckpointEntry"] | components["schemas"]["ActionEntry"])[];
@@ -654,6 +841,72 @@ export interface components {
             source: "airflow-user" | "airflow-dag" | "os-user" | "process" | "claim";
             account: string | null;
         };
+        /** @description The plan of a restore. Its execution does exactly this, or fails. */
+        RestorePlan: {
+            job: string;
+            job_uuid: string;
+            head_seq: number;
+            generation: number;
+            ordinal: number;
+            checkpoint_id: number;
+            target: string;
+            target_label: string;
+            target_checkpoint_id: number;
+            target_committed_at: string | null;
+            target_sha256: string;
+            savepoint_path: string | null;
+            savepoint_made_at: string | null;
+            undone: boolean;
+            foreign: boolean;
+            parent_job: string | null;
+            parent_job_uuid: string | null;
+            /** @enum {unknown} */
+            claim_mode: "no-claim" | "claim";
+            /** @enum {unknown} */
+            mode: "restore" | "keep";
+            parallelism: number;
+            operators: string[];
+            states: components["schemas"]["StateChange"][];
+            sources: components["schemas"]["SourceChange"][];
+            sinks: components["schemas"]["SinkChange"][];
+            left: components["schemas"]["SinkLeft"][];
+            dropped_checkpoint_ids: number[];
+            saved: components["schemas"]["SavedCheckpoint"][];
+            rows_again: number | null;
+            checkpoints_after: number | null;
+            run_open: boolean;
+            graph: components["schemas"]["GraphPlan"];
+            made_at: string | null;
+            job_file: string | null;
+            job_file_changed_at: string | null;
+            code_hash: string | null;
+            code_difference: string | null;
+            job_file_difference: string | null;
+        };
+        /** @description The plan of a restore, as far as it is known without the job file. */
+        RestorePlanPage: {
+            plan: components["schemas"]["RestorePlan"] | null;
+            cautions: components["schemas"]["Caution"][];
+            replay: string | null;
+            checks: components["schemas"]["PlanCheck"][];
+            expected_plan: string | null;
+            graph_known: boolean;
+            generation: number | null;
+            history_complete: boolean;
+            history_truncated: boolean;
+            last_read_at: string | null;
+            problem: components["schemas"]["ErrorReport"] | null;
+        };
+        /** @description What a retention would delete now. */
+        RetentionPreview: {
+            checkpoints: number[];
+            savepoints: string[] | null;
+            freed_bytes: number | null;
+            history_complete: boolean;
+            history_truncated: boolean;
+            last_read_at: string | null;
+            problem: components["schemas"]["ErrorReport"] | null;
+        };
         /** @description The newest search for job roots in a folder or below a prefix. */
         RootSearch: {
             location: string;
@@ -667,6 +920,17 @@ export interface components {
             failed_at: string | null;
             code: string;
             message: string;
+        };
+        /** @description A run with its job file. */
+        RunPage: {
+            run: components["schemas"]["RunSummary"];
+            job_file: string | null;
+            previous_job_file_sha256: string | null;
+            job_file_difference: string | null;
+            history_complete: boolean;
+            history_truncated: boolean;
+            last_read_at: string | null;
+            problem: components["schemas"]["ErrorReport"] | null;
         };
         /** @description `progress/<generation>/<number>`: how far a run was in a batch that takes long; the highest number counts. */
         RunProgress: {
@@ -684,6 +948,15 @@ export interface components {
             run: number | null;
             driver: string | null;
             reason: string | null;
+            requested_by: components["schemas"]["Requester"] | null;
+            stateflow: string | null;
+            started_at: string | null;
+            startup_ms: number | null;
+            base_checkpoint_id: number | null;
+            parallelism: number | null;
+            job_file: string | null;
+            job_file_sha256: string | null;
+            graph_sha256: string | null;
             first_checkpoint_id: number | null;
             last_checkpoint_id: number | null;
             checkpoints: number;
@@ -692,6 +965,11 @@ export interface components {
             first_triggered_at: string | null;
             last_ended_at: string | null;
             failure: components["schemas"]["RunFailure"] | null;
+        };
+        /** @description A savepoint and its checkpoint. */
+        SavedCheckpoint: {
+            checkpoint_id: number;
+            savepoint: string;
         };
         /** @description A savepoint with its contents. */
         SavepointDescription: {
@@ -724,6 +1002,16 @@ export interface components {
                 [key: string]: components["schemas"]["SinkPosition"];
             };
         };
+        /** @description Two savepoints of a job, compared without reading state. */
+        SavepointDiff: {
+            old: components["schemas"]["SavepointDescription"];
+            new: components["schemas"]["SavepointDescription"];
+            operators: components["schemas"]["ComparedOperator"][];
+            history_complete: boolean;
+            history_truncated: boolean;
+            last_read_at: string | null;
+            problem: components["schemas"]["ErrorReport"] | null;
+        };
         /** @description The savepoints of a job. */
         SavepointPage: {
             savepoints: components["schemas"]["SavepointDescription"][];
@@ -733,6 +1021,34 @@ export interface components {
             history_truncated: boolean;
             last_read_at: string | null;
             problem: components["schemas"]["ErrorReport"] | null;
+        };
+        /** @description The current and the restored version of one sink's table. */
+        SinkChange: {
+            uid: string;
+            /** @enum {unknown} */
+            mode: "restore" | "keep";
+            table_id: string;
+            table: string | null;
+            current_version: number | null;
+            target_version: number | null;
+            read: boolean;
+            rows_removed: number | null;
+            rows_returned: number | null;
+            others: string[];
+        };
+        /** @description A sink, which writes rows in the task that emits them. */
+        SinkExplanation: {
+            uid: string;
+            sink: string;
+            rows: string;
+            from_uids: string[];
+            delivery: string;
+        };
+        /** @description A table with output after the target whose sink the job does not have; it stays unchanged. */
+        SinkLeft: {
+            uid: string;
+            table_id: string;
+            checkpoint_id: number;
         };
         /** @description What was published to a sink with a checkpoint. */
         SinkMetrics: {
@@ -757,6 +1073,26 @@ export interface components {
             exact: boolean;
             unknown: string | null;
         };
+        /** @description The current and the restored position of one source. */
+        SourceChange: {
+            uid: string;
+            /** @description any JSON value */
+            current_offset: unknown;
+            /** @description any JSON value */
+            target_offset: unknown;
+            available: boolean | null;
+            files: number | null;
+            /** @enum {unknown} */
+            action: "kept" | "new" | "reset" | "replaced" | "removed";
+            old: string | null;
+        };
+        /** @description A source. */
+        SourceExplanation: {
+            uid: string;
+            reads: string;
+            columns: string;
+            bounded: boolean;
+        };
         /** @description A source at the newest checkpoint. */
         SourceStatus: {
             uid: string;
@@ -772,6 +1108,34 @@ export interface components {
             min: number;
             avg: number;
             max: number;
+        };
+        /** @description The state of one operator in the target and in the current job. */
+        StateChange: {
+            uid: string;
+            /** @enum {unknown} */
+            action: "matched" | "new" | "dropped";
+            target_bytes: number;
+            current_bytes: number | null;
+            olds: string[];
+            current_parallelism: number | null;
+            target_parallelism: number | null;
+        };
+        /** @description A state that a function declares. */
+        StateExplanation: {
+            name: string;
+            kind: string;
+            key_type: string | null;
+            value_type: string;
+            time_to_live: string | null;
+        };
+        /** @description Where one state of the target is restored. */
+        StateMove: {
+            /** @enum {unknown} */
+            kind: "state" | "operator state" | "timers" | "raw state";
+            old: string;
+            old_state: string;
+            new: string;
+            new_state: string;
         };
         /** @description The size of a job's state at a checkpoint. */
         StateSize: {
@@ -1026,6 +1390,70 @@ export interface operations {
             default: components["responses"]["error"];
         };
     };
+    "jobs-graph": {
+        parameters: {
+            query?: {
+                /** @description by default the newest one */
+                checkpoint_id?: number;
+            };
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The graph of a job at a checkpoint */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["GraphPage"];
+                };
+            };
+            /** @description Nothing has changed since the answer with this ETag. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            default: components["responses"]["error"];
+        };
+    };
+    "jobs-runs-one": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: string;
+                generation: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A run with its job file */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RunPage"];
+                };
+            };
+            /** @description Nothing has changed since the answer with this ETag. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            default: components["responses"]["error"];
+        };
+    };
     "jobs-savepoints": {
         parameters: {
             query?: never;
@@ -1044,6 +1472,125 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["SavepointPage"];
+                };
+            };
+            /** @description Nothing has changed since the answer with this ETag. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            default: components["responses"]["error"];
+        };
+    };
+    "jobs-savepoint-diff": {
+        parameters: {
+            query?: {
+                /** @description name of the first savepoint, or of its folder */
+                from?: string;
+                /** @description the same of the second one */
+                to?: string;
+            };
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Two savepoints, compared without reading state */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["SavepointDiff"];
+                };
+            };
+            /** @description Nothing has changed since the answer with this ETag. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            default: components["responses"]["error"];
+        };
+    };
+    "jobs-retention-preview": {
+        parameters: {
+            query?: {
+                /** @description checkpoints to keep; by default, none is released */
+                retain?: number;
+                /** @description periodic savepoints to keep; by default all */
+                savepoints?: number;
+                /** @description largest age of those to keep */
+                max_age_days?: number;
+            };
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description What a retention would delete */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RetentionPreview"];
+                };
+            };
+            /** @description Nothing has changed since the answer with this ETag. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            default: components["responses"]["error"];
+        };
+    };
+    "jobs-restore-plan": {
+        parameters: {
+            query?: {
+                /** @description as the recovery DAG takes it: latest, an id, a name or path, or before:… */
+                target?: string;
+                /** @description whether tables are restored */
+                sinks?: "restore" | "keep";
+                /** @description uids of sinks whose tables stay, with commas */
+                keep_tables?: string;
+                /** @description uids of operators whose state is dropped, with commas */
+                drop?: string;
+                /** @description OLD=NEW for each name that has changed, with commas */
+                new_names?: string;
+                /** @description UID=POSITION, one a line */
+                source_positions?: string;
+                /** @description whether the savepoint may be another job's */
+                from_other_job?: boolean;
+                /** @description who then owns the savepoint */
+                claim_mode?: "no-claim" | "claim";
+            };
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A plan of a restore, made without the job file */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["RestorePlanPage"];
                 };
             };
             /** @description Nothing has changed since the answer with this ETag. */

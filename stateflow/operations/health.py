@@ -1,0 +1,160 @@
+"""The state of a job in a word, from what its job root tells and what others know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stateflow.checkpoint.history import FAILED_START, FAILURE, read_action, read_pending_records, read_records
+from stateflow.checkpoint.log.checkpoint_log import Head
+from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD, ActionRecord, Origin
+from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.operations.job_root import open_root
+from stateflow.operations.status import JobDescription, describe_at, read_newest_manifest
+from stateflow.storage.paths import HISTORY, history_key, history_seq
+
+
+class HealthWord(StrEnum):
+    """The state of a job in a word."""
+
+    WAITS_FOR_APPROVAL = "waits-for-approval"
+    """A restore or a deletion waits for the approval of a person."""
+    RESTORING = "restoring"
+    """A restore was decided and is not completed: the next run, or the same restore, completes it."""
+    FAILING = "failing"
+    """The newest run ended with an error, or a later start failed before it had claimed the job."""
+    RETRYING = "retrying"
+    """The newest run has not made a checkpoint yet, and the run before it ended with an error."""
+    STARTING = "starting"
+    """The newest run has not made a checkpoint yet."""
+    LATE = "late"
+    """The newest checkpoint is older than the deadline of the job."""
+    RUNNING = "running"
+    """The newest run has not ended. It may have been killed: a job root does not tell that before the next run."""
+    CAUGHT_UP = "caught-up"
+    """No run is active, and no input waits."""
+    STOPPED = "stopped"
+    """A person has stopped the job, and no run has begun since."""
+    IDLE = "idle"
+    """No run is active. Whether input waits is not known."""
+
+
+@dataclass(frozen=True)
+class HealthFacts:
+    """What the health of a job follows from. None means that it is not known.
+
+    Attributes:
+        restoring: whether a restore is not completed.
+        run_open: whether the newest run has not ended normally.
+        failed: whether the newest run, or a later start, ended with an error.
+        failed_before: whether the run before the newest one ended with an error.
+        committed: whether the newest run has made a checkpoint.
+        stopped: whether a person has stopped the job at its newest checkpoint.
+        awaits_approval: whether an approval is missing; a job root does not have it.
+        late: whether the deadline of the job has passed; a job root does not have it.
+        input_waits: whether input waits; only the job's sources know it.
+    """
+
+    restoring: bool = False
+    run_open: bool = False
+    failed: bool = False
+    failed_before: bool = False
+    committed: bool = False
+    stopped: bool = False
+    awaits_approval: bool | None = None
+    late: bool | None = None
+    input_waits: bool | None = None
+
+
+@dataclass(frozen=True)
+class Health:
+    """The state of a job in a word, as far as it is known.
+
+    Attributes:
+        word: the word.
+        unknown: words of which it is not known whether they apply.
+    """
+
+    word: HealthWord
+    unknown: tuple[HealthWord, ...]
+
+
+def health_of(facts: HealthFacts) -> Health:
+    """Returns the first word that applies, in the order of `HealthWord`."""
+    began = facts.run_open and not facts.failed and not facts.committed
+    rows: Sequence[tuple[HealthWord, bool | None]] = (
+        (HealthWord.WAITS_FOR_APPROVAL, facts.awaits_approval),
+        (HealthWord.RESTORING, facts.restoring),
+        (HealthWord.FAILING, facts.failed),
+        (HealthWord.RETRYING, began and facts.failed_before),
+        (HealthWord.STARTING, began),
+        (HealthWord.LATE, facts.late),
+        (HealthWord.RUNNING, facts.run_open),
+        (HealthWord.STOPPED, facts.stopped),
+        (HealthWord.CAUGHT_UP, None if facts.input_waits is None else not facts.input_waits),
+    )
+    word = next((word for word, applies in rows if applies), HealthWord.IDLE)
+    before = [each for each, _ in rows].index(word) if word is not HealthWord.IDLE else len(rows)
+    return Health(word, tuple(each for each, applies in rows[:before] if applies is None))
+
+
+def health_facts(
+    description: JobDescription, head: Head, *, failures: Set[int], before: int, actions: Iterable[ActionRecord]
+) -> HealthFacts:
+    """Returns what a job root tells of the job's health.
+
+    Args:
+        description: the status of the job.
+        head: its newest log entry.
+        failures: generations of the runs that recorded an error, at their end or before they claimed the job.
+        before: generation of the newest checkpoint before the newest run; 0 if it is not known.
+        actions: records of actions, with those at the newest checkpoint.
+    """
+    entry = head.entry
+    newest = max([before, *(each for each in failures if each < entry.generation)])
+    return HealthFacts(
+        restoring=description.restoring is not None,
+        run_open=description.run_open and description.has_run,
+        failed=description.failure is not None or description.failed_start is not None,
+        failed_before=newest in failures,
+        committed=entry.ordinal > 0,
+        stopped=not description.run_open and any(_is_stop(a) for a in actions if a.seq == head.checkpoint_id),
+    )
+
+
+def _is_stop(record: ActionRecord) -> bool:
+    """Returns whether a person has stopped the job, with a savepoint or without."""
+    is_of_stop = record.kind == SAVEPOINT_RECORD and record.text("origin") == Origin.STOP.value
+    return record.kind == "stop" or is_of_stop
+
+
+def describe_with_health(job_root: str) -> tuple[JobDescription, Health]:
+    """Returns the status of a job, and its state in a word. Raises ConfigError when it does not exist."""
+    root = open_root(job_root)
+    return root.read_kept(lambda head: _describe(root, head))
+
+
+def _describe(root: JobRoot, head: Head) -> tuple[JobDescription, Health]:
+    description = describe_at(root, head, read_newest_manifest(root, head))
+    keys = [blob.key for blob in root.storage.list(HISTORY)]
+    generation, at_checkpoint = head.entry.generation, history_key(head.checkpoint_id, "").removesuffix(".json")
+    kinds = tuple(f"{at_checkpoint}{kind}-" for kind in (SAVEPOINT_RECORD, "stop"))
+    facts = health_facts(
+        description,
+        head,
+        failures={history_seq(key) for key in keys if f"-{FAILURE}-" in key or f"-{FAILED_START}-" in key},
+        before=_run_before(root, head) if description.run_open and not head.entry.ordinal else generation,
+        actions=[record for key in keys if key.startswith(kinds) if (record := read_action(root.storage, key))],
+    )
+    return description, health_of(facts)
+
+
+def _run_before(root: JobRoot, head: Head) -> int:
+    """Returns the generation of the newest checkpoint before the newest run; 0 if no recent one is known."""
+    records = read_records(root.storage, _LOOKED_BACK, read_pending_records(root, head))
+    return max((r.generation for r in records if r.generation < head.entry.generation), default=0)
+
+
+_LOOKED_BACK = 10
+"""Records among which one of the run before is looked for."""
