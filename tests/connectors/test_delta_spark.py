@@ -18,6 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from stateflow.api.sink import CatalogEntry, SinkRewind
+from stateflow.config.spark_versions import running_version
 from stateflow.connectors import DeltaSink
 from stateflow.connectors.delta import versions
 from stateflow.errors import ConfigError, SinkDiverged, SinkRefused
@@ -25,7 +26,10 @@ from stateflow.runtime.spark.table_registration import check_entry, register_tab
 from tests.support.delta_tables import Colour, Every, Inner, checkpoint, context, ids, pairs, put, snapshot
 from tests.support.errors import raises
 
-pytestmark = pytest.mark.spark
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(not running_version().delta_package, reason="Delta has no JARs for this Spark"),
+]
 
 _EVERY = context(Every)
 _PAIR = context()
