@@ -240,12 +240,16 @@ class FamilyDag:
         dag_id: its id.
         role: what it does with the job.
         may_trigger: whether the caller may trigger it.
+        may_pause: whether the caller may pause it and unpause it.
+        may_answer: whether the caller may answer its questions, such as approvals, if they are not assigned to others.
         is_paused: whether it is paused.
     """
 
     dag_id: str
     role: DagRole
     may_trigger: bool
+    may_pause: bool
+    may_answer: bool
     is_paused: bool
 
 

@@ -22,7 +22,16 @@ if TYPE_CHECKING:
 pytestmark = [needs_chromium, needs_axe, pytest.mark.slow(reason="starts a browser")]
 
 HOSTILE = "<img src=x onerror=\"document.title='stolen'\">\u202e \x1b[31m & {{ 7*7 }}"
-PAGES = ("", "journal", "jobs/{id}", "jobs/{id}/timeline", "jobs/{id}/journal", "jobs/{id}/savepoints")
+PAGES = (
+    "",
+    "journal",
+    "jobs/{id}",
+    "jobs/{id}/timeline",
+    "jobs/{id}/journal",
+    "jobs/{id}/savepoints",
+    "jobs/{id}/graph",
+    "jobs/{id}/restore?to=before-upgrade",
+)
 LOOKS: tuple[tuple[int, Literal["light", "dark"]], ...] = (
     (1280, "light"),
     (375, "dark"),

@@ -5,11 +5,19 @@ import type { components } from "./generated/api";
 type Schemas = components["schemas"];
 export type ActionEntry = Schemas["ActionEntry"];
 export type Backlog = Schemas["JobBacklog"];
+export type Caution = Schemas["Caution"];
+export type ChainExplanation = Schemas["ChainExplanation"];
 export type CheckpointEntry = Schemas["CheckpointEntry"];
 export type CheckpointPage = Schemas["CheckpointPage"];
+export type ComparedOperator = Schemas["ComparedOperator"];
 export type Entry = CheckpointEntry | ActionEntry;
+export type FamilyDag = Schemas["FamilyDag"];
 export type Freshness = Schemas["Freshness"];
+export type GraphPage = Schemas["GraphPage"];
 export type Health = Schemas["Health"];
+export type InputExplanation = Schemas["InputExplanation"];
+export type JobExplanation = Schemas["JobExplanation"];
+export type JobFamily = Schemas["JobFamily"];
 export type JobList = Schemas["JobList"];
 export type JobRow = Schemas["JobRow"];
 export type JobState = Schemas["JobState"];
@@ -18,191 +26,18 @@ export type JournalPage = Schemas["JournalPage"];
 export type OperatorStatus = Schemas["OperatorStatus"];
 export type Person = Schemas["Requester"];
 export type PointPage = Schemas["PointPage"];
+export type RestorePlan = Schemas["RestorePlan"];
+export type RestorePlanPage = Schemas["RestorePlanPage"];
+export type RetentionPreview = Schemas["RetentionPreview"];
 export type Savepoint = Schemas["SavepointDescription"];
+export type SavepointDiff = Schemas["SavepointDiff"];
 export type SavepointPage = Schemas["SavepointPage"];
+export type SinkChange = Schemas["SinkChange"];
+export type SourceChange = Schemas["SourceChange"];
 export type SourceStatus = Schemas["SourceStatus"];
+export type StateChange = Schemas["StateChange"];
 export type TimelinePage = Schemas["TimelinePage"];
 export type TimelinePoint = Schemas["TimelinePoint"];
-
-// -- Answers that docs/reference/openapi.json does not have yet: replace each by `Schemas["…"]` of the same name once it has it.
-
-/** The state of an operator now and after a restore. */
-export interface StateChange {
-  uid: string;
-  action: "matched" | "new" | "dropped";
-  target_bytes: number;
-  current_bytes: number | null;
-  olds: string[];
-  current_parallelism: number | null;
-  target_parallelism: number | null;
-}
-
-/** The position of a source now and after a restore. */
-export interface SourceChange {
-  uid: string;
-  current_offset: unknown;
-  target_offset: unknown;
-  available: boolean | null;
-  files: number | null;
-  action: "kept" | "new" | "reset" | "replaced" | "removed";
-  old: string | null;
-}
-
-/** The table of a sink now and after a restore. */
-export interface SinkChange {
-  uid: string;
-  mode: "restore" | "keep";
-  table_id: string;
-  table: string | null;
-  current_version: number | null;
-  target_version: number | null;
-  /** Whether the table was read, so that its rows and the commits of others are known. */
-  read: boolean;
-  rows_removed: number | null;
-  rows_returned: number | null;
-  others: string[];
-}
-
-/** The plan of a restore: `stateflow restore --plan --json`, and what the task `plan` of a recovery DAG returns. */
-export interface RestorePlan {
-  job: string;
-  head_seq: number;
-  generation: number;
-  ordinal: number;
-  checkpoint_id: number;
-  target: string;
-  target_label: string;
-  target_checkpoint_id: number;
-  target_committed_at: string | null;
-  savepoint_path: string | null;
-  savepoint_made_at: string | null;
-  undone: boolean;
-  foreign: boolean;
-  parent_job: string | null;
-  claim_mode: "no-claim" | "claim";
-  mode: "restore" | "keep";
-  states: StateChange[];
-  sources: SourceChange[];
-  sinks: SinkChange[];
-  left: { uid: string; table_id: string; checkpoint_id: number }[];
-  dropped_checkpoint_ids: number[];
-  saved: { checkpoint_id: number; savepoint: string }[];
-  rows_again: number | null;
-  checkpoints_after: number | null;
-  run_open: boolean;
-  job_file: string | null;
-  job_file_changed_at: string | null;
-  code_difference: string | null;
-  /** Unified difference of the job file against that of the newest run; null if it is not known. */
-  job_file_difference: string | null;
-}
-
-export interface Caution {
-  about: string;
-  text: string;
-}
-
-/** The plan of a restore, made without a DAG run. */
-export interface RestorePlanPage extends Freshness {
-  /** Null if no run has stored the graph of the job. */
-  plan: RestorePlan | null;
-  cautions: Caution[];
-  replay: string | null;
-  checks: { name: string; ok: boolean | null; text: string }[];
-  /** Digest by which the task `plan` knows whether its plan is the one that was shown. */
-  expected_plan: string | null;
-  graph_known: boolean;
-  graph_generation: number | null;
-}
-
-export interface InputExplanation {
-  rows: string;
-  from_uids: string[];
-  key: string[];
-  order_by: string[];
-  broadcast: boolean;
-}
-
-export interface ChainExplanation {
-  uid: string;
-  function: string | null;
-  inputs: InputExplanation[];
-  output: string | null;
-  side_outputs: string[];
-  states: { name: string; kind: string; key_type: string | null; value_type: string; time_to_live: string | null }[] | null;
-  unknown_because: string | null;
-  sinks: { uid: string; sink: string; rows: string; from_uids: string[]; delivery: string }[];
-  relay: boolean;
-  windows: string | null;
-}
-
-/** The physical plan of a job, as `stateflow explain --json` has it and a run stores it. */
-export interface JobExplanation {
-  job: string;
-  parallelism: number;
-  max_parallelism: number;
-  on_spark: boolean;
-  sources: { uid: string; reads: string; columns: string; bounded: boolean }[];
-  levels: { number: number; tasks: number; chains: ChainExplanation[] }[];
-}
-
-export interface GraphPage extends Freshness {
-  /** Null if no run has stored it. */
-  graph: JobExplanation | null;
-  graph_generation: number | null;
-  checkpoint_id: number | null;
-  operators: OperatorStatus[];
-  watermarks: Record<string, string>;
-  sources: SourceStatus[];
-}
-
-export interface RetentionPreview extends Freshness {
-  checkpoints: number[];
-  /** Null if there are too many to read them. */
-  savepoints: string[] | null;
-  freed_bytes: number | null;
-}
-
-/** An operator in two savepoints. */
-export interface ComparedOperator {
-  uid: string;
-  old_bytes: number | null;
-  new_bytes: number | null;
-  old_entries: number | null;
-  new_entries: number | null;
-  files_added: number;
-  files_removed: number;
-  files_common: number;
-  added_bytes: number;
-  removed_bytes: number;
-  common_bytes: number;
-  states: { name: string; kind: string; old_type: string | null; new_type: string | null }[];
-}
-
-/** Two savepoints of a job, compared without reading state. */
-export interface SavepointDiff extends Freshness {
-  old: Savepoint;
-  new: Savepoint;
-  operators: ComparedOperator[];
-}
-
-/** A DAG of a job, and whether the reader may trigger it. */
-export interface FamilyDag {
-  dag_id: string;
-  role: "run" | "savepoint" | "retention" | "recovery" | "partitions";
-  may_trigger: boolean;
-  /** Whether the reader may answer its questions; without it, who may trigger the DAG may answer. */
-  may_answer?: boolean;
-  is_paused: boolean;
-}
-
-/** The DAGs of a job; only Airflow answers it. */
-export interface JobFamily {
-  dags: FamilyDag[];
-  may_read_state: boolean;
-}
-
-// -- End of the answers that the document does not have yet.
 
 // The bundle is served beside `api/`: this holds behind any path prefix, and in Airflow's page.
 const bundle = import.meta.url;

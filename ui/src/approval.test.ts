@@ -25,8 +25,8 @@ it("lets the requester approve where the question does not exclude them", () => 
 it("refuses persons who are not assigned, and those without the right", () => {
   const assigned = { ...asks, assigned_users: [{ id: "ada", name: "ada" }] };
   expect(refusals(assigned, dagRun, oscar, recovery, null).reject).toContain("ada");
-  expect(refusals(asks, dagRun, oscar, { ...recovery, may_trigger: false }, null).approve).not.toBeNull();
-  expect(refusals(asks, dagRun, oscar, { ...recovery, may_trigger: false, may_answer: true }, null).approve).toBeNull();
+  expect(refusals(asks, dagRun, oscar, { ...recovery, may_answer: false }, null).approve).not.toBeNull();
+  expect(refusals(asks, dagRun, oscar, { ...recovery, may_trigger: false }, null).approve).toBeNull();
 });
 
 it("refuses the approval of an outdated plan, not its rejection", () => {

@@ -44,7 +44,7 @@ export function outdatedBecause(plan: RestorePlan, job: JobState | null): string
 /** Whether a person may approve and reject, as far as the page knows; Airflow decides. */
 export function refusals(question: Question, run: DagRun | null, me: AirflowUser | null, dag: FamilyDag, outdated: string | null): Refusals {
   const assigned = question.assigned_users;
-  if (!(dag.may_answer ?? dag.may_trigger)) return both(`You do not have the right to answer questions of ${dag.dag_id}.`);
+  if (!dag.may_answer) return both(`You do not have the right to answer questions of ${dag.dag_id}.`);
   if (me !== null && assigned.length > 0 && !assigned.some((user) => isSame(me, user.id) || isSame(me, user.name))) {
     return both(`Only ${assigned.map((user) => user.name).join(", ")} may answer this question.`);
   }

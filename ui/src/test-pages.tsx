@@ -152,6 +152,8 @@ export async function expectAccessible(container: Element) {
 
 export const plan: RestorePlan = {
   job: "flights",
+  job_uuid: "u",
+  target_sha256: "s",
   head_seq: 12,
   generation: 9,
   ordinal: 3,
@@ -165,6 +167,12 @@ export const plan: RestorePlan = {
   undone: false,
   foreign: false,
   parent_job: null,
+  parent_job_uuid: null,
+  parallelism: 2,
+  operators: ["count"],
+  graph: { maps: [], sources: [], drop: [], positions_at: null, moves: [], dropped: [], old_max_parallelism: null, max_parallelism: null },
+  made_at: null,
+  code_hash: null,
   claim_mode: "no-claim",
   mode: "restore",
   states: [
@@ -194,7 +202,7 @@ export const planPage: RestorePlanPage = {
   checks: [{ name: "no run is active", ok: true, text: "the run ended" }],
   expected_plan: "d1ce",
   graph_known: true,
-  graph_generation: 9,
+  generation: 9,
   ...CURRENT,
 };
 
@@ -204,6 +212,8 @@ export const family: JobFamily = {
     dag_id: role === "run" ? "flights" : `flights_${role}`,
     role,
     may_trigger: true,
+    may_pause: true,
+    may_answer: true,
     is_paused: role === "run",
   })),
 };

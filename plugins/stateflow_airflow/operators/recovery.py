@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from stateflow_airflow.operators.approvals.approval import ApprovalCheck, Decision
@@ -31,7 +32,8 @@ require_supported()
 class StateflowRestorePlanOperator(JobOperator):
     """Plans a restore; changes nothing.
 
-    **Returns** (XCom) ``plan`` for `StateflowRestoreOperator`, ``markdown`` for its approver, and ``dag``.
+    **Returns** (XCom) ``plan`` for `StateflowRestoreOperator`, ``markdown`` for its approver, ``cautions`` and ``replay``
+    for the page of the approval, and ``dag``.
 
     The plan lists state that is matched, renamed, new or dropped, with its size now and at the target; the position of
     each source now and at the target, the files and rows that will be read again, and whether the source has them;
@@ -112,7 +114,7 @@ class StateflowRestorePlanOperator(JobOperator):
     def execute(self, context: Context) -> dict[str, object]:
         """Plans the restore and logs the plan."""
         from stateflow.checkpoint.log.documents import SinkMode
-        from stateflow.checkpoint.restore.plan_document import GraphChanges
+        from stateflow.checkpoint.restore.plan_document import GraphChanges, cautions, describe_replay
         from stateflow.operations import plan_restore
         from stateflow.outputs import to_object
         from stateflow.runtime.restore.planner import RestoreOptions
@@ -131,7 +133,9 @@ class StateflowRestorePlanOperator(JobOperator):
             dag = dag_status(context, self.run_dag) if self.run_dag else None
             markdown = as_markdown(plan, _dag_notes(self.run_dag, dag) if dag else (), self.expected_plan)
         self.log.info("The plan:\n%s", markdown)
-        return {"plan": to_object(plan), "markdown": markdown, "dag": dag}
+        # For the pages, which show the parts of a plan that its document does not have.
+        told = {"cautions": [asdict(each) for each in cautions(plan)], "replay": describe_replay(plan)}
+        return {"plan": to_object(plan), "markdown": markdown, "dag": dag, **told}
 
 
 class StateflowRestoreOperator(JobOperator):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
 import anyio
@@ -43,6 +43,9 @@ from stateflow.ui.app import DagJobs, Viewer, make_app
 from stateflow.ui.catalog import job_opened_by
 from stateflow.ui.roots import CatalogJob, Cell, RootLimits, RootSearch, Threads
 from stateflow.ui.views import DagRole, FamilyDag, JobFamily
+
+if TYPE_CHECKING:
+    from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
 
 log = logging.getLogger(__name__)
 
@@ -375,13 +378,20 @@ def _family(user: BaseUser, roles: Mapping[str, DagRole]) -> JobFamily:
     manager = get_auth_manager()
     paused, teams = _dag_facts(roles.keys())
 
-    def may_trigger(dag_id: str) -> bool:
+    def may(dag_id: str, method: ResourceMethod, entity: DagAccessEntity | None) -> bool:
         details = DagDetails(id=dag_id, team_name=teams.get(dag_id))
-        return manager.is_authorized_dag(method="POST", access_entity=DagAccessEntity.RUN, details=details, user=user)
+        return manager.is_authorized_dag(method=method, access_entity=entity, details=details, user=user)
 
     return JobFamily(
         dags=tuple(
-            FamilyDag(dag_id, roles[dag_id], may_trigger(dag_id), is_paused)
+            FamilyDag(
+                dag_id=dag_id,
+                role=roles[dag_id],
+                may_trigger=may(dag_id, "POST", DagAccessEntity.RUN),
+                may_pause=may(dag_id, "PUT", None),
+                may_answer=may(dag_id, "PUT", DagAccessEntity.HITL_DETAIL),
+                is_paused=is_paused,
+            )
             for dag_id, is_paused in sorted(paused.items())
         ),
         may_read_state=manager.is_authorized_custom_view(method="GET", resource_name=STATE_VIEW, user=user),

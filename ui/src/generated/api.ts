@@ -503,6 +503,8 @@ export interface components {
             /** @enum {unknown} */
             role: "run" | "savepoint" | "retention" | "recovery" | "partitions";
             may_trigger: boolean;
+            may_pause: boolean;
+            may_answer: boolean;
             is_paused: boolean;
         };
         /** @description How current an object is. */

@@ -81,7 +81,7 @@ function Stored({ graph, page, address }: { graph: JobExplanation; page: GraphPa
     <>
       <Text>
         {id === null ? "The job has no checkpoint: sizes are not known." : `Sizes and rates are those of checkpoint ${id}.`} A solid line has rows with keys, a
-        broken line rows without keys.{page.graph_generation !== null && ` The graph is that of generation ${page.graph_generation}.`}
+        broken line rows without keys.{page.generation !== null && ` The graph is that of generation ${page.generation}.`}
       </Text>
       <GraphPicture
         layout={layout}

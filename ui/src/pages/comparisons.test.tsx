@@ -10,7 +10,7 @@ const operator: OperatorStatus = { uid: "count", subtasks: 2, files: 3, size_byt
 const graph: GraphPage = {
   checkpoint_id: 12,
   operators: [operator],
-  graph_generation: 9,
+  generation: 9,
   watermarks: { count: "2026-01-31T03:00:00.000Z" },
   sources: [{ uid: "orders", description: null, offset: { file: 5 }, watermark_at: null, active_at: null, idle: null }],
   graph: {
@@ -82,9 +82,9 @@ const diff: SavepointDiff = {
       new_bytes: 2500,
       old_entries: 5,
       new_entries: 2,
-      files_added: 2,
-      files_removed: 1,
-      files_common: 3,
+      added_files: 2,
+      removed_files: 1,
+      common_files: 3,
       added_bytes: 2000,
       removed_bytes: 500,
       common_bytes: 500,

@@ -66,7 +66,7 @@ export function PauseAction({ dag, onDone, size = "sm" }: DagProps & { onDone: (
         key={String(isPaused)}
         label={isPaused ? "Unpause" : "Pause"}
         size={size}
-        refused={refusalOf(dag)}
+        refused={dag.may_pause ? null : `You do not have the right to pause or unpause ${dag.dag_id}.`}
         question={
           <Text>
             {isPaused ? `Airflow starts runs of ${dag.dag_id} again, by its schedule.` : `Airflow starts no run of ${dag.dag_id} until a person unpauses it. A run that is active continues.`}

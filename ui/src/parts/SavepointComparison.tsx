@@ -73,7 +73,7 @@ function changeText(from: number | null, to: number | null, format: (value: numb
   return `${both} (${to > from ? "+" : "−"}${format(Math.abs(to - from))})`;
 }
 
-function filesText({ files_added: added, files_removed: removed, files_common: common }: ComparedOperator): string {
+function filesText({ added_files: added, removed_files: removed, common_files: common }: ComparedOperator): string {
   return `${formatCount(added)} added, ${formatCount(removed)} removed, ${formatCount(common)} in both`;
 }
 
