@@ -188,7 +188,7 @@ it("disables the approval for the requester, with the reason", async () => {
 });
 
 it("disables both answers for a person without the right", async () => {
-  server.answers[`${job}/family`] = { ...family, dags: family.dags.map((dag) => ({ ...dag, dag_id: name(dag.dag_id), may_trigger: false })) };
+  server.answers[`${job}/family`] = { ...family, dags: family.dags.map((dag) => ({ ...dag, dag_id: name(dag.dag_id), may_answer: false })) };
   open(page(`approval/${encodeURIComponent(RUN)}`));
   const approve = await screen.findByRole<HTMLButtonElement>("button", { name: "Approve" });
   expect([approve.disabled, screen.getByRole<HTMLButtonElement>("button", { name: "Reject" }).disabled]).toEqual([true, true]);
@@ -269,7 +269,7 @@ it("unpauses the DAG that runs the job", async () => {
 });
 
 it("disables actions with the reason for a person who may not trigger", async () => {
-  server.answers[`${job}/family`] = { ...family, dags: family.dags.map((dag) => ({ ...dag, dag_id: name(dag.dag_id), may_trigger: false })) };
+  server.answers[`${job}/family`] = { ...family, dags: family.dags.map((dag) => ({ ...dag, dag_id: name(dag.dag_id), may_trigger: false, may_pause: false })) };
   open(page(""));
   const buttons = await Promise.all(["Run now", "Savepoint", "Stop with savepoint", "Unpause"].map((label) => screen.findByRole<HTMLButtonElement>("button", { name: label })));
   for (const button of buttons) {
