@@ -28,6 +28,8 @@ from flights_demo.screen import Screen
 from flights_demo.upgrade import deploy, go_back, take_savepoint
 from flights_demo.verdict import compare_tables, replayed, show_checkpoints, show_sample
 
+from stateflow.ui.catalog import job_at
+
 KILLED_QUARTER = 2
 STARTING = 180.0
 
@@ -213,6 +215,8 @@ def show_ui(screen: Screen, layout: Layout) -> int:
             airflow.stop()
             airflow.start()
             airflow.wait_until_healthy(STARTING, lambda: news("Airflow starts"))
+        job = job_at(str(layout.job_root)).id
+        screen.say(f"Timeline: {airflow.url}/plugin/stateflow/jobs/{job}/timeline")
         screen.say(f"Airflow: {airflow.url}/dags/{DAG}   user: {USER}   password: {airflow.password}")
         screen.say(f"Checkpoints: .venv/bin/stateflow status --job-root {layout.job_root}")
         screen.say("Press Ctrl-C to stop.")

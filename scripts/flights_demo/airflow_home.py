@@ -48,12 +48,14 @@ class AirflowHome:
         folders: where it is installed; `home` keeps the password and database between starts.
         environment: further environment variables, for the DAGs.
         components: components to start; without the scheduler, no DAG run starts.
+        users: roles by the names of users, who all have the same password.
     """
 
     folders: Folders
     environment: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=lambda: free_port())
     components: Sequence[str] = tuple(_COMPONENTS)
+    users: Mapping[str, str] = field(default_factory=lambda: {USER: "admin"})
 
     def __enter__(self) -> Self:
         return self
@@ -68,7 +70,7 @@ class AirflowHome:
 
     @property
     def password(self) -> str:
-        """Password of the user `USER`."""
+        """Password of the users."""
         return str(self._secrets()["password"])
 
     def client(self) -> AirflowClient:
@@ -155,7 +157,7 @@ class AirflowHome:
     def _write_passwords(self) -> None:
         path = self.folders.home / "passwords.json"
         path.touch(mode=0o600)
-        path.write_text(json.dumps({USER: self.password}))
+        path.write_text(json.dumps(dict.fromkeys(self.users, self.password)))
 
     def _settings(self) -> dict[str, str]:
         own = self._secrets()
@@ -171,7 +173,7 @@ class AirflowHome:
             "AIRFLOW__CORE__PLUGINS_FOLDER": str(self.folders.plugins),
             "AIRFLOW__CORE__FERNET_KEY": own["fernet"],
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
-            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{u}:{role}" for u, role in self.users.items()),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__API__SECRET_KEY": own["api"],

@@ -806,14 +806,15 @@ def timeline_page(reading: Reading[Snapshot], limit: int) -> TimelinePage:
     checkpoints = [p for p in snapshot.points if isinstance(p.record, CheckpointRecord)]
     entries = (snapshot.entry_of(p) for p in checkpoints[-limit:])
     points = tuple(_timeline_point(each) for each in entries if isinstance(each, CheckpointEntry))
-    actions = snapshot.actions[-limit:]
+    # The start of a run is in the summary of the run.
+    actions = [each for each in snapshot.actions if each.record.kind != RUN_START]
     oldest = points[0].generation if points and len(checkpoints) > limit else 0
     return TimelinePage(
         runs=tuple(run for run in runs_of(snapshot) if run.generation >= oldest),
         branches=_branches(snapshot),
         checkpoints=points,
-        actions=tuple(action_entries(snapshot, actions)),
-        older=len(checkpoints) > limit or len(snapshot.actions) > limit or snapshot.truncated,
+        actions=tuple(action_entries(snapshot, actions[-limit:])),
+        older=len(checkpoints) > limit or len(actions) > limit or snapshot.truncated,
         freshness=freshness_of(snapshot, reading),
     )
 

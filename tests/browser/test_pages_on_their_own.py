@@ -19,7 +19,8 @@ from tests.ui.pages_job import PagesJob
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = [needs_chromium, needs_axe, pytest.mark.slow(reason="starts a browser")]
+pytestmark = [needs_chromium, needs_axe]
+_slow = pytest.mark.slow(reason="opens many pages in a browser")
 
 HOSTILE = "<img src=x onerror=\"document.title='stolen'\">\u202e \x1b[31m & {{ 7*7 }}"
 PAGES = (
@@ -129,6 +130,7 @@ def test_the_timeline_shows_a_restore_and_goes_to_the_point_that_was_selected(
         selected.get_by_text("before-upgrade").first.wait_for()
 
 
+@_slow
 def test_texts_of_users_are_shown_as_text(browser: Browser, url: str, job: PagesJob) -> None:
     with open_look(browser) as look:
         for page in ("journal", "jobs/{id}/timeline", "jobs/{id}/savepoints", "jobs/{id}"):
@@ -139,6 +141,7 @@ def test_texts_of_users_are_shown_as_text(browser: Browser, url: str, job: Pages
         assert look.page.get_by_text("<img src=x onerror=").count() >= 2
 
 
+@_slow
 def test_a_page_survives_a_restart_of_its_server(browser: Browser, job: PagesJob) -> None:
     site = Site(job.address)
     with open_look(browser, expected=["ERR_CONNECTION_REFUSED"]) as look:
@@ -152,6 +155,7 @@ def test_a_page_survives_a_restart_of_its_server(browser: Browser, job: PagesJob
             look.page.get_by_text("This may be outdated").first.wait_for(state="detached")
 
 
+@_slow
 def test_a_job_whose_root_is_gone_says_so(browser: Browser, tmp_path: object, job: PagesJob) -> None:
     folder = job.folder.parent / "gone"
     shutil.copytree(job.address, folder)
@@ -165,6 +169,7 @@ def test_a_job_whose_root_is_gone_says_so(browser: Browser, tmp_path: object, jo
         assert look.page.get_by_text("before-upgrade").count() > 0
 
 
+@_slow
 def test_without_the_token_a_page_asks_for_it(browser: Browser, job: PagesJob) -> None:
     with Site(job.address, token="s3cret").serving() as url, open_look(browser, expected=["401"]) as look:
         look.page.goto(address(url, "jobs/{id}", job))

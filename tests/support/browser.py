@@ -65,10 +65,10 @@ class Look:
         """Pixels by which the page is wider than its window."""
         return int(self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth"))
 
-    def violations(self) -> list[tuple[str, list[str]]]:
-        """The rules of axe that the page violates, with the elements that do."""
+    def violations(self, within: str = "html") -> list[tuple[str, list[str]]]:
+        """The rules of axe that a part of the page violates, with the elements that do."""
         self.page.evaluate(_AXE.read_text())
-        found: dict[str, Any] = self.page.evaluate("axe.run()")
+        found: dict[str, Any] = self.page.evaluate("part => axe.run(part)", within)
         return [
             (each["id"], [f"{node['html']} {node['failureSummary']}" for node in each["nodes"]])
             for each in found["violations"]
@@ -100,3 +100,12 @@ def open_look(
         assert look.errors == []
     finally:
         context.close()
+
+
+def log_in(page: Page, url: str, user: str, password: str) -> None:
+    """Logs in to an Airflow."""
+    page.goto(f"{url}/auth/login")
+    page.locator("input[name=username]").fill(user)
+    page.locator("input[name=password]").fill(password)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(f"{url}/")

@@ -8,7 +8,7 @@ import { UnknownAddress } from "./pages/UnknownAddress";
 /** All pages: the jobs, and the pages of each. `base` is the path below which they are, without a slash at its end. */
 export function App({ base }: { base: string }) {
   return (
-    <Box p={{ base: 3, md: 6 }} maxW="2400px" mx="auto" width="full">
+    <Box className="stateflow" p={{ base: 3, md: 6 }} maxW="2400px" mx="auto" width="full">
       <Routes>
         <Route index element={<Jobs base={base} />} />
         <Route path="journal" element={<AllActions base={base} />} />

@@ -101,8 +101,13 @@ def stopped_process(folder: Path) -> int:
 
 @contextmanager
 def live_airflow(
-    folder: Path, dags: Path, environment: Mapping[str, str], components: Sequence[str] = ALL
+    folder: Path,
+    dags: Path,
+    environment: Mapping[str, str],
+    components: Sequence[str] = ALL,
+    users: Mapping[str, str] | None = None,
 ) -> Iterator[Client]:
+    """An Airflow with the DAG files of a folder; `users` are further users with their roles."""
     given = {
         "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'plugins'}",
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -111,7 +116,8 @@ def live_airflow(
         **environment,
     }
     folders = Folders(folder / "airflow", dags, REPOSITORY / "plugins", folder / "runs")
-    with AirflowHome(folders, given, components=components) as airflow:
+    everyone = {USER: "admin", **(users or {})}
+    with AirflowHome(folders, given, components=components, users=everyone) as airflow:
         airflow.migrate()
         airflow.start()
         airflow.wait_until_healthy(PATIENCE)

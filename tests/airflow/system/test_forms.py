@@ -14,7 +14,7 @@ from flights_demo.airflow_home import USER
 
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.system.live_airflow import Client, live_airflow
-from tests.support.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS, needs_chromium
+from tests.support.browser import ARGUMENTS, CHROMIUM, PATIENCE_MS, log_in, needs_chromium
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -50,13 +50,6 @@ class AirflowPages:
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
         self._url = url
-
-    def log_in(self, user: str, password: str) -> None:
-        self.page.goto(f"{self._url}/auth/login")
-        self.page.locator("input[name=username]").fill(user)
-        self.page.locator("input[name=password]").fill(password)
-        self.page.get_by_role("button", name="Sign in").click()
-        self.page.wait_for_url(f"{self._url}/")
 
     def open_form(self, dag_id: str) -> TriggerForm:
         # By the menu: to load the whole interface again takes seconds.
@@ -127,7 +120,7 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
     ):
         client.wait_for_dags(*DAGS)
         pages = AirflowPages(page, client.home.url)
-        pages.log_in(USER, client.home.password)
+        log_in(page, client.home.url, USER, client.home.password)
         yield Web(client, pages)
 
 

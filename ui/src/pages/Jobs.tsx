@@ -125,6 +125,7 @@ function NoJobs() {
 }
 
 function JobTable({ jobs, base, hasActions }: { jobs: readonly Row[]; base: string; hasActions: boolean }) {
+  const hasNamesake = (job: Row) => jobs.some((other) => other !== job && other.job !== null && other.job === job.job);
   return (
     <ScrollingTable label="Jobs">
       <Table.Header>
@@ -140,14 +141,22 @@ function JobTable({ jobs, base, hasActions }: { jobs: readonly Row[]; base: stri
       </Table.Header>
       <Table.Body>
         {jobs.map((job) => (
-          <JobRow key={job.id} job={job} base={base} hasActions={hasActions} />
+          <JobRow key={job.id} job={job} base={base} hasActions={hasActions} showsRoot={hasNamesake(job)} />
         ))}
       </Table.Body>
     </ScrollingTable>
   );
 }
 
-function JobRow({ job, base, hasActions }: { job: Row; base: string; hasActions: boolean }) {
+interface RowProps {
+  job: Row;
+  base: string;
+  hasActions: boolean;
+  /** Whether another job has the same name. */
+  showsRoot: boolean;
+}
+
+function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
   const path = `${base}/jobs/${encodeURIComponent(job.id)}`;
   const name = (
     <Table.Cell>
@@ -156,6 +165,11 @@ function JobRow({ job, base, hasActions }: { job: Row; base: string; hasActions:
           {job.job ?? job.id}
         </Link>
       </ChakraLink>
+      {showsRoot && (
+        <Text fontSize="xs" color="fg.muted" overflowWrap="anywhere">
+          {job.job_root}
+        </Text>
+      )}
     </Table.Cell>
   );
   if (job.job === null) {

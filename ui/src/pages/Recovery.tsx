@@ -35,7 +35,8 @@ function Steps({ state, base, family, dag, run }: Props) {
   const dagRun = useDagRun(dag.dag_id, run);
   const tasks = useTasks(dag.dag_id, run);
   const question = useQuestions(dag.dag_id, run).value?.hitl_details[0] ?? null;
-  const output = useReturned<PlanOutput>(dag.dag_id, run, "plan").value;
+  const isPlanned = tasks.value?.task_instances.some((task) => task.task_id === "plan" && task.state === "success") === true;
+  const output = useReturned<PlanOutput>(isPlanned ? dag.dag_id : null, run, "plan").value;
   return (
     <Loaded resource={dagRun}>
       {(found) => (
