@@ -544,10 +544,10 @@ class PagesApi:
 
     async def _list_jobs(self, jobs: Sequence[CatalogJob], searches: tuple[RootSearch, ...]) -> _Answer:
         read = await self._read_all(jobs, whole=False)
-        rows = list(zip(jobs, read, strict=True))
+        rows = [(job, each, self._catalog.awaits_approval(job.id)) for job, each in zip(jobs, read, strict=True)]
         return _Answer(
-            [*(_version(job, each) for job, each in rows), repr(searches)],
-            lambda: JobList(tuple(job_row(job, each) for job, each in rows), searches),
+            [*(f"{_version(job, each)} {awaits}" for job, each, awaits in rows), repr(searches)],
+            lambda: JobList(tuple(job_row(*row) for row in rows), searches),
         )
 
     async def _read_all(self, jobs: Sequence[CatalogJob], *, whole: bool) -> list[Reading[Snapshot]]:
@@ -558,7 +558,8 @@ class PagesApi:
     async def _job(self, call: _Call) -> _Answer:
         job = call.job
         reading = await self._roots.read(job, whole=True)
-        return _Answer([_version(job, reading)], lambda: job_state(job, reading))
+        awaits = self._catalog.awaits_approval(job.id)
+        return _Answer([_version(job, reading), repr(awaits)], lambda: job_state(job, reading, awaits))
 
     async def _points(self, call: _Call) -> _Answer:
         before = call.cursor(PointKey)

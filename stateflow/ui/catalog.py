@@ -127,6 +127,10 @@ class RootCatalog:
         """Returns the newest search of each folder."""
         return [self._searches.get(folder, RootSearch(folder, 0, False, None)) for folder in self._folders]
 
+    def awaits_approval(self, id: str) -> bool | None:
+        """Returns None: a job root does not tell it."""
+        return None
+
     def start(self) -> None:
         """Begins to search, in a thread for each folder, so that one that hangs does not hinder the others."""
         for thread in self._threads:

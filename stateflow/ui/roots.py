@@ -71,6 +71,9 @@ class Catalog(Protocol):
     def searches(self) -> Sequence[RootSearch]:
         """Returns the searches for job roots; none for a catalog that is a list."""
 
+    def awaits_approval(self, id: str) -> bool | None:
+        """Returns whether a person has to approve something that is to be done to a job; None if it is not known."""
+
 
 @dataclass(frozen=True)
 class RootLimits:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from stateflow.checkpoint.history import FAILED_START, FAILURE, RUN_START, Integrity
@@ -71,10 +71,10 @@ NEWEST_SIZES = 30
 # -- health -----------------------------------------------------------------------------------------------------------
 
 
-def _health(snapshot: Snapshot) -> Health:
+def _health(snapshot: Snapshot, awaits_approval: bool | None) -> Health:
     position = snapshot.position
     if position is None:
-        return health_of(HealthFacts())
+        return health_of(HealthFacts(awaits_approval=awaits_approval))
     records, generation = [a.record for a in snapshot.actions], position.head.entry.generation
     # Checkpoints of earlier runs have numbers below that of the newest run's CLAIM.
     at = bisect_left(snapshot.points, generation, key=lambda point: point.key.seq)
@@ -86,7 +86,7 @@ def _health(snapshot: Snapshot) -> Health:
         before=next((record.generation for record in before if isinstance(record, CheckpointRecord)), 0),
         actions=records,
     )
-    return health_of(facts)
+    return health_of(replace(facts, awaits_approval=awaits_approval))
 
 
 _LOOKED_BACK = 100
@@ -269,8 +269,14 @@ class JobFamily:
 _NO_SOURCES = "only the job file has the sources: stateflow status --job JOB.py measures it"
 
 
-def job_row(job: CatalogJob, reading: Reading[Snapshot]) -> JobRow:
-    """Returns the row of a job."""
+def job_row(job: CatalogJob, reading: Reading[Snapshot], awaits_approval: bool | None) -> JobRow:
+    """Returns the row of a job.
+
+    Args:
+        job: the job.
+        reading: its job root.
+        awaits_approval: see `Catalog.awaits_approval`.
+    """
     snapshot = reading.value
     position = snapshot.position if snapshot else None
     checkpoint = position.head.checkpoint if position else None
@@ -282,7 +288,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot]) -> JobRow:
         job_root=job.job_root,
         job=snapshot.root.job.job if snapshot else "",
         job_uuid=snapshot.root.job.job_uuid if snapshot else "",
-        health=_health(snapshot) if snapshot else None,
+        health=_health(snapshot, awaits_approval) if snapshot else None,
         generation=description.generation if description else 0,
         run=newest.record.run if newest and isinstance(newest.record, CheckpointRecord) else None,
         checkpoint_id=description.checkpoint_id if description else 0,
@@ -468,9 +474,9 @@ class JobState:
 _NEWEST_RUNS = 20
 
 
-def job_state(job: CatalogJob, reading: Reading[Snapshot]) -> JobState:
-    """Returns the state of a job."""
-    snapshot, row = reading.value, job_row(job, reading)
+def job_state(job: CatalogJob, reading: Reading[Snapshot], awaits_approval: bool | None) -> JobState:
+    """Returns the state of a job; the arguments are those of `job_row`."""
+    snapshot, row = reading.value, job_row(job, reading, awaits_approval)
     if snapshot is None or snapshot.position is None:
         return JobState(row, None, None, (), (), (), {}, (), 0, None)
     position = snapshot.position

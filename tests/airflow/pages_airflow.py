@@ -13,8 +13,12 @@ from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleA
 from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 from airflow.models.dagbundle import DagBundleModel
+from airflow.models.hitl import HITLDetail
+from airflow.models.taskinstance import TaskInstance
 from airflow.utils.db import initdb
 from airflow.utils.session import create_session
+from airflow.utils.state import TaskInstanceState
+from sqlalchemy import select
 from starlette.testclient import TestClient
 
 ROLES = {"vera": "viewer", "uma": "user", "oscar": "op", "ada": "admin"}
@@ -47,6 +51,8 @@ def environment(folder: Path) -> dict[str, str]:
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(folder / "passwords.json"),
         "AIRFLOW__API_AUTH__JWT_SECRET": "not a secret, but long enough for the signature of tokens in tests" * 2,
         "AIRFLOW__STATEFLOW__PAGES_LOCATIONS": str(folder),
+        # A DAG that changes within seconds is stored again.
+        "AIRFLOW__CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "0",
     }
 
 
@@ -61,6 +67,25 @@ def store_dags(folder: Path, files: Mapping[str, str]) -> None:
         if session.get(DagBundleModel, "pages") is None:
             session.add(DagBundleModel(name="pages"))
     sync_bag_to_db(bag, "pages", None)
+
+
+def ask(dag_id: str, task_id: str) -> None:
+    """Stores a question of a task of the newest DAG run, as Airflow does when the task asks it."""
+    with create_session() as session:
+        task = session.scalars(
+            select(TaskInstance)
+            .where(TaskInstance.dag_id == dag_id, TaskInstance.task_id == task_id)
+            .order_by(TaskInstance.run_id.desc())
+        ).first()
+        assert task is not None
+        session.add(HITLDetail(ti_id=task.id, options=["Approve", "Reject"], subject="Restore?", params={}))
+
+
+def end_tasks(dag_id: str, state: TaskInstanceState) -> None:
+    """Gives all tasks of a DAG this state."""
+    with create_session() as session:
+        for task in session.scalars(select(TaskInstance).where(TaskInstance.dag_id == dag_id)):
+            task.state = state
 
 
 class Api:

@@ -16,6 +16,7 @@ from uuid import uuid4
 import pytest
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
+from airflow.utils.state import TaskInstanceState
 from sqlalchemy.exc import OperationalError
 
 from stateflow.clock import ManualClock
@@ -28,7 +29,15 @@ from stateflow_airflow.dags import StateflowJob, stateflow_dags
 from stateflow_airflow.operators.run import StateflowRunOperator
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
 from stateflow_airflow.sensors import StateflowCheckpointSensor
-from stateflow_airflow.services.pages import DagCatalog, DagRoots, job_of, read_dags, roots_in, to_index
+from stateflow_airflow.services.pages import (
+    DagCatalog,
+    DagRoots,
+    job_of,
+    read_dags,
+    read_dags_that_ask,
+    roots_in,
+    to_index,
+)
 from tests.airflow import pages_airflow
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.pages_airflow import ROLES, SECRET, Api
@@ -500,7 +509,7 @@ def test_the_jobs_are_at_most_half_a_minute_old(tmp_path: Path) -> None:
             raise OperationalError("SELECT secret", {}, Exception("password"))
         return {root: DagRoots(VERSION, {root: DagRole.RUN}) for root in roots}
 
-    catalog = DagCatalog(read, clock)
+    catalog = DagCatalog(read, clock, asking=frozenset)
 
     def current() -> list[str]:
         asyncio.run(catalog.current())
@@ -519,7 +528,27 @@ def test_the_jobs_are_at_most_half_a_minute_old(tmp_path: Path) -> None:
     (search,) = catalog.searches()
     assert search.problem is not None and search.problem.code == "storage" and "secret" not in repr(search)
     with pytest.raises(StorageError):
-        asyncio.run(DagCatalog(read, clock).current())
+        asyncio.run(DagCatalog(read, clock, asking=frozenset).current())
+
+
+@pytest.mark.matrix
+def test_a_job_waits_for_approval_while_a_task_of_its_dags_asks(site: Site) -> None:
+    answer = site.api.client("uma").post(
+        "/api/v2/dags/copy.of-it_recovery/dagRuns",
+        json={"logical_date": None, "conf": {"target": "latest", "reason": "to see it"}},
+    )
+    assert answer.status_code == 200, answer.text
+    assert read_dags_that_ask() == frozenset()
+    pages_airflow.ask("copy.of-it_recovery", "approve")
+    assert read_dags_that_ask() == {"copy.of-it_recovery"}
+
+    catalog = DagCatalog(locations=[str(site.folder)])
+    asyncio.run(catalog.current())
+    words = {id: catalog.awaits_approval(id) for id in (site.id, site.secret_id, "none")}
+    assert words == {site.id: True, site.secret_id: False, "none": None}
+    # A task that has failed waits for nobody, although nobody has answered.
+    pages_airflow.end_tasks("copy.of-it_recovery", TaskInstanceState.FAILED)
+    assert read_dags_that_ask() == frozenset()
 
 
 def test_ids_are_the_same_in_each_process() -> None:

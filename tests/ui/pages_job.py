@@ -92,12 +92,16 @@ class FixedCatalog:
 
     def __init__(self, **storages: Storage) -> None:
         self._jobs = {id: CatalogJob(id, each.uri, opener(each)) for id, each in storages.items()}
+        self.asking: dict[str, bool] = {}
 
     def jobs(self) -> dict[str, CatalogJob]:
         return self._jobs
 
     def searches(self) -> list[RootSearch]:
         return []
+
+    def awaits_approval(self, id: str) -> bool | None:
+        return self.asking.get(id)
 
 
 class Pages:

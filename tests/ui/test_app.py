@@ -262,6 +262,20 @@ def test_a_savepoint_that_was_disposed_of_is_not_the_last_one(tmp_path: Path) ->
     assert pages.get("jobs/job/savepoints", SavepointPage)["savepoints"] == []
 
 
+def test_a_job_waits_for_approval_as_soon_as_its_catalog_says_so(job: PagesJob) -> None:
+    catalog = FixedCatalog(job=job.storage)
+    pages = Pages(catalog)
+    before = [pages.http.get(f"/api/v1/{path}") for path in ("jobs", "jobs/job")]
+    for awaits, word in ((True, "waits-for-approval"), (False, "idle")):
+        catalog.asking = {"job": awaits}
+        for answer in before:
+            # Nothing has changed in the job root, and yet it is another answer.
+            again = pages.http.get(answer.url.path, headers={"if-none-match": answer.headers["etag"]})
+            row = again.json()
+            health = (row["jobs"][0] if "jobs" in row else row)["health"]
+            assert health["word"] == word and "waits-for-approval" not in health["unknown"]
+
+
 def test_the_word_for_a_job_follows_its_runs(tmp_path: Path) -> None:
     job = PagesJob(tmp_path)
     pages = Pages.of(job, fresh=_AT_ONCE)

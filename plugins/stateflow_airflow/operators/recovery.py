@@ -32,8 +32,8 @@ require_supported()
 class StateflowRestorePlanOperator(JobOperator):
     """Plans a restore; changes nothing.
 
-    **Returns** (XCom) ``plan`` for `StateflowRestoreOperator`, ``markdown`` for its approver, ``cautions`` and ``replay``
-    for the page of the approval, and ``dag``.
+    **Returns** (XCom) ``plan`` for `StateflowRestoreOperator`, ``markdown`` for its approver, ``cautions`` and
+    ``replay`` for the page of the approval, and ``dag``.
 
     The plan lists state that is matched, renamed, new or dropped, with its size now and at the target; the position of
     each source now and at the target, the files and rows that will be read again, and whether the source has them;

@@ -8,6 +8,7 @@ database again after 30 seconds, and only those DAGs that have changed. Rights a
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
@@ -25,11 +26,14 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.api_fastapi.core_api.security import bearer_scheme, get_user, oauth2_scheme
 from airflow.models.dag import DagModel
 from airflow.models.dag_version import DagVersion
+from airflow.models.hitl import HITLDetail
 from airflow.models.serialized_dag import SerializedDagModel
+from airflow.models.taskinstance import TaskInstance
 from airflow.sdk import conf
 from airflow.utils.session import create_session
+from airflow.utils.state import State
 from packaging.version import Version
-from sqlalchemy import and_, func, select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -56,6 +60,7 @@ PREFIX = "/stateflow"
 STATE_VIEW = "Stateflow state"
 """The custom view of Airflow whose readers may read values of state, if they may read the job."""
 _FRESH = timedelta(seconds=30)
+_ASKED_FRESH = timedelta(seconds=5)
 _READ_AT_ONCE = 100
 """Serialized DAGs in memory at a time; one may have hundreds of kilobytes."""
 
@@ -159,6 +164,19 @@ def read_dags(known: Mapping[str, DagRoots]) -> dict[str, DagRoots]:
     return found
 
 
+def read_dags_that_ask() -> frozenset[str]:
+    """Returns the ids of DAGs with a task that waits for the answer of a person."""
+    waits = or_(TaskInstance.state.is_(None), TaskInstance.state.not_in(State.finished))
+    asking = (
+        select(TaskInstance.dag_id)
+        .join(HITLDetail, HITLDetail.ti_id == TaskInstance.id)
+        .where(HITLDetail.responded_at.is_(None), waits)
+        .distinct()
+    )
+    with create_session() as session:
+        return frozenset(session.scalars(asking))
+
+
 # -- catalog ----------------------------------------------------------------------------------------------------------
 
 
@@ -253,6 +271,7 @@ class DagCatalog:
         read: reads the job roots of DAGs; see `read_dags`.
         clock: measures ages.
         locations: the paths and URIs below which job roots may be; empty for anywhere.
+        asking: reads the ids of DAGs that wait for a person; see `read_dags_that_ask`.
     """
 
     def __init__(
@@ -260,19 +279,20 @@ class DagCatalog:
         read: Callable[[Mapping[str, DagRoots]], dict[str, DagRoots]] = read_dags,
         clock: Clock | None = None,
         locations: Sequence[str] = (),
+        asking: Callable[[], frozenset[str]] = read_dags_that_ask,
     ) -> None:
         self._read = read
         self._dags: dict[str, DagRoots] = {}
         # The same object for the same job root, whose storage is opened once.
         self._job_at = functools.lru_cache(4096)(functools.partial(job_of, locations=tuple(locations)))
         clock, limits = clock or SystemClock(), RootLimits()
-        self._index: Cell[DagIndex] = Cell(
-            Threads(limits, clock), self._load, clock, limits=limits, fresh=_FRESH, source="Airflow's database"
-        )
+        make = functools.partial(Cell, Threads(limits, clock), clock=clock, limits=limits, source="Airflow's database")
+        self._index: Cell[DagIndex] = make(self._load, fresh=_FRESH)
+        self._asking: Cell[frozenset[str]] = make(lambda: _with_database(asking), fresh=_ASKED_FRESH)
 
     async def current(self) -> DagIndex:
         """Returns the jobs, after reading them if they are too old. Raises an error before the first time."""
-        reading = await self._index.read()
+        reading, _ = await asyncio.gather(self._index.read(), self._asking.read())
         if reading.value is None:
             raise reading.problem or NotYetAvailable("the DAGs have not been read yet", hint="ask again")
         return reading.value
@@ -289,6 +309,11 @@ class DagCatalog:
             return ()
         count = len(reading.value.jobs) if reading.value else 0
         return [RootSearch("the DAGs of Airflow", count, False, error_report(reading.problem))]
+
+    def awaits_approval(self, id: str) -> bool | None:
+        """Returns whether a DAG of a job waits for the answer of a person; None if it is not known."""
+        asking, found = self._asking.now().value, (self._index.now().value or DagIndex()).jobs.get(id)
+        return None if asking is None or found is None else not asking.isdisjoint(found.roles)
 
     def _load(self) -> DagIndex:
         self._dags = _with_database(lambda: self._read(self._dags))
