@@ -24,12 +24,13 @@ from stateflow.runtime.restore.planner import RestoreOptions, make_restore_plan
 def plan_restore(job_root: str, code: JobCode, target: str, options: RestoreOptions) -> RestorePlan:
     """Returns the plan of a restore to `target`; changes nothing. See `runtime.restore.planner.make_restore_plan`."""
     changed_at = datetime.fromtimestamp(code.file.stat().st_mtime, UTC) if code.file.is_file() else None
-    plan = make_restore_plan(open_existing(code.file, job_root, code.layers), target, options)
+    job = open_existing(code.file, job_root, code.layers)
+    plan = make_restore_plan(job, target, options)
     return replace(
         plan,
         job_file=str(code.file.absolute()),
         job_file_changed_at=utc_text(changed_at) if changed_at else None,
-        job_file_difference=_difference_of_job_file(open_root(job_root), code),
+        job_file_difference=_difference_of_job_file(job.root, code),
     )
 
 

@@ -92,7 +92,7 @@ class CommandEnv:
                 return SavepointStorage(job.storage, uri.removeprefix(f"{root}/"))
         raise ConfigError("no such location", uri=uri)
 
-    def _location(self, uri: str, own: str = "") -> Storage:
+    def _location(self, uri: str, own: str = "", within: object = None) -> Storage:
         return self.storage(uri)
 
     def _root_in(self, storage: Storage) -> JobRoot:
