@@ -165,6 +165,19 @@ def _no_failpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STATEFLOW_FAILPOINT_ONCE", raising=False)
 
 
+@pytest.fixture(autouse=True)
+def _no_lineage_of_other_tests() -> Iterator[None]:
+    """OpenLineage's client writes its configuration into the environment, and runs of later tests would inherit it."""
+
+    def names() -> set[str]:
+        return {name for name in os.environ if name.startswith("OPENLINEAGE")}
+
+    before = names()
+    yield
+    for name in names() - before:
+        del os.environ[name]
+
+
 @pytest.fixture
 def golden(snapshot: SnapshotAssertion) -> SnapshotAssertion:
     """The golden file of a test: ``assert normalized(shown) == golden``; ``golden(name="…")`` for several in a test."""

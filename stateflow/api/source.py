@@ -358,7 +358,7 @@ _AFTER_START = ("input after the position before the batch",)
 def texts_of(error: InputLost) -> list[str]:
     """Returns what an error says about lost input."""
     lost = error.facts.get("lost")
-    return [str(text) for text in lost] if isinstance(lost, list) else [error.message if lost is None else str(lost)]
+    return [str(text) for text in lost] if isinstance(lost, list) else [error.sentence if lost is None else str(lost)]
 
 
 @dataclass(frozen=True)

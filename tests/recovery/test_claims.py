@@ -76,9 +76,10 @@ def test_a_claimed_savepoint_is_deleted_once_no_retained_checkpoint_has_its_stat
     (adopted,) = _owned(early)
     assert adopted == early.head.checkpoint
     status = early.command("status", "--json").check().document
-    assert status["claimed"] == [{"name": "early", "path": savepoint.as_uri(), "checkpoint": adopted}]
+    (claimed,) = status["claimed_savepoints"]
+    assert claimed == {"name": "early", "path": savepoint.as_uri(), "checkpoint_id": adopted}
     (listed,) = early.command("savepoint", "list", "--json").check().document
-    assert listed["claimed_by"] == f"accounts {early.job_uuid}"
+    assert listed["claimed_by"] == {"job": "accounts", "job_uuid": early.job_uuid}
     # Until then it can be read like any other.
     early.command("savepoint", "verify", "early").check()
     forked = AccountsJob(early.folder, {**early.settings, "local_dir": tmp_path / "local"}, root_folder=tmp_path / "f")

@@ -351,7 +351,7 @@ def test_a_changed_history_is_reported_and_the_rest_still_shown(told: AccountsJo
     assert len(after) >= len(before) - 4 or attack == "remove_everything"
     if attack in ("remove_index", "forge_index"):
         assert integrity(after) == {"unverified"}
-    assert all(r["integrity"] != "verified" for r in after if r.get("by_source") == "airflow-user")
+    assert all(r["integrity"] != "verified" for r in after if (r.get("by") or {}).get("source") == "airflow-user")
 
     # The job does not depend on it, and its next runs neither repair nor hide it.
     for until in (100, 110):
@@ -367,7 +367,7 @@ def test_a_record_is_unverified_until_a_run_has_recorded_its_hash(told: Accounts
     told.command("savepoint", "create", "--name", "late", "--by", "ana").check()
     (late,) = [r for r in shown(told) if r["integrity"] != "verified"]
     assert (late["facts"]["savepoint"], late["integrity"]) == ("late", "unverified")
-    assert (late["by"], late["by_source"], late["by_account"]) == ("ana", "claim", os_account())
+    assert late["by"] == {"name": "ana", "source": "claim", "account": os_account()}
     told.run_to(100)
     assert integrity(shown(told)) == {"verified"}
     assert len(root_files.history_index(told.root)) == len(objects(told))

@@ -227,7 +227,7 @@ def test_a_reported_savepoint_is_kept_and_an_unreported_one_is_neither_listed_no
     assert job.savepoints == stored
     assert stored["mine"]["id"] == made.document["id"]
     # The history has the one that there is, and no other.
-    assert [r["facts"]["id"] for r in job.records("savepoint")] == [stored["mine"]["id"]]
+    assert [r["facts"]["savepoint_id"] for r in job.records("savepoint")] == [stored["mine"]["id"]]
 
 
 def _die_before_the_answer(job: AccountsJob) -> None:

@@ -156,8 +156,8 @@ def test_a_planner_that_is_killed_and_an_object_that_is_replaced_end_a_run_and_t
     _json(data / "json" / "two.json", range(5, 7))
     run.resume()
     ended = run.wait()
-    assert (ended.result["error"]["code"], ended.result["error"]["retryable"]) == ("batch-failed", True), str(ended)
-    assert ended.result["error"]["facts"]["file"] == "s3://bucket/in/json/one.json"
+    assert (ended.failure["code"], ended.failure["retryable"]) == ("batch-failed", True), str(ended)
+    assert ended.failure["facts"]["file"] == "s3://bucket/in/json/one.json"
     assert not job.rows("out")
     job.finish(job__formats="json", source__of__json__max_files_per_batch=1)
     _check(job, j=[*range(7)])

@@ -48,7 +48,7 @@ def _run(job: ModuleJob, given: str) -> Counter[tuple[Any, ...]]:
     return job.rows("out") - before
 
 
-def _restore(job: ModuleJob, given: str, *options: str) -> dict[str, tuple[str, str]]:
+def _restore(job: ModuleJob, given: str, *options: str) -> dict[str, tuple[str, Any]]:
     _declare(job, given)
     plan = restores.go_back(job, "latest", *options)
     return {source["uid"]: (source["action"], source["target_offset"]) for source in plan["sources"]}
@@ -67,7 +67,7 @@ def test_sources_change_and_no_other_source_loses_or_repeats_a_row(job: ModuleJo
     _write(job, "three", 1, 2)
     given = "z:one,a:two,c:three"
     found = _restore(job, given, "--map", "m=z", "--source", "a=earliest", "--source", "c=latest")
-    assert found["list"] == ("removed", "") and found["a"] == ("reset", "-") and found["z"][0] == "kept"
+    assert found["list"] == ("removed", None) and found["a"] == ("reset", None) and found["z"][0] == "kept"
     assert found["c"][0] == "new" and found["c"][1].startswith("2 files")
     _write(job, "three", 4_000_000_000 - BEGAN)
     assert _run(job, given) == Counter([("one", 4), ("two", 1), ("three", 4_000_000_000 - BEGAN)])

@@ -261,6 +261,6 @@ def test_the_backlog_is_measured_without_spark_after_a_run(job: KafkaJob) -> Non
     shown = job.command("status", "--job", job.job_file, "--json", with_job=True)
     backlog = shown.check().document["backlog"]
     (source,) = backlog["sources"]
-    assert (source["rows"], source["unknown"]) == (5, "")
+    assert (source["rows"], source["unknown"]) == (5, None)
     assert datetime.datetime.fromisoformat(source["oldest_at"]).timestamp() == 2_000
     assert backlog["catch_up_ms"] == pytest.approx(5000 / backlog["rows_per_second"], rel=0.01)
