@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
+from time import perf_counter
 from typing import TypeVar
 
 R = TypeVar("R")
@@ -97,11 +98,11 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds = [0.0] * len(Section)
         self._current: int = Section.OTHER
-        self._since = time.perf_counter()
+        self._since = perf_counter()
 
     def switch(self, section: int) -> int:
         """Ends the current section and begins another one; returns the one that ended."""
-        now, before = time.perf_counter(), self._current
+        now, before = perf_counter(), self._current
         self.seconds[before] += now - self._since
         self._current, self._since = section, now
         return before
@@ -113,9 +114,9 @@ class Stopwatch:
 
     def estimate(self, section: int, call: Callable[[], R], times: int) -> R:
         """Returns what `call` returns, and counts its time so often in a section: one of so many calls is measured."""
-        began = time.perf_counter()
+        began = perf_counter()
         result = call()
-        took = (time.perf_counter() - began) * times
+        took = (perf_counter() - began) * times
         self.seconds[section] += took
         self.seconds[self._current] -= took
         return result

@@ -27,10 +27,11 @@ from stateflow.checkpoint.log.documents import CheckpointRecord, OperatorMetrics
 from stateflow.clock import ManualClock, Section, Stopwatch
 from stateflow.observability import METRIC_FIELDS, METRICS, MemoryRecorder, MetricKind
 from stateflow.runtime.driver.background import without_old_metrics
-from stateflow.storage.base import TRAFFIC, TrafficCounts
+from stateflow.storage.base import TrafficCounts
 from stateflow.storage.posix import PosixStorage
 from tests.support.graphs import Row
 from tests.support.local_jobs import Growing, LocalJobs
+from tests.support.traffic import own_traffic
 
 BATCH = 50
 ROWS = [Row(f"k{n % 7}", n) for n in range(200)]
@@ -201,7 +202,7 @@ def test_a_report_without_use_grows_by_a_few_bytes() -> None:
 
 def test_time_of_an_inner_section_does_not_count_for_the_outer_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 6.0, 10.0, 15.0])
-    monkeypatch.setattr("stateflow.clock.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("stateflow.clock.perf_counter", lambda: next(now))
     watch = Stopwatch()
     assert watch.switch(Section.FUNCTION) == Section.OTHER
     assert watch.switch(Section.STORE) == Section.FUNCTION
@@ -210,15 +211,15 @@ def test_time_of_an_inner_section_does_not_count_for_the_outer_one(monkeypatch: 
     assert watch.read() == [1.0 + 5.0, 2.0 + 4.0, 0.0, 3.0]
 
 
-def test_requests_and_bytes_of_a_storage_are_counted(tmp_path: Path) -> None:
-    storage, before = PosixStorage(tmp_path), TRAFFIC.now()
+def test_requests_and_bytes_of_a_storage_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic, storage = own_traffic("stateflow.storage.posix", monkeypatch), PosixStorage(tmp_path)
     storage.put_new("a", b"12345")
     assert storage.get("a") == b"12345"
     (tmp_path / "file").write_bytes(b"1234567")
     storage.put_file("b", tmp_path / "file")
     assert b"".join(storage.chunks("b")) == b"1234567"
     storage.list("")
-    assert TRAFFIC.now() - before == TrafficCounts(5, 12, 12)
+    assert traffic.now() == TrafficCounts(5, 12, 12)
 
 
 def test_a_manifest_has_a_bounded_number_of_metrics_that_are_not_stored_yet() -> None:

@@ -30,7 +30,6 @@ from stateflow.checkpoint.log.job_root import probe_job_root
 from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, DataError, EnvironmentUnsupported, MissingFile, StateflowError, StorageError
 from stateflow.storage import Credentials, PutResult, Storage, object_store, open_storage
-from stateflow.storage.base import TRAFFIC
 from stateflow.storage.locations import NAMES
 from stateflow.storage.object_store import ObjectStorage
 from stateflow.testing.conformance.storage import StorageConformance
@@ -51,6 +50,7 @@ from tests.servers.running import (
 from tests.storage.savepoints_over_storages import SavepointClaims, SavepointCopies
 from tests.support.errors import raises
 from tests.support.object_stores import Serve, behind_faults, serve_azure, serve_s3
+from tests.support.traffic import own_traffic
 
 if TYPE_CHECKING:
     from obstore.store import RetryConfig
@@ -327,12 +327,13 @@ def test_an_endpoint_without_tls_is_refused_with_the_variable_that_allows_it(mon
 def test_an_endpoint_whose_certificate_is_not_trusted_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    traffic = own_traffic("stateflow.storage.object_store", monkeypatch)
     with listening(QuietHandler, certificate(tmp_path)) as endpoint:
         _use({**variables_of(endpoint), "AWS_ALLOW_HTTP": "false"}, monkeypatch)
-        bucket, before = ObjectStorage("s3", "bucket", "p", _ONCE_AND_AGAIN), TRAFFIC.now()
+        bucket, before = ObjectStorage("s3", "bucket", "p", _ONCE_AND_AGAIN), traffic.now()
         with raises(ConfigError, storage="s3://bucket/p") as refused:
             bucket.list("")
-    assert "SSL_CERT_FILE" in refused.value.hint and (TRAFFIC.now() - before).requests == 1
+    assert "SSL_CERT_FILE" in refused.value.hint and (traffic.now() - before).requests == 1
 
 
 @pytest.mark.long(reason="starts a server of Azure's API")
@@ -403,7 +404,11 @@ def _logged_s3(folder: Path, log: list[str]) -> Iterator[dict[str, str]]:
         thread.join()
 
 
-def test_requests_are_counted_as_the_server_counts_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_are_counted_as_the_server_counts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "stateflow")
+    traffic = own_traffic("stateflow.storage.object_store", monkeypatch)
     log: list[str] = []
     large, small = _file(tmp_path / "large", bytes(17 << 20)), _file(tmp_path / "small", b"x")
     many = tmp_path / "data" / "bucket" / "p" / "many"
@@ -431,23 +436,24 @@ def test_requests_are_counted_as_the_server_counts_them(tmp_path: Path, monkeypa
         bucket = ObjectStorage("s3", "bucket", "p")
         counted: dict[str, tuple[int, int]] = {}
         for name, (act, _) in acts.items():
-            before, sent = TRAFFIC.now(), len(log)
+            before, sent = traffic.now(), len(log)
             act(bucket)
-            counted[name] = (TRAFFIC.now() - before).requests, len(log) - sent
+            counted[name] = (traffic.now() - before).requests, len(log) - sent
     assert counted == {name: (number, number) for name, (_, number) in acts.items()}
 
 
 def test_a_repeated_request_counts_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list whose answer breaks off, which obstore does not repeat itself."""
+    traffic = own_traffic("stateflow.storage.object_store", monkeypatch)
     answers: list[Answer] = [
         iter([b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n<"]),
         answer(200, _LIST.format("p/x").encode()),
     ]
     with hostile_server(lambda _: answers.pop(0)) as server:
         _configure(server, monkeypatch)
-        bucket, before = ObjectStorage("s3", "bucket", "p"), TRAFFIC.now()
+        bucket, before = ObjectStorage("s3", "bucket", "p"), traffic.now()
         assert [blob.key for blob in bucket.list("")] == ["x"]
-        assert (TRAFFIC.now() - before).requests == len(server.asked) == 2
+        assert (traffic.now() - before).requests == len(server.asked) == 2
 
 
 _STORES_OF: dict[str, Callable[..., object]] = {"AWS": S3Store, "AZURE": AzureStore, "GOOGLE": GCSStore}

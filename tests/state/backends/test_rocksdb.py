@@ -60,7 +60,7 @@ def test_time_of_writes_is_measured_each_time_for_many_entries_and_once_in_64_ti
 ) -> None:
     store, changes = stores.new(), {b"%d" % number: b"" for number in range(entries)}
     readings = count()
-    monkeypatch.setattr("stateflow.clock.time.perf_counter", lambda: next(readings))
+    monkeypatch.setattr("stateflow.clock.perf_counter", lambda: next(readings))
     store.watch = watch = Stopwatch()
     for _ in range(writes):
         store.write(changes)
