@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +33,7 @@ from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.base import escape
 from stateflow_airflow.operators.template_values import to_count, to_lines, to_words
 from tests.airflow import pages_airflow
+from tests.airflow.conftest import REPOSITORY
 from tests.airflow.pages_airflow import Api
 from tests.support.local_jobs import plan_restore
 from tests.ui.pages_job import PagesJob
@@ -139,6 +141,14 @@ def test_a_form_has_no_options_of_the_job_and_making_it_reads_nothing_of_the_job
     job.grow()
     job.save("early", "a reason")
     assert make() == before
+
+
+def test_the_guide_has_every_field_in_the_order_of_the_forms() -> None:
+    text = (REPOSITORY / "docs" / "guides" / "run-from-airflow.md").read_text()
+    found = re.findall(r"^\| \*([^|]+)\* \| `(\w+)` \| `my_flights(\w*)` \|", text, re.MULTILINE)
+    assert found == [(p.schema["title"], name, suffix) for suffix, ps in PARAMS.items() for name, p in ps.items()]
+    expected = PARAMS["_savepoint"]["name"].schema["else"]["const"]
+    assert f"\nInvalid input for param name: {expected!r} was expected\n" in text
 
 
 # -- the same as the library ------------------------------------------------------------------------------------------
@@ -361,6 +371,12 @@ def test_a_number_to_keep_is_one_that_the_tasks_accept(value: object) -> None:
     )
     assert accepts(PARAMS["_retention"]["retain"], value) is valid
     assert not valid or value is None or to_count("retain", str(value), "checkpoints") == value
+
+
+def test_the_form_does_not_replace_a_number_that_is_too_small() -> None:
+    """Airflow's form replaces a number below `minimum` by the minimum, which keeps the least."""
+    for name in ("retain", "savepoints"):
+        assert not {"minimum", "maximum"} & PARAMS["_retention"][name].schema.keys()
 
 
 def test_a_long_wrong_text_is_refused_soon() -> None:

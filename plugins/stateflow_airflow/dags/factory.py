@@ -95,7 +95,8 @@ def run_dag(job: StateflowJob, application: str, schedule: ScheduleArg) -> DAG:
     params = run_params(job, asks_for_claim=asks)
     timing = _continuous_timing(job, schedule) if job.is_continuous else {"schedule": schedule}
     deadline = list(job.deadlines) or None
-    with new_dag(job, "", job.description or _doc(job), params=params, deadline=deadline, **timing) as dag:
+    doc = f"{job.description or _doc(job)}\n{_HELP.format(name=job.name)}"
+    with new_dag(job, "", doc, params=params, deadline=deadline, **timing) as dag:
         settings = dict(job.run_settings) if job.is_continuous else _with_drain(job)
         if asks:
             _run_after_approval(job, application, settings)
@@ -123,6 +124,16 @@ def _doc(job: StateflowJob) -> str:
             "the run with a checkpoint. To start it, unpause this DAG."
         )
     return f"Runs {job.name} until it has processed all new input, from the newest checkpoint on."
+
+
+_HELP = """
+| when | do |
+|---|---|
+| a run failed or was killed | nothing is lost: clear its task, or wait for the next run; either continues from the newest checkpoint, and no row counts twice |
+| the output is wrong | `{name}_recovery` returns state, source positions and tables to an earlier point |
+| a new version of the job is next | take a savepoint with `{name}_savepoint` first |
+| you want to know where the job stands | tab *State* of this DAG, or `stateflow status` |
+"""  # noqa: E501
 
 
 def _with_drain(job: StateflowJob) -> dict[str, object]:
@@ -157,15 +168,18 @@ def _run_after_approval(job: StateflowJob, application: str, settings: Mapping[s
 
 _SAVEPOINT_DOC = """
 Takes a savepoint of {name}: at the next barrier of an active run, otherwise from the newest checkpoint. It is kept
-until a user deletes it. With *Stop the run*, the run ends with exactly that checkpoint.
+until a user deletes it. Trigger it with an empty form if in doubt: the job continues, and nothing else changes.
 
-Another user approves the stop: task `approve`, tab *Required Actions*. The approval counts for the newest run at that
-time; once another run has started, clear `approve`.
+With *Stop the run*, the run ends with exactly that checkpoint. Another user approves the stop within a day: task
+`approve`, tab *Required Actions*; until then, the run continues. The approval counts for the newest run at that time;
+once another run has started, clear `approve`.
 
 With *Drain* as well, every event-time timer fires before the savepoint. If no run is active, the task runs the job only
 to drain it and reads no input. Use *Drain* for the last run only: it closes every open session.
 {pause}
 *Format*: a canonical savepoint can be restored into each state backend, and read by other programs; it takes longer.
+
+A task that failed or was killed can be cleared: it returns the same savepoint.
 """
 
 
@@ -231,12 +245,16 @@ ORIGIN = "{{ 'manual' if dag_run.triggering_user_name else 'periodic' }}"
 
 _RETENTION_DOC = """
 Takes a periodic savepoint of {name}, then deletes periodic savepoints beyond the limits and files that no checkpoint
-references. May run concurrently with a run of the job. With *Preview*, it takes no savepoint and deletes nothing. If a
-user triggers it, the savepoint is a manual one, which displaces no periodic one and is kept until a user deletes it.
+references. May run concurrently with a run of the job. If a user triggers it, the savepoint is a manual one, which
+displaces no periodic one and is kept until a user deletes it.
 
-Numbers in the form that delete what the configured numbers keep need the approval of another user: task `approve`, tab
-*Required Actions*. The approval counts for the checkpoints and savepoints that the question lists. When others would be
-deleted as well, because the job has made more, clear `approve`. If nothing needs an approval, that task asks nothing.
+**To see what would be deleted**, trigger it with *Preview*: it takes no savepoint and deletes nothing; the log of
+`collect` has the list.
+
+Numbers in the form that delete what the configured numbers keep need the approval of another user within a day: task
+`approve`, tab *Required Actions*. The approval counts for the checkpoints and savepoints that the question lists. When
+others would be deleted as well, because the job has made more, clear `approve`. If nothing needs an approval, that task
+asks nothing. **The disk is full**: `collect` runs also if `savepoint` failed.
 """
 
 
@@ -323,17 +341,25 @@ def with_setting(job: StateflowJob, retention: Retention) -> Retention:
 
 
 _RECOVERY_DOC = """
-Restores {name} to an earlier checkpoint or savepoint: state, source positions and tables together.
+Restores {name} to an earlier checkpoint or savepoint: state, source positions and tables together. Nothing changes
+before another user has approved the plan.
 
 1. Pause the DAG `{name}`: a run that starts in the meantime makes the plan outdated, and the restore is refused.{stop}
-2. Trigger this DAG with a target and a reason.
-3. Read the plan: task `approve`, tab *Required Actions*. Another user approves or rejects it. A rejection changes
-   nothing, skips the remaining tasks, and is recorded in the job's history with that user's name and note.
-4. Unpause `{name}`.
+2. Find the point: tab *State* of this DAG, or `stateflow checkpoints list` and `stateflow savepoint list`. With
+   `before:2026-01-31T03:00` (UTC), it is the newest point before that time.
+3. Trigger this DAG with the target and a reason.
+4. Read the plan: task `approve`, tab *Required Actions*. Another user approves or rejects it within a day. A rejection
+   changes nothing, skips the remaining tasks, and is recorded in the job's history with that user's name and note.
+5. When `verify` has succeeded, unpause `{name}`.
 
-You can clear a task that failed or was killed. Clearing `plan` creates a new plan for the same target and asks for
-approval again. For another target, trigger this DAG again.
-"""
+| when | do |
+|---|---|
+| `plan` failed | its log names the wrong value and the ones that exist: trigger this DAG again |
+| `restore` failed with `plan-outdated` | nothing was changed: clear `plan`, which plans the same target again and asks again |
+| nobody answered, so that `approve` failed | nothing was changed: clear `plan` |
+| a task was killed, or failed for another reason | clear it: it completes what was begun, and restores at most once |
+| the target was wrong | trigger this DAG again; to undo a restore, restore a savepoint or checkpoint that was taken before it |
+"""  # noqa: E501
 
 
 _STOP = """

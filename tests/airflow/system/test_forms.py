@@ -1,4 +1,6 @@
-"""The trigger form of every DAG, in a real browser: it can be filled in and sent, and what was entered arrives."""
+"""The trigger form of every DAG, in a real browser: it can be filled in and sent, what was entered arrives, and wrong
+values do not.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +74,20 @@ class TriggerForm:
             self._field(name).wait_for(state="attached")
         names = self.dialog.locator("[name^=element_]").evaluate_all("all => all.map(e => e.name)")
         return {name.removeprefix("element_") for name in names}
+
+    def unfold(self) -> set[str]:
+        """Opens all sections; returns the params that were visible before."""
+        self._field("none").count()
+        sections = self.dialog.locator("button[aria-expanded=false]")
+        names = self._visible()
+        while sections.count():
+            section = sections.first
+            section.click()
+        return names
+
+    def _visible(self) -> set[str]:
+        found = self.dialog.locator("[name^=element_]")
+        return {str(e.get_attribute("name")).removeprefix("element_") for e in found.all() if e.is_visible()}
 
     def fill(self, name: str, value: str) -> None:
         self._field(name).fill(value)
