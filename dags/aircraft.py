@@ -15,8 +15,7 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
-from stateflow_airflow.dags import Retention, StateflowJob, stateflow_dags
-from stateflow_airflow.dags.forms import failpoint
+from stateflow_airflow.dags import Retention, StateflowJob, failpoint, stateflow_dags
 from stateflow_airflow.spark import SparkSubmit
 
 HOME = os.environ.get("STATEFLOW_HOME", "/opt/stateflow")

@@ -388,6 +388,7 @@ class _JobArguments(TypedDict):
 
 def recovery_dag(job: StateflowJob, application: str) -> DAG:
     """Returns the DAG. It has no schedule."""
+    params = recovery_params(job)
     code: _JobArguments = {
         "job": application,
         "job_root": job.root,
@@ -396,13 +397,7 @@ def recovery_dag(job: StateflowJob, application: str) -> DAG:
     }
     doc = _RECOVERY_DOC.format(name=job.name, stop=_STOP.format(name=job.name) if job.is_continuous else "")
     with new_dag(
-        job,
-        "_recovery",
-        doc,
-        schedule=None,
-        params=recovery_params(job),
-        user_defined_filters={"quoted": quote},
-        **CREATED_UNPAUSED,
+        job, "_recovery", doc, schedule=None, params=params, user_defined_filters={"quoted": quote}, **CREATED_UNPAUSED
     ) as dag:
         plan = StateflowRestorePlanOperator(
             task_id="plan",

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from airflow.sdk import Param
 
@@ -73,6 +73,18 @@ _STEPS = (
 """The failpoints that each batch of a run passes."""
 
 
+Checks = TypedDict("Checks", {"if": dict[str, object], "else": dict[str, list[str]]})
+"""The keywords of a JSON schema that check a value."""
+
+
+class Shown(TypedDict):
+    """The keywords of a JSON schema that Airflow's form shows."""
+
+    title: str
+    description_md: str
+    section: NotRequired[str]
+
+
 @dataclass(frozen=True)
 class Rule:
     """What a value must be.
@@ -85,11 +97,10 @@ class Rule:
     schema: Mapping[str, object]
     expected: str
 
-    @property
-    def keywords(self) -> dict[str, Any]:
-        """The keywords of a JSON schema with this rule, whose error is ``[expected] was expected``."""
+    def keywords(self, title: str) -> Checks:
+        """Returns the keywords of a JSON schema with this rule, whose error is ``['TITLE: …'] was expected``."""
         # A list equals no value of the params, so that the else-branch refuses each.
-        return {"if": dict(self.schema), "else": {"const": [self.expected]}}
+        return {"if": dict(self.schema), "else": {"const": [f"{title}: {self.expected}"]}}
 
 
 def _optional(body: str, expected: str, blank: str = r"\s") -> Rule:
@@ -377,9 +388,11 @@ def text(
         multiline: whether the form shows several lines.
         section: the section of the form, folded at first; None for the first one.
     """
+    shown, checks = _shown(title, description, section), rule.keywords(title)
+    kind: dict[str, object] = {"type": "string", "minLength": 1} if required else {"type": ["null", "string"]}
     lines = {"format": "multiline"} if multiline else {}
-    schema = {**_shown(title, description, section), **lines, **rule.keywords}
-    return Param(type="string", minLength=1, **schema) if required else Param(None, type=["null", "string"], **schema)
+    schema = {**kind, **lines, **shown, **checks}
+    return Param(schema=schema) if required else Param(None, schema=schema)
 
 
 def choice(title: str, description: str, values: Mapping[str, str], section: str | None = None) -> Param:
@@ -390,7 +403,7 @@ def choice(title: str, description: str, values: Mapping[str, str], section: str
 
 def number(default: int | None, title: str, description: str) -> Param:
     """Returns a param for a number of things to keep, which may be empty. Without `minimum`: see this module."""
-    return Param(default, type=["null", "integer"], **_shown(title, description), **AT_LEAST_ONE.keywords)
+    return Param(default, type=["null", "integer"], **_shown(title, description), **AT_LEAST_ONE.keywords(title))
 
 
 def flag(title: str, description: str, *, default: bool = False, section: str | None = None) -> Param:
@@ -398,6 +411,7 @@ def flag(title: str, description: str, *, default: bool = False, section: str | 
     return Param(default, type="boolean", **_shown(title, description, section))
 
 
-def _shown(title: str, description: str, section: str | None = None) -> dict[str, Any]:
-    """Returns the keywords that the form shows. An empty section would make another one."""
-    return {"title": title, "description_md": description, **({"section": section} if section else {})}
+def _shown(title: str, description: str, section: str | None = None) -> Shown:
+    shown = Shown(title=title, description_md=description)
+    # An empty section would be one more.
+    return {**shown, "section": section} if section else shown

@@ -108,7 +108,7 @@ def to_count(name: str, value: int | str | None, things: str) -> int | None:
         # To JSON, 5.0 is an integer as well.
         number = int(text) if text.isdecimal() else float(text)
     except ValueError:
-        number = 0
+        number = math.nan
     if number < 1 or not math.isfinite(number) or number != int(number):
         raise config_failure(
             f"{name}={value!r} is not a number of {things}", "pass 1 or more, or None", **{name: value}
