@@ -97,13 +97,11 @@ class Order(msgspec.Struct, frozen=True):
 
     Attributes:
         stores: `ALL`, `METRICS` or `NONE`.
-        progress_s: how often progress is stored while a batch runs.
     """
 
     stores: str
     root: str
     settings: dict[str, str]
-    progress_s: float
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -136,7 +134,8 @@ def main(arguments: list[str]) -> None:
     """Carries out the order, and prints an `Ended`."""
     order = msgspec.json.decode(arguments[0], type=Order)
     spent: dict[str, list[float]] = defaultdict(list)
-    replace_all({f"{_DRIVER}.job_run:_PROGRESS_EVERY": timedelta(seconds=order.progress_s)})
+    # Each look for a newer run stores the progress, also of a short batch.
+    replace_all({f"{_DRIVER}.job_run:_PROGRESS_EVERY": timedelta(0)})
     replace_all({path: _timed(resolve_name(path), spent[name]) for name, path in _TIMED.items()})
     if order.stores != ALL:
         replace_all(RECORDS)
