@@ -1,0 +1,133 @@
+"""Pages look as in their golden pictures, which the documentation shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+import httpx
+import pytest
+from PIL import Image, ImageDraw
+
+from tests.browser.flights_story import FlightsStory, StoryCatalog, play_stories
+from tests.browser.golden_pictures import MOST_FAR, check_picture, share_far_apart
+from tests.support.browser import Look, needs_chromium, open_browser, open_look, serving
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = needs_chromium
+_slow = pytest.mark.slow(reason="opens many pages in a browser")
+
+PAGES = {
+    "jobs": ("", "bookings"),
+    "state": ("jobs/flights", "Duration"),
+    "timeline": ("jobs/flights/timeline", "Subtasks of running-delay"),
+    "restore": ("jobs/flights/restore?to=before-v2", "files of the target are stored"),
+    "savepoints": ("jobs/flights/savepoints?from=before-v2&to=monday", "This deletes no checkpoint"),
+    "journal": ("jobs/flights/journal", "checked with the airline"),
+    "graph": ("jobs/flights/graph", "Physical plan"),
+}
+"""Addresses of pages, and what they show last."""
+LOOKS: dict[str, tuple[int, Literal["light", "dark"]]] = {
+    "light": (1280, "light"),
+    "dark": (1280, "dark"),
+    "phone": (375, "light"),
+}
+QUICK = ("timeline", "light")
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, FlightsStory]]:
+    """The address of the pages, and the job that they show."""
+    stories = play_stories(tmp_path_factory.mktemp("stories"))
+    with serving(StoryCatalog(*stories)) as url:
+        for each in stories:
+            # A list of jobs shows what it knows after a quarter of a second; the state of a job waits for all of it.
+            assert httpx.get(f"{url}/api/v1/jobs/{each.folder.name}", timeout=60).json()["history_complete"]
+        yield url, stories[0]
+
+
+def visit(look: Look, story: tuple[str, FlightsStory], name: str) -> None:
+    page, last = PAGES[name]
+    look.page.clock.set_fixed_time(story[1].ended_at)
+    look.page.goto(f"{story[0]}/#/{page}")
+    look.page.get_by_text(last).first.wait_for()
+    look.page.locator("[aria-busy=true]").first.wait_for(state="detached")
+
+
+@pytest.mark.parametrize(
+    ("page", "look"),
+    [pytest.param(page, look, marks=() if (page, look) == QUICK else _slow) for page in PAGES for look in LOOKS],
+)
+def test_a_page_looks_as_in_its_picture(
+    browser: Browser, story: tuple[str, FlightsStory], renews_pictures: bool, page: str, look: str
+) -> None:
+    width, colours = LOOKS[look]
+    with open_look(browser, width=width, colours=colours) as opened:
+        visit(opened, story, page)
+        check_picture(opened.page, f"{page}-{look}", renews=renews_pictures)
+
+
+@_slow
+@pytest.mark.parametrize(
+    ("page", "css"),
+    [
+        ("timeline", "svg path { display: none }"),
+        ("timeline", "svg circle { fill: none !important; stroke: none !important }"),
+        ("jobs", "tbody tr:nth-child(2) { display: none }"),
+        ("state", "svg { visibility: hidden }"),
+        ("restore", "[role=alert] { background: none !important }"),
+    ],
+)
+def test_what_is_missing_in_a_page_is_a_difference(
+    browser: Browser, story: tuple[str, FlightsStory], page: str, css: str
+) -> None:
+    with open_look(browser) as opened:
+        visit(opened, story, page)
+        opened.page.add_style_tag(content=css)
+        with pytest.raises(AssertionError, match="golden picture"):
+            check_picture(opened.page, f"{page}-light", renews=False)
+
+
+@_slow
+@pytest.mark.parametrize("flag", ["--font-render-hinting=full", "--enable-font-antialiasing=false", "--disable-lcd-text"])
+def test_another_rendering_of_letters_is_not_a_difference(story: tuple[str, FlightsStory], flag: str) -> None:
+    with open_browser(flag) as browser, open_look(browser) as opened:
+        for page in PAGES:
+            visit(opened, story, page)
+            check_picture(opened.page, f"{page}-light", renews=False)
+
+
+@_slow
+@pytest.mark.parametrize("family", ["DejaVu Sans Condensed", "DejaVu Serif"])
+def test_other_fonts_are_not_a_difference_but_a_page_without_its_styles_is(
+    browser: Browser, story: tuple[str, FlightsStory], family: str
+) -> None:
+    with open_look(browser) as opened:
+        visit(opened, story, "timeline")
+        # Both for the page and for the text that is measured.
+        opened.page.evaluate(
+            """family => {
+                const style = document.createElement("style");
+                style.textContent = `* { font-family: "${family}" !important }`;
+                document.head.append(style);
+                const set = Object.getOwnPropertyDescriptor(CanvasRenderingContext2D.prototype, "font").set;
+                Object.defineProperty(CanvasRenderingContext2D.prototype, "font", {
+                    set(value) { set.call(this, value.replace(/sans-serif|monospace/, `"${family}"`)); },
+                });
+            }""",
+            family,
+        )
+        check_picture(opened.page, "timeline-light", renews=False)
+        opened.page.add_style_tag(content="* { background: black !important }")
+        with pytest.raises(AssertionError, match="golden picture"):
+            check_picture(opened.page, "timeline-light", renews=False)
+
+
+def test_the_share_of_squares_that_are_far_apart() -> None:
+    white, marked = Image.new("RGB", (80, 80), "white"), Image.new("RGB", (80, 80), "white")
+    assert share_far_apart(white, marked) == 0
+    ImageDraw.Draw(marked).rectangle((8, 8, 15, 15), "black")
+    assert share_far_apart(white, marked) == 0.01 > MOST_FAR
+    assert share_far_apart(white, Image.new("RGB", (80, 88), "white")) == 1
