@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import msgspec
@@ -103,7 +104,12 @@ class FlightsStory(LocalJobs):
 
     def __init__(self, folder: Path) -> None:
         self._manual = ManualClock(start=BEGIN)
-        settings = {"name": folder.name, "parallelism": 3, "max_parallelism": 64, "checkpoints__retained": 12}
+        settings: dict[str, Any] = {
+            "name": folder.name,
+            "parallelism": 3,
+            "max_parallelism": 64,
+            "checkpoints__retained": 12,
+        }
         settings |= {"state__backend": "filesystem"}
         super().__init__(
             folder, self._manual, checkpoints__asynchronous="no", source__max_rows_per_batch=_ROWS_PER_BATCH, **settings

@@ -26,7 +26,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "pages"
 SQUARE = 8
 """Width and height of a square, in pixels."""
 FAR = 24
-"""Difference of the averages of a square, in one of its colours, from which on it is far apart; black and white: 255."""
+"""Difference of a square's averages in one colour from which on it is far apart; of black and white it is 255."""
 MOST_FAR, MOST_FAR_WITH_OTHER_FONTS = 0.003, 0.4
 """Share of squares that may be far apart."""
 _SAME_WIDTH = 0.005

@@ -59,8 +59,9 @@ class Tasks:
 
     def write(self) -> None:
         """Writes the table of all tasks into the design note, in place of the one that is there."""
-        day = datetime.now(UTC).date().isoformat()
-        lines = [f"| task, measured on {day} with a load of {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores | from | clicks | seconds |"]
+        day, load = datetime.now(UTC).date().isoformat(), os.getloadavg()[0]
+        measured = f"measured on {day} with a load of {load:.0f} on {os.cpu_count()} cores"
+        lines = [f"| task, {measured} | from | clicks | seconds |"]
         lines += ["|---|---|---:|---:|"]
         lines += [f"| {each.name} | {each.start} | {each.clicks} | {each.seconds:.1f} |" for each in self.done]
         text, number = _TABLE.subn(lambda _: "\n".join(lines) + "\n", NOTE.read_text())

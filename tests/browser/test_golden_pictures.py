@@ -91,7 +91,7 @@ def test_what_is_missing_in_a_page_is_a_difference(
 
 
 @_slow
-@pytest.mark.parametrize("flag", ["--font-render-hinting=full", "--enable-font-antialiasing=false", "--disable-lcd-text"])
+@pytest.mark.parametrize("flag", ["--font-render-hinting=full", "--enable-font-antialiasing=false"])
 def test_another_rendering_of_letters_is_not_a_difference(story: tuple[str, FlightsStory], flag: str) -> None:
     with open_browser(flag) as browser, open_look(browser) as opened:
         for page in PAGES:

@@ -1,4 +1,4 @@
-"""Every page in a real Airflow: for each role, in light and dark, on a phone, behind a path prefix, without an API server.
+"""Every page in a real Airflow: for each role, in light and dark, on a phone, and behind a path prefix.
 
 Nothing runs here but the API server and the processor of DAG files; the jobs have run before, in this process.
 """

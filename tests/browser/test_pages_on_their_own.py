@@ -35,6 +35,7 @@ LOOKS: tuple[tuple[int, Literal["light", "dark"]], ...] = (
     (2560, "dark"),
     (375, "light"),
 )
+QUICK = {("jobs/{id}/timeline", 1280), ("jobs/{id}", 375), ("jobs/{id}/restore?to=before-upgrade", 2560)}
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +67,10 @@ def visit(look: Look, address: str) -> None:
     look.page.locator("[aria-busy=true]").first.wait_for(state="detached")
 
 
-@pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize(("width", "colours"), LOOKS)
+@pytest.mark.parametrize(
+    ("page", "width", "colours"),
+    [pytest.param(page, *look, marks=() if (page, look[0]) in QUICK else _slow) for page in PAGES for look in LOOKS],
+)
 def test_a_page_fits_its_window_and_all_readers(
     browser: Browser, url: str, job: PagesJob, page: str, width: int, colours: Literal["light", "dark"]
 ) -> None:
