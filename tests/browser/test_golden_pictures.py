@@ -76,7 +76,7 @@ def test_a_page_looks_as_in_its_picture(
         ("timeline", "svg path { display: none }"),
         ("timeline", "svg circle { fill: none !important; stroke: none !important }"),
         ("jobs", "tbody tr:nth-child(2) { display: none }"),
-        ("state", "svg { visibility: hidden }"),
+        ("state", "tbody tr:nth-child(2) { visibility: hidden }"),
         ("restore", "[role=alert] { background: none !important }"),
     ],
 )

@@ -208,11 +208,11 @@ def test_a_job_whose_root_is_gone_shows_what_was_known(site: Site) -> None:
     root = site.folder / "gone" / "root"
     with site.as_user("vera") as look:
         visit(look, site.address("gone"))
-        look.page.get_by_text("before").first.wait_for()
+        look.page.get_by_role("link", name="Restore to here").first.wait_for()
         root.rename(root.with_name("elsewhere"))
         try:
             look.page.get_by_text("The job root cannot be read now").first.wait_for()
-            assert look.page.get_by_text("after").count() > 0
+            assert look.page.get_by_role("link", name="Restore to here").count() > 0
             assert look.violations(".stateflow") == []
             visit(look, f"{site.url}/plugin/stateflow")
             look.page.get_by_role("link", name="job", exact=True).first.wait_for()
