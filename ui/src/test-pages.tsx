@@ -6,7 +6,7 @@ import { MemoryRouter } from "react-router-dom";
 import { expect, vi } from "vitest";
 import { App } from "./App";
 import type { DagRun, Question, TaskInstance } from "./airflow";
-import type { ActionEntry, JobFamily, JobList, JobRow, JobState, RestorePlan, RestorePlanPage, TimelinePage, TimelinePoint } from "./api";
+import type { ActionEntry, JobFamily, JobList, JobRow, JobState, RestorePlan, RestorePlanPage, RunSummary, TimelinePage, TimelinePoint } from "./api";
 
 export const HOSTILE = "<img src=x onerror=alert(1)>";
 export const CURRENT = { history_complete: true, history_truncated: false, last_read_at: null, problem: null };
@@ -90,6 +90,32 @@ export const restore: ActionEntry = {
   size_bytes: null,
   facts: {},
 };
+export function runSummary(generation: number, more: Partial<RunSummary> = {}): RunSummary {
+  return {
+    generation,
+    run: null,
+    driver: null,
+    reason: null,
+    requested_by: null,
+    stateflow: null,
+    started_at: null,
+    startup_ms: null,
+    base_checkpoint_id: null,
+    parallelism: null,
+    job_file: null,
+    job_file_sha256: null,
+    graph_sha256: null,
+    first_checkpoint_id: null,
+    last_checkpoint_id: null,
+    checkpoints: 0,
+    aborted: 0,
+    rows_in: 0,
+    first_triggered_at: null,
+    last_ended_at: null,
+    failure: null,
+    ...more,
+  };
+}
 export const timeline: TimelinePage = { runs: [], branches: [], checkpoints: [point(10, 1), point(12, 2)], actions: [restore], older: false, ...CURRENT };
 
 /** The ETag of an answer. */

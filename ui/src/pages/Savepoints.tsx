@@ -7,7 +7,7 @@ import { RestoreLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { Comparison } from "../parts/SavepointComparison";
 import { RetentionPlan } from "../parts/RetentionPlan";
-import { peopleText } from "../parts/people";
+import { peopleText } from "../parts/People";
 import { Time } from "../parts/Time";
 import { factsText } from "./Journal";
 

@@ -3,9 +3,10 @@ import { type ReactNode, useMemo, useState } from "react";
 import { useSearchParams } from "react-router-dom";
 import { type ActionEntry, type CheckpointPage, type TimelinePage, type TimelinePoint, useResource } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
+import { Facts } from "../parts/Facts";
 import { RestoreLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
-import { peopleText } from "../parts/people";
+import { peopleText } from "../parts/People";
 import { Time } from "../parts/Time";
 import { type Bar, BarChart } from "../pictures/BarChart";
 import { TimelineLegend, TimelinePicture } from "../pictures/TimelinePicture";
@@ -165,23 +166,6 @@ function titleOf({ kind, label, entries: [entry] }: Mark): string {
   if (entry === undefined || isCheckpoint(entry)) return kind === "aborted" ? "Aborted checkpoint" : `Checkpoint ${label}`;
   const name = entry.kind.charAt(0).toUpperCase() + entry.kind.slice(1).replaceAll("-", " ");
   return entry.checkpoint_id === null ? name : `${name}, checkpoint ${entry.checkpoint_id}`;
-}
-
-function Facts({ facts }: { facts: readonly (readonly [string, ReactNode])[] }) {
-  return (
-    <Box as="dl" display="grid" gridTemplateColumns={{ base: "1fr", sm: "max-content 1fr" }} columnGap={6} rowGap={1}>
-      {facts.map(([name, value]) => (
-        <Box key={name} display="contents">
-          <Box as="dt" color="fg.muted">
-            {name}
-          </Box>
-          <Box as="dd" overflowWrap="anywhere" minW={0}>
-            {value}
-          </Box>
-        </Box>
-      ))}
-    </Box>
-  );
 }
 
 function sum(points: readonly TimelinePoint[], value: (point: TimelinePoint) => number): number {

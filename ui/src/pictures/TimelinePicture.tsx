@@ -2,7 +2,7 @@ import { Box } from "@chakra-ui/react";
 import { type CSSProperties, type KeyboardEvent, useEffect, useRef, useState } from "react";
 import type { ActionEntry } from "../api";
 import { formatTime } from "../format";
-import { peopleText } from "../parts/people";
+import { peopleText } from "../parts/People";
 import { type Arc, type Edge, isCheckpoint, type Mark, type RunSpan, type TimelineLayout } from "./timelineLayout";
 
 const NARROWEST_SLOT = 64;
