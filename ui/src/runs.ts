@@ -1,6 +1,9 @@
 // What the records of runs say about each other: DAG runs and their tries, and job files that changed.
 import type { RunSummary } from "./api";
 
+/** Kinds of actions whose number is the generation of their run. */
+export const KINDS_OF_RUNS: ReadonlySet<string> = new Set(["run", "failure", "background"]);
+
 /** A try of a task that runs a job; the task writes it into the reason of its run. */
 export interface Attempt {
   dag: string;

@@ -9,6 +9,7 @@ import { Pager, usePages } from "../parts/Pager";
 import { PersonName } from "../parts/People";
 import { ScrollingTable } from "../parts/ScrollingTable";
 import { Time } from "../parts/Time";
+import { KINDS_OF_RUNS } from "../runs";
 
 /** What each kind of action is called in a sentence about a person. */
 const VERBS: Record<string, string> = {
@@ -159,12 +160,9 @@ interface PartProps {
   showsJob: boolean;
 }
 
-/** Kinds whose number is the generation of a run. */
-const OF_RUNS = new Set(["run", "failure", "background"]);
-
 function Verb({ entry: { kind, seq, facts }, base, showsJob }: PartProps) {
   const verb = VERBS[kind] ?? kind.replaceAll("-", " ");
-  if (OF_RUNS.has(kind)) return <PageLink to={runPath(base, seq)}>{verb}</PageLink>;
+  if (KINDS_OF_RUNS.has(kind)) return <PageLink to={runPath(base, seq)}>{verb}</PageLink>;
   const { savepoint } = facts;
   if (typeof savepoint !== "string") return verb;
   // The page of a job lists the savepoints that still exist.
