@@ -6,6 +6,7 @@ it("finds DAG run and try in the reason that the task gives its run", () => {
   // As stateflow_airflow.operators.run.run_id writes it.
   expect(attemptOf("flights/scheduled__2026-01-31T03:00:00+00:00/run/2")).toEqual({ dag: "flights", dagRun: "scheduled__2026-01-31T03:00:00+00:00", task: "run", number: 2 });
   expect(attemptOf("flights/a/b/run/7/1")).toEqual({ dag: "flights", dagRun: "a/b", task: "run/7", number: 1 });
+  expect(attemptOf("flights/a/run/3; restart 2")?.number).toBe(3);
   expect([attemptOf("by hand"), attemptOf(null), attemptOf("a/b/3")]).toEqual([null, null, null]);
 });
 

@@ -13,8 +13,8 @@ export interface Attempt {
   number: number;
 }
 
-/** DAG, DAG run, task, map index and try. The id of a DAG run can have slashes. */
-const REASON = /^([^/]+)\/(.+)\/([^/]*[A-Za-z_][^/]*(?:\/\d+)?)\/(\d+)$/;
+/** DAG, DAG run, task, map index, try, and how often the launch restarted. The id of a DAG run can have slashes. */
+const REASON = /^([^/]+)\/(.+)\/([^/]*[A-Za-z_][^/]*(?:\/\d+)?)\/(\d+)(?:; restart \d+)?$/;
 
 /** The try of a task in the reason of a run; null if no task of Airflow has started it. */
 export function attemptOf(reason: string | null): Attempt | null {

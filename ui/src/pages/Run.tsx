@@ -1,19 +1,20 @@
-import { Box, Heading, Stack, Text } from "@chakra-ui/react";
+import { Box, Heading, Stack, Table, Text } from "@chakra-ui/react";
 import { useParams } from "react-router-dom";
 import { type Family } from "../airflow";
 import { type JobState, type Resource, type RunPage, type RunSummary, useResource } from "../api";
-import { formatCount, formatDuration } from "../format";
+import { formatBytes, formatCount, formatDuration } from "../format";
 import { CopyButton } from "../parts/Command";
 import { DiffText } from "../parts/DiffText";
 import { type Fact, Facts } from "../parts/Facts";
-import { CheckpointLink, DagRunLink, RunLink } from "../parts/links";
+import { CheckpointLink, DagRunLink, PageLink, RunLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { PersonName } from "../parts/People";
+import { ScrollingTable } from "../parts/ScrollingTable";
 import { Time } from "../parts/Time";
 import { attemptOf, earlierEnd, triesOf } from "../runs";
 
 /** A run of a job: who started it and with which job file, how long its start took, and what it made. */
-export function Run({ address, state, family }: { address: string; state: Resource<JobState>; family: Family }) {
+export function Run({ address, base, state, family }: { address: string; base: string; state: Resource<JobState>; family: Family }) {
   const { generation = "" } = useParams();
   const resource = useResource<RunPage>(/^\d+$/.test(generation) ? `${address}/runs/${generation}` : null);
   const runs = state.value?.runs ?? [];
@@ -28,7 +29,10 @@ export function Run({ address, state, family }: { address: string; state: Resour
           </Heading>
           <Failure run={page.run} />
           <Facts facts={[...startOf(page.run, family), ...workOf(page.run)]} />
-          <Tries run={page.run} runs={runs} />
+          {page.progress != null && <Progress progress={page.progress} />}
+          <Tries run={page.run} runs={[...runs, ...(page.tries ?? [])]} />
+          <FailedStarts failures={page.failed_starts ?? []} />
+          <Checkpoints page={page} base={base} />
           <JobFile page={page} />
         </Stack>
       )}
@@ -118,6 +122,81 @@ function Tries({ run, runs }: { run: RunSummary; runs: readonly RunSummary[] }) 
           </Text>
         ))}
       </ul>
+    </Stack>
+  );
+}
+
+/** How far the run is in a batch that takes long. */
+function Progress({ progress }: { progress: NonNullable<RunPage["progress"]> }) {
+  return (
+    <Text>
+      {formatCount(progress.batches)} {progress.batches === 1 ? "batch is" : "batches are"} completed, with {formatCount(progress.rows_in)} rows; batch {progress.ordinal} has begun
+      {progress.batch_started_at !== null && (
+        <>
+          {" "}
+          <Time at={progress.batch_started_at} />
+        </>
+      )}
+      {progress.reported_at !== null && (
+        <>
+          . The run reported this <Time at={progress.reported_at} />
+        </>
+      )}
+      .
+    </Text>
+  );
+}
+
+/** Starts that failed before the run, and had not claimed the job. */
+function FailedStarts({ failures }: { failures: NonNullable<RunPage["failed_starts"]> }) {
+  if (failures.length === 0) return null;
+  return (
+    <Stack as="section" gap={1} aria-label="Failed starts">
+      <Heading as="h3" size="sm">
+        Starts that failed before this run
+      </Heading>
+      <ul>
+        {failures.map((failure, index) => (
+          <Text as="li" key={index} overflowWrap="anywhere">
+            {failure.failed_at !== null && <Time at={failure.failed_at} full />} <strong>{failure.code}</strong>: {failure.message}
+          </Text>
+        ))}
+      </ul>
+    </Stack>
+  );
+}
+
+/** The newest checkpoints of the run. */
+function Checkpoints({ page: { checkpoints = [], older, run }, base }: { page: RunPage; base: string }) {
+  if (checkpoints.length === 0) return null;
+  return (
+    <Stack as="section" gap={2} aria-label="Checkpoints of the run">
+      <Heading as="h3" size="md">
+        Checkpoints
+      </Heading>
+      <ScrollingTable label="Table of the checkpoints of the run">
+        <Table.Header>
+          <Table.Row>
+            {["Checkpoint", "Ended", "Rows", "Increment", "State", "Duration", "Failure"].map((title) => (
+              <Table.ColumnHeader key={title}>{title}</Table.ColumnHeader>
+            ))}
+          </Table.Row>
+        </Table.Header>
+        <Table.Body>
+          {checkpoints.map((each, index) => (
+            <Table.Row key={index} color={each.undone === true ? "fg.muted" : undefined}>
+              <Table.Cell>{each.checkpoint_id === null ? "aborted" : <CheckpointLink id={each.checkpoint_id} />}</Table.Cell>
+              <Table.Cell whiteSpace="nowrap">{each.ended_at !== null && <Time at={each.ended_at} />}</Table.Cell>
+              <Table.Cell>{formatCount(each.rows_in)}</Table.Cell>
+              <Table.Cell whiteSpace="nowrap">{formatBytes(each.increment_bytes)}</Table.Cell>
+              <Table.Cell whiteSpace="nowrap">{formatBytes(each.full_bytes)}</Table.Cell>
+              <Table.Cell whiteSpace="nowrap">{formatDuration(each.duration_ms)}</Table.Cell>
+              <Table.Cell color="red.fg">{each.failure}</Table.Cell>
+            </Table.Row>
+          ))}
+        </Table.Body>
+      </ScrollingTable>
+      {older === true && <PageLink to={`${base}?generation=${run.generation}`}>All checkpoints of the run</PageLink>}
     </Stack>
   );
 }

@@ -51,7 +51,7 @@ function Sentence({ job, address, base, family }: { job: JobState; address: stri
         </>
       )}
       <ByRun job={job} />. Input waiting: <Waiting backlog={job.backlog} unknown={job.backlog_unknown} />. <Undone job={job} address={address} base={base} />{" "}
-      <NextRun dag={family.dag("run")} />
+      <NextRun job={job} dag={family.dag("run")} />
     </Text>
   );
 }
@@ -91,14 +91,15 @@ function Undone({ job, address, base }: { job: JobState; address: string; base: 
 }
 
 /** When Airflow runs the job next. */
-function NextRun({ dag }: { dag: FamilyDag | null }) {
+function NextRun({ job, dag }: { job: JobState; dag: FamilyDag | null }) {
   const { value } = useDag(dag?.dag_id ?? null);
-  if (dag === null || value === null) return null;
-  if (value.is_paused) return "No run is planned: its DAG is paused.";
-  if (value.next_dagrun_run_after === null) return "No run is planned.";
+  const isPaused = value?.is_paused ?? dag?.is_paused ?? false;
+  const next = value?.next_dagrun_run_after ?? job.next_run_at ?? null;
+  if (isPaused) return "No run is planned: its DAG is paused.";
+  if (next === null) return dag === null ? null : "No run is planned.";
   return (
     <>
-      The next run is planned <Time at={value.next_dagrun_run_after} />.
+      The next run is planned <Time at={next} />.
     </>
   );
 }

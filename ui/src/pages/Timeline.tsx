@@ -12,6 +12,7 @@ import { inOrder, isCheckpoint, layOut, type Mark } from "../pictures/timelineLa
 import { TimelineLegend, titleOf } from "../pictures/TimelineMarks";
 import { TimelinePicture } from "../pictures/TimelinePicture";
 import { KINDS_OF_RUNS } from "../runs";
+import { targetOf } from "../targets";
 import { factsText } from "./Journal";
 
 const LIMITS = [500, 2000] as const;
@@ -117,16 +118,6 @@ function Picture({ page, base }: { page: TimelinePage; base: string }) {
       )}
     </Stack>
   );
-}
-
-/** The checkpoint or savepoint to which a restore can return at a mark; null if there is none, or it is the present one. */
-function targetOf({ kind, entries, retained, newest }: Mark, { actions }: TimelinePage): string | null {
-  const entry = entries.at(-1);
-  if (entry === undefined || kind === "group" || newest) return null;
-  if (kind !== "savepoint" || isCheckpoint(entry)) return retained && entry.checkpoint_id !== null ? String(entry.checkpoint_id) : null;
-  const { savepoint, savepoint_id: id } = entry.facts;
-  const isDisposed = actions.some((action) => action.kind === "dispose" && action.facts.savepoint_id === id);
-  return typeof savepoint === "string" && !isDisposed ? savepoint : null;
 }
 
 interface DetailsProps {

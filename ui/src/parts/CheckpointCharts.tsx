@@ -14,11 +14,20 @@ const CHARTS = [
 const AT_FIRST = 100;
 const FEWEST = 10;
 
+const LIMITS = [500, 2000] as const;
+
 /** Sizes, rows and durations of a job's checkpoints, by checkpoint. All charts show the same part. */
 export function CheckpointCharts({ address }: { address: string }) {
-  const page = useResource<TimelinePage>(`${address}/timeline?limit=2000`, 30_000).value;
+  const [isLong, setLong] = useState(false);
+  const newest = useResource<TimelinePage>(`${address}/timeline?limit=${LIMITS[0]}`, 30_000).value;
+  const more = useResource<TimelinePage>(isLong ? `${address}/timeline?limit=${LIMITS[1]}` : null, 60_000).value;
+  const page = more ?? newest;
   const points = useMemo(() => (page?.checkpoints ?? []).filter((each) => each.checkpoint_id !== null), [page]);
-  return points.length < 2 ? null : <Charts points={points} />;
+  if (points.length < 2) return null;
+  const read = () => {
+    setLong(true);
+  };
+  return <Charts points={points} onOlder={newest?.older === true && !isLong ? read : null} />;
 }
 
 /** A part of a list of a length, as near to a first place as the list allows. */
@@ -38,12 +47,10 @@ export function zoomed([from, to]: Range, factor: number, last: number): Range {
   return partAt(Math.round((from + to + 1 - length) / 2), length, last);
 }
 
-function Charts({ points }: { points: readonly TimelinePoint[] }) {
+function Charts({ points, onOlder }: { points: readonly TimelinePoint[]; onOlder: (() => void) | null }) {
   const last = points.length - 1;
-  // Null follows the newest checkpoint.
-  const [chosen, setChosen] = useState<Range | null>(null);
   const [hovered, setHovered] = useState<number | null>(null);
-  const range = useMemo((): Range => (chosen === null || chosen[1] > last ? [Math.max(0, points.length - AT_FIRST), last] : chosen), [chosen, last, points.length]);
+  const [range, setRange] = useRange(points);
   const data = useMemo(() => CHARTS.map(([, value]): SeriesData => ({ ids: points.map((each) => each.checkpoint_id ?? 0), values: points.map(value), undone: points.map((each) => each.undone === true) })), [points]);
   const step = Math.max(1, Math.round((range[1] - range[0]) / 2));
   const isAll = range[0] === 0 && range[1] === last;
@@ -53,11 +60,16 @@ function Charts({ points }: { points: readonly TimelinePoint[] }) {
         Checkpoints
       </Heading>
       <Flex gap={2} wrap="wrap" align="center">
-        <Change label="Zoom in" isPossible={range[1] - range[0] + 1 > FEWEST} to={zoomed(range, 0.5, last)} onChange={setChosen} />
-        <Change label="Zoom out" isPossible={!isAll} to={zoomed(range, 2, last)} onChange={setChosen} />
-        <Change label="Earlier" isPossible={range[0] > 0} to={moved(range, -step, last)} onChange={setChosen} />
-        <Change label="Later" isPossible={range[1] < last} to={moved(range, step, last)} onChange={setChosen} />
-        <Change label="All" isPossible={!isAll} to={[0, last]} onChange={setChosen} />
+        <Change label="Zoom in" isPossible={range[1] - range[0] + 1 > FEWEST} to={zoomed(range, 0.5, last)} onChange={setRange} />
+        <Change label="Zoom out" isPossible={!isAll} to={zoomed(range, 2, last)} onChange={setRange} />
+        <Change label="Earlier" isPossible={range[0] > 0} to={moved(range, -step, last)} onChange={setRange} />
+        <Change label="Later" isPossible={range[1] < last} to={moved(range, step, last)} onChange={setRange} />
+        <Change label="All" isPossible={!isAll} to={[0, last]} onChange={setRange} />
+        {onOlder !== null && (
+          <Button size="xs" variant="outline" onClick={onOlder}>
+            Read older checkpoints
+          </Button>
+        )}
         <Text fontSize="sm" color="fg.muted" role="status">
           checkpoints {points[range[0]]?.checkpoint_id} to {points[range[1]]?.checkpoint_id}; grey ones are undone
         </Text>
@@ -65,11 +77,26 @@ function Charts({ points }: { points: readonly TimelinePoint[] }) {
       <SimpleGrid columns={{ base: 1, lg: 3 }} gap={4}>
         {CHARTS.map(([title, , format], index) => {
           const series = data[index];
-          return series === undefined ? null : <SeriesChart key={title} title={title} data={series} format={format} range={range} onRange={setChosen} hovered={hovered} onHover={setHovered} />;
+          return series === undefined ? null : <SeriesChart key={title} title={title} data={series} format={format} range={range} onRange={setRange} hovered={hovered} onHover={setHovered} />;
         })}
       </SimpleGrid>
     </Stack>
   );
+}
+
+/** The part that is shown. It has the same checkpoints when the list gets older or newer ones; at first, the newest ones. */
+function useRange(points: readonly TimelinePoint[]): [Range, (range: Range) => void] {
+  const [chosen, setChosen] = useState<readonly [number, number] | null>(null);
+  const range = useMemo((): Range => {
+    const last = points.length - 1;
+    const [from, to] = (chosen ?? []).map((id) => points.findIndex((each) => each.checkpoint_id === id));
+    const isKnown = from !== undefined && to !== undefined && from >= 0 && to >= 0;
+    return isKnown ? [from, to] : [Math.max(0, points.length - AT_FIRST), last];
+  }, [chosen, points]);
+  const choose = ([from, to]: Range) => {
+    setChosen([points[from]?.checkpoint_id ?? 0, points[to]?.checkpoint_id ?? 0]);
+  };
+  return [range, choose];
 }
 
 function Change({ label, isPossible, to, onChange }: { label: string; isPossible: boolean; to: Range; onChange: (range: Range) => void }) {
