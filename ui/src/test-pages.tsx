@@ -6,7 +6,7 @@ import { MemoryRouter } from "react-router-dom";
 import { expect, vi } from "vitest";
 import { App } from "./App";
 import type { DagRun, Question, TaskInstance } from "./airflow";
-import type { ActionEntry, JobFamily, JobList, JobRow, JobState, RestorePlan, RestorePlanPage, RunSummary, TimelinePage, TimelinePoint } from "./api";
+import type { ActionEntry, JobFamily, JobList, JobRow, JobState, RestorePlan, RestorePlanPage, RunSummary, Savepoint, TimelinePage, TimelinePoint } from "./api";
 
 export const HOSTILE = "<img src=x onerror=alert(1)>";
 export const CURRENT = { history_complete: true, history_truncated: false, last_read_at: null, problem: null };
@@ -275,5 +275,35 @@ export function question(): Question {
     params_input: {},
     response_received: false,
     task_instance: task("approve", "awaiting_input"),
+  };
+}
+
+/** A savepoint of checkpoint 10. */
+export function savepoint(name: string, origin: string): Savepoint {
+  return {
+    name,
+    id: name,
+    path: `/jobs/flights/savepoints/${name}`,
+    job: "flights",
+    checkpoint_id: 10,
+    offsets: {},
+    size_bytes: 1000,
+    origin,
+    made_at: "2026-01-31T03:00:00.000Z",
+    made_from: null,
+    format: "native",
+    claimed_by: null,
+    claimed_at: null,
+    job_uuid: "1",
+    by: null,
+    requested_by: null,
+    reason: null,
+    note: null,
+    committed_at: null,
+    drained: false,
+    max_parallelism: 128,
+    code_hash: null,
+    operators: [],
+    sinks: {},
   };
 }
