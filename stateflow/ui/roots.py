@@ -17,11 +17,12 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Generic, Protocol, TypeVar
 
+from stateflow.checkpoint.log.documents import EntryRef, Manifest
 from stateflow.clock import Clock, SystemClock
-from stateflow.errors import InternalError, StateflowError, StorageError
+from stateflow.errors import InternalError, NotYetAvailable, StateflowError, StorageError
 from stateflow.outputs import ErrorReport
 from stateflow.storage import Storage
-from stateflow.ui.snapshots import RootReader, Snapshot
+from stateflow.ui.snapshots import Position, RootReader, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class RootLimits:
         deadline: time after which a call is said to hang.
         fresh: age up to which a snapshot is shown without a look at the storage.
         patience: how long a page waits for a look if there is a snapshot that is at most `old`.
+        list_patience: how long a list of several jobs waits for each of them, all together.
         old: age of a snapshot for which a page waits until the deadline.
         results: results of other calls that are kept, such as descriptions of checkpoints.
         roots: job roots that are followed; beyond, the one that was first seen or read whole longest ago is forgotten.
@@ -97,6 +99,7 @@ class RootLimits:
     deadline: timedelta = timedelta(seconds=5)
     fresh: timedelta = timedelta(seconds=1)
     patience: timedelta = timedelta(milliseconds=50)
+    list_patience: timedelta = timedelta(milliseconds=250)
     old: timedelta = timedelta(seconds=10)
     results: int = 64
     roots: int = 1000
@@ -315,6 +318,7 @@ class Roots:
         self.threads = Threads(limits, self.clock)
         self._lock = threading.Lock()
         self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
+        self._manifests: Calls[Manifest] = Calls(self, None)
 
     async def read(self, job: CatalogJob, patience: timedelta | None = None, *, whole: bool) -> Reading[Snapshot]:
         """Returns the newest snapshot of a job root.
@@ -334,6 +338,24 @@ class Roots:
                 break
         self._bound_memory(followed)
         return followed.now()
+
+    async def read_all(self, jobs: Sequence[CatalogJob], *, whole: bool) -> list[Reading[Snapshot]]:
+        """Returns several job roots; one that does not answer soon as it was known before."""
+        return await asyncio.gather(*(self.read(job, self.limits.list_patience, whole=whole) for job in jobs))
+
+    async def read_position(self, job: CatalogJob) -> tuple[Reading[Snapshot], Snapshot, Position]:
+        """Returns a job root whose newest log entry is known. Raises the error of reading it, or NotYetAvailable."""
+        reading = await self.read(job, whole=True)
+        snapshot = reading.value
+        if snapshot is None or snapshot.position is None:
+            raise reading.problem or NotYetAvailable("the job has no checkpoint that could be read yet", job=job.id)
+        return reading, snapshot, snapshot.position
+
+    async def read_manifest(self, job: CatalogJob, snapshot: Snapshot, ref: EntryRef) -> Reading[Manifest]:
+        """Returns the manifest of a checkpoint that the job keeps."""
+        handle, root = ref.manifest, snapshot.root
+        key = (job.job_root, root.job.job_uuid, handle.sha256)
+        return await self._manifests.read(key, lambda: root.checkpoints.read_manifest(handle))
 
     def known(self, job: CatalogJob) -> Snapshot | None:
         """Returns the newest snapshot of a job root, without waiting; None if it was not read yet."""

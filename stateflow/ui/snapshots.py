@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -43,7 +43,7 @@ from stateflow.checkpoint.log.documents import (
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import Clock
 from stateflow.errors import DataError, MissingFile
-from stateflow.operations.checkpoints import Entries, Entry
+from stateflow.operations.checkpoints import ActionEntry, Entries, Entry
 from stateflow.operations.job_root import open_root_in
 from stateflow.operations.status import JobDescription, describe_at, read_newest_manifest
 from stateflow.storage import BlobInfo, Storage
@@ -262,6 +262,13 @@ class Snapshot:
         """Returns the entry of a record, as of the newest log entry."""
         assert self.position is not None
         return self.position.entries.of(each.record, self.integrity_of(each.source))
+
+    def entries_of(self, actions: Iterable[Action]) -> Iterator[ActionEntry]:
+        """Yields the entries of actions, as of the newest log entry."""
+        for action in actions:
+            entry = self.entry_of(action)
+            if isinstance(entry, ActionEntry):
+                yield entry
 
     def is_undone(self, point: Point) -> bool:
         """Returns whether a restore has undone a point; False for an aborted checkpoint."""

@@ -22,8 +22,9 @@ from sqlalchemy.exc import OperationalError
 from stateflow.clock import ManualClock
 from stateflow.errors import ConfigError, StorageError
 from stateflow.storage.paths import FORMAT
-from stateflow.ui.app import DAG_ENDPOINTS, ENDPOINTS
-from stateflow.ui.views import DagRole, JobFamily, JobList
+from stateflow.ui.app import ENDPOINTS
+from stateflow.ui.dags import DAG_ENDPOINTS, DagRole, JobFamily
+from stateflow.ui.jobs import JobList
 from stateflow_airflow import plugin
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
 from stateflow_airflow.operators.run import StateflowRunOperator

@@ -14,7 +14,8 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
 from stateflow.storage import Storage
-from stateflow.ui.app import AccessPolicy, TokenPolicy, make_app
+from stateflow.ui.access import AccessPolicy, TokenPolicy
+from stateflow.ui.app import make_app
 from stateflow.ui.catalog import RootCatalog
 from stateflow.ui.roots import CatalogJob, RootLimits, Roots, RootSearch
 from tests.support.json_outputs import check

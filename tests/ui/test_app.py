@@ -33,26 +33,19 @@ from stateflow.operations.health import describe_with_health
 from stateflow.outputs import to_object
 from stateflow.requesters import Requester
 from stateflow.storage import PosixStorage
-from stateflow.ui import app as app_module
-from stateflow.ui.app import DAG_ENDPOINTS, ENDPOINTS, TokenPolicy, make_app
+from stateflow.ui.access import TokenPolicy
+from stateflow.ui.app import ENDPOINTS, make_app
 from stateflow.ui.catalog import RootCatalog
+from stateflow.ui.checkpoints import CheckpointPage, PointPage
+from stateflow.ui.dags import DAG_ENDPOINTS
+from stateflow.ui.jobs import JobList, JobState
 from stateflow.ui.journal import JournalPage
 from stateflow.ui.openapi import API, ApiError, to_document
+from stateflow.ui.restores import RestorePlanPage
 from stateflow.ui.roots import CatalogJob
-from stateflow.ui.views import (
-    CheckpointPage,
-    GraphPage,
-    JobList,
-    JobState,
-    PointPage,
-    RestorePlanPage,
-    RetentionPreview,
-    RunPage,
-    SavepointDiff,
-    SavepointPage,
-    TimelinePage,
-    timeline_page,
-)
+from stateflow.ui.runs import GraphPage, RunPage
+from stateflow.ui.savepoints import RetentionPreview, SavepointDiff, SavepointPage
+from stateflow.ui.timeline import TimelinePage, timeline_page
 from tests.support.json_outputs import check
 from tests.support.local_jobs import Growing, plan_restore
 from tests.ui.pages_job import OSCAR, UMA, FixedCatalog, Pages, PagesJob, Row, Sum
@@ -402,7 +395,7 @@ def test_an_answer_that_many_ask_for_at_once_is_made_once(job: PagesJob, monkeyp
         all_wait.wait()
         return timeline_page(*given)
 
-    monkeypatch.setattr(app_module, "timeline_page", make)
+    monkeypatch.setattr("stateflow.ui.timeline.timeline_page", make)
     app = Pages.of(job).app
 
     async def ask() -> list[httpx.Response]:

@@ -28,9 +28,11 @@ from stateflow.errors import ConfigError, StorageError
 from stateflow.storage import BlobInfo, MemoryStorage, PosixStorage, Storage
 from stateflow.storage.paths import HISTORY
 from stateflow.ui import snapshots
+from stateflow.ui.checkpoints import PointPage
+from stateflow.ui.jobs import JobList, JobState
 from stateflow.ui.roots import CatalogJob, RootLimits, Roots
 from stateflow.ui.snapshots import RootReader, Snapshot
-from stateflow.ui.views import JobList, JobState, PointPage, TimelinePage
+from stateflow.ui.timeline import TimelinePage
 from tests.checkpoint.records import record
 from tests.support.errors import raises
 from tests.ui.pages_job import FixedCatalog, Pages, PagesJob, opener

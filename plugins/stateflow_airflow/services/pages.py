@@ -43,10 +43,11 @@ from stateflow.errors import ConfigError, NotYetAvailable, StorageError, Unautho
 from stateflow.outputs import error_report
 from stateflow.storage import Storage, check_location, open_below, open_storage
 from stateflow.storage.locations import without_secrets
-from stateflow.ui.app import DagJobs, Viewer, make_app
+from stateflow.ui.access import Viewer
+from stateflow.ui.app import make_app
 from stateflow.ui.catalog import job_opened_by
+from stateflow.ui.dags import DagJobs, DagRole, FamilyDag, JobFamily
 from stateflow.ui.roots import CatalogJob, Cell, RootLimits, RootSearch, Threads
-from stateflow.ui.views import DagRole, FamilyDag, JobFamily
 
 if TYPE_CHECKING:
     from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod

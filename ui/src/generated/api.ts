@@ -55,23 +55,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/jobs/{id}/timeline": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** The newest part of the history of a job */
-        get: operations["jobs-timeline"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/jobs/{id}/checkpoints/{checkpoint_id}": {
         parameters: {
             query?: never;
@@ -81,6 +64,23 @@ export interface paths {
         };
         /** A checkpoint with its operators and subtasks */
         get: operations["jobs-checkpoints-one"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/jobs/{id}/timeline": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The newest part of the history of a job */
+        get: operations["jobs-timeline"];
         put?: never;
         post?: never;
         delete?: never;
@@ -1328,6 +1328,37 @@ export interface operations {
             default: components["responses"]["error"];
         };
     };
+    "jobs-checkpoints-one": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: string;
+                checkpoint_id: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A checkpoint with its operators and subtasks */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CheckpointPage"];
+                };
+            };
+            /** @description Nothing has changed since the answer with this ETag. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            default: components["responses"]["error"];
+        };
+    };
     "jobs-timeline": {
         parameters: {
             query?: {
@@ -1349,37 +1380,6 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["TimelinePage"];
-                };
-            };
-            /** @description Nothing has changed since the answer with this ETag. */
-            304: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content?: never;
-            };
-            default: components["responses"]["error"];
-        };
-    };
-    "jobs-checkpoints-one": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                id: string;
-                checkpoint_id: number;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description A checkpoint with its operators and subtasks */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["CheckpointPage"];
                 };
             };
             /** @description Nothing has changed since the answer with this ETag. */
