@@ -19,7 +19,7 @@ from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, versi
 from stateflow.ui.checkpoints import OperatorStatus, SourceStatus, operators_at, sources_at
 from stateflow.ui.openapi import Endpoint
 from stateflow.ui.requests import Call
-from stateflow.ui.roots import Catalog, CatalogJob, Reading, Roots, RootSearch
+from stateflow.ui.roots import Catalog, CatalogJob, Orchestration, Reading, Roots, RootSearch
 from stateflow.ui.runs import RunSummary, runs_of
 from stateflow.ui.savepoints import LastSavepoint, last_savepoint
 from stateflow.ui.snapshots import Point, Snapshot
@@ -28,10 +28,10 @@ NEWEST_SIZES = 30
 """Checkpoints whose size a list of jobs has, for a trend line."""
 
 
-def _health(snapshot: Snapshot, awaits_approval: bool | None) -> Health:
+def _health(snapshot: Snapshot, known: Orchestration) -> Health:
     position = snapshot.position
     if position is None:
-        return health_of(HealthFacts(awaits_approval=awaits_approval))
+        return health_of(HealthFacts(awaits_approval=known.awaits_approval, late=known.late))
     records, generation = [a.record for a in snapshot.actions], position.head.entry.generation
     # Checkpoints of earlier runs have numbers below that of the newest run's CLAIM.
     at = bisect_left(snapshot.points, generation, key=lambda point: point.key.seq)
@@ -42,8 +42,9 @@ def _health(snapshot: Snapshot, awaits_approval: bool | None) -> Health:
         failures={record.seq for record in records if record.kind in (FAILURE, FAILED_START)},
         before=next((record.generation for record in before if isinstance(record, CheckpointRecord)), 0),
         actions=records,
+        backlog=position.backlog,
     )
-    return health_of(replace(facts, awaits_approval=awaits_approval))
+    return health_of(replace(facts, awaits_approval=known.awaits_approval, late=known.late))
 
 
 _LOOKED_BACK = 100
@@ -82,8 +83,10 @@ class JobRow:
         committed_at: when that checkpoint was committed.
         full_bytes: bytes of all state of the newest checkpoint; None without one.
         state_sizes: sizes of the newest checkpoints that no restore has undone, oldest first.
-        backlog: how much input waits; None if it is not known.
+        backlog: how much input waited when a run last measured it, at `measured_at`; None if no run has since the
+            newest restore.
         backlog_unknown: why that is not known; empty otherwise.
+        next_run_at: when the orchestrator begins the next run; null if none is scheduled, and if it is not known.
         savepoint: the newest savepoint; None without one. While `history_complete` is false, an older one may exist.
         failure: the error that the newest run ended with; None if it recorded none.
         failed_start: the error of a later run that has not begun; None without one.
@@ -104,6 +107,7 @@ class JobRow:
     state_sizes: tuple[StateSize, ...]
     backlog: JobBacklog | None
     backlog_unknown: OptionalText
+    next_run_at: Timestamp
     savepoint: LastSavepoint | None
     failure: RunFailure | None
     failed_start: RunFailure | None
@@ -123,21 +127,22 @@ class JobList:
     searches: tuple[RootSearch, ...]
 
 
-_NO_SOURCES = "only the job file has the sources: stateflow status --job JOB.py measures it"
+_NOT_MEASURED = "no run has measured it since the newest restore: stateflow status --job JOB.py measures it"
 
 
-def job_row(job: CatalogJob, reading: Reading[Snapshot], awaits_approval: bool | None) -> JobRow:
+def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -> JobRow:
     """Returns the row of a job.
 
     Args:
         job: the job.
         reading: its job root.
-        awaits_approval: see `Catalog.awaits_approval`.
+        known: what the orchestrator knows of it.
     """
     snapshot = reading.value
     position = snapshot.position if snapshot else None
     checkpoint = position.head.checkpoint if position else None
     description = position.description if position else None
+    backlog = position.backlog.backlog if position and position.backlog else None
     sizes = tuple(reversed(list(_sizes(snapshot)))) if snapshot else ()
     newest = _newest_checkpoint(snapshot) if snapshot else None
     return JobRow(
@@ -145,7 +150,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], awaits_approval: bool |
         job_root=job.job_root,
         job=snapshot.root.job.job if snapshot else "",
         job_uuid=snapshot.root.job.job_uuid if snapshot else "",
-        health=_health(snapshot, awaits_approval) if snapshot else None,
+        health=_health(snapshot, known) if snapshot else None,
         generation=description.generation if description else 0,
         run=newest.record.run if newest and isinstance(newest.record, CheckpointRecord) else None,
         checkpoint_id=description.checkpoint_id if description else 0,
@@ -153,8 +158,9 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], awaits_approval: bool |
         committed_at=checkpoint.at if checkpoint else "",
         full_bytes=position.manifest.full_bytes if position and position.manifest else None,
         state_sizes=sizes,
-        backlog=None,
-        backlog_unknown=_NO_SOURCES,
+        backlog=backlog,
+        backlog_unknown="" if backlog else _NOT_MEASURED,
+        next_run_at=known.next_run_at,
         savepoint=last_savepoint(snapshot) if snapshot else None,
         failure=description.failure if description else None,
         failed_start=description.failed_start if description else None,
@@ -224,9 +230,9 @@ class JobState:
 _NEWEST_RUNS = 20
 
 
-def job_state(job: CatalogJob, reading: Reading[Snapshot], awaits_approval: bool | None) -> JobState:
+def job_state(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -> JobState:
     """Returns the state of a job; the arguments are those of `job_row`."""
-    snapshot, row = reading.value, job_row(job, reading, awaits_approval)
+    snapshot, row = reading.value, job_row(job, reading, known)
     if snapshot is None or snapshot.position is None:
         return JobState(row, None, None, (), (), (), {}, (), 0, None)
     position = snapshot.position
@@ -280,14 +286,14 @@ class JobEndpoints:
     async def list_jobs(self, jobs: Sequence[CatalogJob], searches: tuple[RootSearch, ...]) -> Answer:
         """Returns a list of jobs with their searches."""
         read = await self._roots.read_all(jobs, whole=False)
-        rows = [(job, each, self._catalog.awaits_approval(job.id)) for job, each in zip(jobs, read, strict=True)]
+        rows = [(job, each, self._catalog.orchestration_of(job.id)) for job, each in zip(jobs, read, strict=True)]
         return Answer(
-            [*(f"{version_of(job, each)} {awaits}" for job, each, awaits in rows), repr(searches)],
+            [*(f"{version_of(job, each)} {known}" for job, each, known in rows), repr(searches)],
             lambda: JobList(tuple(job_row(*row) for row in rows), searches),
         )
 
     async def _job(self, call: Call) -> Answer:
         job = call.job
         reading = await self._roots.read(job, whole=True)
-        awaits = self._catalog.awaits_approval(job.id)
-        return Answer([version_of(job, reading), repr(awaits)], lambda: job_state(job, reading, awaits))
+        known = self._catalog.orchestration_of(job.id)
+        return Answer([version_of(job, reading), repr(known)], lambda: job_state(job, reading, known))

@@ -63,6 +63,21 @@ class RootSearch:
     problem: ErrorReport | None
 
 
+@dataclass(frozen=True)
+class Orchestration:
+    """What the orchestrator that runs a job knows of it. None means that it is not known.
+
+    Attributes:
+        awaits_approval: whether a person has to approve something that is to be done to the job.
+        late: whether a deadline of the job has passed without a run that succeeded since.
+        next_run_at: when the orchestrator begins the next run; empty if none is scheduled, and if it is not known.
+    """
+
+    awaits_approval: bool | None = None
+    late: bool | None = None
+    next_run_at: str = ""
+
+
 class Catalog(Protocol):
     """The job roots that the pages show; may be asked by any thread, often, and answers without waiting."""
 
@@ -72,8 +87,8 @@ class Catalog(Protocol):
     def searches(self) -> Sequence[RootSearch]:
         """Returns the searches for job roots; none for a catalog that is a list."""
 
-    def awaits_approval(self, id: str) -> bool | None:
-        """Returns whether a person has to approve something that is to be done to a job; None if it is not known."""
+    def orchestration_of(self, id: str) -> Orchestration:
+        """Returns what the orchestrator knows of a job; nothing for a job that it does not run."""
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from stateflow.checkpoint.history import FAILURE, RUN_START, read_run_file
-from stateflow.checkpoint.log.documents import COMPLETED, ActionRecord, CheckpointRecord, Manifest
+from stateflow.checkpoint.history import FAILED_START, FAILURE, RUN_START, read_run_file
+from stateflow.checkpoint.log.documents import COMPLETED, ActionRecord, CheckpointRecord, Manifest, RunProgress
 from stateflow.checkpoint.restore.plan_document import difference_of_texts
 from stateflow.errors import ConfigError
 from stateflow.operations.checkpoints import CheckpointEntry
@@ -24,6 +26,7 @@ from stateflow.ui.snapshots import Snapshot
 
 _MOST_RUN_FILES = 16
 """Runs whose job files, of up to 1 MiB each, stay in memory."""
+_MOST_CHECKPOINTS = 50
 _CHECKPOINT = Parameter("checkpoint_id", {"type": "integer", "minimum": 1}, "by default the newest one")
 
 
@@ -36,6 +39,7 @@ class RunSummary:
         run: its number, counted from the job's first; None if that was not recorded.
         driver: host and process id of its driver.
         reason: who or what requested it.
+        try_number: which try it was of a task of Airflow; None for other runs.
         requested_by: who has started it; null if its start was not recorded.
         stateflow: version of stateflow that ran it.
         started_at: when it was ready for its first batch.
@@ -53,12 +57,14 @@ class RunSummary:
         first_triggered_at: when the last batch of its first checkpoint began.
         last_ended_at: when its newest checkpoint, or the run with an error, ended.
         failure: the error that it ended with; None if it recorded none.
+        is_open: whether it is the newest run and has not ended: it is active, or was killed.
     """
 
     generation: int
     run: int | None
     driver: OptionalText
     reason: OptionalText
+    try_number: int | None
     requested_by: Person
     stateflow: OptionalText
     started_at: Timestamp
@@ -76,6 +82,7 @@ class RunSummary:
     first_triggered_at: Timestamp
     last_ended_at: Timestamp
     failure: RunFailure | None
+    is_open: bool
 
 
 def runs_of(snapshot: Snapshot) -> list[RunSummary]:
@@ -88,23 +95,44 @@ def runs_of(snapshot: Snapshot) -> list[RunSummary]:
         {a.record.seq: a.record for a in snapshot.actions if a.record.kind == kind} for kind in (FAILURE, RUN_START)
     )
     generations = sorted(records.keys() | failures.keys() | starts.keys())
-    return [_run(each, records.get(each, []), failures.get(each), starts.get(each)) for each in generations]
+    position = snapshot.position
+    newest = position.head.entry.generation if position and position.description.run_open else 0
+    return [
+        _run(each, records.get(each, []), failures.get(each), starts.get(each), is_open=each == newest)
+        for each in generations
+    ]
 
 
 _NO_START = ActionRecord(seq=0, kind=RUN_START, ended_at="", by="")
 
 
+_TRY = re.compile(r"(?P<task>[^/]+/.+/[^/]+)/(?P<number>[0-9]{1,9})(; restart [0-9]+)?", re.DOTALL)
+"""The reason of a run that a task of Airflow has started: DAG, DAG run, task and try."""
+
+
+def _try_of(reason: str) -> tuple[str, int | None]:
+    """Returns the task of Airflow that has started a run, and the number of its try; otherwise the reason."""
+    found = _TRY.fullmatch(reason)
+    return (found["task"], int(found["number"])) if found else (reason, None)
+
+
 def _run(
-    generation: int, records: Sequence[CheckpointRecord], failed: ActionRecord | None, begun: ActionRecord | None
+    generation: int,
+    records: Sequence[CheckpointRecord],
+    failed: ActionRecord | None,
+    begun: ActionRecord | None,
+    *,
+    is_open: bool,
 ) -> RunSummary:
     completed = [record for record in records if record.status == COMPLETED]
     newest, start = records[-1] if records else None, begun or _NO_START
-    failure = RunFailure(failed.seq, failed.ended_at, failed.text("code"), failed.reason) if failed else None
+    reason = newest.reason if newest else start.reason
     return RunSummary(
         generation=generation,
         run=newest.run if newest else start.number("run"),
         driver=newest.driver if newest else start.text("driver"),
-        reason=newest.reason if newest else start.reason,
+        reason=reason,
+        try_number=_try_of(reason)[1],
         requested_by=start.by,
         stateflow=start.text("stateflow"),
         started_at=start.ended_at,
@@ -121,8 +149,13 @@ def _run(
         rows_in=sum(record.rows_in for record in completed),
         first_triggered_at=records[0].triggered_at if records else "",
         last_ended_at=failed.ended_at if failed else newest.ended_at if newest else "",
-        failure=failure,
+        failure=_failure(failed) if failed else None,
+        is_open=is_open,
     )
+
+
+def _failure(record: ActionRecord) -> RunFailure:
+    return RunFailure(record.seq, record.ended_at, record.text("code"), record.reason)
 
 
 def find_starts(snapshot: Snapshot, generation: int) -> tuple[ActionRecord | None, ActionRecord | None]:
@@ -147,6 +180,12 @@ class RunPage:
 
     Attributes:
         run: the run.
+        tries: the runs of the same task of Airflow, with this one, oldest first; none for other runs.
+        failed_starts: the errors of starts after the run before it that had not claimed the job, oldest first.
+        progress: how far it was in a batch that takes long; None if it has not reported that since its newest
+            checkpoint.
+        checkpoints: its newest checkpoints, newest first.
+        older: whether it has more checkpoints: `points` with its generation has them.
         job_file: the text of its job file; None if it is not stored: it has more than 1 MiB, or the run's start
             was not recorded, or the history no longer has it.
         previous_job_file_sha256: SHA-256 of the job file of the run before it; null if it is not known.
@@ -156,6 +195,11 @@ class RunPage:
     """
 
     run: RunSummary
+    tries: tuple[RunSummary, ...]
+    failed_starts: tuple[RunFailure, ...]
+    progress: RunProgress | None
+    checkpoints: tuple[CheckpointEntry, ...]
+    older: bool
     job_file: str | None
     previous_job_file_sha256: OptionalText
     job_file_difference: str | None
@@ -165,8 +209,9 @@ class RunPage:
 def run_page(reading: Reading[Snapshot], generation: int, files: Reading[RunFiles]) -> RunPage | None:
     """Returns a run; None if the history has no records of it."""
     snapshot, found = reading.value, files.value or RunFiles(None, None)
-    run = next((each for each in runs_of(snapshot) if each.generation == generation), None) if snapshot else None
-    if snapshot is None or run is None:
+    runs = runs_of(snapshot) if snapshot else []
+    run = next((each for each in runs if each.generation == generation), None)
+    if snapshot is None or snapshot.position is None or run is None:
         return None
     _, before = find_starts(snapshot, generation)
     previous = before.text("job_file_sha256") if before else ""
@@ -176,8 +221,41 @@ def run_page(reading: Reading[Snapshot], generation: int, files: Reading[RunFile
     elif before is not None and found.own is not None and found.previous is not None:
         names = f"{before.text('job_file')} of generation {before.seq}", f"{run.job_file} of generation {generation}"
         difference = difference_of_texts(found.previous, found.own, names)
-    text = None if found.own is None else found.own.decode(errors="replace")
-    return RunPage(run, text, previous, difference, freshness_of(snapshot, reading, files))
+    checkpoints = _checkpoints(snapshot, generation)
+    return RunPage(
+        run=run,
+        tries=_tries(runs, run),
+        failed_starts=_failed_starts(snapshot, runs, generation),
+        progress=snapshot.position.description.progress if run.is_open else None,
+        checkpoints=checkpoints[:_MOST_CHECKPOINTS],
+        older=len(checkpoints) > _MOST_CHECKPOINTS,
+        job_file=None if found.own is None else found.own.decode(errors="replace"),
+        previous_job_file_sha256=previous,
+        job_file_difference=difference,
+        freshness=freshness_of(snapshot, reading, files),
+    )
+
+
+def _tries(runs: Sequence[RunSummary], run: RunSummary) -> tuple[RunSummary, ...]:
+    task, number = _try_of(run.reason)
+    return () if number is None else tuple(each for each in runs if _try_of(each.reason)[0] == task)
+
+
+def _failed_starts(snapshot: Snapshot, runs: Sequence[RunSummary], generation: int) -> tuple[RunFailure, ...]:
+    before = max((each.generation for each in runs if each.generation < generation), default=0)
+    failed = (a.record for a in snapshot.actions if a.record.kind == FAILED_START)
+    return tuple(_failure(record) for record in failed if before <= record.seq < generation)
+
+
+def _checkpoints(snapshot: Snapshot, generation: int) -> tuple[CheckpointEntry, ...]:
+    """Returns the newest checkpoints of a run, newest first, and one more than a page has."""
+    own = (
+        point
+        for point in reversed(snapshot.points)
+        if isinstance(point.record, CheckpointRecord) and point.record.generation == generation
+    )
+    entries = map(snapshot.entry_of, itertools.islice(own, _MOST_CHECKPOINTS + 1))
+    return tuple(each for each in entries if isinstance(each, CheckpointEntry))
 
 
 @dataclass(frozen=True)
