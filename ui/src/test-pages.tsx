@@ -29,6 +29,7 @@ export const job: JobRow = {
   ],
   backlog: null,
   backlog_unknown: "only the job file has the sources",
+  next_run_at: null,
   savepoint: null,
   failure: null,
   failed_start: null,
