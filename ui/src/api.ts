@@ -18,9 +18,9 @@ export type Health = Schemas["Health"];
 export type InputExplanation = Schemas["InputExplanation"];
 export type JobExplanation = Schemas["JobExplanation"];
 export type JobFamily = Schemas["JobFamily"];
-export type JobList = Omit<Schemas["JobList"], "jobs"> & { jobs: JobRow[] };
-export type JobRow = Schemas["JobRow"] & Scheduled;
-export type JobState = Schemas["JobState"] & Scheduled;
+export type JobList = Schemas["JobList"];
+export type JobRow = Schemas["JobRow"];
+export type JobState = Schemas["JobState"];
 export type JournalEntry = Schemas["JournalEntry"];
 export type JournalPage = Schemas["JournalPage"];
 export type OperatorStatus = Schemas["OperatorStatus"];
@@ -30,14 +30,8 @@ export type PointPage = Schemas["PointPage"];
 export type RestorePlan = Schemas["RestorePlan"];
 export type RestorePlanPage = Schemas["RestorePlanPage"];
 export type RetentionPreview = Schemas["RetentionPreview"];
-export type PendingRestore = Schemas["PendingRestore"] & { restored_tables?: string[] };
-export type RunPage = Schemas["RunPage"] & {
-  tries?: RunSummary[];
-  failed_starts?: Schemas["RunFailure"][];
-  progress?: Schemas["RunProgress"] | null;
-  checkpoints?: CheckpointEntry[];
-  older?: boolean;
-};
+export type PendingRestore = Schemas["PendingRestore"];
+export type RunPage = Schemas["RunPage"];
 export type RunSummary = Schemas["RunSummary"];
 export type Savepoint = Schemas["SavepointDescription"];
 export type SavepointDiff = Schemas["SavepointDiff"];
@@ -48,11 +42,6 @@ export type SourceStatus = Schemas["SourceStatus"];
 export type StateChange = Schemas["StateChange"];
 export type TimelinePage = Schemas["TimelinePage"];
 export type TimelinePoint = Schemas["TimelinePoint"];
-
-// Fields that docs/reference/openapi.json does not have yet; a server without them does not send them.
-interface Scheduled {
-  next_run_at?: string | null;
-}
 
 // The bundle is served beside `api/`: this holds behind any path prefix, and in Airflow's page.
 const bundle = import.meta.url;

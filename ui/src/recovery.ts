@@ -69,11 +69,14 @@ export interface Part {
   all: number;
 }
 
-/** The tables that a restore changes, and how many it has reported as restored; null if it has not begun to report. */
-export function restoredTables(plan: RestorePlan, restoring: PendingRestore | null): { all: number; done: number | null } {
-  const planned = plan.sinks.filter((sink) => sink.mode === "restore" && sink.target_version !== null);
-  const restored = restoring?.restored_tables;
-  return { all: planned.length, done: restored === undefined ? null : planned.filter(({ uid }) => restored.includes(uid)).length };
+/** How many tables a restore that is not completed has restored. */
+export function restoredTables({ tables, restored_tables: restored }: PendingRestore): Part {
+  return { done: restored.length, all: Object.keys(tables).length };
+}
+
+/** How many tables a plan changes. */
+export function plannedTables({ sinks }: RestorePlan): number {
+  return sinks.filter((sink) => sink.mode === "restore" && sink.target_version !== null).length;
 }
 
 /** How many of the files that came after the target the run has read again; null if plan or job do not tell. */

@@ -44,6 +44,34 @@ export const gone: JobRow = {
   problem: { code: "storage", message: "the storage of the job root does not answer", facts: {}, hint: null, exit_code: 3, retryable: true },
 };
 export const list: JobList = { jobs: [job, gone], searches: [] };
+/** The status of a job at checkpoint 13. */
+export const described: NonNullable<JobState["description"]> = {
+  job: "flights",
+  job_uuid: "1",
+  generation: 9,
+  head_seq: 12,
+  checkpoint_id: 13,
+  restored_checkpoint_id: null,
+  label: "checkpoint 13",
+  retained_checkpoint_ids: [10, 12, 13],
+  pins: [],
+  offsets: {},
+  forked_from: null,
+  shadow: false,
+  restoring: null,
+  background: [],
+  quarantined: [],
+  quarantined_count: 0,
+  drained: false,
+  origin: null,
+  run_open: false,
+  failure: null,
+  failed_start: null,
+  claimed_savepoints: [],
+  code_hash: null,
+  waiting: [],
+  progress: null,
+};
 export const state: JobState = {
   ...job,
   description: null,
@@ -97,6 +125,8 @@ export function runSummary(generation: number, more: Partial<RunSummary> = {}): 
     run: null,
     driver: null,
     reason: null,
+    try_number: null,
+    is_open: false,
     requested_by: null,
     stateflow: null,
     started_at: null,

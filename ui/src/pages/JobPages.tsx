@@ -58,7 +58,7 @@ export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: s
           <Route path="savepoints" element={<Savepoints address={address} base={base} state={state} family={family} />} />
           <Route path="approval/:dagRun" element={<Approval state={state} base={base} family={family} />} />
           <Route path="recovery/:dagRun" element={<Recovery state={state} base={base} family={family} />} />
-          <Route path="runs/:generation" element={<Run address={address} base={base} state={state} family={family} />} />
+          <Route path="runs/:generation" element={<Run address={address} base={base} family={family} />} />
           <Route path="graph" element={<Graph address={address} />} />
           <Route path="restore" element={<Restore state={state} base={base} address={address} family={family} />} />
           <Route path="*" element={<UnknownAddress base={base} />} />

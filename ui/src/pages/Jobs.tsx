@@ -216,7 +216,7 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
       <Table.Cell whiteSpace="nowrap">
         <LastSavepoint savepoint={job.savepoint} />
       </Table.Cell>
-      <Table.Cell whiteSpace="nowrap">{job.next_run_at == null ? <Unknown text="none planned" /> : <Time at={job.next_run_at} />}</Table.Cell>
+      <Table.Cell whiteSpace="nowrap">{job.next_run_at === null ? <Unknown text="none planned" /> : <Time at={job.next_run_at} />}</Table.Cell>
       {hasActions && (
         <Table.Cell>
           <FoldedActions id={job.id} base={path} jobRoot={job.job_root} />

@@ -11,7 +11,7 @@ import { approvalPath, CheckpointLink, DagRunLink, PageLink, RestoreLink } from 
 import { Loaded, Notice } from "../parts/Loaded";
 import { PlanTarget } from "../parts/PlanChanges";
 import { Time } from "../parts/Time";
-import { filesRead, isEnded, type Part, restoredTables, type Step, type StepStatus, stepsOf, undoTarget } from "../recovery";
+import { filesRead, isEnded, type Part, plannedTables, restoredTables, type Step, type StepStatus, stepsOf, undoTarget } from "../recovery";
 import { Answered } from "./Approval";
 
 /** Where a DAG run of the recovery DAG is: plan, approval, restore, verification, run. */
@@ -162,22 +162,24 @@ function Meter({ label, part: { done, all } }: { label: string; part: Part }) {
   );
 }
 
-/** How many tables the restore changes, and how many it has already changed. */
+/** How many tables the restore changes, and which one it is at. */
 function Tables({ step, output, job }: { step: Step; output: PlanOutput; job: JobState | null }) {
   const restoring = job?.description?.restoring ?? null;
-  const { all, done } = restoredTables(output.plan, restoring);
-  const tables = `${formatCount(all)} ${all === 1 ? "table" : "tables"}`;
-  if (step.status === "done") return <Text>{tables} restored.</Text>;
-  if (restoring === null) return <Text>{tables} to restore.</Text>;
-  const interrupted = "If the restore is interrupted, the next try or run completes it.";
-  if (done === null || all === 0) return <Text>{`${tables} to restore. The restore has begun. ${interrupted}`}</Text>;
-  const now = done < all ? `table ${formatCount(done + 1)} of ${formatCount(all)}` : `${tables} restored`;
+  const planned = tablesText(plannedTables(output.plan));
+  if (step.status === "done") return <Text>{planned} restored.</Text>;
+  if (restoring === null) return <Text>{planned} to restore.</Text>;
+  const part = restoredTables(restoring);
+  const label = part.done < part.all ? `Table ${formatCount(part.done + 1)} of ${formatCount(part.all)}` : `${tablesText(part.all)} restored`;
   return (
     <Stack gap={1}>
-      <Meter label={now} part={{ done, all }} />
-      <Text color="fg.muted">{interrupted}</Text>
+      <Meter label={label} part={part} />
+      <Text color="fg.muted">If the restore is interrupted, the next try or run completes it.</Text>
     </Stack>
   );
+}
+
+function tablesText(count: number): string {
+  return `${formatCount(count)} ${count === 1 ? "table" : "tables"}`;
 }
 
 function Failure({ step: { instance } }: { step: Step }) {

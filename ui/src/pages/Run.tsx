@@ -1,7 +1,7 @@
 import { Box, Heading, Stack, Table, Text } from "@chakra-ui/react";
 import { useParams } from "react-router-dom";
 import { type Family } from "../airflow";
-import { type JobState, type Resource, type RunPage, type RunSummary, useResource } from "../api";
+import { type RunPage, type RunSummary, useResource } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
 import { CopyButton } from "../parts/Command";
 import { DiffText } from "../parts/DiffText";
@@ -11,13 +11,12 @@ import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { PersonName } from "../parts/People";
 import { ScrollingTable } from "../parts/ScrollingTable";
 import { Time } from "../parts/Time";
-import { attemptOf, earlierEnd, triesOf } from "../runs";
+import { attemptOf, earlierEnd } from "../runs";
 
 /** A run of a job: who started it and with which job file, how long its start took, and what it made. */
-export function Run({ address, base, state, family }: { address: string; base: string; state: Resource<JobState>; family: Family }) {
+export function Run({ address, base, family }: { address: string; base: string; family: Family }) {
   const { generation = "" } = useParams();
   const resource = useResource<RunPage>(/^\d+$/.test(generation) ? `${address}/runs/${generation}` : null);
-  const runs = state.value?.runs ?? [];
   if (!/^\d+$/.test(generation)) return <Notice status="error" title="This is not the number of a generation" />;
   return (
     <Loaded resource={resource}>
@@ -29,9 +28,9 @@ export function Run({ address, base, state, family }: { address: string; base: s
           </Heading>
           <Failure run={page.run} />
           <Facts facts={[...startOf(page.run, family), ...workOf(page.run)]} />
-          {page.progress != null && <Progress progress={page.progress} />}
-          <Tries run={page.run} runs={[...runs, ...(page.tries ?? [])]} />
-          <FailedStarts failures={page.failed_starts ?? []} />
+          {page.progress !== null && <Progress progress={page.progress} />}
+          <Tries run={page.run} tries={page.tries} />
+          <FailedStarts failures={page.failed_starts} />
           <Checkpoints page={page} base={base} />
           <JobFile page={page} />
         </Stack>
@@ -57,7 +56,8 @@ function startOf(run: RunSummary, family: Family): Fact[] {
   return [
     ["Requested by", run.requested_by === null ? "not recorded" : <PersonName person={run.requested_by} />],
     ["Reason", hasPage ? <DagRunLink dag={attempt.dag} run={attempt.dagRun} /> : (run.reason ?? "none")],
-    ...(attempt === null ? [] : [["Try", formatCount(attempt.number)] as const]),
+    ...(run.try_number === null ? [] : [["Try", formatCount(run.try_number)] as const]),
+    ["State", run.is_open ? "it has not ended: it is active, or was killed" : "it has ended"],
     ["Driver", run.driver ?? "not recorded"],
     ["Version of stateflow", run.stateflow ?? "not recorded"],
     ["Parallelism", run.parallelism === null ? "not recorded" : formatCount(run.parallelism)],
@@ -104,19 +104,18 @@ function workOf(run: RunSummary): Fact[] {
 }
 
 /** The tries of the same task of Airflow. */
-function Tries({ run, runs }: { run: RunSummary; runs: readonly RunSummary[] }) {
-  const tries = triesOf(run, runs);
+function Tries({ run, tries }: { run: RunSummary; tries: readonly RunSummary[] }) {
   if (tries.length < 2) return null;
-  const last = tries.at(-1)?.[1].generation;
+  const last = tries.at(-1)?.generation;
   return (
     <Stack as="section" gap={1} aria-label="Tries">
       <Heading as="h3" size="sm">
         Tries of the same DAG run
       </Heading>
       <ul>
-        {tries.map(([attempt, each]) => (
+        {tries.map((each) => (
           <Text as="li" key={each.generation} overflowWrap="anywhere">
-            Try {attempt.number}: {each.generation === run.generation ? "this run" : <RunLink generation={each.generation} run={each.run} />}
+            Try {each.try_number}: {each.generation === run.generation ? "this run" : <RunLink generation={each.generation} run={each.run} />}
             {each.generation !== last && `; it ${earlierEnd(each)}`}
             {each.startup_ms !== null && `; start-up ${formatDuration(each.startup_ms)}`}
           </Text>
@@ -167,7 +166,7 @@ function FailedStarts({ failures }: { failures: NonNullable<RunPage["failed_star
 }
 
 /** The newest checkpoints of the run. */
-function Checkpoints({ page: { checkpoints = [], older, run }, base }: { page: RunPage; base: string }) {
+function Checkpoints({ page: { checkpoints, older, run }, base }: { page: RunPage; base: string }) {
   if (checkpoints.length === 0) return null;
   return (
     <Stack as="section" gap={2} aria-label="Checkpoints of the run">
@@ -196,7 +195,7 @@ function Checkpoints({ page: { checkpoints = [], older, run }, base }: { page: R
           ))}
         </Table.Body>
       </ScrollingTable>
-      {older === true && <PageLink to={`${base}?generation=${run.generation}`}>All checkpoints of the run</PageLink>}
+      {older && <PageLink to={`${base}?generation=${run.generation}`}>All checkpoints of the run</PageLink>}
     </Stack>
   );
 }

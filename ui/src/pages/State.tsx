@@ -94,7 +94,7 @@ function Undone({ job, address, base }: { job: JobState; address: string; base: 
 function NextRun({ job, dag }: { job: JobState; dag: FamilyDag | null }) {
   const { value } = useDag(dag?.dag_id ?? null);
   const isPaused = value?.is_paused ?? dag?.is_paused ?? false;
-  const next = value?.next_dagrun_run_after ?? job.next_run_at ?? null;
+  const next = value?.next_dagrun_run_after ?? job.next_run_at;
   if (isPaused) return "No run is planned: its DAG is paused.";
   if (next === null) return dag === null ? null : "No run is planned.";
   return (

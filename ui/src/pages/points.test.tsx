@@ -4,7 +4,7 @@ import userEvent from "@testing-library/user-event";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import type { CheckpointEntry, CheckpointPage, JobState, OperatorDetails, RunPage } from "../api";
 import { phasesOf } from "../pictures/DurationBar";
-import { CURRENT, expectAccessible, family, HOSTILE, open, point, runSummary, savepoint, Server, state, timeline } from "../test-pages";
+import { CURRENT, described, expectAccessible, family, HOSTILE, open, point, runSummary, savepoint, Server, state, timeline } from "../test-pages";
 import { FakePlot } from "../test-uplot";
 
 const checkpoint: CheckpointEntry = {
@@ -72,33 +72,8 @@ const page: CheckpointPage = { entry: checkpoint, description: null, operators: 
 const before: CheckpointPage = { ...page, entry: { ...checkpoint, checkpoint_id: 10, base_checkpoint_id: null }, operators: [{ ...operator, size_bytes: 1000 }], sources: [source(3)] };
 
 function withDescription(more: Partial<JobState>): JobState {
-  const description = {
-    job: "flights",
-    job_uuid: "1",
-    generation: 9,
-    head_seq: 12,
-    checkpoint_id: 13,
-    restored_checkpoint_id: null,
-    label: "checkpoint 13",
-    retained_checkpoint_ids: [10, 12, 13],
-    pins: [{ id: "p", checkpoint_id: 12, owner: { name: "ada", source: "os-user" as const, account: null }, reason: HOSTILE, pinned_at: null, expires_at: null }],
-    offsets: {},
-    forked_from: null,
-    shadow: false,
-    restoring: null,
-    background: [],
-    quarantined: [],
-    quarantined_count: 0,
-    drained: false,
-    origin: null,
-    run_open: false,
-    failure: null,
-    failed_start: null,
-    claimed_savepoints: [],
-    code_hash: null,
-    waiting: [],
-    progress: null,
-  };
+  const pin = { id: "p", checkpoint_id: 12, owner: { name: "ada", source: "os-user" as const, account: null }, reason: HOSTILE, pinned_at: null, expires_at: null };
+  const description = { ...described, pins: [pin] };
   return { ...state, checkpoint_id: 13, description, ...more };
 }
 
@@ -238,11 +213,12 @@ it("shows the newest checkpoints in charts that are zoomed and moved together", 
 
 it("shows a run with its start-up, tries, job file and checkpoints", async () => {
   const failure = { generation: 8, failed_at: null, code: "storage", message: "" };
-  const tries = [runSummary(8, { run: 1, reason: "flights/r/run/1", failure }), runSummary(9, { run: 2, reason: "flights/r/run/2", startup_ms: 2500 })];
+  const tries = [runSummary(8, { run: 1, reason: "flights/r/run/1", try_number: 1, failure }), runSummary(9, { run: 2, reason: "flights/r/run/2", try_number: 2, startup_ms: 2500 })];
   const run: RunPage = {
     run: runSummary(9, {
       run: 2,
       reason: "flights/r/run/2",
+      try_number: 2,
       requested_by: { name: "uma", source: "airflow-user", account: null },
       startup_ms: 2500,
       started_at: "2026-01-31T03:00:00.000Z",
@@ -259,6 +235,7 @@ it("shows a run with its start-up, tries, job file and checkpoints", async () =>
     job_file_difference: `--- a\n+++ b\n+${HOSTILE}`,
     tries,
     failed_starts: [{ generation: 8, failed_at: null, code: "config", message: "a wrong setting" }],
+    progress: { reported_at: null, ordinal: 4, batch_started_at: null, batches: 3, rows_in: 5000, driver: "host:1", reason: null },
     checkpoints: [checkpoint],
     older: true,
     ...CURRENT,
@@ -272,6 +249,7 @@ it("shows a run with its start-up, tries, job file and checkpoints", async () =>
   expect((await screen.findByRole("link", { name: "DAG run r in Airflow" })).getAttribute("href")).toBe("/dags/flights/runs/r");
   expect(screen.getByRole("link", { name: "uma" }).getAttribute("href")).toBe(`/${job}/journal?person=uma`);
   expect(screen.getByRole("region", { name: "Tries" }).textContent).toContain("Try 1: run 1; it failed: storage");
+  expect(screen.getByText(/3 batches are completed, with 5,000 rows; batch 4 has begun/)).toBeDefined();
   expect(screen.getByRole("region", { name: "Failed starts" }).textContent).toContain("config: a wrong setting");
   expect(screen.getByRole("region", { name: "Difference from the job file of the run before" }).textContent).toContain(`+${HOSTILE}`);
   expect(screen.getByRole("link", { name: "All checkpoints of the run" }).getAttribute("href")).toBe(`/${job}?generation=9`);
