@@ -14,9 +14,10 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
 from stateflow.storage import Storage
-from stateflow.ui.app import AccessPolicy, TokenPolicy, make_app
+from stateflow.ui.access import AccessPolicy, TokenPolicy
+from stateflow.ui.app import make_app
 from stateflow.ui.catalog import RootCatalog
-from stateflow.ui.roots import CatalogJob, RootLimits, Roots, RootSearch
+from stateflow.ui.roots import CatalogJob, Orchestration, RootLimits, Roots, RootSearch
 from tests.support.json_outputs import check
 from tests.support.local_jobs import Growing, LocalJobs, plan_restore, prepared_job
 
@@ -92,7 +93,7 @@ class FixedCatalog:
 
     def __init__(self, **storages: Storage) -> None:
         self._jobs = {id: CatalogJob(id, each.uri, opener(each)) for id, each in storages.items()}
-        self.asking: dict[str, bool] = {}
+        self.orchestration: dict[str, Orchestration] = {}
 
     def jobs(self) -> dict[str, CatalogJob]:
         return self._jobs
@@ -100,8 +101,8 @@ class FixedCatalog:
     def searches(self) -> list[RootSearch]:
         return []
 
-    def awaits_approval(self, id: str) -> bool | None:
-        return self.asking.get(id)
+    def orchestration_of(self, id: str) -> Orchestration:
+        return self.orchestration.get(id, Orchestration())
 
 
 class Pages:
