@@ -55,26 +55,35 @@ class Visit:
     acts: dict[str, Act]
 
 
-def _press(role: str, name: str, nth: int = 0) -> Act:
-    return lambda page: page.get_by_role(role, name=name).nth(nth).click()  # type: ignore[arg-type]
+def _press(name: str) -> Act:
+    return lambda page: page.get_by_role("button", name=name, exact=True).first.click()
 
 
 VISITS = {
-    "jobs": Visit("", "flights", {"actions": lambda page: page.locator("summary").first.click()}),
+    "jobs": Visit("", "Input waiting", {"open the actions": lambda page: page.locator("summary").first.click()}),
     "state": Visit(
         "jobs/{id}",
         "Restore to here",
-        {"older points": _press("button", "Older"), "newer points": _press("button", "Newer")},
+        {
+            "charts of all": _press("All"),
+            "charts closer": _press("Zoom in"),
+            "older points": _press("Older"),
+            "newer points": _press("Newer"),
+            "details of a checkpoint": lambda page: page.locator("tbody a[href*='point=']").first.click(),
+        },
     ),
     "timeline": Visit(
         "jobs/{id}/timeline",
-        "Subtasks of operator-0",
+        "Operators, subtasks, files and who needs it",
         {
-            "select a point": _press("button", "checkpoint", 3),
-            "expand or collapse runs": _press("button", "Collapse runs"),
-            "back": _press("button", "Collapse runs"),
-            "older records": _press("button", "Show older records"),
-            "runs of 2,000 records": _press("button", "Collapse runs"),
+            "select a point": lambda page: page.locator("svg [role=button]").nth(3).click(),
+            "all": _press("All"),
+            "closer": _press("Zoom in"),
+            "collapse runs": _press("Collapse runs"),
+            "expand runs": _press("Collapse runs"),
+            "read 2,000 records": _press("Show older records"),
+            "expand or collapse 2,000 records": _press("Collapse runs"),
+            "all of 2,000 records": _press("All"),
         },
     ),
 }

@@ -16,7 +16,7 @@ from stateflow.api.graph import JobFile
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import ManualClock
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.errors import StorageError
+from stateflow.errors import InputLost, StateflowError
 from stateflow.runtime.executor import BatchWork, Executed
 from stateflow.runtime.local_run import LocalExecutor
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
@@ -79,7 +79,7 @@ class _TimedExecutor(LocalExecutor):
         error: what each batch fails with.
     """
 
-    def __init__(self, clock: ManualClock, error: StorageError | None) -> None:
+    def __init__(self, clock: ManualClock, error: StateflowError | None) -> None:
         super().__init__()
         self._clock = clock
         self._error = error
@@ -120,10 +120,6 @@ class FlightsStory(LocalJobs):
         self._nights = 0
 
     @property
-    def root(self) -> JobRoot:
-        return JobRoot.open(self.storage, self.clock)
-
-    @property
     def ended_at(self) -> datetime:
         """A while after all that has happened."""
         return self._manual.now() + timedelta(minutes=29)
@@ -156,13 +152,14 @@ class FlightsStory(LocalJobs):
     def play_failure(self) -> None:
         """Plays two nights, and a third whose run fails."""
         self.play_nights(2, 3)
-        self._night(1, StorageError("the folder of a source does not answer", hint="check its network", folder=LAKE))
+        lost = InputLost("input files of the source are gone", hint="deliver them again", source="flights", files=2)
+        self._night(1, lost)
 
     @property
     def _newest(self) -> int:
-        return self.root.head().checkpoint_id
+        return JobRoot.open(self.storage, self.clock).head().checkpoint_id
 
-    def _night(self, batches: int, error: StorageError | None = None) -> None:
+    def _night(self, batches: int, error: StateflowError | None = None) -> None:
         self._manual.sleep(timedelta(hours=23, minutes=self._dice.randrange(40, 60)))
         self._nights += 1
         for _ in range(batches * _ROWS_PER_BATCH - self._dice.randrange(12)):
@@ -172,7 +169,7 @@ class FlightsStory(LocalJobs):
         run = self.prepare(self.build, _TimedExecutor(self._manual, error))
         try:
             self.execute(run)
-        except StorageError as e:
+        except StateflowError as e:
             run.record_failure(e)
 
     def _save(self, name: str, reason: str) -> None:

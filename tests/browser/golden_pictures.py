@@ -30,7 +30,7 @@ FAR = 24
 MOST_FAR, MOST_FAR_WITH_OTHER_FONTS = 0.003, 0.4
 """Share of squares that may be far apart."""
 _SAME_WIDTH = 0.005
-_COLOURS = 96
+_COLOURS = 160
 _MOST_TRIES = 20
 _WIDTH = "text-width"
 _MEASURE = """() => {
@@ -79,8 +79,12 @@ def write_picture(path: Path, picture: Image.Image, widths: list[float]) -> None
     path.parent.mkdir(parents=True, exist_ok=True)
     facts = PngImagePlugin.PngInfo()
     facts.add_text(_WIDTH, " ".join(f"{each:.2f}" for each in widths))
-    few = picture.quantize(_COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    few.save(path, pnginfo=facts, optimize=True)
+    few_colours(picture).save(path, pnginfo=facts, optimize=True)
+
+
+def few_colours(picture: Image.Image) -> Image.Image:
+    """Returns a picture with its most different colours; the most frequent ones would all be greys of letters."""
+    return picture.quantize(_COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
 
 
 def share_far_apart(one: Image.Image, other: Image.Image) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import httpx
@@ -11,30 +13,48 @@ from PIL import Image, ImageDraw
 
 from tests.browser.flights_story import FlightsStory, StoryCatalog, play_stories
 from tests.browser.golden_pictures import MOST_FAR, check_picture, share_far_apart
-from tests.support.browser import Look, needs_chromium, open_browser, open_look, serving
+from tests.support.browser import needs_chromium, open_browser, open_look, serving
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 pytestmark = needs_chromium
 _slow = pytest.mark.slow(reason="opens many pages in a browser")
 
+
+@dataclass(frozen=True)
+class Sight:
+    """A page of which there are pictures.
+
+    Attributes:
+        address: of the page.
+        last: text of it that it shows last.
+        height: of the window; as much as the picture needs.
+    """
+
+    address: str
+    last: str
+    height: int = 900
+
+
 PAGES = {
-    "jobs": ("", "bookings"),
-    "state": ("jobs/flights", "Duration"),
-    "timeline": ("jobs/flights/timeline", "Subtasks of running-delay"),
-    "restore": ("jobs/flights/restore?to=before-v2", "files of the target are stored"),
-    "savepoints": ("jobs/flights/savepoints?from=before-v2&to=monday", "This deletes no checkpoint"),
-    "journal": ("jobs/flights/journal", "checked with the airline"),
-    "graph": ("jobs/flights/graph", "Physical plan"),
+    "jobs": Sight("", "bookings", 330),
+    "state": Sight("jobs/flights", "Restore to here"),
+    "timeline": Sight("jobs/flights/timeline", "Operators, subtasks, files and who needs it", 860),
+    "checkpoint": Sight("jobs/flights/timeline?point=46", "running-delay"),
+    "run": Sight("jobs/flights/runs/50", "Start-up", 860),
+    "points": Sight("jobs/flights/restore", "Use this point"),
+    "restore": Sight("jobs/flights/restore?to=before-v2", "files of the target are stored"),
+    "savepoints": Sight("jobs/flights/savepoints?from=before-v2&to=monday", "This deletes no checkpoint"),
+    "journal": Sight("jobs/flights/journal", "checked with the airline", 560),
+    "graph": Sight("jobs/flights/graph", "Physical plan", 820),
 }
-"""Addresses of pages, and what they show last."""
 LOOKS: dict[str, tuple[int, Literal["light", "dark"]]] = {
     "light": (1280, "light"),
     "dark": (1280, "dark"),
     "phone": (375, "light"),
 }
-QUICK = ("timeline", "light")
+_PHONE_HEIGHT = 812
 
 
 @pytest.fixture(scope="module")
@@ -48,30 +68,33 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Fligh
         yield url, stories[0]
 
 
-def visit(look: Look, story: tuple[str, FlightsStory], name: str) -> None:
-    page, last = PAGES[name]
-    look.page.clock.set_fixed_time(story[1].ended_at)
-    look.page.goto(f"{story[0]}/#/{page}")
-    look.page.get_by_text(last).first.wait_for()
-    look.page.locator("[aria-busy=true]").first.wait_for(state="detached")
+@contextmanager
+def opened(browser: Browser, story: tuple[str, FlightsStory], name: str, look: str = "light") -> Iterator[Page]:
+    """A page of the story, a while after all that has happened there."""
+    sight, (width, colours) = PAGES[name], LOOKS[look]
+    height = _PHONE_HEIGHT if look == "phone" else sight.height
+    with open_look(browser, width=width, height=height, colours=colours) as opened:
+        page = opened.page
+        page.clock.set_fixed_time(story[1].ended_at)
+        page.goto(f"{story[0]}/#/{sight.address}")
+        page.get_by_text(sight.last).first.wait_for()
+        page.locator("[aria-busy=true]").first.wait_for(state="detached")
+        yield page
 
 
-@pytest.mark.parametrize(
-    ("page", "look"),
-    [pytest.param(page, look, marks=() if (page, look) == QUICK else _slow) for page in PAGES for look in LOOKS],
-)
+@_slow
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("name", PAGES)
 def test_a_page_looks_as_in_its_picture(
-    browser: Browser, story: tuple[str, FlightsStory], renews_pictures: bool, page: str, look: str
+    browser: Browser, story: tuple[str, FlightsStory], renews_pictures: bool, name: str, look: str
 ) -> None:
-    width, colours = LOOKS[look]
-    with open_look(browser, width=width, colours=colours) as opened:
-        visit(opened, story, page)
-        check_picture(opened.page, f"{page}-{look}", renews=renews_pictures)
+    with opened(browser, story, name, look) as page:
+        check_picture(page, f"{name}-{look}", renews=renews_pictures)
 
 
 @_slow
 @pytest.mark.parametrize(
-    ("page", "css"),
+    ("name", "css"),
     [
         ("timeline", "svg path { display: none }"),
         ("timeline", "svg circle { fill: none !important; stroke: none !important }"),
@@ -81,33 +104,31 @@ def test_a_page_looks_as_in_its_picture(
     ],
 )
 def test_what_is_missing_in_a_page_is_a_difference(
-    browser: Browser, story: tuple[str, FlightsStory], page: str, css: str
+    browser: Browser, story: tuple[str, FlightsStory], name: str, css: str
 ) -> None:
-    with open_look(browser) as opened:
-        visit(opened, story, page)
-        opened.page.add_style_tag(content=css)
+    with opened(browser, story, name) as page:
+        page.add_style_tag(content=css)
         with pytest.raises(AssertionError, match="golden picture"):
-            check_picture(opened.page, f"{page}-light", renews=False)
+            check_picture(page, f"{name}-light", renews=False)
 
 
 @_slow
 @pytest.mark.parametrize("flag", ["--font-render-hinting=full", "--enable-font-antialiasing=false"])
 def test_another_rendering_of_letters_is_not_a_difference(story: tuple[str, FlightsStory], flag: str) -> None:
-    with open_browser(flag) as browser, open_look(browser) as opened:
-        for page in PAGES:
-            visit(opened, story, page)
-            check_picture(opened.page, f"{page}-light", renews=False)
+    with open_browser(flag) as browser:
+        for name in PAGES:
+            with opened(browser, story, name) as page:
+                check_picture(page, f"{name}-light", renews=False)
 
 
 @_slow
 @pytest.mark.parametrize("family", ["DejaVu Sans Condensed", "DejaVu Serif"])
-def test_other_fonts_are_not_a_difference_but_a_page_without_its_styles_is(
+def test_other_fonts_are_not_a_difference_but_a_page_of_other_colours_is(
     browser: Browser, story: tuple[str, FlightsStory], family: str
 ) -> None:
-    with open_look(browser) as opened:
-        visit(opened, story, "timeline")
+    with opened(browser, story, "timeline") as page:
         # Both for the page and for the text that is measured.
-        opened.page.evaluate(
+        page.evaluate(
             """family => {
                 const style = document.createElement("style");
                 style.textContent = `* { font-family: "${family}" !important }`;
@@ -119,10 +140,10 @@ def test_other_fonts_are_not_a_difference_but_a_page_without_its_styles_is(
             }""",
             family,
         )
-        check_picture(opened.page, "timeline-light", renews=False)
-        opened.page.add_style_tag(content="* { background: black !important }")
+        check_picture(page, "timeline-light", renews=False)
+        page.add_style_tag(content="* { background: black !important }")
         with pytest.raises(AssertionError, match="golden picture"):
-            check_picture(opened.page, "timeline-light", renews=False)
+            check_picture(page, "timeline-light", renews=False)
 
 
 def test_the_share_of_squares_that_are_far_apart() -> None:

@@ -18,6 +18,7 @@ from flights_demo.polling import poll
 from tests.airflow.jobs import ACCOUNTS
 from tests.airflow.system.live_airflow import PATIENCE, live_airflow
 from tests.browser.airflow_site import USERS, Site
+from tests.support import root_files
 from tests.support.browser import Look, needs_axe, needs_chromium, open_look
 from tests.ui.pages_job import PagesJob
 
@@ -45,6 +46,8 @@ PAGES = {
     "journal of all jobs": "plugin/stateflow/journal",
     "state": "plugin/stateflow/jobs/{id}",
     "timeline": "plugin/stateflow/jobs/{id}/timeline",
+    "checkpoint": "plugin/stateflow/jobs/{id}/timeline?point={point}",
+    "run": "plugin/stateflow/jobs/{id}/runs/{generation}",
     "journal": "plugin/stateflow/jobs/{id}/journal",
     "savepoints": "plugin/stateflow/jobs/{id}/savepoints?from=before&to=after",
     "graph": "plugin/stateflow/jobs/{id}/graph",
@@ -85,6 +88,13 @@ def site(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator
         yield Site(folder, client, browser, client.home.url)
 
 
+def addresses(site: Site) -> dict[str, str]:
+    """The addresses of all pages of the job, by name."""
+    newest = root_files.kept_entries(site.folder / "open" / "root")[-1]
+    given = {"id": site.id_of("open"), "point": newest.seq, "generation": newest.generation}
+    return {name: f"{site.url}/{page.format(**given)}" for name, page in PAGES.items()}
+
+
 def visit(look: Look, address: str) -> None:
     look.page.goto(address)
     settle(look)
@@ -100,8 +110,8 @@ def settle(look: Look) -> None:
 @pytest.mark.parametrize(("width", "colours"), [(1280, "light"), (1280, "dark"), (375, "light"), (375, "dark")])
 def test_every_role_reads_every_page(site: Site, user: str, width: int, colours: Literal["light", "dark"]) -> None:
     with site.as_user(user, width=width, colours=colours) as look:
-        for name, page in PAGES.items():
-            visit(look, f"{site.url}/{page.format(id=site.id_of('open'))}")
+        for name, address in addresses(site).items():
+            visit(look, address)
             assert look.page.locator("html.dark").count() == (colours == "dark")
             assert look.overflow() <= 0, name
             assert look.violations(".stateflow") == [], name
@@ -111,9 +121,8 @@ def test_every_role_reads_every_page(site: Site, user: str, width: int, colours:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_person_who_is_not_logged_in_is_sent_to_the_login(site: Site, page: str) -> None:
-    address = f"{site.url}/{PAGES[page].format(id=site.id_of('open'))}"
     with open_look(site.browser, expected=["401"]) as look:
-        look.page.goto(address)
+        look.page.goto(addresses(site)[page])
         look.page.wait_for_url("**/auth/login**")
         assert look.page.locator(".stateflow").count() == 0
 
@@ -166,7 +175,7 @@ def test_the_navigation_and_the_card_on_the_first_page_lead_to_a_job(site: Site)
     with site.as_user("uma") as look:
         page = look.page
         card = page.get_by_role("region", name="Jobs of stateflow")
-        card.locator(f"a[href*='{site.id_of('open')}']").click()
+        card.locator(f"a[href*='{site.id_of('open')}']").first.click()
         settle(look)
         assert page.url == site.address("open")
         page.get_by_role("link", name="Stateflow", exact=True).click()
@@ -186,8 +195,8 @@ def test_behind_a_path_prefix_deep_links_reloads_and_actions_work(site: Site) ->
         prefixed = replace(site, url=url)
         with prefixed.as_user("uma") as look:
             page = look.page
-            for name, path in PAGES.items():
-                visit(look, f"{url}/{path.format(id=site.id_of('open'))}")
+            for name, address in addresses(prefixed).items():
+                visit(look, address)
                 page.reload()
                 settle(look)
                 assert page.url.startswith(f"{url}/"), name

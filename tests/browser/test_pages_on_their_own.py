@@ -27,6 +27,9 @@ PAGES = (
     "jobs/{id}/journal",
     "jobs/{id}/savepoints",
     "jobs/{id}/graph",
+    "jobs/{id}/timeline?point={point}",
+    "jobs/{id}/runs/{generation}",
+    "jobs/{id}/restore",
     "jobs/{id}/restore?to=before-upgrade",
 )
 LOOKS: tuple[tuple[int, Literal["light", "dark"]], ...] = (
@@ -58,7 +61,9 @@ def url(job: PagesJob) -> Iterator[str]:
 
 
 def address(url: str, page: str, job: PagesJob) -> str:
-    return f"{url}/#/{page.format(id=job_at(job.address).id)}"
+    newest = job.root.head()
+    given = {"id": job_at(job.address).id, "point": newest.checkpoint_id, "generation": newest.entry.generation}
+    return f"{url}/#/{page.format(**given)}"
 
 
 def visit(look: Look, address: str) -> None:
@@ -98,6 +103,14 @@ def test_the_timeline_shows_a_restore_and_goes_to_the_point_that_was_selected(
         assert look.page.url == chosen
         selected = look.page.get_by_role("region", name="Selected point")
         selected.get_by_text("before-upgrade").first.wait_for()
+
+
+@pytest.mark.parametrize("error", ["console.error('broken')", "setTimeout(() => { throw new Error('broken') })"])
+def test_an_error_in_a_page_fails_its_test(browser: Browser, error: str) -> None:
+    with pytest.raises(AssertionError, match="broken"), open_look(browser) as look:
+        look.page.evaluate(error)
+        look.page.wait_for_function("true")
+        look.page.evaluate("new Promise(done => setTimeout(done))")
 
 
 @_slow

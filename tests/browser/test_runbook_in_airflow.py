@@ -5,6 +5,7 @@ With ``--renew-pictures`` this also makes the tour, pictures for the guides, and
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -15,11 +16,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from flights_demo.polling import poll
+from PIL import Image
 
 from tests.airflow.jobs import ACCOUNTS, install_submit
 from tests.airflow.system.live_airflow import PATIENCE, live_airflow
 from tests.browser.airflow_site import USERS, Site
-from tests.browser.golden_pictures import FOLDER
+from tests.browser.golden_pictures import FOLDER, few_colours
 from tests.browser.person_tasks import Tasks
 from tests.browser.tour import Tour
 from tests.support import root_files
@@ -118,13 +120,9 @@ class Camera:
     def keep(self, page: Page, name: str) -> None:
         """Keeps a picture for the guides."""
         if self.tour.is_made:
-            from PIL import Image
-
             page.wait_for_load_state("networkidle")
-            page.screenshot(path=FOLDER / f"{name}.png", animations="disabled")
-            with Image.open(FOLDER / f"{name}.png") as picture:
-                few = picture.convert("RGB").quantize(96, dither=Image.Dither.NONE)
-            few.save(FOLDER / f"{name}.png", optimize=True)
+            picture = Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
+            few_colours(picture).save(FOLDER / f"{name}.png", optimize=True)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +162,7 @@ def test_a_restore_is_requested_approved_on_a_phone_and_followed_by_the_next_run
         tasks.watch(oscar)
 
         page.goto(f"{site.url}/")
-        card = page.get_by_role("region", name="Jobs of stateflow").locator(f"a[href*='{site.id_of(RESTORED)}']")
+        card = page.get_by_role("region", name="Jobs of stateflow").locator(f"a[href*='{site.id_of(RESTORED)}']").first
         tour.show(page, "03:02. The rows of accounts are wrong. Airflow's first page shows the job.", 4, card)
         with tasks.measure("restore: plan, request, approve, verify", "Airflow's first page", most_clicks=7):
             card.click()
@@ -293,7 +291,7 @@ def test_the_state_of_a_job_is_one_click_away(site: RunbookSite, tasks: Tasks) -
             .filter(has=page.locator(f"a[href*='{site.id_of(OPERATED)}']"))
         )
         with tasks.measure("id of the newest checkpoint", "Airflow's first page", most_clicks=0):
-            row.get_by_role("cell").filter(has_text=re.compile(f"^{newest}")).wait_for()
+            row.get_by_role("cell").filter(has_text=re.compile(f"^{newest}")).first.wait_for()
         with tasks.measure("state of a job at a glance", "Airflow's first page", most_clicks=1, most_seconds=5):
             row.get_by_role("link").first.click()
             page.get_by_role("heading", name="Operators at the newest checkpoint").wait_for()

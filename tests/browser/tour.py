@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw, ImageFont
 
+from tests.browser.golden_pictures import few_colours
+
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
@@ -50,7 +52,7 @@ class Tour:
             FOLDER / "tour.webp", save_all=True, append_images=pictures[1:], duration=durations, loop=0,
             lossless=True, method=6, quality=100,
         )  # fmt: skip
-        pictures[still].quantize(96, dither=Image.Dither.NONE).save(FOLDER / "tour.png", optimize=True)
+        few_colours(pictures[still]).save(FOLDER / "tour.png", optimize=True)
 
 
 def _draw_ring(frame: Image.Image, at: Locator) -> None:
