@@ -91,7 +91,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator
 def addresses(site: Site) -> dict[str, str]:
     """The addresses of all pages of the job, by name."""
     newest = root_files.kept_entries(site.folder / "open" / "root")[-1]
-    given = {"id": site.id_of("open"), "point": newest.seq, "generation": newest.generation}
+    given = {"id": site.id_of("open"), "point": newest.seq, "generation": newest.doc["generation"]}
     return {name: f"{site.url}/{page.format(**given)}" for name, page in PAGES.items()}
 
 
@@ -106,8 +106,13 @@ def settle(look: Look) -> None:
     look.page.locator(".stateflow [aria-busy=true]").first.wait_for(state="detached")
 
 
-@pytest.mark.parametrize("user", ["vera", "uma", USER])
-@pytest.mark.parametrize(("width", "colours"), [(1280, "light"), (1280, "dark"), (375, "light"), (375, "dark")])
+@pytest.mark.parametrize(
+    ("user", "width", "colours"),
+    [
+        *(("vera", width, colours) for width in (1280, 375) for colours in ("light", "dark")),
+        *((user, *look) for user in ("uma", USER) for look in ((1280, "light"), (375, "dark"))),
+    ],
+)
 def test_every_role_reads_every_page(site: Site, user: str, width: int, colours: Literal["light", "dark"]) -> None:
     with site.as_user(user, width=width, colours=colours) as look:
         for name, address in addresses(site).items():

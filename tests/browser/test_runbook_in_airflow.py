@@ -98,8 +98,6 @@ def site(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator
         for job in JOBS:
             site.deliver_and_run(job, 50, "first")
             site.deliver_and_run(job, 120, "second")
-        site.job(WAITING).deliver(50)
-        client.trigger(WAITING, "first")
         yield site
 
 
@@ -364,6 +362,8 @@ def test_a_retention_is_applied_after_an_approval(site: RunbookSite, tasks: Task
 
 def test_a_run_is_stopped_with_a_savepoint_after_an_approval(site: RunbookSite, tasks: Tasks) -> None:
     client, job = site.client, site.job(WAITING)
+    job.deliver(50)
+    client.trigger(WAITING, "first")
     with site.as_user("uma") as uma, site.as_user("oscar") as oscar:
         tasks.watch(uma)
         tasks.watch(oscar)
