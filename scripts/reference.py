@@ -37,7 +37,8 @@ from stateflow.operations.garbage import RetentionReport
 from stateflow.operations.partitions import Announcement
 from stateflow.operations.state_export import ExportReport
 from stateflow.outputs import inlined_classes, json_schema, output_classes
-from stateflow.ui.app import DAG_ENDPOINTS, ENDPOINTS
+from stateflow.ui.app import ENDPOINTS
+from stateflow.ui.dags import DAG_ENDPOINTS
 from stateflow.ui.openapi import to_document
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -129,8 +129,8 @@ def import_cycles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 def single_importers(modules: Sequence[Module], repository: Path) -> dict[str, str]:
     """Returns the modules that only one module imports, and that one of their own folder.
 
-    A list of modules does not count as their importer: a package's `__init__`, and the list of commands. A program that
-    another process runs, and a module of the reference, have other users as well.
+    A list of modules does not count as their importer: a package's `__init__`, and the lists of commands and of
+    endpoints. A program that another process runs, and a module of the reference, have other users as well.
     """
     importers: dict[str, set[str]] = {}
     for importer, imported in import_graph(modules).items():
@@ -138,7 +138,7 @@ def single_importers(modules: Sequence[Module], repository: Path) -> dict[str, s
             importers.setdefault(name, set()).add(importer)
     paths = {module.name: module.path for module in modules}
     only = {name: found.copy().pop() for name, found in importers.items() if len(found) == 1}
-    lists = {name for name, path in paths.items() if _is_package(path)} | {"stateflow.cli.main"}
+    lists = {name for name, path in paths.items() if _is_package(path)} | {"stateflow.cli.main", "stateflow.ui.app"}
     next_door = {name: one for name, one in only.items() if paths[name].parent == paths[one].parent}
     programs = {module.name for module in modules if '__name__ == "__main__"' in module.text}
     reference = "\n".join(page.read_text() for page in sorted((repository / "docs/reference/api").glob("*.md")))

@@ -539,7 +539,7 @@ class _Runs:
             late_rows_dropped=run.totals.late_rows_dropped,
             hot_keys=tuple(run.totals.hot_keys.values()),
             waiting=waiting_for_others(run.manifest.waiting if run.manifest else ()),
-            backlog=run.measure_backlog(),
+            backlog=run.backlog,
             quarantined_count=run.totals.quarantined_count,
             quarantined=list(map(Quarantined.of, run.totals.quarantined)),
             lineage=_last_event(self._lineage),

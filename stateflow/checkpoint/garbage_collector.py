@@ -30,6 +30,7 @@ from stateflow.requesters import describe_requester
 from stateflow.state.handles import FileHandle
 from stateflow.storage import BlobInfo
 from stateflow.storage.paths import (
+    BACKLOG,
     DATA,
     FORMAT,
     HISTORY,
@@ -72,6 +73,7 @@ class Fate(enum.Enum):
     RUNNING = "it belongs to the newest run"
     FORMAT = "the file identifies the job root and its format"
     HISTORY = "it is history; a run deletes old records"
+    BACKLOG = "it is a report of the input that waits; the next report replaces it"
     SAVEPOINT = "it belongs to a savepoint; `stateflow savepoint dispose` deletes it"
     UNFINISHED = "it belongs to an unfinished or partly deleted savepoint; a collection deletes it"
     REQUEST = "it is a request to a run, or its answer; a run deletes old ones"
@@ -90,6 +92,7 @@ class Fate(enum.Enum):
 _OUTSIDE = {
     HISTORY: Fate.HISTORY,
     RUN_FILES: Fate.HISTORY,
+    BACKLOG: Fate.BACKLOG,
     SAVEPOINTS: Fate.SAVEPOINT,
     REQUESTS: Fate.REQUEST,
     LAUNCHES: Fate.LAUNCH,

@@ -49,6 +49,7 @@ from stateflow.storage.paths import (
     history_seq,
     progress_folder,
     progress_key,
+    restored_table_key,
     run_file_key,
     run_record_key,
 )
@@ -150,11 +151,30 @@ def write_progress(storage: Storage, generation: int, number: int, progress: Run
 
 def read_progress(storage: Storage, generation: int) -> RunProgress | None:
     """Returns the newest report of a run's progress; None without one, or if it cannot be decoded."""
-    keys = [blob.key for blob in storage.list(progress_folder(generation))]
+    folder = progress_folder(generation)
+    keys = [blob.key for blob in storage.list(folder) if blob.key.removeprefix(folder).isdigit()]
     try:
         return decode_json(RunProgress, storage.get(keys[-1], LIMIT)) if keys else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, DataError):
         return None
+
+
+def report_restored_table(storage: Storage, seq: int, uid: str) -> None:
+    """Stores that the restore of the log entry `seq` has restored the table of a sink, for display.
+
+    An error is logged and not raised: the token in the table decides whether it is restored.
+    """
+    try:
+        # An earlier attempt of the same restore may have stored it.
+        storage.put_new(restored_table_key(seq, uid), b"")
+    except (StateflowError, OSError) as e:
+        log.warning("could not report that the table of %s is restored: %s", uid, e)
+
+
+def find_restored_tables(storage: Storage, seq: int) -> tuple[str, ...]:
+    """Returns the uids of the sinks whose tables the restore of the log entry `seq` has reported as restored."""
+    prefix = restored_table_key(seq, "")
+    return tuple(blob.key.removeprefix(prefix) for blob in storage.list(prefix))
 
 
 def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique: str) -> None:

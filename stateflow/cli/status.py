@@ -55,6 +55,7 @@ from stateflow.runtime.watermarks import waiting_texts
 
 _NEWEST = 10
 """Number of checkpoints and skipped files that are shown."""
+_NOT_STORED = "no run has measured it since the newest restore: add --job JOB.py"
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,9 @@ class JobStatus:
         description: status of the job.
         health: its state in a word, as far as the job root tells.
         restored_tables: with ``--job``, whether an incomplete restore has restored each table, by uid of the sink.
-        backlog: with ``--job``, how much input waits; None if it cannot be measured.
-        backlog_unknown: why it cannot be measured; empty otherwise.
+        backlog: with ``--job``, how much input waits; otherwise, how much waited when a run last measured it
+            (`measured_at`). None if it is not known.
+        backlog_unknown: why it is not known; empty otherwise.
         points: the newest checkpoints, also aborted ones, and restores, oldest first.
     """
 
@@ -90,17 +92,20 @@ class JobStatus:
 @json_option(JobStatus)
 def status(job_root: str, job: Path | None, layers: tuple[SettingsLayer, ...], as_json: bool) -> None:
     """Show the position of a job and its sources, its newest checkpoints and its failures."""
-    found, health = describe_with_health(job_root)
+    measured, unknown = (None, _NOT_STORED) if job is None else _measure_backlog(job_root, job, layers)
+    found, health, stored = describe_with_health(job_root, measured)
+    backlog = stored if job is None else measured
     points = tuple(operations.list_points(job_root, _NEWEST))
     restored: dict[str, bool] = {}
     if job is not None and found.restoring is not None:
         restored = operations.read_restored_tables(job_root, JobCode(job, layers))
-    backlog, unknown = _measure_backlog(job_root, job, layers)
     if as_json:
-        print_json(JobStatus(found, health, restored, backlog, unknown, points))
+        print_json(JobStatus(found, health, restored, backlog, "" if backlog else unknown, points))
         return
     restore = _incomplete_restore(found.restoring, restored)
-    waits = [] if job is None else describe_backlog(backlog, unknown)
+    waits = [] if job is None and backlog is None else describe_backlog(backlog, unknown)
+    if job is None and backlog is not None:
+        waits = [f"{line}, as of {in_utc(backlog.measured_at)}" for line in waits]
     name, *position = _position(found)
     lines = [name, f"health: {health.word.value}", *position, *waits, *restore]
     for line in [*lines, *map(_background_failure, found.background), *_skipped(found)]:
@@ -114,12 +119,8 @@ def status(job_root: str, job: Path | None, layers: tuple[SettingsLayer, ...], a
         print_text("○  undone by a restore to an earlier point")
 
 
-def _measure_backlog(
-    job_root: str, job: Path | None, layers: tuple[SettingsLayer, ...]
-) -> tuple[JobBacklog | None, str]:
+def _measure_backlog(job_root: str, job: Path, layers: tuple[SettingsLayer, ...]) -> tuple[JobBacklog | None, str]:
     """Returns the backlog; None and why if it cannot be measured: the rest of the status does not need the job file."""
-    if job is None:
-        return None, "only the job file has the sources: add --job JOB.py"
     try:
         return operations.measure_backlog(job_root, JobCode(job, layers)), ""
     except StateflowError as e:

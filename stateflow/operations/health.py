@@ -12,6 +12,7 @@ from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD, ActionRecord, O
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.operations.job_root import open_root
 from stateflow.operations.status import JobDescription, describe_at, read_newest_manifest
+from stateflow.runtime.backlog import JobBacklog, StoredBacklog, input_waits, read_stored_backlog
 from stateflow.storage.paths import HISTORY, history_key, history_seq
 
 
@@ -33,11 +34,11 @@ class HealthWord(StrEnum):
     RUNNING = "running"
     """The newest run has not ended. It may have been killed: a job root does not tell that before the next run."""
     CAUGHT_UP = "caught-up"
-    """No run is active, and no input waits."""
+    """No run is active, and no input waited when the newest run ended."""
     STOPPED = "stopped"
     """A person has stopped the job, and no run has begun since."""
     IDLE = "idle"
-    """No run is active. Whether input waits is not known."""
+    """No run is active. Input waited when the newest run ended, or it is not known whether any did."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class HealthFacts:
         stopped: whether a person has stopped the job at its newest checkpoint.
         awaits_approval: whether an approval is missing; a job root does not have it.
         late: whether the deadline of the job has passed; a job root does not have it.
-        input_waits: whether input waits; only the job's sources know it.
+        input_waits: whether input waited when the newest run ended; None if that run has not measured it.
     """
 
     restoring: bool = False
@@ -100,7 +101,13 @@ def health_of(facts: HealthFacts) -> Health:
 
 
 def health_facts(
-    description: JobDescription, head: Head, *, failures: Set[int], before: int, actions: Iterable[ActionRecord]
+    description: JobDescription,
+    head: Head,
+    *,
+    failures: Set[int],
+    before: int,
+    actions: Iterable[ActionRecord],
+    backlog: StoredBacklog | None,
 ) -> HealthFacts:
     """Returns what a job root tells of the job's health.
 
@@ -110,8 +117,10 @@ def health_facts(
         failures: generations of the runs that recorded an error, at their end or before they claimed the job.
         before: generation of the newest checkpoint before the newest run; 0 if it is not known.
         actions: records of actions, with those at the newest checkpoint.
+        backlog: the newest report of the input that waits.
     """
     entry = head.entry
+    is_current = backlog is not None and backlog.generation == entry.generation
     newest = max([before, *(each for each in failures if each < entry.generation)])
     return HealthFacts(
         restoring=description.restoring is not None,
@@ -120,6 +129,7 @@ def health_facts(
         failed_before=newest in failures,
         committed=entry.ordinal > 0,
         stopped=not description.run_open and any(_is_stop(a) for a in actions if a.seq == head.checkpoint_id),
+        input_waits=input_waits(backlog.backlog) if backlog is not None and is_current else None,
     )
 
 
@@ -129,14 +139,27 @@ def _is_stop(record: ActionRecord) -> bool:
     return record.kind == "stop" or is_of_stop
 
 
-def describe_with_health(job_root: str) -> tuple[JobDescription, Health]:
-    """Returns the status of a job, and its state in a word. Raises ConfigError when it does not exist."""
+def describe_with_health(
+    job_root: str, measured: JobBacklog | None = None
+) -> tuple[JobDescription, Health, JobBacklog | None]:
+    """Returns the status of a job, its state in a word, and the input that waited when it was last measured.
+
+    Args:
+        job_root: URI of the job root.
+        measured: the input that waits now; None to take what a run has stored.
+
+    Raises ConfigError when it does not exist.
+    """
     root = open_root(job_root)
-    return root.read_kept(lambda head: _describe(root, head))
+    return root.read_kept(lambda head: _describe(root, head, measured))
 
 
-def _describe(root: JobRoot, head: Head) -> tuple[JobDescription, Health]:
+def _describe(
+    root: JobRoot, head: Head, measured: JobBacklog | None
+) -> tuple[JobDescription, Health, JobBacklog | None]:
     description = describe_at(root, head, read_newest_manifest(root, head))
+    now = StoredBacklog(head.entry.generation, measured) if measured else None
+    backlog = now or read_stored_backlog(root.storage, head)
     keys = [blob.key for blob in root.storage.list(HISTORY)]
     generation, at_checkpoint = head.entry.generation, history_key(head.checkpoint_id, "").removesuffix(".json")
     kinds = tuple(f"{at_checkpoint}{kind}-" for kind in (SAVEPOINT_RECORD, "stop"))
@@ -146,8 +169,9 @@ def _describe(root: JobRoot, head: Head) -> tuple[JobDescription, Health]:
         failures={history_seq(key) for key in keys if f"-{FAILURE}-" in key or f"-{FAILED_START}-" in key},
         before=_run_before(root, head) if description.run_open and not head.entry.ordinal else generation,
         actions=[record for key in keys if key.startswith(kinds) if (record := read_action(root.storage, key))],
+        backlog=backlog,
     )
-    return description, health_of(facts)
+    return description, health_of(facts), backlog.backlog if backlog else None
 
 
 def _run_before(root: JobRoot, head: Head) -> int:

@@ -13,6 +13,7 @@ from datetime import datetime
 from stateflow.checkpoint.history import (
     background_failures,
     find_failed_start,
+    find_restored_tables,
     read_origin,
     read_pending_records,
     read_progress,
@@ -47,6 +48,8 @@ class PendingRestore:
         reason: why it was requested.
         requested_at: when it was claimed.
         tables: the version to restore, by uid of the sink; None for a table that keeps its content.
+        restored_tables: uids of the sinks whose tables the restore has reported as restored; the token in a table
+            decides, which `stateflow status --job` reads.
     """
 
     seq: int
@@ -56,6 +59,7 @@ class PendingRestore:
     reason: OptionalText
     requested_at: Timestamp
     tables: dict[str, int | None]
+    restored_tables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -257,7 +261,7 @@ def describe_at(root: JobRoot, head: Head, manifest: Manifest | None) -> JobDesc
         offsets_of(head.entry.sources),
         root.job.forked_from,
         root.job.shadow,
-        _restoring(head),
+        _restoring(root, head),
         _background(root, head),
         *_of_manifest(manifest),
         origin=_origin(root),
@@ -351,15 +355,17 @@ def _of_manifest(manifest: Manifest | None) -> tuple[tuple[Quarantined, ...], in
     return found, manifest.quarantined_count, manifest.drained
 
 
-def _restoring(head: Head) -> PendingRestore | None:
+def _restoring(root: JobRoot, head: Head) -> PendingRestore | None:
     rewind = head.entry.rewind
     if rewind is None:
         return None
     facts = rewind.restore
     tables = {uid: intent.to_version for uid, intent in sorted(rewind.sinks.items())}
+    restored = tuple(uid for uid in find_restored_tables(root.storage, rewind.seq) if uid in tables)
     if facts is None:
-        return PendingRestore(rewind.seq, head.checkpoint_label, "", "", "", "", tables)
-    return PendingRestore(rewind.seq, facts.label, facts.by, facts.requested_by, facts.reason, facts.at, tables)
+        return PendingRestore(rewind.seq, head.checkpoint_label, "", "", "", "", tables, restored)
+    people = facts.by, facts.requested_by
+    return PendingRestore(rewind.seq, facts.label, *people, facts.reason, facts.at, tables, restored)
 
 
 def measure_backlog(job_root: str, code: JobCode) -> JobBacklog:

@@ -9,18 +9,23 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from stateflow.api.source import NO_BACKLOG, Backlog, LocalSource, Source, local_position
+from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import COMPLETED, NOT_BEGUN, CheckpointRecord, Manifest
 from stateflow.clock import Clock, parse_timestamp
-from stateflow.errors import StateflowError
+from stateflow.errors import DataError, StateflowError
 from stateflow.observability import Recorder
 from stateflow.outputs import OptionalText, Timestamp
 from stateflow.runtime.spark.checkpoint_location import source_log
 from stateflow.storage import Storage
+from stateflow.storage.paths import BACKLOG, backlog_generation
+from stateflow.types.decoders import decode_json
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +34,8 @@ LONGEST = timedelta(seconds=10)
 RATE_RECORDS = 20
 """Checkpoints from which the rate of the last runs is computed."""
 _LONGEST_REASON = 300
+_STORED_SOURCES = 100
+_LARGEST_REPORT = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,19 @@ class JobBacklog:
     rows_per_second: float | None
     catch_up_ms: int | None
     sources: tuple[SourceBacklog, ...]
+
+
+@dataclass(frozen=True)
+class StoredBacklog:
+    """The newest report of the input that waits.
+
+    Attributes:
+        generation: generation of the run that has measured it.
+        backlog: the input after the newest barrier of the run at that time.
+    """
+
+    generation: int
+    backlog: JobBacklog
 
 
 @dataclass(frozen=True)
@@ -180,6 +200,47 @@ def rows_per_second(records: Iterable[CheckpointRecord]) -> float | None:
         seconds += max(0.0, end - max(start, until))
         until = max(until, end)
     return sum(record.rows_in for record in read) / seconds if seconds > 0 else None
+
+
+def input_waits(backlog: JobBacklog) -> bool | None:
+    """Returns whether any input waits; None if it is not known."""
+    found = [_waits(each) for each in backlog.sources]
+    return True if True in found else None if None in found else False
+
+
+def _waits(source: SourceBacklog) -> bool | None:
+    numbers = [each for each in (source.rows, source.files, source.size_bytes) if each is not None]
+    return any(numbers) if numbers else None
+
+
+def write_backlog(storage: Storage, key: str, backlog: JobBacklog, former: Sequence[str]) -> None:
+    """Stores the input that waits in place of earlier reports. Raises StorageError or ConfigError.
+
+    Args:
+        storage: the job root.
+        key: key of the report; see `backlog_key`.
+        backlog: the input; of more than `_STORED_SOURCES` sources, the report has the first ones and the totals.
+        former: keys of the reports that it replaces.
+    """
+    storage.put_new(key, msgspec.json.encode(replace(backlog, sources=backlog.sources[:_STORED_SOURCES])))
+    storage.delete([each for each in former if each != key])
+
+
+def read_stored_backlog(storage: Storage, head: Head) -> StoredBacklog | None:
+    """Returns the input that waited when a run last measured it.
+
+    None if no run has, if a restore has changed the positions since, or if the report cannot be decoded.
+    """
+    keys = [blob.key for blob in storage.list(BACKLOG)]
+    generation = backlog_generation(keys[-1]) if keys else 0
+    if not generation or any(step.seq > generation for step in head.entry.ancestry.restores):
+        return None
+    try:
+        data = storage.get(keys[-1], _LARGEST_REPORT)
+        return StoredBacklog(generation, decode_json(JobBacklog, data))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, DataError):
+        # Also if a newer report has just replaced it.
+        return None
 
 
 def record_backlog(recorder: Recorder, backlog: JobBacklog, now: datetime) -> None:

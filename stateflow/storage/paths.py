@@ -18,6 +18,7 @@ SAVEPOINTS = "savepoints/"
 HISTORY_INDEX = "history-index/"
 RUN_FILES = "run-files/"
 PROGRESS = "progress/"
+BACKLOG = "backlog/"
 REQUESTS = "requests/"
 SERVERS = "servers/"
 LAUNCHES = "launches/"
@@ -29,6 +30,7 @@ _DATA = re.compile(r"data/([0-9]{20})/([0-9]{10})-([A-Za-z0-9]{1,64})/([A-Za-z0-
 _OWNED = re.compile(r"(spark|probe|history-index|progress)/([0-9]{20})/.+")
 _HISTORY = re.compile(r"history/([0-9]{20})-(?:checkpoints-([0-9]{1,18})-[0-9a-f]{8}\.json)?.*", re.DOTALL)
 _RUN_RECORD = re.compile(r"history/[0-9]{20}-run-([0-9a-f]{16})-([0-9a-f]{16})\.json")
+_BACKLOG_REPORT = re.compile(r"backlog/([0-9]{20})-[0-9]{10}")
 _SERVER = re.compile(r"servers/([0-9a-f]{32})-([0-9]{10})")
 _LAUNCH = re.compile(r"launches/([a-z0-9-]{1,50})/(run|result)-([0-9]{20})(?:-([0-9]{20}))?")
 _SAFE = re.compile(r"[A-Za-z0-9._-]{1,200}(/[A-Za-z0-9._-]{1,200}){0,7}")
@@ -138,6 +140,22 @@ def progress_folder(generation: int) -> str:
 def progress_key(generation: int, number: int) -> str:
     """Returns the key of a report of a run's progress; the one with the highest number counts."""
     return f"{progress_folder(generation)}{number:010d}"
+
+
+def restored_table_key(seq: int, uid: str) -> str:
+    """Returns the key of the report that the restore of the log entry `seq` has restored the table of a sink."""
+    return f"{progress_folder(seq)}table-{uid}"
+
+
+def backlog_key(generation: int, number: int) -> str:
+    """Returns the key of a run's report of the input that waits; the last one of all runs counts."""
+    return f"{BACKLOG}{generation:0{_SEQ}d}-{number:010d}"
+
+
+def backlog_generation(key: str) -> int:
+    """Returns the generation of the run that has written a report of the input that waits; 0 for any other key."""
+    match = _BACKLOG_REPORT.fullmatch(key)
+    return int(match[1]) if match else 0
 
 
 def check_key(key: str) -> str:

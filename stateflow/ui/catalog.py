@@ -16,7 +16,7 @@ from stateflow.errors import ConfigError, InternalError, StateflowError
 from stateflow.outputs import error_report
 from stateflow.storage import PosixStorage, Storage, check_address, is_object_address, open_storage
 from stateflow.storage.paths import FORMAT
-from stateflow.ui.roots import CatalogJob, RootSearch
+from stateflow.ui.roots import CatalogJob, Orchestration, RootSearch
 
 log = logging.getLogger(__name__)
 
@@ -127,9 +127,9 @@ class RootCatalog:
         """Returns the newest search of each folder."""
         return [self._searches.get(folder, RootSearch(folder, 0, False, None)) for folder in self._folders]
 
-    def awaits_approval(self, id: str) -> bool | None:
-        """Returns None: a job root does not tell it."""
-        return None
+    def orchestration_of(self, id: str) -> Orchestration:
+        """Returns nothing: a job root does not tell it."""
+        return Orchestration()
 
     def start(self) -> None:
         """Begins to search, in a thread for each folder, so that one that hangs does not hinder the others."""

@@ -13,9 +13,11 @@ from stateflow.checkpoint.log.documents import ActionRecord
 from stateflow.operations.checkpoints import ActionEntry
 from stateflow.outputs import Inline, OptionalText, to_object
 from stateflow.requesters import NameSource, Requester
-from stateflow.ui.roots import CatalogJob, Reading
+from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, version_of
+from stateflow.ui.openapi import CSV, Endpoint, Parameter
+from stateflow.ui.requests import CURSOR, KIND, TEXT, TIMES, Call, comparable_time, limit_parameter, to_cursor
+from stateflow.ui.roots import CatalogJob, Reading, Roots
 from stateflow.ui.snapshots import Snapshot
-from stateflow.ui.views import Freshness, action_entries, comparable_time, freshness_of
 
 
 class JournalKey(NamedTuple):
@@ -147,7 +149,7 @@ def _entries(read: Sequence[Read], place: _Place) -> Iterator[JournalEntry]:
     job, reading = read[place[0]]
     snapshot = reading.value
     if snapshot is not None:
-        for entry in action_entries(snapshot, [snapshot.actions[place[1]]]):
+        for entry in snapshot.entries_of([snapshot.actions[place[1]]]):
             yield JournalEntry(job.id, snapshot.root.job.job, entry)
 
 
@@ -181,3 +183,65 @@ def to_csv(entries: Sequence[JournalEntry]) -> str:
 def _cell(value: object) -> str:
     text = "" if value is None else str(value)
     return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text
+
+
+_LIMIT = limit_parameter(50, 500)
+_JOURNAL = (KIND, Parameter("person", TEXT, "part of the name of a person"), *TIMES)
+_CSV_LIMIT = limit_parameter(10_000, 20_000)
+
+JOURNAL_ENDPOINTS = (
+    Endpoint("jobs/{id}/journal", "What persons did to a job", JournalPage, (CURSOR, _LIMIT, *_JOURNAL)),
+    Endpoint("jobs/{id}/journal.csv", "The same as a table", CSV, (_CSV_LIMIT, *_JOURNAL)),
+    Endpoint("journal", "What persons did to all jobs", JournalPage, (CURSOR, _LIMIT, *_JOURNAL)),
+    Endpoint("journal.csv", "The same as a table", CSV, (_CSV_LIMIT, *_JOURNAL)),
+)
+
+
+def _journal_filter(call: Call) -> JournalFilter:
+    query = call.query
+    return JournalFilter(query.get("kind"), query.get("person"), call.time("since"), call.time("until"))
+
+
+class JournalEndpoints:
+    """Answers with journals.
+
+    Args:
+        roots: follows the job roots.
+    """
+
+    def __init__(self, roots: Roots) -> None:
+        self._roots = roots
+
+    def handlers(self) -> dict[str, Handler]:
+        """Returns what answers each endpoint, by its path."""
+        return {
+            "jobs/{id}/journal": self._journal,
+            "jobs/{id}/journal.csv": self._journal_table,
+            "journal": self._journal,
+            "journal.csv": self._journal_table,
+        }
+
+    async def _journal(self, call: Call) -> Answer:
+        before, wanted = call.cursor(JournalKey), _journal_filter(call)
+        limit, read = call.number(_LIMIT), await self._read_journal(call)
+        assert limit is not None
+
+        def make() -> JournalPage:
+            page, last = journal_page(read, wanted, before, limit)
+            return JournalPage(page.entries, page.jobs, to_cursor(last))
+
+        return Answer([version_of(job, reading) for job, reading in read], make)
+
+    async def _journal_table(self, call: Call) -> Answer:
+        wanted, limit, read = _journal_filter(call), call.number(_CSV_LIMIT), await self._read_journal(call)
+        assert limit is not None
+        return Answer(
+            [version_of(job, reading) for job, reading in read],
+            lambda: to_csv(journal_page(read, wanted, None, limit)[0].entries),
+        )
+
+    async def _read_journal(self, call: Call) -> list[Read]:
+        if "id" in call.path:
+            return [(call.job, await self._roots.read(call.job, whole=True))]
+        jobs = list(call.jobs.values())
+        return list(zip(jobs, await self._roots.read_all(jobs, whole=True), strict=True))

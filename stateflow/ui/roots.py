@@ -17,11 +17,12 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Generic, Protocol, TypeVar
 
+from stateflow.checkpoint.log.documents import EntryRef, Manifest
 from stateflow.clock import Clock, SystemClock
-from stateflow.errors import InternalError, StateflowError, StorageError
+from stateflow.errors import InternalError, NotYetAvailable, StateflowError, StorageError
 from stateflow.outputs import ErrorReport
 from stateflow.storage import Storage
-from stateflow.ui.snapshots import RootReader, Snapshot
+from stateflow.ui.snapshots import Position, RootReader, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,21 @@ class RootSearch:
     problem: ErrorReport | None
 
 
+@dataclass(frozen=True)
+class Orchestration:
+    """What the orchestrator that runs a job knows of it. None means that it is not known.
+
+    Attributes:
+        awaits_approval: whether a person has to approve something that is to be done to the job.
+        late: whether a deadline of the job has passed without a run that succeeded since.
+        next_run_at: when the orchestrator begins the next run; empty if none is scheduled, and if it is not known.
+    """
+
+    awaits_approval: bool | None = None
+    late: bool | None = None
+    next_run_at: str = ""
+
+
 class Catalog(Protocol):
     """The job roots that the pages show; may be asked by any thread, often, and answers without waiting."""
 
@@ -71,8 +87,8 @@ class Catalog(Protocol):
     def searches(self) -> Sequence[RootSearch]:
         """Returns the searches for job roots; none for a catalog that is a list."""
 
-    def awaits_approval(self, id: str) -> bool | None:
-        """Returns whether a person has to approve something that is to be done to a job; None if it is not known."""
+    def orchestration_of(self, id: str) -> Orchestration:
+        """Returns what the orchestrator knows of a job; nothing for a job that it does not run."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +102,7 @@ class RootLimits:
         deadline: time after which a call is said to hang.
         fresh: age up to which a snapshot is shown without a look at the storage.
         patience: how long a page waits for a look if there is a snapshot that is at most `old`.
+        list_patience: how long a list of several jobs waits for each of them, all together.
         old: age of a snapshot for which a page waits until the deadline.
         results: results of other calls that are kept, such as descriptions of checkpoints.
         roots: job roots that are followed; beyond, the one that was first seen or read whole longest ago is forgotten.
@@ -97,6 +114,7 @@ class RootLimits:
     deadline: timedelta = timedelta(seconds=5)
     fresh: timedelta = timedelta(seconds=1)
     patience: timedelta = timedelta(milliseconds=50)
+    list_patience: timedelta = timedelta(milliseconds=250)
     old: timedelta = timedelta(seconds=10)
     results: int = 64
     roots: int = 1000
@@ -315,6 +333,7 @@ class Roots:
         self.threads = Threads(limits, self.clock)
         self._lock = threading.Lock()
         self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
+        self._manifests: Calls[Manifest] = Calls(self, None)
 
     async def read(self, job: CatalogJob, patience: timedelta | None = None, *, whole: bool) -> Reading[Snapshot]:
         """Returns the newest snapshot of a job root.
@@ -334,6 +353,24 @@ class Roots:
                 break
         self._bound_memory(followed)
         return followed.now()
+
+    async def read_all(self, jobs: Sequence[CatalogJob], *, whole: bool) -> list[Reading[Snapshot]]:
+        """Returns several job roots; one that does not answer soon as it was known before."""
+        return await asyncio.gather(*(self.read(job, self.limits.list_patience, whole=whole) for job in jobs))
+
+    async def read_position(self, job: CatalogJob) -> tuple[Reading[Snapshot], Snapshot, Position]:
+        """Returns a job root whose newest log entry is known. Raises the error of reading it, or NotYetAvailable."""
+        reading = await self.read(job, whole=True)
+        snapshot = reading.value
+        if snapshot is None or snapshot.position is None:
+            raise reading.problem or NotYetAvailable("the job has no checkpoint that could be read yet", job=job.id)
+        return reading, snapshot, snapshot.position
+
+    async def read_manifest(self, job: CatalogJob, snapshot: Snapshot, ref: EntryRef) -> Reading[Manifest]:
+        """Returns the manifest of a checkpoint that the job keeps."""
+        handle, root = ref.manifest, snapshot.root
+        key = (job.job_root, root.job.job_uuid, handle.sha256)
+        return await self._manifests.read(key, lambda: root.checkpoints.read_manifest(handle))
 
     def known(self, job: CatalogJob) -> Snapshot | None:
         """Returns the newest snapshot of a job root, without waiting; None if it was not read yet."""

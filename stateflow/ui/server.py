@@ -11,7 +11,8 @@ import uvicorn
 
 from stateflow.errors import ConfigError
 from stateflow.serving.connections import bind, bounded_config, check_address, is_loopback, url_of
-from stateflow.ui.app import TokenPolicy, make_app
+from stateflow.ui.access import TokenPolicy
+from stateflow.ui.app import make_app
 from stateflow.ui.catalog import RootCatalog
 from stateflow.ui.roots import RootLimits, Roots
 

@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -43,11 +43,12 @@ from stateflow.checkpoint.log.documents import (
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import Clock
 from stateflow.errors import DataError, MissingFile
-from stateflow.operations.checkpoints import Entries, Entry
+from stateflow.operations.checkpoints import ActionEntry, Entries, Entry
 from stateflow.operations.job_root import open_root_in
 from stateflow.operations.status import JobDescription, describe_at, read_newest_manifest
+from stateflow.runtime.backlog import StoredBacklog, read_stored_backlog
 from stateflow.storage import BlobInfo, Storage
-from stateflow.storage.paths import HISTORY, LOG, history_key, history_records, log_entry, progress_key
+from stateflow.storage.paths import BACKLOG, HISTORY, LOG, history_key, history_records, log_entry, progress_folder
 
 LARGEST_HISTORY = 20_000
 """Records of a job root that are read, the newest ones: twice as many as a history retains by default."""
@@ -182,6 +183,7 @@ class Position:
         description: the status of the job.
         entries: makes entries of records.
         index: the index of the history.
+        backlog: the newest report of the input that waits; None if there is none.
     """
 
     head: Head
@@ -190,6 +192,7 @@ class Position:
     description: JobDescription
     entries: Entries
     index: HistoryIndex
+    backlog: StoredBacklog | None
 
 
 @dataclass(frozen=True)
@@ -216,8 +219,8 @@ class Snapshot:
     def version(self) -> str:
         """Identifies the content: another process that reads the same objects has the same version."""
         head = self.position.head.sha256 if self.position else ""
-        progress = self.position.description.progress if self.position else None
-        facts = (self.root.job.job_uuid, head, progress, self.history.digest, self.complete, self.truncated)
+        reported = _reported(self.position) if self.position else None
+        facts = (self.root.job.job_uuid, head, reported, self.history.digest, self.complete, self.truncated)
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
 
     @property
@@ -263,6 +266,13 @@ class Snapshot:
         assert self.position is not None
         return self.position.entries.of(each.record, self.integrity_of(each.source))
 
+    def entries_of(self, actions: Iterable[Action]) -> Iterator[ActionEntry]:
+        """Yields the entries of actions, as of the newest log entry."""
+        for action in actions:
+            entry = self.entry_of(action)
+            if isinstance(entry, ActionEntry):
+                yield entry
+
     def is_undone(self, point: Point) -> bool:
         """Returns whether a restore has undone a point; False for an aborted checkpoint."""
         if self.position is None or point.is_aborted:
@@ -272,6 +282,12 @@ class Snapshot:
     def is_retained(self, point: Point) -> bool:
         """Returns whether the job keeps a point, so that it can be restored."""
         return self.position is not None and not point.is_aborted and self.position.entries.is_retained(point.record)
+
+
+def _reported(position: Position) -> tuple[object, ...]:
+    """Returns what a run has reported without a log entry."""
+    restoring = position.description.restoring
+    return position.description.progress, restoring and restoring.restored_tables, position.backlog
 
 
 def _point_key(record: Record) -> PointKey:
@@ -296,7 +312,7 @@ class RootReader:
         self._listed_at: float | None = None
         self._listed: dict[str, BlobInfo] = {}
         self._stamp: int | None = None
-        self._progress: list[str] = []
+        self._reports: list[str] = []
         self.snapshot: Snapshot | None = None
 
     def look(self, whole: bool) -> Snapshot:
@@ -316,8 +332,9 @@ class RootReader:
         known, position = self._find_position()
         if position is None:
             return self._publish(replace(known, position=None), {}, complete=True, truncated=False)
-        if position is known.position and position.description.run_open:
-            position = self._follow_progress(known, position)
+        described = position.description
+        if position is known.position and (described.run_open or described.restoring is not None):
+            position = self._follow_reports(known, position)
         if known.position is not None and position.head.entry.generation != known.position.head.entry.generation:
             # A start trims the history.
             self._listed_at = None
@@ -357,14 +374,18 @@ class RootReader:
         known = self._open()
         return known, self._position(known)
 
-    def _follow_progress(self, known: Snapshot, position: Position) -> Position:
-        """Returns the position with what the newest run has reported of a batch that takes long."""
-        reports = progress_key(position.head.entry.generation, 0).removesuffix("0" * 10)
-        newest = [blob.key for blob in known.root.storage.list(reports)][-1:]
-        if newest == self._progress:
+    def _follow_reports(self, known: Snapshot, position: Position) -> Position:
+        """Returns the position with what the newest run has reported without a log entry.
+
+        It reports a batch that takes long, the tables that it has restored, and the input that waits.
+        """
+        storage = known.root.storage
+        folders = progress_folder(position.head.entry.generation), BACKLOG
+        reports = [blob.key for folder in folders for blob in storage.list(folder)]
+        if reports == self._reports:
             return position
         described = _described_again(replace(known, position=position))
-        self._progress = newest
+        self._reports = reports
         return described
 
     def _open(self) -> Snapshot:
@@ -461,7 +482,8 @@ def _read_position(root: JobRoot, head: Head, before: Position | None) -> Positi
     is_indexed = before is not None and before.head.entry.history == head.entry.history
     index = before.index if before is not None and is_indexed else read_index_of(root.storage, head)
     manifest = read_newest_manifest(root, head)
-    return Position(head, blob, manifest, describe_at(root, head, manifest), Entries(root, head), index)
+    description, backlog = describe_at(root, head, manifest), read_stored_backlog(root.storage, head)
+    return Position(head, blob, manifest, description, Entries(root, head), index, backlog)
 
 
 def _described_again(known: Snapshot) -> Position:
@@ -469,7 +491,11 @@ def _described_again(known: Snapshot) -> Position:
     position = known.position
     assert position is not None
     try:
-        return replace(position, description=describe_at(known.root, position.head, position.manifest))
+        return replace(
+            position,
+            description=describe_at(known.root, position.head, position.manifest),
+            backlog=read_stored_backlog(known.root.storage, position.head),
+        )
     except MissingFile:
         return position
 

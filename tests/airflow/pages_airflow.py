@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,18 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
 from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
+from airflow.models.dag import DagModel
 from airflow.models.dagbundle import DagBundleModel
+from airflow.models.dagrun import DagRun
+from airflow.models.deadline import Deadline
 from airflow.models.hitl import HITLDetail
 from airflow.models.taskinstance import TaskInstance
+from airflow.sdk.definitions.callback import AsyncCallback
 from airflow.utils.db import initdb
 from airflow.utils.session import create_session
-from airflow.utils.state import TaskInstanceState
+from airflow.utils.state import DagRunState, TaskInstanceState
 from sqlalchemy import select
+from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
 ROLES = {"vera": "viewer", "uma": "user", "oscar": "op", "ada": "admin"}
@@ -86,6 +92,36 @@ def end_tasks(dag_id: str, state: TaskInstanceState) -> None:
     with create_session() as session:
         for task in session.scalars(select(TaskInstance).where(TaskInstance.dag_id == dag_id)):
             task.state = state
+
+
+def schedule(dag_id: str, at: datetime | None, *, is_paused: bool) -> None:
+    """Stores when the next run of a DAG is created, as the scheduler does."""
+    with create_session() as session:
+        dag = session.scalars(select(DagModel).where(DagModel.dag_id == dag_id)).one()
+        dag.next_dagrun_create_after, dag.is_paused = at, is_paused
+
+
+def miss_deadline(dag_id: str, at: datetime) -> None:
+    """Stores a deadline that the newest run of a DAG has missed, as the scheduler does."""
+    with create_session() as session:
+        deadline = Deadline(at, AsyncCallback(_alert), _newest_run(session, dag_id).id, None)
+        deadline.missed = True
+        session.add(deadline)
+
+
+def end_run(dag_id: str, state: DagRunState, at: datetime) -> None:
+    """Ends the newest run of a DAG."""
+    with create_session() as session:
+        run = _newest_run(session, dag_id)
+        run.state, run.end_date = state, at
+
+
+async def _alert() -> None:
+    """Called by nobody: the deadlines here are stored as missed already."""
+
+
+def _newest_run(session: Session, dag_id: str) -> DagRun:
+    return session.scalars(select(DagRun).where(DagRun.dag_id == dag_id).order_by(DagRun.id.desc()).limit(1)).one()
 
 
 class Api:

@@ -8,7 +8,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,14 +16,16 @@ from uuid import uuid4
 import pytest
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
-from airflow.utils.state import TaskInstanceState
+from airflow.utils.state import DagRunState, TaskInstanceState
 from sqlalchemy.exc import OperationalError
 
 from stateflow.clock import ManualClock
 from stateflow.errors import ConfigError, StorageError
 from stateflow.storage.paths import FORMAT
-from stateflow.ui.app import DAG_ENDPOINTS, ENDPOINTS
-from stateflow.ui.views import DagRole, JobFamily, JobList
+from stateflow.ui.app import ENDPOINTS
+from stateflow.ui.dags import DAG_ENDPOINTS, DagRole, JobFamily
+from stateflow.ui.jobs import JobList
+from stateflow.ui.roots import Orchestration
 from stateflow_airflow import plugin
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
 from stateflow_airflow.operators.run import StateflowRunOperator
@@ -32,9 +34,10 @@ from stateflow_airflow.sensors import StateflowCheckpointSensor
 from stateflow_airflow.services.pages import (
     DagCatalog,
     DagRoots,
+    DagStates,
     job_of,
+    read_dag_states,
     read_dags,
-    read_dags_that_ask,
     roots_in,
     to_index,
 )
@@ -509,7 +512,7 @@ def test_the_jobs_are_at_most_half_a_minute_old(tmp_path: Path) -> None:
             raise OperationalError("SELECT secret", {}, Exception("password"))
         return {root: DagRoots(VERSION, {root: DagRole.RUN}) for root in roots}
 
-    catalog = DagCatalog(read, clock, asking=frozenset)
+    catalog = DagCatalog(read, clock, states=DagStates)
 
     def current() -> list[str]:
         asyncio.run(catalog.current())
@@ -528,7 +531,7 @@ def test_the_jobs_are_at_most_half_a_minute_old(tmp_path: Path) -> None:
     (search,) = catalog.searches()
     assert search.problem is not None and search.problem.code == "storage" and "secret" not in repr(search)
     with pytest.raises(StorageError):
-        asyncio.run(DagCatalog(read, clock, asking=frozenset).current())
+        asyncio.run(DagCatalog(read, clock, states=DagStates).current())
 
 
 @pytest.mark.matrix
@@ -538,17 +541,67 @@ def test_a_job_waits_for_approval_while_a_task_of_its_dags_asks(site: Site) -> N
         json={"logical_date": None, "conf": {"target": "latest", "reason": "to see it"}},
     )
     assert answer.status_code == 200, answer.text
-    assert read_dags_that_ask() == frozenset()
+    assert read_dag_states().asking == frozenset()
     pages_airflow.ask("copy.of-it_recovery", "approve")
-    assert read_dags_that_ask() == {"copy.of-it_recovery"}
+    assert read_dag_states().asking == {"copy.of-it_recovery"}
 
     catalog = DagCatalog(locations=[str(site.folder)])
     asyncio.run(catalog.current())
-    words = {id: catalog.awaits_approval(id) for id in (site.id, site.secret_id, "none")}
+    words = {id: catalog.orchestration_of(id).awaits_approval for id in (site.id, site.secret_id, "none")}
     assert words == {site.id: True, site.secret_id: False, "none": None}
     # A task that has failed waits for nobody, although nobody has answered.
     pages_airflow.end_tasks("copy.of-it_recovery", TaskInstanceState.FAILED)
-    assert read_dags_that_ask() == frozenset()
+    assert read_dag_states().asking == frozenset()
+
+
+@pytest.mark.matrix
+def test_a_job_is_late_after_a_missed_deadline_until_a_later_run_succeeds(site: Site) -> None:
+    dag, missed, minute = "copy.of-it", datetime.now(UTC), timedelta(minutes=1)
+
+    def known(id: str = "") -> Orchestration:
+        catalog = DagCatalog(locations=[str(site.folder)])
+        asyncio.run(catalog.current())
+        return catalog.orchestration_of(id or site.id)
+
+    def run() -> None:
+        answer = site.api.client("uma").post(f"/api/v2/dags/{dag}/dagRuns", json={"logical_date": None})
+        assert answer.status_code == 200, answer.text
+
+    run()
+    assert known().late is False
+    pages_airflow.miss_deadline(dag, missed)
+    assert (known().late, known(site.secret_id).late, known("none").late) == (True, False, None)
+    # It has succeeded too late, and yet it has: Airflow keeps its missed deadline.
+    for state, at, late in (
+        (DagRunState.FAILED, missed + minute, True),
+        (DagRunState.SUCCESS, missed - minute, True),
+        (DagRunState.SUCCESS, missed + minute, False),
+    ):
+        pages_airflow.end_run(dag, state, at)
+        assert known().late is late
+    run()
+    pages_airflow.miss_deadline(dag, missed + 2 * minute)
+    assert known().late is True
+    pages_airflow.end_run(dag, DagRunState.SUCCESS, missed + 3 * minute)
+    assert known().late is False
+
+
+def test_the_next_run_of_a_job_is_the_first_one_of_its_dags_that_run_it_and_are_not_paused(site: Site) -> None:
+    noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+    def next_run() -> str:
+        catalog = DagCatalog(locations=[str(site.folder)])
+        asyncio.run(catalog.current())
+        return catalog.orchestration_of(site.id).next_run_at
+
+    assert next_run() == ""
+    for name, hours, is_paused in (("open", 2, False), ("copy.of-it", 1, False), ("two", 0, True), ("other", 0, False)):
+        pages_airflow.schedule(name, noon + timedelta(hours=hours), is_paused=is_paused)
+    pages_airflow.schedule("open_savepoint", noon, is_paused=False)
+    assert datetime.fromisoformat(next_run()) == noon + timedelta(hours=1)
+    for name in ("open", "copy.of-it", "two", "other", "open_savepoint"):
+        pages_airflow.schedule(name, None, is_paused=True)
+    assert next_run() == ""
 
 
 def test_ids_are_the_same_in_each_process() -> None:

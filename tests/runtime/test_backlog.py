@@ -13,6 +13,7 @@ import pytest
 
 from stateflow.api.source import Backlog, CollectionSource
 from stateflow.checkpoint.log.documents import ABORTED, COMPLETED, NOT_BEGUN, CheckpointRecord
+from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import ManualClock, SystemClock
 from stateflow.errors import StorageError
 from stateflow.observability import MemoryRecorder
@@ -20,13 +21,18 @@ from stateflow.runtime.backlog import (
     JobBacklog,
     ReadPosition,
     SourceBacklog,
+    input_waits,
     measure,
+    read_stored_backlog,
     record_backlog,
     rows_per_second,
     sum_up,
+    write_backlog,
 )
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.local_run import run_local
+from stateflow.storage import open_storage
+from stateflow.storage.paths import BACKLOG, backlog_generation, backlog_key
 from tests.support.cli_fixture import ASKED, CliFixture, invoke
 from tests.support.graphs import Row
 from tests.support.local_jobs import Growing, LocalJobs
@@ -166,6 +172,10 @@ def test_metrics_have_what_is_known() -> None:
     assert (recorder.gauges[f"{prefix}.age{{source=a}}"], recorder.gauges[f"{prefix}.rows{{source=a}}"]) == (0, 0)
 
 
+def root_of(jobs: LocalJobs) -> JobRoot:
+    return JobRoot.open(jobs.storage, jobs.clock)
+
+
 class GrowingAsked(Growing):
     """Counts how often it is asked, and for which positions."""
 
@@ -176,7 +186,7 @@ class GrowingAsked(Growing):
         return Backlog(rows=5)
 
 
-def test_a_run_measures_the_backlog_between_batches_and_at_most_once_a_minute(tmp_path: Path) -> None:
+def test_a_run_measures_the_backlog_at_most_once_a_minute_and_at_its_end(tmp_path: Path) -> None:
     clock, recorder, source = ManualClock(), MemoryRecorder(), GrowingAsked([Row("a", n) for n in range(12)], Row)
     jobs = LocalJobs(tmp_path, clock, source__max_rows_per_batch=1)
     jobs.recorder = recorder
@@ -190,8 +200,66 @@ def test_a_run_measures_the_backlog_between_batches_and_at_most_once_a_minute(tm
     run = jobs.prepare(build)
     run.start()
     run_local(run, {"rows": source}, on_batch)
-    assert [json.loads(position or "{}") for position in source.asked] == [{"row": 5}, {"row": 9}]
+    # The last time at its end.
+    assert [json.loads(position or "{}") for position in source.asked] == [{"row": 5}, {"row": 9}, {"row": 12}]
     assert recorder.gauges["stateflow.source.backlog.rows{source=rows}"] == 5
+
+
+def test_a_run_stores_what_it_has_measured_and_each_report_replaces_the_one_before(tmp_path: Path) -> None:
+    clock = ManualClock()
+    jobs = LocalJobs(tmp_path, clock, source__max_rows_per_batch=1)
+    reports: list[tuple[list[str], str]] = []
+
+    def build(env: Any) -> None:
+        env.from_source(source, uid="rows").sink_to(jobs.sink("out"), uid="out")
+
+    def stored() -> tuple[list[str], str]:
+        found = read_stored_backlog(jobs.storage, root_of(jobs).head())
+        return [blob.key for blob in jobs.storage.list(BACKLOG)], found.backlog.measured_at if found else ""
+
+    def on_batch(result: BatchResult) -> None:
+        clock.sleep(timedelta(seconds=15))
+        reports.append(stored())
+
+    for number in range(2):
+        reports.clear()
+        source = GrowingAsked([Row("a", n) for n in range(12 * (number + 1))], Row)
+        run = jobs.prepare(build)
+        run.start()
+        run_local(run, {"rows": source}, on_batch)
+        # While it works, one a minute; and one at its end, which is that of the result.
+        keys, measured_at = stored()
+        assert run.backlog is not None and run.backlog.measured_at == measured_at
+        assert [len(each) for each, _ in reports] == [number] * 4 + [1] * 8 and len(keys) == 1
+    assert backlog_generation(keys[0]) == root_of(jobs).head().entry.generation
+
+
+def test_a_report_of_many_sources_is_bounded_and_a_damaged_one_is_none(tmp_path: Path) -> None:
+    jobs = LocalJobs(tmp_path)
+    jobs.run(lambda env: env.from_collection([Row("a", 1)], Row, uid="rows").sink_to(jobs.sink("out"), uid="out"))
+    storage, head = jobs.storage, root_of(jobs).head()
+    sources = [SourceBacklog(str(n), 1, None, None, None, exact=True, unknown="") for n in range(300)]
+    write_backlog(storage, backlog_key(head.entry.generation, 7), sum_up(sources, None, NOW), [])
+    found = read_stored_backlog(storage, head)
+    assert found is not None and (found.backlog.rows, len(found.backlog.sources)) == (300, 100)
+    assert input_waits(found.backlog) is True
+    storage.put_new(backlog_key(head.entry.generation, 8), b"{")
+    assert read_stored_backlog(storage, head) is None
+
+
+@pytest.mark.parametrize(
+    ("numbers", "waits"),
+    [
+        ([(0, None), (None, 0)], False),
+        ([(0, None), (None, 2)], True),
+        ([(None, None), (1, None)], True),
+        ([(None, None), (0, 0)], None),
+        ([], False),
+    ],
+)
+def test_whether_input_waits(numbers: list[tuple[int | None, int | None]], waits: bool | None) -> None:
+    sources = [SourceBacklog("a", rows, None, files, None, exact=True, unknown="") for rows, files in numbers]
+    assert input_waits(sum_up(sources, None, NOW)) is waits
 
 
 # -- where it is shown ------------------------------------------------------------------------------------------------
@@ -229,6 +297,15 @@ def test_the_result_and_the_status_have_the_backlog_while_no_run_is_active(cli: 
 
 def test_a_status_without_a_job_file_or_with_a_broken_one_says_why_the_backlog_is_unknown(cli: CliFixture) -> None:
     cli.run()
+    found = status(cli)
+    # As of the end of the run, because only the job file has the sources.
+    assert (found["backlog"]["rows"], found["backlog_unknown"], found["health"]["word"]) == (0, None, "caught-up")
+    assert ", as of " in invoke("status", "--job-root", cli.root).output
+    (cli.folder / "more.json").write_text("30")
+    assert status(cli)["backlog"] == found["backlog"]
+    assert status(cli, "--job", str(cli.job))["health"]["word"] == "idle"
+    for blob in open_storage(cli.root).list(BACKLOG):
+        open_storage(cli.root).delete([blob.key])
     assert status(cli)["backlog"] is None and "--job" in status(cli)["backlog_unknown"]
     cli.job.write_text("raise ValueError('no')")
     found = status(cli, "--job", str(cli.job))

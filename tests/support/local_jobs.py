@@ -82,12 +82,12 @@ class LocalJobs:
         env, resolved = declare(build, "job", (given,))
         return NewJobRoot(self.storage, self.clock, env.graph, resolved, reads_by_spark=False)
 
-    def execute(self, run: JobRun) -> str:
+    def execute(self, run: JobRun, note: str = "") -> str:
         """Starts a run and reads its sources until it ends; returns why it ended."""
         self.results.clear()
         sources = {node.uid: cast(LocalSource, node.source) for node in run.job.plan.sources}
         try:
-            run.start()
+            run.start(note)
             self.reason = run_local(run, sources, self.results.append)
         finally:
             store_cache.close_all()

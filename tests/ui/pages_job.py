@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
 from stateflow.storage import Storage
-from stateflow.ui.app import AccessPolicy, TokenPolicy, make_app
+from stateflow.ui.access import AccessPolicy, TokenPolicy
+from stateflow.ui.app import make_app
 from stateflow.ui.catalog import RootCatalog
-from stateflow.ui.roots import CatalogJob, RootLimits, Roots, RootSearch
+from stateflow.ui.roots import CatalogJob, Orchestration, RootLimits, Roots, RootSearch
 from tests.support.json_outputs import check
 from tests.support.local_jobs import Growing, LocalJobs, plan_restore, prepared_job
 
@@ -92,7 +94,7 @@ class FixedCatalog:
 
     def __init__(self, **storages: Storage) -> None:
         self._jobs = {id: CatalogJob(id, each.uri, opener(each)) for id, each in storages.items()}
-        self.asking: dict[str, bool] = {}
+        self.orchestration: dict[str, Orchestration] = {}
 
     def jobs(self) -> dict[str, CatalogJob]:
         return self._jobs
@@ -100,15 +102,18 @@ class FixedCatalog:
     def searches(self) -> list[RootSearch]:
         return []
 
-    def awaits_approval(self, id: str) -> bool | None:
-        return self.asking.get(id)
+    def orchestration_of(self, id: str) -> Orchestration:
+        return self.orchestration.get(id, Orchestration())
 
 
 class Pages:
     """A client of the pages of some jobs, which checks each answer against its schema."""
 
     def __init__(self, catalog: RootCatalog | FixedCatalog, policy: AccessPolicy | None = None, **limits: Any) -> None:
-        self.roots = Roots(RootLimits(**limits))
+        # As long as a look takes on a busy machine, unless a test says how long a page waits.
+        longest = limits.get("deadline", timedelta(minutes=1))
+        waits: dict[str, Any] = dict.fromkeys(("patience", "list_patience", "deadline"), longest)
+        self.roots = Roots(RootLimits(**{**waits, **limits}))
         self.app = make_app(catalog, policy or TokenPolicy(), roots=self.roots)
         self.http = TestClient(self.app, base_url="http://localhost")
 

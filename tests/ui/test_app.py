@@ -21,43 +21,55 @@ from starlette.requests import Request
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from stateflow import operations
+from stateflow import failpoints, operations
 from stateflow.api.graph import JobFile
-from stateflow.checkpoint.history import FAILURE, RUN_START, read_history, read_pending_records, write_action
-from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Origin
+from stateflow.checkpoint.history import (
+    FAILURE,
+    RUN_START,
+    read_history,
+    read_pending_records,
+    record_failed_start,
+    write_action,
+    write_progress,
+)
+from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Origin, RunProgress
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.restore.plan_document import differing_parts
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
-from stateflow.errors import Unauthorized, UserCodeError
+from stateflow.environment import StreamExecutionEnvironment
+from stateflow.errors import ConfigError, Unauthorized, UserCodeError
 from stateflow.operations.health import describe_with_health
 from stateflow.outputs import to_object
 from stateflow.requesters import Requester
+from stateflow.runtime.backlog import SourceBacklog, sum_up, write_backlog
 from stateflow.storage import PosixStorage
-from stateflow.ui import app as app_module
-from stateflow.ui.app import DAG_ENDPOINTS, ENDPOINTS, TokenPolicy, make_app
+from stateflow.storage.paths import PROGRESS, backlog_key
+from stateflow.ui.access import TokenPolicy
+from stateflow.ui.app import ENDPOINTS, make_app
 from stateflow.ui.catalog import RootCatalog
+from stateflow.ui.checkpoints import CheckpointPage, PointPage
+from stateflow.ui.dags import DAG_ENDPOINTS
+from stateflow.ui.jobs import JobList, JobState
 from stateflow.ui.journal import JournalPage
 from stateflow.ui.openapi import API, ApiError, to_document
-from stateflow.ui.roots import CatalogJob
-from stateflow.ui.views import (
-    CheckpointPage,
-    GraphPage,
-    JobList,
-    JobState,
-    PointPage,
-    RestorePlanPage,
-    RetentionPreview,
-    RunPage,
-    SavepointDiff,
-    SavepointPage,
-    TimelinePage,
-    timeline_page,
-)
+from stateflow.ui.restores import RestorePlanPage
+from stateflow.ui.roots import CatalogJob, Orchestration
+from stateflow.ui.runs import GraphPage, RunPage
+from stateflow.ui.savepoints import RetentionPreview, SavepointDiff, SavepointPage
+from stateflow.ui.timeline import TimelinePage, timeline_page
 from tests.support.json_outputs import check
 from tests.support.local_jobs import Growing, plan_restore
 from tests.ui.pages_job import OSCAR, UMA, FixedCatalog, Pages, PagesJob, Row, Sum
 
 _AT_ONCE = timedelta(0)
+
+
+class TwoTables(PagesJob):
+    def build(self, env: StreamExecutionEnvironment) -> None:
+        rows = [Row("abc"[at % 3], at) for at in range(self.number)]
+        summed = env.from_source(Growing(rows, Row), uid="rows").key_by("key").process(Sum(), output=Row, uid="sum")
+        for name in ("out", "copy"):
+            summed.sink_to(self.sink(name), uid=name)
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +105,8 @@ def test_the_list_of_jobs_has_what_the_log_and_the_history_have(job: PagesJob, p
     assert [size["full_bytes"] for size in row["state_sizes"]] == [r.full_bytes for r in live]
     assert row["full_bytes"] == live[-1].full_bytes and row["run"] == live[-1].run
     assert (row["savepoint"]["name"], row["savepoint"]["by"]["name"]) == ("early", "uma")
-    assert row["health"] == {"word": "idle", "unknown": ["waits-for-approval", "late", "caught-up"]}
-    assert (row["backlog"], row["failure"], row["problem"], row["last_read_at"]) == (None, None, None, None)
+    assert row["health"] == {"word": "caught-up", "unknown": ["waits-for-approval", "late"]}
+    assert (row["failure"], row["problem"], row["last_read_at"]) == (None, None, None)
 
 
 def test_the_state_of_a_job_is_its_status_with_operators_sources_and_runs(job: PagesJob, pages: Pages) -> None:
@@ -266,14 +278,73 @@ def test_a_job_waits_for_approval_as_soon_as_its_catalog_says_so(job: PagesJob) 
     catalog = FixedCatalog(job=job.storage)
     pages = Pages(catalog)
     before = [pages.http.get(f"/api/v1/{path}") for path in ("jobs", "jobs/job")]
-    for awaits, word in ((True, "waits-for-approval"), (False, "idle")):
-        catalog.asking = {"job": awaits}
+    for awaits, word in ((True, "waits-for-approval"), (False, "caught-up")):
+        catalog.orchestration = {"job": Orchestration(awaits_approval=awaits)}
         for answer in before:
             # Nothing has changed in the job root, and yet it is another answer.
             again = pages.http.get(answer.url.path, headers={"if-none-match": answer.headers["etag"]})
             row = again.json()
             health = (row["jobs"][0] if "jobs" in row else row)["health"]
             assert health["word"] == word and "waits-for-approval" not in health["unknown"]
+
+
+def test_a_job_has_its_next_run_and_is_late_as_its_orchestrator_says(job: PagesJob) -> None:
+    catalog = FixedCatalog(job=job.storage)
+    pages = Pages(catalog)
+    row = pages.get("jobs", JobList)["jobs"][0]
+    assert row["next_run_at"] is None and "late" in row["health"]["unknown"]
+    at = "2026-11-30T03:00:00+01:00"
+    for late, word in ((True, "late"), (False, "caught-up")):
+        catalog.orchestration = {"job": Orchestration(False, late, at)}
+        row = pages.get("jobs/job", JobState)
+        assert (row["next_run_at"], row["health"]) == ("2026-11-30T02:00:00.000Z", {"word": word, "unknown": []})
+
+
+def test_input_waits_as_the_newest_run_has_measured_it(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    pages = Pages.of(job, fresh=_AT_ONCE)
+    first = job.grow()
+    row = pages.get("jobs", JobList)["jobs"][0]
+    assert (row["backlog"]["rows"], row["backlog_unknown"], row["health"]["word"]) == (0, None, "caught-up")
+    generation = job.root.head().entry.generation
+    waiting = SourceBacklog("rows", 7, None, None, None, exact=True, unknown="")
+    measured = sum_up([waiting], None, datetime(2026, 1, 31, tzinfo=UTC))
+    job.grow(4)
+    # As the driver of a run that is killed later.
+    run = job.prepare(job.build)
+    run.start()
+    open_row = pages.get("jobs/job", JobState)
+    generation = job.root.head().entry.generation
+    write_backlog(job.storage, backlog_key(generation, 1), measured, [])
+    row = pages.get("jobs/job", JobState)
+    # No log entry tells it.
+    assert (open_row["backlog"]["rows"], row["backlog"]["rows"], row["health"]["word"]) == (0, 7, "starting")
+    assert row["backlog"]["measured_at"] == "2026-01-31T00:00:00.000Z"
+    run.abandon()
+    job.go_back(first)
+    row = pages.get("jobs/job", JobState)
+    # More waits now, and nobody has measured it.
+    assert row["backlog"] is None and row["backlog_unknown"] and "caught-up" in row["health"]["unknown"]
+
+
+def test_the_tables_of_a_restore_appear_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = TwoTables(tmp_path)
+    first = job.grow()
+    job.grow()
+    pages, seen = Pages.of(job, fresh=_AT_ONCE), []
+
+    def look(name: str) -> None:
+        if name in ("rewind.table", "rewind.tables"):
+            restoring = pages.get("jobs/job", JobState)["description"]["restoring"]
+            seen.append((restoring["restored_tables"], sorted(restoring["tables"])))
+
+    monkeypatch.setattr(failpoints, "hit", look)
+    job.go_back(first)
+    assert seen == [(done, ["copy", "out"]) for done in ([], ["copy"], ["copy", "out"])]
+    assert pages.get("jobs/job", JobState)["description"]["restoring"] is None
+    # The next run deletes the reports.
+    job.grow()
+    assert job.storage.list(PROGRESS) == []
 
 
 def test_the_word_for_a_job_follows_its_runs(tmp_path: Path) -> None:
@@ -287,7 +358,7 @@ def test_the_word_for_a_job_follows_its_runs(tmp_path: Path) -> None:
         return health["word"]
 
     job.grow()
-    assert word() == "idle"
+    assert word() == "caught-up"
     operations.stop(job.address, operations.SavepointRequest(name="halt", by=UMA), savepoint=True)
     assert word() == "stopped"
     first = job.prepare(job.build)
@@ -301,7 +372,7 @@ def test_the_word_for_a_job_follows_its_runs(tmp_path: Path) -> None:
     assert word() == "retrying"
     second.abandon()
     job.grow()
-    assert word() == "idle"
+    assert word() == "caught-up"
 
 
 HOSTILE = ['</script><img src=x onerror=alert(1)>"', "\x1b[2J\u202e\x00", "=1+1", "x" * 5000, "../..", "\u2028"]
@@ -402,7 +473,7 @@ def test_an_answer_that_many_ask_for_at_once_is_made_once(job: PagesJob, monkeyp
         all_wait.wait()
         return timeline_page(*given)
 
-    monkeypatch.setattr(app_module, "timeline_page", make)
+    monkeypatch.setattr("stateflow.ui.timeline.timeline_page", make)
     app = Pages.of(job).app
 
     async def ask() -> list[httpx.Response]:
@@ -730,6 +801,50 @@ def test_a_run_has_its_job_file_and_the_difference_to_the_one_before(tmp_path: P
         assert (run["graph_sha256"], run["job_file"]) == (start.facts["graph_sha256"], "job.py")
     assert _error(pages, "jobs/job/runs/999999")[0] == 404
     assert _error(pages, "jobs/job/runs/0")[0] == 422
+
+
+def test_a_run_has_its_tries_its_checkpoints_and_the_starts_that_failed_before_it(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.grow()
+    record_failed_start(job.root, ConfigError("no such setting"))
+    task = "flights/manual__2026-01-31T03:00:00+00:00_a/b/run"
+    for note in (f"{task}/1", f"{task}/2; restart 1", "nightly/2", f"{task}/3"):
+        job.number += 8
+        job.execute(job.prepare(job.build), note)
+    pages = Pages.of(job, fresh=_AT_ONCE)
+    runs = pages.get("jobs/job", JobState)["runs"]
+    shown = {run["generation"]: pages.get(f"jobs/job/runs/{run['generation']}", RunPage) for run in runs}
+    newest, nightly, second, first, oldest = shown.values()
+    assert [page["run"]["try_number"] for page in shown.values()] == [3, None, 2, 1, None]
+    tries = [first["run"], second["run"], newest["run"]]
+    assert newest["tries"] == second["tries"] == tries and nightly["tries"] == oldest["tries"] == []
+    assert [page["failed_starts"] for page in (oldest, second, nightly, newest)] == [[]] * 4
+    (failed,) = first["failed_starts"]
+    assert (failed["code"], failed["generation"]) == ("config", oldest["run"]["generation"])
+    for generation, page in shown.items():
+        points = pages.get("jobs/job/points", PointPage, generation=generation)["points"]
+        assert page["checkpoints"] == points and len(points) == page["run"]["checkpoints"] and not page["older"]
+        assert not page["run"]["is_open"] and page["progress"] is None
+
+
+def test_an_open_run_shows_the_progress_of_its_batch(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.grow()
+    job.file = JobFile("job.py", b"", datetime(2026, 1, 31, tzinfo=UTC))
+    run = job.prepare(job.build)
+    run.start("nightly")
+    pages = Pages.of(job, fresh=_AT_ONCE)
+    generation = job.root.head().entry.generation
+    path = f"jobs/job/runs/{generation}"
+    assert not pages.get(path, RunPage)["run"]["failure"]
+    at = "2026-01-31T00:00:00+00:00"
+    progress = RunProgress(
+        reported_at=at, ordinal=1, batch_started_at=at, batches=0, rows_in=9, driver="host/1", reason="nightly"
+    )
+    write_progress(job.storage, generation, 1, progress)
+    page = pages.get(path, RunPage)
+    assert (page["run"]["is_open"], page["progress"]["rows_in"], page["progress"]["driver"]) == (True, 9, "host/1")
+    run.abandon()
 
 
 def test_a_run_that_made_no_checkpoint_is_a_run(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from stateflow.clock import SystemClock
 from stateflow.errors import ConfigError, StorageError
 from stateflow.storage import MemoryStorage, PosixStorage, Storage, register_memory, unregister_memory
 from stateflow.ui.catalog import RootCatalog, SearchLimits, find_job_roots, job_at
-from stateflow.ui.views import JobList
+from stateflow.ui.jobs import JobList
 from tests.support.errors import raises
 from tests.ui.pages_job import Pages
 

@@ -11,7 +11,7 @@ from stateflow.checkpoint.log.documents import ActionRecord
 from stateflow.operations.checkpoints import ActionEntry
 from stateflow.operations.health import HealthFacts, HealthWord, health_of
 from stateflow.ui.journal import JournalEntry, is_of_person, to_csv
-from stateflow.ui.views import comparable_time
+from stateflow.ui.requests import comparable_time
 
 W = HealthWord
 

@@ -4,17 +4,20 @@ import { JobPages } from "./pages/JobPages";
 import { Jobs } from "./pages/Jobs";
 import { Journal } from "./pages/Journal";
 import { UnknownAddress } from "./pages/UnknownAddress";
+import { PagesAt } from "./parts/links";
 
 /** All pages: the jobs, and the pages of each. `base` is the path below which they are, without a slash at its end. */
 export function App({ base }: { base: string }) {
   return (
     <Box className="stateflow" p={{ base: 3, md: 6 }} maxW="2400px" mx="auto" width="full">
-      <Routes>
-        <Route index element={<Jobs base={base} />} />
-        <Route path="journal" element={<AllActions base={base} />} />
-        <Route path="jobs/:job/*" element={<OneJob base={base} />} />
-        <Route path="*" element={<UnknownPage base={base} />} />
-      </Routes>
+      <PagesAt value={base}>
+        <Routes>
+          <Route index element={<Jobs base={base} />} />
+          <Route path="journal" element={<AllActions base={base} />} />
+          <Route path="jobs/:job/*" element={<OneJob base={base} />} />
+          <Route path="*" element={<UnknownPage base={base} />} />
+        </Routes>
+      </PagesAt>
     </Box>
   );
 }
@@ -34,7 +37,7 @@ function AllActions({ base }: { base: string }) {
       <Heading as="h1" size="xl">
         Journal
       </Heading>
-      <Journal address="journal" showsJob />
+      <Journal address="journal" job={null} />
     </Stack>
   );
 }

@@ -1,7 +1,7 @@
 import { expect, it } from "vitest";
 import { answerUntil, outdatedBecause, refusals } from "./approval";
 import { lossNumbers, lossSentences } from "./losses";
-import { stepsOf, undoTarget } from "./recovery";
+import { filesRead, plannedTables, restoredTables, stepsOf, undoTarget } from "./recovery";
 import { dagRun, family, plan, question, state, task } from "./test-pages";
 
 const [recovery] = family.dags.filter((dag) => dag.role === "recovery");
@@ -103,4 +103,24 @@ it("undoes a restore by the savepoint of the checkpoint before it", () => {
   expect(undoTarget({ ...plan, dropped_checkpoint_ids: [11, 12], saved: [] })).toBeNull();
   expect(undoTarget({ ...plan, dropped_checkpoint_ids: [11, 12], saved: [{ checkpoint_id: 12, savepoint: "s" }] })).toBe("s");
   expect(undoTarget({ ...plan, dropped_checkpoint_ids: [] })).toBe("12");
+});
+
+it("counts the tables that a restore has restored", () => {
+  const restoring = { seq: 13, target_label: "", by: null, requested_by: null, reason: null, requested_at: null, tables: { out: 5, audit: null }, restored_tables: ["out"] };
+  expect(restoredTables(restoring)).toEqual({ done: 1, all: 2 });
+  const [sink] = plan.sinks;
+  if (sink === undefined) throw new Error("the plan has no sink");
+  expect(plannedTables({ ...plan, sinks: [sink, { ...sink, uid: "kept", mode: "keep" }, { ...sink, uid: "same", target_version: null }] })).toBe(1);
+});
+
+it("counts the files that the run has read again, and those that came meanwhile", () => {
+  const waiting = (...files: (number | null)[]) => {
+    const sources = files.map((each) => ({ uid: "orders", rows: null, size_bytes: null, files: each, oldest_at: null, exact: true, unknown: null }));
+    return { backlog: { measured_at: null, rows: null, exact: true, oldest_at: null, rows_per_second: null, catch_up_ms: null, sources } };
+  };
+  // The plan reads 4 files again.
+  expect(filesRead(plan, waiting(1))).toEqual({ done: 3, all: 4 });
+  expect(filesRead(plan, waiting(2, 7))).toEqual({ done: 0, all: 9 });
+  expect(filesRead(plan, waiting(null))).toBeNull();
+  expect(filesRead(plan, { backlog: null })).toBeNull();
 });

@@ -46,3 +46,8 @@ export function retentionCommands(jobRoot: string, retain: number | null, savepo
   const gc = command("gc", "--job-root", jobRoot, ...option("--retain", retain === null ? [] : [String(retain)]), "--dry-run");
   return savepoints === null ? [gc] : [gc, command("savepoint", "prune", "--job-root", jobRoot, "--keep", String(savepoints), "--dry-run")];
 }
+
+/** The command that deletes a savepoint. */
+export function disposeCommand(jobRoot: string, name: string): string {
+  return command("savepoint", "dispose", name, "--job-root", jobRoot, "--reason", "REASON");
+}

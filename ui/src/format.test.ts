@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { formatAge, formatBytes, formatCount, formatDuration, formatTime } from "./format";
+import { formatAge, formatBytes, formatChange, formatCount, formatDuration, formatTime, instantOf } from "./format";
 
 // The tests run with LANG=en_US.
 /** Versions of Node write different spaces before AM and PM. */
@@ -49,4 +49,22 @@ it("writes times in the zone that the user has chosen in Airflow, and in the bro
   localStorage.setItem("timezone", "no JSON");
   expect(plain(formatTime(at, "short"))).toBe("Jan 31, 03:00 AM");
   localStorage.clear();
+});
+
+it("writes what has changed between two numbers", () => {
+  expect(formatChange(1000, 2500, formatBytes)).toBe("1 kB → 2.5 kB (+1.5 kB)");
+  expect(formatChange(5, 2, formatCount)).toBe("5 → 2 (−3)");
+  expect([formatChange(null, 2, formatCount), formatChange(7, 7, formatCount), formatChange(null, null, formatCount)]).toEqual(["none → 2", "7", "none"]);
+});
+
+it("reads dates and times in the zone in which it shows them", () => {
+  // The browser of the tests has UTC.
+  expect(instantOf("2026-01-31T03:00")).toBe("2026-01-31T03:00:00.000Z");
+  localStorage.setItem("timezone", JSON.stringify("Asia/Tokyo"));
+  expect(instantOf("2026-01-31T03:00")).toBe("2026-01-30T18:00:00.000Z");
+  // New York changes from UTC-5 to UTC-4 at 02:00 on 8 March 2026.
+  localStorage.setItem("timezone", JSON.stringify("America/New_York"));
+  expect(["2026-03-08T01:59:59", "2026-03-08T03:00", "2026-11-30T12:00:30"].map(instantOf)).toEqual(["2026-03-08T06:59:59.000Z", "2026-03-08T07:00:00.000Z", "2026-11-30T17:00:30.000Z"]);
+  localStorage.clear();
+  expect([instantOf(""), instantOf("soon")]).toEqual([null, null]);
 });

@@ -55,6 +55,15 @@ export function formatAge(at: string, now: number): string {
   return RELATIVE.format(Math.trunc(ms / length), unit === "millisecond" ? "second" : unit);
 }
 
+/** "1 kB → 2.5 kB (+1.5 kB)"; `format` writes a number with its unit, and null is none. */
+export function formatChange(from: number | null, to: number | null, format: (value: number) => string): string {
+  const text = (value: number | null) => (value === null ? "none" : format(value));
+  if (from === to) return text(from);
+  const both = `${text(from)} → ${text(to)}`;
+  if (from === null || to === null) return both;
+  return `${both} (${to > from ? "+" : "−"}${format(Math.abs(to - from))})`;
+}
+
 function chosenZone(): string | undefined {
   try {
     const zone: unknown = JSON.parse(localStorage.getItem(AIRFLOW_ZONE) ?? "null");
@@ -74,4 +83,22 @@ export function formatTime(at: string, style: keyof typeof STYLES = "full"): str
   const format = formats.get(key) ?? new Intl.DateTimeFormat(undefined, { ...STYLES[style], timeZone });
   formats.set(key, format);
   return format.format(new Date(at));
+}
+
+/** Milliseconds by which the clock of a zone is ahead of UTC at an instant. */
+function zoneOffset(at: number, timeZone: string): number {
+  const parts = new Intl.DateTimeFormat("en-US", { timeZone, hourCycle: "h23", year: "numeric", month: "numeric", day: "numeric", hour: "numeric", minute: "numeric", second: "numeric" }).formatToParts(at);
+  const part = (type: string) => Number(parts.find((each) => each.type === type)?.value);
+  return Date.UTC(part("year"), part("month") - 1, part("day"), part("hour"), part("minute"), part("second")) - Math.floor(at / 1000) * 1000;
+}
+
+/** The instant of a date and time that a person has entered, such as "2026-01-31T03:00", as ISO text; null if it is none. */
+export function instantOf(entered: string): string | null {
+  const zone = chosenZone();
+  const written = Date.parse(zone === undefined ? entered : `${entered}Z`);
+  if (Number.isNaN(written)) return null;
+  if (zone === undefined) return new Date(written).toISOString();
+  // The offset of the instant, which is known only after a first guess.
+  const guess = written - zoneOffset(written, zone);
+  return new Date(written - zoneOffset(guess, zone)).toISOString();
 }

@@ -1,6 +1,6 @@
 // The steps of a recovery, from the task instances of its DAG run.
 import type { DagRun, Question, TaskInstance } from "./airflow";
-import type { RestorePlan } from "./api";
+import type { JobState, PendingRestore, RestorePlan } from "./api";
 
 export type StepStatus = "to do" | "in progress" | "waits" | "done" | "failed" | "rejected" | "skipped";
 
@@ -61,4 +61,30 @@ export function undoTarget(plan: RestorePlan): string | null {
   const saved = plan.saved.find((each) => each.checkpoint_id === id);
   if (!plan.dropped_checkpoint_ids.includes(id)) return String(id);
   return saved?.savepoint ?? null;
+}
+
+/** Something of which a part is done. */
+export interface Part {
+  done: number;
+  all: number;
+}
+
+/** How many tables a restore that is not completed has restored. */
+export function restoredTables({ tables, restored_tables: restored }: PendingRestore): Part {
+  return { done: restored.length, all: Object.keys(tables).length };
+}
+
+/** How many tables a plan changes. */
+export function plannedTables({ sinks }: RestorePlan): number {
+  return sinks.filter((sink) => sink.mode === "restore" && sink.target_version !== null).length;
+}
+
+/** How many of the files that came after the target the run has read again; null if plan or job do not tell. */
+export function filesRead(plan: RestorePlan, { backlog }: Pick<JobState, "backlog">): Part | null {
+  const sum = (numbers: readonly (number | null)[]) => numbers.reduce<number | null>((total, each) => (total === null || each === null ? null : total + each), 0);
+  const all = sum(plan.sources.filter((source) => source.action !== "removed").map((source) => source.files));
+  const waiting = backlog === null ? null : sum(backlog.sources.map((source) => source.files));
+  if (all === null || waiting === null || all === 0) return null;
+  // Files that have come in the meantime wait, too.
+  return { done: Math.max(0, all - waiting), all: Math.max(all, waiting) };
 }

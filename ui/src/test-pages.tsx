@@ -6,7 +6,7 @@ import { MemoryRouter } from "react-router-dom";
 import { expect, vi } from "vitest";
 import { App } from "./App";
 import type { DagRun, Question, TaskInstance } from "./airflow";
-import type { ActionEntry, JobFamily, JobList, JobRow, JobState, RestorePlan, RestorePlanPage, TimelinePage, TimelinePoint } from "./api";
+import type { ActionEntry, JobFamily, JobList, JobRow, JobState, RestorePlan, RestorePlanPage, RunSummary, Savepoint, TimelinePage, TimelinePoint } from "./api";
 
 export const HOSTILE = "<img src=x onerror=alert(1)>";
 export const CURRENT = { history_complete: true, history_truncated: false, last_read_at: null, problem: null };
@@ -29,6 +29,7 @@ export const job: JobRow = {
   ],
   backlog: null,
   backlog_unknown: "only the job file has the sources",
+  next_run_at: null,
   savepoint: null,
   failure: null,
   failed_start: null,
@@ -43,6 +44,34 @@ export const gone: JobRow = {
   problem: { code: "storage", message: "the storage of the job root does not answer", facts: {}, hint: null, exit_code: 3, retryable: true },
 };
 export const list: JobList = { jobs: [job, gone], searches: [] };
+/** The status of a job at checkpoint 13. */
+export const described: NonNullable<JobState["description"]> = {
+  job: "flights",
+  job_uuid: "1",
+  generation: 9,
+  head_seq: 12,
+  checkpoint_id: 13,
+  restored_checkpoint_id: null,
+  label: "checkpoint 13",
+  retained_checkpoint_ids: [10, 12, 13],
+  pins: [],
+  offsets: {},
+  forked_from: null,
+  shadow: false,
+  restoring: null,
+  background: [],
+  quarantined: [],
+  quarantined_count: 0,
+  drained: false,
+  origin: null,
+  run_open: false,
+  failure: null,
+  failed_start: null,
+  claimed_savepoints: [],
+  code_hash: null,
+  waiting: [],
+  progress: null,
+};
 export const state: JobState = {
   ...job,
   description: null,
@@ -90,6 +119,34 @@ export const restore: ActionEntry = {
   size_bytes: null,
   facts: {},
 };
+export function runSummary(generation: number, more: Partial<RunSummary> = {}): RunSummary {
+  return {
+    generation,
+    run: null,
+    driver: null,
+    reason: null,
+    try_number: null,
+    is_open: false,
+    requested_by: null,
+    stateflow: null,
+    started_at: null,
+    startup_ms: null,
+    base_checkpoint_id: null,
+    parallelism: null,
+    job_file: null,
+    job_file_sha256: null,
+    graph_sha256: null,
+    first_checkpoint_id: null,
+    last_checkpoint_id: null,
+    checkpoints: 0,
+    aborted: 0,
+    rows_in: 0,
+    first_triggered_at: null,
+    last_ended_at: null,
+    failure: null,
+    ...more,
+  };
+}
 export const timeline: TimelinePage = { runs: [], branches: [], checkpoints: [point(10, 1), point(12, 2)], actions: [restore], older: false, ...CURRENT };
 
 /** The ETag of an answer. */
@@ -249,5 +306,35 @@ export function question(): Question {
     params_input: {},
     response_received: false,
     task_instance: task("approve", "awaiting_input"),
+  };
+}
+
+/** A savepoint of checkpoint 10. */
+export function savepoint(name: string, origin: string): Savepoint {
+  return {
+    name,
+    id: name,
+    path: `/jobs/flights/savepoints/${name}`,
+    job: "flights",
+    checkpoint_id: 10,
+    offsets: {},
+    size_bytes: 1000,
+    origin,
+    made_at: "2026-01-31T03:00:00.000Z",
+    made_from: null,
+    format: "native",
+    claimed_by: null,
+    claimed_at: null,
+    job_uuid: "1",
+    by: null,
+    requested_by: null,
+    reason: null,
+    note: null,
+    committed_at: null,
+    drained: false,
+    max_parallelism: 128,
+    code_hash: null,
+    operators: [],
+    sinks: {},
   };
 }

@@ -1,7 +1,25 @@
 import { cleanup } from "@testing-library/react";
-import { afterEach } from "vitest";
+import { afterEach, vi } from "vitest";
+import { FakePlot } from "./test-uplot";
 
 afterEach(cleanup);
 
 // jsdom has no canvas; axe looks whether a text is an icon of a font.
 HTMLCanvasElement.prototype.getContext = () => null;
+
+vi.mock("uplot", () => ({ default: FakePlot }));
+
+// jsdom has no layout, and does not show dialogs.
+Object.assign(globalThis, {
+  ResizeObserver: class {
+    observe(): void {
+      // No element has a size.
+    }
+    disconnect(): void {
+      // Nothing is observed.
+    }
+  },
+});
+HTMLDialogElement.prototype.showModal = function showModal() {
+  this.open = true;
+};

@@ -13,7 +13,7 @@ import functools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -26,12 +26,14 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.api_fastapi.core_api.security import bearer_scheme, get_user, oauth2_scheme
 from airflow.models.dag import DagModel
 from airflow.models.dag_version import DagVersion
+from airflow.models.dagrun import DagRun
+from airflow.models.deadline import Deadline
 from airflow.models.hitl import HITLDetail
 from airflow.models.serialized_dag import SerializedDagModel
 from airflow.models.taskinstance import TaskInstance
 from airflow.sdk import conf
 from airflow.utils.session import create_session
-from airflow.utils.state import State
+from airflow.utils.state import DagRunState, State
 from packaging.version import Version
 from sqlalchemy import and_, func, or_, select
 from sqlalchemy.exc import SQLAlchemyError
@@ -43,10 +45,11 @@ from stateflow.errors import ConfigError, NotYetAvailable, StorageError, Unautho
 from stateflow.outputs import error_report
 from stateflow.storage import Storage, check_location, open_below, open_storage
 from stateflow.storage.locations import without_secrets
-from stateflow.ui.app import DagJobs, Viewer, make_app
+from stateflow.ui.access import Viewer
+from stateflow.ui.app import make_app
 from stateflow.ui.catalog import job_opened_by
-from stateflow.ui.roots import CatalogJob, Cell, RootLimits, RootSearch, Threads
-from stateflow.ui.views import DagRole, FamilyDag, JobFamily
+from stateflow.ui.dags import DagJobs, DagRole, FamilyDag, JobFamily
+from stateflow.ui.roots import CatalogJob, Cell, Orchestration, RootLimits, RootSearch, Threads
 
 if TYPE_CHECKING:
     from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
@@ -60,7 +63,7 @@ PREFIX = "/stateflow"
 STATE_VIEW = "Stateflow state"
 """The custom view of Airflow whose readers may read values of state, if they may read the job."""
 _FRESH = timedelta(seconds=30)
-_ASKED_FRESH = timedelta(seconds=5)
+_STATES_FRESH = timedelta(seconds=5)
 _READ_AT_ONCE = 100
 """Serialized DAGs in memory at a time; one may have hundreds of kilobytes."""
 
@@ -164,8 +167,23 @@ def read_dags(known: Mapping[str, DagRoots]) -> dict[str, DagRoots]:
     return found
 
 
-def read_dags_that_ask() -> frozenset[str]:
-    """Returns the ids of DAGs with a task that waits for the answer of a person."""
+@dataclass(frozen=True)
+class DagStates:
+    """What Airflow's database tells of DAGs now, by DAG id.
+
+    Attributes:
+        asking: DAGs with a task that waits for the answer of a person.
+        late: DAGs with a missed deadline after which none of their runs has succeeded.
+        next_runs: when the scheduler creates the next run of a DAG that is not paused.
+    """
+
+    asking: Set[str] = frozenset()
+    late: Set[str] = frozenset()
+    next_runs: Mapping[str, datetime] = field(default_factory=dict)
+
+
+def read_dag_states() -> DagStates:
+    """Returns what Airflow's database tells of all DAGs now."""
     waits = or_(TaskInstance.state.is_(None), TaskInstance.state.not_in(State.finished))
     asking = (
         select(TaskInstance.dag_id)
@@ -173,8 +191,26 @@ def read_dags_that_ask() -> frozenset[str]:
         .where(HITLDetail.responded_at.is_(None), waits)
         .distinct()
     )
+    missed = (
+        select(DagRun.dag_id, func.max(Deadline.deadline_time).label("at"))
+        .join(Deadline, Deadline.dagrun_id == DagRun.id)
+        .where(Deadline.missed.is_(True))
+        .group_by(DagRun.dag_id)
+        .subquery()
+    )
+    # Airflow keeps the missed deadline of a DAG run, also if a later one succeeds.
+    succeeded = select(DagRun.id).where(
+        DagRun.dag_id == missed.c.dag_id, DagRun.state == DagRunState.SUCCESS, DagRun.end_date > missed.c.at
+    )
+    next_runs = select(DagModel.dag_id, DagModel.next_dagrun_create_after).where(
+        DagModel.next_dagrun_create_after.is_not(None), DagModel.is_paused.is_(False), DagModel.is_stale.is_(False)
+    )
     with create_session() as session:
-        return frozenset(session.scalars(asking))
+        return DagStates(
+            frozenset(session.scalars(asking)),
+            frozenset(session.scalars(select(missed.c.dag_id).where(~succeeded.exists()))),
+            {dag_id: at for dag_id, at in session.execute(next_runs) if at is not None},
+        )
 
 
 # -- catalog ----------------------------------------------------------------------------------------------------------
@@ -271,7 +307,7 @@ class DagCatalog:
         read: reads the job roots of DAGs; see `read_dags`.
         clock: measures ages.
         locations: the paths and URIs below which job roots may be; empty for anywhere.
-        asking: reads the ids of DAGs that wait for a person; see `read_dags_that_ask`.
+        states: reads what changes often; see `read_dag_states`.
     """
 
     def __init__(
@@ -279,7 +315,7 @@ class DagCatalog:
         read: Callable[[Mapping[str, DagRoots]], dict[str, DagRoots]] = read_dags,
         clock: Clock | None = None,
         locations: Sequence[str] = (),
-        asking: Callable[[], frozenset[str]] = read_dags_that_ask,
+        states: Callable[[], DagStates] = read_dag_states,
     ) -> None:
         self._read = read
         self._dags: dict[str, DagRoots] = {}
@@ -288,11 +324,11 @@ class DagCatalog:
         clock, limits = clock or SystemClock(), RootLimits()
         make = functools.partial(Cell, Threads(limits, clock), clock=clock, limits=limits, source="Airflow's database")
         self._index: Cell[DagIndex] = make(self._load, fresh=_FRESH)
-        self._asking: Cell[frozenset[str]] = make(lambda: _with_database(asking), fresh=_ASKED_FRESH)
+        self._states: Cell[DagStates] = make(lambda: _with_database(states), fresh=_STATES_FRESH)
 
     async def current(self) -> DagIndex:
         """Returns the jobs, after reading them if they are too old. Raises an error before the first time."""
-        reading, _ = await asyncio.gather(self._index.read(), self._asking.read())
+        reading, _ = await asyncio.gather(self._index.read(), self._states.read())
         if reading.value is None:
             raise reading.problem or NotYetAvailable("the DAGs have not been read yet", hint="ask again")
         return reading.value
@@ -310,10 +346,17 @@ class DagCatalog:
         count = len(reading.value.jobs) if reading.value else 0
         return [RootSearch("the DAGs of Airflow", count, False, error_report(reading.problem))]
 
-    def awaits_approval(self, id: str) -> bool | None:
-        """Returns whether a DAG of a job waits for the answer of a person; None if it is not known."""
-        asking, found = self._asking.now().value, (self._index.now().value or DagIndex()).jobs.get(id)
-        return None if asking is None or found is None else not asking.isdisjoint(found.roles)
+    def orchestration_of(self, id: str) -> Orchestration:
+        """Returns what Airflow knows of a job: answers that any of its DAGs waits for, and the DAGs that run it."""
+        states, found = self._states.now().value, (self._index.now().value or DagIndex()).jobs.get(id)
+        if states is None or found is None:
+            return Orchestration()
+        runs = {dag_id for dag_id, role in found.roles.items() if role is DagRole.RUN}
+        return Orchestration(
+            awaits_approval=not states.asking.isdisjoint(found.roles),
+            late=not states.late.isdisjoint(runs) if runs else None,
+            next_run_at=min((at.isoformat() for each, at in states.next_runs.items() if each in runs), default=""),
+        )
 
     def _load(self) -> DagIndex:
         self._dags = _with_database(lambda: self._read(self._dags))

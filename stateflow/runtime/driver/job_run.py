@@ -39,7 +39,14 @@ from stateflow.errors import DataError, Fenced, RequestTimeout, StateflowError, 
 from stateflow.helpers import installed_version
 from stateflow.observability import BATCH, set_log_context, span
 from stateflow.outputs import utc_text
-from stateflow.runtime.backlog import JobBacklog, measure, read_positions, record_backlog, rows_per_second
+from stateflow.runtime.backlog import (
+    JobBacklog,
+    measure,
+    read_positions,
+    record_backlog,
+    rows_per_second,
+    write_backlog,
+)
 from stateflow.runtime.driver.background import BackgroundWork, Maintenance, RunContext, Work
 from stateflow.runtime.driver.batch_runner import Batch, BatchRunner, CompletedBarrier, StartingPoint
 from stateflow.runtime.driver.checkpointing import CheckpointPipeline
@@ -49,7 +56,7 @@ from stateflow.runtime.executor import Executor
 from stateflow.runtime.job import BatchResult, Job, LaunchFacts, PositionCapture, RunTotals, StartChecks
 from stateflow.runtime.watermarks import waiting_for_others
 from stateflow.state.handles import Committable
-from stateflow.storage.paths import progress_key
+from stateflow.storage.paths import BACKLOG, backlog_key, progress_key
 
 log = logging.getLogger(__name__)
 
@@ -215,6 +222,7 @@ class JobRun:
         batches: runs batches, and holds the state of the newest barrier.
         restored: the state that the run started from.
         start_label: the restored checkpoint in words, such as ``savepoint before-upgrade (checkpoint 7)``.
+        backlog: the input that waited at the end of the run; None before.
     """
 
     guard: FenceGuard
@@ -234,7 +242,9 @@ class JobRun:
         self.savepoint_workers = executor.savepoint_workers
         self._checks = StartChecks(job, executor.reads_by_spark)
         self.is_claimed = self._is_restored = False
+        self.backlog: JobBacklog | None = None
         self._backlog_at = 0.0
+        self._backlog_reports = 0
         self._batch: _RunningBatch | None = None
         self._reports = 0
 
@@ -391,15 +401,27 @@ class JobRun:
                 self._requests.serve(self._committed_point())
 
     def measure_backlog(self) -> JobBacklog:
-        """Returns how much input waits after the newest barrier, and reports it as metrics; see `measure`."""
+        """Returns how much input waits after the newest barrier; stores it, and reports it as metrics.
+
+        See `measure`.
+        """
         root, sources = self.job.root, {node.uid: node.source for node in self.job.plan.sources}
         began = self._context.now
         rate = rows_per_second(self._maintenance.recent)
         found = measure(read_positions(sources, self.manifest, root.storage), rate, root.clock)
         record_backlog(self.job.recorder, found, root.clock.now())
+        self._context.background.attempt(Work.HISTORY, partial(self._report_backlog, found))
         ended = self._context.now
         self._backlog_at = ended + max(_BACKLOG_EVERY.total_seconds(), _BACKLOG_SHARE * (ended - began))
         return found
+
+    def _report_backlog(self, found: JobBacklog) -> None:
+        """Stores how much input waits, for the pages; the first time, in place of the reports of earlier runs."""
+        storage, generation = self.job.root.storage, self._context.generation
+        self._backlog_reports += 1
+        keys = [backlog_key(generation, number) for number in (self._backlog_reports - 1, self._backlog_reports)]
+        former = keys[:1] if self._backlog_reports > 1 else [blob.key for blob in storage.list(BACKLOG)]
+        write_backlog(storage, keys[1], found, former)
 
     def _observe_backlog(self) -> None:
         # Between batches: a source is called from two threads at once only if it does not answer in time.
@@ -447,6 +469,8 @@ class JobRun:
         with self.guard.translate_errors():
             self.commit_pending()
             self._requests.close(self._committed_point)
+            # Before the last entry, with which whoever follows the log reads the job root again.
+            self.backlog = self.measure_backlog()
             self._maintenance.before_last_entry(self.head)
             self._maintenance.after_last_entry(self._pipeline.committer.settle())
             if self._reports:

@@ -17,7 +17,7 @@ import msgspec
 
 from stateflow import failpoints
 from stateflow.api.sink import OtherCommit, SinkTable, Successor, TableChanges
-from stateflow.checkpoint.history import flush_pending_records, write_action
+from stateflow.checkpoint.history import flush_pending_records, report_restored_table, write_action
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
 from stateflow.checkpoint.log.documents import ActionRecord, PublishedOutput, RestoreFacts, Rewind, SinkIntent, SinkMode
 from stateflow.checkpoint.log.fencing import FenceGuard
@@ -408,6 +408,7 @@ def complete_rewind(root: JobRoot, sinks: dict[str, BoundSink], head: Head, plan
     for uid in sorted(rewind.sinks):
         failpoints.hit("rewind.table")
         published[uid] = _rewind_table(sinks[uid], rewind, root, planned_now)
+        report_restored_table(root.storage, rewind.seq, uid)
     failpoints.hit("rewind.tables")
     _record(root, rewind)
     failpoints.hit("rewind.recorded")

@@ -55,23 +55,6 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
-    "/jobs/{id}/timeline": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** The newest part of the history of a job */
-        get: operations["jobs-timeline"];
-        put?: never;
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
     "/jobs/{id}/checkpoints/{checkpoint_id}": {
         parameters: {
             query?: never;
@@ -81,6 +64,23 @@ export interface paths {
         };
         /** A checkpoint with its operators and subtasks */
         get: operations["jobs-checkpoints-one"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/jobs/{id}/timeline": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** The newest part of the history of a job */
+        get: operations["jobs-timeline"];
         put?: never;
         post?: never;
         delete?: never;
@@ -629,6 +629,7 @@ export interface components {
             state_sizes: components["schemas"]["StateSize"][];
             backlog: components["schemas"]["JobBacklog"] | null;
             backlog_unknown: string | null;
+            next_run_at: string | null;
             savepoint: components["schemas"]["LastSavepoint"] | null;
             failure: components["schemas"]["RunFailure"] | null;
             failed_start: components["schemas"]["RunFailure"] | null;
@@ -653,6 +654,7 @@ export interface components {
             state_sizes: components["schemas"]["StateSize"][];
             backlog: components["schemas"]["JobBacklog"] | null;
             backlog_unknown: string | null;
+            next_run_at: string | null;
             savepoint: components["schemas"]["LastSavepoint"] | null;
             failure: components["schemas"]["RunFailure"] | null;
             failed_start: components["schemas"]["RunFailure"] | null;
@@ -798,6 +800,7 @@ export interface components {
             tables: {
                 [key: string]: number | null;
             };
+            restored_tables: string[];
         };
         /** @description Output of a checkpoint that is not known to be published. */
         PendingSink: {
@@ -926,6 +929,11 @@ export interface components {
         /** @description A run with its job file. */
         RunPage: {
             run: components["schemas"]["RunSummary"];
+            tries: components["schemas"]["RunSummary"][];
+            failed_starts: components["schemas"]["RunFailure"][];
+            progress: components["schemas"]["RunProgress"] | null;
+            checkpoints: components["schemas"]["CheckpointEntry"][];
+            older: boolean;
             job_file: string | null;
             previous_job_file_sha256: string | null;
             job_file_difference: string | null;
@@ -950,6 +958,7 @@ export interface components {
             run: number | null;
             driver: string | null;
             reason: string | null;
+            try_number: number | null;
             requested_by: components["schemas"]["Requester"] | null;
             stateflow: string | null;
             started_at: string | null;
@@ -967,6 +976,7 @@ export interface components {
             first_triggered_at: string | null;
             last_ended_at: string | null;
             failure: components["schemas"]["RunFailure"] | null;
+            is_open: boolean;
         };
         /** @description A savepoint and its checkpoint. */
         SavedCheckpoint: {
@@ -1328,6 +1338,37 @@ export interface operations {
             default: components["responses"]["error"];
         };
     };
+    "jobs-checkpoints-one": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: string;
+                checkpoint_id: number;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A checkpoint with its operators and subtasks */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CheckpointPage"];
+                };
+            };
+            /** @description Nothing has changed since the answer with this ETag. */
+            304: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            default: components["responses"]["error"];
+        };
+    };
     "jobs-timeline": {
         parameters: {
             query?: {
@@ -1349,37 +1390,6 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["TimelinePage"];
-                };
-            };
-            /** @description Nothing has changed since the answer with this ETag. */
-            304: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content?: never;
-            };
-            default: components["responses"]["error"];
-        };
-    };
-    "jobs-checkpoints-one": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path: {
-                id: string;
-                checkpoint_id: number;
-            };
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description A checkpoint with its operators and subtasks */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["CheckpointPage"];
                 };
             };
             /** @description Nothing has changed since the answer with this ETag. */

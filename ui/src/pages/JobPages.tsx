@@ -2,13 +2,16 @@ import { Box, Link as ChakraLink, Flex, Heading, Stack } from "@chakra-ui/react"
 import { Link, NavLink, Route, Routes } from "react-router-dom";
 import { useFamily } from "../airflow";
 import { type JobState, useResource } from "../api";
+import { CheckpointDrawer } from "../parts/CheckpointDrawer";
 import { HealthWord } from "../parts/HealthWord";
 import { WaitingApprovals } from "../parts/JobActions";
+import { PagesAt } from "../parts/links";
 import { Approval } from "./Approval";
 import { Graph } from "./Graph";
 import { Journal } from "./Journal";
 import { Recovery } from "./Recovery";
 import { Restore } from "./Restore";
+import { Run } from "./Run";
 import { Savepoints } from "./Savepoints";
 import { State } from "./State";
 import { Timeline } from "./Timeline";
@@ -29,45 +32,55 @@ export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: s
   const family = useFamily(id);
   const name = state.value === null ? "" : (state.value.job ?? state.value.id);
   return (
-    <Stack gap={4}>
-      <title>{name === "" ? "stateflow" : `${name} · stateflow`}</title>
-      <Flex align="center" gap={3} wrap="wrap">
-        {jobs !== null && (
-          <ChakraLink asChild textDecoration="underline">
-            <Link to={jobs || "/"}>Jobs</Link>
-          </ChakraLink>
-        )}
-        <Heading as="h1" size="xl" overflowWrap="anywhere">
-          {name || "Job"}
-        </Heading>
-        {state.value !== null && <HealthWord health={state.value.health} />}
-      </Flex>
-      <Box as="nav" aria-label="Pages of the job" borderBottomWidth="1px">
-        <Flex gap={1} wrap="wrap">
-          {PAGES.map(([path, title]) => (
-            <ChakraLink key={path} asChild px={3} py={2} _currentPage={{ fontWeight: "bold", borderBottomWidth: "2px" }}>
-              <NavLink to={base + path} end>
-                {title}
-              </NavLink>
+    <PagesAt value={base}>
+      <Stack gap={4}>
+        <title>{name === "" ? "stateflow" : `${name} · stateflow`}</title>
+        <Flex align="center" gap={3} wrap="wrap">
+          {jobs !== null && (
+            <ChakraLink asChild textDecoration="underline">
+              <Link to={jobs || "/"}>Jobs</Link>
             </ChakraLink>
-          ))}
+          )}
+          <Heading as="h1" size="xl" overflowWrap="anywhere">
+            {name || "Job"}
+          </Heading>
+          {state.value !== null && <HealthWord health={state.value.health} />}
         </Flex>
-      </Box>
-      <Routes>
-        <Route path="approval/*" element={null} />
-        <Route path="*" element={<WaitingApprovals family={family} base={base} />} />
-      </Routes>
-      <Routes>
-        <Route index element={<State state={state} base={base} address={address} family={family} />} />
-        <Route path="timeline" element={<Timeline address={address} base={base} />} />
-        <Route path="journal" element={<Journal address={`${address}/journal`} showsJob={false} />} />
-        <Route path="savepoints" element={<Savepoints address={address} base={base} state={state} family={family} />} />
-        <Route path="approval/:dagRun" element={<Approval state={state} base={base} family={family} />} />
-        <Route path="recovery/:dagRun" element={<Recovery state={state} base={base} family={family} />} />
-        <Route path="graph" element={<Graph address={address} />} />
-        <Route path="restore" element={<Restore state={state} base={base} address={address} family={family} />} />
-        <Route path="*" element={<UnknownAddress base={base} />} />
-      </Routes>
-    </Stack>
+        <Tabs base={base} />
+        <Routes>
+          <Route path="approval/*" element={null} />
+          <Route path="*" element={<WaitingApprovals family={family} base={base} />} />
+        </Routes>
+        <Routes>
+          <Route index element={<State state={state} base={base} address={address} family={family} />} />
+          <Route path="timeline" element={<Timeline address={address} base={base} />} />
+          <Route path="journal" element={<Journal address={`${address}/journal`} job={id} />} />
+          <Route path="savepoints" element={<Savepoints address={address} base={base} state={state} family={family} />} />
+          <Route path="approval/:dagRun" element={<Approval state={state} base={base} family={family} />} />
+          <Route path="recovery/:dagRun" element={<Recovery state={state} base={base} family={family} />} />
+          <Route path="runs/:generation" element={<Run address={address} base={base} family={family} />} />
+          <Route path="graph" element={<Graph address={address} />} />
+          <Route path="restore" element={<Restore state={state} base={base} address={address} family={family} />} />
+          <Route path="*" element={<UnknownAddress base={base} />} />
+        </Routes>
+        <CheckpointDrawer address={address} base={base} job={state.value} />
+      </Stack>
+    </PagesAt>
+  );
+}
+
+function Tabs({ base }: { base: string }) {
+  return (
+    <Box as="nav" aria-label="Pages of the job" borderBottomWidth="1px">
+      <Flex gap={1} wrap="wrap">
+        {PAGES.map(([path, title]) => (
+          <ChakraLink key={path} asChild px={3} py={2} _currentPage={{ fontWeight: "bold", borderBottomWidth: "2px" }}>
+            <NavLink to={base + path} end>
+              {title}
+            </NavLink>
+          </ChakraLink>
+        ))}
+      </Flex>
+    </Box>
   );
 }

@@ -136,6 +136,7 @@ function JobTable({ jobs, base, hasActions }: { jobs: readonly Row[]; base: stri
           <Table.ColumnHeader>State</Table.ColumnHeader>
           <Table.ColumnHeader>Input waiting</Table.ColumnHeader>
           <Table.ColumnHeader>Last savepoint</Table.ColumnHeader>
+          <Table.ColumnHeader>Next run</Table.ColumnHeader>
           {hasActions && <Table.ColumnHeader>Actions</Table.ColumnHeader>}
         </Table.Row>
       </Table.Header>
@@ -176,7 +177,7 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
     return (
       <Table.Row>
         {name}
-        <Table.Cell colSpan={hasActions ? 6 : 5} color="red.fg">
+        <Table.Cell colSpan={hasActions ? 7 : 6} color="red.fg">
           {job.job_root} cannot be read: {job.problem?.message ?? "it was not read yet"}
         </Table.Cell>
       </Table.Row>
@@ -215,6 +216,7 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
       <Table.Cell whiteSpace="nowrap">
         <LastSavepoint savepoint={job.savepoint} />
       </Table.Cell>
+      <Table.Cell whiteSpace="nowrap">{job.next_run_at === null ? <Unknown text="none planned" /> : <Time at={job.next_run_at} />}</Table.Cell>
       {hasActions && (
         <Table.Cell>
           <FoldedActions id={job.id} base={path} jobRoot={job.job_root} />
@@ -244,16 +246,28 @@ export function LastSavepoint({ savepoint }: { savepoint: Row["savepoint"] }) {
   );
 }
 
+function Unknown({ text, title }: { text: string; title?: string }) {
+  return (
+    <Text as="span" color="fg.muted" title={title}>
+      {text}
+    </Text>
+  );
+}
+
 /** How much input waits: "2 files", "1,234 rows, about 3 min". */
 export function Waiting({ backlog, unknown }: { backlog: Backlog | null; unknown: string | null }) {
-  if (backlog === null) {
-    return (
-      <Text as="span" color="fg.muted" title={unknown ?? undefined}>
-        not known
-      </Text>
-    );
-  }
-  return <span title={backlog.measured_at === null ? undefined : `measured at ${backlog.measured_at}`}>{waitingText(backlog)}</span>;
+  if (backlog === null) return <Unknown text="not known" title={unknown ?? undefined} />;
+  return (
+    <>
+      {waitingText(backlog)}
+      {backlog.measured_at !== null && (
+        <Text as="span" color="fg.muted" fontSize="sm">
+          {" "}
+          (measured <Time at={backlog.measured_at} />)
+        </Text>
+      )}
+    </>
+  );
 }
 
 function waitingText({ rows, exact, sources, catch_up_ms: ms }: Backlog): string {

@@ -7,11 +7,11 @@ import type { PlanOutput } from "../approval";
 import { formatCount } from "../format";
 import { ProblemNotice } from "../parts/ConfirmedAction";
 import { PauseAction, RunAction } from "../parts/JobActions";
-import { approvalPath, DagRunLink, PageLink, RestoreLink } from "../parts/links";
+import { approvalPath, CheckpointLink, DagRunLink, PageLink, RestoreLink } from "../parts/links";
 import { Loaded, Notice } from "../parts/Loaded";
 import { PlanTarget } from "../parts/PlanChanges";
 import { Time } from "../parts/Time";
-import { isEnded, type Step, type StepStatus, stepsOf, undoTarget } from "../recovery";
+import { filesRead, isEnded, type Part, plannedTables, restoredTables, type Step, type StepStatus, stepsOf, undoTarget } from "../recovery";
 import { Answered } from "./Approval";
 
 /** Where a DAG run of the recovery DAG is: plan, approval, restore, verification, run. */
@@ -95,7 +95,7 @@ function Stepper({ steps, base, question, job, output }: StepperProps) {
         <Box as="li" key={step.task} borderStartWidth="3px" borderColor={COLOURS[step.status] === "gray" ? "border" : `${COLOURS[step.status]}.solid`} ps={4} py={3} aria-current={isCurrent(step) ? "step" : undefined}>
           <Flex gap={3} align="center" wrap="wrap">
             <Text fontWeight="semibold">
-              {index + 1}. {step.title}
+              {index + 1}. {titleOf(step, question)}
             </Text>
             <Badge colorPalette={COLOURS[step.status]}>{step.status}</Badge>
             {step.instance?.end_date != null && (
@@ -113,6 +113,14 @@ function Stepper({ steps, base, question, job, output }: StepperProps) {
   );
 }
 
+/** The title of a step; of the approval, who has given it. */
+function titleOf({ task, title, status }: Step, question: Question | null): string {
+  const person = question?.responded_by_user?.name;
+  if (task !== "approve" || person === undefined) return title;
+  if (status === "done") return `Approved by ${person}`;
+  return status === "rejected" ? `Rejected by ${person}` : title;
+}
+
 function StepDetails({ step, base, question, job, output }: Omit<StepperProps, "steps"> & { step: Step }): ReactNode {
   if (step.status === "failed" && step.instance !== null) return <Failure step={step} />;
   if (step.instance?.state === "up_for_retry") return <Text>It failed, and is tried again.</Text>;
@@ -122,33 +130,56 @@ function StepDetails({ step, base, question, job, output }: Omit<StepperProps, "
     return question.response_received ? <Answered question={question} /> : null;
   }
   if (step.task === "restore" && output !== null && step.status !== "skipped") return <Tables step={step} output={output} job={job} />;
-  if (step.task === "run" && step.status === "in progress" && job !== null) return <Progress job={job} />;
+  if (step.task === "run" && step.status === "in progress" && job !== null) return <Progress job={job} output={output} />;
   return null;
 }
 
 /** Where the run after the restore is; a run reports its progress only while a batch takes long. */
-function Progress({ job: { checkpoint_id: checkpoint, description } }: { job: JobState }) {
-  const progress = description?.progress ?? null;
+function Progress({ job, output }: { job: JobState; output: PlanOutput | null }) {
+  const progress = job.description?.progress ?? null;
+  const files = output === null ? null : filesRead(output.plan, job);
   return (
-    <Text>
-      The job is at checkpoint {checkpoint ?? "none"}.
-      {progress !== null &&
-        ` The run has completed ${formatCount(progress.batches)} ${progress.batches === 1 ? "batch" : "batches"} with ${formatCount(progress.rows_in)} rows, and is in batch ${progress.ordinal}.`}
-    </Text>
+    <Stack gap={1}>
+      {files !== null && <Meter label={`${formatCount(files.done)} of ${formatCount(files.all)} files read again`} part={files} />}
+      <Text>
+        The job is at checkpoint {job.checkpoint_id === null ? "none" : <CheckpointLink id={job.checkpoint_id} />}.
+        {progress !== null &&
+          ` The run has completed ${formatCount(progress.batches)} ${progress.batches === 1 ? "batch" : "batches"} with ${formatCount(progress.rows_in)} rows, and is in batch ${progress.ordinal}.`}
+      </Text>
+    </Stack>
   );
 }
 
-/** How many tables the restore changes, and whether it is still doing so. */
-function Tables({ step, output, job }: { step: Step; output: PlanOutput; job: JobState | null }) {
-  const planned = output.plan.sinks.filter((sink) => sink.mode === "restore" && sink.target_version !== null).length;
-  const all = `${formatCount(planned)} ${planned === 1 ? "table" : "tables"}`;
-  if (step.status === "done") return <Text>{all} restored.</Text>;
-  const isRestoring = job?.description?.restoring != null;
+/** A part of a whole as a bar with its text. */
+function Meter({ label, part: { done, all } }: { label: string; part: Part }) {
   return (
-    <Text>
-      {all} to restore.{isRestoring && " The restore has begun; if it is interrupted, the next try or run completes it."}
-    </Text>
+    <Box maxW="sm">
+      <Text>{label}</Text>
+      <Box height="8px" bg="bg.muted" borderRadius="sm" aria-hidden="true">
+        <Box height="full" bg="blue.solid" borderRadius="sm" width={`${all === 0 ? 100 : (100 * done) / all}%`} />
+      </Box>
+    </Box>
   );
+}
+
+/** How many tables the restore changes, and which one it is at. */
+function Tables({ step, output, job }: { step: Step; output: PlanOutput; job: JobState | null }) {
+  const restoring = job?.description?.restoring ?? null;
+  const planned = tablesText(plannedTables(output.plan));
+  if (step.status === "done") return <Text>{planned} restored.</Text>;
+  if (restoring === null) return <Text>{planned} to restore.</Text>;
+  const part = restoredTables(restoring);
+  const label = part.done < part.all ? `Table ${formatCount(part.done + 1)} of ${formatCount(part.all)}` : `${tablesText(part.all)} restored`;
+  return (
+    <Stack gap={1}>
+      <Meter label={label} part={part} />
+      <Text color="fg.muted">If the restore is interrupted, the next try or run completes it.</Text>
+    </Stack>
+  );
+}
+
+function tablesText(count: number): string {
+  return `${formatCount(count)} ${count === 1 ? "table" : "tables"}`;
 }
 
 function Failure({ step: { instance } }: { step: Step }) {

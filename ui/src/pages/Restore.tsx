@@ -29,6 +29,7 @@ export function Restore({ state, base, address, family }: { state: Resource<JobS
           <RestorePoints
             address={address}
             base={base}
+            job={job}
             onChoose={(chosen) => {
               setQuery({ to: chosen });
             }}
@@ -70,10 +71,13 @@ function Wizard({ target, job, base, address, family }: WizardProps) {
         </Heading>
         <PageLink to={restorePath(base)}>Choose another point</PageLink>
       </Stack>
+      <Heading as="h2" size="md">
+        2. Options
+      </Heading>
       <RestoreForm options={options} names={namesOf(job, plan)} isSavepoint={isSavepoint} onChange={setOptions} />
       <Stack as="section" gap={4} aria-label="Plan" aria-busy={!isCurrent && found.problem === null}>
         <Heading as="h2" size="md">
-          Plan
+          3. Plan
         </Heading>
         {found.problem !== null && found.problem.status === 422 ? <Refused problem={found.problem} /> : <Loaded resource={found}>{(page) => <Plan page={page} />}</Loaded>}
       </Stack>
@@ -175,7 +179,7 @@ function Request(props: RequestProps) {
   return (
     <Stack as="section" gap={3} aria-label="Request">
       <Heading as="h2" size="md">
-        Reason
+        4. Reason and request
       </Heading>
       <TextField isLong required label="Why is this restore necessary?" value={reason} onChange={setReason} help="It is stored in the job's history, and shown to the approver." />
       <CheckField
@@ -211,10 +215,13 @@ function Trigger({ job, options, reason, base, family, page, dag }: RequestProps
         size="md"
         refused={refused}
         question={
-          <Text>
-            This triggers {dag.dag_id}, which plans the restore of {job.job} to {page?.plan?.target_label ?? options.target} again, and asks another person to approve it.
-            Nothing changes before that.
-          </Text>
+          <Stack gap={2}>
+            <Text>
+              This triggers {dag.dag_id}, which plans the restore of {job.job} to {page?.plan?.target_label ?? options.target} again, and asks another person to approve it.
+              Nothing changes before that.
+            </Text>
+            {page?.plan != null && <LossSentences plan={page.plan} />}
+          </Stack>
         }
         act={act}
       />

@@ -1,19 +1,20 @@
-import { Box, Link as ChakraLink, Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/react";
+import { Box, Flex, Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/react";
 import type { ReactNode } from "react";
-import { Link } from "react-router-dom";
-import type { Family } from "../airflow";
-import { type CheckpointEntry, type Entry, type JobState, type OperatorStatus, type PointPage, type Resource, type SourceStatus, useResource } from "../api";
+import { type Family, useDag } from "../airflow";
+import { type FamilyDag, type JobState, type OperatorStatus, type PointPage, type Resource, type SourceStatus, useResource } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
+import { CheckpointCharts } from "../parts/CheckpointCharts";
 import { JobActions } from "../parts/JobActions";
-import { RestoreLink } from "../parts/links";
+import { CheckpointLink, PageLink, RunLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
-import { Pager, usePages } from "../parts/Pager";
-import { peopleText } from "../parts/people";
+import { People } from "../parts/People";
+import { offsetText } from "../parts/PlanChanges";
+import { Points } from "../parts/Points";
 import { ScrollingTable } from "../parts/ScrollingTable";
 import { Time } from "../parts/Time";
-import { type Bar, BarChart } from "../pictures/BarChart";
-import { isCheckpoint } from "../pictures/timelineLayout";
+import { DurationBar } from "../pictures/DurationBar";
 import { TrendLine } from "../pictures/TrendLine";
+import { earlierEnd, triesOf } from "../runs";
 import { LastSavepoint, Waiting } from "./Jobs";
 
 /** Where a job stands: its newest checkpoint, state, input, savepoint and points. */
@@ -23,44 +24,83 @@ export function State({ state, base, address, family }: { state: Resource<JobSta
       {(job) => (
         <Stack gap={5}>
           <FreshnessNotice of={job} />
-          <Sentence job={job} base={base} />
+          <Sentence job={job} address={address} base={base} family={family} />
           <Problems job={job} />
           <JobActions family={family} base={base} jobRoot={job.job_root} />
           <Tiles job={job} />
           <Operators operators={job.operators} />
           <Sources sources={job.sources} />
-          <Points address={address} base={base} newest={job.checkpoint_id} />
+          <CheckpointCharts address={address} />
+          <Points address={address} base={base} newest={job.checkpoint_id} runs={job.runs} />
         </Stack>
       )}
     </Loaded>
   );
 }
 
-function Sentence({ job, base }: { job: JobState; base: string }) {
+function Sentence({ job, address, base, family }: { job: JobState; address: string; base: string; family: Family }) {
   if (job.checkpoint_id === null) {
     return <Text fontSize="lg">{job.job === null ? "Nothing is known of this job." : `${job.job} has no checkpoint yet.`}</Text>;
   }
   return (
-    <Text fontSize="lg">
-      <strong>{job.job}</strong> is at {job.label}
+    <Text fontSize="lg" overflowWrap="anywhere">
+      <strong>{job.job}</strong> stands at <CheckpointLink id={job.checkpoint_id}>{job.label ?? `checkpoint ${job.checkpoint_id}`}</CheckpointLink>
       {job.committed_at !== null && (
         <>
           , committed <Time at={job.committed_at} />
         </>
       )}
-      {job.run !== null && <> by run {job.run}</>}.{" "}
-      {job.undone_count === 0 ? (
-        "No checkpoint of its history is undone."
-      ) : (
+      <ByRun job={job} />. Input waiting: <Waiting backlog={job.backlog} unknown={job.backlog_unknown} />. <Undone job={job} address={address} base={base} />{" "}
+      <NextRun job={job} dag={family.dag("run")} />
+    </Text>
+  );
+}
+
+/** " by run 11 (try 2; try 1 failed: storage)". */
+function ByRun({ job: { newest, runs, run, generation } }: { job: JobState }) {
+  const made = newest?.generation ?? generation;
+  if (run === null || made === null) return null;
+  const own = runs.find((each) => each.generation === made);
+  const tries = own === undefined ? [] : triesOf(own, runs).filter(([, each]) => each.generation <= made);
+  const [attempt] = tries.at(-1) ?? [];
+  const earlier = tries.slice(0, -1).map(([{ number }, each]) => `try ${number} ${earlierEnd(each)}`);
+  return (
+    <>
+      {" by "}
+      <RunLink generation={made} run={run} />
+      {attempt !== undefined && attempt.number > 1 && ` (${[`try ${attempt.number}`, ...earlier].join("; ")})`}
+    </>
+  );
+}
+
+/** Since when nothing is undone: the newest restore. */
+function Undone({ job, address, base }: { job: JobState; address: string; base: string }) {
+  const restore = useResource<PointPage>(job.undone_count === 0 ? null : `${address}/points?kind=restore&limit=1`, 60_000).value?.points[0];
+  if (job.undone_count === 0) return "Nothing is undone.";
+  const count = `${formatCount(job.undone_count)} ${job.undone_count === 1 ? "checkpoint" : "checkpoints"}`;
+  return (
+    <>
+      {restore?.ended_at != null && (
         <>
-          {formatCount(job.undone_count)} {job.undone_count === 1 ? "checkpoint of its history is" : "checkpoints of its history are"} undone:{" "}
-          <ChakraLink asChild textDecoration="underline">
-            <Link to={`${base}/timeline`}>timeline</Link>
-          </ChakraLink>
-          .
+          Nothing undone since <Time at={restore.ended_at} full />; before that,{" "}
         </>
       )}
-    </Text>
+      <PageLink to={`${base}/timeline`}>{count}</PageLink> of its history {job.undone_count === 1 ? "is" : "are"} undone.
+    </>
+  );
+}
+
+/** When Airflow runs the job next. */
+function NextRun({ job, dag }: { job: JobState; dag: FamilyDag | null }) {
+  const { value } = useDag(dag?.dag_id ?? null);
+  const isPaused = value?.is_paused ?? dag?.is_paused ?? false;
+  const next = value?.next_dagrun_run_after ?? job.next_run_at;
+  if (isPaused) return "No run is planned: its DAG is paused.";
+  if (next === null) return dag === null ? null : "No run is planned.";
+  return (
+    <>
+      The next run is planned <Time at={next} />.
+    </>
   );
 }
 
@@ -71,7 +111,7 @@ function Problems({ job }: { job: JobState }) {
     <>
       {restoring !== null && (
         <Notice status="warning" title={`A restore to ${restoring.target_label} is not completed`}>
-          The next start completes it. {peopleText(restoring.by, restoring.requested_by)}
+          The next start completes it. <People by={restoring.by} requestedBy={restoring.requested_by} />
           {restoring.reason !== null && `: ${restoring.reason}`}
         </Notice>
       )}
@@ -118,32 +158,87 @@ function Muted({ children }: { children: ReactNode }) {
 }
 
 function Tiles({ job }: { job: JobState }) {
-  const { newest, savepoint } = job;
   return (
     <SimpleGrid columns={{ base: 1, sm: 2, xl: 4 }} gap={4}>
-      <Tile title="Newest checkpoint">
-        {job.checkpoint_id ?? "none"}
-        {newest !== null && (
-          <Muted>
-            {formatCount(newest.rows_in)} {newest.rows_in === 1 ? "row" : "rows"} in {formatDuration(newest.duration_ms)}
-          </Muted>
-        )}
-      </Tile>
+      <NewestTile job={job} />
       <Tile title="State">
         {job.full_bytes === null ? "none" : formatBytes(job.full_bytes)}
         <div>
           <TrendLine sizes={job.state_sizes.map((size) => size.full_bytes)} />
         </div>
+        <Shares operators={job.operators} />
       </Tile>
       <Tile title="Input waiting">
         <Waiting backlog={job.backlog} unknown={job.backlog_unknown} />
         {job.backlog_unknown !== null && <Muted>{job.backlog_unknown}</Muted>}
+        {job.sources.slice(0, MOST_IN_TILE).map(({ uid, offset }) => (
+          <Muted key={uid}>
+            {uid} is at <code>{offsetText(offset)}</code>
+          </Muted>
+        ))}
+        <More count={job.sources.length} what="sources" />
       </Tile>
-      <Tile title="Last savepoint">
-        <LastSavepoint savepoint={savepoint} />
-        {savepoint?.size_bytes != null && <Muted>{formatBytes(savepoint.size_bytes)}</Muted>}
-      </Tile>
+      <SavepointTile savepoint={job.savepoint} />
     </SimpleGrid>
+  );
+}
+
+/** As many names fit into a tile; the tables below it have all. */
+const MOST_IN_TILE = 4;
+
+function More({ count, what }: { count: number; what: string }) {
+  return count > MOST_IN_TILE && <Muted>{`${formatCount(count - MOST_IN_TILE)} more ${what}`}</Muted>;
+}
+
+function NewestTile({ job: { newest, checkpoint_id: id } }: { job: JobState }) {
+  return (
+    <Tile title="Newest checkpoint">
+      {id === null ? "none" : <CheckpointLink id={id} />}
+      {newest !== null && (
+        <>
+          <Muted>
+            {formatCount(newest.rows_in)} {newest.rows_in === 1 ? "row" : "rows"} in {formatDuration(newest.duration_ms)}
+          </Muted>
+          <DurationBar entry={newest} />
+        </>
+      )}
+    </Tile>
+  );
+}
+
+/** The largest states as bars. */
+function Shares({ operators }: { operators: readonly OperatorStatus[] }) {
+  const largest = [...operators].sort((a, b) => b.size_bytes - a.size_bytes);
+  const most = largest[0]?.size_bytes ?? 0;
+  return (
+    <>
+      {largest.slice(0, MOST_IN_TILE).map(({ uid, size_bytes: bytes }) => (
+        <Flex key={uid} align="center" gap={2} fontSize="xs" color="fg.muted">
+          <Text width="6rem" flexShrink={0} truncate title={uid}>
+            {uid}
+          </Text>
+          <Box flex="1" height="8px" bg="bg.muted" borderRadius="sm" aria-hidden="true">
+            <Box height="full" borderRadius="sm" bg="blue.solid" width={`${most === 0 ? 0 : (100 * bytes) / most}%`} />
+          </Box>
+          <Text whiteSpace="nowrap">{formatBytes(bytes)}</Text>
+        </Flex>
+      ))}
+      <More count={operators.length} what="operators" />
+    </>
+  );
+}
+
+function SavepointTile({ savepoint }: { savepoint: JobState["savepoint"] }) {
+  return (
+    <Tile title="Last savepoint">
+      <LastSavepoint savepoint={savepoint} />
+      {savepoint?.size_bytes != null && <Muted>{formatBytes(savepoint.size_bytes)}</Muted>}
+      {savepoint?.by != null && (
+        <Muted>
+          <People by={savepoint.by} requestedBy={savepoint.requested_by} />
+        </Muted>
+      )}
+    </Tile>
   );
 }
 
@@ -209,87 +304,12 @@ function Sources({ sources }: { sources: readonly SourceStatus[] }) {
             {source.uid}
           </Table.Cell>
           <Table.Cell fontFamily="mono" overflowWrap="anywhere">
-            {typeof source.offset === "string" ? source.offset : JSON.stringify(source.offset)}
+            {offsetText(source.offset)}
           </Table.Cell>
           <Table.Cell whiteSpace="nowrap">{source.watermark_at === null ? "none" : <Time at={source.watermark_at} full />}</Table.Cell>
           <Table.Cell>{source.idle === true ? "idle" : ""}</Table.Cell>
         </Table.Row>
       ))}
     </TableSection>
-  );
-}
-
-const POINT_COLUMNS = ["Point", "Run", "Ended", "Rows", "Increment", "State", "Duration", "Remarks", "Restore"];
-
-function Points({ address, base, newest }: { address: string; base: string; newest: number | null }) {
-  const pages = usePages();
-  const resource = useResource<PointPage>(`${address}/points${pages.query}`);
-  return (
-    <Loaded resource={resource}>
-      {({ points, next_cursor: next }) =>
-        points.length > 0 && (
-          <>
-            <Charts points={points} />
-            <TableSection title="Points" columns={POINT_COLUMNS}>
-              {points.map((point, index) => (
-                <PointRow key={index} point={point} base={base} newest={newest} />
-              ))}
-            </TableSection>
-            <Pager pages={pages} next={next} />
-          </>
-        )
-      }
-    </Loaded>
-  );
-}
-
-/** Sizes, rows and durations of the completed checkpoints of a page, the oldest on the left. */
-function Charts({ points }: { points: readonly Entry[] }) {
-  const checkpoints = points.filter((point) => isCheckpoint(point)).filter((point) => point.checkpoint_id !== null);
-  const bars = (value: (point: CheckpointEntry) => number): Bar[] =>
-    checkpoints.toReversed().map((point) => ({
-      key: String(point.checkpoint_id),
-      name: `checkpoint ${point.checkpoint_id ?? ""}`,
-      value: value(point),
-      isMuted: point.undone === true,
-    }));
-  return (
-    <SimpleGrid columns={{ base: 1, lg: 3 }} gap={4}>
-      <BarChart title="State" bars={bars((point) => point.full_bytes)} format={formatBytes} />
-      <BarChart title="Rows read" bars={bars((point) => point.rows_in)} format={formatCount} />
-      <BarChart title="Duration" bars={bars((point) => point.duration_ms)} format={formatDuration} />
-    </SimpleGrid>
-  );
-}
-
-function PointRow({ point, base, newest }: { point: Entry; base: string; newest: number | null }) {
-  const checkpoint = isCheckpoint(point) ? point : null;
-  const people = isCheckpoint(point) ? "" : peopleText(point.by, point.requested_by);
-  const parts = [point.undone === true ? "undone" : "", point.retained === true ? "retained" : "", checkpoint?.failure ?? "", people, point.reason ?? ""];
-  const sizes = checkpoint === null ? ["", ""] : [checkpoint.increment_bytes, checkpoint.full_bytes].map(formatBytes);
-  return (
-    <Table.Row color={point.undone === true ? "fg.muted" : undefined}>
-      <Table.Cell whiteSpace="nowrap">
-        {checkpoint === null ? `${point.kind} ` : ""}
-        {point.checkpoint_id ?? "aborted"}
-      </Table.Cell>
-      <Table.Cell>{checkpoint?.run}</Table.Cell>
-      <Table.Cell whiteSpace="nowrap">{point.ended_at !== null && <Time at={point.ended_at} />}</Table.Cell>
-      <Table.Cell>{checkpoint === null ? "" : formatCount(checkpoint.rows_in)}</Table.Cell>
-      {sizes.map((size, index) => (
-        <Table.Cell key={index} whiteSpace="nowrap">
-          {size}
-        </Table.Cell>
-      ))}
-      <Table.Cell whiteSpace="nowrap">{point.duration_ms === null ? "" : formatDuration(point.duration_ms)}</Table.Cell>
-      <Table.Cell minW="16rem" overflowWrap="anywhere">
-        {parts.filter((part) => part !== "").join("; ")}
-      </Table.Cell>
-      <Table.Cell>
-        {checkpoint?.retained === true && checkpoint.checkpoint_id !== null && checkpoint.checkpoint_id !== newest && (
-          <RestoreLink base={base} target={String(checkpoint.checkpoint_id)} size="xs" />
-        )}
-      </Table.Cell>
-    </Table.Row>
   );
 }

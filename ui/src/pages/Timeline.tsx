@@ -1,15 +1,18 @@
-import { Box, Button, Flex, Heading, SimpleGrid, Stack } from "@chakra-ui/react";
-import { type ReactNode, useMemo, useState } from "react";
+import { Box, Button, Heading, Stack, Text } from "@chakra-ui/react";
+import { useMemo, useState } from "react";
 import { useSearchParams } from "react-router-dom";
-import { type ActionEntry, type CheckpointPage, type TimelinePage, type TimelinePoint, useResource } from "../api";
+import { type ActionEntry, type TimelinePage, type TimelinePoint, useResource } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
-import { RestoreLink } from "../parts/links";
+import { type Fact, Facts } from "../parts/Facts";
+import { CheckpointLink, RestoreLink, RunLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
-import { peopleText } from "../parts/people";
+import { People } from "../parts/People";
 import { Time } from "../parts/Time";
-import { type Bar, BarChart } from "../pictures/BarChart";
-import { TimelineLegend, TimelinePicture } from "../pictures/TimelinePicture";
 import { inOrder, isCheckpoint, layOut, type Mark } from "../pictures/timelineLayout";
+import { TimelineLegend, titleOf } from "../pictures/TimelineMarks";
+import { TimelinePicture } from "../pictures/TimelinePicture";
+import { KINDS_OF_RUNS } from "../runs";
+import { targetOf } from "../targets";
 import { factsText } from "./Journal";
 
 const LIMITS = [500, 2000] as const;
@@ -30,7 +33,7 @@ export function Timeline({ address, base }: { address: string; base: string }) {
               Its first checkpoint appears here.
             </Notice>
           ) : (
-            <Picture page={page} address={address} base={base} />
+            <Picture page={page} base={base} />
           )}
           {page.older && limit !== LIMITS[1] && (
             <Box>
@@ -59,7 +62,7 @@ function layOutToFit(page: TimelinePage, expanded: ReadonlySet<string>, chosen: 
   return { layout: acrossRuns && chosen === null ? layOut(records, { expanded, acrossRuns }) : layout, acrossRuns };
 }
 
-function Picture({ page, address, base }: { page: TimelinePage; address: string; base: string }) {
+function Picture({ page, base }: { page: TimelinePage; base: string }) {
   const [expanded, setExpanded] = useState<ReadonlySet<string>>(new Set());
   // In the address, so that a person can send what they see.
   const [query, setQuery] = useSearchParams();
@@ -69,41 +72,43 @@ function Picture({ page, address, base }: { page: TimelinePage; address: string;
   const mark = layout.marks.find((each) => each.key === selected) ?? layout.marks.find((each) => each.newest);
   return (
     <Stack gap={4}>
-      <Flex gap={2} wrap="wrap">
-        <Button
-          size="sm"
-          variant={acrossRuns ? "solid" : "outline"}
-          aria-pressed={acrossRuns}
-          onClick={() => {
-            setChosen(!acrossRuns);
-          }}
-        >
-          Collapse runs
-        </Button>
-        {expanded.size > 0 && (
-          <Button
-            size="sm"
-            variant="outline"
-            onClick={() => {
-              setExpanded(new Set());
-            }}
-          >
-            Collapse checkpoints
-          </Button>
-        )}
-      </Flex>
       <TimelinePicture
         layout={layout}
         selected={mark?.key ?? null}
         onSelect={({ key }) => {
-          setQuery({ mark: key }, { replace: true });
+          setQuery((before) => ({ ...Object.fromEntries(before), mark: key }), { replace: true });
         }}
+        base={base}
+        buttons={
+          <>
+            <Button
+              size="sm"
+              variant={acrossRuns ? "solid" : "outline"}
+              aria-pressed={acrossRuns}
+              onClick={() => {
+                setChosen(!acrossRuns);
+              }}
+            >
+              Collapse runs
+            </Button>
+            {expanded.size > 0 && (
+              <Button
+                size="sm"
+                variant="outline"
+                onClick={() => {
+                  setExpanded(new Set());
+                }}
+              >
+                Collapse checkpoints
+              </Button>
+            )}
+          </>
+        }
       />
       <TimelineLegend />
       {mark !== undefined && (
         <Details
           mark={mark}
-          address={address}
           target={targetOf(mark, page)}
           base={base}
           onExpand={() => {
@@ -115,19 +120,8 @@ function Picture({ page, address, base }: { page: TimelinePage; address: string;
   );
 }
 
-/** The checkpoint or savepoint to which a restore can return at a mark; null if there is none, or it is the present one. */
-function targetOf({ kind, entries, retained, newest }: Mark, { actions }: TimelinePage): string | null {
-  const entry = entries.at(-1);
-  if (entry === undefined || kind === "group" || newest) return null;
-  if (kind !== "savepoint" || isCheckpoint(entry)) return retained && entry.checkpoint_id !== null ? String(entry.checkpoint_id) : null;
-  const { savepoint, savepoint_id: id } = entry.facts;
-  const isDisposed = actions.some((action) => action.kind === "dispose" && action.facts.savepoint_id === id);
-  return typeof savepoint === "string" && !isDisposed ? savepoint : null;
-}
-
 interface DetailsProps {
   mark: Mark;
-  address: string;
   /** What a restore returns to; null for none. */
   target: string | null;
   /** The path of the job's pages. */
@@ -135,7 +129,7 @@ interface DetailsProps {
   onExpand: () => void;
 }
 
-function Details({ mark, address, target, base, onExpand }: DetailsProps) {
+function Details({ mark, target, base, onExpand }: DetailsProps) {
   const entry = mark.entries.at(-1);
   if (entry === undefined) return null;
   const isGroup = mark.kind === "group";
@@ -146,6 +140,7 @@ function Details({ mark, address, target, base, onExpand }: DetailsProps) {
         {mark.newest && " · the present state"}
         {mark.undone && " · undone"}
       </Heading>
+      {target !== null && <RestoreLink base={base} target={target} />}
       {isGroup && (
         <Box>
           <Button size="sm" variant="outline" onClick={onExpand}>
@@ -154,33 +149,12 @@ function Details({ mark, address, target, base, onExpand }: DetailsProps) {
         </Box>
       )}
       {isCheckpoint(entry) ? <CheckpointFacts points={mark.entries.filter((each) => isCheckpoint(each))} /> : <ActionFacts entry={entry} />}
-      {isCheckpoint(entry) && !isGroup && entry.checkpoint_id !== null && <Operators address={address} checkpoint={entry.checkpoint_id} />}
-      {target !== null && <RestoreLink base={base} target={target} />}
+      {isCheckpoint(entry) && !isGroup && entry.checkpoint_id !== null && (
+        <Text>
+          <CheckpointLink id={entry.checkpoint_id}>Operators, subtasks, files and who needs it</CheckpointLink>
+        </Text>
+      )}
     </Stack>
-  );
-}
-
-function titleOf({ kind, label, entries: [entry] }: Mark): string {
-  if (kind === "group") return `Checkpoints ${label}`;
-  if (entry === undefined || isCheckpoint(entry)) return kind === "aborted" ? "Aborted checkpoint" : `Checkpoint ${label}`;
-  const name = entry.kind.charAt(0).toUpperCase() + entry.kind.slice(1).replaceAll("-", " ");
-  return entry.checkpoint_id === null ? name : `${name}, checkpoint ${entry.checkpoint_id}`;
-}
-
-function Facts({ facts }: { facts: readonly (readonly [string, ReactNode])[] }) {
-  return (
-    <Box as="dl" display="grid" gridTemplateColumns={{ base: "1fr", sm: "max-content 1fr" }} columnGap={6} rowGap={1}>
-      {facts.map(([name, value]) => (
-        <Box key={name} display="contents">
-          <Box as="dt" color="fg.muted">
-            {name}
-          </Box>
-          <Box as="dd" overflowWrap="anywhere" minW={0}>
-            {value}
-          </Box>
-        </Box>
-      ))}
-    </Box>
   );
 }
 
@@ -195,7 +169,7 @@ function CheckpointFacts({ points }: { points: readonly TimelinePoint[] }) {
     <Facts
       facts={[
         ["Ended", newest.ended_at === null ? "not known" : <Ended at={newest.ended_at} />],
-        ["Run", newest.run],
+        ["Run", <RunLink key="run" generation={newest.generation} run={newest.run} />],
         ["Rows read", formatCount(sum(points, (point) => point.rows_in))],
         ["State", formatBytes(newest.full_bytes)],
         ["Written for it", formatBytes(sum(points, (point) => point.increment_bytes))],
@@ -207,45 +181,18 @@ function CheckpointFacts({ points }: { points: readonly TimelinePoint[] }) {
 }
 
 function ActionFacts({ entry }: { entry: ActionEntry }) {
-  const facts: [string, ReactNode][] = [
+  const facts: Fact[] = [
     ["Time", entry.ended_at === null ? "not known" : <Ended at={entry.ended_at} />],
-    ["Person", peopleText(entry.by, entry.requested_by) || "none"],
+    ["Person", entry.by === null ? "none" : <People key="people" by={entry.by} requestedBy={entry.requested_by} />],
     ["Reason", entry.reason ?? "none"],
   ];
   if (entry.note !== null) facts.push(["Note", entry.note]);
-  if (entry.restored_checkpoint_id !== null) facts.push(["Restored checkpoint", entry.restored_checkpoint_id]);
+  if (entry.restored_checkpoint_id !== null) facts.push(["Restored checkpoint", <CheckpointLink key="restored" id={entry.restored_checkpoint_id} />]);
+  if (KINDS_OF_RUNS.has(entry.kind)) facts.push(["Run", <RunLink key="run" generation={entry.seq} run={typeof entry.facts.run === "number" ? entry.facts.run : null} />]);
   if (entry.size_bytes !== null) facts.push(["Size", formatBytes(entry.size_bytes)]);
   const further = factsText(entry.facts);
   if (further !== "") facts.push(["Facts", further]);
   return <Facts facts={facts} />;
-}
-
-/** The operators at a checkpoint with the sizes of their subtasks; nothing if the job does not keep it. */
-function Operators({ address, checkpoint }: { address: string; checkpoint: number }) {
-  const { value } = useResource<CheckpointPage>(`${address}/checkpoints/${checkpoint}`);
-  if (value === null || value.operators.length === 0) return null;
-  const facts = value.operators.map(({ uid, size_bytes: bytes, subtasks, metrics }) => {
-    const parts = [formatBytes(bytes), `${formatCount(subtasks)} ${subtasks === 1 ? "subtask" : "subtasks"}`];
-    if (metrics !== null) parts.push(`${formatCount(metrics.rows_in)} rows in`, `skew ${formatCount(metrics.skew_ratio)}`);
-    return [uid, parts.join(", ")] as const;
-  });
-  return (
-    <>
-      <Heading as="h3" size="sm">
-        Operators
-      </Heading>
-      <Facts facts={facts} />
-      <SimpleGrid columns={{ base: 1, md: 2, xl: 4 }} gap={4}>
-        {value.operators.map(({ uid, subtask_details: subtasks }) => (
-          <BarChart key={uid} title={`Subtasks of ${uid}`} bars={subtasks.map(barOf)} format={formatBytes} />
-        ))}
-      </SimpleGrid>
-    </>
-  );
-}
-
-function barOf({ subtask, size_bytes: bytes }: CheckpointPage["operators"][number]["subtask_details"][number]): Bar {
-  return { key: String(subtask), name: `subtask ${subtask}`, value: bytes, isMuted: false };
 }
 
 function Ended({ at }: { at: string }) {

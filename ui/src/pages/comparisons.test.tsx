@@ -2,8 +2,8 @@
 import { act, fireEvent, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
-import type { GraphPage, OperatorStatus, RetentionPreview, Savepoint, SavepointDiff } from "../api";
-import { CURRENT, expectAccessible, family, HOSTILE, open, Server, state } from "../test-pages";
+import type { GraphPage, OperatorStatus, RetentionPreview, SavepointDiff } from "../api";
+import { CURRENT, expectAccessible, family, HOSTILE, open, savepoint, Server, state } from "../test-pages";
 
 const operator: OperatorStatus = { uid: "count", subtasks: 2, files: 3, size_bytes: 2470, states: ["total"], operator_states: [], metrics: null };
 
@@ -42,35 +42,6 @@ const graph: GraphPage = {
   },
   ...CURRENT,
 };
-
-function savepoint(name: string, origin: string): Savepoint {
-  return {
-    name,
-    id: name,
-    path: `/jobs/flights/savepoints/${name}`,
-    job: "flights",
-    checkpoint_id: 10,
-    offsets: {},
-    size_bytes: 1000,
-    origin,
-    made_at: "2026-01-31T03:00:00.000Z",
-    made_from: null,
-    format: "native",
-    claimed_by: null,
-    claimed_at: null,
-    job_uuid: "1",
-    by: null,
-    requested_by: null,
-    reason: null,
-    note: null,
-    committed_at: null,
-    drained: false,
-    max_parallelism: 128,
-    code_hash: null,
-    operators: [],
-    sinks: {},
-  };
-}
 
 const diff: SavepointDiff = {
   old: { ...savepoint("a", "periodic"), sinks: { out: { table_id: "t", version: 3, checkpoint_id: 10 } } },

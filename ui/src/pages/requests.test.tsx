@@ -2,7 +2,7 @@
 import { fireEvent, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
-import { CURRENT, dagRun, expectAccessible, family, HOSTILE, open, plan, planPage, question, RUN, Server, state, task, timeline } from "../test-pages";
+import { CURRENT, dagRun, described, expectAccessible, family, HOSTILE, open, plan, planPage, question, RUN, runSummary, Server, state, task, timeline } from "../test-pages";
 
 let server: Server;
 let id = 0;
@@ -151,6 +151,41 @@ it("shows the commands of a restore where no DAG runs the job", async () => {
   expect(screen.queryByRole("button", { name: "Request the restore" })).toBeNull();
 });
 
+it("chooses the point in the timeline, before a deployment, before a time, or up to a position", async () => {
+  const runs = [
+    runSummary(1, { job_file_sha256: "a", started_at: "2026-01-31T01:00:00.000Z" }),
+    runSummary(2, { job_file_sha256: "b", started_at: "2026-01-31T12:22:00.000Z", base_checkpoint_id: 10, run: 2, job_file: "flights.py" }),
+  ];
+  server.answers[`${job}/timeline`] = { ...timeline, runs };
+  server.answers[job] = { ...state, sources: [{ uid: "orders", description: null, offset: { file: 5 }, watermark_at: null, active_at: null, idle: null }] };
+  const { container, unmount } = open(page("restore"));
+  const before = await screen.findByRole("region", { name: "Before a deployment" });
+  expect(before.textContent.replaceAll(/\s/gu, " ")).toContain("Before the deployment of Jan 31, 2026, 12:22:00 PM: flights.py changed with run 2");
+  expect(within(before).getByRole("link", { name: "Restore to here: 10" }).getAttribute("href")).toBe(page("restore?to=10"));
+  const picture = screen.getByRole("group", { name: "Timeline" });
+  const user = userEvent.setup();
+  await user.click(within(picture).getByRole("button", { name: /the present state/ }));
+  expect(screen.getByText("The job is at this point.")).toBeDefined();
+  await expectAccessible(container);
+  await user.click(within(picture).getByRole("button", { name: /checkpoint 10/ }));
+  expect(await screen.findByRole("heading", { name: /to 10$/ })).toBeDefined();
+  unmount();
+
+  const first = open(page("restore"));
+  fireEvent.change(await screen.findByLabelText("Before a time"), { target: { value: "2026-01-31T03:00" } });
+  await user.click(screen.getByRole("button", { name: "Use the last point before this time" }));
+  expect(await screen.findByRole("heading", { name: /to before:2026-01-31T03:00:00$/ })).toBeDefined();
+  first.unmount();
+
+  open(page("restore"));
+  const position = await screen.findByLabelText("Number in its position");
+  await user.type(position, "x");
+  expect(screen.getByRole<HTMLButtonElement>("button", { name: /up to this position/ }).disabled).toBe(true);
+  fireEvent.change(position, { target: { value: "7" } });
+  await user.click(screen.getByRole("button", { name: /up to this position/ }));
+  expect(await screen.findByRole("heading", { name: /to before:orders=7$/ })).toBeDefined();
+});
+
 it("lists the points of a job with the rows after each", async () => {
   server.answers[`${job}/timeline`] = timeline;
   open(page("restore"));
@@ -222,6 +257,12 @@ it("follows a recovery to its end, and offers what comes next", async () => {
   expect(within(steps).getByRole("link", { name: "Answer the question" }).getAttribute("href")).toContain("/approval/");
   await expectAccessible(container);
 
+  const restoring = { seq: 13, target_label: "", by: null, requested_by: null, reason: null, requested_at: null, tables: { out: 5, audit: 2 }, restored_tables: ["audit"] };
+  server.answers[job] = { ...state, description: { ...described, restoring } };
+  server.answers[`${run()}/taskInstances`] = { task_instances: [task("plan", "success"), task("approve", "success"), task("restore", "running")] };
+  await vi.advanceTimersByTimeAsync(11_000);
+  expect(await screen.findByText("Table 2 of 2")).toBeDefined();
+
   server.answers[`${run()}/taskInstances`] = { task_instances: ["plan", "approve", "restore", "verify"].map((each) => task(each, "success")).concat(task("run", "skipped")) };
   server.answers[`${run()}/hitlDetails`] = { hitl_details: [{ ...asked(), response_received: true, chosen_options: ["Approve"], responded_by_user: { id: "2", name: "oscar" } }], total_entries: 1 };
   server.answers[run()] = { ...dagRun, dag_id: name("flights_recovery"), state: "success" };
@@ -229,6 +270,7 @@ it("follows a recovery to its end, and offers what comes next", async () => {
   expect(await screen.findByRole("link", { name: "Undo this restore: before-restore" })).toBeDefined();
   expect(screen.getByText("1 table restored.")).toBeDefined();
   expect(screen.getByText(/By oscar/)).toBeDefined();
+  expect(within(steps).getByText("2. Approved by oscar")).toBeDefined();
   expect(screen.getByRole<HTMLButtonElement>("button", { name: "Unpause" }).disabled).toBe(false);
   // Its DAG run would wait.
   expect(screen.getByRole<HTMLButtonElement>("button", { name: "Run now" }).disabled).toBe(true);

@@ -66,6 +66,27 @@ export function SelectField<T extends string>({ label, value, onChange, help, ch
   );
 }
 
+/** A field for a date and a time, in the zone in which the pages show times. */
+export function MomentField({ label, value, onChange, help }: FieldProps) {
+  const id = useId();
+  return (
+    <Stack gap={1} minW={0}>
+      <Label id={id} text={label} />
+      <Input
+        id={id}
+        type="datetime-local"
+        step={1}
+        value={value}
+        aria-describedby={help === undefined ? undefined : `${id}-help`}
+        onChange={(event) => {
+          onChange(event.target.value);
+        }}
+      />
+      <Help id={id} text={help} />
+    </Stack>
+  );
+}
+
 /** A choice of a number between two others. */
 export function RangeField({ label, value, least, most, onChange, help }: { label: string; value: number; least: number; most: number; onChange: (value: number) => void; help?: string }) {
   const id = useId();

@@ -3,16 +3,27 @@ import { useState } from "react";
 
 /** The cursors of the pages up to the one that is shown; empty for the first page. */
 export interface Pages {
+  /** Of the address: the filters, and the cursor of the page. */
   query: string;
-  cursors: readonly string[];
   setCursors: (cursors: readonly string[]) => void;
+  cursors: readonly string[];
 }
 
-/** Keeps the place in a list that the API returns page by page, the newest first. */
-export function usePages(): Pages {
-  const [cursors, setCursors] = useState<readonly string[]>([]);
+/** Keeps the place in a list that the API returns page by page, the newest first. Other filters begin at the first page. */
+export function usePages(filters: URLSearchParams): Pages {
+  const filtered = filters.toString();
+  const [kept, setKept] = useState<{ filtered: string; cursors: readonly string[] }>({ filtered, cursors: [] });
+  const cursors = kept.filtered === filtered ? kept.cursors : [];
+  const query = new URLSearchParams(filters);
   const cursor = cursors.at(-1);
-  return { query: cursor === undefined ? "" : `?cursor=${encodeURIComponent(cursor)}`, cursors, setCursors };
+  if (cursor !== undefined) query.set("cursor", cursor);
+  return {
+    query: query.size === 0 ? "" : `?${query.toString()}`,
+    cursors,
+    setCursors: (next) => {
+      setKept({ filtered, cursors: next });
+    },
+  };
 }
 
 /** Buttons for the next and the previous page. */

@@ -2,6 +2,7 @@ import { Box, Flex, Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/r
 import type { Caution, RestorePlan, SinkChange, SourceChange } from "../api";
 import { formatBytes, formatCount } from "../format";
 import { lossNumbers, lossSentences } from "../losses";
+import { CopyButton } from "./Command";
 import { Notice } from "./Loaded";
 import { ScrollingTable } from "./ScrollingTable";
 import { Time } from "./Time";
@@ -158,6 +159,26 @@ function tableRemark({ mode, current_version: now, target_version: then, rows_re
   return `${version} → version ${then}`;
 }
 
+/** The commits of other writers that a restore undoes. */
+function Others({ commits }: { commits: readonly string[] }) {
+  if (commits.length === 0) return null;
+  return (
+    <Box color="red.fg">
+      {commits.length === 1 ? "1 commit of another writer is undone:" : `${formatCount(commits.length)} commits of other writers are undone:`}
+      <ul>
+        {commits.slice(0, MOST_COMMITS).map((commit, index) => (
+          <Text as="li" key={index} fontSize="sm" overflowWrap="anywhere">
+            {commit}
+          </Text>
+        ))}
+        {commits.length > MOST_COMMITS && <li>{formatCount(commits.length - MOST_COMMITS)} more</li>}
+      </ul>
+    </Box>
+  );
+}
+
+const MOST_COMMITS = 10;
+
 function Tables({ sinks, left }: { sinks: readonly SinkChange[]; left: RestorePlan["left"] }) {
   if (sinks.length === 0 && left.length === 0) return null;
   const most = sinks.reduce((largest, sink) => Math.max(largest, sink.rows_removed ?? 0, sink.rows_returned ?? 0), 0);
@@ -170,10 +191,21 @@ function Tables({ sinks, left }: { sinks: readonly SinkChange[]; left: RestorePl
         <Table.Body>
           {sinks.map((sink) => (
             <Table.Row key={sink.uid}>
-              <Table.Cell fontWeight="semibold" title={sink.table ?? undefined}>
-                {sink.uid}
+              <Table.Cell>
+                <Text fontWeight="semibold">{sink.uid}</Text>
+                {sink.table !== null && (
+                  <Flex gap={2} align="center" wrap="wrap">
+                    <Text fontSize="xs" color="fg.muted" overflowWrap="anywhere">
+                      {sink.table}
+                    </Text>
+                    <CopyButton text={sink.table} what={`path of the table of ${sink.uid}`} />
+                  </Flex>
+                )}
               </Table.Cell>
-              <Table.Cell>{tableRemark(sink)}</Table.Cell>
+              <Table.Cell>
+                {tableRemark(sink)}
+                <Others commits={sink.others} />
+              </Table.Cell>
               <Table.Cell>
                 <BarLine name="removed" value={sink.rows_removed} most={most} text={rowsText(sink.rows_removed)} colour="red.solid" />
                 <BarLine name="returned" value={sink.rows_returned} most={most} text={rowsText(sink.rows_returned)} colour="blue.solid" />

@@ -1,61 +1,30 @@
-import { Button, Flex, Heading, Stack, Table } from "@chakra-ui/react";
-import { type FormEvent, useState } from "react";
-import { type SavepointPage, type TimelinePage, type TimelinePoint, useResource } from "../api";
-import { formatBytes, formatCount } from "../format";
-import { TextField } from "./Fields";
-import { RestoreLink } from "./links";
+import { Button, Flex, Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/react";
+import { type FormEvent, type ReactNode, useMemo, useState } from "react";
+import { type JobState, type SavepointPage, type TimelinePage, useResource } from "../api";
+import { formatBytes, formatCount, instantOf } from "../format";
+import { inOrder, layOut, type Mark } from "../pictures/timelineLayout";
+import { describeMark } from "../pictures/TimelineMarks";
+import { TimelinePicture } from "../pictures/TimelinePicture";
+import { type Before, beforeDeployments, type Point, pointsOf, targetOf } from "../targets";
+import { MomentField, SelectField, TextField } from "./Fields";
+import { RestoreLink, RunLink } from "./links";
 import { FreshnessNotice, Loaded, Notice } from "./Loaded";
 import { ScrollingTable } from "./ScrollingTable";
 import { Time } from "./Time";
 
-/** A point to which a restore can return. */
-export interface Point {
-  target: string;
-  name: string;
-  at: string | null;
-  bytes: number;
-  /** Rows that the job has read after it; null if that is not known. */
-  rowsAfter: number | null;
-  remark: string;
+interface Props {
+  address: string;
+  base: string;
+  job: JobState;
+  onChoose: (target: string) => void;
 }
 
-/** Rows of the completed checkpoints after one, of the branch that is not undone. */
-function rowsAfter(checkpoints: readonly TimelinePoint[], id: number | null): number | null {
-  const point = checkpoints.find((each) => each.checkpoint_id === id);
-  if (id === null || point === undefined || point.undone === true) return null;
-  const later = checkpoints.filter((each) => each.checkpoint_id !== null && each.checkpoint_id > id && each.undone === false);
-  return later.reduce((rows, each) => rows + each.rows_in, 0);
-}
-
-/** The kept checkpoints and the savepoints of a job, the newest first. The newest checkpoint is where the job is. */
-export function pointsOf({ checkpoints }: Pick<TimelinePage, "checkpoints">, { savepoints }: Pick<SavepointPage, "savepoints">): Point[] {
-  const newest = checkpoints.reduce((most, each) => (each.undone === false ? Math.max(most, each.checkpoint_id ?? 0) : most), 0);
-  const kept = checkpoints.filter((each) => each.retained && each.checkpoint_id !== null && each.checkpoint_id !== newest);
-  const points: Point[] = kept.map((each) => ({
-    target: String(each.checkpoint_id),
-    name: `checkpoint ${each.checkpoint_id ?? ""}`,
-    at: each.ended_at,
-    bytes: each.full_bytes,
-    rowsAfter: rowsAfter(checkpoints, each.checkpoint_id),
-    remark: each.undone === true ? "undone" : "",
-  }));
-  const saved: Point[] = savepoints.map((each) => ({
-    target: each.name,
-    name: `savepoint ${each.name}`,
-    at: each.made_at,
-    bytes: each.size_bytes,
-    rowsAfter: rowsAfter(checkpoints, each.checkpoint_id),
-    remark: [each.checkpoint_id === null ? "" : `checkpoint ${each.checkpoint_id}`, each.reason ?? ""].filter((part) => part !== "").join(": "),
-  }));
-  return [...points, ...saved].sort((a, b) => Date.parse(b.at ?? "") - Date.parse(a.at ?? "") || a.name.localeCompare(b.name));
-}
-
-/** Points to choose from, and a field for any other one. */
-export function RestorePoints({ address, base, onChoose }: { address: string; base: string; onChoose: (target: string) => void }) {
+/** Points to choose from: in the timeline, before a deployment, before a time or a position, or in a list. */
+export function RestorePoints({ address, base, job, onChoose }: Props) {
   const timeline = useResource<TimelinePage>(`${address}/timeline?limit=500`);
   const saved = useResource<SavepointPage>(`${address}/savepoints`);
   return (
-    <Stack gap={4}>
+    <Stack gap={5}>
       <Heading as="h2" size="lg">
         1. Choose the point
       </Heading>
@@ -63,18 +32,63 @@ export function RestorePoints({ address, base, onChoose }: { address: string; ba
         {(page) => (
           <Loaded resource={saved}>
             {(savepoints) => (
-              <Stack gap={4}>
+              <Stack gap={5}>
                 <FreshnessNotice of={page} history />
+                <InTimeline page={page} base={base} onChoose={onChoose} />
+                <Deployments found={beforeDeployments(page, savepoints)} base={base} />
+                <OtherPoints job={job} onChoose={onChoose} />
                 <PointTable points={pointsOf(page, savepoints)} base={base} />
               </Stack>
             )}
           </Loaded>
         )}
       </Loaded>
-      <OtherPoint onChoose={onChoose} />
     </Stack>
   );
 }
+
+/** The timeline: a click on a point that can be restored chooses it. */
+function InTimeline({ page, base, onChoose }: { page: TimelinePage; base: string; onChoose: (target: string) => void }) {
+  const [expanded, setExpanded] = useState<ReadonlySet<string>>(new Set());
+  const layout = useMemo(() => layOut(inOrder(page), { expanded }), [page, expanded]);
+  const [refused, setRefused] = useState<string | null>(null);
+  if (layout.slots === 0) return null;
+  const choose = (mark: Mark) => {
+    const target = targetOf(mark, page);
+    if (target !== null) onChoose(target);
+    else if (mark.kind === "group") setExpanded(new Set([...expanded, mark.key]));
+    else setRefused(mark.newest ? "The job is at this point." : `This cannot be restored: ${describeMark(mark)}.`);
+  };
+  return (
+    <Stack gap={1}>
+      <TimelinePicture layout={layout} selected={null} onSelect={choose} base={base} buttons={null} />
+      <Text fontSize="sm" color="fg.muted" role="status">
+        {refused ?? "Choose a filled point or a savepoint. Several checkpoints in one mark are first shown one by one."}
+      </Text>
+    </Stack>
+  );
+}
+
+function Deployments({ found, base }: { found: readonly Before[]; base: string }) {
+  if (found.length === 0) return null;
+  return (
+    <Stack as="section" gap={2} aria-label="Before a deployment">
+      <Heading as="h3" size="sm">
+        Before a deployment
+      </Heading>
+      {found.slice(0, MOST_DEPLOYMENTS).map(({ deployment, target }) => (
+        <Flex key={deployment.generation} gap={3} align="center" wrap="wrap">
+          <Text overflowWrap="anywhere">
+            Before the deployment of <Time at={deployment.at} full />: {deployment.jobFile ?? "the job file"} changed with <RunLink generation={deployment.generation} run={deployment.run} />
+          </Text>
+          {target === null ? <Text color="fg.muted">The point before it is not kept.</Text> : <RestoreLink base={base} target={target} size="xs" />}
+        </Flex>
+      ))}
+    </Stack>
+  );
+}
+
+const MOST_DEPLOYMENTS = 5;
 
 function PointTable({ points, base }: { points: readonly Point[]; base: string }) {
   if (points.length === 0) {
@@ -111,20 +125,55 @@ function PointTable({ points, base }: { points: readonly Point[]; base: string }
   );
 }
 
-function OtherPoint({ onChoose }: { onChoose: (target: string) => void }) {
-  const [target, setTarget] = useState("");
+/** Points that are given by a condition or a path. */
+function OtherPoints({ job, onChoose }: { job: JobState; onChoose: (target: string) => void }) {
+  const [moment, setMoment] = useState("");
+  const [path, setPath] = useState("");
+  const instant = instantOf(moment);
+  return (
+    <SimpleGrid columns={{ base: 1, lg: 3 }} gap={4}>
+      <Choice
+        label="Use the last point before this time"
+        // The API takes times in UTC.
+        target={instant === null ? null : `before:${instant.slice(0, 19)}`}
+        onChoose={onChoose}
+      >
+        <MomentField label="Before a time" value={moment} onChange={setMoment} />
+      </Choice>
+      <BeforePosition sources={job.sources.map(({ uid }) => uid)} onChoose={onChoose} />
+      <Choice label="Use this point" target={path.trim() === "" ? null : path.trim()} onChoose={onChoose}>
+        <TextField label="Another point" value={path} onChange={setPath} help="The path of a savepoint, or latest" />
+      </Choice>
+    </SimpleGrid>
+  );
+}
+
+function BeforePosition({ sources, onChoose }: { sources: readonly string[]; onChoose: (target: string) => void }) {
+  const [chosen, setChosen] = useState<string | null>(null);
+  const [number, setNumber] = useState("");
+  const source = chosen ?? sources[0];
+  if (source === undefined) return null;
+  return (
+    <Choice label="Use the last point up to this position" target={/^\d+$/.test(number.trim()) ? `before:${source}=${number.trim()}` : null} onChoose={onChoose}>
+      <SelectField label="Up to a position of source" value={source} choices={sources.map((uid) => [uid, uid] as const)} onChange={setChosen} />
+      <TextField label="Number in its position" value={number} onChange={setNumber} help="No number in the position of the source is above this one." />
+    </Choice>
+  );
+}
+
+function Choice({ label, target, onChoose, children }: { label: string; target: string | null; onChoose: (target: string) => void; children: ReactNode }) {
   const choose = (event: FormEvent) => {
     event.preventDefault();
-    if (target.trim() !== "") onChoose(target.trim());
+    if (target !== null) onChoose(target);
   };
   return (
     <form onSubmit={choose}>
-      <Flex gap={3} align="end" wrap="wrap">
-        <TextField label="Another point" value={target} onChange={setTarget} help="The path of a savepoint, before:2026-01-31T03:00 (UTC), or before:SOURCE=OFFSET" />
-        <Button type="submit" size="sm" variant="outline" disabled={target.trim() === ""}>
-          Use this point
+      <Stack gap={2} borderWidth="1px" borderRadius="md" p={3} height="full">
+        {children}
+        <Button type="submit" size="sm" variant="outline" alignSelf="start" mt="auto" disabled={target === null}>
+          {label}
         </Button>
-      </Flex>
+      </Stack>
     </form>
   );
 }

@@ -1,7 +1,7 @@
 import { Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/react";
 import { useSearchParams } from "react-router-dom";
 import { type ComparedOperator, type Savepoint, type SavepointDiff, useResource } from "../api";
-import { formatBytes, formatCount } from "../format";
+import { formatBytes, formatChange, formatCount } from "../format";
 import { SelectField } from "./Fields";
 import { FreshnessNotice, Loaded, Notice } from "./Loaded";
 import { offsetText } from "./PlanChanges";
@@ -61,18 +61,6 @@ function Difference({ address, from, to }: { address: string; from: string; to: 
   );
 }
 
-function numberText(value: number | null, format: (value: number) => string): string {
-  return value === null ? "none" : format(value);
-}
-
-/** "1 kB → 2.5 kB (+1.5 kB)". */
-function changeText(from: number | null, to: number | null, format: (value: number) => string): string {
-  if (from === to) return numberText(from, format);
-  const both = `${numberText(from, format)} → ${numberText(to, format)}`;
-  if (from === null || to === null) return both;
-  return `${both} (${to > from ? "+" : "−"}${format(Math.abs(to - from))})`;
-}
-
 function filesText({ added_files: added, removed_files: removed, common_files: common }: ComparedOperator): string {
   return `${formatCount(added)} added, ${formatCount(removed)} removed, ${formatCount(common)} in both`;
 }
@@ -93,8 +81,8 @@ function Operators({ operators }: { operators: readonly ComparedOperator[] }) {
           <Table.Row key={operator.uid}>
             <Table.Cell fontWeight="semibold">{operator.uid}</Table.Cell>
             <Table.Cell>all</Table.Cell>
-            <Table.Cell>{changeText(operator.old_bytes, operator.new_bytes, formatBytes)}</Table.Cell>
-            <Table.Cell>{changeText(operator.old_entries, operator.new_entries, formatCount)}</Table.Cell>
+            <Table.Cell>{formatChange(operator.old_bytes, operator.new_bytes, formatBytes)}</Table.Cell>
+            <Table.Cell>{formatChange(operator.old_entries, operator.new_entries, formatCount)}</Table.Cell>
             <Table.Cell>{filesText(operator)}</Table.Cell>
           </Table.Row>,
           ...operator.states.map(({ name, kind, old_type: before, new_type: after }) => (

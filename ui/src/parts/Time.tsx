@@ -3,6 +3,8 @@ import { formatAge, formatTime } from "../format";
 
 // One clock for all ages of a page.
 const TICK_MS = 10_000;
+/** A record that is this little ahead is of now. */
+const AHEAD_MS = 30_000;
 let now = Date.now();
 let timer: ReturnType<typeof setInterval> | undefined;
 const listeners = new Set<() => void>();
@@ -35,7 +37,9 @@ function subscribe(listener: () => void): () => void {
 /** A time as "3 min ago", with the exact time on hover; or in full. */
 export function Time({ at, full = false }: { at: string; full?: boolean }) {
   const current = useSyncExternalStore(subscribe, () => now);
-  const age = formatAge(at, Math.max(current, Date.parse(at)));
+  const instant = Date.parse(at);
+  // The clock of the page is up to a tick behind, and that of another host may be ahead.
+  const age = formatAge(at, instant > current && instant < current + AHEAD_MS ? instant : current);
   return (
     <time dateTime={at} title={full ? age : formatTime(at, "exact")}>
       {full ? formatTime(at) : age}

@@ -1,7 +1,20 @@
 import { Button, Link as ChakraLink } from "@chakra-ui/react";
-import type { ReactNode } from "react";
-import { Link } from "react-router-dom";
+import { createContext, type ReactNode, useContext } from "react";
+import { Link, useSearchParams } from "react-router-dom";
 import { dagRunPage } from "../airflow";
+
+const Base = createContext("");
+
+/** Says to the links inside which pages they are on: those of a job, or of all jobs. */
+export const PagesAt = Base.Provider;
+
+/** The path of the pages of the job; outside of a job, of all pages. Both have a journal. */
+export function useBase(): string {
+  return useContext(Base);
+}
+
+/** The part of an address that has the checkpoint whose details are shown. */
+export const SHOWN_POINT = "point";
 
 /** The address of the restore wizard with a point; `base` is the path of the job's pages. */
 export function restorePath(base: string, target: string | null = null): string {
@@ -10,6 +23,11 @@ export function restorePath(base: string, target: string | null = null): string 
 
 export function recoveryPath(base: string, run: string): string {
   return `${base}/recovery/${encodeURIComponent(run)}`;
+}
+
+/** The address of the page of a run. */
+export function runPath(base: string, generation: number): string {
+  return `${base}/runs/${generation}`;
 }
 
 /** The address of the page that answers the question of a DAG run. */
@@ -24,6 +42,32 @@ export function PageLink({ to, children }: { to: string; children: ReactNode }) 
       <Link to={to}>{children}</Link>
     </ChakraLink>
   );
+}
+
+/** A link to the page of a run of the job. */
+export function RunLink({ generation, run }: { generation: number; run: number | null }) {
+  const base = useBase();
+  return <PageLink to={runPath(base, generation)}>{run === null ? `run of generation ${generation}` : `run ${run}`}</PageLink>;
+}
+
+/** A link that shows the details of a checkpoint of the job beside the present page. */
+export function CheckpointLink({ id, children }: { id: number; children?: ReactNode }) {
+  const [query] = useSearchParams();
+  const shown = new URLSearchParams(query);
+  shown.set(SHOWN_POINT, String(id));
+  return <PageLink to={`?${shown.toString()}`}>{children ?? id}</PageLink>;
+}
+
+/** A link to a savepoint of the job. */
+export function SavepointLink({ name }: { name: string }) {
+  const base = useBase();
+  return <PageLink to={`${base}/savepoints?savepoint=${encodeURIComponent(name)}`}>{name}</PageLink>;
+}
+
+/** A link to what a person did. */
+export function PersonLink({ name, children }: { name: string; children?: ReactNode }) {
+  const base = useBase();
+  return <PageLink to={`${base}/journal?person=${encodeURIComponent(name)}`}>{children ?? name}</PageLink>;
 }
 
 /** A link to the restore wizard that looks like a button. */

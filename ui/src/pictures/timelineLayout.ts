@@ -52,6 +52,8 @@ export interface Arc {
 export interface RunSpan {
   run: number;
   lastRun: number;
+  /** Of the first run. */
+  generation: number;
   fromSlot: number;
   toSlot: number;
   lane: number;
@@ -266,7 +268,7 @@ function runsOf(marks: readonly Mark[]): RunSpan[] {
       span.toSlot = mark.slot;
       continue;
     }
-    const begun = { run: first.run, lastRun: last.run, fromSlot: mark.slot, toSlot: mark.slot, lane: mark.lane };
+    const begun = { run: first.run, lastRun: last.run, generation: first.generation, fromSlot: mark.slot, toSlot: mark.slot, lane: mark.lane };
     newest.set(mark.lane, begun);
     spans.push(begun);
   }

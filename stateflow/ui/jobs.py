@@ -1,0 +1,299 @@
+"""The jobs: the list of them, and the state of one."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from stateflow.checkpoint.history import FAILED_START, FAILURE
+from stateflow.checkpoint.log.documents import COMPLETED, CheckpointRecord
+from stateflow.checkpoint.log.transitions import pending_of
+from stateflow.operations.checkpoints import CheckpointEntry
+from stateflow.operations.health import Health, HealthFacts, health_facts, health_of
+from stateflow.operations.job_savepoints import SinkPosition
+from stateflow.operations.status import JobDescription, RunFailure
+from stateflow.outputs import ErrorReport, Inline, OptionalId, OptionalText, Timestamp, error_report
+from stateflow.runtime.backlog import JobBacklog
+from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, version_of
+from stateflow.ui.checkpoints import OperatorStatus, SourceStatus, operators_at, sources_at
+from stateflow.ui.openapi import Endpoint
+from stateflow.ui.requests import Call
+from stateflow.ui.roots import Catalog, CatalogJob, Orchestration, Reading, Roots, RootSearch
+from stateflow.ui.runs import RunSummary, runs_of
+from stateflow.ui.savepoints import LastSavepoint, last_savepoint
+from stateflow.ui.snapshots import Point, Snapshot
+
+NEWEST_SIZES = 30
+"""Checkpoints whose size a list of jobs has, for a trend line."""
+
+
+def _health(snapshot: Snapshot, known: Orchestration) -> Health:
+    position = snapshot.position
+    if position is None:
+        return health_of(HealthFacts(awaits_approval=known.awaits_approval, late=known.late))
+    records, generation = [a.record for a in snapshot.actions], position.head.entry.generation
+    # Checkpoints of earlier runs have numbers below that of the newest run's CLAIM.
+    at = bisect_left(snapshot.points, generation, key=lambda point: point.key.seq)
+    before = (point.record for point in reversed(snapshot.points[:at][-_LOOKED_BACK:]))
+    facts = health_facts(
+        position.description,
+        position.head,
+        failures={record.seq for record in records if record.kind in (FAILURE, FAILED_START)},
+        before=next((record.generation for record in before if isinstance(record, CheckpointRecord)), 0),
+        actions=records,
+        backlog=position.backlog,
+    )
+    return health_of(replace(facts, awaits_approval=known.awaits_approval, late=known.late))
+
+
+_LOOKED_BACK = 100
+"""Points among which one of the run before is looked for."""
+
+
+@dataclass(frozen=True)
+class StateSize:
+    """The size of a job's state at a checkpoint.
+
+    Attributes:
+        checkpoint_id: id of the checkpoint.
+        ended_at: when it completed.
+        full_bytes: bytes of all state that it refers to.
+    """
+
+    checkpoint_id: int
+    ended_at: Timestamp
+    full_bytes: int
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """A job in the list of jobs.
+
+    Attributes:
+        id: its id in addresses of the pages.
+        job_root: URI of the job root.
+        job: name of the job; null if the job root was never read.
+        job_uuid: uuid of the job.
+        health: its state in a word; null if the job root was never read.
+        generation: sequence number of the newest CLAIM; 0 if no run has begun.
+        run: number of the newest run that has a checkpoint, counted from the job's first.
+        checkpoint_id: the checkpoint that the next run starts from; 0 before the first one.
+        label: label of the checkpoint or savepoint that the next run starts from.
+        committed_at: when that checkpoint was committed.
+        full_bytes: bytes of all state of the newest checkpoint; None without one.
+        state_sizes: sizes of the newest checkpoints that no restore has undone, oldest first.
+        backlog: how much input waited when a run last measured it, at `measured_at`; None if no run has since the
+            newest restore.
+        backlog_unknown: why that is not known; empty otherwise.
+        next_run_at: when the orchestrator begins the next run; null if none is scheduled, and if it is not known.
+        savepoint: the newest savepoint; None without one. While `history_complete` is false, an older one may exist.
+        failure: the error that the newest run ended with; None if it recorded none.
+        failed_start: the error of a later run that has not begun; None without one.
+        freshness: how current this is.
+    """
+
+    id: str
+    job_root: str
+    job: OptionalText
+    job_uuid: OptionalText
+    health: Health | None
+    generation: OptionalId
+    run: int | None
+    checkpoint_id: OptionalId
+    label: OptionalText
+    committed_at: Timestamp
+    full_bytes: int | None
+    state_sizes: tuple[StateSize, ...]
+    backlog: JobBacklog | None
+    backlog_unknown: OptionalText
+    next_run_at: Timestamp
+    savepoint: LastSavepoint | None
+    failure: RunFailure | None
+    failed_start: RunFailure | None
+    freshness: Inline[Freshness]
+
+
+@dataclass(frozen=True)
+class JobList:
+    """The jobs that the caller may read.
+
+    Attributes:
+        jobs: a row for each, ordered by id.
+        searches: the folders and prefixes where job roots are looked for; of a DAG, its job roots that are not known.
+    """
+
+    jobs: tuple[JobRow, ...]
+    searches: tuple[RootSearch, ...]
+
+
+_NOT_MEASURED = "no run has measured it since the newest restore: stateflow status --job JOB.py measures it"
+
+
+def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -> JobRow:
+    """Returns the row of a job.
+
+    Args:
+        job: the job.
+        reading: its job root.
+        known: what the orchestrator knows of it.
+    """
+    snapshot = reading.value
+    position = snapshot.position if snapshot else None
+    checkpoint = position.head.checkpoint if position else None
+    description = position.description if position else None
+    backlog = position.backlog.backlog if position and position.backlog else None
+    sizes = tuple(reversed(list(_sizes(snapshot)))) if snapshot else ()
+    newest = _newest_checkpoint(snapshot) if snapshot else None
+    return JobRow(
+        id=job.id,
+        job_root=job.job_root,
+        job=snapshot.root.job.job if snapshot else "",
+        job_uuid=snapshot.root.job.job_uuid if snapshot else "",
+        health=_health(snapshot, known) if snapshot else None,
+        generation=description.generation if description else 0,
+        run=newest.record.run if newest and isinstance(newest.record, CheckpointRecord) else None,
+        checkpoint_id=description.checkpoint_id if description else 0,
+        label=description.label if description else "",
+        committed_at=checkpoint.at if checkpoint else "",
+        full_bytes=position.manifest.full_bytes if position and position.manifest else None,
+        state_sizes=sizes,
+        backlog=backlog,
+        backlog_unknown="" if backlog else _NOT_MEASURED,
+        next_run_at=known.next_run_at,
+        savepoint=last_savepoint(snapshot) if snapshot else None,
+        failure=description.failure if description else None,
+        failed_start=description.failed_start if description else None,
+        freshness=freshness_of(snapshot, reading),
+    )
+
+
+def _sizes(snapshot: Snapshot) -> Iterator[StateSize]:
+    found = 0
+    for point in reversed(snapshot.points):
+        record = point.record
+        if found == NEWEST_SIZES:
+            return
+        if isinstance(record, CheckpointRecord) and record.status == COMPLETED and not snapshot.is_undone(point):
+            found += 1
+            yield StateSize(record.checkpoint_id, record.ended_at, record.full_bytes)
+
+
+def _newest_checkpoint(snapshot: Snapshot) -> Point | None:
+    """Returns the newest completed checkpoint that has a record."""
+    points = reversed(snapshot.points)
+    return next((p for p in points if isinstance(p.record, CheckpointRecord) and not p.is_aborted), None)
+
+
+@dataclass(frozen=True)
+class PendingSink:
+    """Output of a checkpoint that is not known to be published.
+
+    Attributes:
+        uid: the sink.
+        checkpoint_id: the checkpoint.
+    """
+
+    uid: str
+    checkpoint_id: OptionalId
+
+
+@dataclass(frozen=True)
+class JobState:
+    """The state of a job.
+
+    Attributes:
+        row: the job as in the list of jobs.
+        description: its status; None if no run has begun.
+        newest: the entry of the newest checkpoint; None without one.
+        runs: the newest runs, newest first.
+        operators: the operators at the newest checkpoint.
+        sources: the sources at the newest checkpoint.
+        sinks: the position of each sink's table, by uid.
+        pending: output that is not known to be published.
+        undone_count: number of the checkpoints in the history that restores have undone.
+        history_changed: the error about records of the history that are not as the log recorded them; None if all are.
+    """
+
+    row: Inline[JobRow]
+    description: JobDescription | None
+    newest: CheckpointEntry | None
+    runs: tuple[RunSummary, ...]
+    operators: tuple[OperatorStatus, ...]
+    sources: tuple[SourceStatus, ...]
+    sinks: dict[str, SinkPosition]
+    pending: tuple[PendingSink, ...]
+    undone_count: int
+    history_changed: ErrorReport | None
+
+
+_NEWEST_RUNS = 20
+
+
+def job_state(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -> JobState:
+    """Returns the state of a job; the arguments are those of `job_row`."""
+    snapshot, row = reading.value, job_row(job, reading, known)
+    if snapshot is None or snapshot.position is None:
+        return JobState(row, None, None, (), (), (), {}, (), 0, None)
+    position = snapshot.position
+    head, manifest = position.head.entry, position.manifest
+    point = _newest_checkpoint(snapshot)
+    entry = snapshot.entry_of(point) if point else None
+    newest = entry if isinstance(entry, CheckpointEntry) else None
+    changed = snapshot.check.error()
+    return JobState(
+        row=row,
+        description=position.description,
+        newest=newest,
+        runs=tuple(reversed(runs_of(snapshot)))[:_NEWEST_RUNS],
+        operators=operators_at(manifest, newest.record if newest else None),
+        sources=sources_at(manifest),
+        sinks={
+            uid: SinkPosition(s.table_id, s.version if s.version >= 0 else None, s.checkpoint_id)
+            for uid, s in sorted(head.published.items())
+        },
+        pending=tuple(PendingSink(each.sink, each.checkpoint_id) for each in pending_of(position.head)),
+        undone_count=sum(map(snapshot.is_undone, snapshot.points)) if head.ancestry.restores else 0,
+        history_changed=error_report(changed) if changed else None,
+    )
+
+
+JOB_ENDPOINTS = (
+    Endpoint("jobs", "The jobs that the caller may read", JobList),
+    Endpoint("jobs/{id}", "The state of a job", JobState),
+)
+
+
+class JobEndpoints:
+    """Answers about jobs.
+
+    Args:
+        catalog: the job roots.
+        roots: follows them.
+    """
+
+    def __init__(self, catalog: Catalog, roots: Roots) -> None:
+        self._catalog = catalog
+        self._roots = roots
+
+    def handlers(self) -> dict[str, Handler]:
+        """Returns what answers each endpoint, by its path."""
+        return {"jobs": self._jobs, "jobs/{id}": self._job}
+
+    async def _jobs(self, call: Call) -> Answer:
+        return await self.list_jobs(list(call.jobs.values()), tuple(self._catalog.searches()))
+
+    async def list_jobs(self, jobs: Sequence[CatalogJob], searches: tuple[RootSearch, ...]) -> Answer:
+        """Returns a list of jobs with their searches."""
+        read = await self._roots.read_all(jobs, whole=False)
+        rows = [(job, each, self._catalog.orchestration_of(job.id)) for job, each in zip(jobs, read, strict=True)]
+        return Answer(
+            [*(f"{version_of(job, each)} {known}" for job, each, known in rows), repr(searches)],
+            lambda: JobList(tuple(job_row(*row) for row in rows), searches),
+        )
+
+    async def _job(self, call: Call) -> Answer:
+        job = call.job
+        reading = await self._roots.read(job, whole=True)
+        known = self._catalog.orchestration_of(job.id)
+        return Answer([version_of(job, reading), repr(known)], lambda: job_state(job, reading, known))

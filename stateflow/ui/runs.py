@@ -1,0 +1,387 @@
+"""The runs of a job with their job files, and the graph that the newest one has stored."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from stateflow.checkpoint.history import FAILED_START, FAILURE, RUN_START, read_run_file
+from stateflow.checkpoint.log.documents import COMPLETED, ActionRecord, CheckpointRecord, Manifest, RunProgress
+from stateflow.checkpoint.restore.plan_document import difference_of_texts
+from stateflow.errors import ConfigError
+from stateflow.operations.checkpoints import CheckpointEntry
+from stateflow.operations.restore_previews import KnownHistory, read_run_graph
+from stateflow.operations.status import RunFailure
+from stateflow.outputs import EventTime, Inline, OptionalId, OptionalText, Person, Timestamp
+from stateflow.runtime.planning.explain import JobExplanation
+from stateflow.ui.answers import Answer, Freshness, Handler, Refused, freshness_of, state_of, version_of
+from stateflow.ui.checkpoints import OperatorStatus, SourceStatus, find_point, no_checkpoint, operators_at, sources_at
+from stateflow.ui.openapi import Endpoint, Parameter
+from stateflow.ui.requests import Call
+from stateflow.ui.roots import Calls, Reading, Roots
+from stateflow.ui.snapshots import Snapshot
+
+_MOST_RUN_FILES = 16
+"""Runs whose job files, of up to 1 MiB each, stay in memory."""
+_MOST_CHECKPOINTS = _MOST_TRIES = 50
+_CHECKPOINT = Parameter("checkpoint_id", {"type": "integer", "minimum": 1}, "by default the newest one")
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A run, as far as the history has records of it.
+
+    Attributes:
+        generation: generation of the run.
+        run: its number, counted from the job's first; None if that was not recorded.
+        driver: host and process id of its driver.
+        reason: who or what requested it.
+        try_number: which try it was of a task of Airflow; None for other runs.
+        requested_by: who has started it; null if its start was not recorded.
+        stateflow: version of stateflow that ran it.
+        started_at: when it was ready for its first batch.
+        startup_ms: time from its launch until then; None if it was not recorded.
+        base_checkpoint_id: the checkpoint that it continued from; null for none, and if its start was not recorded.
+        parallelism: its parallelism; None if its start was not recorded.
+        job_file: name of its job file.
+        job_file_sha256: SHA-256 of its job file.
+        graph_sha256: SHA-256 of its stored graph.
+        first_checkpoint_id: its oldest checkpoint in the history.
+        last_checkpoint_id: its newest checkpoint.
+        checkpoints: number of its completed checkpoints.
+        aborted: number of its aborted checkpoints.
+        rows_in: rows that it has read.
+        first_triggered_at: when the last batch of its first checkpoint began.
+        last_ended_at: when its newest checkpoint, or the run with an error, ended.
+        failure: the error that it ended with; None if it recorded none.
+        is_open: whether it is the newest run and has not ended: it is active, or was killed.
+    """
+
+    generation: int
+    run: int | None
+    driver: OptionalText
+    reason: OptionalText
+    try_number: int | None
+    requested_by: Person
+    stateflow: OptionalText
+    started_at: Timestamp
+    startup_ms: float | None
+    base_checkpoint_id: OptionalId
+    parallelism: int | None
+    job_file: OptionalText
+    job_file_sha256: OptionalText
+    graph_sha256: OptionalText
+    first_checkpoint_id: OptionalId
+    last_checkpoint_id: OptionalId
+    checkpoints: int
+    aborted: int
+    rows_in: int
+    first_triggered_at: Timestamp
+    last_ended_at: Timestamp
+    failure: RunFailure | None
+    is_open: bool
+
+
+def runs_of(snapshot: Snapshot) -> list[RunSummary]:
+    """Returns the runs that the history has records of, oldest first."""
+    records: dict[int, list[CheckpointRecord]] = {}
+    for point in snapshot.points:
+        if isinstance(point.record, CheckpointRecord):
+            records.setdefault(point.record.generation, []).append(point.record)
+    failures, starts = (
+        {a.record.seq: a.record for a in snapshot.actions if a.record.kind == kind} for kind in (FAILURE, RUN_START)
+    )
+    generations = sorted(records.keys() | failures.keys() | starts.keys())
+    position = snapshot.position
+    newest = position.head.entry.generation if position and position.description.run_open else 0
+    return [
+        _run(each, records.get(each, []), failures.get(each), starts.get(each), is_open=each == newest)
+        for each in generations
+    ]
+
+
+_NO_START = ActionRecord(seq=0, kind=RUN_START, ended_at="", by="")
+
+
+_TRY = re.compile(r"(?P<task>[^/]+/.+/[^/]+)/(?P<number>[0-9]{1,9})(; restart [0-9]+)?", re.DOTALL)
+"""The reason of a run that a task of Airflow has started: DAG, DAG run, task and try."""
+
+
+def _try_of(reason: str) -> tuple[str, int | None]:
+    """Returns the task of Airflow that has started a run, and the number of its try; otherwise the reason."""
+    found = _TRY.fullmatch(reason)
+    return (found["task"], int(found["number"])) if found else (reason, None)
+
+
+def _run(
+    generation: int,
+    records: Sequence[CheckpointRecord],
+    failed: ActionRecord | None,
+    begun: ActionRecord | None,
+    *,
+    is_open: bool,
+) -> RunSummary:
+    completed = [record for record in records if record.status == COMPLETED]
+    newest, start = records[-1] if records else None, begun or _NO_START
+    reason = newest.reason if newest else start.reason
+    return RunSummary(
+        generation=generation,
+        run=newest.run if newest else start.number("run"),
+        driver=newest.driver if newest else start.text("driver"),
+        reason=reason,
+        try_number=_try_of(reason)[1],
+        requested_by=start.by,
+        stateflow=start.text("stateflow"),
+        started_at=start.ended_at,
+        startup_ms=start.duration_ms,
+        base_checkpoint_id=start.number("checkpoint_id") or 0,
+        parallelism=start.number("parallelism"),
+        job_file=start.text("job_file"),
+        job_file_sha256=start.text("job_file_sha256"),
+        graph_sha256=start.text("graph_sha256"),
+        first_checkpoint_id=completed[0].checkpoint_id if completed else 0,
+        last_checkpoint_id=completed[-1].checkpoint_id if completed else 0,
+        checkpoints=len(completed),
+        aborted=len(records) - len(completed),
+        rows_in=sum(record.rows_in for record in completed),
+        first_triggered_at=records[0].triggered_at if records else "",
+        last_ended_at=failed.ended_at if failed else newest.ended_at if newest else "",
+        failure=_failure(failed) if failed else None,
+        is_open=is_open,
+    )
+
+
+def _failure(record: ActionRecord) -> RunFailure:
+    return RunFailure(record.seq, record.ended_at, record.text("code"), record.reason)
+
+
+def find_starts(snapshot: Snapshot, generation: int) -> tuple[ActionRecord | None, ActionRecord | None]:
+    """Returns the record of a run's start, and that of the run before it; None for one that was not recorded."""
+    starts = [a.record for a in snapshot.actions if a.record.kind == RUN_START and a.record.seq <= generation]
+    starts.sort(key=lambda record: record.seq)
+    own = starts.pop() if starts and starts[-1].seq == generation else None
+    return own, starts[-1] if starts else None
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The job files of a run and of the run before it; None for one that is not stored."""
+
+    own: bytes | None
+    previous: bytes | None
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """A run with its job file.
+
+    Attributes:
+        run: the run.
+        tries: the newest runs of the same task of Airflow, with this one, oldest first; none for other runs.
+        failed_starts: the newest errors of starts after the run before it that had not claimed the job, oldest first.
+        progress: how far it was in a batch that takes long; None if it has not reported that since its newest
+            checkpoint.
+        checkpoints: its newest checkpoints, newest first.
+        older: whether it has more checkpoints: `points` with its generation has them.
+        job_file: the text of its job file; None if it is not stored: it has more than 1 MiB, or the run's start
+            was not recorded, or the history no longer has it.
+        previous_job_file_sha256: SHA-256 of the job file of the run before it; null if it is not known.
+        job_file_difference: a unified diff against that job file, of at most 64 kB; empty if they are equal, None if it
+            is not known.
+        freshness: how current this is.
+    """
+
+    run: RunSummary
+    tries: tuple[RunSummary, ...]
+    failed_starts: tuple[RunFailure, ...]
+    progress: RunProgress | None
+    checkpoints: tuple[CheckpointEntry, ...]
+    older: bool
+    job_file: str | None
+    previous_job_file_sha256: OptionalText
+    job_file_difference: str | None
+    freshness: Inline[Freshness]
+
+
+def run_page(reading: Reading[Snapshot], generation: int, files: Reading[RunFiles]) -> RunPage | None:
+    """Returns a run; None if the history has no records of it."""
+    snapshot, found = reading.value, files.value or RunFiles(None, None)
+    runs = runs_of(snapshot) if snapshot else []
+    run = next((each for each in runs if each.generation == generation), None)
+    if snapshot is None or snapshot.position is None or run is None:
+        return None
+    _, before = find_starts(snapshot, generation)
+    previous = before.text("job_file_sha256") if before else ""
+    difference = None
+    if previous and previous == run.job_file_sha256:
+        difference = ""
+    elif before is not None and found.own is not None and found.previous is not None:
+        names = f"{before.text('job_file')} of generation {before.seq}", f"{run.job_file} of generation {generation}"
+        difference = difference_of_texts(found.previous, found.own, names)
+    checkpoints = _checkpoints(snapshot, generation)
+    return RunPage(
+        run=run,
+        tries=_tries(runs, run),
+        failed_starts=_failed_starts(snapshot, runs, generation),
+        progress=snapshot.position.description.progress if run.is_open else None,
+        checkpoints=checkpoints[:_MOST_CHECKPOINTS],
+        older=len(checkpoints) > _MOST_CHECKPOINTS,
+        job_file=None if found.own is None else found.own.decode(errors="replace"),
+        previous_job_file_sha256=previous,
+        job_file_difference=difference,
+        freshness=freshness_of(snapshot, reading, files),
+    )
+
+
+def _tries(runs: Sequence[RunSummary], run: RunSummary) -> tuple[RunSummary, ...]:
+    task, number = _try_of(run.reason)
+    return () if number is None else tuple(each for each in runs if _try_of(each.reason)[0] == task)[-_MOST_TRIES:]
+
+
+def _failed_starts(snapshot: Snapshot, runs: Sequence[RunSummary], generation: int) -> tuple[RunFailure, ...]:
+    before = max((each.generation for each in runs if each.generation < generation), default=0)
+    failed = (a.record for a in snapshot.actions if a.record.kind == FAILED_START)
+    return tuple(_failure(record) for record in failed if before <= record.seq < generation)[-_MOST_TRIES:]
+
+
+def _checkpoints(snapshot: Snapshot, generation: int) -> tuple[CheckpointEntry, ...]:
+    """Returns the newest checkpoints of a run, newest first, and one more than a page has."""
+    own = (
+        point
+        for point in reversed(snapshot.points)
+        if isinstance(point.record, CheckpointRecord) and point.record.generation == generation
+    )
+    entries = map(snapshot.entry_of, itertools.islice(own, _MOST_CHECKPOINTS + 1))
+    return tuple(each for each in entries if isinstance(each, CheckpointEntry))
+
+
+@dataclass(frozen=True)
+class GraphPage:
+    """The graph of a job, with what its operators and sources had at a checkpoint.
+
+    Attributes:
+        graph: the graph that the newest run has stored, without states; None if none is stored.
+        generation: generation of that run.
+        checkpoint_id: the checkpoint.
+        operators: the operators at the checkpoint; empty if the job no longer keeps it.
+        watermarks: the watermark of each operator that has one, by uid.
+        sources: the sources at the checkpoint.
+        freshness: how current this is.
+    """
+
+    graph: JobExplanation | None
+    generation: OptionalId
+    checkpoint_id: OptionalId
+    operators: tuple[OperatorStatus, ...]
+    watermarks: dict[str, EventTime]
+    sources: tuple[SourceStatus, ...]
+    freshness: Inline[Freshness]
+
+
+def graph_page(
+    reading: Reading[Snapshot], checkpoint_id: int, manifest: Reading[Manifest] | None, graph: Reading[StoredGraph]
+) -> GraphPage:
+    """Returns the graph of a job with a checkpoint.
+
+    Args:
+        reading: the job root.
+        checkpoint_id: id of the checkpoint; 0 without one.
+        manifest: its manifest; None if the job does not keep it.
+        graph: the stored graph.
+    """
+    snapshot, found = reading.value, manifest.value if manifest else None
+    entry = find_point(snapshot, checkpoint_id) if snapshot and checkpoint_id else None
+    record = entry.record if isinstance(entry, CheckpointEntry) else None
+    stored = graph.value or StoredGraph(None, 0)
+    return GraphPage(
+        graph=stored.graph,
+        generation=stored.generation if stored.graph else 0,
+        checkpoint_id=checkpoint_id,
+        operators=operators_at(found, record),
+        watermarks={o.uid: o.watermark for o in found.operators if o.watermark is not None} if found else {},
+        sources=sources_at(found),
+        freshness=freshness_of(snapshot, reading, graph, *([manifest] if manifest else [])),
+    )
+
+
+@dataclass(frozen=True)
+class StoredGraph:
+    """The graph that a run has stored; None if it cannot be read."""
+
+    graph: JobExplanation | None
+    generation: int
+
+
+def history_of(snapshot: Snapshot) -> KnownHistory:
+    """Returns the records of a job's history."""
+    checkpoints = [p.record for p in snapshot.points if isinstance(p.record, CheckpointRecord)]
+    return KnownHistory(checkpoints, [action.record for action in snapshot.actions])
+
+
+RUN_ENDPOINTS = (
+    Endpoint("jobs/{id}/graph", "The graph of a job at a checkpoint", GraphPage, (_CHECKPOINT,)),
+    Endpoint("jobs/{id}/runs/{generation}", "A run with its job file", RunPage),
+)
+
+
+class RunEndpoints:
+    """Answers about runs and graphs.
+
+    Args:
+        roots: follows the job roots.
+    """
+
+    def __init__(self, roots: Roots) -> None:
+        self._roots = roots
+        # A run stores its files after its record.
+        self._graphs: Calls[StoredGraph] = Calls(roots, timedelta(seconds=10))
+        self._run_files: Calls[RunFiles] = Calls(roots, timedelta(seconds=10), _MOST_RUN_FILES)
+
+    def handlers(self) -> dict[str, Handler]:
+        """Returns what answers each endpoint, by its path."""
+        return {"jobs/{id}/graph": self._graph, "jobs/{id}/runs/{generation}": self._run}
+
+    async def _graph(self, call: Call) -> Answer:
+        job = call.job
+        wanted = call.number(_CHECKPOINT)
+        reading, snapshot, position = await self._roots.read_position(job)
+        checkpoint_id = wanted or position.head.checkpoint_id
+        ref = position.entries.refs.get(checkpoint_id)
+        if ref is None and checkpoint_id:
+            raise Refused(404, no_checkpoint(checkpoint_id))
+        run, root = history_of(snapshot).newest_run, snapshot.root
+        generation = run.seq if run else 0
+
+        def read() -> StoredGraph:
+            return StoredGraph(read_run_graph(root, run) if run else None, generation)
+
+        graph = await self._graphs.read((job.job_root, root.job.job_uuid, str(generation)), read)
+        manifest = await self._roots.read_manifest(job, snapshot, ref) if ref else None
+        states = [state_of(graph), str(graph.value and graph.value.graph is None)]
+        versions = [version_of(job, reading), *states, *([state_of(manifest)] if manifest else [])]
+        return Answer(versions, lambda: graph_page(reading, checkpoint_id, manifest, graph))
+
+    async def _run(self, call: Call) -> Answer:
+        job, generation = call.job, call.id("generation")
+        reading, snapshot, _ = await self._roots.read_position(job)
+        storage, starts = snapshot.root.storage, find_starts(snapshot, generation)
+        hashes = [each.text("job_file_sha256") if each else "" for each in starts]
+
+        def read() -> RunFiles:
+            return RunFiles(*(read_run_file(storage, each) if each else None for each in hashes))
+
+        files = await self._run_files.read((job.job_root, *hashes), read)
+
+        def make() -> RunPage:
+            page = run_page(reading, generation, files)
+            if page is None:
+                hint = "the state of the job has the newest runs"
+                raise Refused(404, ConfigError("the history has no such run", hint=hint, generation=generation))
+            return page
+
+        known = files.value
+        versions = [version_of(job, reading), state_of(files)]
+        return Answer([*versions, repr(known and (known.own is None, known.previous is None))], make)

@@ -1,0 +1,263 @@
+"""The savepoints of a job: what there is, what differs, and what a retention would delete."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+
+from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD
+from stateflow.checkpoint.savepoints.catalog import is_confirmed, read_savepoint
+from stateflow.checkpoint.savepoints.cleanup import SavepointRule
+from stateflow.errors import ConfigError, DataError, NotYetAvailable
+from stateflow.operations.checkpoints import ActionEntry
+from stateflow.operations.garbage import RetentionEffect, preview_retention
+from stateflow.operations.job_savepoints import SavepointDescription, describe_contents
+from stateflow.operations.savepoint_differences import SavepointDifference, compare_savepoints
+from stateflow.outputs import Inline, OptionalId, OptionalText, Person, Timestamp
+from stateflow.storage import Storage
+from stateflow.storage.paths import CLAIMS, SAVEPOINT, SAVEPOINTS, savepoint_file, savepoint_folder
+from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, state_of, value_of, version_of
+from stateflow.ui.openapi import Endpoint, Parameter
+from stateflow.ui.requests import TEXT, Call, wrong_value
+from stateflow.ui.roots import Calls, Reading, Roots
+from stateflow.ui.snapshots import Action, Snapshot
+
+log = logging.getLogger(__name__)
+
+_LONGEST_SAVEPOINT_LIST = 200
+_SAVEPOINT_READERS = 8
+
+_COMPARED = (
+    Parameter("from", TEXT, "name of the first savepoint, or of its folder"),
+    Parameter("to", TEXT, "the same of the second one"),
+)
+_RETENTION = (
+    Parameter("retain", {"type": "integer", "minimum": 1}, "checkpoints to keep; by default, none is released"),
+    Parameter("savepoints", {"type": "integer", "minimum": 1}, "periodic savepoints to keep; by default all"),
+    Parameter("max_age_days", {"type": "integer", "minimum": 1, "maximum": 36_500}, "largest age of those to keep"),
+)
+
+
+@dataclass(frozen=True)
+class LastSavepoint:
+    """The newest savepoint of a job that was not disposed of, according to its history.
+
+    Attributes:
+        name: its name.
+        checkpoint_id: id of the checkpoint that it was made of.
+        made_at: when it was made.
+        by: who requested it, or approved it.
+        requested_by: who requested it, if another person approved it.
+        origin: why it was made, such as ``manual``, ``stop`` or ``periodic``.
+        path: URI of its folder.
+        size_bytes: size of its files.
+    """
+
+    name: str
+    checkpoint_id: OptionalId
+    made_at: Timestamp
+    by: Person
+    requested_by: Person
+    origin: OptionalText
+    path: OptionalText
+    size_bytes: int | None
+
+
+def last_savepoint(snapshot: Snapshot) -> LastSavepoint | None:
+    """Returns the newest savepoint that was not disposed of."""
+    disposed = {a.record.text("savepoint_id") for a in snapshot.actions if a.record.kind == "dispose"}
+    for action in reversed(snapshot.actions):
+        record = action.record
+        if record.kind == SAVEPOINT_RECORD and (record.text("savepoint_id") or action.source) not in disposed:
+            return LastSavepoint(
+                name=record.text("savepoint"),
+                checkpoint_id=record.seq,
+                made_at=record.ended_at,
+                by=record.by,
+                requested_by=record.requested_by,
+                origin=record.text("origin"),
+                path=record.text("path"),
+                size_bytes=record.size_bytes,
+            )
+    return None
+
+
+@dataclass(frozen=True)
+class SavepointPage:
+    """The savepoints of a job.
+
+    Attributes:
+        savepoints: the complete savepoints in the job root, newest first.
+        older: whether the job root has more of them than are read.
+        elsewhere: records of savepoints that were made outside of the job root and not disposed of, newest first.
+        freshness: how current this is.
+    """
+
+    savepoints: tuple[SavepointDescription, ...]
+    older: bool
+    elsewhere: tuple[ActionEntry, ...]
+    freshness: Inline[Freshness]
+
+
+def savepoint_page(
+    reading: Reading[Snapshot], listed: Reading[tuple[tuple[SavepointDescription, ...], bool]]
+) -> SavepointPage:
+    """Returns the savepoints of a job."""
+    snapshot = reading.value
+    found, older = listed.value or ((), False)
+    elsewhere = tuple(reversed(list(snapshot.entries_of(_elsewhere(snapshot))))) if snapshot else ()
+    return SavepointPage(found, older, elsewhere, freshness_of(snapshot, reading, listed))
+
+
+def _elsewhere(snapshot: Snapshot) -> Iterator[Action]:
+    own = f"{snapshot.root.storage.uri.rstrip('/')}/"
+    disposed = {a.record.text("savepoint_id") for a in snapshot.actions if a.record.kind == "dispose"}
+    for action in snapshot.actions:
+        record = action.record
+        is_kept = record.kind == SAVEPOINT_RECORD and record.text("savepoint_id") not in disposed
+        if is_kept and not (record.text("path") or own).startswith(own):
+            yield action
+
+
+@dataclass(frozen=True)
+class RetentionPreview:
+    """What a retention would delete now.
+
+    Attributes:
+        effect: the checkpoints and savepoints.
+        freshness: how current this is.
+    """
+
+    effect: Inline[RetentionEffect]
+    freshness: Inline[Freshness]
+
+
+def retention_preview(reading: Reading[Snapshot], effect: Reading[RetentionEffect]) -> RetentionPreview:
+    """Returns what a retention would delete."""
+    assert effect.value is not None
+    return RetentionPreview(effect.value, freshness_of(reading.value, reading, effect))
+
+
+@dataclass(frozen=True)
+class SavepointDiff:
+    """Two savepoints of a job, compared without reading state.
+
+    Attributes:
+        difference: both savepoints and their operators.
+        freshness: how current this is.
+    """
+
+    difference: Inline[SavepointDifference]
+    freshness: Inline[Freshness]
+
+
+def savepoint_diff(reading: Reading[Snapshot], difference: Reading[SavepointDifference]) -> SavepointDiff:
+    """Returns how two savepoints differ."""
+    assert difference.value is not None
+    return SavepointDiff(difference.value, freshness_of(reading.value, reading, difference))
+
+
+class _SavepointCache:
+    """Descriptions of savepoints, which are read again only if their documents or owners are others."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, tuple[str, SavepointDescription]]] = {}
+
+    def read(self, storage: Storage) -> tuple[tuple[SavepointDescription, ...], bool]:
+        """Returns the complete savepoints in a job root, newest first, and whether it has more than were read."""
+        names = [name for name in storage.folders(SAVEPOINTS) if savepoint_file(f"{SAVEPOINTS}{name}/{SAVEPOINT}")]
+        folders = [savepoint_folder(name) for name in names[-_LONGEST_SAVEPOINT_LIST:]]
+        known = self._known.get(storage.uri, {})
+        with ThreadPoolExecutor(_SAVEPOINT_READERS) as pool:
+            described = pool.map(lambda folder: _describe_savepoint(storage, folder, known.get(folder)), folders)
+            found = {folder: each for folder, each in zip(folders, described, strict=True) if each is not None}
+        self._known[storage.uri] = found
+        ordered = sorted((each for _, each in found.values()), key=lambda each: each.report.made_at, reverse=True)
+        return tuple(ordered), len(names) > _LONGEST_SAVEPOINT_LIST
+
+
+def _describe_savepoint(
+    storage: Storage, folder: str, known: tuple[str, SavepointDescription] | None
+) -> tuple[str, SavepointDescription] | None:
+    """Returns a savepoint with the version of its document and claims; None if it is not complete, or damaged."""
+    blob = storage.info(f"{folder}{SAVEPOINT}")
+    if blob is None:
+        return None
+    claims = [each.key for each in storage.list(f"{folder}{CLAIMS}")]
+    version = f"{blob.size} {blob.modified_ms} {blob.version} {claims[-1:]}"
+    if known is not None and known[0] == version:
+        return known
+    try:
+        stored = read_savepoint(storage, folder)
+        confirmed = stored is not None and is_confirmed(storage, stored)
+        return (version, describe_contents(stored)) if stored is not None and confirmed else None
+    except (DataError, ConfigError) as e:
+        log.warning("skipped savepoint %s: %s", folder.rstrip("/"), e)
+        return None
+
+
+SAVEPOINT_ENDPOINTS = (
+    Endpoint("jobs/{id}/savepoints", "The savepoints of a job", SavepointPage),
+    Endpoint("jobs/{id}/savepoint-diff", "Two savepoints, compared without reading state", SavepointDiff, _COMPARED),
+    Endpoint("jobs/{id}/retention-preview", "What a retention would delete", RetentionPreview, _RETENTION),
+)
+
+
+class SavepointEndpoints:
+    """Answers about savepoints.
+
+    Args:
+        roots: follows the job roots.
+    """
+
+    def __init__(self, roots: Roots) -> None:
+        self._roots = roots
+        self._savepoints: Calls[tuple[tuple[SavepointDescription, ...], bool]] = Calls(roots, timedelta(seconds=5))
+        self._retentions: Calls[RetentionEffect] = Calls(roots, timedelta(seconds=10))
+        self._differences: Calls[SavepointDifference] = Calls(roots, timedelta(seconds=10))
+        self._known_savepoints = _SavepointCache()
+
+    def handlers(self) -> dict[str, Handler]:
+        """Returns what answers each endpoint, by its path."""
+        return {
+            "jobs/{id}/savepoints": self._list_savepoints,
+            "jobs/{id}/savepoint-diff": self._savepoint_diff,
+            "jobs/{id}/retention-preview": self._retention_preview,
+        }
+
+    async def _list_savepoints(self, call: Call) -> Answer:
+        job = call.job
+        reading = await self._roots.read(job, whole=True)
+        if reading.value is None:
+            raise reading.problem or NotYetAvailable("the job root has not been read yet", job=job.id)
+        storage = reading.value.root.storage
+        listed = await self._savepoints.read((job.job_root,), lambda: self._known_savepoints.read(storage))
+        versions = [version_of(job, reading), state_of(listed), repr(listed.value)]
+        return Answer(versions, lambda: savepoint_page(reading, listed))
+
+    async def _savepoint_diff(self, call: Call) -> Answer:
+        job, names = call.job, [call.query.get(each.name, "").strip() for each in _COMPARED]
+        for parameter, name in zip(_COMPARED, names, strict=True):
+            if not name:
+                raise wrong_value(parameter.name, "the name of a savepoint")
+        reading, snapshot, _ = await self._roots.read_position(job)
+        storage, (old, new) = snapshot.root.storage, names
+        found = await self._differences.read(
+            (job.job_root, snapshot.version, old, new), lambda: compare_savepoints(storage, old, new)
+        )
+        value = value_of(found, job)
+        return Answer([version_of(job, reading), state_of(found), repr(value)], lambda: savepoint_diff(reading, found))
+
+    async def _retention_preview(self, call: Call) -> Answer:
+        job, (retain, savepoints, days) = call.job, [call.number(each) for each in _RETENTION]
+        rule = SavepointRule(savepoints, None if days is None else timedelta(days=days))
+        reading, snapshot, _ = await self._roots.read_position(job)
+        root, key = snapshot.root, (job.job_root, snapshot.version, repr(retain), repr(rule))
+        found = await self._retentions.read(key, lambda: preview_retention(root, retain, rule))
+        value = value_of(found, job)
+        return Answer(
+            [version_of(job, reading), state_of(found), repr(value)], lambda: retention_preview(reading, found)
+        )

@@ -1,0 +1,309 @@
+// Runs, checkpoints, filters of lists, and the charts of the page State.
+import { act, fireEvent, screen, waitFor, within } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import { afterEach, beforeEach, expect, it, vi } from "vitest";
+import type { CheckpointEntry, CheckpointPage, JobState, OperatorDetails, RunPage } from "../api";
+import { phasesOf } from "../pictures/DurationBar";
+import { CURRENT, described, expectAccessible, family, HOSTILE, open, point, runSummary, savepoint, Server, state, timeline } from "../test-pages";
+import { FakePlot } from "../test-uplot";
+
+const checkpoint: CheckpointEntry = {
+  kind: "checkpoint",
+  checkpoint_id: 12,
+  previous_checkpoint_id: null,
+  undone: false,
+  retained: true,
+  integrity: "verified",
+  generation: 9,
+  ordinal: 2,
+  run: 2,
+  base_checkpoint_id: 10,
+  branch: null,
+  ended_at: "2026-01-31T03:00:00.000Z",
+  duration_ms: 1000,
+  increment_bytes: 500,
+  full_bytes: 2470,
+  files: 7,
+  rows_in: 1234,
+  rows_out: { out: 20 },
+  compaction_bytes: 0,
+  driver: "host:1",
+  reason: null,
+  status: "completed",
+  failure: null,
+  triggered_at: null,
+  trigger_ms: 10,
+  start_delay_ms: 300,
+  alignment_ms: 0,
+  sync_ms: 200,
+  async_ms: 100,
+  commit_ms: 30,
+  publish_ms: 60,
+  new_files: 2,
+  manifest_bytes: 0,
+  subtasks: {},
+  code_hash: null,
+  operators: {},
+  sinks: {},
+  cpu_ms: 20,
+  storage_requests: 3,
+  storage_read_bytes: 4,
+  storage_written_bytes: 5,
+};
+const operator: OperatorDetails = {
+  uid: "count",
+  subtasks: 2,
+  files: 3,
+  size_bytes: 2470,
+  states: ["total"],
+  operator_states: [],
+  metrics: null,
+  parallelism: 2,
+  key_names: ["customer"],
+  key_types: ["long"],
+  watermark_at: null,
+  subtask_details: [
+    { subtask: 0, first_key_group: 0, last_key_group: 63, backend: "dict", files: 1, size_bytes: 1000, state_entries: 5 },
+    { subtask: 1, first_key_group: 64, last_key_group: 127, backend: "dict", files: 2, size_bytes: 1470, state_entries: null },
+  ],
+};
+const source = (position: number) => ({ uid: "orders", description: null, offset: { file: position }, watermark_at: null, active_at: null, idle: null });
+const page: CheckpointPage = { entry: checkpoint, description: null, operators: [operator], sources: [source(5)], ...CURRENT };
+const before: CheckpointPage = { ...page, entry: { ...checkpoint, checkpoint_id: 10, base_checkpoint_id: null }, operators: [{ ...operator, size_bytes: 1000 }], sources: [source(3)] };
+
+function withDescription(more: Partial<JobState>): JobState {
+  const pin = { id: "p", checkpoint_id: 12, owner: { name: "ada", source: "os-user" as const, account: null }, reason: HOSTILE, pinned_at: null, expires_at: null };
+  const description = { ...described, pins: [pin] };
+  return { ...state, checkpoint_id: 13, description, ...more };
+}
+
+let server: Server;
+let id = 0;
+let job = "";
+
+beforeEach(() => {
+  id += 1;
+  job = `jobs/points-${id}`;
+  server = new Server();
+  Object.assign(server.answers, {
+    [job]: withDescription({}),
+    [`${job}/family`]: undefined,
+    [`${job}/points`]: { points: [checkpoint], next_cursor: null, ...CURRENT },
+    [`${job}/timeline`]: { ...timeline, actions: [], checkpoints: Array.from({ length: 300 }, (_, index) => ({ ...point(index + 1, 1), rows_in: index + 1, undone: index === 298 })) },
+    [`${job}/savepoints`]: { savepoints: [{ ...savepoint("weekly", "periodic"), checkpoint_id: 12 }], older: false, elsewhere: [], ...CURRENT },
+    [`${job}/checkpoints/12`]: page,
+    [`${job}/checkpoints/10`]: before,
+    [`${job}/journal`]: { entries: [], jobs: [], next_cursor: null },
+  });
+  server.start();
+  FakePlot.made.length = 0;
+});
+
+afterEach(() => {
+  vi.useRealTimers();
+  vi.unstubAllGlobals();
+});
+
+it("shows a checkpoint beside the page: who needs it, its subtasks, and what it changed", async () => {
+  const { container } = open(`/${job}?point=12`);
+  const dialog = await screen.findByRole("dialog", { name: "Checkpoint 12" });
+  const needs = await within(dialog).findByRole("region", { name: "Who needs it" });
+  await within(needs).findByRole("link", { name: "weekly" });
+  expect(needs.textContent).toContain("one of 3 retained checkpoints");
+  expect(needs.textContent).toContain(`ada reads it: ${HOSTILE}`);
+  expect(within(dialog).getByRole("link", { name: "Restore to here: 12" }).getAttribute("href")).toBe(`/${job}/restore?to=12`);
+  const difference = await within(dialog).findByRole("region", { name: "Difference between the checkpoints" });
+  expect(difference.textContent).toContain("count1 kB → 2.5 kB (+1.5 kB)");
+  expect(difference.textContent).toContain('source orders{"file":3} → {"file":5}');
+  await userEvent.setup().click(within(dialog).getByText("2 subtasks of count"));
+  const subtasks = await within(dialog).findByRole("region", { name: "Subtasks of count" });
+  expect(subtasks.textContent).toContain("164–1271.5 kBnot known2dict");
+  expect(container.querySelector("img")).toBeNull();
+  await expectAccessible(container);
+});
+
+it("closes the checkpoint, and says that nobody needs one that is not kept", async () => {
+  server.answers[`${job}/checkpoints/11`] = { ...page, entry: { ...checkpoint, checkpoint_id: 11, retained: false, base_checkpoint_id: null }, operators: [] };
+  open(`/${job}/journal?point=11&person=uma`);
+  const dialog = await screen.findByRole("dialog", { name: "Checkpoint 11" });
+  expect(await within(dialog).findByText(/^Nobody/)).toBeDefined();
+  expect(within(dialog).queryByRole("link", { name: /Restore to here/ })).toBeNull();
+  await userEvent.setup().click(within(dialog).getByRole("button", { name: "Close" }));
+  expect(screen.queryByRole("dialog")).toBeNull();
+  // The rest of the address stays.
+  expect(screen.getByRole<HTMLInputElement>("textbox", { name: "Person" }).value).toBe("uma");
+});
+
+it("divides the duration of a checkpoint into its phases", () => {
+  const phases = phasesOf(checkpoint);
+  expect(phases.map(({ name, ms }) => [name, ms])).toEqual([
+    ["trigger", 10],
+    ["rows", 300],
+    ["snapshot", 200],
+    ["storing files", 100],
+    ["commit", 30],
+    ["publication", 60],
+    ["other batches", 300],
+  ]);
+  expect(phases.reduce((sum, { ms }) => sum + ms, 0)).toBe(checkpoint.duration_ms);
+});
+
+it("says where the job stands, by which try, and since when nothing is undone", async () => {
+  const failure = { generation: 8, failed_at: null, code: "storage", message: "" };
+  const runs = [runSummary(9, { run: 2, reason: "flights/r/run/2" }), runSummary(8, { run: 1, reason: "flights/r/run/1", failure })];
+  server.answers[job] = withDescription({ runs, newest: checkpoint, next_run_at: new Date(Date.now() + 5 * 60_000 + 5_000).toISOString() });
+  server.answers[`${job}/points`] = { points: [{ ...timeline.actions[0], ended_at: "2026-01-31T13:19:00.000Z" }], next_cursor: null, ...CURRENT };
+  const { container } = open(`/${job}`);
+  const sentence = await waitFor(() => {
+    const found = [...container.querySelectorAll("p")].find((each) => each.textContent.includes("stands at"));
+    expect(found?.textContent).toContain("Nothing undone since");
+    return found?.textContent ?? "";
+  });
+  expect(sentence).toContain("by run 2 (try 2; try 1 failed: storage)");
+  expect(sentence).toContain("Input waiting: not known.");
+  expect(sentence.replaceAll(/\s/gu, " ")).toContain("Jan 31, 2026, 1:19:00 PM; before that, 1 checkpoint of its history is undone.");
+  expect(sentence).toContain("The next run is planned in 5 min.");
+  expect(server.queries).toContain(`${job}/points?kind=restore&limit=1`);
+});
+
+it("asks for the points that a person wants, and keeps the filters in the address", async () => {
+  server.answers[`${job}/points`] = { points: [checkpoint], next_cursor: "older", ...CURRENT };
+  open(`/${job}?retained=true&since=2026-01-31T02:00`);
+  const user = userEvent.setup();
+  const filters = await screen.findByRole("region", { name: "Filters of the points" });
+  expect(server.queries).toContain(`${job}/points?retained=true&since=2026-01-31T02%3A00%3A00.000Z`);
+  await user.click(await screen.findByRole("button", { name: "Older" }));
+  await waitFor(() => {
+    expect(server.queries.at(-1)).toContain("cursor=older");
+  });
+  await user.selectOptions(within(filters).getByLabelText("Branch"), "true");
+  // Other filters begin at the first page.
+  await waitFor(() => {
+    expect(server.queries.at(-1)).toBe(`${job}/points?undone=true&retained=true&since=2026-01-31T02%3A00%3A00.000Z`);
+  });
+  await user.click(within(filters).getByRole("button", { name: "Remove the filters" }));
+  await waitFor(() => {
+    expect(server.queries.at(-1)).toBe(`${job}/points`);
+  });
+});
+
+it("shows the newest checkpoints in charts that are zoomed and moved together", async () => {
+  open(`/${job}`);
+  const charts = await screen.findByRole("region", { name: "Charts of the checkpoints" });
+  const shown = () => within(charts).getByText(/^checkpoints /).textContent;
+  expect(shown()).toContain("checkpoints 201 to 300");
+  const [, rows] = FakePlot.made.slice(-3);
+  expect(rows?.data[1]?.at(-1)).toBe(300);
+  // An undone checkpoint is a bar of another series.
+  expect([rows?.data[1]?.[298], rows?.data[2]?.[298]]).toEqual([null, 299]);
+  const user = userEvent.setup();
+  await user.click(within(charts).getByRole("button", { name: "Zoom in" }));
+  expect(shown()).toContain("checkpoints 226 to 275");
+  await user.click(within(charts).getByRole("button", { name: "Later" }));
+  expect(shown()).toContain("checkpoints 251 to 300");
+  await user.click(within(charts).getByRole("button", { name: "All" }));
+  expect(shown()).toContain("checkpoints 1 to 300");
+  expect(FakePlot.made.slice(-3).map(({ scales }) => scales.x)).toEqual([1, 2, 3].map(() => ({ min: -0.6, max: 299.6 })));
+  act(() => {
+    if (rows !== undefined) rows.select = { left: 9.5, top: 0, width: 30, height: 0 };
+    rows?.options.hooks?.setSelect?.[0]?.(rows as never);
+  });
+  expect(shown()).toContain("checkpoints 11 to 40");
+});
+
+it("shows a run with its start-up, tries, job file and checkpoints", async () => {
+  const failure = { generation: 8, failed_at: null, code: "storage", message: "" };
+  const tries = [runSummary(8, { run: 1, reason: "flights/r/run/1", try_number: 1, failure }), runSummary(9, { run: 2, reason: "flights/r/run/2", try_number: 2, startup_ms: 2500 })];
+  const run: RunPage = {
+    run: runSummary(9, {
+      run: 2,
+      reason: "flights/r/run/2",
+      try_number: 2,
+      requested_by: { name: "uma", source: "airflow-user", account: null },
+      startup_ms: 2500,
+      started_at: "2026-01-31T03:00:00.000Z",
+      last_ended_at: "2026-01-31T03:02:00.000Z",
+      base_checkpoint_id: 10,
+      first_checkpoint_id: 11,
+      last_checkpoint_id: 12,
+      checkpoints: 2,
+      job_file: HOSTILE,
+      job_file_sha256: "abcdef0123456789",
+    }),
+    job_file: `text ${HOSTILE}`,
+    previous_job_file_sha256: "0123456789abcdef",
+    job_file_difference: `--- a\n+++ b\n+${HOSTILE}`,
+    tries,
+    failed_starts: [{ generation: 8, failed_at: null, code: "config", message: "a wrong setting" }],
+    progress: { reported_at: null, ordinal: 4, batch_started_at: null, batches: 3, rows_in: 5000, driver: "host:1", reason: null },
+    checkpoints: [checkpoint],
+    older: true,
+    ...CURRENT,
+  };
+  server.answers[`${job}/runs/9`] = run;
+  server.answers[`${job}/family`] = family;
+  const { container } = open(`/${job}/runs/9`);
+  expect(await screen.findByRole("heading", { name: "Run 2, generation 9" })).toBeDefined();
+  const facts = (name: string) => screen.getByText(name, { selector: "dt" }).nextElementSibling?.textContent;
+  expect([facts("Start-up"), facts("Duration after the start-up"), facts("Try"), facts("Checkpoints")]).toEqual(["2.5 sec", "2 min", "2", "2: 11 to 12"]);
+  expect((await screen.findByRole("link", { name: "DAG run r in Airflow" })).getAttribute("href")).toBe("/dags/flights/runs/r");
+  expect(screen.getByRole("link", { name: "uma" }).getAttribute("href")).toBe(`/${job}/journal?person=uma`);
+  expect(screen.getByRole("region", { name: "Tries" }).textContent).toContain("Try 1: run 1; it failed: storage");
+  expect(screen.getByText(/3 batches are completed, with 5,000 rows; batch 4 has begun/)).toBeDefined();
+  expect(screen.getByRole("region", { name: "Failed starts" }).textContent).toContain("config: a wrong setting");
+  expect(screen.getByRole("region", { name: "Difference from the job file of the run before" }).textContent).toContain(`+${HOSTILE}`);
+  expect(screen.getByRole("link", { name: "All checkpoints of the run" }).getAttribute("href")).toBe(`/${job}?generation=9`);
+  expect(container.querySelector("img")).toBeNull();
+  await expectAccessible(container);
+});
+
+it("says that a run is not known, and refuses an address that names none", async () => {
+  open(`/${job}/runs/77`);
+  expect((await screen.findByRole("alert")).textContent).toContain("Not found");
+  open(`/${job}/runs/x`);
+  expect(await screen.findByText("This is not the number of a generation")).toBeDefined();
+});
+
+it("lists who asked and who approved, from where to where, with the rows that were removed", async () => {
+  const [restore] = timeline.actions;
+  if (restore === undefined) throw new Error("the timeline has no restore");
+  const entries = [
+    { ...restore, id: `points-${id}`, job: "flights", integrity: "changed", facts: { previous_checkpoint_id: 12, rows_removed: 1234, kept_tables: ["audit"] } },
+    { ...restore, id: `points-${id}`, job: "flights", kind: "failure", seq: 9, restored_checkpoint_id: null, checkpoint_id: null, requested_by: null },
+  ];
+  server.answers[`${job}/journal`] = { entries, jobs: [], next_cursor: null };
+  server.answers[`${job}/journal.csv`] = new Response("csv");
+  const saved = vi.spyOn(URL, "createObjectURL").mockReturnValue("blob:x");
+  const released = vi.spyOn(URL, "revokeObjectURL").mockReturnValue();
+  const clicked = vi.spyOn(HTMLAnchorElement.prototype, "click").mockReturnValue();
+  const { container } = open(`/${job}/journal?person=osc`);
+  const table = await screen.findByRole("region", { name: "Journal" });
+  const [, row, other] = within(table).getAllByRole("row");
+  expect(within(row as HTMLElement).getAllByRole("cell").slice(1, 9).map((cell) => cell.textContent)).toEqual([
+    "uma",
+    "oscar (claimed name, account root@host)",
+    "restored",
+    "12 → 10",
+    "1,234",
+    HOSTILE,
+    "",
+    "changed",
+  ]);
+  expect(within(other as HTMLElement).getByRole("link", { name: "a run failed" }).getAttribute("href")).toBe(`/${job}/runs/9`);
+  await expectAccessible(container);
+  const user = userEvent.setup();
+  await user.selectOptions(screen.getByLabelText("Action"), "restore");
+  fireEvent.change(screen.getByLabelText("Until"), { target: { value: "2026-02-01T00:00" } });
+  await waitFor(() => {
+    expect(server.queries.at(-1)).toBe(`${job}/journal?kind=restore&person=osc&until=2026-02-01T00%3A00%3A00.000Z`);
+  });
+  await user.click(await screen.findByRole("button", { name: "Download as CSV" }));
+  // The file has what the page shows.
+  expect(server.queries.at(-1)).toBe(`${job}/journal.csv?kind=restore&person=osc&until=2026-02-01T00%3A00%3A00.000Z`);
+  await waitFor(() => {
+    expect(clicked).toHaveBeenCalledOnce();
+  });
+  [saved, released, clicked].forEach((spy) => {
+    spy.mockRestore();
+  });
+});

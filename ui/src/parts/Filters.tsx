@@ -1,0 +1,84 @@
+import { Box, Button, Flex } from "@chakra-ui/react";
+import { useSearchParams } from "react-router-dom";
+import { instantOf } from "../format";
+import { MomentField, SelectField, TextField } from "./Fields";
+import { useDebounced } from "./useDebounced";
+
+/** A filter of a list: its name in the address is the name of the API's parameter. */
+export type Filter =
+  | { name: string; label: string; type: "choice"; choices: readonly (readonly [string, string])[] }
+  | { name: string; label: string; type: "text" | "moment" };
+
+const SETTLED_MS = 250;
+
+/** The filters that the address has, as the API takes them. */
+export function useFilters(filters: readonly Filter[]): URLSearchParams {
+  const [query] = useSearchParams();
+  const found = new URLSearchParams();
+  for (const { name, type } of filters) {
+    const given = query.get(name) ?? "";
+    const value = type === "moment" ? (instantOf(given) ?? "") : given;
+    if (value !== "") found.set(name, value);
+  }
+  // A text is complete once its reader stops typing.
+  const settled = useDebounced(found.toString(), SETTLED_MS);
+  return new URLSearchParams(settled);
+}
+
+/** Fields for the filters of a list. They are in the address, so that a person can send what they see. */
+export function Filters({ label, filters }: { label: string; filters: readonly Filter[] }) {
+  const [query, setQuery] = useSearchParams();
+  const change = (name: string, value: string) => {
+    setQuery(
+      (before) => {
+        const after = new URLSearchParams(before);
+        if (value === "") after.delete(name);
+        else after.set(name, value);
+        return after;
+      },
+      { replace: true },
+    );
+  };
+  const isFiltered = filters.some(({ name }) => query.has(name));
+  return (
+    <Flex as="section" aria-label={label} gap={3} wrap="wrap" align="end">
+      {filters.map((filter) => (
+        <Box key={filter.name} width={{ base: "100%", sm: "12rem" }}>
+          <FilterField
+            filter={filter}
+            value={query.get(filter.name) ?? ""}
+            onChange={(value) => {
+              change(filter.name, value);
+            }}
+          />
+        </Box>
+      ))}
+      {isFiltered && (
+        <Button
+          size="sm"
+          variant="outline"
+          onClick={() => {
+            setQuery(
+              (before) => {
+                const after = new URLSearchParams(before);
+                filters.forEach(({ name }) => {
+                  after.delete(name);
+                });
+                return after;
+              },
+              { replace: true },
+            );
+          }}
+        >
+          Remove the filters
+        </Button>
+      )}
+    </Flex>
+  );
+}
+
+function FilterField({ filter, value, onChange }: { filter: Filter; value: string; onChange: (value: string) => void }) {
+  if (filter.type === "choice") return <SelectField label={filter.label} value={value} choices={filter.choices} onChange={onChange} />;
+  if (filter.type === "moment") return <MomentField label={filter.label} value={value} onChange={onChange} />;
+  return <TextField label={filter.label} value={value} onChange={onChange} />;
+}

@@ -1,0 +1,40 @@
+import { expect, it } from "vitest";
+import { attemptOf, deploymentsOf, earlierEnd, triesOf } from "./runs";
+import { runSummary } from "./test-pages";
+
+it("finds DAG run and try in the reason that the task gives its run", () => {
+  // As stateflow_airflow.operators.run.run_id writes it.
+  expect(attemptOf("flights/scheduled__2026-01-31T03:00:00+00:00/run/2")).toEqual({ dag: "flights", dagRun: "scheduled__2026-01-31T03:00:00+00:00", task: "run", number: 2 });
+  expect(attemptOf("flights/a/b/run/7/1")).toEqual({ dag: "flights", dagRun: "a/b", task: "run/7", number: 1 });
+  expect(attemptOf("flights/a/run/3; restart 2")?.number).toBe(3);
+  expect([attemptOf("by hand"), attemptOf(null), attemptOf("a/b/3")]).toEqual([null, null, null]);
+});
+
+it("lists the tries of a DAG run in order, the newest run of each", () => {
+  const runs = [
+    runSummary(30, { reason: "flights/one/run/2" }),
+    runSummary(10, { reason: "flights/one/run/1", failure: { generation: 10, failed_at: null, code: "storage", message: "" } }),
+    runSummary(20, { reason: "flights/other/run/1" }),
+    runSummary(25, { reason: "flights/one/run/2" }),
+  ];
+  const tries = triesOf(runs[0] ?? runSummary(0), runs);
+  expect(tries.map(([attempt, run]) => [attempt.number, run.generation])).toEqual([
+    [1, 10],
+    [2, 30],
+  ]);
+  expect(earlierEnd(tries[0]?.[1] ?? runSummary(0))).toBe("failed: storage");
+  expect(earlierEnd(runSummary(10))).toContain("killed");
+  expect(triesOf(runSummary(1), runs)).toEqual([]);
+});
+
+it("finds the runs with another job file than before", () => {
+  const at = (minute: number) => `2026-01-31T03:0${minute}:00.000Z`;
+  const runs = [
+    runSummary(30, { job_file_sha256: "b", started_at: at(3), base_checkpoint_id: 12, run: 3, job_file: "flights.py" }),
+    runSummary(10, { job_file_sha256: "a", started_at: at(1) }),
+    runSummary(20, { job_file_sha256: "a", started_at: at(2) }),
+    runSummary(40, { job_file_sha256: null, started_at: at(4) }),
+    runSummary(50, { job_file_sha256: "b", started_at: at(5) }),
+  ];
+  expect(deploymentsOf(runs)).toEqual([{ at: at(3), jobFile: "flights.py", generation: 30, run: 3, checkpoint: 12 }]);
+});
