@@ -176,7 +176,7 @@ function Tiles({ job }: { job: JobState }) {
             {uid} is at <code>{offsetText(offset)}</code>
           </Muted>
         ))}
-        <More count={job.sources.length} what="sources" />
+        <More count={job.sources.length} what="source" />
       </Tile>
       <SavepointTile savepoint={job.savepoint} />
     </SimpleGrid>
@@ -187,7 +187,8 @@ function Tiles({ job }: { job: JobState }) {
 const MOST_IN_TILE = 4;
 
 function More({ count, what }: { count: number; what: string }) {
-  return count > MOST_IN_TILE && <Muted>{`${formatCount(count - MOST_IN_TILE)} more ${what}`}</Muted>;
+  const more = count - MOST_IN_TILE;
+  return more > 0 && <Muted>{`${formatCount(more)} more ${what}${more === 1 ? "" : "s"}`}</Muted>;
 }
 
 function NewestTile({ job: { newest, checkpoint_id: id } }: { job: JobState }) {
@@ -223,7 +224,7 @@ function Shares({ operators }: { operators: readonly OperatorStatus[] }) {
           <Text whiteSpace="nowrap">{formatBytes(bytes)}</Text>
         </Flex>
       ))}
-      <More count={operators.length} what="operators" />
+      <More count={operators.length} what="operator" />
     </>
   );
 }

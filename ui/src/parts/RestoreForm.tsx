@@ -48,7 +48,7 @@ export function RestoreForm({ options, names, isSavepoint, onChange }: Props) {
   return (
     <Box as="details" borderWidth="1px" borderRadius="md" p={3}>
       <Box as="summary" cursor="pointer" fontWeight="medium">
-        Options
+        2. Options
       </Box>
       <Stack gap={5} mt={3}>
         <SimpleGrid columns={{ base: 1, md: 2 }} gap={4}>
