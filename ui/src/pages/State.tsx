@@ -4,6 +4,7 @@ import { type Family, useDag } from "../airflow";
 import { type FamilyDag, type JobState, type OperatorStatus, type PointPage, type Resource, type SourceStatus, useResource } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
 import { CheckpointCharts } from "../parts/CheckpointCharts";
+import { CopyButton } from "../parts/Command";
 import { JobActions } from "../parts/JobActions";
 import { CheckpointLink, PageLink, RunLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
@@ -25,9 +26,15 @@ export function State({ state, base, address, family }: { state: Resource<JobSta
         <Stack gap={5}>
           <FreshnessNotice of={job} />
           <Sentence job={job} address={address} base={base} family={family} />
+          <Flex gap={2} align="center" wrap="wrap" fontSize="sm" color="fg.muted">
+            <Text fontFamily="mono" overflowWrap="anywhere">
+              {job.job_root}
+            </Text>
+            <CopyButton text={job.job_root} what="path of the job root" />
+          </Flex>
           <Problems job={job} />
           <JobActions family={family} base={base} jobRoot={job.job_root} />
-          <Tiles job={job} />
+          <Tiles job={job} base={base} />
           <Operators operators={job.operators} />
           <Sources sources={job.sources} />
           <CheckpointCharts address={address} />
@@ -157,7 +164,7 @@ function Muted({ children }: { children: ReactNode }) {
   );
 }
 
-function Tiles({ job }: { job: JobState }) {
+function Tiles({ job, base }: { job: JobState; base: string }) {
   return (
     <SimpleGrid columns={{ base: 1, sm: 2, xl: 4 }} gap={4}>
       <NewestTile job={job} />
@@ -178,7 +185,7 @@ function Tiles({ job }: { job: JobState }) {
         ))}
         <More count={job.sources.length} what="source" />
       </Tile>
-      <SavepointTile savepoint={job.savepoint} />
+      <SavepointTile savepoint={job.savepoint} base={base} />
     </SimpleGrid>
   );
 }
@@ -229,10 +236,10 @@ function Shares({ operators }: { operators: readonly OperatorStatus[] }) {
   );
 }
 
-function SavepointTile({ savepoint }: { savepoint: JobState["savepoint"] }) {
+function SavepointTile({ savepoint, base }: { savepoint: JobState["savepoint"]; base: string }) {
   return (
     <Tile title="Last savepoint">
-      <LastSavepoint savepoint={savepoint} />
+      <LastSavepoint savepoint={savepoint} base={base} />
       {savepoint?.size_bytes != null && <Muted>{formatBytes(savepoint.size_bytes)}</Muted>}
       {savepoint?.by != null && (
         <Muted>

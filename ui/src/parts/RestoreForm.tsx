@@ -72,6 +72,11 @@ export function RestoreForm({ options, names, isSavepoint, onChange }: Props) {
             />
           )}
         </SimpleGrid>
+        {isSavepoint && options.claimMode === "claim" && (
+          <Text color="red.fg" fontWeight="semibold" overflowWrap="anywhere">
+            The job then owns 1 savepoint, {options.target}, and deletes it for ever.
+          </Text>
+        )}
         {options.sinks === "restore" && (
           <CheckGroup
             label="Tables that keep their content"
