@@ -47,7 +47,7 @@ export function retentionCommands(jobRoot: string, retain: number | null, savepo
   return savepoints === null ? [gc] : [gc, command("savepoint", "prune", "--job-root", jobRoot, "--keep", String(savepoints), "--dry-run")];
 }
 
-/** The command that deletes a savepoint. */
-export function disposeCommand(jobRoot: string, name: string): string {
-  return command("savepoint", "dispose", name, "--job-root", jobRoot, "--reason", "REASON");
+/** The command that deletes a savepoint; with `claimed`, also one that a job has claimed. */
+export function disposeCommand(jobRoot: string, name: string, claimed: boolean): string {
+  return command("savepoint", "dispose", name, "--job-root", jobRoot, "--reason", "REASON", ...(claimed ? ["--claimed"] : []));
 }
