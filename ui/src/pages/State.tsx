@@ -1,7 +1,7 @@
 import { Box, Flex, Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/react";
 import type { ReactNode } from "react";
 import { type Family, useDag } from "../airflow";
-import { type FamilyDag, type JobState, type OperatorStatus, type PointPage, type Resource, type SourceStatus, useResource } from "../api";
+import { type FamilyDag, type JobState, type OperatorStatus, type PointPage, type Resource, type SourceStatus, type TimelinePage, useResource } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
 import { CheckpointCharts } from "../parts/CheckpointCharts";
 import { CopyButton } from "../parts/Command";
@@ -11,6 +11,7 @@ import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { People } from "../parts/People";
 import { offsetText } from "../parts/PlanChanges";
 import { Points } from "../parts/Points";
+import { recordOf, SavepointRecord } from "../parts/SavepointRecord";
 import { ScrollingTable } from "../parts/ScrollingTable";
 import { Time } from "../parts/Time";
 import { DurationBar } from "../pictures/DurationBar";
@@ -34,7 +35,7 @@ export function State({ state, base, address, family }: { state: Resource<JobSta
           </Flex>
           <Problems job={job} />
           <JobActions family={family} base={base} jobRoot={job.job_root} />
-          <Tiles job={job} base={base} />
+          <Tiles job={job} address={address} base={base} />
           <Operators operators={job.operators} />
           <Sources sources={job.sources} />
           <CheckpointCharts address={address} />
@@ -164,7 +165,7 @@ function Muted({ children }: { children: ReactNode }) {
   );
 }
 
-function Tiles({ job, base }: { job: JobState; base: string }) {
+function Tiles({ job, address, base }: { job: JobState; address: string; base: string }) {
   return (
     <SimpleGrid columns={{ base: 1, sm: 2, xl: 4 }} gap={4}>
       <NewestTile job={job} />
@@ -185,7 +186,7 @@ function Tiles({ job, base }: { job: JobState; base: string }) {
         ))}
         <More count={job.sources.length} what="source" />
       </Tile>
-      <SavepointTile savepoint={job.savepoint} base={base} />
+      <SavepointTile savepoint={job.savepoint} address={address} base={base} />
     </SimpleGrid>
   );
 }
@@ -236,7 +237,8 @@ function Shares({ operators }: { operators: readonly OperatorStatus[] }) {
   );
 }
 
-function SavepointTile({ savepoint, base }: { savepoint: JobState["savepoint"]; base: string }) {
+function SavepointTile({ savepoint, address, base }: { savepoint: JobState["savepoint"]; address: string; base: string }) {
+  const actions = useResource<TimelinePage>(savepoint === null ? null : `${address}/timeline?limit=500`, 30_000).value?.actions ?? [];
   return (
     <Tile title="Last savepoint">
       <LastSavepoint savepoint={savepoint} base={base} />
@@ -245,6 +247,11 @@ function SavepointTile({ savepoint, base }: { savepoint: JobState["savepoint"]; 
         <Muted>
           <People by={savepoint.by} requestedBy={savepoint.requested_by} />
         </Muted>
+      )}
+      {savepoint !== null && (
+        <Box fontSize="sm">
+          <SavepointRecord record={recordOf(actions, savepoint.name, null)} />
+        </Box>
       )}
     </Tile>
   );

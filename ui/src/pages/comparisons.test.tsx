@@ -2,8 +2,8 @@
 import { act, fireEvent, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
-import type { GraphPage, OperatorStatus, RetentionPreview, SavepointDiff } from "../api";
-import { CURRENT, expectAccessible, family, HOSTILE, open, savepoint, Server, state } from "../test-pages";
+import type { ActionEntry, GraphPage, OperatorStatus, RetentionPreview, SavepointDiff } from "../api";
+import { CURRENT, expectAccessible, family, HOSTILE, open, restore, savepoint, Server, state, timeline } from "../test-pages";
 
 const operator: OperatorStatus = { uid: "count", subtasks: 2, files: 3, size_bytes: 2470, states: ["total"], operator_states: [], metrics: null };
 
@@ -65,6 +65,11 @@ const diff: SavepointDiff = {
   ...CURRENT,
 };
 
+/** The record of a savepoint whose id is its name. */
+function recordOf(name: string, integrity: "verified" | "changed"): ActionEntry {
+  return { ...restore, kind: "savepoint", integrity, facts: { savepoint: name, savepoint_id: name } };
+}
+
 const preview: RetentionPreview = { checkpoints: [10, 11], savepoints: ["a"], freed_bytes: 62900, ...CURRENT };
 
 let server: Server;
@@ -78,6 +83,7 @@ beforeEach(() => {
     "jobs/flights/points": { points: [], next_cursor: null, ...CURRENT },
     "jobs/flights/savepoints": { savepoints: [savepoint("a", "periodic"), savepoint("b", "manual"), savepoint("c", "periodic")], older: false, elsewhere: [], ...CURRENT },
     "jobs/flights/savepoint-diff": diff,
+    "jobs/flights/timeline": { ...timeline, actions: [recordOf("a", "verified"), recordOf("b", "changed")] },
     "jobs/flights/retention-preview": preview,
   });
   server.start();
@@ -109,6 +115,17 @@ it("says that no run has stored the graph", async () => {
   server.answers["jobs/flights/graph"] = { ...graph, graph: null };
   open("/jobs/flights/graph");
   expect(await screen.findByText("No run has stored the graph of this job yet")).toBeDefined();
+});
+
+it("shows whether the records of savepoints are as they were recorded, and how their files are verified", async () => {
+  open("/jobs/flights/savepoints");
+  const cards = await screen.findAllByRole("article");
+  await within(cards[0] as HTMLElement).findByText("✓ Its record in the history is verified.");
+  expect(within(cards[1] as HTMLElement).getByText("Its record in the history was changed.")).toBeDefined();
+  expect(within(cards[2] as HTMLElement).getByText(/not among the newest ones/)).toBeDefined();
+  expect(cards[0]?.textContent).toContain("1 kB in its own files; it shares no file with a checkpoint.");
+  await userEvent.setup().click(screen.getByText("Verify the files of a"));
+  expect(screen.getByText("stateflow savepoint verify a --job-root /jobs/flights")).toBeDefined();
 });
 
 it("compares two savepoints", async () => {

@@ -86,6 +86,15 @@ it("moves and zooms by the strip of the whole timeline", async () => {
   // A click shows its place.
   drag(100, 100);
   expect(strip.getAttribute("aria-valuenow")).toBe("10");
+  const scrolled = screen.getByRole("group", { name: "Timeline" }).parentElement as HTMLElement;
+  const shown = marks().length;
+  const turned = (ctrlKey: boolean) => fireEvent.wheel(scrolled, { deltaY: 100, ctrlKey, clientX: 600 });
+  // Without Ctrl, the page scrolls.
+  expect([turned(false), marks().length]).toEqual([true, shown]);
+  expect(turned(true)).toBe(false);
+  turned(true);
+  turned(true);
+  expect(marks().length).toBeGreaterThan(shown);
   await expectAccessible(container);
 });
 

@@ -1,8 +1,8 @@
 import { Box, Flex, Heading, Stack, Text } from "@chakra-ui/react";
 import { useEffect, useRef, useState } from "react";
 import { type Family, trigger, useDagDetails } from "../airflow";
-import type { FamilyDag, Savepoint } from "../api";
-import { disposeCommand } from "../commands";
+import type { ActionEntry, FamilyDag, Savepoint } from "../api";
+import { disposeCommand, verifyCommand } from "../commands";
 import { formatBytes } from "../format";
 import { isBlank } from "../restoreOptions";
 import { Command, CopyButton } from "./Command";
@@ -12,6 +12,7 @@ import { Folded } from "./Folded";
 import { approvalPath, CheckpointLink, DagRunLink, PageLink, RestoreLink } from "./links";
 import { Notice } from "./Loaded";
 import { People } from "./People";
+import { SavepointRecord } from "./SavepointRecord";
 import { Time } from "./Time";
 
 interface Props {
@@ -20,12 +21,14 @@ interface Props {
   /** Null as long as it is not known. */
   jobRoot: string | null;
   family: Family;
+  /** Its record in the history; null if that is older than the newest records. */
+  record: ActionEntry | null;
   /** Whether the address names it. */
   isNamed: boolean;
 }
 
 /** A savepoint: its age, size and owner, who made it and why, and what a person can do with it. */
-export function SavepointCard({ savepoint, base, jobRoot, family, isNamed }: Props) {
+export function SavepointCard({ savepoint, base, jobRoot, family, record, isNamed }: Props) {
   const { name, checkpoint_id: checkpoint } = savepoint;
   const card = useRef<HTMLElement>(null);
   useEffect(() => {
@@ -38,7 +41,7 @@ export function SavepointCard({ savepoint, base, jobRoot, family, isNamed }: Pro
           {name}
         </Heading>
         <Text>
-          {formatBytes(savepoint.size_bytes)}, {savepoint.format}
+          {savepoint.format}
           {savepoint.origin !== null && `, ${savepoint.origin}`}
           {savepoint.drained && ", after all input"}
         </Text>
@@ -55,7 +58,8 @@ export function SavepointCard({ savepoint, base, jobRoot, family, isNamed }: Pro
           {savepoint.reason !== null && `: ${savepoint.reason}`}
         </Text>
         {savepoint.note !== null && <Text overflowWrap="anywhere">Note: {savepoint.note}</Text>}
-        <Owner savepoint={savepoint} />
+        <Sharing savepoint={savepoint} />
+        <SavepointRecord record={record} />
         <Text fontFamily="mono" fontSize="xs" overflowWrap="anywhere" my={2}>
           {savepoint.path}
         </Text>
@@ -65,6 +69,7 @@ export function SavepointCard({ savepoint, base, jobRoot, family, isNamed }: Pro
           <PageLink to={`${base}/savepoints?from=${encodeURIComponent(name)}`}>Compare</PageLink>
         </Flex>
         <Box mt={2}>
+          {jobRoot !== null && <Folded title={`Verify the files of ${name}`}>{() => <Verification name={name} jobRoot={jobRoot} />}</Folded>}
           <Folded title={`Delete ${name}`}>{() => <Disposal savepoint={savepoint} base={base} jobRoot={jobRoot} family={family} />}</Folded>
         </Box>
       </article>
@@ -72,23 +77,34 @@ export function SavepointCard({ savepoint, base, jobRoot, family, isNamed }: Pro
   );
 }
 
-/** The job that deletes the savepoint. */
-function Owner({ savepoint: { claimed_by: owner, claimed_at: at } }: { savepoint: Savepoint }) {
-  if (owner === null) return null;
+/** Whose files the savepoint has: its own, or, once a job has claimed it, files that the checkpoints of that job share. */
+function Sharing({ savepoint: { size_bytes: bytes, claimed_by: owner, claimed_at: at } }: { savepoint: Savepoint }) {
+  if (owner === null) return <Text>{formatBytes(bytes)} in its own files; it shares no file with a checkpoint.</Text>;
   return (
     <Text color="orange.fg" overflowWrap="anywhere">
-      claimed by {owner.job}, which deletes it
+      {owner.job} has claimed it
       {at !== null && (
         <>
-          ; since <Time at={at} />
+          {" "}
+          <Time at={at} />
         </>
       )}
+      : the checkpoints of that job share {formatBytes(bytes)} in its files, and the job deletes them.
     </Text>
   );
 }
 
+function Verification({ name, jobRoot }: { name: string; jobRoot: string }) {
+  return (
+    <Stack gap={2} my={2}>
+      <Text>This reads each file of the savepoint, and compares it with its hash. It changes nothing.</Text>
+      <Command text={verifyCommand(jobRoot, name)} />
+    </Stack>
+  );
+}
+
 /** How a person deletes the savepoint for ever: by the DAG of the retention, after an approval, or by a command. */
-function Disposal({ savepoint, base, jobRoot, family }: Omit<Props, "isNamed">) {
+function Disposal({ savepoint, base, jobRoot, family }: Omit<Props, "record" | "isNamed">) {
   const { name, size_bytes: bytes, claimed_by: owner } = savepoint;
   const dag = family.dag("retention");
   return (
