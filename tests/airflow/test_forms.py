@@ -479,6 +479,8 @@ WRONG: list[tuple[str, str, object]] = [
     ("_retention", "savepoints", "7"),
     ("_retention", "preview", None),
     ("_retention", "tables", 1),
+    ("_retention", "dispose", "savepoints/before-v2"),
+    ("_retention", "dispose", 42),
     ("_recovery", "target", ""),
     ("_recovery", "target", " \u200b"),
     ("_recovery", "target", None),
@@ -534,6 +536,7 @@ RIGHT: list[tuple[str, dict[str, object]]] = [
     ("_savepoint", {"name": " "}),
     ("_retention", {"retain": None, "savepoints": 1, "preview": True}),
     ("_retention", {"retain": 5.0}),
+    ("_retention", {"dispose": "before-v2", "reason": "the upgrade is done"}),
     ("_recovery", GOOD),
     (
         "_recovery",

@@ -159,6 +159,7 @@ def test_a_recovery_form_has_the_fields_of_its_templates_and_alone_requires_an_e
         ("orders_savepoint.approve", "stop", False),
         ("orders_retention.approve", "preview", True),
         ("orders_retention.savepoint", "preview", True),
+        ("orders_retention.savepoint", "dispose", True),
         ("orders_recovery.run", "run", False),
     ],
 )

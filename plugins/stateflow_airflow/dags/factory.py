@@ -255,7 +255,8 @@ displaces no periodic one and is kept until a user deletes it.
 Numbers in the form that delete what the configured numbers keep need the approval of another user within a day: task
 `approve`, tab *Required Actions*. The approval counts for the checkpoints and savepoints that the question lists. When
 others would be deleted as well, because the job has made more, clear `approve`. If nothing needs an approval, that task
-asks nothing. **The disk is full**: `collect` runs also if `savepoint` failed.
+asks nothing. *Savepoint to delete* names a savepoint of any origin: it is deleted for ever, always with that approval,
+and no savepoint is taken first. **The disk is full**: `collect` runs also if `savepoint` failed.
 """
 
 
@@ -278,13 +279,15 @@ def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, re
             locations=job.locations,
             origin=ORIGIN,
             outlets=[job.savepoint],
-            pre_execute=skip_unless("preview", False),
+            pre_execute=_skip_savepoint,
             **RETRIES,
         )
         limits: dict[str, Any] = {
             "retain": "{{ params.retain }}",
             "savepoints": "{{ params.savepoints }}",
             "savepoints_max_age": retention.max_age,
+            "dispose": "{{ params.dispose or '' }}",
+            "reason": "{{ params.reason or '' }}",
             "configured": with_setting(job, retention),
         }
         # Runs also if the savepoint failed: the reason may be a full disk.
@@ -551,6 +554,13 @@ def approval(job: StateflowJob) -> Approval:
         "assigned_users": [{"id": user, "name": user} for user in as_list(job.approvers)] or None,
         **RETRIES,
     }
+
+
+def _skip_savepoint(context: Context) -> None:
+    """Skips the savepoint before a retention for a preview, and for a user who wants to delete a savepoint."""
+    for param in ("preview", "dispose"):
+        if context["params"].get(param):
+            raise AirflowSkipException(f"{param} is {context['params'][param]}")
 
 
 def skip_unless(param: str, wanted: bool) -> Callable[[Context], None]:

@@ -119,6 +119,9 @@ SAVEPOINT_NAME = _optional(
     rf"(?!(?:latest|None|[0-9]+)\s*$){_NAME}",
     "1 to 100 letters, digits, dots, underscores or hyphens, such as before-v2; not a number, and not latest",
 )
+SAVEPOINT_TO_DELETE = _optional(
+    r"(?!None\s*$)[A-Za-z0-9._-]{1,255}", "the name of a savepoint, or of its folder, such as before-v2; or nothing"
+)
 TARGET = Rule(
     # A path takes the blanks at its end itself: otherwise a long text would cost quadratic time.
     {"pattern": rf"^\s*(?:(?:{_POINT})\s*|{_PATH})$", "maxLength": 4096},
@@ -246,6 +249,13 @@ def retention_params(retention: Retention, tables: TableMaintenance | None) -> d
             "The newest ones, such as `7`; savepoints that a user has taken are always kept. Fewer than configured need"
             " an approval. Empty: all.",
         ),
+        "dispose": text(
+            "Savepoint to delete",
+            "The name of a savepoint of any origin: it is deleted for ever, after another user's approval, and no"
+            " savepoint is taken first.",
+            SAVEPOINT_TO_DELETE,
+        ),
+        "reason": text("Reason", "For the approver, and stored in the job's log: `the upgrade is done`.", TEXT),
         **({"tables": upkeep} if tables else {}),
     }
 

@@ -43,7 +43,7 @@ export function Filters({ label, filters }: { label: string; filters: readonly F
   return (
     <Flex as="section" aria-label={label} gap={3} wrap="wrap" align="end">
       {filters.map((filter) => (
-        <Box key={filter.name} width={{ base: "100%", sm: "12rem" }}>
+        <Box key={filter.name} width={{ base: "calc(50% - 6px)", sm: "10.5rem" }} minW={0}>
           <FilterField
             filter={filter}
             value={query.get(filter.name) ?? ""}

@@ -4,11 +4,12 @@ import { TimelineCard } from "./TimelineCard";
 import type { Mark, TimelineLayout } from "./timelineLayout";
 import { describeMark, EdgeLine, MarkShape, RestoreArc, RunName, Times } from "./TimelineMarks";
 import { TimelineOverview } from "./TimelineOverview";
-import { centred, drawnSlots, edgesOf, Grid, isAtEnd, labelledSlot, limited, newestView, type View, viewBetween, zoomedView } from "./timelineView";
+import { centred, drawnSlots, edgesOf, Grid, isAtEnd, labelledSlot, limited, newestView, slotAt, type View, viewBetween, zoomedView } from "./timelineView";
 
 /** Until the browser has laid the page out. */
 const WIDTH_AT_FIRST = 1200;
 const ZOOM = 1.6;
+const WHEEL_ZOOM = 1.15;
 
 interface Props {
   layout: TimelineLayout;
@@ -33,6 +34,9 @@ export function TimelinePicture({ layout, selected, onSelect, base, buttons }: P
   const zoom = (factor: number, around?: number) => {
     setView(zoomedView(layout, view, factor, around));
   };
+  useWheel(box, (factor, x) => {
+    zoom(factor, slotAt(view, x));
+  });
   const [from, to] = edgesOf(layout, view);
   return (
     <Box>
@@ -84,6 +88,28 @@ export function TimelinePicture({ layout, selected, onSelect, base, buttons }: P
       />
     </Box>
   );
+}
+
+/** Calls for a turn of the wheel with Ctrl, which two fingers on a touchpad send, too; `x` is the place in the element. */
+function useWheel(box: RefObject<HTMLDivElement | null>, zoom: (factor: number, x: number) => void): void {
+  const newest = useRef(zoom);
+  useEffect(() => {
+    newest.current = zoom;
+  });
+  useEffect(() => {
+    const element = box.current;
+    if (element === null) return;
+    const onWheel = (event: WheelEvent) => {
+      if (!event.ctrlKey) return;
+      // Otherwise the browser would zoom the page.
+      event.preventDefault();
+      newest.current(event.deltaY < 0 ? WHEEL_ZOOM : 1 / WHEEL_ZOOM, event.clientX - element.getBoundingClientRect().left);
+    };
+    element.addEventListener("wheel", onWheel, { passive: false });
+    return () => {
+      element.removeEventListener("wheel", onWheel);
+    };
+  }, [box]);
 }
 
 function Zoom({ label, onClick }: { label: string; onClick: () => void }) {
