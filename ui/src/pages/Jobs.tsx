@@ -189,7 +189,7 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
     <Table.Row>
       {name}
       <Table.Cell title={failure?.message}>
-        <HealthWord health={job.health} />
+        <HealthWord health={job.health} backlog={job.backlog} />
         {job.problem !== null && (
           <Text fontSize="xs" color="orange.fg" title={job.problem.message}>
             not reachable now

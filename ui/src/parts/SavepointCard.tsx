@@ -9,11 +9,11 @@ import { Command, CopyButton } from "./Command";
 import { ConfirmedAction } from "./ConfirmedAction";
 import { TextField } from "./Fields";
 import { Folded } from "./Folded";
-import { approvalPath, CheckpointLink, DagRunLink, PageLink, RestoreLink } from "./links";
-import { Notice } from "./Loaded";
+import { approvalPath, CheckpointLink, PageLink, RestoreLink } from "./links";
 import { People } from "./People";
 import { SavepointRecord } from "./SavepointRecord";
 import { Time } from "./Time";
+import { TriggeredRun } from "./TriggeredRun";
 
 interface Props {
   savepoint: Savepoint;
@@ -160,12 +160,9 @@ function DisposeAction({ dag, savepoint: { name, size_bytes: bytes }, base }: { 
         act={act}
       />
       {run !== null && (
-        <Notice status="info" title={`${dag.dag_id} is triggered`}>
-          <Stack gap={1}>
-            <PageLink to={approvalPath(base, dag.dag_id, run)}>Another person has to approve the deletion.</PageLink>
-            <DagRunLink dag={dag.dag_id} run={run} />
-          </Stack>
-        </Notice>
+        <TriggeredRun dag={dag.dag_id} run={run}>
+          <PageLink to={approvalPath(base, dag.dag_id, run)}>Another person has to approve the deletion.</PageLink>
+        </TriggeredRun>
       )}
     </Stack>
   );
