@@ -26,7 +26,7 @@ from stateflow.ui.snapshots import Snapshot
 
 _MOST_RUN_FILES = 16
 """Runs whose job files, of up to 1 MiB each, stay in memory."""
-_MOST_CHECKPOINTS = 50
+_MOST_CHECKPOINTS = _MOST_TRIES = 50
 _CHECKPOINT = Parameter("checkpoint_id", {"type": "integer", "minimum": 1}, "by default the newest one")
 
 
@@ -180,8 +180,8 @@ class RunPage:
 
     Attributes:
         run: the run.
-        tries: the runs of the same task of Airflow, with this one, oldest first; none for other runs.
-        failed_starts: the errors of starts after the run before it that had not claimed the job, oldest first.
+        tries: the newest runs of the same task of Airflow, with this one, oldest first; none for other runs.
+        failed_starts: the newest errors of starts after the run before it that had not claimed the job, oldest first.
         progress: how far it was in a batch that takes long; None if it has not reported that since its newest
             checkpoint.
         checkpoints: its newest checkpoints, newest first.
@@ -238,13 +238,13 @@ def run_page(reading: Reading[Snapshot], generation: int, files: Reading[RunFile
 
 def _tries(runs: Sequence[RunSummary], run: RunSummary) -> tuple[RunSummary, ...]:
     task, number = _try_of(run.reason)
-    return () if number is None else tuple(each for each in runs if _try_of(each.reason)[0] == task)
+    return () if number is None else tuple(each for each in runs if _try_of(each.reason)[0] == task)[-_MOST_TRIES:]
 
 
 def _failed_starts(snapshot: Snapshot, runs: Sequence[RunSummary], generation: int) -> tuple[RunFailure, ...]:
     before = max((each.generation for each in runs if each.generation < generation), default=0)
     failed = (a.record for a in snapshot.actions if a.record.kind == FAILED_START)
-    return tuple(_failure(record) for record in failed if before <= record.seq < generation)
+    return tuple(_failure(record) for record in failed if before <= record.seq < generation)[-_MOST_TRIES:]
 
 
 def _checkpoints(snapshot: Snapshot, generation: int) -> tuple[CheckpointEntry, ...]:

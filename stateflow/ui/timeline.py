@@ -93,7 +93,7 @@ class TimelinePage:
 
 
 def timeline_page(reading: Reading[Snapshot], limit: int) -> TimelinePage:
-    """Returns the newest records of checkpoints, and as many of actions, of a job."""
+    """Returns the newest records of checkpoints, and as many of actions and runs, of a job."""
     snapshot = reading.value
     if snapshot is None or snapshot.position is None:
         return TimelinePage((), (), (), (), False, freshness_of(snapshot, reading))
@@ -103,12 +103,14 @@ def timeline_page(reading: Reading[Snapshot], limit: int) -> TimelinePage:
     # The start of a run is in the summary of the run.
     actions = [each for each in snapshot.actions if each.record.kind != RUN_START]
     oldest = points[0].generation if points and len(checkpoints) > limit else 0
+    # A job whose runs fail has no checkpoints, and as many runs as the history retains.
+    runs = [run for run in runs_of(snapshot) if run.generation >= oldest]
     return TimelinePage(
-        runs=tuple(run for run in runs_of(snapshot) if run.generation >= oldest),
+        runs=tuple(runs[-limit:]),
         branches=_branches(snapshot),
         checkpoints=points,
         actions=tuple(snapshot.entries_of(actions[-limit:])),
-        older=len(checkpoints) > limit or len(actions) > limit or snapshot.truncated,
+        older=len(checkpoints) > limit or len(actions) > limit or len(runs) > limit or snapshot.truncated,
         freshness=freshness_of(snapshot, reading),
     )
 

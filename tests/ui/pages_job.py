@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,10 @@ class Pages:
     """A client of the pages of some jobs, which checks each answer against its schema."""
 
     def __init__(self, catalog: RootCatalog | FixedCatalog, policy: AccessPolicy | None = None, **limits: Any) -> None:
-        self.roots = Roots(RootLimits(**limits))
+        # As long as a look takes on a busy machine, unless a test says how long a page waits.
+        longest = limits.get("deadline", timedelta(minutes=1))
+        waits: dict[str, Any] = dict.fromkeys(("patience", "list_patience", "deadline"), longest)
+        self.roots = Roots(RootLimits(**{**waits, **limits}))
         self.app = make_app(catalog, policy or TokenPolicy(), roots=self.roots)
         self.http = TestClient(self.app, base_url="http://localhost")
 
