@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
@@ -31,6 +32,7 @@ from stateflow_airflow.dags import Retention, StateflowJob, TableMaintenance, fa
 from stateflow_airflow.failures import PermanentFailure
 from stateflow_airflow.operators.base import escape
 from stateflow_airflow.operators.template_values import to_count, to_lines, to_words
+from stateflow_airflow.spark import SparkSubmit
 from tests.airflow import pages_airflow
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.pages_airflow import Api
@@ -133,7 +135,8 @@ def test_a_form_has_no_options_of_the_job_and_making_it_reads_nothing_of_the_job
 
     def make() -> list[dict[str, Any]]:
         READ.clear()
-        described = StateflowJob(name="forms", root=job.address, tables=TableMaintenance())
+        spark = SparkSubmit(options={"principal": "ada", "keytab": "c2VjcmV0"})
+        described = StateflowJob(name="forms", root=job.address, tables=TableMaintenance(), spark=spark)
         made = stateflow_dags(job=described, application=str(tmp_path / "job.py"))
         assert not any(str(tmp_path) in each for each in READ)
         return [DagSerialization.to_dict(dag) for dag in made]
@@ -142,6 +145,8 @@ def test_a_form_has_no_options_of_the_job_and_making_it_reads_nothing_of_the_job
     job.grow()
     job.save("early", "a reason")
     assert make() == before
+    # Nor options of spark-submit: a keytab is one of them.
+    assert "c2VjcmV0" not in json.dumps(before)
 
 
 def test_the_guide_has_every_field_in_the_order_of_the_forms() -> None:
@@ -229,19 +234,33 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> PagesJob:
     return job
 
 
+OFFSETS = st.sampled_from(
+    ["1", "-0.5e3", " 7", "[1]", '{"a": [1]}', "[1", "x", "", "1 2", "true", "null", '"a"', "NaN"]
+)
+
+
+def is_other_scalar(offset: str) -> bool:
+    """Whether a text is JSON, but neither a number nor an object nor an array, so that no offset is before it."""
+    try:
+        value = json.loads(offset)
+    except ValueError:
+        return False
+    return value is None or isinstance(value, str | bool) or value != value
+
+
 @given(data=st.data())
 def test_no_target_that_the_library_resolves_is_refused(job: PagesJob, data: st.DataObject) -> None:
     head = job.root.head()
     folders = job.storage.folders("savepoints/")
     known = ["latest", "early", *map(str, job.checkpoints), *folders, f"{job.address}/savepoints/{folders[0]}"]
     known += [f"file://{job.address}/savepoints/{folders[0]}/", "before:2100-01-01", "before:2100-01-01T00:00+01:00"]
-    known += ['before:rows={"a": [1]}', "before:rows=100", "before:rows= 1e3"]
-    text = data.draw(around(st.one_of(st.sampled_from(known), TEXTS, TEXTS.map(lambda t: f"before:{t}"))))
-    # A path that is relative to the worker's folder, and an offset that is no number.
-    assume(not text.strip().startswith(("before:", "/", "file:")) or accepts(target(), text) or "=" not in text)
-    assume("/" not in text or text.strip().startswith(("/", "~", "file:", "before:")))
-    if not accepts(target(), text):
-        assert not fulfils(lambda: resolve_target(job.root, head, text.strip()), Exception)
+    conditions = st.one_of(TEXTS, OFFSETS.map(lambda offset: f"rows={offset}")).map(lambda text: f"before:{text}")
+    text = data.draw(around(st.one_of(st.sampled_from(known), TEXTS, conditions))).strip()
+    # A path that is relative to the worker's folder.
+    assume("/" not in text or text.startswith(("/", "~", "file:", "before:")))
+    resolved = fulfils(lambda: resolve_target(job.root, head, text), Exception)
+    assert not resolved or accepts(target(), text) or is_other_scalar(text.partition("=")[2])
+    assert resolved or text not in known
 
 
 @pytest.mark.parametrize(

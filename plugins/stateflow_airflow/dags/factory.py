@@ -121,7 +121,8 @@ def _doc(job: StateflowJob) -> str:
         return (
             f"Keeps {job.name} running, from the newest checkpoint on. To stop it, pause this DAG, then trigger "
             f"`{job.name}_savepoint` with *Stop the run*; or pause this DAG, then mark the task as failed, which ends "
-            "the run with a checkpoint. To start it, unpause this DAG."
+            "the run with a checkpoint. To start it, unpause this DAG. Airflow pauses it after "
+            f"{_FAILED_RUNS} failed runs in a row: correct what their log names, then unpause it."
         )
     return f"Runs {job.name} until it has processed all new input, from the newest checkpoint on."
 

@@ -105,7 +105,8 @@ class Rule:
 
 def _optional(body: str, expected: str, blank: str = r"\s") -> Rule:
     """Returns the rule for a text that is blank, or matches between blanks. `body` begins and ends with no blank."""
-    # A blank text is tried first, so that a long one costs linear time.
+    # A blank text is tried first. As in all patterns of this module, no part can be read in two ways: a long text costs
+    # linear time. Otherwise, everyone who may trigger a DAG could keep the API server busy.
     return Rule({"pattern": rf"^{blank}*$|^{blank}*(?:{body}){blank}*$"}, expected)
 
 
@@ -177,8 +178,8 @@ def run_params(job: StateflowJob, *, asks_for_claim: bool) -> dict[str, Param]:
     if not job.is_continuous:
         own["drain"] = flag(
             "Last run: drain",
-            "Fires every event-time timer at the end of the run, so that each open window and session gives its result"
-            " now. For the last run only.",
+            "For the last run of a job: fires every event-time timer at its end, so that each open window and session"
+            " gives its result now.",
         )
     return {**job.params, **job.run_params, **own, **job.params, **job.run_params}
 
@@ -189,21 +190,21 @@ def savepoint_params(job: StateflowJob) -> dict[str, Param]:
     return {
         "name": text(
             "Name",
-            "To find it later: `before-v2`. Letters, digits, `.`, `_` and `-`. Empty: its origin and the time of the"
-            " DAG run.",
+            "To find it later, such as `before-v2`: letters, digits, dots, underscores and hyphens. Empty: its origin"
+            " and the time of the DAG run.",
             SAVEPOINT_NAME,
         ),
-        "reason": text("Reason", "Stored with the savepoint: `upgrade to version 2`.", TEXT),
+        "reason": text("Reason", "Stored with the savepoint, such as `upgrade to version 2`.", TEXT),
         "stop": flag(
             "Stop the run",
-            f"The run ends with exactly this savepoint, after another user's approval.{pause} Otherwise the run"
-            " continues.",
+            f"The run ends with exactly this savepoint, once a user has approved it: tab Required Actions.{pause}"
+            " Otherwise, the run continues.",
         ),
         "drain": flag(
             "Drain",
-            "Only with *Stop the run*; without it, the task `savepoint` fails and nothing is done. Fires every"
-            " event-time timer before the savepoint, so that each open window and session gives its result now. For"
-            " the last run only.",
+            "For the last run, together with **Stop the run**; without that, the task `savepoint` fails and nothing is"
+            " done. Fires every event-time timer before the savepoint, so that each open window and session gives its"
+            " result now.",
         ),
         "format": choice(
             "Format",
@@ -239,13 +240,14 @@ def retention_params(retention: Retention, tables: TableMaintenance | None) -> d
         "retain": number(
             retention.checkpoints,
             "Checkpoints to keep",
-            "The newest ones, such as `10`; a restore to an older one is no longer possible. Empty: the setting of the"
-            " job's last run.",
+            "The newest ones, such as `10`; a restore to an older one is no longer possible. Fewer than configured need"
+            " an approval: tab Required Actions. Empty: the setting of the job's last run.",
         ),
         "savepoints": number(
             retention.savepoints,
             "Periodic savepoints to keep",
-            "The newest ones, such as `7`. Empty: all. Savepoints that a user has taken are always kept.",
+            "The newest ones, such as `7`; savepoints that a user has taken are always kept. Fewer than configured need"
+            " an approval. Empty: all.",
         ),
         "dispose": text(
             "Savepoint to delete",
@@ -263,16 +265,15 @@ def recovery_params(job: StateflowJob) -> dict[str, Param]:
     first = {
         "target": text(
             "Restore target",
-            "The point to go back to: `latest`, a checkpoint's id such as `17`, a savepoint's name, path or URI,"
-            " `before:2026-01-31T03:00` (the newest point before that time, UTC) or `before:flights=1200` (before an"
-            " offset of a source). `stateflow checkpoints list` and `stateflow savepoint list` show the points; so"
-            " does the error of the task `plan` for one that does not exist.",
+            "A checkpoint's id such as `17`, a savepoint's name or path, `latest`, `before:2026-01-31T03:00` (the"
+            " newest point before that time, UTC) or `before:flights=1200` (before an offset of the source). The tab"
+            " State lists the points; so does the error of the task `plan` for one that does not exist.",
             TARGET,
             required=True,
         ),
         "reason": text(
             "Reason",
-            "For the approver, and stored in the job's log: `version 2 counts twice`.",
+            "For the approver, and stored in the job's log, such as `version 2 counts twice`.",
             REASON,
             required=True,
             multiline=True,
@@ -280,12 +281,13 @@ def recovery_params(job: StateflowJob) -> dict[str, Param]:
         "sinks": choice(
             "Tables",
             "Restored tables lose the rows written since the target, and the next run writes them again. Kept tables"
-            " get them twice.",
+            " still have these rows when the next run writes them again.",
             {"restore": "restore tables with the state", "keep": "keep the tables' current content"},
         ),
         "run": flag(
             "Run the job after the restore",
-            f"Once, with the job file of now, even if `{job.name}` is paused. Leave it unticked to look first.",
+            f"Once, with the job file of now, even if `{job.name}` is paused. Otherwise, the next run of"
+            f" `{job.name}` continues the job, once that DAG is unpaused.",
         ),
     }
     more = {**_changes(), **_savepoint_of_target(), "expected_plan": _expected_plan()}
@@ -297,7 +299,7 @@ def _changes() -> dict[str, Param]:
         "keep_tables": text(
             "Tables to keep",
             "Uids of sinks, also of removed ones, such as `totals,late`. Their tables keep all rows while the others"
-            " are restored; rows that are read again are written to them twice.",
+            " are restored, and the output of input that is read again is written to them again.",
             SINKS,
             section=_CHANGED,
         ),
@@ -332,8 +334,7 @@ def _savepoint_of_target() -> dict[str, Param]:
         "claim_mode": _claim_mode(section=_SAVEPOINT),
         "from_other_job": flag(
             "Allow a savepoint of another job",
-            "The job then continues with the state of the other one. Ticked only if the target is such a savepoint on"
-            " purpose.",
+            "Only if the target is such a savepoint on purpose: this job then continues with the other one's state.",
             section=_SAVEPOINT,
         ),
     }

@@ -5,6 +5,7 @@ values do not.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -98,16 +99,21 @@ class TriggerForm:
             section.click()
 
     def _section(self, name: str) -> Locator:
-        return self._field(name).locator("xpath=ancestor::*[./*//button[@aria-expanded]][1]//button[@aria-expanded]")
+        item = "ancestor::*[@data-scope='accordion'][@data-part='item'][1]"
+        return self._field(name).locator(f"xpath={item}//*[@data-part='item-trigger']")
 
     def can_send(self) -> bool:
         return self.dialog.get_by_role("button", name="Trigger").is_enabled()
 
     def asks_to_unpause(self) -> bool:
-        return self.dialog.get_by_text("Unpause").count() > 0
+        return self._unpause().count() > 0
 
     def leave_paused(self) -> None:
-        self.dialog.get_by_text("Unpause").click()
+        self._unpause().click()
+
+    def _unpause(self) -> Locator:
+        # Descriptions of fields speak of unpausing, too.
+        return self.dialog.get_by_text(re.compile("^Unpause"))
 
     def send(self) -> None:
         self._press()
