@@ -15,22 +15,16 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
-from airflow.sdk import Param
-
-from stateflow_airflow.dags import Retention, StateflowJob, stateflow_dags
+from stateflow_airflow.dags import Retention, StateflowJob, failpoint, stateflow_dags
 from stateflow_airflow.spark import SparkSubmit
 
 HOME = os.environ.get("STATEFLOW_HOME", "/opt/stateflow")
 PACKAGE = {"spark.jars.packages": "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"}
 JARS = {"spark.jars": path} if (path := os.environ.get("STATEFLOW_KAFKA_JARS")) else PACKAGE
 
-FAILPOINT = Param(
-    None,
-    type=["null", "string"],
-    title="Kill the driver at",
-    description_md="For a demonstration of recovery: `publish.after:2` kills the first try after its second commit"
-    " to the table, before its checkpoint log records it. Leave empty to kill nothing.",
-    examples=["batch.begin:2", "commit.manifest:2", "commit.after:2", "publish.after:2"],
+FAILPOINT = failpoint(
+    "publish.after:2",
+    "kills the first try after its second commit to the table, before its checkpoint log records that.",
 )
 
 stateflow_dags(

@@ -18,21 +18,13 @@ import os
 from datetime import timedelta
 from pathlib import Path
 
-from airflow.sdk import Param
-
-from stateflow_airflow.dags import Retention, StateflowJob, stateflow_dags
+from stateflow_airflow.dags import Retention, StateflowJob, failpoint, stateflow_dags
 from stateflow_airflow.spark import SparkSubmit
 
 HOME = os.environ.get("STATEFLOW_HOME", "/opt/stateflow")
 
-# No pattern: for a value that does not match, Airflow shows only the JSON schema. The task checks the name.
-FAILPOINT = Param(
-    None,
-    type=["null", "string"],
-    title="Kill the driver at",
-    description_md="For a demonstration of recovery: `batch.reported:3` kills the first try in its third micro-batch,"
-    " after its work and before its commit. Leave empty to kill nothing.",
-    examples=["batch.begin:2", "batch.reported:3", "commit.manifest:3", "commit.after:3", "publish.after:3"],
+FAILPOINT = failpoint(
+    "batch.reported:3", "kills the first try in its third micro-batch, after its work and before its commit."
 )
 
 stateflow_dags(

@@ -27,7 +27,7 @@ export default defineConfig(({ mode }) => {
       modulePreload: false,
       // One file: with the pages, the libraries are needed, too.
       chunkSizeWarningLimit: 1000,
-      // The texts that the licences of the bundled packages ask for.
+      // The texts that the licences of the bundled packages ask for; the plugin's packages are among those of the page.
       license: isPlugin ? false : { fileName: "licenses.txt" },
       rolldownOptions: {
         input: path(isPlugin ? "src/entries/plugin.tsx" : "index.html"),

@@ -54,7 +54,8 @@ class RetentionReport:
 
     Attributes:
         collected: what the collection has deleted.
-        deleted_savepoints: names of the deleted periodic savepoints, oldest first.
+        deleted_savepoints: names of the deleted savepoints: the one that a user has named, then the periodic ones,
+            oldest first.
         kept_savepoints: names of the other savepoints of the job root.
         savepoints_freed_bytes: size of the deleted savepoints.
     """

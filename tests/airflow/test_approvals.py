@@ -397,6 +397,34 @@ def _meanwhile(job: AccountsJob) -> str:
     return "ada"
 
 
+def test_a_savepoint_is_disposed_of_with_an_approval_only(
+    saved: AccountsJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of any origin, whatever the limits keep, and only the savepoint that the approver has seen."""
+    disposal = {"dispose": "mine", "reason": "the upgrade is done"}
+    before = everything(saved)
+    text = asked(asks_to_delete(saved, **disposal), monkeypatch, task())
+    assert "savepoint mine" in text and "the upgrade is done" in text
+    yes = answered(asks_to_delete(saved, **disposal), task())
+    for approval, given in ((None, disposal), (yes, {"dispose": "p1"}), (yes, {**disposal, "savepoints": "1"})):
+        with fails(PermanentFailure, "not-approved"):
+            collect(saved, approval, **given)
+    assert collect(saved, preview=True, **disposal)["deleted_savepoints"] == ["mine"]
+    assert everything(saved) == before
+    done = collect(saved, yes, **disposal)
+    assert (done["deleted_savepoints"], done["kept_savepoints"]) == (["mine"], ["p1", "p2", "p3"])
+    assert done["savepoints_freed_bytes"] > 0
+    (noted,) = (each for each in root_files.history(saved.root) if each.get("kind") == "dispose")
+    assert (noted["reason"], noted["by"]) == ("the upgrade is done", airflow_user("ada"))
+    # A later try has nothing left to do, and another savepoint of this name is another one.
+    assert collect(saved, yes, **disposal)["deleted_savepoints"] == []
+    take(saved, "mine")
+    with fails(PermanentFailure, "not-approved"):
+        collect(saved, yes, **disposal)
+    with fails(PermanentFailure, "config"):
+        answered(asks_to_delete(saved, dispose="none-such"), task())
+
+
 def test_a_number_of_the_dag_file_is_configured_and_one_from_a_template_is_not(saved: AccountsJob) -> None:
     assert collect(saved, configured=None, retain=2, savepoints=2)["deleted_savepoints"] == ["p1"]
     operator = StateflowRetentionOperator(

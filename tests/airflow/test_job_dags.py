@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG, Asset, Param
-from airflow.sdk.exceptions import AirflowSkipException, ParamValidationError
+from airflow.sdk.exceptions import AirflowSkipException
 from airflow.serialization.serialized_objects import DagSerialization
 from syrupy.assertion import SnapshotAssertion
 
@@ -152,22 +152,6 @@ def test_a_recovery_form_has_the_fields_of_its_templates_and_alone_requires_an_e
     assert set(dags["orders"].params) == {"drain", "day", "failpoint"}
 
 
-@pytest.mark.parametrize("name", ["target", "reason"])
-def test_a_form_refuses_a_blank_text(dags: dict[str, DAG], name: str) -> None:
-    param = dags["orders_recovery"].params.get_param(name)
-    assert param.resolve("a b") == "a b"
-    for blank in ("", "  ", "\n\t", "\u00a0", "\u200b", " \ufeff\u2060"):
-        with pytest.raises(ParamValidationError):
-            param.resolve(blank)
-
-
-def test_the_form_of_a_retention_does_not_replace_a_number_that_is_too_small(dags: dict[str, DAG]) -> None:
-    """Airflow's form replaces a number below `minimum` by the minimum, which keeps the least."""
-    for name in ("retain", "savepoints"):
-        schema = dags["orders_retention"].params.get_param(name).schema
-        assert "integer" in schema["type"] and not {"minimum", "exclusiveMinimum"} & schema.keys()
-
-
 @pytest.mark.parametrize(
     ("path", "param", "skips_if"),
     [
@@ -175,6 +159,7 @@ def test_the_form_of_a_retention_does_not_replace_a_number_that_is_too_small(dag
         ("orders_savepoint.approve", "stop", False),
         ("orders_retention.approve", "preview", True),
         ("orders_retention.savepoint", "preview", True),
+        ("orders_retention.savepoint", "dispose", True),
         ("orders_recovery.run", "run", False),
     ],
 )

@@ -1,10 +1,12 @@
 import { Box, Link as ChakraLink, Heading, Stack } from "@chakra-ui/react";
-import { Link, Route, Routes, useParams } from "react-router-dom";
+import { Link, Navigate, Route, Routes, useParams, useSearchParams } from "react-router-dom";
+import { type JobList, useResource } from "./api";
 import { JobPages } from "./pages/JobPages";
 import { Jobs } from "./pages/Jobs";
 import { Journal } from "./pages/Journal";
 import { UnknownAddress } from "./pages/UnknownAddress";
-import { PagesAt } from "./parts/links";
+import { PagesAt, restorePath } from "./parts/links";
+import { Loaded, Notice } from "./parts/Loaded";
 
 /** All pages: the jobs, and the pages of each. `base` is the path below which they are, without a slash at its end. */
 export function App({ base }: { base: string }) {
@@ -14,6 +16,7 @@ export function App({ base }: { base: string }) {
         <Routes>
           <Route index element={<Jobs base={base} />} />
           <Route path="journal" element={<AllActions base={base} />} />
+          <Route path="restore" element={<RestoreOfJob base={base} />} />
           <Route path="jobs/:job/*" element={<OneJob base={base} />} />
           <Route path="*" element={<UnknownPage base={base} />} />
         </Routes>
@@ -25,6 +28,22 @@ export function App({ base }: { base: string }) {
 function OneJob({ base }: { base: string }) {
   const { job = "" } = useParams();
   return <JobPages id={job} base={`${base}/jobs/${encodeURIComponent(job)}`} jobs={base} />;
+}
+
+/** A link to the restore wizard of a job, such as in a message: `restore?job=JOB&to=TARGET`, with the job's id or name. */
+function RestoreOfJob({ base }: { base: string }) {
+  const [query] = useSearchParams();
+  const wanted = query.get("job") ?? "";
+  const jobs = useResource<JobList>("jobs");
+  return (
+    <Loaded resource={jobs}>
+      {({ jobs: found }) => {
+        const job = found.find(({ id }) => id === wanted) ?? found.find(({ job: name }) => name === wanted);
+        if (job === undefined) return <Notice status="error" title={`There is no job ${wanted} that you may read`} />;
+        return <Navigate replace to={restorePath(`${base}/jobs/${encodeURIComponent(job.id)}`, query.get("to"))} />;
+      }}
+    </Loaded>
+  );
 }
 
 function AllActions({ base }: { base: string }) {

@@ -81,6 +81,11 @@ export function useDag(dag: string | null): Resource<Dag> {
   return useAirflow(dag === null ? null : `api/v2/dags/${segment(dag)}`, 10_000);
 }
 
+/** The params of a DAG's form, by name. */
+export function useDagDetails(dag: string | null): Resource<{ params: Record<string, unknown> | null }> {
+  return useAirflow(dag === null ? null : `api/v2/dags/${segment(dag)}/details`, 300_000);
+}
+
 /** The DAG runs that have not ended. */
 export function useActiveRuns(dag: string | null): Resource<{ dag_runs: DagRun[] }> {
   const query = "state=running&state=queued&order_by=-run_after&limit=5";

@@ -47,7 +47,12 @@ export function retentionCommands(jobRoot: string, retain: number | null, savepo
   return savepoints === null ? [gc] : [gc, command("savepoint", "prune", "--job-root", jobRoot, "--keep", String(savepoints), "--dry-run")];
 }
 
-/** The command that deletes a savepoint. */
-export function disposeCommand(jobRoot: string, name: string): string {
-  return command("savepoint", "dispose", name, "--job-root", jobRoot, "--reason", "REASON");
+/** The command that reads the files of a savepoint, and compares them with their hashes. */
+export function verifyCommand(jobRoot: string, name: string): string {
+  return command("savepoint", "verify", name, "--job-root", jobRoot);
+}
+
+/** The command that deletes a savepoint; with `claimed`, also one that a job has claimed. */
+export function disposeCommand(jobRoot: string, name: string, claimed: boolean): string {
+  return command("savepoint", "dispose", name, "--job-root", jobRoot, "--reason", "REASON", ...(claimed ? ["--claimed"] : []));
 }

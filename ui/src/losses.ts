@@ -89,7 +89,7 @@ export function lossSentences(plan: RestorePlan): string[] {
   }
   for (const source of plan.sources.filter((each) => each.available === false)) {
     const files = source.files === null ? "" : ` ${counted(source.files, "file")} came after the target.`;
-    sentences.push(`Source ${source.uid} no longer has all input since the target: the missing rows cannot be read again.${files}`);
+    sentences.push(`Source ${source.uid}, 1 of ${formatCount(plan.sources.length)}, no longer has all input since the target: the missing rows cannot be read again.${files}`);
   }
   for (const state of plan.states.filter((each) => each.action === "dropped")) {
     sentences.push(`The state of ${state.uid}, ${formatBytes(state.target_bytes)}, is not restored.`);

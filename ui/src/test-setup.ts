@@ -23,3 +23,7 @@ Object.assign(globalThis, {
 HTMLDialogElement.prototype.showModal = function showModal() {
   this.open = true;
 };
+HTMLDialogElement.prototype.close = function close() {
+  this.open = false;
+  this.dispatchEvent(new Event("close"));
+};

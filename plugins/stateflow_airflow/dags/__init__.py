@@ -20,8 +20,9 @@ are created unpaused, so that a trigger starts them.
 """
 
 from stateflow_airflow.dags.factory import stateflow_dags
+from stateflow_airflow.dags.forms import failpoint
 from stateflow_airflow.dags.job import StateflowJob
 from stateflow_airflow.operators.partitions import PartitionEvents
 from stateflow_airflow.operators.retention_limits import Retention, TableMaintenance
 
-__all__ = ["PartitionEvents", "Retention", "StateflowJob", "TableMaintenance", "stateflow_dags"]
+__all__ = ["PartitionEvents", "Retention", "StateflowJob", "TableMaintenance", "failpoint", "stateflow_dags"]

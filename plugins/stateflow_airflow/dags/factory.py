@@ -11,6 +11,7 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, AssetOrTimeSchedule, Context, CronTriggerTimetable, Param, TriggerRule
 from airflow.sdk.exceptions import AirflowSkipException
 
+from stateflow_airflow.dags.forms import note_params, recovery_params, retention_params, run_params, savepoint_params
 from stateflow_airflow.dags.job import StateflowJob
 from stateflow_airflow.failures import config_failure
 from stateflow_airflow.operators.approvals.approval import StateflowApprovalOperator, StateflowClaimApprovalOperator
@@ -63,15 +64,6 @@ def stateflow_dags(
     return dags if job.partitions is None else [*dags, partitions_dag(job, job.partitions)]
 
 
-DRAIN = Param(
-    False,
-    type="boolean",
-    title="Last run: drain",
-    description="Fires every event-time timer at the end of the run. Use it for the last run only: it closes every open"
-    " session.",
-)
-
-
 _FAILED_RUNS = 10
 """DAG runs of a continuous job that fail in a row, without one that succeeds, before Airflow pauses the DAG. The next
 one follows within seconds, also after an error that only a user can fix."""
@@ -99,12 +91,12 @@ def run_dag(job: StateflowJob, application: str, schedule: ScheduleArg) -> DAG:
             "omit renew_after, or set the mode to continuous",
             renew_after=str(job.renew_after),
         )
-    params = {**({} if job.is_continuous else {"drain": DRAIN}), **job.params, **job.run_params}
     asks = "from_savepoint" in job.run and "claim_mode" not in job.run
-    params = {**params, "claim_mode": claim_mode()} if asks else params
+    params = run_params(job, asks_for_claim=asks)
     timing = _continuous_timing(job, schedule) if job.is_continuous else {"schedule": schedule}
     deadline = list(job.deadlines) or None
-    with new_dag(job, "", job.description or _doc(job), params=params, deadline=deadline, **timing) as dag:
+    doc = f"{job.description or _doc(job)}\n{_HELP.format(name=job.name)}"
+    with new_dag(job, "", doc, params=params, deadline=deadline, **timing) as dag:
         settings = dict(job.run_settings) if job.is_continuous else _with_drain(job)
         if asks:
             _run_after_approval(job, application, settings)
@@ -129,9 +121,20 @@ def _doc(job: StateflowJob) -> str:
         return (
             f"Keeps {job.name} running, from the newest checkpoint on. To stop it, pause this DAG, then trigger "
             f"`{job.name}_savepoint` with *Stop the run*; or pause this DAG, then mark the task as failed, which ends "
-            "the run with a checkpoint. To start it, unpause this DAG."
+            "the run with a checkpoint. To start it, unpause this DAG. Airflow pauses it after "
+            f"{_FAILED_RUNS} failed runs in a row: correct what their log names, then unpause it."
         )
     return f"Runs {job.name} until it has processed all new input, from the newest checkpoint on."
+
+
+_HELP = """
+| when | do |
+|---|---|
+| a run failed or was killed | nothing is lost: clear its task, or wait for the next run; either continues from the newest checkpoint, and no row counts twice |
+| the output is wrong | `{name}_recovery` returns state, source positions and tables to an earlier point |
+| a new version of the job is next | take a savepoint with `{name}_savepoint` first |
+| you want to know where the job stands | tab *State* of this DAG, or `stateflow status` |
+"""  # noqa: E501
 
 
 def _with_drain(job: StateflowJob) -> dict[str, object]:
@@ -166,15 +169,18 @@ def _run_after_approval(job: StateflowJob, application: str, settings: Mapping[s
 
 _SAVEPOINT_DOC = """
 Takes a savepoint of {name}: at the next barrier of an active run, otherwise from the newest checkpoint. It is kept
-until a user deletes it. With *Stop the run*, the run ends with exactly that checkpoint.
+until a user deletes it. Trigger it with an empty form if in doubt: the job continues, and nothing else changes.
 
-Another user approves the stop: task `approve`, tab *Required Actions*. The approval counts for the newest run at that
-time; once another run has started, clear `approve`.
+With *Stop the run*, the run ends with exactly that checkpoint. Another user approves the stop within a day: task
+`approve`, tab *Required Actions*; until then, the run continues. The approval counts for the newest run at that time;
+once another run has started, clear `approve`.
 
 With *Drain* as well, every event-time timer fires before the savepoint. If no run is active, the task runs the job only
 to drain it and reads no input. Use *Drain* for the last run only: it closes every open session.
 {pause}
 *Format*: a canonical savepoint can be restored into each state backend, and read by other programs; it takes longer.
+
+A task that failed or was killed can be cleared: it returns the same savepoint.
 """
 
 
@@ -199,7 +205,7 @@ def savepoint_dag(job: StateflowJob, application: str) -> DAG:
     }
     stopped = job.name if job.is_continuous else ""
     doc = _SAVEPOINT_DOC.format(name=job.name, pause=_PAUSE.format(name=job.name) if stopped else "")
-    options: dict[str, Any] = {"params": _savepoint_params(), "user_defined_filters": {"quoted": quote}}
+    options: dict[str, Any] = {"params": savepoint_params(job), "user_defined_filters": {"quoted": quote}}
     with new_dag(job, "_savepoint", doc, schedule=None, **options, **CREATED_UNPAUSED) as dag:
         StateflowSavepointOperator(task_id="savepoint", pre_execute=_skip_if_stopping, **given)
         approve = StateflowStopApprovalOperator(
@@ -234,44 +240,23 @@ def _skip_if_stopping(context: Context) -> None:
         )
 
 
-def _savepoint_params() -> dict[str, Param]:
-    return {
-        "name": optional_text(
-            "Name", "Letters, digits, dot, underscore and hyphen. By default, the origin and the time of the DAG run."
-        ),
-        "reason": optional_text("Reason", "Stored with the savepoint."),
-        "origin": Param("manual", type="string", enum=["manual", "upgrade"], title="Origin"),
-        "format": Param(
-            "default",
-            type="string",
-            enum=["default", "native", "canonical"],
-            title="Format",
-            description="*Native* is as the state backend stored it, and fast. *Canonical* is independent of the state"
-            " backend and its version. By default, savepoints are native, and savepoints of a stop canonical.",
-        ),
-        "stop": Param(False, type="boolean", title="Stop the run"),
-        "drain": Param(
-            False,
-            type="boolean",
-            title="Drain",
-            description="Requires *Stop the run*. Fires every event-time timer before the savepoint. Use it for the"
-            " last run only: it closes every open session.",
-        ),
-    }
-
-
 ORIGIN = "{{ 'manual' if dag_run.triggering_user_name else 'periodic' }}"
 """Origin of the savepoint. A user who triggers the DAG many times would otherwise replace all older periodic ones."""
 
 
 _RETENTION_DOC = """
 Takes a periodic savepoint of {name}, then deletes periodic savepoints beyond the limits and files that no checkpoint
-references. May run concurrently with a run of the job. With *Preview*, it takes no savepoint and deletes nothing. If a
-user triggers it, the savepoint is a manual one, which displaces no periodic one and is kept until a user deletes it.
+references. May run concurrently with a run of the job. If a user triggers it, the savepoint is a manual one, which
+displaces no periodic one and is kept until a user deletes it.
 
-Numbers in the form that delete what the configured numbers keep need the approval of another user: task `approve`, tab
-*Required Actions*. The approval counts for the checkpoints and savepoints that the question lists. When others would be
-deleted as well, because the job has made more, clear `approve`. If nothing needs an approval, that task asks nothing.
+**To see what would be deleted**, trigger it with *Preview*: it takes no savepoint and deletes nothing; the log of
+`collect` has the list.
+
+Numbers in the form that delete what the configured numbers keep need the approval of another user within a day: task
+`approve`, tab *Required Actions*. The approval counts for the checkpoints and savepoints that the question lists. When
+others would be deleted as well, because the job has made more, clear `approve`. If nothing needs an approval, that task
+asks nothing. *Savepoint to delete* names a savepoint of any origin: it is deleted for ever, always with that approval,
+and no savepoint is taken first. **The disk is full**: `collect` runs also if `savepoint` failed.
 """
 
 
@@ -283,7 +268,7 @@ some time ago and that no kept checkpoint or savepoint needs.
 
 def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, retention: Retention) -> DAG:
     """Returns the DAG. `retention` has the defaults of its form."""
-    params = _retention_params(retention, job.tables)
+    params = retention_params(retention, job.tables)
     doc = _RETENTION_DOC.format(name=job.name) + (_TABLES_DOC if job.tables else "")
     with new_dag(job, "_retention", doc, schedule=schedule, params=params) as dag:
         savepoint = StateflowSavepointOperator(
@@ -294,13 +279,15 @@ def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, re
             locations=job.locations,
             origin=ORIGIN,
             outlets=[job.savepoint],
-            pre_execute=skip_unless("preview", False),
+            pre_execute=_skip_savepoint,
             **RETRIES,
         )
         limits: dict[str, Any] = {
             "retain": "{{ params.retain }}",
             "savepoints": "{{ params.savepoints }}",
             "savepoints_max_age": retention.max_age,
+            "dispose": "{{ params.dispose or '' }}",
+            "reason": "{{ params.reason or '' }}",
             "configured": with_setting(job, retention),
         }
         # Runs also if the savepoint failed: the reason may be a full disk.
@@ -357,45 +344,26 @@ def with_setting(job: StateflowJob, retention: Retention) -> Retention:
     return retention if retention.checkpoints else replace(retention, checkpoints=number)
 
 
-# No `minimum`: Airflow's form changes a smaller number to the minimum without a word, and 1 keeps the least of all. The
-# tasks refuse such a number.
-def _retention_params(retention: Retention, tables: TableMaintenance | None) -> dict[str, Param]:
-    maintain = Param(
-        True,
-        type="boolean",
-        title="Maintain tables",
-        description="Combines small files of the job's Delta tables, and deletes files that nothing needs.",
-    )
-    return {
-        "retain": Param(
-            retention.checkpoints,
-            type=["null", "integer"],
-            title="Checkpoints to keep",
-            description="1 or more. By default, the setting of the job's last run.",
-        ),
-        "savepoints": Param(
-            retention.savepoints,
-            type=["null", "integer"],
-            title="Periodic savepoints to keep",
-            description="1 or more. Leave empty to keep all.",
-        ),
-        **({"tables": maintain} if tables else {}),
-        "preview": Param(False, type="boolean", title="Preview", description="Only logs what would be deleted."),
-    }
-
-
 _RECOVERY_DOC = """
-Restores {name} to an earlier checkpoint or savepoint: state, source positions and tables together.
+Restores {name} to an earlier checkpoint or savepoint: state, source positions and tables together. Nothing changes
+before another user has approved the plan.
 
 1. Pause the DAG `{name}`: a run that starts in the meantime makes the plan outdated, and the restore is refused.{stop}
-2. Trigger this DAG with a target and a reason.
-3. Read the plan: task `approve`, tab *Required Actions*. Another user approves or rejects it. A rejection changes
-   nothing, skips the remaining tasks, and is recorded in the job's history with that user's name and note.
-4. Unpause `{name}`.
+2. Find the point: tab *State* of this DAG, or `stateflow checkpoints list` and `stateflow savepoint list`. With
+   `before:2026-01-31T03:00` (UTC), it is the newest point before that time.
+3. Trigger this DAG with the target and a reason.
+4. Read the plan: task `approve`, tab *Required Actions*. Another user approves or rejects it within a day. A rejection
+   changes nothing, skips the remaining tasks, and is recorded in the job's history with that user's name and note.
+5. When `verify` has succeeded, unpause `{name}`.
 
-You can clear a task that failed or was killed. Clearing `plan` creates a new plan for the same target and asks for
-approval again. For another target, trigger this DAG again.
-"""
+| when | do |
+|---|---|
+| `plan` failed | its log names the wrong value and the ones that exist: trigger this DAG again |
+| `restore` failed with `plan-outdated` | nothing was changed: clear `plan`, which plans the same target again and asks again |
+| nobody answered, so that `approve` failed | nothing was changed: clear `plan` |
+| a task was killed, or failed for another reason | clear it: it completes what was begun, and restores at most once |
+| the target was wrong | trigger this DAG again; to undo a restore, restore a savepoint or checkpoint that was taken before it |
+"""  # noqa: E501
 
 
 _STOP = """
@@ -424,7 +392,7 @@ class _JobArguments(TypedDict):
 
 def recovery_dag(job: StateflowJob, application: str) -> DAG:
     """Returns the DAG. It has no schedule."""
-    params = {**_recovery_params(), **job.params, "expected_plan": _expected_plan()}
+    params = recovery_params(job)
     code: _JobArguments = {
         "job": application,
         "job_root": job.root,
@@ -502,55 +470,6 @@ def partitions_dag(job: StateflowJob, partitions: PartitionEvents) -> DAG:
         )
         reopened >> closed
     return dag
-
-
-def _recovery_params() -> dict[str, Param]:
-    # No examples of targets: they would be part of the serialized DAG, so that each savepoint made a new DAG version.
-    return {
-        "target": required_text(
-            "Restore target",
-            "latest, a checkpoint's id, a savepoint's name or path, before:2026-01-31T03:00 (UTC),"
-            " or before:SOURCE=OFFSET. `stateflow status` and `stateflow savepoint list` show them, and so does the"
-            " error of the task plan for a target that does not exist.",
-        ),
-        "sinks": Param(
-            "restore",
-            type="string",
-            enum=["restore", "keep"],
-            values_display={"restore": "restore tables with the state", "keep": "keep the tables' current content"},
-            title="Tables",
-        ),
-        "reason": required_text("Reason", "Stored in the job's log.", format="multiline"),
-        "drop": optional_text("State to drop", "Comma-separated uids of operators removed from the job."),
-        "keep_tables": optional_text(
-            "Tables to keep",
-            "Comma-separated uids of sinks, also of removed ones. Their tables keep all rows while others "
-            "are restored.",
-        ),
-        "new_names": optional_text(
-            "New names",
-            "Comma-separated OLD=NEW: uids of operators and sources that were renamed, or states as UID.STATE.",
-        ),
-        "source_positions": Param(
-            None,
-            type=["null", "string"],
-            format="multiline",
-            title="Source positions",
-            description="One per line: UID=earliest, latest, keep, timestamp:2026-01-31T03:00 or the position's JSON."
-            " By default, the positions of the target are used, and new sources begin at their start.",
-        ),
-        "from_other_job": Param(False, type="boolean", title="Allow a savepoint of another job"),
-        "claim_mode": claim_mode(),
-        "run": Param(False, type="boolean", title="Run the job after the restore"),
-    }
-
-
-def _expected_plan() -> Param:
-    return optional_text(
-        "Expected plan",
-        "Filled in by the pages of stateflow: the plan that they have shown, with which the task plan compares its own."
-        " Leave it empty otherwise.",
-    )
 
 
 class Retries(TypedDict):
@@ -631,43 +550,17 @@ def approval(job: StateflowJob) -> Approval:
         "locations": job.locations,
         "self_approval": job.self_approval,
         "response_timeout": timedelta(days=1),
-        "params": {"note": optional_text("Note", "Stored in the job's log.")},
+        "params": note_params(),
         "assigned_users": [{"id": user, "name": user} for user in as_list(job.approvers)] or None,
         **RETRIES,
     }
 
 
-def claim_mode() -> Param:
-    """Returns the param that decides who owns a savepoint after a restore or the start of a new job root."""
-    return Param(
-        "no-claim",
-        type="string",
-        enum=["no-claim", "claim"],
-        values_display={
-            "no-claim": "leave the savepoint as it is",
-            "claim": "the job owns the savepoint, and deletes it later",
-        },
-        title="Claim mode",
-        description="A claimed savepoint is deleted once its state is no longer one of the retained checkpoints.",
-    )
-
-
-_VISIBLE = (
-    r"[^\s\u0000-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u180e"
-    r"\u200b-\u200f\u2028-\u202e\u2060-\u2069\u3164\ufeff]"
-)
-"""A character that a reader sees, for Python and browsers."""
-
-
-def optional_text(title: str, description: str) -> Param:
-    """Returns a param for an optional text. Without the type ``null``, Airflow's form requires a value."""
-    return Param(None, type=["null", "string"], title=title, description=description)
-
-
-def required_text(title: str, description: str, **more: str) -> Param:
-    """Returns a param for a text with visible characters; `more` are further parts of its JSON schema."""
-    schema: dict[str, Any] = {"type": "string", "minLength": 1, "pattern": _VISIBLE, **more}
-    return Param(title=title, description=description, **schema)
+def _skip_savepoint(context: Context) -> None:
+    """Skips the savepoint before a retention for a preview, and for a user who wants to delete a savepoint."""
+    for param in ("preview", "dispose"):
+        if context["params"].get(param):
+            raise AirflowSkipException(f"{param} is {context['params'][param]}")
 
 
 def skip_unless(param: str, wanted: bool) -> Callable[[Context], None]:

@@ -10,7 +10,7 @@ from stateflow_airflow.failures import config_failure
 from stateflow_airflow.operators.approvals.approval import ApprovalCheck
 from stateflow_airflow.operators.approvals.command_approval import retention_question
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator, requester
-from stateflow_airflow.operators.retention_limits import Limit, Retention, newest_beyond, read_retention
+from stateflow_airflow.operators.retention_limits import Limit, Retention, disposal_loss, newest_beyond, read_retention
 from stateflow_airflow.operators.template_values import as_list, check_job_root, job_code, to_bool, to_duration
 from stateflow_airflow.versions import require_supported
 
@@ -45,13 +45,17 @@ class StateflowRetentionOperator(JobRootOperator):
         savepoints: number of newest periodic savepoints to keep; None for all. Templated.
         savepoints_max_age: age above which periodic savepoints are deleted; a timedelta, or a text such as ``30d``.
             Templated.
+        dispose: name or folder of a savepoint to delete as well, of any origin; always with an approval. Templated.
+        reason: why it is deleted, for the job's history. Templated.
         preview: whether to only report what would be deleted. Templated.
         configured: limits that need no approval. Not templated.
         approval: the output of `StateflowRetentionApprovalOperator` with the same limits. Templated.
         self_approval: whether the user who triggered the DAG run may have approved.
     """
 
-    template_fields: Sequence[str] = ("job_root", "retain", "savepoints", "savepoints_max_age", "preview", "approval")
+    template_fields: Sequence[str] = (
+        *("job_root", "retain", "savepoints", "savepoints_max_age", "dispose", "reason", "preview", "approval"),
+    )
     template_fields_renderers = {"approval": "json"}
     ui_color = "#e8e4f3"
 
@@ -62,6 +66,8 @@ class StateflowRetentionOperator(JobRootOperator):
         retain: Limit = None,
         savepoints: Limit = None,
         savepoints_max_age: timedelta | str | None = None,
+        dispose: str = "",
+        reason: str = "",
         preview: bool | str = False,
         configured: Retention | None = None,
         approval: object = None,
@@ -72,6 +78,8 @@ class StateflowRetentionOperator(JobRootOperator):
         self.retain = retain
         self.savepoints = savepoints
         self.savepoints_max_age = savepoints_max_age
+        self.dispose = dispose
+        self.reason = reason
         self.preview = preview
         self.configured = configured
         self.approval = approval
@@ -92,17 +100,39 @@ class StateflowRetentionOperator(JobRootOperator):
             # Before the approval is compared: what the job makes from here on moves more beyond the limits, which no
             # user has seen.
             planned, upto = self._planned(root, rule), newest_beyond(root, limits.checkpoints)
-            by = requester(context) if preview else self._permitted_by(context, limits)
+            disposed = disposal_loss(root, self.dispose.strip())
+            by = requester(context) if preview else self._permitted_by(context, limits, disposed)
+            gone, freed = self._dispose(root, by, preview=preview) if disposed else ((), 0)
             pruned = planned if preview else prune_savepoints(root, rule, by=by, only=planned.deleted)
             report = collect_garbage(root, retain=limits.checkpoints, upto=upto, dry_run=preview)
         self._log_report(report)
-        return to_object(RetentionReport(report, pruned.deleted, pruned.kept, pruned.freed_bytes))
+        kept = tuple(name for name in pruned.kept if name not in gone)
+        return to_object(RetentionReport(report, gone + pruned.deleted, kept, freed + pruned.freed_bytes))
 
-    def _permitted_by(self, context: Context, limits: Retention) -> str:
+    def _dispose(self, root: str, by: str, *, preview: bool) -> tuple[tuple[str, ...], int]:
+        """Deletes the savepoint that the user wants to delete; returns its name, and how many bytes it has."""
+        from stateflow.checkpoint.savepoints.catalog import find_savepoint
+        from stateflow.operations import dispose
+        from stateflow.operations.job_root import open_root
+        from stateflow.operations.job_savepoints import describe_savepoint
+
+        name = self.dispose.strip()
+        self.log.info("savepoint to delete: %s", name)
+        if not preview:
+            report = dispose(root, name, by=by, reason=self.reason.strip())
+        elif found := find_savepoint(open_root(root).storage, name):
+            report = describe_savepoint(found)
+        else:
+            return (), 0
+        return (report.name,), report.size_bytes
+
+    def _permitted_by(self, context: Context, limits: Retention, disposed: Sequence[str]) -> str:
         """Returns the user to record. Raises PermanentFailure if an approval is missing."""
         check = ApprovalCheck(self.approval, self.self_approval)
         configured = self.configured or read_retention(*self._given)
-        question = retention_question(self.job_root, limits, configured, check.answer.loss)
+        question = retention_question(
+            self.job_root, limits, configured, approved=check.answer.loss, disposed=disposed
+        )
         if question is None:
             return requester(context)
         return check.decision(question.digest, context).by

@@ -108,6 +108,18 @@ def retention_loss(job_root: str, requested: Retention, configured: Retention) -
     return [f"checkpoint {number}" for number in permitted_ids if number not in left] + savepoints
 
 
+def disposal_loss(job_root: str, savepoint: str) -> list[str]:
+    """Returns the savepoint that a user wants to delete, with its id: another one may get its name.
+
+    Empty if there is none of this name.
+    """
+    from stateflow.checkpoint.savepoints.catalog import find_savepoint
+    from stateflow.operations.job_root import open_root
+
+    found = find_savepoint(open_root(job_root).storage, savepoint) if savepoint else None
+    return [f"savepoint {savepoint} with the id {found.document.id}"] if found else []
+
+
 def newest_beyond(job_root: str, checkpoints: int | None) -> int:
     """Returns the id of the newest checkpoint beyond a number of checkpoints to keep; 0 if there is none."""
     beyond = _restorable(job_root)[:-checkpoints] if checkpoints else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import re
 import reprlib
@@ -102,11 +103,17 @@ def to_count(name: str, value: int | str | None, things: str) -> int | None:
     """Returns the positive number in `value`; None for None or an empty text. Raises PermanentFailure."""
     if value is None or value in ("", "None"):
         return None
-    if not str(value).isdecimal() or int(value) < 1:
+    text = str(value)
+    try:
+        # To JSON, 5.0 is an integer as well.
+        number = int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        number = math.nan
+    if number < 1 or not math.isfinite(number) or number != int(number):
         raise config_failure(
             f"{name}={value!r} is not a number of {things}", "pass 1 or more, or None", **{name: value}
         )
-    return int(value)
+    return int(number)
 
 
 def to_duration(name: str, value: timedelta | str | None) -> timedelta | None:

@@ -416,6 +416,8 @@ class RestoreFacts(Document, frozen=True, kw_only=True):
     at: str
     bytes: int = 0
     """Size of the restored state, without dropped state."""
+    rows_removed: int | None = None
+    """Rows that the plan removes from tables; None if a table does not tell, and without a plan."""
     of_job: str = ""
     """Name and uuid of the other job whose savepoint it was; empty otherwise."""
     savepoint_path: str = ""

@@ -212,10 +212,16 @@ def _facts(context: RestoreContext, plan: RestorePlan, request: RestoreRequest) 
         undone=plan.dropped_checkpoint_ids,
         at=root.clock.now().isoformat(timespec="milliseconds"),
         bytes=sum(s.target_bytes for s in plan.states if s.action is not StateAction.DROPPED),
+        rows_removed=_rows_removed(plan),
         of_job=f"{plan.parent_job} {plan.parent_job_uuid}" if plan.parent_job_uuid else "",
         savepoint_path=plan.savepoint_path or "" if context.from_other_job else "",
         is_claimed=plan.claim_mode is ClaimMode.CLAIM,
     )
+
+
+def _rows_removed(plan: RestorePlan) -> int | None:
+    removed = [sink.rows_removed for sink in plan.sinks]
+    return None if None in removed else sum(rows or 0 for rows in removed)
 
 
 _OTHER_TARGET = "make a new plan, with another target"
@@ -456,6 +462,7 @@ def _record(root: JobRoot, rewind: Rewind, more: Mapping[str, object] = MappingP
             "restored_checkpoint_id": facts.base,
             "checkpoint_id": rewind.seq if facts.is_imported else facts.base,
             "undone_checkpoint_ids": facts.undone,
+            "rows_removed": facts.rows_removed,
             "parent_job": parent_job or None,
             "parent_job_uuid": parent_job_uuid or None,
             "savepoint_path": facts.savepoint_path or None,

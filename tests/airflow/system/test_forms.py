@@ -1,8 +1,11 @@
-"""The trigger form of every DAG, in a real browser: it can be filled in and sent, and what was entered arrives."""
+"""The trigger form of every DAG, in a real browser: it can be filled in and sent, what was entered arrives, and wrong
+values do not.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +29,13 @@ DAGS = [
     for name in ("flights", "fleet", "aircraft")
     for suffix in ("", "_savepoint", "_retention", "_recovery")
 ]
+WRONG = {
+    "flights": ("failpoint", "batch.reported:x"),
+    "flights_savepoint": ("name", "before v2"),
+    "flights_retention": ("retain", "0"),
+    "flights_recovery": ("new_names", "old"),
+}
+"""A wrong value for a field of each form."""
 DEFAULTS, ENTRIES = json.loads((Path(__file__).parents[1] / "data" / "forms.json").read_text()).values()
 """Conf of a DAG run whose form was sent as it was, of the families' DAGs under their suffix; and what is entered."""
 
@@ -74,24 +84,58 @@ class TriggerForm:
         return {name.removeprefix("element_") for name in names}
 
     def fill(self, name: str, value: str) -> None:
+        self._show(name)
         self._field(name).fill(value)
+
+    def shown(self) -> set[str]:
+        """Names of the params in sections that are not folded."""
+        names = self.fields(())
+        return {name for name in names if self._section(name).get_attribute("aria-expanded") == "true"}
+
+    def _show(self, name: str) -> None:
+        """Opens the section of a param; Airflow then folds the others."""
+        section = self._section(name)
+        if section.get_attribute("aria-expanded") != "true":
+            section.click()
+
+    def _section(self, name: str) -> Locator:
+        item = "ancestor::*[@data-scope='accordion'][@data-part='item'][1]"
+        return self._field(name).locator(f"xpath={item}//*[@data-part='item-trigger']")
 
     def can_send(self) -> bool:
         return self.dialog.get_by_role("button", name="Trigger").is_enabled()
 
     def asks_to_unpause(self) -> bool:
-        return self.dialog.get_by_text("Unpause").count() > 0
+        return self._unpause().count() > 0
 
     def leave_paused(self) -> None:
-        self.dialog.get_by_text("Unpause").click()
+        self._unpause().click()
+
+    def _unpause(self) -> Locator:
+        # Descriptions of fields speak of unpausing, too.
+        return self.dialog.get_by_text(re.compile("^Unpause"))
 
     def send(self) -> None:
+        self._press()
+        self.dialog.wait_for(state="detached")
+
+    def error(self) -> str:
+        """Sends the form; returns the error that the form then shows."""
+        self._press()
+        message = self.dialog.get_by_text("Invalid input for param")
+        message.wait_for()
+        return message.inner_text()
+
+    def _press(self) -> None:
         from playwright.sync_api import expect
 
         button = self.dialog.get_by_role("button", name="Trigger")
         expect(button).to_be_enabled(timeout=PATIENCE_MS)
         # By the keyboard: the notification of the run before can cover the button, and stays while the mouse is on it.
         button.press("Enter")
+
+    def close(self) -> None:
+        self.dialog.press("Escape")
         self.dialog.wait_for(state="detached")
 
     def _field(self, name: str) -> Locator:
@@ -104,6 +148,9 @@ class Web:
 
     client: Client
     pages: AirflowPages
+
+    def runs(self, dag_id: str) -> int:
+        return int(self.client.call("GET", f"dags/{dag_id}/dagRuns")["total_entries"])
 
     def newest_conf(self, dag_id: str) -> dict[str, Any]:
         runs = self.client.call("GET", f"dags/{dag_id}/dagRuns?order_by=-run_after&limit=1")["dag_runs"]
@@ -142,6 +189,27 @@ def test_a_form_can_be_sent_and_what_was_entered_arrives(web: Web, dag_id: str) 
         assert not form.asks_to_unpause()
     form.send()
     assert web.newest_conf(dag_id) == wanted
+
+
+@pytest.mark.parametrize("dag_id", WRONG)
+def test_a_wrong_value_is_refused_in_the_form_and_makes_no_dag_run(web: Web, dag_id: str) -> None:
+    before = web.runs(dag_id)
+    form = web.pages.open_form(dag_id)
+    for entry, value in ENTRIES.get(dag_id, {}).items():
+        form.fill(entry, value)
+    name, value = WRONG[dag_id]
+    form.fill(name, value)
+    error = form.error().partition("\n")[0]
+    assert f"param {name}:" in error and error.endswith("was expected")
+    assert web.runs(dag_id) == before
+    form.close()
+
+
+def test_fields_that_are_seldom_needed_are_folded(web: Web) -> None:
+    form = web.pages.open_form("flights_recovery")
+    form.fields(["target"])
+    assert form.shown() == {"target", "reason", "sinks", "run"}
+    form.close()
 
 
 def test_every_pool_that_a_task_needs_exists(web: Web) -> None:

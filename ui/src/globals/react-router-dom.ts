@@ -2,4 +2,4 @@
 import type * as RouterTypes from "react-router-dom";
 
 const router = (globalThis as unknown as { ReactRouterDOM: typeof RouterTypes }).ReactRouterDOM;
-export const { Link, NavLink, Route, Routes, useLocation, useNavigate, useParams, useSearchParams } = router;
+export const { Link, Navigate, NavLink, Route, Routes, useLocation, useNavigate, useParams, useSearchParams } = router;

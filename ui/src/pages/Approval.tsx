@@ -7,7 +7,7 @@ import { answerUntil, outdatedBecause, type PlanOutput, refusals, type Refusals 
 import { ProblemNotice } from "../parts/ConfirmedAction";
 import { DiffText } from "../parts/DiffText";
 import { TextField } from "../parts/Fields";
-import { DagRunLink, PageLink, recoveryPath, restorePath } from "../parts/links";
+import { DagRunLink, PageLink, PersonLink, recoveryPath, restorePath } from "../parts/links";
 import { Loaded, Notice } from "../parts/Loaded";
 import { Cautions, LossNumbers, LossSentences, PlanChanges, PlanTarget } from "../parts/PlanChanges";
 import { Time } from "../parts/Time";
@@ -88,11 +88,12 @@ function OneQuestion({ state, base, dag, run, question, reload }: QuestionProps)
 function Asks({ question, run }: { question: Question; run: DagRun | null }) {
   const until = answerUntil(question);
   const reason = run?.conf?.reason;
+  const requester = run?.triggering_user_name ?? null;
   const who = question.assigned_users.map((user) => user.name).join(", ");
   return (
     <Stack gap={1}>
       <Text overflowWrap="anywhere">
-        <strong>{run?.triggering_user_name ?? "A schedule or a program"}</strong> has asked this <Time at={question.created_at} />.
+        <strong>{requester === null ? "A schedule or a program" : <PersonLink name={requester} />}</strong> has asked this <Time at={question.created_at} />.
       </Text>
       {typeof reason === "string" && (
         <Text overflowWrap="anywhere" whiteSpace="pre-wrap">
@@ -170,7 +171,13 @@ export function Answered({ question: { responded_by_user: user, responded_at: at
   return (
     <Notice status={isApproved ? "info" : "warning"} title={isApproved ? "Approved" : "Rejected"}>
       <Text overflowWrap="anywhere">
-        {user === null ? "No person answered in time" : `By ${user.name}`}
+        {user === null ? (
+          "No person answered in time"
+        ) : (
+          <>
+            By <PersonLink name={user.name} />
+          </>
+        )}
         {at !== null && (
           <>
             , <Time at={at} />

@@ -44,7 +44,7 @@ export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: s
           <Heading as="h1" size="xl" overflowWrap="anywhere">
             {name || "Job"}
           </Heading>
-          {state.value !== null && <HealthWord health={state.value.health} />}
+          {state.value !== null && <HealthWord health={state.value.health} backlog={state.value.backlog} />}
         </Flex>
         <Tabs base={base} />
         <Routes>

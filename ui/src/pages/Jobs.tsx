@@ -5,6 +5,7 @@ import { type Backlog, type Health, type JobList, type JobRow as Row, useResourc
 import { formatBytes, formatCount, formatDuration } from "../format";
 import { HealthWord } from "../parts/HealthWord";
 import { FoldedActions, WaitingApprovalsOf } from "../parts/JobActions";
+import { PageLink } from "../parts/links";
 import { Loaded, Notice } from "../parts/Loaded";
 import { ScrollingTable } from "../parts/ScrollingTable";
 import { Time } from "../parts/Time";
@@ -188,7 +189,7 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
     <Table.Row>
       {name}
       <Table.Cell title={failure?.message}>
-        <HealthWord health={job.health} />
+        <HealthWord health={job.health} backlog={job.backlog} />
         {job.problem !== null && (
           <Text fontSize="xs" color="orange.fg" title={job.problem.message}>
             not reachable now
@@ -197,7 +198,7 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
         {job.health?.word === "waits-for-approval" && <WaitingApprovalsOf id={job.id} base={path} />}
       </Table.Cell>
       <Table.Cell whiteSpace="nowrap">
-        {job.checkpoint_id ?? "none"}
+        {job.checkpoint_id === null ? "none" : <PageLink to={`${path}?point=${job.checkpoint_id}`}>{job.checkpoint_id}</PageLink>}
         {job.committed_at !== null && (
           <Text as="span" color="fg.muted" ml={2}>
             <Time at={job.committed_at} />
@@ -214,7 +215,7 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
         <Waiting backlog={job.backlog} unknown={job.backlog_unknown} />
       </Table.Cell>
       <Table.Cell whiteSpace="nowrap">
-        <LastSavepoint savepoint={job.savepoint} />
+        <LastSavepoint savepoint={job.savepoint} base={path} />
       </Table.Cell>
       <Table.Cell whiteSpace="nowrap">{job.next_run_at === null ? <Unknown text="none planned" /> : <Time at={job.next_run_at} />}</Table.Cell>
       {hasActions && (
@@ -226,7 +227,8 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
   );
 }
 
-export function LastSavepoint({ savepoint }: { savepoint: Row["savepoint"] }) {
+/** The newest savepoint; `base` is the path of the job's pages. */
+export function LastSavepoint({ savepoint, base }: { savepoint: Row["savepoint"]; base: string }) {
   if (savepoint === null) {
     return (
       <Text as="span" color="red.fg" fontWeight="semibold">
@@ -236,7 +238,7 @@ export function LastSavepoint({ savepoint }: { savepoint: Row["savepoint"] }) {
   }
   return (
     <>
-      {savepoint.name}
+      <PageLink to={`${base}/savepoints?savepoint=${encodeURIComponent(savepoint.name)}`}>{savepoint.name}</PageLink>
       {savepoint.made_at !== null && (
         <Text as="span" color="fg.muted" ml={2}>
           <Time at={savepoint.made_at} />

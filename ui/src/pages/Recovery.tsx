@@ -7,7 +7,7 @@ import type { PlanOutput } from "../approval";
 import { formatCount } from "../format";
 import { ProblemNotice } from "../parts/ConfirmedAction";
 import { PauseAction, RunAction } from "../parts/JobActions";
-import { approvalPath, CheckpointLink, DagRunLink, PageLink, RestoreLink } from "../parts/links";
+import { approvalPath, CheckpointLink, DagRunLink, PageLink, PersonLink, RestoreLink } from "../parts/links";
 import { Loaded, Notice } from "../parts/Loaded";
 import { PlanTarget } from "../parts/PlanChanges";
 import { Time } from "../parts/Time";
@@ -46,7 +46,7 @@ function Steps({ state, base, family, dag, run }: Props) {
               Recovery
             </Heading>
             <Text overflowWrap="anywhere">
-              Requested by {found.triggering_user_name ?? "a program"}
+              Requested by {found.triggering_user_name === null ? "a program" : <PersonLink name={found.triggering_user_name} />}
               {typeof found.conf?.reason === "string" && `: ${found.conf.reason}`}
             </Text>
             {output !== null && <PlanTarget plan={output.plan} />}

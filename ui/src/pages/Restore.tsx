@@ -71,9 +71,6 @@ function Wizard({ target, job, base, address, family }: WizardProps) {
         </Heading>
         <PageLink to={restorePath(base)}>Choose another point</PageLink>
       </Stack>
-      <Heading as="h2" size="md">
-        2. Options
-      </Heading>
       <RestoreForm options={options} names={namesOf(job, plan)} isSavepoint={isSavepoint} onChange={setOptions} />
       <Stack as="section" gap={4} aria-label="Plan" aria-busy={!isCurrent && found.problem === null}>
         <Heading as="h2" size="md">

@@ -1,23 +1,19 @@
-import { Box, Flex, Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
-import { useEffect, useRef } from "react";
+import { Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
 import { useSearchParams } from "react-router-dom";
 import type { Family } from "../airflow";
-import { type ActionEntry, type JobState, type Resource, type Savepoint, type SavepointPage, useResource } from "../api";
-import { disposeCommand } from "../commands";
-import { formatBytes } from "../format";
-import { Command, CopyButton } from "../parts/Command";
-import { Folded } from "../parts/Folded";
-import { CheckpointLink, PageLink, RestoreLink } from "../parts/links";
+import { type ActionEntry, type JobState, type Resource, type SavepointPage, type TimelinePage, useResource } from "../api";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
-import { Comparison } from "../parts/SavepointComparison";
 import { RetentionPlan } from "../parts/RetentionPlan";
-import { People } from "../parts/People";
+import { SavepointCard } from "../parts/SavepointCard";
+import { Comparison } from "../parts/SavepointComparison";
+import { recordOf } from "../parts/SavepointRecord";
 import { Time } from "../parts/Time";
 import { factsText } from "./Journal";
 
 /** The savepoints of a job, the newest first. */
 export function Savepoints({ address, base, state, family }: { address: string; base: string; state: Resource<JobState>; family: Family }) {
   const resource = useResource<SavepointPage>(`${address}/savepoints`);
+  const actions = useResource<TimelinePage>(`${address}/timeline?limit=500`, 30_000).value?.actions ?? [];
   const named = useSearchParams()[0].get("savepoint");
   return (
     <Loaded resource={resource}>
@@ -31,7 +27,7 @@ export function Savepoints({ address, base, state, family }: { address: string; 
           )}
           <SimpleGrid columns={{ base: 1, md: 2, "2xl": 4 }} gap={4}>
             {page.savepoints.map((savepoint) => (
-              <Card key={savepoint.path} savepoint={savepoint} base={base} jobRoot={state.value?.job_root ?? null} isNamed={savepoint.name === named} />
+              <SavepointCard key={savepoint.path} savepoint={savepoint} base={base} jobRoot={state.value?.job_root ?? null} family={family} record={recordOf(actions, savepoint.name, savepoint.id)} isNamed={savepoint.name === named} />
             ))}
           </SimpleGrid>
           {page.older && <Notice status="info" title="The job root has older savepoints, which are not shown" />}
@@ -56,98 +52,12 @@ function Elsewhere({ entries }: { entries: readonly ActionEntry[] }) {
         {entries.map((entry, index) => (
           <li key={index}>
             <Text overflowWrap="anywhere">
-              {entry.ended_at !== null && <Time at={entry.ended_at} full />} {factsText(entry.facts)}
+              {entry.ended_at !== null && <Time at={entry.ended_at} full />} {typeof entry.facts.savepoint === "string" && <strong>{entry.facts.savepoint}</strong>}{" "}
+              {factsText(entry.facts)}
             </Text>
           </li>
         ))}
       </ul>
     </Stack>
-  );
-}
-
-interface CardProps {
-  savepoint: Savepoint;
-  base: string;
-  jobRoot: string | null;
-  /** Whether the address names it. */
-  isNamed: boolean;
-}
-
-function Card({ savepoint, base, jobRoot, isNamed }: CardProps) {
-  const { name, checkpoint_id: checkpoint } = savepoint;
-  const card = useRef<HTMLElement>(null);
-  useEffect(() => {
-    if (isNamed) card.current?.scrollIntoView({ block: "center" });
-  }, [isNamed]);
-  return (
-    <Box asChild borderWidth="1px" borderRadius="md" p={4} minW={0} borderColor={isNamed ? "blue.solid" : undefined}>
-      <article ref={card} aria-label={`Savepoint ${name}`} aria-current={isNamed ? "true" : undefined}>
-        <Heading as="h2" size="md" overflowWrap="anywhere">
-          {name}
-        </Heading>
-        <Text>
-          {formatBytes(savepoint.size_bytes)}, {savepoint.format}
-          {savepoint.origin !== null && `, ${savepoint.origin}`}
-          {savepoint.drained && ", after all input"}
-        </Text>
-        <Text color="fg.muted">
-          {checkpoint === null ? "no checkpoint" : <CheckpointLink id={checkpoint}>checkpoint {checkpoint}</CheckpointLink>}
-          {savepoint.made_at !== null && (
-            <>
-              , <Time at={savepoint.made_at} />
-            </>
-          )}
-        </Text>
-        <Text overflowWrap="anywhere">
-          <People by={savepoint.by} requestedBy={savepoint.requested_by} />
-          {savepoint.reason !== null && `: ${savepoint.reason}`}
-        </Text>
-        {savepoint.note !== null && <Text overflowWrap="anywhere">Note: {savepoint.note}</Text>}
-        <Owner savepoint={savepoint} />
-        <Text fontFamily="mono" fontSize="xs" overflowWrap="anywhere" my={2}>
-          {savepoint.path}
-        </Text>
-        <Flex gap={2} wrap="wrap" align="center">
-          <CopyButton text={savepoint.path} what={`path of ${name}`} />
-          <RestoreLink base={base} target={name} size="xs" />
-          <PageLink to={`${base}/savepoints?from=${encodeURIComponent(name)}`}>Compare</PageLink>
-        </Flex>
-        {jobRoot !== null && <Disposal savepoint={savepoint} jobRoot={jobRoot} />}
-      </article>
-    </Box>
-  );
-}
-
-/** The job that deletes the savepoint. */
-function Owner({ savepoint: { claimed_by: owner, claimed_at: at } }: { savepoint: Savepoint }) {
-  if (owner === null) return null;
-  return (
-    <Text color="orange.fg" overflowWrap="anywhere">
-      claimed by {owner.job}, which deletes it
-      {at !== null && (
-        <>
-          ; since <Time at={at} />
-        </>
-      )}
-    </Text>
-  );
-}
-
-/** How a person deletes the savepoint for ever. */
-function Disposal({ savepoint: { name, size_bytes: bytes, claimed_by: owner }, jobRoot }: { savepoint: Savepoint; jobRoot: string }) {
-  return (
-    <Box mt={2}>
-      <Folded title={`Delete ${name}`}>
-        {() => (
-          <Stack gap={2} mt={2}>
-            <Text color="red.fg" fontWeight="semibold">
-              This deletes 1 savepoint of {formatBytes(bytes)} for ever: nothing can be restored from it any more.
-            </Text>
-            {owner !== null && <Text>{owner.job} has claimed it, and deletes it itself.</Text>}
-            <Command text={disposeCommand(jobRoot, name)} />
-          </Stack>
-        )}
-      </Folded>
-    </Box>
   );
 }

@@ -1,15 +1,17 @@
 import { Box, Flex, Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/react";
 import type { ReactNode } from "react";
 import { type Family, useDag } from "../airflow";
-import { type FamilyDag, type JobState, type OperatorStatus, type PointPage, type Resource, type SourceStatus, useResource } from "../api";
+import { type FamilyDag, type JobState, type OperatorStatus, type PointPage, type Resource, type SourceStatus, type TimelinePage, useResource } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
 import { CheckpointCharts } from "../parts/CheckpointCharts";
+import { CopyButton } from "../parts/Command";
 import { JobActions } from "../parts/JobActions";
 import { CheckpointLink, PageLink, RunLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { People } from "../parts/People";
 import { offsetText } from "../parts/PlanChanges";
 import { Points } from "../parts/Points";
+import { recordOf, SavepointRecord } from "../parts/SavepointRecord";
 import { ScrollingTable } from "../parts/ScrollingTable";
 import { Time } from "../parts/Time";
 import { DurationBar } from "../pictures/DurationBar";
@@ -25,9 +27,15 @@ export function State({ state, base, address, family }: { state: Resource<JobSta
         <Stack gap={5}>
           <FreshnessNotice of={job} />
           <Sentence job={job} address={address} base={base} family={family} />
+          <Flex gap={2} align="center" wrap="wrap" fontSize="sm" color="fg.muted">
+            <Text fontFamily="mono" overflowWrap="anywhere">
+              {job.job_root}
+            </Text>
+            <CopyButton text={job.job_root} what="path of the job root" />
+          </Flex>
           <Problems job={job} />
           <JobActions family={family} base={base} jobRoot={job.job_root} />
-          <Tiles job={job} />
+          <Tiles job={job} address={address} base={base} />
           <Operators operators={job.operators} />
           <Sources sources={job.sources} />
           <CheckpointCharts address={address} />
@@ -113,12 +121,21 @@ function Problems({ job }: { job: JobState }) {
         <Notice status="warning" title={`A restore to ${restoring.target_label} is not completed`}>
           The next start completes it. <People by={restoring.by} requestedBy={restoring.requested_by} />
           {restoring.reason !== null && `: ${restoring.reason}`}
+          <Text>
+            {formatCount(restoring.restored_tables.length)} of {formatCount(Object.keys(restoring.tables).length)} tables restored.
+          </Text>
         </Notice>
       )}
       {failure !== null && (
         <Notice status="error" title={`${job.failed_start === null ? "The newest run" : "The newest start"} failed: ${failure.code}`}>
           <Text overflowWrap="anywhere">{failure.message}</Text>
           {failure.failed_at !== null && <Time at={failure.failed_at} />}
+          {job.failed_start === null && (
+            <>
+              {" in "}
+              <RunLink generation={failure.generation} run={null} />
+            </>
+          )}
         </Notice>
       )}
       {job.history_changed !== null && (
@@ -157,7 +174,7 @@ function Muted({ children }: { children: ReactNode }) {
   );
 }
 
-function Tiles({ job }: { job: JobState }) {
+function Tiles({ job, address, base }: { job: JobState; address: string; base: string }) {
   return (
     <SimpleGrid columns={{ base: 1, sm: 2, xl: 4 }} gap={4}>
       <NewestTile job={job} />
@@ -176,9 +193,9 @@ function Tiles({ job }: { job: JobState }) {
             {uid} is at <code>{offsetText(offset)}</code>
           </Muted>
         ))}
-        <More count={job.sources.length} what="sources" />
+        <More count={job.sources.length} what="source" />
       </Tile>
-      <SavepointTile savepoint={job.savepoint} />
+      <SavepointTile savepoint={job.savepoint} address={address} base={base} />
     </SimpleGrid>
   );
 }
@@ -187,7 +204,8 @@ function Tiles({ job }: { job: JobState }) {
 const MOST_IN_TILE = 4;
 
 function More({ count, what }: { count: number; what: string }) {
-  return count > MOST_IN_TILE && <Muted>{`${formatCount(count - MOST_IN_TILE)} more ${what}`}</Muted>;
+  const more = count - MOST_IN_TILE;
+  return more > 0 && <Muted>{`${formatCount(more)} more ${what}${more === 1 ? "" : "s"}`}</Muted>;
 }
 
 function NewestTile({ job: { newest, checkpoint_id: id } }: { job: JobState }) {
@@ -223,20 +241,26 @@ function Shares({ operators }: { operators: readonly OperatorStatus[] }) {
           <Text whiteSpace="nowrap">{formatBytes(bytes)}</Text>
         </Flex>
       ))}
-      <More count={operators.length} what="operators" />
+      <More count={operators.length} what="operator" />
     </>
   );
 }
 
-function SavepointTile({ savepoint }: { savepoint: JobState["savepoint"] }) {
+function SavepointTile({ savepoint, address, base }: { savepoint: JobState["savepoint"]; address: string; base: string }) {
+  const actions = useResource<TimelinePage>(savepoint === null ? null : `${address}/timeline?limit=500`, 30_000).value?.actions ?? [];
   return (
     <Tile title="Last savepoint">
-      <LastSavepoint savepoint={savepoint} />
+      <LastSavepoint savepoint={savepoint} base={base} />
       {savepoint?.size_bytes != null && <Muted>{formatBytes(savepoint.size_bytes)}</Muted>}
       {savepoint?.by != null && (
         <Muted>
           <People by={savepoint.by} requestedBy={savepoint.requested_by} />
         </Muted>
+      )}
+      {savepoint !== null && (
+        <Box fontSize="sm">
+          <SavepointRecord record={recordOf(actions, savepoint.name, null)} />
+        </Box>
       )}
     </Tile>
   );

@@ -187,6 +187,8 @@ function ActionFacts({ entry }: { entry: ActionEntry }) {
     ["Reason", entry.reason ?? "none"],
   ];
   if (entry.note !== null) facts.push(["Note", entry.note]);
+  const { previous_checkpoint_id: from } = entry.facts;
+  if (typeof from === "number") facts.push(["From checkpoint", <CheckpointLink key="from" id={from} />]);
   if (entry.restored_checkpoint_id !== null) facts.push(["Restored checkpoint", <CheckpointLink key="restored" id={entry.restored_checkpoint_id} />]);
   if (KINDS_OF_RUNS.has(entry.kind)) facts.push(["Run", <RunLink key="run" generation={entry.seq} run={typeof entry.facts.run === "number" ? entry.facts.run : null} />]);
   if (entry.size_bytes !== null) facts.push(["Size", formatBytes(entry.size_bytes)]);

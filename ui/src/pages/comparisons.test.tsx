@@ -2,8 +2,8 @@
 import { act, fireEvent, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
-import type { GraphPage, OperatorStatus, RetentionPreview, SavepointDiff } from "../api";
-import { CURRENT, expectAccessible, family, HOSTILE, open, savepoint, Server, state } from "../test-pages";
+import type { ActionEntry, GraphPage, OperatorStatus, RetentionPreview, SavepointDiff } from "../api";
+import { CURRENT, expectAccessible, family, HOSTILE, open, restore, savepoint, Server, state, timeline } from "../test-pages";
 
 const operator: OperatorStatus = { uid: "count", subtasks: 2, files: 3, size_bytes: 2470, states: ["total"], operator_states: [], metrics: null };
 
@@ -65,6 +65,11 @@ const diff: SavepointDiff = {
   ...CURRENT,
 };
 
+/** The record of a savepoint whose id is its name. */
+function recordOf(name: string, integrity: "verified" | "changed"): ActionEntry {
+  return { ...restore, kind: "savepoint", integrity, facts: { savepoint: name, savepoint_id: name } };
+}
+
 const preview: RetentionPreview = { checkpoints: [10, 11], savepoints: ["a"], freed_bytes: 62900, ...CURRENT };
 
 let server: Server;
@@ -78,6 +83,7 @@ beforeEach(() => {
     "jobs/flights/points": { points: [], next_cursor: null, ...CURRENT },
     "jobs/flights/savepoints": { savepoints: [savepoint("a", "periodic"), savepoint("b", "manual"), savepoint("c", "periodic")], older: false, elsewhere: [], ...CURRENT },
     "jobs/flights/savepoint-diff": diff,
+    "jobs/flights/timeline": { ...timeline, actions: [recordOf("a", "verified"), recordOf("b", "changed")] },
     "jobs/flights/retention-preview": preview,
   });
   server.start();
@@ -111,6 +117,17 @@ it("says that no run has stored the graph", async () => {
   expect(await screen.findByText("No run has stored the graph of this job yet")).toBeDefined();
 });
 
+it("shows whether the records of savepoints are as they were recorded, and how their files are verified", async () => {
+  open("/jobs/flights/savepoints");
+  const cards = await screen.findAllByRole("article");
+  await within(cards[0] as HTMLElement).findByText("✓ Its record in the history is verified.");
+  expect(within(cards[1] as HTMLElement).getByText("Its record in the history was changed.")).toBeDefined();
+  expect(within(cards[2] as HTMLElement).getByText(/not among the newest ones/)).toBeDefined();
+  expect(cards[0]?.textContent).toContain("1 kB in its own files; it shares no file with a checkpoint.");
+  await userEvent.setup().click(screen.getByText("Verify the files of a"));
+  expect(screen.getByText("stateflow savepoint verify a --job-root /jobs/flights")).toBeDefined();
+});
+
 it("compares two savepoints", async () => {
   const { container } = open("/jobs/flights/savepoints?from=a&to=b");
   const table = await screen.findByRole("region", { name: "State in both savepoints" });
@@ -139,4 +156,54 @@ it("says what a retention deletes before it is applied, and sends only the numbe
   await user.click(screen.getByText("Apply this retention"));
   await user.click(screen.getByText("Yes, apply this retention"));
   expect(server.sent).toEqual([{ method: "POST", path: "api/v2/dags/flights_retention/dagRuns", body: { logical_date: null, conf: { retain: null, savepoints: 1, preview: false } } }]);
+});
+
+it("asks for the deletion of a savepoint with a reason, which another person approves", async () => {
+  server.answers["api/v2/dags/flights_retention/details"] = { params: { dispose: null, reason: null, retain: 3 } };
+  server.answers["POST api/v2/dags/flights_retention/dagRuns"] = { dag_run_id: "r" };
+  const { container } = open("/jobs/flights/savepoints?savepoint=b");
+  const card = await screen.findByRole("article", { name: "Savepoint b" });
+  expect(card.getAttribute("aria-current")).toBe("true");
+  const user = userEvent.setup();
+  await user.click(within(card).getByText("Delete b"));
+  const request = await within(card).findByRole<HTMLButtonElement>("button", { name: "Request the deletion of b" });
+  await waitFor(() => {
+    expect(request.disabled).toBe(false);
+  });
+  expect(within(card).getByText(/This deletes 1 savepoint, b, of 1 kB for ever/)).toBeDefined();
+  await user.click(request);
+  await user.click(within(card).getByRole("button", { name: "Yes, request the deletion of b" }));
+  expect((await within(card).findByRole("alert")).textContent).toContain("A reason is required");
+  expect(server.sent).toEqual([]);
+  fireEvent.change(within(card).getByLabelText(/Reason for the deletion/), { target: { value: " the upgrade is done " } });
+  await expectAccessible(container);
+  await user.click(within(card).getByRole("button", { name: "Yes, request the deletion of b" }));
+  expect(server.sent).toEqual([
+    { method: "POST", path: "api/v2/dags/flights_retention/dagRuns", body: { logical_date: null, conf: { dispose: "b", reason: "the upgrade is done", preview: false } } },
+  ]);
+  const approve = await within(card).findByRole("link", { name: "Another person has to approve the deletion." });
+  expect(approve.getAttribute("href")).toBe("/jobs/flights/approval/r?dag=flights_retention");
+});
+
+it("requests no deletion from a DAG that does not delete single savepoints, and shows the command for a claimed one", async () => {
+  const claimed = { ...savepoint("b", "manual"), claimed_by: { job: HOSTILE, job_uuid: "2" }, claimed_at: "2026-01-31T03:00:00.000Z" };
+  Object.assign(server.answers, {
+    "jobs/other": state,
+    "jobs/other/family": { ...family, dags: family.dags.map((dag) => ({ ...dag, dag_id: `other_${dag.role}` })) },
+    "jobs/other/savepoints": { savepoints: [savepoint("a", "manual"), claimed], older: false, elsewhere: [], ...CURRENT },
+    "jobs/other/retention-preview": preview,
+    "api/v2/dags/other_retention/details": { params: { retain: 3 } },
+  });
+  const { container } = open("/jobs/other/savepoints");
+  const user = userEvent.setup();
+  await user.click(await screen.findByText("Delete a"));
+  const request = await screen.findByRole<HTMLButtonElement>("button", { name: "Request the deletion of a" });
+  await waitFor(() => {
+    expect(document.getElementById(request.getAttribute("aria-describedby") ?? "")?.textContent).toBe("other_retention does not delete single savepoints.");
+  });
+  expect(request.disabled).toBe(true);
+  await user.click(screen.getByText("Delete b"));
+  expect(screen.getByText("stateflow savepoint dispose b --job-root /jobs/flights --reason REASON --claimed")).toBeDefined();
+  expect(screen.queryByRole("button", { name: "Request the deletion of b" })).toBeNull();
+  expect(container.querySelector("img")).toBeNull();
 });

@@ -25,7 +25,7 @@ it("lists jobs with health, size and the missing savepoint, and those that canno
   const [, first, second] = rows;
   // What cannot be read is first.
   expect(first?.textContent).toContain("does not answer");
-  expect(second).toHaveProperty("textContent", expect.stringMatching(/caught up.*12.*2\.5 kB.*not known.*never/));
+  expect(second).toHaveProperty("textContent", expect.stringMatching(/caught up.*12.*2\.5 kB.*not known.*never.*none planned/));
   expect(screen.getByRole("link", { name: HOSTILE }).getAttribute("href")).toBe("/jobs/flights-1");
   await expectAccessible(container);
 });
@@ -73,6 +73,17 @@ it("says why a job cannot be shown, and names unknown addresses", async () => {
   expect((await screen.findByRole("alert")).textContent).toContain("there is no such job");
   open("/nowhere/at/all");
   expect(await screen.findByRole("heading", { name: "Unknown address" })).toBeDefined();
+});
+
+it("leads from a message to the restore wizard of a job, by its id or name", async () => {
+  server.answers.jobs = { jobs: [{ ...job, job: "flights" }], searches: [] };
+  const first = open("/restore?job=flights&to=12");
+  expect(await screen.findByRole("heading", { name: /to 12$/ })).toBeDefined();
+  first.unmount();
+  open("/restore?job=flights-1&to=12");
+  expect(await screen.findByRole("heading", { name: /to 12$/ })).toBeDefined();
+  open(`/restore?job=${encodeURIComponent(HOSTILE)}`);
+  expect((await screen.findByText(/There is no job/)).textContent).toContain(HOSTILE);
 });
 
 it("asks again with the ETag, and keeps an answer as outdated while the server does not answer", async () => {

@@ -168,10 +168,13 @@ it("says where the job stands, by which try, and since when nothing is undone", 
 
 it("asks for the points that a person wants, and keeps the filters in the address", async () => {
   server.answers[`${job}/points`] = { points: [checkpoint], next_cursor: "older", ...CURRENT };
-  open(`/${job}?retained=true&since=2026-01-31T02:00`);
+  open(`/${job}?retained=true&since=2026-01-31T02:00&generation=5`);
   const user = userEvent.setup();
   const filters = await screen.findByRole("region", { name: "Filters of the points" });
-  expect(server.queries).toContain(`${job}/points?retained=true&since=2026-01-31T02%3A00%3A00.000Z`);
+  expect(server.queries).toContain(`${job}/points?retained=true&generation=5&since=2026-01-31T02%3A00%3A00.000Z`);
+  const runs = within(filters).getByLabelText<HTMLSelectElement>("Run");
+  expect(runs.value).toBe("5");
+  await user.selectOptions(runs, "");
   await user.click(await screen.findByRole("button", { name: "Older" }));
   await waitFor(() => {
     expect(server.queries.at(-1)).toContain("cursor=older");

@@ -288,7 +288,8 @@ it("shows why a step failed", async () => {
   expect(container.querySelector("img")).toBeNull();
 });
 
-it("asks once before each action, and says what comes next", async () => {
+it("asks once before each action, says what comes next, and shows its result", async () => {
+  server.answers[`api/v2/dags/${name("flights_savepoint")}/dagRuns/${encodeURIComponent(RUN)}`] = { ...dagRun, dag_id: name("flights_savepoint"), state: "failed" };
   server.answers[`POST api/v2/dags/${name("flights_savepoint")}/dagRuns`] = { dag_run_id: RUN };
   open(page(""));
   const user = userEvent.setup();
@@ -299,6 +300,7 @@ it("asks once before each action, and says what comes next", async () => {
     { logical_date: null, conf: { name: "before-upgrade", reason: null, origin: "manual", format: "default", stop: true, drain: false } },
   ]);
   expect((await screen.findByRole("link", { name: /approve the stop/ })).getAttribute("href")).toContain(`dag=${name("flights_savepoint")}`);
+  expect(await screen.findByText(/The DAG run has failed/)).toBeDefined();
 });
 
 it("unpauses the DAG that runs the job", async () => {

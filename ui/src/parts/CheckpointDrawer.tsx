@@ -32,8 +32,8 @@ function Drawer({ address, base, job, id, close }: Props) {
   const dialog = useRef<HTMLDialogElement>(null);
   const title = useId();
   useEffect(() => {
-    // A modal dialog keeps the focus, and gives it back where it was.
-    dialog.current?.showModal();
+    // A modal dialog keeps the focus, and gives it back when it closes.
+    if (dialog.current?.open === false) dialog.current.showModal();
   }, []);
   return (
     <Box asChild position="fixed" inset="0 0 0 auto" height="100dvh" maxHeight="100dvh" width="min(760px, 100vw)" maxWidth="100vw" margin={0} marginStart="auto" padding={0} bg="bg" color="fg" borderStartWidth="1px" boxShadow="lg" overflowY="auto" css={{ "&::backdrop": { background: "rgba(0, 0, 0, 0.4)" } }}>
@@ -43,7 +43,7 @@ function Drawer({ address, base, job, id, close }: Props) {
         onClose={close}
         onClick={(event) => {
           // The backdrop is the dialog itself; its content has elements of its own.
-          if (event.target === dialog.current) close();
+          if (event.target === dialog.current) dialog.current?.close();
         }}
       >
         <Stack gap={5} p={{ base: 3, md: 5 }} minHeight="100%">
@@ -51,7 +51,13 @@ function Drawer({ address, base, job, id, close }: Props) {
             <Heading as="h2" id={title} size="lg">
               Checkpoint {id}
             </Heading>
-            <Button size="sm" variant="outline" onClick={close}>
+            <Button
+              size="sm"
+              variant="outline"
+              onClick={() => {
+                dialog.current?.close();
+              }}
+            >
               Close
             </Button>
           </Flex>

@@ -43,7 +43,7 @@ export function Filters({ label, filters }: { label: string; filters: readonly F
   return (
     <Flex as="section" aria-label={label} gap={3} wrap="wrap" align="end">
       {filters.map((filter) => (
-        <Box key={filter.name} width={{ base: "100%", sm: "12rem" }}>
+        <Box key={filter.name} width={{ base: "calc(50% - 6px)", sm: "10.5rem" }} minW={0}>
           <FilterField
             filter={filter}
             value={query.get(filter.name) ?? ""}
@@ -78,7 +78,11 @@ export function Filters({ label, filters }: { label: string; filters: readonly F
 }
 
 function FilterField({ filter, value, onChange }: { filter: Filter; value: string; onChange: (value: string) => void }) {
-  if (filter.type === "choice") return <SelectField label={filter.label} value={value} choices={filter.choices} onChange={onChange} />;
+  if (filter.type === "choice") {
+    // An address can have a value that is not among the choices, such as an old run.
+    const isListed = filter.choices.some(([choice]) => choice === value);
+    return <SelectField label={filter.label} value={value} choices={isListed ? filter.choices : [...filter.choices, [value, value]]} onChange={onChange} />;
+  }
   if (filter.type === "moment") return <MomentField label={filter.label} value={value} onChange={onChange} />;
   return <TextField label={filter.label} value={value} onChange={onChange} />;
 }

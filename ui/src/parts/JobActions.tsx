@@ -1,5 +1,5 @@
 import { Flex, Stack, Text } from "@chakra-ui/react";
-import { type ReactNode, useState } from "react";
+import { useState } from "react";
 import { type Family, setPaused, trigger, useActiveRuns, useDag, useFamily, useOpenQuestions, isWaiting } from "../airflow";
 import type { FamilyDag } from "../api";
 import { runCommand, savepointCommand } from "../commands";
@@ -9,6 +9,7 @@ import { TextField } from "./Fields";
 import { approvalPath, DagRunLink, PageLink, RestoreLink } from "./links";
 import { Notice } from "./Loaded";
 import { Time } from "./Time";
+import { TriggeredRun } from "./TriggeredRun";
 
 interface DagProps {
   dag: FamilyDag;
@@ -18,16 +19,6 @@ interface DagProps {
 /** Why a person cannot trigger or change a DAG; null if they can. */
 function refusalOf(dag: FamilyDag): string | null {
   return dag.may_trigger ? null : `You do not have the right to run ${dag.dag_id}.`;
-}
-
-/** A DAG run that an action has triggered, and what comes next. */
-function Triggered({ dag, run, next }: { dag: string; run: string; next: ReactNode }) {
-  return (
-    <Notice status="info" title={`${dag} is triggered`}>
-      <Text>{next}</Text>
-      <DagRunLink dag={dag} run={run} />
-    </Notice>
-  );
 }
 
 /** Starts a run of the job. */
@@ -50,7 +41,11 @@ export function RunAction({ dag, size = "sm" }: DagProps) {
           return null;
         }}
       />
-      {run !== null && <Triggered dag={dag.dag_id} run={run} next="The run starts as soon as no other run of the DAG is active. Its first checkpoint appears here." />}
+      {run !== null && (
+        <TriggeredRun dag={dag.dag_id} run={run}>
+          The run starts as soon as no other run of the DAG is active. Its first checkpoint appears here.
+        </TriggeredRun>
+      )}
     </Stack>
   );
 }
@@ -136,8 +131,15 @@ export function SavepointAction({ dag, stops, run: runDag = null, base, size = "
         }
         act={act}
       />
-      {run !== null && !stops && <Triggered dag={dag.dag_id} run={run} next={<PageLink to={`${base}/savepoints`}>The savepoint appears on the page Savepoints.</PageLink>} />}
-      {run !== null && stops && <Triggered dag={dag.dag_id} run={run} next={<PageLink to={approvalPath(base, dag.dag_id, run)}>Another person has to approve the stop.</PageLink>} />}
+      {run !== null && (
+        <TriggeredRun dag={dag.dag_id} run={run}>
+          {stops ? (
+            <PageLink to={approvalPath(base, dag.dag_id, run)}>Another person has to approve the stop.</PageLink>
+          ) : (
+            <PageLink to={`${base}/savepoints`}>The savepoint appears on the page Savepoints.</PageLink>
+          )}
+        </TriggeredRun>
+      )}
     </Stack>
   );
 }

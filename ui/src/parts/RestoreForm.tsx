@@ -48,7 +48,7 @@ export function RestoreForm({ options, names, isSavepoint, onChange }: Props) {
   return (
     <Box as="details" borderWidth="1px" borderRadius="md" p={3}>
       <Box as="summary" cursor="pointer" fontWeight="medium">
-        Options
+        2. Options
       </Box>
       <Stack gap={5} mt={3}>
         <SimpleGrid columns={{ base: 1, md: 2 }} gap={4}>
@@ -72,6 +72,11 @@ export function RestoreForm({ options, names, isSavepoint, onChange }: Props) {
             />
           )}
         </SimpleGrid>
+        {isSavepoint && options.claimMode === "claim" && (
+          <Text color="red.fg" fontWeight="semibold" overflowWrap="anywhere">
+            The job then owns 1 savepoint, {options.target}, and deletes it for ever.
+          </Text>
+        )}
         {options.sinks === "restore" && (
           <CheckGroup
             label="Tables that keep their content"

@@ -7,8 +7,9 @@ import { formatBytes, formatCount } from "../format";
 import { Command } from "./Command";
 import { ConfirmedAction } from "./ConfirmedAction";
 import { RangeField } from "./Fields";
-import { approvalPath, DagRunLink, PageLink } from "./links";
-import { FreshnessNotice, Loaded, Notice } from "./Loaded";
+import { approvalPath, PageLink } from "./links";
+import { FreshnessNotice, Loaded } from "./Loaded";
+import { TriggeredRun } from "./TriggeredRun";
 import { useDebounced } from "./useDebounced";
 
 interface Props {
@@ -119,12 +120,9 @@ function Apply({ dag, base, retain, keep, preview }: { dag: FamilyDag; base: str
         }}
       />
       {run !== null && (
-        <Notice status="info" title={`${dag.dag_id} is triggered`}>
-          <Stack gap={1}>
-            <PageLink to={approvalPath(base, dag.dag_id, run)}>Its question, if it has one</PageLink>
-            <DagRunLink dag={dag.dag_id} run={run} />
-          </Stack>
-        </Notice>
+        <TriggeredRun dag={dag.dag_id} run={run}>
+          <PageLink to={approvalPath(base, dag.dag_id, run)}>Its question, if it has one</PageLink>
+        </TriggeredRun>
       )}
     </Stack>
   );

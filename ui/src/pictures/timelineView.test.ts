@@ -1,7 +1,7 @@
 import { expect, it } from "vitest";
 import { point } from "../test-pages";
 import { layOut } from "./timelineLayout";
-import { centred, drawnSlots, edgesOf, Grid, isAtEnd, limited, MOST_VISIBLE, newestView, viewBetween, zoomedView } from "./timelineView";
+import { centred, drawnSlots, edgesOf, Grid, isAtEnd, limited, MOST_VISIBLE, newestView, slotAt, viewBetween, zoomedView } from "./timelineView";
 
 /** A timeline of that many marks: each checkpoint of another run. */
 const of = (slots: number) => layOut(Array.from({ length: slots }, (_, index) => point(index + 1, index + 1)));
@@ -37,6 +37,7 @@ it("keeps what is in the middle, or at the pointer, where it is when it zooms", 
   const around = zoomedView(wide, before, 2, 5_003);
   const place = (view: typeof before) => new Grid(wide, view.slot).x(5_003) - view.left;
   expect(place(around)).toBeCloseTo(place(before));
+  expect(slotAt(around, place(around))).toBeCloseTo(5_003);
 });
 
 it("shows the slots between two", () => {

@@ -7,7 +7,7 @@ const LANE = 84;
 const MARGIN = 56;
 const ARC_STEP = 18;
 /** More slots than these are never drawn at once: the overview shows all. */
-export const MOST_VISIBLE = 400;
+export const MOST_VISIBLE = 250;
 /** Slots beside the visible ones that are drawn, too. */
 const BESIDE = 3;
 const MOST_ZOOM = 3;
@@ -93,9 +93,14 @@ export function isAtEnd(layout: TimelineLayout, { slot, left, width }: View): bo
 }
 
 /** The slots at the edges of the window, between 0 and the last one. */
-export function edgesOf({ slots }: TimelineLayout, { slot, left, width }: View): [number, number] {
-  const at = (x: number) => Math.max(0, Math.min(slots - 1, (x - MARGIN) / slot));
-  return [at(left), at(left + width)];
+export function edgesOf({ slots }: TimelineLayout, view: View): [number, number] {
+  const at = (x: number) => Math.max(0, Math.min(slots - 1, slotAt(view, x)));
+  return [at(0), at(view.width)];
+}
+
+/** The slot at a place in the window, in pixels from its left edge; between two slots, a fraction. */
+export function slotAt({ slot, left }: View, x: number): number {
+  return (left + x - MARGIN) / slot;
 }
 
 /** A view with the same distance of slots, with a slot in its middle. */

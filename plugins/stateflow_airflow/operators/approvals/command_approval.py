@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from stateflow_airflow.failures import config_failure
 from stateflow_airflow.operators.approvals.approval import JobApprovalOperator, Question, request_digest
 from stateflow_airflow.operators.base import escape, require_paused, restrict_library
-from stateflow_airflow.operators.retention_limits import Limit, Retention, read_retention, retention_loss
+from stateflow_airflow.operators.retention_limits import Limit, Retention, disposal_loss, read_retention, retention_loss
 from stateflow_airflow.operators.template_values import check_job_root, to_bool
 
 if TYPE_CHECKING:
@@ -98,7 +100,7 @@ def _describe_stop(status: JobDescription, run: str, name: str, drain: bool) -> 
 
 
 class StateflowRetentionApprovalOperator(JobApprovalOperator):
-    """Asks a user to approve a retention that deletes what the configured numbers keep; otherwise asks nothing.
+    """Asks a user to approve a deletion of what the configured numbers keep, or of a savepoint; otherwise asks nothing.
 
     An approval is void once the retention would delete a checkpoint or savepoint that the question does not list. See
     `JobApprovalOperator`.
@@ -107,6 +109,8 @@ class StateflowRetentionApprovalOperator(JobApprovalOperator):
         retain: see `StateflowRetentionOperator`. Templated.
         savepoints: see `StateflowRetentionOperator`. Templated.
         savepoints_max_age: see `StateflowRetentionOperator`. Templated.
+        dispose: see `StateflowRetentionOperator`. No user is asked about a savepoint that does not exist. Templated.
+        reason: see `StateflowRetentionOperator`. Templated.
         configured: see `StateflowRetentionOperator`.
     """
 
@@ -115,6 +119,8 @@ class StateflowRetentionApprovalOperator(JobApprovalOperator):
         "retain",
         "savepoints",
         "savepoints_max_age",
+        "dispose",
+        "reason",
     )
 
     def __init__(
@@ -123,6 +129,8 @@ class StateflowRetentionApprovalOperator(JobApprovalOperator):
         retain: Limit = None,
         savepoints: Limit = None,
         savepoints_max_age: timedelta | str | None = None,
+        dispose: str = "",
+        reason: str = "",
         configured: Retention | None = None,
         **kwargs: Any,
     ) -> None:
@@ -130,6 +138,8 @@ class StateflowRetentionApprovalOperator(JobApprovalOperator):
         self.retain = retain
         self.savepoints = savepoints
         self.savepoints_max_age = savepoints_max_age
+        self.dispose = dispose
+        self.reason = reason
         self.configured = configured
         self._given = (retain, savepoints, savepoints_max_age)
 
@@ -138,11 +148,23 @@ class StateflowRetentionApprovalOperator(JobApprovalOperator):
         configured = self.configured or read_retention(*self._given)
         with restrict_library(self.locations):
             requested = Retention.of_arguments(self.retain, self.savepoints, self.savepoints_max_age)
-            return retention_question(self.job_root, requested, configured)
+            name = self.dispose.strip()
+            disposed = disposal_loss(check_job_root(self.job_root), name)
+            if name and not disposed:
+                raise config_failure(f"there is no savepoint {name}", "list savepoints: stateflow savepoint list")
+            question = retention_question(self.job_root, requested, configured, disposed=disposed)
+        if question is None or not self.reason.strip():
+            return question
+        return replace(question, markdown=f"{question.markdown}\n\n**Reason**: {escape(self.reason.strip())}")
 
 
 def retention_question(
-    job_root: str, requested: Retention, configured: Retention, approved: Sequence[str] = ()
+    job_root: str,
+    requested: Retention,
+    configured: Retention,
+    *,
+    approved: Sequence[str] = (),
+    disposed: Sequence[str] = (),
 ) -> Question | None:
     """Returns the question whether a retention may be executed; None if the configuration permits it.
 
@@ -153,11 +175,12 @@ def retention_question(
         requested: the limits that are to be applied.
         configured: the limits that need no approval.
         approved: the loss that a user has approved. A smaller one is the same request: something has vanished since.
+        disposed: the savepoint that a user wants to delete, as `disposal_loss` returns it.
     """
     from stateflow.operations import describe
 
     root = check_job_root(job_root)
-    loss = retention_loss(root, requested, configured)
+    loss = [*retention_loss(root, requested, configured), *disposed]
     if not loss:
         return None
     status = describe(root)

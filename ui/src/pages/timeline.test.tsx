@@ -1,0 +1,148 @@
+// The picture of the history: how a reader moves in it, and what it draws.
+import { fireEvent, screen, waitFor, within } from "@testing-library/react";
+import userEvent from "@testing-library/user-event";
+import { afterEach, beforeEach, expect, it, vi } from "vitest";
+import type { ActionEntry, TimelinePage } from "../api";
+import { layOut } from "../pictures/timelineLayout";
+import { ticksOf } from "../pictures/TimelineOverview";
+import { CURRENT, expectAccessible, HOSTILE, open, point, restore, Server, state } from "../test-pages";
+
+let server: Server;
+let id = 0;
+let job = "";
+
+function serve(page: Partial<TimelinePage>): void {
+  server.answers[`${job}/timeline`] = { runs: [], branches: [], checkpoints: [], actions: [], older: false, ...CURRENT, ...page };
+}
+
+beforeEach(() => {
+  id += 1;
+  job = `jobs/timeline-${id}`;
+  server = new Server();
+  server.answers[job] = state;
+  server.start();
+});
+
+afterEach(() => {
+  vi.unstubAllGlobals();
+});
+
+const marks = () => within(screen.getByRole("group", { name: "Timeline" })).getAllByRole("button");
+const names = () => marks().map((mark) => /checkpoints? [^,]*/.exec(mark.getAttribute("aria-label") ?? "")?.[0]);
+const visible = () => screen.getByRole("slider", { name: "Visible part of the timeline" });
+
+it("draws only what is visible of thousands of checkpoints, and reaches the others by the keyboard", async () => {
+  // Each run has made one checkpoint, so that none are collapsed within a run.
+  serve({ checkpoints: Array.from({ length: 2000 }, (_, index) => point(index + 1, index + 1)) });
+  open(`/${job}/timeline`);
+  await screen.findByRole("group", { name: "Timeline" });
+  const user = userEvent.setup();
+  // Runs are collapsed at first, as they are many.
+  await user.click(screen.getByRole("button", { name: "Collapse runs", pressed: true }));
+  expect(marks().length).toBeLessThan(40);
+  expect(names().at(-1)).toBe("checkpoint 2000");
+  await user.click(screen.getByRole("button", { name: "All" }));
+  expect(marks().length).toBeLessThan(320);
+  expect(visible().getAttribute("aria-valuemax")).toBe("1999");
+
+  await user.click(screen.getByRole("button", { name: "Newest" }));
+  marks().at(-1)?.focus();
+  await user.keyboard("{Home}");
+  await waitFor(() => {
+    expect(document.activeElement?.getAttribute("aria-label")).toContain("checkpoint 1,");
+  });
+  await user.keyboard("{ArrowRight}{ArrowRight}{Enter}");
+  expect(screen.getByRole("heading", { name: "Checkpoint 3" })).toBeDefined();
+  const shown = names().length;
+  await user.keyboard("----");
+  expect(names().length).toBeGreaterThan(shown);
+});
+
+it("moves and zooms by the strip of the whole timeline", async () => {
+  serve({ checkpoints: Array.from({ length: 100 }, (_, index) => point(index + 1, index + 1)) });
+  const { container } = open(`/${job}/timeline`);
+  await screen.findByRole("group", { name: "Timeline" });
+  const strip = visible();
+  expect(strip.getAttribute("aria-valuetext")).toMatch(/to 100$/);
+  strip.focus();
+  await userEvent.setup().keyboard("{Home}");
+  expect(names()[0]).toBe("checkpoint 1");
+  // The strip is as wide as 100 marks.
+  vi.spyOn(strip, "getBoundingClientRect").mockReturnValue(new DOMRect(0, 0, 1000, 40));
+  Object.assign(strip, { setPointerCapture: () => undefined });
+  const drag = (from: number, to: number) => {
+    // jsdom's events of pointers have no places.
+    const event = (type: string, clientX: number) => fireEvent(strip, new MouseEvent(type, { bubbles: true, clientX }));
+    event("pointerdown", from);
+    event("pointermove", to);
+    event("pointerup", to);
+  };
+  drag(600, 650);
+  expect(names().filter((name) => name !== "checkpoint 100").at(0)).toMatch(/checkpoint 5[4-9]/);
+  expect(strip.getAttribute("aria-valuenow")).toBe("62");
+  // The window itself is dragged.
+  drag(625, 725);
+  expect(strip.getAttribute("aria-valuenow")).toBe("72");
+  // A click shows its place.
+  drag(100, 100);
+  expect(strip.getAttribute("aria-valuenow")).toBe("10");
+  const scrolled = screen.getByRole("group", { name: "Timeline" }).parentElement as HTMLElement;
+  const shown = marks().length;
+  const turned = (ctrlKey: boolean) => fireEvent.wheel(scrolled, { deltaY: 100, ctrlKey, clientX: 600 });
+  // Without Ctrl, the page scrolls.
+  expect([turned(false), marks().length]).toEqual([true, shown]);
+  expect(turned(true)).toBe(false);
+  turned(true);
+  turned(true);
+  expect(marks().length).toBeGreaterThan(shown);
+  await expectAccessible(container);
+});
+
+it("shows a card of what the pointer is at, with both people of an approval", async () => {
+  const back = { ...restore, seq: 17, checkpoint_id: 17, note: "looks right" };
+  serve({ checkpoints: [10, 11, 12, 13, 14, 15, 16, 18].map((each) => point(each, each)), actions: [back] });
+  const { container } = open(`/${job}/timeline`);
+  const mark = await screen.findByRole("button", { name: /^restore 17/ });
+  const user = userEvent.setup();
+  await user.hover(mark);
+  const card = screen.getByText("Restore, checkpoint 17", { selector: "p" }).parentElement;
+  expect(card?.textContent).toContain("oscar (claimed name, account root@host), requested by uma");
+  expect(card?.textContent).toContain(`reason: ${HOSTILE}note: looks right`);
+  await user.unhover(mark);
+  expect(screen.queryByText("Restore, checkpoint 17", { selector: "p" })).toBeNull();
+  expect(container.querySelector("svg[aria-label=Timeline]")?.textContent).toContain("uma, approved by oscar: ");
+  expect(container.querySelector("img")).toBeNull();
+});
+
+it("links runs, people and checkpoints, and offers no restore to a savepoint that is deleted", async () => {
+  const saved: ActionEntry = { ...restore, kind: "savepoint", seq: 10, checkpoint_id: 10, restored_checkpoint_id: null, facts: { savepoint: "weekly", savepoint_id: "s" } };
+  const deleted: ActionEntry = { ...saved, kind: "dispose", checkpoint_id: null };
+  const checkpoints = [{ ...point(10, 1), retained: false }, point(12, 2)];
+  serve({ checkpoints, actions: [saved] });
+  const { unmount } = open(`/${job}/timeline`);
+  const user = userEvent.setup();
+  await user.click(await screen.findByRole("button", { name: /^savepoint weekly/ }));
+  expect(screen.getByRole("link", { name: "Restore to here: weekly" })).toBeDefined();
+  const details = screen.getByRole("region", { name: "Selected point" });
+  expect(within(details).getByRole("link", { name: "uma" }).getAttribute("href")).toBe(`/${job}/journal?person=uma`);
+  await user.click(screen.getByRole("button", { name: /^checkpoint 12/ }));
+  expect(within(details).getByRole("link", { name: "run 2" }).getAttribute("href")).toBe(`/${job}/runs/2`);
+  expect(within(details).getByRole("link", { name: /^Operators/ }).getAttribute("href")).toContain("point=12");
+  unmount();
+
+  serve({ checkpoints, actions: [saved, deleted] });
+  open(`/${job}/timeline?mark=savepoint:10@${encodeURIComponent(saved.ended_at ?? "")}`);
+  expect(await screen.findByRole("heading", { name: "Savepoint weekly" })).toBeDefined();
+  await waitFor(() => {
+    expect(screen.queryByRole("link", { name: /^Restore to here/ })).toBeNull();
+  });
+});
+
+it("draws a long history as a path of each colour", () => {
+  const layout = layOut([point(1, 1), point(2, 2), { ...point(3, 3), status: "aborted", checkpoint_id: null, previous_checkpoint_id: 2 }, { ...restore, checkpoint_id: 4, seq: 4, restored_checkpoint_id: 1 }]);
+  const ticks = ticksOf(layout);
+  expect([...ticks.keys()].sort()).toEqual(["blue-solid", "gray-500", "purple-solid", "red-solid"]);
+  expect(ticks.get("blue-solid")).toBe("M0.5,12v8");
+  // Checkpoint 2 is undone, and lower.
+  expect(ticks.get("gray-500")).toBe("M1.5,26v8");
+});
