@@ -121,12 +121,21 @@ function Problems({ job }: { job: JobState }) {
         <Notice status="warning" title={`A restore to ${restoring.target_label} is not completed`}>
           The next start completes it. <People by={restoring.by} requestedBy={restoring.requested_by} />
           {restoring.reason !== null && `: ${restoring.reason}`}
+          <Text>
+            {formatCount(restoring.restored_tables.length)} of {formatCount(Object.keys(restoring.tables).length)} tables restored.
+          </Text>
         </Notice>
       )}
       {failure !== null && (
         <Notice status="error" title={`${job.failed_start === null ? "The newest run" : "The newest start"} failed: ${failure.code}`}>
           <Text overflowWrap="anywhere">{failure.message}</Text>
           {failure.failed_at !== null && <Time at={failure.failed_at} />}
+          {job.failed_start === null && (
+            <>
+              {" in "}
+              <RunLink generation={failure.generation} run={null} />
+            </>
+          )}
         </Notice>
       )}
       {job.history_changed !== null && (
