@@ -38,6 +38,8 @@ _STATUS: Mapping[type[StateflowError], int] = {
     NotYetAvailable: 503,
 }
 _LARGEST_CACHE = 32 << 20
+_OVERHEAD = 2048
+"""What an answer takes besides its body, in bytes: many small ones must not fill the memory."""
 """Bytes of answers that are kept."""
 
 V = TypeVar("V")
@@ -178,13 +180,13 @@ class Bodies:
         """Adds an answer that was claimed, and forgets old ones if there are too many."""
         with self._lock:
             self._found[tag].set_result(body)
-            self._size += len(body)
+            self._size += len(body) + _OVERHEAD
             for old, each in list(self._found.items()):
                 if self._size <= _LARGEST_CACHE:
                     return
                 if each.done():
                     del self._found[old]
-                    self._size -= len(each.result())
+                    self._size -= len(each.result()) + _OVERHEAD
 
     def give_up(self, tag: str, error: BaseException) -> None:
         """Forgets an answer that was claimed and could not be made."""

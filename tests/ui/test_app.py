@@ -45,6 +45,7 @@ from stateflow.runtime.backlog import SourceBacklog, sum_up, write_backlog
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import PROGRESS, backlog_key
 from stateflow.ui.access import TokenPolicy
+from stateflow.ui.answers import Bodies
 from stateflow.ui.app import ENDPOINTS, make_app
 from stateflow.ui.catalog import RootCatalog
 from stateflow.ui.checkpoints import CheckpointPage, PointPage
@@ -617,6 +618,15 @@ def test_the_files_of_the_pages_have_a_strict_policy(job: PagesJob, built: Path)
             answer = http.get(f"{prefix}{path}", follow_redirects=False)
             assert answer.status_code == 404 and "location" not in answer.headers, path
         assert http.get(f"{prefix}/api/v1/jobs", headers={"authorization": "Bearer s3cret"}).status_code == 200
+
+
+def test_many_small_answers_are_bounded_as_few_large_ones() -> None:
+    bodies = Bodies()
+    for number in range(40_000):
+        bodies.claim(str(number))
+        bodies.keep(str(number), b"")
+    # Of 2 kB each with what surrounds it.
+    assert [bodies.claim(str(number))[1] for number in (0, 20_000, 39_999)] == [True, True, False]
 
 
 def test_without_built_files_a_sentence_says_so(pages: Pages, tmp_path: Path) -> None:
