@@ -181,12 +181,15 @@ class Bodies:
         with self._lock:
             self._found[tag].set_result(body)
             self._size += len(body) + _OVERHEAD
-            for old, each in list(self._found.items()):
+            forgotten: list[str] = []
+            for old, each in self._found.items():
                 if self._size <= _LARGEST_CACHE:
-                    return
+                    break
                 if each.done():
-                    del self._found[old]
+                    forgotten.append(old)
                     self._size -= len(each.result()) + _OVERHEAD
+            for old in forgotten:
+                del self._found[old]
 
     def give_up(self, tag: str, error: BaseException) -> None:
         """Forgets an answer that was claimed and could not be made."""
