@@ -138,6 +138,26 @@ it("links runs, people and checkpoints, and offers no restore to a savepoint tha
   });
 });
 
+it("restores a savepoint outside of the job root by its path", async () => {
+  const saved: ActionEntry = { ...restore, kind: "savepoint", seq: 10, checkpoint_id: 10, restored_checkpoint_id: null };
+  const failed: ActionEntry = { ...restore, kind: "failure", seq: 1, checkpoint_id: null, restored_checkpoint_id: null, ended_at: "2026-01-31T02:00:00.000Z" };
+  const named = (savepoint: string, path: string, seq: number) => ({ ...saved, seq, facts: { savepoint, savepoint_id: savepoint, path } });
+  serve({ checkpoints: [{ ...point(10, 1), retained: false }, point(12, 2)], actions: [failed, named("inside", "/jobs/flights/savepoints/inside", 10), named("outside", "/jobs/flights-backup/outside", 11)] });
+  const { unmount } = open(`/${job}/timeline`);
+  const user = userEvent.setup();
+  await user.click(await screen.findByRole("button", { name: /^savepoint outside/ }));
+  expect(screen.getByRole("link", { name: "Restore to here: /jobs/flights-backup/outside" })).toBeDefined();
+  await user.click(screen.getByRole("button", { name: /^savepoint inside/ }));
+  expect(screen.getByRole("link", { name: "Restore to here: inside" })).toBeDefined();
+  expect(visible().getAttribute("aria-valuetext")).toMatch(/^from the beginning to /);
+  unmount();
+
+  server.answers[`${job}/savepoints`] = { savepoints: [], older: false, elsewhere: [], ...CURRENT };
+  open(`/${job}/restore`);
+  await user.click(await screen.findByRole("button", { name: /^savepoint outside/ }));
+  expect(await screen.findByRole("heading", { name: /to \/jobs\/flights-backup\/outside$/ })).toBeDefined();
+});
+
 it("draws a long history as a path of each colour", () => {
   const layout = layOut([point(1, 1), point(2, 2), { ...point(3, 3), status: "aborted", checkpoint_id: null, previous_checkpoint_id: 2 }, { ...restore, checkpoint_id: 4, seq: 4, restored_checkpoint_id: 1 }]);
   const ticks = ticksOf(layout);
