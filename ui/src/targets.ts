@@ -14,6 +14,22 @@ export interface Point {
   remark: string;
 }
 
+/** The path of a location on this machine, which is stored as a URI and shown without its scheme. */
+function withoutScheme(location: string): string {
+  if (!location.startsWith("file://")) return location;
+  try {
+    return decodeURIComponent(location.slice("file://".length));
+  } catch {
+    // Not written by a job: a percent sign that begins no character.
+    return location;
+  }
+}
+
+/** Whether a location is below a folder. */
+export function isBelow(location: string, folder: string): boolean {
+  return withoutScheme(location).startsWith(`${withoutScheme(folder).replace(/\/$/, "")}/`);
+}
+
 /** The checkpoint or savepoint to which a restore can return at a mark; null if there is none, or it is the present one. Without a job root, savepoints are named by their paths. */
 export function targetOf({ kind, entries, retained, newest }: Mark, { actions }: Pick<TimelinePage, "actions">, jobRoot: string | null): string | null {
   const entry = entries.at(-1);
@@ -23,7 +39,7 @@ export function targetOf({ kind, entries, retained, newest }: Mark, { actions }:
   const isDisposed = actions.some((action) => action.kind === "dispose" && action.facts.savepoint_id === id);
   if (typeof savepoint !== "string" || isDisposed) return null;
   // Names are searched in the job root only.
-  const isInside = jobRoot !== null && typeof path === "string" && path.startsWith(`${jobRoot.replace(/\/+$/, "")}/`);
+  const isInside = jobRoot !== null && typeof path === "string" && isBelow(path, jobRoot);
   return typeof path === "string" && !isInside ? path : savepoint;
 }
 

@@ -170,6 +170,7 @@ it("says what a retention deletes before it is applied, and sends only the numbe
   });
   const user = userEvent.setup();
   await user.click(screen.getByText("Apply this retention"));
+  expect(screen.getByText(/the approval of a person who may answer its question/)).toBeDefined();
   await user.click(screen.getByText("Yes, apply this retention"));
   expect(server.sent).toEqual([{ method: "POST", path: "api/v2/dags/flights_retention/dagRuns", body: { logical_date: null, conf: { retain: null, savepoints: 1, preview: false } } }]);
 });

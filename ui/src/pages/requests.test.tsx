@@ -83,6 +83,7 @@ it("asks for a plan of what is chosen, and sends exactly that, once, after a con
   expect(server.sent).toEqual([]);
   await user.click(request);
   expect(server.sent).toEqual([]);
+  expect(screen.getByText(/asks the people who may answer its question to approve it/)).toBeDefined();
   await user.click(screen.getByText("Yes, request the restore"));
   expect(server.sent).toEqual([
     {
