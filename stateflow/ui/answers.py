@@ -84,7 +84,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What an endpoint answers.
+    """An answer of an endpoint, before it is made.
 
     Attributes:
         versions: what the answer follows from, apart from the address.

@@ -66,7 +66,7 @@ class RootSearch:
 
 @dataclass(frozen=True)
 class Orchestration:
-    """What the orchestrator that runs a job knows of it. None means that it is not known.
+    """The state of a job in the orchestrator that runs it. None means that it is not known.
 
     Attributes:
         awaits_approval: whether a person has to approve something that is to be done to the job.
