@@ -282,14 +282,7 @@ def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, re
             pre_execute=_skip_savepoint,
             **RETRIES,
         )
-        limits: dict[str, Any] = {
-            "retain": "{{ params.retain }}",
-            "savepoints": "{{ params.savepoints }}",
-            "savepoints_max_age": retention.max_age,
-            "dispose": "{{ params.dispose or '' }}",
-            "reason": "{{ params.reason or '' }}",
-            "configured": with_setting(job, retention),
-        }
+        limits = _limits(job, retention)
         # Runs also if the savepoint failed: the reason may be a full disk.
         approve = StateflowRetentionApprovalOperator(
             task_id="approve",
@@ -318,6 +311,18 @@ def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, re
         if job.tables:
             collect >> _tables_task(job, application, job.tables) >> done
     return dag
+
+
+def _limits(job: StateflowJob, retention: Retention) -> dict[str, Any]:
+    """Returns the arguments of what is deleted: the form's, and the configured limits, which need no approval."""
+    return {
+        "retain": "{{ params.retain }}",
+        "savepoints": "{{ params.savepoints }}",
+        "savepoints_max_age": retention.max_age,
+        "dispose": "{{ params.dispose or '' }}",
+        "reason": "{{ params.reason or '' }}",
+        "configured": with_setting(job, retention),
+    }
 
 
 def _tables_task(job: StateflowJob, application: str, tables: TableMaintenance) -> StateflowTablesOperator:
@@ -559,8 +564,10 @@ def approval(job: StateflowJob) -> Approval:
 def _skip_savepoint(context: Context) -> None:
     """Skips the savepoint before a retention for a preview, and for a user who wants to delete a savepoint."""
     for param in ("preview", "dispose"):
-        if context["params"].get(param):
-            raise AirflowSkipException(f"{param} is {context['params'][param]}")
+        value = context["params"].get(param)
+        # A blank name is none.
+        if value and str(value).strip():
+            raise AirflowSkipException(f"{param} is {value}")
 
 
 def skip_unless(param: str, wanted: bool) -> Callable[[Context], None]:

@@ -163,6 +163,7 @@ _CHANGED = "If the job has changed since the target"
 _SAVEPOINT = "If the target is a savepoint"
 _PAGES = "For the pages of stateflow"
 _FORMAT = "Format and origin"
+_ONE = "Delete a single savepoint"
 
 
 def run_params(job: StateflowJob, *, asks_for_claim: bool) -> dict[str, Param]:
@@ -249,14 +250,15 @@ def retention_params(retention: Retention, tables: TableMaintenance | None) -> d
             "The newest ones, such as `7`; savepoints that a user has taken are always kept. Fewer than configured need"
             " an approval. Empty: all.",
         ),
+        "reason": text("Reason", "For the approver, and stored in the job's log, such as `the upgrade is done`.", TEXT),
+        **({"tables": upkeep} if tables else {}),
         "dispose": text(
             "Savepoint to delete",
-            "The name of a savepoint of any origin: it is deleted for ever, after another user's approval, and no"
-            " savepoint is taken first.",
+            "The name of a savepoint of any origin, such as `before-v2`: it is deleted for ever, once a user has"
+            " approved it, and no savepoint is taken first.",
             SAVEPOINT_TO_DELETE,
+            section=_ONE,
         ),
-        "reason": text("Reason", "For the approver, and stored in the job's log: `the upgrade is done`.", TEXT),
-        **({"tables": upkeep} if tables else {}),
     }
 
 
