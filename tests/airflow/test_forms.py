@@ -59,6 +59,7 @@ globals().update({dag.dag_id: dag for dag in stateflow_dags(job, "/jobs/job.py")
 """
 FOLDED = {
     "_savepoint": {"format", "origin"},
+    "_retention": {"dispose"},
     "_recovery": {
         *("keep_tables", "drop", "new_names", "source_positions", "claim_mode", "from_other_job"),
         "expected_plan",
@@ -545,6 +546,7 @@ RIGHT: list[tuple[str, dict[str, object]]] = [
     ("_savepoint", {"name": " "}),
     ("_retention", {"retain": None, "savepoints": 1, "preview": True}),
     ("_retention", {"retain": 5.0}),
+    ("_retention", {"dispose": " "}),
     ("_retention", {"dispose": "before-v2", "reason": "the upgrade is done"}),
     ("_recovery", GOOD),
     (

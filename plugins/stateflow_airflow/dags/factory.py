@@ -272,15 +272,18 @@ def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, re
     params = retention_params(retention, job.tables)
     doc = _RETENTION_DOC.format(name=job.name) + (_TABLES_DOC if job.tables else "")
     with new_dag(job, "_retention", doc, schedule=schedule, params=params) as dag:
-        savepoint = _periodic_savepoint_task(job, application)
-        limits: dict[str, Any] = {
-            "retain": "{{ params.retain }}",
-            "savepoints": "{{ params.savepoints }}",
-            "savepoints_max_age": retention.max_age,
-            "dispose": "{{ params.dispose or '' }}",
-            "reason": "{{ params.reason or '' }}",
-            "configured": with_setting(job, retention),
-        }
+        savepoint = StateflowSavepointOperator(
+            task_id="savepoint",
+            job_root=job.root,
+            job=application,
+            settings=job.settings,
+            locations=job.locations,
+            origin=ORIGIN,
+            outlets=[job.savepoint],
+            pre_execute=_skip_savepoint,
+            **RETRIES,
+        )
+        limits = _limits(job, retention)
         # Runs also if the savepoint failed: the reason may be a full disk.
         approve = StateflowRetentionApprovalOperator(
             task_id="approve",
@@ -311,18 +314,16 @@ def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, re
     return dag
 
 
-def _periodic_savepoint_task(job: StateflowJob, application: str) -> StateflowSavepointOperator:
-    return StateflowSavepointOperator(
-        task_id="savepoint",
-        job_root=job.root,
-        job=application,
-        settings=job.settings,
-        locations=job.locations,
-        origin=ORIGIN,
-        outlets=[job.savepoint],
-        pre_execute=_skip_savepoint,
-        **RETRIES,
-    )
+def _limits(job: StateflowJob, retention: Retention) -> dict[str, Any]:
+    """Returns the arguments of what is deleted: the form's, and the configured limits, which need no approval."""
+    return {
+        "retain": "{{ params.retain }}",
+        "savepoints": "{{ params.savepoints }}",
+        "savepoints_max_age": retention.max_age,
+        "dispose": "{{ params.dispose or '' }}",
+        "reason": "{{ params.reason or '' }}",
+        "configured": with_setting(job, retention),
+    }
 
 
 def _tables_task(job: StateflowJob, application: str, tables: TableMaintenance) -> StateflowTablesOperator:
@@ -565,8 +566,9 @@ def approval(job: StateflowJob) -> Approval:
 def _skip_savepoint(context: Context) -> None:
     """Skips the savepoint before a retention for a preview, and for a user who wants to delete a savepoint."""
     for param in ("preview", "dispose"):
-        # The tasks that follow read a blank name as none.
-        if (value := context["params"].get(param)) and str(value).strip():
+        value = context["params"].get(param)
+        # A blank name is none.
+        if value and str(value).strip():
             raise AirflowSkipException(f"{param} is {value}")
 
 

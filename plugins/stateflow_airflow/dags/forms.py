@@ -163,6 +163,7 @@ _CHANGED = "If the job has changed since the target"
 _SAVEPOINT = "If the target is a savepoint"
 _PAGES = "For the pages of stateflow"
 _FORMAT = "Format and origin"
+_ONE = "Delete a single savepoint"
 
 
 def run_params(job: StateflowJob, *, asks_for_claim: bool) -> dict[str, Param]:
@@ -249,12 +250,6 @@ def retention_params(retention: Retention, tables: TableMaintenance | None) -> d
             "The newest ones, such as `7`; savepoints that a user has taken are always kept. Fewer than configured need"
             " an approval. Empty: all.",
         ),
-        "dispose": text(
-            "Savepoint to delete",
-            "The name of a savepoint of any origin: it is deleted for ever, after an approval, and no"
-            " savepoint is taken first.",
-            SAVEPOINT_TO_DELETE,
-        ),
         "reason": text(
             "Reason",
             "For the approver, such as `the upgrade is done`; stored in the job's history with the **Savepoint to"
@@ -262,6 +257,13 @@ def retention_params(retention: Retention, tables: TableMaintenance | None) -> d
             TEXT,
         ),
         **({"tables": upkeep} if tables else {}),
+        "dispose": text(
+            "Savepoint to delete",
+            "The name of a savepoint of any origin, such as `before-v2`: it is deleted for ever, once a user has"
+            " approved it, and no savepoint is taken first.",
+            SAVEPOINT_TO_DELETE,
+            section=_ONE,
+        ),
     }
 
 
