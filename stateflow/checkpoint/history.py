@@ -172,6 +172,14 @@ def report_restored_table(storage: Storage, seq: int, uid: str) -> None:
         log.warning("could not report that the table of %s is restored: %s", uid, e, exc_info=None if known else e)
 
 
+def forget_restored_tables(storage: Storage, seq: int, uids: Iterable[str]) -> None:
+    """Deletes the reports of a restore that is completed. An error is logged: a collection deletes them as well."""
+    try:
+        storage.delete([restored_table_key(seq, uid) for uid in uids])
+    except (StateflowError, OSError) as e:
+        log.warning("could not delete the reports of a restore: %s", e)
+
+
 def find_restored_tables(storage: Storage, seq: int) -> tuple[str, ...]:
     """Returns the uids of the sinks whose tables the restore of the log entry `seq` has reported as restored."""
     prefix = restored_table_key(seq, "")

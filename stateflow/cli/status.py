@@ -33,6 +33,7 @@ from stateflow.cli.common import (
     JOB_FILE,
     ROOT,
     add_row,
+    count_of,
     human_bytes,
     in_utc,
     json_option,
@@ -223,7 +224,10 @@ def _incomplete_restore(pending: operations.PendingRestore | None, restored: dic
         + (done[restored[uid]] if uid in restored else "")
         for uid, version in pending.tables.items()
     ]
-    hint = [] if restored or not tables else ["  to see which of them are restored: stateflow status --job JOB.py"]
+    hint = []
+    if tables and not restored:
+        number = f"{len(pending.restored_tables)} of {count_of(len(tables), 'table')}"
+        hint = [f"  {number} reported as restored; to see which of them are: stateflow status --job JOB.py"]
     return [
         f"INCOMPLETE: the restore to {pending.target_label}{requester}{reason}",
         *tables,

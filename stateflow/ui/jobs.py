@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from stateflow.checkpoint.history import FAILED_START, FAILURE
 from stateflow.checkpoint.log.documents import COMPLETED, CheckpointRecord
@@ -17,8 +18,8 @@ from stateflow.outputs import ErrorReport, Inline, OptionalId, OptionalText, Tim
 from stateflow.runtime.backlog import NOT_MEASURED, JobBacklog
 from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, version_of
 from stateflow.ui.checkpoints import OperatorStatus, SourceStatus, operators_at, sources_at
-from stateflow.ui.openapi import Endpoint
-from stateflow.ui.requests import Call
+from stateflow.ui.openapi import Endpoint, Parameter
+from stateflow.ui.requests import CURSOR, Call, to_cursor
 from stateflow.ui.roots import Catalog, CatalogJob, Orchestration, Reading, Roots, RootSearch
 from stateflow.ui.runs import RunSummary, runs_of
 from stateflow.ui.savepoints import LastSavepoint, last_savepoint
@@ -120,10 +121,12 @@ class JobList:
 
     Attributes:
         jobs: a row for each, ordered by id.
+        next_cursor: `cursor` of the next page; empty if this is the last one.
         searches: the folders and prefixes where job roots are looked for; of a DAG, its job roots that are not known.
     """
 
     jobs: tuple[JobRow, ...]
+    next_cursor: OptionalText
     searches: tuple[RootSearch, ...]
 
 
@@ -258,10 +261,18 @@ def job_state(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration)
     )
 
 
+_LIMIT = Parameter("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, "how many; by default all")
+
 JOB_ENDPOINTS = (
-    Endpoint("jobs", "The jobs that the caller may read", JobList),
+    Endpoint("jobs", "The jobs that the caller may read", JobList, (CURSOR, _LIMIT)),
     Endpoint("jobs/{id}", "The state of a job", JobState),
 )
+
+
+class JobKey(NamedTuple):
+    """Place of a job in a list of jobs."""
+
+    id: str
 
 
 class JobEndpoints:
@@ -281,15 +292,28 @@ class JobEndpoints:
         return {"jobs": self._jobs, "jobs/{id}": self._job}
 
     async def _jobs(self, call: Call) -> Answer:
-        return await self.list_jobs(list(call.jobs.values()), tuple(self._catalog.searches()))
+        before, limit = call.cursor(JobKey), call.number(_LIMIT)
+        jobs = [job for id, job in sorted(call.jobs.items()) if before is None or id > before.id]
+        # Only the job roots of the page are read.
+        shown = jobs[:limit]
+        more = JobKey(shown[-1].id) if len(shown) < len(jobs) else None
+        return await self.list_jobs(shown, tuple(self._catalog.searches()), more)
 
-    async def list_jobs(self, jobs: Sequence[CatalogJob], searches: tuple[RootSearch, ...]) -> Answer:
-        """Returns a list of jobs with their searches."""
+    async def list_jobs(
+        self, jobs: Sequence[CatalogJob], searches: tuple[RootSearch, ...], more: JobKey | None = None
+    ) -> Answer:
+        """Returns a list of jobs with their searches.
+
+        Args:
+            jobs: the jobs.
+            searches: where job roots are looked for.
+            more: the place of the last job, if there are more of them.
+        """
         read = await self._roots.read_all(jobs, whole=False)
         rows = [(job, each, self._catalog.orchestration_of(job.id)) for job, each in zip(jobs, read, strict=True)]
         return Answer(
-            [*(f"{version_of(job, each)} {known}" for job, each, known in rows), repr(searches)],
-            lambda: JobList(tuple(job_row(*row) for row in rows), searches),
+            [*(f"{version_of(job, each)} {known}" for job, each, known in rows), repr(searches), repr(more)],
+            lambda: JobList(tuple(job_row(*row) for row in rows), to_cursor(more), searches),
         )
 
     async def _job(self, call: Call) -> Answer:

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from stateflow.checkpoint.history import FAILED_START, FAILURE, RUN_START, read_run_file
-from stateflow.checkpoint.log.documents import COMPLETED, ActionRecord, CheckpointRecord, Manifest, RunProgress
+from stateflow.checkpoint.log.documents import (
+    COMPLETED,
+    ActionRecord,
+    CheckpointRecord,
+    EntryKind,
+    LogEntry,
+    Manifest,
+    RunProgress,
+)
 from stateflow.checkpoint.restore.plan_document import difference_of_texts
 from stateflow.errors import ConfigError
 from stateflow.operations.checkpoints import CheckpointEntry
@@ -47,6 +55,7 @@ class RunSummary:
         base_checkpoint_id: the checkpoint that it continued from; null for none, and if its start was not recorded.
         parallelism: its parallelism; None if its start was not recorded.
         job_file: name of its job file.
+        job_file_modified_at: when the job file was last changed, by the clock of its disk.
         job_file_sha256: SHA-256 of its job file.
         graph_sha256: SHA-256 of its stored graph.
         first_checkpoint_id: its oldest checkpoint in the history.
@@ -57,7 +66,7 @@ class RunSummary:
         first_triggered_at: when the last batch of its first checkpoint began.
         last_ended_at: when its newest checkpoint, or the run with an error, ended.
         failure: the error that it ended with; None if it recorded none.
-        is_open: whether it is the newest run and has not ended: it is active, or was killed.
+        is_open: whether it is the newest run, and has recorded neither its end nor an error: it works, or was killed.
     """
 
     generation: int
@@ -72,6 +81,7 @@ class RunSummary:
     base_checkpoint_id: OptionalId
     parallelism: int | None
     job_file: OptionalText
+    job_file_modified_at: Timestamp
     job_file_sha256: OptionalText
     graph_sha256: OptionalText
     first_checkpoint_id: OptionalId
@@ -94,9 +104,12 @@ def runs_of(snapshot: Snapshot) -> list[RunSummary]:
     failures, starts = (
         {a.record.seq: a.record for a in snapshot.actions if a.record.kind == kind} for kind in (FAILURE, RUN_START)
     )
+    position, newest = snapshot.position, 0
+    if position is not None and position.description.run_open and position.description.has_run:
+        newest = position.head.entry.generation
+        # It may be restoring the job, or have been killed meanwhile: only the log tells of it.
+        starts.setdefault(newest, _claim_of(position.head.entry))
     generations = sorted(records.keys() | failures.keys() | starts.keys())
-    position = snapshot.position
-    newest = position.head.entry.generation if position and position.description.run_open else 0
     return [
         _run(each, records.get(each, []), failures.get(each), starts.get(each), is_open=each == newest)
         for each in generations
@@ -104,6 +117,13 @@ def runs_of(snapshot: Snapshot) -> list[RunSummary]:
 
 
 _NO_START = ActionRecord(seq=0, kind=RUN_START, ended_at="", by="")
+
+
+def _claim_of(entry: LogEntry) -> ActionRecord:
+    """Returns what a log entry of a run tells of its start."""
+    facts: dict[str, object] = {"run": entry.runs, "driver": entry.writer}
+    reason = entry.note if entry.kind is EntryKind.CLAIM else ""
+    return ActionRecord(seq=entry.generation, kind=RUN_START, ended_at="", by="", reason=reason, facts=facts)
 
 
 _TRY = re.compile(r"(?P<task>[^/]+/.+/[^/]+)/(?P<number>[0-9]{1,9})(; restart [0-9]+)?", re.DOTALL)
@@ -140,6 +160,7 @@ def _run(
         base_checkpoint_id=start.number("checkpoint_id") or 0,
         parallelism=start.number("parallelism"),
         job_file=start.text("job_file"),
+        job_file_modified_at=start.text("job_file_modified_at"),
         job_file_sha256=start.text("job_file_sha256"),
         graph_sha256=start.text("graph_sha256"),
         first_checkpoint_id=completed[0].checkpoint_id if completed else 0,
@@ -150,7 +171,7 @@ def _run(
         first_triggered_at=records[0].triggered_at if records else "",
         last_ended_at=failed.ended_at if failed else newest.ended_at if newest else "",
         failure=_failure(failed) if failed else None,
-        is_open=is_open,
+        is_open=is_open and failed is None,
     )
 
 

@@ -336,6 +336,7 @@ def test_status_shows_a_restore_that_is_not_completed(half_done: AccountsJob, go
     looked = half_done.command("status", *job, with_job=True).check()
     assert _screen(half_done, looked.out) == golden(name="tables-back")
     status = _status(half_done, *job)
+    assert status["restoring"]["restored_tables"] == ["movements"]
     assert status["restoring"]["tables"] == {"movements": 5, "totals": 5}
     assert status["restored_tables"] == {"movements": True, "totals": False}
     check_after(half_done, since=50)

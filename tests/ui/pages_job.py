@@ -12,6 +12,7 @@ from starlette.testclient import TestClient
 
 from stateflow import Context, KeyedProcessFunction, RuntimeContext, ValueStateDescriptor, operations
 from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.clock import Clock
 from stateflow.environment import StreamExecutionEnvironment
 from stateflow.runtime.restore.plan_execution import RestoreRequest, execute_plan
 from stateflow.storage import Storage
@@ -109,11 +110,17 @@ class FixedCatalog:
 class Pages:
     """A client of the pages of some jobs, which checks each answer against its schema."""
 
-    def __init__(self, catalog: RootCatalog | FixedCatalog, policy: AccessPolicy | None = None, **limits: Any) -> None:
+    def __init__(
+        self,
+        catalog: RootCatalog | FixedCatalog,
+        policy: AccessPolicy | None = None,
+        clock: Clock | None = None,
+        **limits: Any,
+    ) -> None:
         # As long as a look takes on a busy machine, unless a test says how long a page waits.
         longest = limits.get("deadline", timedelta(minutes=1))
         waits: dict[str, Any] = dict.fromkeys(("patience", "list_patience", "deadline"), longest)
-        self.roots = Roots(RootLimits(**{**waits, **limits}))
+        self.roots = Roots(RootLimits(**{**waits, **limits}), clock)
         self.app = make_app(catalog, policy or TokenPolicy(), roots=self.roots)
         self.http = TestClient(self.app, base_url="http://localhost")
 

@@ -33,6 +33,7 @@ from stateflow.checkpoint.history import (
     write_progress,
 )
 from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Origin, RunProgress
+from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
 from stateflow.checkpoint.restore.plan_document import differing_parts
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
@@ -41,7 +42,7 @@ from stateflow.errors import ConfigError, Unauthorized, UserCodeError
 from stateflow.operations.health import describe_with_health
 from stateflow.outputs import to_object
 from stateflow.requesters import Requester
-from stateflow.runtime.backlog import SourceBacklog, sum_up, write_backlog
+from stateflow.runtime.backlog import JobBacklog, SourceBacklog, sum_up, write_backlog
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import PROGRESS, backlog_key
 from stateflow.ui.access import TokenPolicy
@@ -108,6 +109,24 @@ def test_the_list_of_jobs_has_what_the_log_and_the_history_have(job: PagesJob, p
     assert (row["savepoint"]["name"], row["savepoint"]["by"]["name"]) == ("early", "uma")
     assert row["health"] == {"word": "caught-up", "unknown": ["waits-for-approval", "late"]}
     assert (row["failure"], row["problem"], row["last_read_at"]) == (None, None, None)
+
+
+def test_the_list_of_jobs_has_pages_if_it_is_asked_for_them(job: PagesJob) -> None:
+    names = [f"job{number}" for number in range(5)]
+    catalog = FixedCatalog(**dict.fromkeys(reversed(names), job.storage))
+    pages, found, cursor = Pages(catalog), list[str](), ""
+    for number in (2, 2, 1):
+        page = pages.get("jobs", JobList, limit=2, **({"cursor": cursor} if cursor else {}))
+        assert len(page["jobs"]) == number
+        found += [row["id"] for row in page["jobs"]]
+        # The job roots of later pages are not read yet.
+        assert sorted(id for id, each in catalog.jobs().items() if pages.roots.known(each)) == found
+        cursor = page["next_cursor"]
+    assert found == names and not cursor
+    everything = pages.get("jobs", JobList)
+    assert ([row["id"] for row in everything["jobs"]], everything["next_cursor"]) == (names, None)
+    for query in ("limit=0", "limit=1001", "cursor=x", "cursor=W10"):
+        assert pages.http.get(f"/api/v1/jobs?{query}").status_code == 422, query
 
 
 def test_the_state_of_a_job_is_its_status_with_operators_sources_and_runs(job: PagesJob, pages: Pages) -> None:
@@ -343,8 +362,6 @@ def test_the_tables_of_a_restore_appear_one_by_one(tmp_path: Path, monkeypatch: 
     job.go_back(first)
     assert seen == [(done, ["copy", "out"]) for done in ([], ["copy"], ["copy", "out"])]
     assert pages.get("jobs/job", JobState)["description"]["restoring"] is None
-    # The next run deletes the reports.
-    job.grow()
     assert job.storage.list(PROGRESS) == []
 
 
@@ -394,8 +411,14 @@ def test_hostile_texts_come_through_as_text(tmp_path: Path, text: str) -> None:
         facts={"code": text},
     )  # fmt: skip
     write_action(job.storage, failure, "run")
+    waiting = SourceBacklog(text, 1, -1, None, text, exact=True, unknown=text)
+    # Beyond the numbers of reports, so that it is the last one.
+    key = backlog_key(generation, 9_999_999_999)
+    write_backlog(job.storage, key, JobBacklog(text, 1, True, text, None, None, (waiting,)), [])
     pages = Pages.of(job)
     (entry,) = pages.get("jobs/job/journal", JournalPage)["entries"]
+    backlog = pages.get("jobs/job", JobState)["backlog"]
+    assert (backlog["measured_at"], backlog["sources"][0]["unknown"]) == (None, text)
     assert (entry["reason"], entry["by"]["name"], entry["facts"][text]) == (text, text, [text])
     assert pages.get("jobs/job", JobState)["failure"]["message"] == text
     assert pages.http.get(f"/api/v1/jobs/{quote(text, safe='')}").status_code == 404
@@ -812,6 +835,7 @@ def test_a_run_has_its_job_file_and_the_difference_to_the_one_before(tmp_path: P
         assert (run["base_checkpoint_id"], run["run"]) == (start.facts["checkpoint_id"], start.facts["run"])
         assert (run["requested_by"]["name"], run["parallelism"]) == (Requester.parse(start.by).name, 2)
         assert (run["graph_sha256"], run["job_file"]) == (start.facts["graph_sha256"], "job.py")
+        assert run["job_file_modified_at"] == "2026-01-31T00:00:00.000Z"
     assert _error(pages, "jobs/job/runs/999999")[0] == 404
     assert _error(pages, "jobs/job/runs/0")[0] == 422
 
@@ -871,7 +895,10 @@ def test_an_open_run_shows_the_progress_of_its_batch(tmp_path: Path) -> None:
     write_progress(job.storage, generation, 1, progress)
     page = pages.get(path, RunPage)
     assert (page["run"]["is_open"], page["progress"]["rows_in"], page["progress"]["driver"]) == (True, 9, "host/1")
+    run.record_failure(UserCodeError("no"))
     run.abandon()
+    page = pages.get(path, RunPage)
+    assert (page["run"]["is_open"], page["progress"], page["run"]["failure"]["code"]) == (False, None, "user-code")
 
 
 def test_a_run_that_made_no_checkpoint_is_a_run(tmp_path: Path) -> None:
@@ -884,6 +911,17 @@ def test_a_run_that_made_no_checkpoint_is_a_run(tmp_path: Path) -> None:
     newest, before = Pages.of(job).get("jobs/job", JobState)["runs"]
     assert (newest["generation"], newest["run"], newest["checkpoints"]) == (job.root.head().entry.generation, 2, 0)
     assert (before["requested_by"], before["startup_ms"], before["job_file_sha256"]) == (None, None, None)
+
+
+def test_a_run_that_was_killed_before_it_recorded_its_start_is_a_run(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.grow()
+    claim = JobRoot.open(job.storage, job.clock, "host/1").claim("nightly").entry
+    pages = Pages.of(job)
+    newest, before = pages.get("jobs/job", JobState)["runs"]
+    assert (newest["generation"], newest["driver"], newest["reason"]) == (claim.generation, "host/1", "nightly")
+    assert (newest["is_open"], newest["checkpoints"], newest["started_at"]) == (True, 0, None)
+    assert pages.get(f"jobs/job/runs/{claim.generation}", RunPage)["run"] == newest and not before["is_open"]
 
 
 # -- retention and comparison of savepoints ---------------------------------------------------------------------------

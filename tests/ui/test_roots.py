@@ -36,6 +36,7 @@ from stateflow.ui.snapshots import RootReader, Snapshot
 from stateflow.ui.timeline import TimelinePage
 from tests.checkpoint.records import record
 from tests.support.errors import raises
+from tests.support.processes import wait_for
 from tests.ui.pages_job import FixedCatalog, Pages, PagesJob, opener
 
 AT_ONCE = timedelta(0)
@@ -49,11 +50,14 @@ class Switch(MemoryStorage):
         super().__init__(f"memory://{name}")
         self.free = threading.Event()
         self.free.set()
+        self.hangs = threading.Event()
         self.error: Exception | None = None
         self.lists: list[tuple[str, str]] = []
         self.gets: list[str] = []
 
     def _wait(self) -> None:
+        if not self.free.is_set():
+            self.hangs.set()
         assert self.free.wait(60)
         if self.error is not None:
             raise self.error
@@ -304,12 +308,16 @@ def test_a_root_that_hangs_delays_no_other_and_shows_what_was_known(hanging: Swi
     job = PagesJob(tmp_path)
     job.grow()
     catalog = FixedCatalog(job=job.storage, stuck=hanging)
-    pages = Pages(catalog, fresh=AT_ONCE, deadline=SOON, patience=SOON, threads=1)
+    clock = ManualClock()
+    pages = Pages(catalog, clock=clock, fresh=AT_ONCE, patience=SOON, threads=1)
     before = pages.get("jobs/stuck", JobState)
     hanging.free.clear()
-    for _ in range(4):
+    for _ in range(3):
         ok, stuck = pages.get("jobs", JobList)["jobs"]
         assert (ok["job"], ok["problem"]) == ("job", None)
+        assert hanging.hangs.wait(60)
+        # Now the look at the other one is late, and another job root gets its thread.
+        clock.sleep(pages.roots.limits.deadline)
     assert (stuck["problem"]["code"], stuck["problem"]["retryable"], stuck["job"]) == ("storage", True, "stuck")
     assert stuck["last_read_at"] is not None
     state = pages.get("jobs/stuck", JobState)
@@ -317,9 +325,7 @@ def test_a_root_that_hangs_delays_no_other_and_shows_what_was_known(hanging: Swi
     tag = pages.http.get("/api/v1/jobs/stuck").headers["etag"]
     assert pages.http.get("/api/v1/jobs/stuck", headers={"if-none-match": tag}).status_code == 304
     hanging.free.set()
-    for _ in range(100):
-        if pages.get("jobs/stuck", JobState)["problem"] is None:
-            break
+    wait_for(lambda: pages.get("jobs/stuck", JobState)["problem"] is None, lambda: "it is still late")
     assert pages.get("jobs/stuck", JobState)["last_read_at"] is None
 
 

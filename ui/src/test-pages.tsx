@@ -43,7 +43,7 @@ export const gone: JobRow = {
   job: null,
   problem: { code: "storage", message: "the storage of the job root does not answer", facts: {}, hint: null, exit_code: 3, retryable: true },
 };
-export const list: JobList = { jobs: [job, gone], searches: [] };
+export const list: JobList = { jobs: [job, gone], next_cursor: null, searches: [] };
 /** The status of a job at checkpoint 13. */
 export const described: NonNullable<JobState["description"]> = {
   job: "flights",

@@ -17,7 +17,12 @@ import msgspec
 
 from stateflow import failpoints
 from stateflow.api.sink import OtherCommit, SinkTable, Successor, TableChanges
-from stateflow.checkpoint.history import flush_pending_records, report_restored_table, write_action
+from stateflow.checkpoint.history import (
+    flush_pending_records,
+    forget_restored_tables,
+    report_restored_table,
+    write_action,
+)
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
 from stateflow.checkpoint.log.documents import ActionRecord, PublishedOutput, RestoreFacts, Rewind, SinkIntent, SinkMode
 from stateflow.checkpoint.log.fencing import FenceGuard
@@ -420,6 +425,7 @@ def complete_rewind(root: JobRoot, sinks: dict[str, BoundSink], head: Head, plan
     failpoints.hit("rewind.recorded")
     head = root.finish_rewind(head, published)
     failpoints.hit("rewind.done")
+    forget_restored_tables(root.storage, rewind.seq, published)
     return head
 
 

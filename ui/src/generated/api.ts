@@ -611,6 +611,7 @@ export interface components {
         /** @description The jobs that the caller may read. */
         JobList: {
             jobs: components["schemas"]["JobRow"][];
+            next_cursor: string | null;
             searches: components["schemas"]["RootSearch"][];
         };
         /** @description A job in the list of jobs. */
@@ -966,6 +967,7 @@ export interface components {
             base_checkpoint_id: number | null;
             parallelism: number | null;
             job_file: string | null;
+            job_file_modified_at: string | null;
             job_file_sha256: string | null;
             graph_sha256: string | null;
             first_checkpoint_id: number | null;
@@ -1233,7 +1235,12 @@ export type $defs = Record<string, never>;
 export interface operations {
     jobs: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description the next_cursor of the page before */
+                cursor?: string;
+                /** @description how many; by default all */
+                limit?: number;
+            };
             header?: never;
             path?: never;
             cookie?: never;
