@@ -193,7 +193,6 @@ def test_a_restore_is_requested_approved_on_a_phone_and_followed_by_the_next_run
             run = site.newest_run(f"{RESTORED}_recovery")
             client.wait_for_question(f"{RESTORED}_recovery", run)
             page.get_by_role("link", name="Answer the question").wait_for()
-            camera.keep(page, "airflow-recovery")
             tour.show(page, "The recovery DAG has planned with the job file, and waits for an approval.", 5)
             assert uma.violations(".stateflow") == []
 
@@ -332,7 +331,7 @@ def test_a_value_that_cannot_be_is_refused_before_a_dag_run_exists(site: Runbook
         assert site.client.runs(f"{OPERATED}_recovery") == runs
 
 
-def test_a_savepoint_is_taken_and_its_path_is_seen(site: RunbookSite, tasks: Tasks, camera: Camera) -> None:
+def test_a_savepoint_is_taken_and_its_path_is_seen(site: RunbookSite, tasks: Tasks) -> None:
     with site.as_user("uma") as uma:
         tasks.watch(uma)
         page = uma.page
@@ -346,7 +345,6 @@ def test_a_savepoint_is_taken_and_its_path_is_seen(site: RunbookSite, tasks: Tas
             page.get_by_role("button", name="Yes, savepoint").click()
             page.get_by_role("link", name="The savepoint appears on the page Savepoints").click()
             page.get_by_text("savepoints/monday").first.wait_for()
-        camera.keep(page, "airflow-savepoints")
 
 
 def test_a_retention_is_applied_after_an_approval(site: RunbookSite, tasks: Tasks) -> None:
