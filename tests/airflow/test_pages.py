@@ -26,6 +26,7 @@ from stateflow.ui.app import ENDPOINTS
 from stateflow.ui.dags import DAG_ENDPOINTS, DagRole, JobFamily
 from stateflow.ui.jobs import JobList
 from stateflow.ui.roots import Orchestration
+from stateflow.ui.runs import RunPage
 from stateflow_airflow import plugin
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
 from stateflow_airflow.operators.run import StateflowRunOperator
@@ -43,7 +44,7 @@ from stateflow_airflow.services.pages import (
 )
 from tests.airflow import pages_airflow
 from tests.airflow.conftest import REPOSITORY
-from tests.airflow.pages_airflow import ROLES, SECRET, Api
+from tests.airflow.pages_airflow import NO_CODE, ROLES, SECRET, Api
 from tests.support.json_outputs import check
 from tests.ui.pages_job import PagesJob
 
@@ -195,6 +196,14 @@ def test_the_api_takes_the_credentials_that_airflows_own_api_takes(site: Site) -
     assert client.get(f"{BASE}/jobs").status_code == 401
     basic = {"authorization": "Basic dmVyYTp2ZXJh"}
     assert site.api.client().get(f"{BASE}/jobs", headers=basic).status_code == 401
+
+
+def test_only_who_may_read_the_code_of_a_dag_reads_job_files(site: Site) -> None:
+    path = f"jobs/{site.id}/runs/{site.job.root.head().entry.generation}"
+    assert {name: site.get(name, path, RunPage)["may_read_code"] for name in ("vera", NO_CODE)} == {
+        "vera": True,
+        NO_CODE: False,
+    }
 
 
 def test_a_user_without_a_role_sees_no_job(site: Site) -> None:

@@ -570,6 +570,9 @@ class OnlyJob:
     def may_read(self, job: CatalogJob) -> bool:
         return job.id == "mine"
 
+    async def may_read_code(self, job: CatalogJob) -> bool:
+        return False
+
 
 def test_jobs_that_the_viewer_may_not_read_do_not_exist(job: PagesJob) -> None:
     http = Pages(FixedCatalog(mine=job.storage, other=job.storage), OnlyJob()).http
@@ -801,6 +804,20 @@ def test_a_run_has_its_job_file_and_the_difference_to_the_one_before(tmp_path: P
         assert (run["graph_sha256"], run["job_file"]) == (start.facts["graph_sha256"], "job.py")
     assert _error(pages, "jobs/job/runs/999999")[0] == 404
     assert _error(pages, "jobs/job/runs/0")[0] == 422
+
+
+def test_the_job_file_is_for_those_who_may_read_code(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    for text in (b"secret = 1\n", b"secret = 2\n"):
+        job.file = JobFile("job.py", text, datetime(2026, 1, 31, tzinfo=UTC))
+        job.grow()
+    path = f"/api/v1/jobs/mine/runs/{job.root.head().entry.generation}"
+    app = Pages(FixedCatalog(mine=job.storage), OnlyJob()).http
+    all_of_it = Pages(FixedCatalog(mine=job.storage)).http.get(path).json()
+    page = app.get(path, headers={"x-user": "uma"}).json()
+    assert (all_of_it["may_read_code"], all_of_it["job_file"]) == (True, "secret = 2\n")
+    assert (page["may_read_code"], page["job_file"], page["job_file_difference"]) == (False, None, None)
+    assert page["run"] == all_of_it["run"]
 
 
 def test_a_run_has_its_tries_its_checkpoints_and_the_starts_that_failed_before_it(tmp_path: Path) -> None:

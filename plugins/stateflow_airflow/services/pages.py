@@ -399,6 +399,10 @@ class AirflowViewer:
         """Returns whether the user may read a DAG of the job."""
         return bool(self.dags_of(job))
 
+    async def may_read_code(self, job: CatalogJob) -> bool:
+        """Returns whether the user may read the code of a DAG of the job, as on Airflow's own page *Code*."""
+        return await _in_thread(lambda: _may_read_code(self.user, self.dags_of(job)))
+
 
 class AirflowAccess:
     """Airflow's users, as its own API authenticates them, and their rights.
@@ -440,6 +444,13 @@ class AirflowAccess:
 
 async def _in_thread(call: Callable[[], T]) -> T:
     return await anyio.to_thread.run_sync(lambda: _with_database(call))
+
+
+def _may_read_code(user: BaseUser, dag_ids: Collection[str]) -> bool:
+    _, teams = _dag_facts(dag_ids)
+    may, code = get_auth_manager().is_authorized_dag, DagAccessEntity.CODE
+    details = (DagDetails(id=dag_id, team_name=teams.get(dag_id)) for dag_id in dag_ids)
+    return any(may(method="GET", access_entity=code, details=each, user=user) for each in details)
 
 
 def _family(user: BaseUser, roles: Mapping[str, DagRole]) -> JobFamily:
