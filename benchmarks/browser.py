@@ -89,7 +89,7 @@ VISITS = {
 }
 
 
-def run(folder: Path, size: Size = _SIZE) -> Path:
+def run(folder: Path, size: Size = _SIZE, loads: int = _LOADS) -> Path:
     """Measures and writes ``browser.json``."""
     root = folder / "flights"
     job = SyntheticJob(MemoryStorage(), size)
@@ -98,14 +98,15 @@ def run(folder: Path, size: Size = _SIZE) -> Path:
     with served(str(root)) as (url, _), open_browser() as browser:
         id = _warmed(url)
         pages = {
-            name: _measured(browser, f"{url}/#/{visit.address.format(id=id)}", visit) for name, visit in VISITS.items()
+            name: _measured(browser, f"{url}/#/{visit.address.format(id=id)}", visit, loads)
+            for name, visit in VISITS.items()
         }
     return write_result(
         "browser",
         {
             "checkpoints": size.checkpoints,
             "subtasks": size.subtasks,
-            "loads": _LOADS,
+            "loads": loads,
             "load_1m": round(os.getloadavg()[0], 1),
             "limits_ms": LIMITS_MS,
             "pages": {
@@ -136,10 +137,10 @@ def _warmed(url: str) -> str:
     return id
 
 
-def _measured(browser: Browser, address: str, visit: Visit) -> dict[str, list[float]]:
+def _measured(browser: Browser, address: str, visit: Visit, loads: int) -> dict[str, list[float]]:
     """Loads a page several times; returns the milliseconds of each load and interaction."""
     found: dict[str, list[float]] = {}
-    for _ in range(_LOADS):
+    for _ in range(loads):
         with open_look(browser) as look:
             page = look.page
             page.add_init_script(_OBSERVE)

@@ -17,6 +17,7 @@ from pyarrow import parquet
 
 from benchmarks import (
     asynchronous,
+    browser,
     bulk_load,
     connectors,
     garbage,
@@ -47,6 +48,7 @@ from benchmarks.data import ZIPF, Events, write_events
 from benchmarks.large_state import Size
 from benchmarks.peers.final import Final, check_final
 from benchmarks.stores import LookUps
+from tests.support.browser import needs_chromium
 
 Figures = Mapping[str, Any]
 _slow = pytest.mark.slow(reason="a benchmark, which starts processes or writes much state")
@@ -95,6 +97,16 @@ RUNS: dict[str, tuple[Callable[[Path], Figures], str]] = {
 def test_a_benchmark_runs(tmp_path: Path, name: str) -> None:
     measure, figure = RUNS[name]
     assert measure(tmp_path)[figure] > 0
+
+
+@_slow
+@needs_chromium
+def test_the_benchmark_of_the_browser_runs(tmp_path: Path) -> None:
+    figures = _read(browser.run(tmp_path, pages.Size(checkpoints=700, subtasks=20, checkpoints_of_run=20), loads=1))
+    assert figures["pages"].keys() == browser.VISITS.keys()
+    for name, page in figures["pages"].items():
+        assert page.keys() == {"first_paint", "shown", *browser.VISITS[name].acts}
+        assert 0 < page["first_paint"]["median_ms"] and 0 < page["shown"]["median_ms"]
 
 
 @_slow

@@ -28,7 +28,7 @@ from tests.support.local_jobs import Growing, LocalJobs, plan_restore, prepared_
 
 UMA, OSCAR, AIRFLOW = "airflow-user:uma", "airflow-user:oscar", "airflow-user:airflow"
 BEGIN = datetime(2026, 1, 12, 3, 0, tzinfo=UTC)
-LAKE = "s3://lake"
+LAKE, DRIVER = "s3://lake", "worker-1:4711"
 _ROWS_PER_BATCH = 40
 _CARRIERS, _ORIGINS = ("AA", "B6", "DL", "EV", "UA", "WN"), ("EWR", "JFK", "LGA")
 _RIGHT = b"""\
@@ -166,11 +166,15 @@ class FlightsStory(LocalJobs):
             tailnum = f"N{self._dice.randrange(100, 100 + 30 * self._nights)}"
             carrier, origin = self._dice.choice(_CARRIERS), self._dice.choice(_ORIGINS)
             self._flights.append(Flight(tailnum, carrier, origin, self._dice.randrange(-20, 90)))
-        run = self.prepare(self.build, _TimedExecutor(self._manual, error))
-        try:
-            self.execute(run)
-        except StateflowError as e:
-            run.record_failure(e)
+        with (
+            mock.patch("stateflow.runtime.job_loader.writer_name", lambda: DRIVER),
+            mock.patch("stateflow.runtime.task.task._clock", self._manual),
+        ):
+            run = self.prepare(self.build, _TimedExecutor(self._manual, error))
+            try:
+                self.execute(run)
+            except StateflowError as e:
+                run.record_failure(e)
 
     def _save(self, name: str, reason: str) -> None:
         self._manual.sleep(timedelta(hours=5, minutes=17))

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from tests.browser.flights_story import FlightsStory, StoryCatalog, play_stories
 from tests.browser.golden_pictures import MOST_FAR, check_picture, share_far_apart
-from tests.support.browser import needs_chromium, open_browser, open_look, serving
+from tests.support.browser import ARGUMENTS, CHROMIUM, needs_chromium, open_look, serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -114,11 +114,16 @@ def test_what_is_missing_in_a_page_is_a_difference(
 
 @_slow
 @pytest.mark.parametrize("flag", ["--font-render-hinting=full", "--enable-font-antialiasing=false"])
-def test_another_rendering_of_letters_is_not_a_difference(story: tuple[str, FlightsStory], flag: str) -> None:
-    with open_browser(flag) as browser:
+def test_another_rendering_of_letters_is_not_a_difference(
+    browser: Browser, story: tuple[str, FlightsStory], flag: str
+) -> None:
+    other = browser.browser_type.launch(executable_path=CHROMIUM, args=(*ARGUMENTS, flag))
+    try:
         for name in PAGES:
-            with opened(browser, story, name) as page:
+            with opened(other, story, name) as page:
                 check_picture(page, f"{name}-light", renews=False)
+    finally:
+        other.close()
 
 
 @_slow

@@ -33,12 +33,12 @@ needs_axe = pytest.mark.skipif(not _AXE.exists(), reason="axe was not found: `ma
 
 
 @contextmanager
-def open_browser(*arguments: str) -> Iterator[Browser]:
-    """A browser, with further arguments; each test opens its pages in a context of its own."""
+def open_browser() -> Iterator[Browser]:
+    """A browser; each test opens its pages in a context of its own."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=(*ARGUMENTS, *arguments))
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         try:
             yield browser
         finally:
