@@ -27,7 +27,7 @@ ARCHIVE = -XX:SharedArchiveFile=$(CURDIR)/.venv/spark.jsa -Xlog:cds=off -Xlog:cd
 # The tests start many short-lived JVMs: compiling well costs them more than it gives.
 PYTEST = $(RUN) JAVA_TOOL_OPTIONS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC $(ARCHIVE)" bash scripts/run_tests.sh -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup kubernetes demo demo-bucket broker ui ui-build test test-all bugs scoreboard lint format golden bench reference docs requirements image-digests sbom clean
+.PHONY: help setup kubernetes demo demo-bucket broker ui ui-build test test-all bugs scoreboard lint format golden screenshots bench reference docs requirements image-digests sbom clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -98,6 +98,9 @@ bench: setup  ## run the benchmarks; some of them with BENCH="micro-batch throug
 
 golden: setup  ## rewrite the golden files of command line screens; read the diff before you commit it
 	@$(PYTEST) --snapshot-update -m syrupy_snapshot
+
+screenshots: setup  ## take the pictures of the pages, the tour and the table of tasks anew; look at them before you commit
+	@$(PYTEST) -n 0 -m "" tests/browser --renew-pictures
 
 reference: setup  ## write the reference pages and pictures that follow from the code
 	@$(RUN) python scripts/reference.py

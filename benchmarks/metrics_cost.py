@@ -37,6 +37,7 @@ from stateflow import (
     KeyedProcessFunction, ListStateDescriptor, MapStateDescriptor, Pattern, ProcessJoinFunction,
     TumblingEventTimeWindows, ValueStateDescriptor, VectorizedKeyedFunction, WatermarkStrategy,
 )
+from benchmarks.history_leg import MEASUREMENTS, replace_all
 from stateflow.clock import ManualClock
 from tests.support.local_jobs import Growing, LocalJobs
 
@@ -119,37 +120,12 @@ JOBS = {
     ),
 }
 
-def without_metrics():
-    from stateflow.checkpoint.barriers import TaskUsage
-    from stateflow.clock import Stopwatch
-    from stateflow.runtime.driver import batch_runner, checkpointing
-    from stateflow.runtime.task.task import UsageMeter
-    from stateflow.state.backends.rocksdb import backend
-    def get(self, key):
-        try:
-            return self._db.get(key)
-        except Exception as e:
-            self.fail(e)
-    def write(self, changes):
-        try:
-            if changes:
-                self._write(changes)
-        except Exception as e:
-            self.fail(e)
-    backend._OpenStore.get = get
-    backend.RocksDBBackend.write = write
-    backend._IS_MEASURED = (False,)
-    Stopwatch.switch = lambda self, section: 0
-    UsageMeter.usage = lambda self, rows_filtered, rows_late: TaskUsage()
-    batch_runner.operator_metrics = lambda reports, operators, now: {}
-    checkpointing._report = lambda *_: None
-
 kind, rows_count = sys.argv[1], int(sys.argv[3])
 if kind in ("columns", "column-windows", "sql"):
     # They take less time for a row.
     rows_count *= 2
 if sys.argv[4] == "off":
-    without_metrics()
+    replace_all(MEASUREMENTS)
 logging.disable(logging.CRITICAL)
 rows = Growing([Row(f"k{n % 5_000}", n, n) for n in range(rows_count)], Row)
 

@@ -64,6 +64,7 @@ class Size:
         seconds: how long they do.
         pause: time of a user between two requests, on average.
         delay_ms: of the S3 server.
+        checkpoints_of_run: after which another run begins; 0 for one run.
     """
 
     checkpoints: int = 10_000
@@ -72,6 +73,7 @@ class Size:
     seconds: float = 20.0
     pause: float = 0.5
     delay_ms: int = 20
+    checkpoints_of_run: int = 0
 
 
 def run(folder: Path, size: Size = Size()) -> Path:
@@ -111,9 +113,14 @@ class SyntheticJob:
 
     def commit(self, parallelism: int) -> None:
         """Makes a checkpoint; stores the records of ten at once, as a run does."""
-        entry, root = self.head.entry, self.root
-        ordinal = entry.ordinal + 1
+        root, of_run = self.root, self.size.checkpoints_of_run
+        ordinal = self.head.entry.ordinal + 1
+        if of_run and ordinal % of_run == 0:
+            self.head = root.claim()
+        entry = self.head.entry
         record = _record(entry.generation, ordinal, self.size.subtasks // OPERATORS)
+        if of_run:
+            record = replace(record, run=1 + ordinal // of_run)
         manifest = Manifest(
             job_uuid=root.job.job_uuid,
             generation=entry.generation,
@@ -233,7 +240,7 @@ def _measured(job: SyntheticJob, storage: Storage, address: str, size: Size) -> 
     if storage.size(FORMAT) is None:
         job.copy_to(storage)
     running = job.at(storage)
-    with _served(address) as (url, process):
+    with served(address) as (url, process):
         with httpx.Client(base_url=url, timeout=60) as client:
             began = time.perf_counter()
             (row,) = client.get("api/v1/jobs").json()["jobs"]
@@ -323,7 +330,8 @@ async def _user(
 
 
 @contextlib.contextmanager
-def _served(address: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def served(address: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The URL of the pages of a job root, and the process that serves them."""
     command = [sys.executable, "-m", "stateflow", "ui", "--job-root", address, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

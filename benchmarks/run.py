@@ -15,6 +15,7 @@ sys.path.insert(1, str(Path(__file__).parent.parent / "scripts"))
 
 from benchmarks import (
     asynchronous,
+    browser,
     buckets,
     cells,
     cluster,
@@ -56,6 +57,7 @@ NAMES = (
     "kafka-sink",
     "query",
     "pages",
+    "browser",
 )
 
 
@@ -96,6 +98,7 @@ def main(arguments: list[str]) -> int:
         "kafka-sink": kafka_sink.run,
         "query": query.run,
         "pages": pages.run,
+        "browser": browser.run,
     }
     unknown = [name for name in given.names if name not in benchmarks]
     if unknown:

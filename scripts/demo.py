@@ -216,10 +216,10 @@ def show_ui(screen: Screen, layout: Layout) -> int:
             airflow.start()
             airflow.wait_until_healthy(STARTING, lambda: news("Airflow starts"))
         job = job_at(str(layout.job_root)).id
-        screen.say(f"Timeline: {airflow.url}/plugin/stateflow/jobs/{job}/timeline")
         screen.say(f"Airflow: {airflow.url}/dags/{DAG}   user: {USER}   password: {airflow.password}")
         screen.say(f"Checkpoints: .venv/bin/stateflow status --job-root {layout.job_root}")
-        screen.say("Press Ctrl-C to stop.")
+        # The login leads there.
+        screen.say(f"Timeline: {airflow.url}/plugin/stateflow/jobs/{job}/timeline   (Ctrl-C stops Airflow)")
         with contextlib.suppress(KeyboardInterrupt):
             poll(lambda: not airflow.is_running(), float("inf"), interval=2)
             raise AirflowError("a component of Airflow has ended")

@@ -80,7 +80,7 @@ def _rewritten(source: str, page: str, text: str) -> str:
             return match[0]
         return f"]({os.path.relpath(_page_of(target), PurePosixPath(page).parent)}{match[2] or ''})"
 
-    images = text.replace("](docs/pictures/", "](pictures/")
+    images = text.replace("](docs/pictures/", "](pictures/").replace('"docs/pictures/', '"pictures/')
     return _LINK.sub(link, images)
 
 

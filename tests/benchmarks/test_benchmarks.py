@@ -21,6 +21,7 @@ from benchmarks import (
     connectors,
     garbage,
     harness,
+    history_cost,
     increments,
     kafka_sink,
     killed_driver,
@@ -209,3 +210,15 @@ def test_each_kind_of_operator_runs_with_and_without_metrics() -> None:
     found = metrics_cost.measure(metrics_cost.KINDS, sizes)
     assert set(found["ratios"]) == set(metrics_cost.KINDS)
     assert all(0 < ratio["median"] < 10 for ratio in found["ratios"].values())
+
+
+@pytest.mark.slow(reason="starts twelve processes")
+def test_the_job_root_of_a_run_has_the_data_for_its_pages_unless_they_are_replaced(tmp_path: Path) -> None:
+    sizes = history_cost.Sizes(rounds=2, warm_up=0, batches=2, rows=50)
+    found = history_cost.measure(tmp_path, sizes, (history_cost.RUN, history_cost.IN_BUCKET))
+    for case in (history_cost.RUN, history_cost.IN_BUCKET):
+        assert all(0 < ratio["median"] < 10 for ratio in found[case]["ratios"].values())
+        stored = found[case]["stored_bytes"]
+        assert stored["all"]["run-files"] > 0 and stored["all"]["history"] > stored["none"]["history"] > 0
+        assert "run-files" not in {*stored["metrics"], *stored["none"]}
+        assert found[case]["calls"]["run_record"] == 1 and found[case]["spent_ms"]["graph"] > 0

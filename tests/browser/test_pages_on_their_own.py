@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import pytest
 
 from stateflow.ui.catalog import RootCatalog, job_at
-from stateflow.ui.roots import RootLimits
-from stateflow.ui.server import PagesServer, PagesSettings
-from tests.support.browser import Look, needs_axe, needs_chromium, open_browser, open_look
+from tests.support.browser import Look, needs_axe, needs_chromium, open_look, serving
 from tests.ui.pages_job import PagesJob
 
 if TYPE_CHECKING:
@@ -31,6 +27,9 @@ PAGES = (
     "jobs/{id}/journal",
     "jobs/{id}/savepoints",
     "jobs/{id}/graph",
+    "jobs/{id}/timeline?point={point}",
+    "jobs/{id}/runs/{generation}",
+    "jobs/{id}/restore",
     "jobs/{id}/restore?to=before-upgrade",
 )
 LOOKS: tuple[tuple[int, Literal["light", "dark"]], ...] = (
@@ -39,12 +38,7 @@ LOOKS: tuple[tuple[int, Literal["light", "dark"]], ...] = (
     (2560, "dark"),
     (375, "light"),
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as browser:
-        yield browser
+QUICK = {("jobs/{id}/timeline", 1280), ("jobs/{id}", 375), ("jobs/{id}/restore?to=before-upgrade", 2560)}
 
 
 @pytest.fixture(scope="module")
@@ -60,37 +54,16 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> PagesJob:
     return job
 
 
-class Site:
-    """The pages of some job roots, which one server after another can serve at the same address."""
-
-    def __init__(self, *job_roots: str, port: int = 0, token: str = "") -> None:
-        self._roots = job_roots
-        self._token = token
-        self.port = port
-
-    @contextmanager
-    def serving(self) -> Iterator[str]:
-        limits = RootLimits()
-        settings = PagesSettings(port=self.port, token=self._token, limits=limits)
-        with PagesServer(RootCatalog(self._roots), settings) as server:
-            self.port = int(server.url.rpartition(":")[2].rstrip("/"))
-            thread = threading.Thread(target=server.run)
-            thread.start()
-            try:
-                yield server.url
-            finally:
-                server.stop()
-                thread.join()
-
-
 @pytest.fixture(scope="module")
 def url(job: PagesJob) -> Iterator[str]:
-    with Site(job.address).serving() as url:
+    with serving(RootCatalog([job.address])) as url:
         yield url
 
 
 def address(url: str, page: str, job: PagesJob) -> str:
-    return f"{url}/#/{page.format(id=job_at(job.address).id)}"
+    newest = job.root.head()
+    given = {"id": job_at(job.address).id, "point": newest.checkpoint_id, "generation": newest.entry.generation}
+    return f"{url}/#/{page.format(**given)}"
 
 
 def visit(look: Look, address: str) -> None:
@@ -99,8 +72,10 @@ def visit(look: Look, address: str) -> None:
     look.page.locator("[aria-busy=true]").first.wait_for(state="detached")
 
 
-@pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize(("width", "colours"), LOOKS)
+@pytest.mark.parametrize(
+    ("page", "width", "colours"),
+    [pytest.param(page, *look, marks=() if (page, look[0]) in QUICK else _slow) for page in PAGES for look in LOOKS],
+)
 def test_a_page_fits_its_window_and_all_readers(
     browser: Browser, url: str, job: PagesJob, page: str, width: int, colours: Literal["light", "dark"]
 ) -> None:
@@ -130,6 +105,14 @@ def test_the_timeline_shows_a_restore_and_goes_to_the_point_that_was_selected(
         selected.get_by_text("before-upgrade").first.wait_for()
 
 
+@pytest.mark.parametrize("error", ["console.error('broken')", "setTimeout(() => { throw new Error('broken') })"])
+def test_an_error_in_a_page_fails_its_test(browser: Browser, error: str) -> None:
+    with pytest.raises(AssertionError, match="broken"), open_look(browser) as look:
+        look.page.evaluate(error)
+        look.page.wait_for_function("true")
+        look.page.evaluate("new Promise(done => setTimeout(done))")
+
+
 @_slow
 def test_texts_of_users_are_shown_as_text(browser: Browser, url: str, job: PagesJob) -> None:
     with open_look(browser) as look:
@@ -143,14 +126,13 @@ def test_texts_of_users_are_shown_as_text(browser: Browser, url: str, job: Pages
 
 @_slow
 def test_a_page_survives_a_restart_of_its_server(browser: Browser, job: PagesJob) -> None:
-    site = Site(job.address)
     with open_look(browser, expected=["ERR_CONNECTION_REFUSED"]) as look:
-        with site.serving() as url:
+        with serving(RootCatalog([job.address])) as url:
             look.page.clock.install()
             visit(look, address(url, "jobs/{id}", job))
         look.page.clock.fast_forward(11_000)
         look.page.get_by_text("This may be outdated").first.wait_for()
-        with site.serving():
+        with serving(RootCatalog([job.address]), port=int(url.rpartition(":")[2])):
             look.page.clock.fast_forward(11_000)
             look.page.get_by_text("This may be outdated").first.wait_for(state="detached")
 
@@ -159,7 +141,7 @@ def test_a_page_survives_a_restart_of_its_server(browser: Browser, job: PagesJob
 def test_a_job_whose_root_is_gone_says_so(browser: Browser, tmp_path: object, job: PagesJob) -> None:
     folder = job.folder.parent / "gone"
     shutil.copytree(job.address, folder)
-    with Site(str(folder)).serving() as url, open_look(browser) as look:
+    with serving(RootCatalog([str(folder)])) as url, open_look(browser) as look:
         id = job_at(str(folder)).id
         look.page.clock.install()
         visit(look, f"{url}/#/jobs/{id}")
@@ -171,7 +153,8 @@ def test_a_job_whose_root_is_gone_says_so(browser: Browser, tmp_path: object, jo
 
 @_slow
 def test_without_the_token_a_page_asks_for_it(browser: Browser, job: PagesJob) -> None:
-    with Site(job.address, token="s3cret").serving() as url, open_look(browser, expected=["401"]) as look:
+    catalog = RootCatalog([job.address])
+    with serving(catalog, token="s3cret") as url, open_look(browser, expected=["401"]) as look:
         look.page.goto(address(url, "jobs/{id}", job))
         field = look.page.get_by_label("Token of the server").first
         field.fill("wrong")

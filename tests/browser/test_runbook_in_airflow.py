@@ -1,26 +1,35 @@
-"""The runbook in the pages of a real Airflow: from the timeline to the next run, with an approval on a phone."""
+"""The runbook in the pages of a real Airflow: from the timeline to the next run, with an approval on a phone.
+
+With ``--renew-pictures`` this also makes the tour, pictures for the guides, and the table of tasks.
+"""
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from flights_demo.polling import poll
+from PIL import Image
 
 from tests.airflow.jobs import ACCOUNTS, install_submit
-from tests.airflow.system.live_airflow import PATIENCE, Client, live_airflow
+from tests.airflow.system.live_airflow import PATIENCE, live_airflow
+from tests.browser.airflow_site import USERS, Site
+from tests.browser.golden_pictures import FOLDER, few_colours
+from tests.browser.person_tasks import Tasks
+from tests.browser.tour import Tour
 from tests.support import root_files
-from tests.support.browser import Look, log_in, needs_axe, needs_chromium, open_browser, open_look
+from tests.support.browser import Look, needs_axe, needs_chromium
 from tests.support.job_fixture import AccountsJob
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 pytestmark = [
     pytest.mark.slow(reason="starts all of Airflow and a browser"),
@@ -29,8 +38,9 @@ pytestmark = [
     needs_axe,
 ]
 
-USERS = {"uma": "op", "oscar": "op", "vera": "viewer"}
-JOBS = ("restored", "refused", "overtaken")
+RESTORED, REFUSED, OVERTAKEN, OPERATED = JOBS = ("accounts", "payments", "orders", "stock")
+WAITING = "prices"
+"""A job whose run waits for more input until it is stopped."""
 DAG_FILE = """
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
 
@@ -40,6 +50,8 @@ for name in {names!r}:
             name=name,
             root=f"{folder}/{{name}}/root",
             settings={{
+                "name": name,
+                "run.until": "stopped" if name == {waiting!r} else "input-ends",
                 "job.folder": f"{folder}/{{name}}",
                 "local_dir": f"{folder}/{{name}}/local",
                 "requests.interval": "20ms",
@@ -54,33 +66,11 @@ for name in {names!r}:
 
 
 @dataclass(frozen=True)
-class Site:
-    """An Airflow with three jobs that have run twice, and the browsers of its users."""
-
-    folder: Path
-    client: Client
-    browser: Browser
-
-    @property
-    def url(self) -> str:
-        return self.client.home.url
+class RunbookSite(Site):
+    """An Airflow with jobs that have run twice."""
 
     def job(self, name: str) -> AccountsJob:
         return AccountsJob(self.folder / name)
-
-    def id_of(self, name: str) -> str:
-        from stateflow.ui.catalog import job_at
-
-        return job_at(str(self.job(name).root)).id
-
-    def address(self, name: str, page: str = "") -> str:
-        return f"{self.url}/plugin/stateflow/jobs/{self.id_of(name)}{page}"
-
-    @contextmanager
-    def as_user(self, user: str, **options: Any) -> Iterator[Look]:
-        with open_look(self.browser, **options) as look:
-            log_in(look.page, self.url, user, self.client.home.password)
-            yield look
 
     def newest_run(self, dag_id: str) -> str:
         runs = self.client.call("GET", f"dags/{dag_id}/dagRuns?order_by=-run_after&limit=1")["dag_runs"]
@@ -93,164 +83,303 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[RunbookSite]:
     folder = tmp_path_factory.mktemp("runbook")
     (folder / "dags").mkdir()
-    text = DAG_FILE.format(folder=folder, names=JOBS, application=ACCOUNTS)
+    text = DAG_FILE.format(folder=folder, names=(*JOBS, WAITING), waiting=WAITING, application=ACCOUNTS)
     (folder / "dags" / "families.py").write_text(text)
     environment = {"PATH": f"{install_submit(folder)}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    with live_airflow(folder, folder / "dags", environment, users=USERS) as client, open_browser() as browser:
-        client.wait_for_dags(f"{JOBS[-1]}_recovery")
-        site = Site(folder, client, browser)
-        for job in JOBS:
-            client.unpause(job)
-            for suffix in ("_savepoint", "_recovery", "_retention"):
+    with live_airflow(folder, folder / "dags", environment, users=USERS) as client:
+        client.wait_for_dags(*(f"{job}_recovery" for job in (*JOBS, WAITING)))
+        site = RunbookSite(folder, client, browser, client.home.url)
+        for job in (*JOBS, WAITING):
+            for suffix in ("", "_savepoint", "_recovery", "_retention"):
                 client.unpause(f"{job}{suffix}")
+        for job in JOBS:
             site.deliver_and_run(job, 50, "first")
             site.deliver_and_run(job, 120, "second")
         yield site
 
 
-def clicks_to_request(look: Look, site: Site, name: str, point: int, reason: str) -> int:
-    """Requests a restore from the timeline on; returns how many clicks that took."""
-    page, clicks = look.page, 0
+@pytest.fixture(scope="module")
+def tasks(renews_pictures: bool) -> Iterator[Tasks]:
+    tasks = Tasks()
+    yield tasks
+    if renews_pictures:
+        tasks.write()
 
-    def click(role: Any, label: str) -> None:
-        nonlocal clicks
-        page.get_by_role(role, name=label).first.click()
-        clicks += 1
 
-    page.goto(site.address(name, "/timeline"))
-    click("button", f"checkpoint {point}, retained")
-    click("link", f"Restore to here: {point}")
+@dataclass(frozen=True)
+class Camera:
+    """Takes pictures for the guides and the tour, if they are renewed."""
+
+    tour: Tour
+
+    def keep(self, page: Page, name: str) -> None:
+        """Keeps a picture for the guides."""
+        if self.tour.is_made:
+            page.wait_for_load_state("networkidle")
+            picture = Image.open(io.BytesIO(page.screenshot(animations="disabled"))).convert("RGB")
+            few_colours(picture).save(FOLDER / f"{name}.png", optimize=True)
+
+
+@pytest.fixture(scope="module")
+def camera(renews_pictures: bool) -> Camera:
+    return Camera(Tour(renews_pictures))
+
+
+def request_restore(look: Look, reason: str) -> None:
+    """Requests the restore that the wizard shows."""
+    page = look.page
     page.get_by_role("textbox", name="Why is this restore necessary?").fill(reason)
-    page.get_by_role("button", name="Request the restore").and_(page.locator(":enabled")).wait_for()
-    click("button", "Request the restore")
-    click("button", "Yes, request the restore")
+    page.get_by_role("button", name="Request the restore").and_(page.locator(":enabled")).click()
+    page.get_by_role("button", name="Yes, request the restore").click()
     page.wait_for_url("**/recovery/*")
-    return clicks
 
 
-def oldest_point(job: AccountsJob) -> int:
-    return root_files.kept_entries(job.root)[0].seq
+def choose_on_timeline(look: Look, site: RunbookSite, name: str) -> None:
+    """Opens the wizard for the oldest point of a job's timeline."""
+    point = root_files.kept_entries(site.job(name).root)[0].seq
+    look.page.goto(site.address(name, "/timeline"))
+    look.page.get_by_role("button", name=f"checkpoint {point}, retained").first.click()
+    look.page.get_by_role("link", name=f"Restore to here: {point}").first.click()
 
 
-def test_a_restore_is_requested_approved_on_a_phone_and_followed_by_the_next_run(site: Site) -> None:
-    client, job = site.client, site.job("restored")
-    point, before = oldest_point(job), root_files.head(job.root)
-    with site.as_user("uma") as uma, site.as_user("oscar", width=375) as oscar:
-        uma.page.goto(site.address("restored"))
-        uma.page.get_by_role("button", name="Pause").first.click()
-        uma.page.get_by_role("button", name="Yes, pause").click()
-        assert poll(lambda: client.call("GET", "dags/restored")["is_paused"], PATIENCE)
+def test_a_restore_is_requested_approved_on_a_phone_and_followed_by_the_next_run(
+    site: RunbookSite, tasks: Tasks, camera: Camera
+) -> None:
+    client, job, tour = site.client, site.job(RESTORED), camera.tour
+    before, point = root_files.head(job.root), root_files.kept_entries(job.root)[0].seq
+    with site.as_user("uma", height=800) as uma, site.as_user("oscar", width=375, height=667) as oscar:
+        page, phone = uma.page, oscar.page
+        page.goto(site.address(RESTORED))
+        page.get_by_role("button", name="Pause", exact=True).click()
+        page.get_by_role("button", name="Yes, pause").click()
+        assert poll(lambda: client.call("GET", f"dags/{RESTORED}")["is_paused"], PATIENCE)
+        tasks.watch(uma)
+        tasks.watch(oscar)
 
-        assert clicks_to_request(uma, site, "restored", point, "the rows of today are wrong") <= 5
-        run = site.newest_run("restored_recovery")
-        client.wait_for_question("restored_recovery", run)
-        assert uma.violations(".stateflow") == []
+        page.goto(f"{site.url}/")
+        card = page.get_by_role("region", name="Jobs of stateflow").locator(f"a[href*='{site.id_of(RESTORED)}']").first
+        tour.show(page, "03:02. The rows of accounts are wrong. Airflow's first page shows the job.", 4, card)
+        with tasks.measure("restore: plan, request, approve, verify", "Airflow's first page", most_clicks=7):
+            card.click()
+            link = page.get_by_role("link", name="Timeline", exact=True)
+            tour.show(page, "The state of the job: newest checkpoint, size, operators, points.", 5, link)
+            link.click()
+            mark = page.get_by_role("button", name=f"checkpoint {point}, retained").first
+            tour.show(page, "The timeline: runs and checkpoints. Choose the last good point.", 5, mark)
+            mark.click()
+            link = page.get_by_role("link", name=f"Restore to here: {point}").first
+            tour.show(page, "What is known of this point, and the way back to it.", 4, link)
+            link.click()
+            page.get_by_text("files of the target are stored").first.wait_for()
+            camera.keep(page, "airflow-restore")
+            tour.show(page, "The plan, before anything runs: what is lost, and what is read again.", 7)
+            page.get_by_role("textbox", name="Why is this restore necessary?").fill("the rows of today are wrong")
+            button = page.get_by_role("button", name="Request the restore").and_(page.locator(":enabled"))
+            button.wait_for()
+            tour.show(page, "A reason is required. Another person has to approve.", 4, button)
+            button.click()
+            button = page.get_by_role("button", name="Yes, request the restore")
+            tour.show(page, "Each action asks once. This one triggers the recovery DAG.", 3, button)
+            button.click()
+            page.wait_for_url("**/recovery/*")
+            run = site.newest_run(f"{RESTORED}_recovery")
+            client.wait_for_question(f"{RESTORED}_recovery", run)
+            page.get_by_role("link", name="Answer the question").wait_for()
+            camera.keep(page, "airflow-recovery")
+            tour.show(page, "The recovery DAG has planned with the job file, and waits for an approval.", 5)
+            assert uma.violations(".stateflow") == []
 
+            with tasks.measure("approve on a phone", "link in the alert", most_clicks=1):
+                phone.goto(site.address(RESTORED, f"/approval/{run}?dag={RESTORED}_recovery"))
+                phone.get_by_text("the rows of today are wrong").first.wait_for()
+                phone.get_by_text("The plan is still valid").wait_for()
+                assert oscar.overflow() <= 0 and oscar.violations(".stateflow") == []
+                buttons = phone.get_by_role("region", name="Answer").bounding_box()
+                assert buttons is not None and buttons["y"] + buttons["height"] <= 668
+                phone.get_by_role("textbox", name="Note").fill("seen")
+                camera.keep(phone, "airflow-approval-phone")
+                tour.show(
+                    phone, "The other person approves on a phone.", 6, phone.get_by_role("button", name="Approve")
+                )
+                phone.get_by_role("button", name="Approve").click()
+                phone.get_by_text("Approved").first.wait_for()
+            client.wait_for_end(f"{RESTORED}_recovery", run)
+            page.get_by_role("heading", name="What comes next").wait_for()
+        (record,) = [r for r in root_files.history(job.root) if r.get("kind") == "restore"]
+        found = (record["by"], record["requested_by"], record["note"])
+        assert found == ("airflow-user:oscar", "airflow-user:uma", "seen")
+        assert root_files.head(job.root).position < before.position
+        camera.keep(page, "airflow-restored")
+
+        job.replace_events(since=root_files.head(job.root).position)
+        button = page.get_by_role("button", name="Unpause", exact=True)
+        tour.show(page, "Restored and verified: state, input positions and tables. Next: unpause.", 5, button)
+        button.click()
+        page.get_by_role("button", name="Yes, unpause").click()
+        button = page.get_by_role("button", name="Run now").and_(page.locator(":enabled"))
+        button.wait_for()
+        tour.show(page, "… and run now, over the corrected input.", 4, button)
+        button.click()
+        page.get_by_role("button", name="Yes, run now").click()
+        page.get_by_text(f"{RESTORED} is triggered").wait_for()
+        client.wait_for_success(RESTORED, site.newest_run(RESTORED))
+        job.check_results()
+
+        page.goto(site.address(RESTORED, "/timeline"))
+        page.get_by_role("button", name="restore").first.wait_for()
+        camera.keep(page, "airflow-timeline")
+        tour.show(page, "The timeline afterwards: the restore as an arc, what it has undone in grey.", 8)
+        tour.write(still=-1)
+        with tasks.measure("who went back, when and why", "a page of the job", most_clicks=1):
+            page.get_by_role("link", name="Journal", exact=True).click()
+            page.get_by_text("the rows of today are wrong").first.wait_for()
+
+
+def test_a_rejected_plan_changes_nothing(site: RunbookSite) -> None:
+    client, job = site.client, site.job(REFUSED)
+    with site.as_user("uma") as uma, site.as_user("oscar") as oscar:
+        choose_on_timeline(uma, site, REFUSED)
+        request_restore(uma, "to see it")
+        run = site.newest_run(f"{REFUSED}_recovery")
+        client.wait_for_question(f"{REFUSED}_recovery", run)
         # Who has asked cannot approve.
         uma.page.get_by_role("link", name="Answer the question").click()
         uma.page.get_by_text("another person has to approve it").wait_for()
         assert uma.page.get_by_role("button", name="Approve").is_disabled()
         uma.page.go_back()
 
-        oscar.page.goto(site.address("restored", f"/approval/{run}?dag=restored_recovery"))
-        oscar.page.get_by_text("the rows of today are wrong").first.wait_for()
-        oscar.page.get_by_text("The plan is still valid").wait_for()
-        assert oscar.overflow() <= 0 and oscar.violations(".stateflow") == []
-        oscar.page.get_by_role("textbox", name="Note").fill("seen")
-        oscar.page.get_by_role("button", name="Approve").click()
-        oscar.page.get_by_text("Approved").first.wait_for()
-
-        uma.page.get_by_role("heading", name="What comes next").wait_for()
-        client.wait_for_end("restored_recovery", run)
-        (record,) = [r for r in root_files.history(job.root) if r.get("kind") == "restore"]
-        assert (record["by"], record["requested_by"], record["note"]) == (
-            "airflow-user:oscar",
-            "airflow-user:uma",
-            "seen",
-        )
-        assert root_files.head(job.root).position < before.position
-
-        job.replace_events(since=root_files.head(job.root).position)
-        uma.page.get_by_role("button", name="Unpause").click()
-        uma.page.get_by_role("button", name="Yes, unpause").click()
-        uma.page.get_by_role("button", name="Run now").and_(uma.page.locator(":enabled")).click()
-        uma.page.get_by_role("button", name="Yes, run now").click()
-        uma.page.get_by_text("restored is triggered").wait_for()
-        client.wait_for_success("restored", site.newest_run("restored"))
-        job.check_results()
-
-        uma.page.goto(site.address("restored", "/timeline"))
-        uma.page.get_by_role("button", name="restore").first.wait_for()
-        uma.page.get_by_role("link", name="Journal", exact=True).click()
-        uma.page.get_by_text("the rows of today are wrong").first.wait_for()
-
-
-def test_a_rejected_plan_changes_nothing(site: Site) -> None:
-    client, job = site.client, site.job("refused")
-    with site.as_user("uma") as uma, site.as_user("oscar") as oscar:
-        clicks_to_request(uma, site, "refused", oldest_point(job), "to see it")
-        run = site.newest_run("refused_recovery")
-        client.wait_for_question("refused_recovery", run)
         before = root_files.head(job.root)
-        oscar.page.goto(site.address("refused"))
-        oscar.page.get_by_role("link", name="Answer").first.click()
+        oscar.page.goto(site.address(REFUSED))
+        oscar.page.get_by_text("A question waits for an answer").first.wait_for()
+        oscar.page.locator("a[href*='/approval/']").first.click()
         oscar.page.get_by_role("textbox", name="Note").fill("not now")
         oscar.page.get_by_role("button", name="Reject").click()
         oscar.page.get_by_text("Rejected").first.wait_for()
-        uma.page.get_by_text("not now").first.wait_for()
-        client.wait_for_end("refused_recovery", run)
+        client.wait_for_end(f"{REFUSED}_recovery", run)
         assert root_files.head(job.root) == before
         uma.page.get_by_text("The job was not restored by this DAG run").wait_for()
+        uma.page.get_by_text("not now").first.wait_for()
 
 
-def test_a_plan_that_becomes_outdated_while_it_is_read_says_so(site: Site) -> None:
-    client, job = site.client, site.job("overtaken")
+def test_a_plan_that_becomes_outdated_while_it_is_read_says_so(site: RunbookSite) -> None:
+    client = site.client
     with site.as_user("uma") as uma, site.as_user("oscar") as oscar:
-        clicks_to_request(uma, site, "overtaken", oldest_point(job), "wrong rows")
-        run = site.newest_run("overtaken_recovery")
-        client.wait_for_question("overtaken_recovery", run)
-        oscar.page.goto(site.address("overtaken", f"/approval/{run}?dag=overtaken_recovery"))
+        choose_on_timeline(uma, site, OVERTAKEN)
+        request_restore(uma, "wrong rows")
+        run = site.newest_run(f"{OVERTAKEN}_recovery")
+        client.wait_for_question(f"{OVERTAKEN}_recovery", run)
+        oscar.page.goto(site.address(OVERTAKEN, f"/approval/{run}?dag={OVERTAKEN}_recovery"))
         oscar.page.get_by_text("The plan is still valid").wait_for()
-        site.deliver_and_run("overtaken", 150, "third")
+        site.deliver_and_run(OVERTAKEN, 150, "third")
         oscar.page.get_by_text("outdated by run").first.wait_for()
         assert oscar.page.get_by_role("button", name="Approve").is_disabled()
 
 
-def test_a_viewer_reads_everything_and_acts_on_nothing(site: Site) -> None:
+def test_the_state_of_a_job_is_one_click_away(site: RunbookSite, tasks: Tasks) -> None:
     with site.as_user("vera") as vera:
-        vera.page.goto(site.address("refused"))
-        run_now = vera.page.get_by_role("button", name="Run now").first
-        run_now.wait_for()
-        assert run_now.is_disabled()
-        vera.page.get_by_text("You do not have the right").first.wait_for()
-        assert vera.violations(".stateflow") == []
+        tasks.watch(vera)
+        page, job = vera.page, site.job(OPERATED)
+        newest = str(root_files.kept_entries(job.root)[-1].seq)
+        page.goto(f"{site.url}/")
+        row = (
+            page.get_by_role("region", name="Jobs of stateflow")
+            .get_by_role("row")
+            .filter(has=page.locator(f"a[href*='{site.id_of(OPERATED)}']"))
+        )
+        with tasks.measure("id of the newest checkpoint", "Airflow's first page", most_clicks=0):
+            row.get_by_role("cell").filter(has_text=re.compile(f"^{newest}")).first.wait_for()
+        with tasks.measure("state of a job at a glance", "Airflow's first page", most_clicks=1, most_seconds=5):
+            row.get_by_role("link").first.click()
+            page.get_by_role("heading", name="Operators at the newest checkpoint").wait_for()
+        page.goto(f"{site.url}/plugin/stateflow")
+        page.get_by_role("heading", name="Jobs", exact=True).wait_for()
+        with tasks.measure("journal of all jobs", "the page Jobs", most_clicks=1):
+            page.get_by_role("link", name="Journal of all jobs").click()
+            page.get_by_role("heading", name="Journal", exact=True).wait_for()
+            page.locator(".stateflow [aria-busy=true]").first.wait_for(state="detached")
 
 
-def test_the_tab_of_a_dag_the_navigation_and_the_card_lead_to_the_job(site: Site) -> None:
-    with site.as_user("uma") as uma:
+def test_a_value_that_cannot_be_is_refused_before_a_dag_run_exists(site: RunbookSite, tasks: Tasks) -> None:
+    # The browser reports each answer with an error as one of its own.
+    with site.as_user("uma", expected=["422"]) as uma:
+        tasks.watch(uma)
         page = uma.page
-        page.goto(f"{site.url}/dags/refused_recovery/plugin/stateflow-state")
-        page.get_by_role("heading", name="accounts").first.wait_for()
-        page.goto(site.url)
-        page.get_by_role("region", name="Jobs of stateflow").locator(f"a[href*='{site.id_of('refused')}']").click()
-        page.get_by_role("heading", name="accounts").first.wait_for()
-        assert "/plugin/stateflow/jobs/" in page.url
-        page.reload()
-        page.get_by_role("link", name="Timeline", exact=True).click()
-        page.wait_for_url("**/timeline")
-        page.go_back()
-        page.get_by_role("heading", name="accounts").first.wait_for()
+        runs = site.client.runs(f"{OPERATED}_recovery")
+        page.goto(site.address(OPERATED, "/restore"))
+        page.get_by_role("textbox", name="Another point").wait_for()
+        with tasks.measure("see why a value was refused", "the list of points", most_clicks=1):
+            page.get_by_role("textbox", name="Another point").fill("before:yesterday")
+            page.get_by_role("button", name="Use this point").click()
+            page.get_by_text("There is no plan with these values").wait_for()
+        assert uma.violations(".stateflow") == []
+        assert page.get_by_role("button", name="Request the restore").is_disabled()
+        assert site.client.runs(f"{OPERATED}_recovery") == runs
 
 
-def test_the_pages_outlive_a_restart_of_the_api_server(site: Site) -> None:
-    with site.as_user("uma", expected=["ERR_CONNECTION_REFUSED", "Failed to load resource"]) as uma:
-        uma.page.goto(site.address("refused"))
-        uma.page.get_by_role("heading", name="accounts").first.wait_for()
-        site.client.kill("api-server")
-        uma.page.get_by_text("This may be outdated").first.wait_for()
-        site.client.home.start_component("api-server")
-        site.client.home.wait_until_healthy(PATIENCE)
-        uma.page.get_by_text("This may be outdated").first.wait_for(state="detached")
+def test_a_savepoint_is_taken_and_its_path_is_seen(site: RunbookSite, tasks: Tasks, camera: Camera) -> None:
+    with site.as_user("uma") as uma:
+        tasks.watch(uma)
+        page = uma.page
+        page.goto(site.address(OPERATED))
+        button = page.get_by_role("button", name="Savepoint", exact=True).and_(page.locator(":enabled"))
+        button.wait_for()
+        with tasks.measure("savepoint, until its path is seen", "the page State", most_clicks=3):
+            button.click()
+            page.get_by_role("textbox", name="Name of the savepoint").fill("monday")
+            page.get_by_role("textbox", name="Reason for the savepoint").fill("before the upgrade")
+            page.get_by_role("button", name="Yes, savepoint").click()
+            page.get_by_role("link", name="The savepoint appears on the page Savepoints").click()
+            page.get_by_text("savepoints/monday").first.wait_for()
+        camera.keep(page, "airflow-savepoints")
+
+
+def test_a_retention_is_applied_after_an_approval(site: RunbookSite, tasks: Tasks) -> None:
+    client, job = site.client, site.job(OPERATED)
+    with site.as_user("uma") as uma, site.as_user("oscar") as oscar:
+        tasks.watch(uma)
+        tasks.watch(oscar)
+        uma.page.goto(site.address(OPERATED, "/savepoints"))
+        slider = uma.page.get_by_role("slider", name="Checkpoints to keep")
+        slider.wait_for()
+        kept = len(root_files.kept_entries(job.root))
+        with tasks.measure("retention with an approval", "the page Savepoints", most_clicks=3):
+            slider.focus()
+            slider.press("ArrowLeft")
+            uma.page.get_by_text("This deletes 1 checkpoint").wait_for()
+            uma.page.get_by_role("button", name="Apply this retention").and_(uma.page.locator(":enabled")).click()
+            uma.page.get_by_role("button", name="Yes, apply this retention").click()
+            uma.page.get_by_text(f"{OPERATED}_retention is triggered").wait_for()
+            run = site.newest_run(f"{OPERATED}_retention")
+            client.wait_for_question(f"{OPERATED}_retention", run)
+            oscar.page.goto(site.address(OPERATED, f"/approval/{run}?dag={OPERATED}_retention"))
+            oscar.page.get_by_role("button", name="Approve").and_(oscar.page.locator(":enabled")).click()
+            oscar.page.get_by_text("Approved").first.wait_for()
+            client.wait_for_success(f"{OPERATED}_retention", run)
+        assert len(root_files.kept_entries(job.root)) == kept - 1
+
+
+def test_a_run_is_stopped_with_a_savepoint_after_an_approval(site: RunbookSite, tasks: Tasks) -> None:
+    client, job = site.client, site.job(WAITING)
+    job.deliver(50)
+    client.trigger(WAITING, "first")
+    with site.as_user("uma") as uma, site.as_user("oscar") as oscar:
+        tasks.watch(uma)
+        tasks.watch(oscar)
+        uma.page.goto(site.address(WAITING))
+        uma.page.get_by_text("running", exact=True).first.wait_for()
+        with tasks.measure("stop with a savepoint", "the page State", most_clicks=3):
+            uma.page.get_by_role("button", name="Stop with savepoint").and_(uma.page.locator(":enabled")).click()
+            uma.page.get_by_role("textbox", name="Name of the savepoint").fill("stopped")
+            uma.page.get_by_role("button", name="Yes, stop with savepoint").click()
+            uma.page.get_by_text(f"{WAITING}_savepoint is triggered").wait_for()
+            run = site.newest_run(f"{WAITING}_savepoint")
+            client.wait_for_question(f"{WAITING}_savepoint", run)
+            oscar.page.goto(site.address(WAITING, f"/approval/{run}?dag={WAITING}_savepoint"))
+            oscar.page.get_by_role("button", name="Approve").and_(oscar.page.locator(":enabled")).click()
+            oscar.page.get_by_text("Approved").first.wait_for()
+            client.wait_for_success(f"{WAITING}_savepoint", run)
+            client.wait_for_success(WAITING, "first")
+        assert "stopped" in root_files.savepoints(job.root)

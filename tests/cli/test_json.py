@@ -104,6 +104,7 @@ PLAIN = {
     "run",
     "seq",
     "subtask",
+    "try_number",
     "version",
 }
 PERCENTILES = {"min", "avg", "p50", "p90", "p95", "p99", "p99_9", "max"}

@@ -77,6 +77,22 @@ def test_the_architecture_has_each_layer_and_each_failpoint() -> None:
     assert sorted(failpoints) == sorted(NAMES)
 
 
+# --- Pictures --------------------------------------------------------------------------------------------------------
+
+
+def test_every_picture_of_a_page_exists_and_is_described() -> None:
+    """MkDocs checks links of Markdown, but not those of elements such as <picture>."""
+    shown = set()
+    for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
+        for element in re.findall(r"<(?:img|source)\b[^>]*>", page.read_text()):
+            attributes = dict(re.findall(r'([\w-]+)="([^"]*)"', element))
+            path = (page.parent / (attributes.get("src") or attributes["srcset"])).resolve()
+            assert path.is_file(), (page, path)
+            assert "srcset" in attributes or attributes["alt"], (page, element)
+            shown.add(path)
+    assert shown
+
+
 # --- Format ----------------------------------------------------------------------------------------------------------
 
 

@@ -240,10 +240,11 @@ def test_dags_and_fields_that_a_guide_names_exist(dags: dict[str, Any], guide: s
     text = " ".join(read(guide).split())
     named = set(re.findall(r"`(flights_[a-z]+)`", text))
     assert named and named <= dags.keys()
-    titles = {param.schema.get("title") for dag in dags.values() for _, param in dag.params.items()}
+    schemas = [param.schema for dag in dags.values() for _, param in dag.params.items()]
+    titles = {schema.get(shown) for schema in schemas for shown in ("title", "section")}
     shown = set(re.findall(r"(?<!\*)\*([A-Z][^*]+)\*(?!\*)", text)) - _AIRFLOWS_OWN
     pages = _texts_of_pages()
-    on_pages = {name for name in shown if re.search(rf"""["'`>]\s*{re.escape(name)}\s*["'`<]""", pages)}
+    on_pages = {name for name in shown if re.search(rf"""["'`>]\s*(?:[1-9]\. )?{re.escape(name)}\s*["'`<]""", pages)}
     assert shown and shown - on_pages <= titles
 
 

@@ -61,6 +61,8 @@ def test_each_run_has_a_record_and_each_job_file_and_graph_is_stored_once(cli: C
         [("totals", ["sum"])]
     ] * 3
     assert len(storage.list(RUN_FILES)) == 4
+    described = Path("docs/format.md").read_text()
+    assert [fact for record in found for fact in record.facts if f"`{fact}`" not in described] == []
     verify_history(cli.root)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+
+from stateflow.ui.catalog import RootCatalog
+from stateflow.ui.server import PagesServer, PagesSettings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -29,12 +33,12 @@ needs_axe = pytest.mark.skipif(not _AXE.exists(), reason="axe was not found: `ma
 
 
 @contextmanager
-def open_browser() -> Iterator[Browser]:
-    """A browser; each test opens its pages in a context of its own."""
+def open_browser(*arguments: str) -> Iterator[Browser]:
+    """A browser, with further arguments; each test opens its pages in a context of its own."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=(*ARGUMENTS, *arguments))
         try:
             yield browser
         finally:
@@ -80,13 +84,14 @@ def open_look(
     browser: Browser,
     *,
     width: int = 1280,
+    height: int = 900,
     colours: Literal["light", "dark"] = "light",
     expected: Sequence[str] = (),
     **options: Any,
 ) -> Iterator[Look]:
     """A page in a new context; afterwards, it must have reported no error that was not expected."""
     context = browser.new_context(
-        viewport={"width": width, "height": 900},
+        viewport={"width": width, "height": height},
         color_scheme=colours,
         reduced_motion="reduce",
         locale="en-US",
@@ -100,6 +105,19 @@ def open_look(
         assert look.errors == []
     finally:
         context.close()
+
+
+@contextmanager
+def serving(catalog: RootCatalog, port: int = 0, token: str = "") -> Iterator[str]:
+    """The URL of a server of pages that runs meanwhile."""
+    with PagesServer(catalog, PagesSettings(port=port, token=token)) as server:
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        try:
+            yield server.url.rstrip("/")
+        finally:
+            server.stop()
+            thread.join()
 
 
 def log_in(page: Page, url: str, user: str, password: str) -> None:

@@ -162,7 +162,8 @@ class Running:
     def count(self, event: str) -> int:
         """How often an event is in the log so far, which must be JSON."""
         complete = self.errors.rpartition("\n")[0]
-        lines = [json.loads(line) for line in complete.splitlines() if line.startswith('{"time"')]
+        # Spark and the JVM write other lines, of which none is an object in JSON.
+        lines = [json.loads(line) for line in complete.splitlines() if line.startswith("{")]
         return sum(line["event"] == event for line in lines)
 
     def _text(self, ending: str) -> str:

@@ -262,6 +262,8 @@ def check_no_orphans(root: Path) -> None:
         # The run's own Spark checkpoint location stays: no process can know that it is dead.
         own = tuple(f"{area}/{newest.doc['generation']:020d}/" for area in ("spark", "history-index", "progress"))
         files -= {key for key in files if key.startswith(own)} - wanted
+    # Of the reports of the input that waits, the newest one.
+    files -= set(sorted(key for key in files if key.startswith("backlog/"))[-1:])
     # Those of a run that was killed between its record and its files are missing.
     files -= {f"run-files/{digest}" for record in history(root) for digest in _run_files(record)}
     assert files == wanted, f"orphans {sorted(files - wanted)}, missing {sorted(wanted - files)}"

@@ -7,7 +7,7 @@ import { JobPages } from "./JobPages";
 export function JobOfDag({ dagId, base }: { dagId: string; base: string }) {
   const jobs = useResource<JobList>(`dags/${encodeURIComponent(dagId)}/jobs`);
   return (
-    <Box p={{ base: 3, md: 4 }}>
+    <Box className="stateflow" p={{ base: 3, md: 4 }}>
       <Loaded resource={jobs}>
         {({ jobs: [job, ...others], searches }) => (job === undefined ? <NoJob dagId={dagId} searches={searches} /> : (
           <Stack gap={4}>

@@ -1,0 +1,245 @@
+"""Every page in a real Airflow: for each role, in light and dark, on a phone, and behind a path prefix.
+
+Nothing runs here but the API server and the processor of DAG files; the jobs have run before, in this process.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+from flights_demo.airflow_home import USER, free_port
+from flights_demo.client import AirflowClient
+from flights_demo.polling import poll
+
+from tests.airflow.jobs import ACCOUNTS
+from tests.airflow.system.live_airflow import PATIENCE, live_airflow
+from tests.browser.airflow_site import USERS, Site
+from tests.support import root_files
+from tests.support.browser import Look, needs_axe, needs_chromium, open_look
+from tests.ui.pages_job import PagesJob
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [
+    pytest.mark.slow(reason="starts an API server of Airflow and a browser"),
+    pytest.mark.airflow,
+    needs_chromium,
+    needs_axe,
+]
+
+HOSTILE = "<img src=x onerror=\"document.title='stolen'\">\u202e \x1b[31m & {{ 7*7 }}"
+DAG_FILE = """
+from stateflow_airflow.dags import StateflowJob, stateflow_dags
+
+for name in {names!r}:
+    stateflow_dags(
+        job=StateflowJob(name=name, root=f"{folder}/{{name}}/root"), application={application!r}, savepoints=None
+    )
+"""
+PAGES = {
+    "jobs": "plugin/stateflow",
+    "journal of all jobs": "plugin/stateflow/journal",
+    "state": "plugin/stateflow/jobs/{id}",
+    "timeline": "plugin/stateflow/jobs/{id}/timeline",
+    "checkpoint": "plugin/stateflow/jobs/{id}/timeline?point={point}",
+    "run": "plugin/stateflow/jobs/{id}/runs/{generation}",
+    "journal": "plugin/stateflow/jobs/{id}/journal",
+    "savepoints": "plugin/stateflow/jobs/{id}/savepoints?from=before&to=after",
+    "graph": "plugin/stateflow/jobs/{id}/graph",
+    "points": "plugin/stateflow/jobs/{id}/restore",
+    "restore": "plugin/stateflow/jobs/{id}/restore?to=before",
+    "unknown": "plugin/stateflow/jobs/{id}/nothing",
+    "tab of a DAG": "dags/open/plugin/stateflow-state",
+    "tab of another DAG": "dags/other/plugin/stateflow-state",
+}
+BEHIND_A_PREFIX = "api-server-behind-a-prefix"
+OTHER = """
+from airflow.sdk import DAG
+from airflow.providers.standard.operators.empty import EmptyOperator
+
+with DAG("other", schedule=None) as dag:
+    EmptyOperator(task_id="nothing")
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("pages")
+    job = PagesJob(folder / "open")
+    job.grow(8)
+    job.save("before", reason=HOSTILE)
+    base = job.checkpoints[0]
+    job.grow(8)
+    job.go_back(base, reason=HOSTILE)
+    job.grow(4)
+    job.save("after")
+    shutil.copytree(folder / "open", folder / "gone")
+    dags = folder / "dags"
+    dags.mkdir()
+    (dags / "families.py").write_text(DAG_FILE.format(names=("open", "gone"), folder=folder, application=ACCOUNTS))
+    (dags / "other.py").write_text(OTHER)
+    with live_airflow(folder, dags, {}, components=("api-server", "dag-processor"), users=USERS) as client:
+        client.wait_for_dags("open_recovery", "gone_recovery", "other")
+        yield Site(folder, client, browser, client.home.url)
+
+
+def addresses(site: Site) -> dict[str, str]:
+    """The addresses of all pages of the job, by name."""
+    newest = root_files.kept_entries(site.folder / "open" / "root")[-1]
+    given = {"id": site.id_of("open"), "point": newest.seq, "generation": newest.doc["generation"]}
+    return {name: f"{site.url}/{page.format(**given)}" for name, page in PAGES.items()}
+
+
+def visit(look: Look, address: str) -> None:
+    look.page.goto(address)
+    settle(look)
+
+
+def settle(look: Look) -> None:
+    """Waits until a page of ours shows its content."""
+    look.page.locator(".stateflow").first.wait_for()
+    look.page.locator(".stateflow [aria-busy=true]").first.wait_for(state="detached")
+
+
+@pytest.mark.parametrize(
+    ("user", "width", "colours"),
+    [
+        *(("vera", width, colours) for width in (1280, 375) for colours in ("light", "dark")),
+        *((user, *look) for user in ("uma", USER) for look in ((1280, "light"), (375, "dark"))),
+    ],
+)
+def test_every_role_reads_every_page(site: Site, user: str, width: int, colours: Literal["light", "dark"]) -> None:
+    with site.as_user(user, width=width, colours=colours) as look:
+        for name, address in addresses(site).items():
+            visit(look, address)
+            assert look.page.locator("html.dark").count() == (colours == "dark")
+            assert look.overflow() <= 0, name
+            assert look.violations(".stateflow") == [], name
+            assert look.page.locator("img[src=x]").count() == 0 and "stolen" not in look.page.title(), name
+            assert look.errors == [], name
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_person_who_is_not_logged_in_is_sent_to_the_login(site: Site, page: str) -> None:
+    with open_look(site.browser, expected=["401"]) as look:
+        look.page.goto(addresses(site)[page])
+        look.page.wait_for_url("**/auth/login**")
+        assert look.page.locator(".stateflow").count() == 0
+
+
+def test_a_page_that_was_asked_for_before_the_login_is_shown_after_it(site: Site) -> None:
+    with open_look(site.browser, expected=["401"]) as look:
+        look.page.goto(site.address("open", "/timeline"))
+        look.page.locator("input[name=username]").fill("vera")
+        look.page.locator("input[name=password]").fill(site.client.home.password)
+        look.page.get_by_role("button", name="Sign in").click()
+        look.page.wait_for_url("**/timeline")
+        look.page.get_by_role("button", name="restore").first.wait_for()
+
+
+@pytest.mark.parametrize(("user", "may"), [("vera", False), ("uma", True), (USER, True)])
+def test_a_person_without_the_right_is_told_why_an_action_is_disabled(site: Site, user: str, may: bool) -> None:
+    site.client.unpause("open")
+    site.client.unpause("open_savepoint")
+    with site.as_user(user) as look:
+        visit(look, site.address("open"))
+        for name in ("Run now", "Savepoint", "Stop with savepoint", "Pause"):
+            button = look.page.get_by_role("button", name=name, exact=True)
+            button.wait_for()
+            assert button.is_enabled() == may, name
+        assert look.page.get_by_text("You do not have the right").count() == (0 if may else 4)
+
+
+def test_a_reload_keeps_the_page_and_back_and_forward_lead_through_the_pages(site: Site) -> None:
+    with site.as_user("uma") as look:
+        page = look.page
+        visit(look, site.address("open"))
+        page.get_by_role("link", name="Timeline", exact=True).click()
+        page.get_by_role("button", name="savepoint before").click()
+        chosen = page.url
+        assert "mark=" in chosen
+        page.get_by_role("link", name="Restore to here").click()
+        page.get_by_role("heading", name="to before").wait_for()
+        page.reload()
+        page.get_by_role("heading", name="to before").wait_for()
+        page.go_back()
+        page.wait_for_url(chosen)
+        page.get_by_role("region", name="Selected point").get_by_text("before").first.wait_for()
+        page.go_back()
+        page.get_by_role("heading", name="Operators at the newest checkpoint").wait_for()
+        page.go_forward()
+        page.wait_for_url(chosen)
+
+
+def test_the_navigation_and_the_card_on_the_first_page_lead_to_a_job(site: Site) -> None:
+    with site.as_user("uma") as look:
+        page = look.page
+        card = page.get_by_role("region", name="Jobs of stateflow")
+        card.locator(f"a[href*='{site.id_of('open')}']").first.click()
+        settle(look)
+        assert page.url == site.address("open")
+        page.get_by_role("link", name="Stateflow", exact=True).click()
+        page.wait_for_url("**/plugin/stateflow")
+        settle(look)
+
+
+def test_behind_a_path_prefix_deep_links_reloads_and_actions_work(site: Site) -> None:
+    """A second API server of the same Airflow, as behind a proxy that shows it below a path."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/team/airflow"
+    environment = {**site.client.home.environment, "AIRFLOW__API__BASE_URL": url}
+    home = replace(site.client.home, port=port, environment=environment, components=("api-server",))
+    home.start_component("api-server", BEHIND_A_PREFIX)
+    try:
+        assert poll(lambda: AirflowClient.is_healthy(url, home.components), PATIENCE)
+        prefixed = replace(site, url=url)
+        with prefixed.as_user("uma") as look:
+            page = look.page
+            for name, address in addresses(prefixed).items():
+                visit(look, address)
+                page.reload()
+                settle(look)
+                assert page.url.startswith(f"{url}/"), name
+                assert look.errors == [], name
+            visit(look, prefixed.address("open"))
+            page.get_by_role("link", name="Timeline", exact=True).click()
+            page.wait_for_url(f"{url}/plugin/stateflow/jobs/*/timeline")
+            page.go_back()
+            page.get_by_role("button", name="Pause", exact=True).click()
+            page.get_by_role("button", name="Yes, pause").click()
+            page.get_by_role("button", name="Unpause", exact=True).wait_for()
+            assert site.client.call("GET", "dags/open")["is_paused"]
+    finally:
+        site.client.kill(BEHIND_A_PREFIX)
+
+
+def test_a_job_whose_root_is_gone_shows_what_was_known(site: Site) -> None:
+    root = site.folder / "gone" / "root"
+    with site.as_user("vera") as look:
+        visit(look, site.address("gone"))
+        look.page.get_by_role("link", name="Restore to here").first.wait_for()
+        root.rename(root.with_name("elsewhere"))
+        try:
+            look.page.get_by_text("The job root cannot be read now").first.wait_for()
+            assert look.page.get_by_role("link", name="Restore to here").count() > 0
+            assert look.violations(".stateflow") == []
+            visit(look, f"{site.url}/plugin/stateflow")
+            look.page.get_by_role("link", name="job", exact=True).first.wait_for()
+        finally:
+            root.with_name("elsewhere").rename(root)
+
+
+def test_the_pages_outlive_a_restart_of_the_api_server(site: Site) -> None:
+    with site.as_user("uma", expected=["ERR_CONNECTION_REFUSED", "Failed to load resource"]) as look:
+        visit(look, site.address("open"))
+        site.client.kill("api-server")
+        look.page.get_by_text("This may be outdated").first.wait_for()
+        assert look.page.get_by_role("heading", name="Operators at the newest checkpoint").is_visible()
+        site.client.home.start_component("api-server")
+        site.client.home.wait_until_healthy(PATIENCE)
+        look.page.get_by_text("This may be outdated").first.wait_for(state="detached")
