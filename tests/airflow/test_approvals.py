@@ -397,9 +397,7 @@ def _meanwhile(job: AccountsJob) -> str:
     return "ada"
 
 
-def test_a_savepoint_is_disposed_of_with_an_approval_only(
-    saved: AccountsJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_savepoint_is_disposed_of_with_an_approval_only(saved: AccountsJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any origin, whatever the limits keep, and only the savepoint that the approver has seen."""
     disposal = {"dispose": "mine", "reason": "the upgrade is done"}
     before = everything(saved)

@@ -130,9 +130,7 @@ class StateflowRetentionOperator(JobRootOperator):
         """Returns the user to record. Raises PermanentFailure if an approval is missing."""
         check = ApprovalCheck(self.approval, self.self_approval)
         configured = self.configured or read_retention(*self._given)
-        question = retention_question(
-            self.job_root, limits, configured, approved=check.answer.loss, disposed=disposed
-        )
+        question = retention_question(self.job_root, limits, configured, approved=check.answer.loss, disposed=disposed)
         if question is None:
             return requester(context)
         return check.decision(question.digest, context).by
