@@ -306,13 +306,13 @@ async def _users(url: str, pages: dict[str, str], size: Size) -> Samples:
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
         ends = time.perf_counter() + size.seconds
         await asyncio.gather(
-            *(_user(client, pages, size, random.Random(seed), samples, ends) for seed in range(size.users))
+            *(_user(client, pages, size, random.Random(seed), samples=samples, ends=ends) for seed in range(size.users))
         )
     return samples
 
 
 async def _user(
-    client: httpx.AsyncClient, pages: dict[str, str], size: Size, rng: random.Random, samples: Samples, ends: float
+    client: httpx.AsyncClient, pages: dict[str, str], size: Size, rng: random.Random, *, samples: Samples, ends: float
 ) -> None:
     names, tags = sorted(pages), dict[str, str]()
     await asyncio.sleep(rng.random() * size.pause)

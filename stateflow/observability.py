@@ -169,6 +169,7 @@ METRICS = {
     "num_request_watch_failures": _counter("failed polls for requests to the run, and unanswered requests"),
     "num_collection_failures": _counter("failed garbage collections"),
     "num_history_failures": _counter("failed writes and clean-ups of the history"),
+    "num_backlog_failures": _counter("failed reports of the input that waits"),
     "num_cleanup_failures": _counter("failed clean-ups of old requests and of leftovers in sinks"),
     "num_files_quarantined": _counter("skipped corrupt input files"),
     "last_batch_duration": _gauge("s", "time from the start of the newest batch to its barrier"),

@@ -167,8 +167,9 @@ def report_restored_table(storage: Storage, seq: int, uid: str) -> None:
     try:
         # An earlier attempt of the same restore may have stored it.
         storage.put_new(restored_table_key(seq, uid), b"")
-    except (StateflowError, OSError) as e:
-        log.warning("could not report that the table of %s is restored: %s", uid, e)
+    except Exception as e:
+        known = isinstance(e, StateflowError | OSError)
+        log.warning("could not report that the table of %s is restored: %s", uid, e, exc_info=None if known else e)
 
 
 def find_restored_tables(storage: Storage, seq: int) -> tuple[str, ...]:

@@ -50,12 +50,12 @@ from stateflow.operations import CheckpointEntry, Entry, JobCode
 from stateflow.operations.health import Health, describe_with_health
 from stateflow.outputs import Inline, OptionalText
 from stateflow.requesters import describe_requester
-from stateflow.runtime.backlog import JobBacklog, SourceBacklog
+from stateflow.runtime.backlog import NOT_MEASURED, JobBacklog, SourceBacklog
 from stateflow.runtime.watermarks import waiting_texts
 
 _NEWEST = 10
 """Number of checkpoints and skipped files that are shown."""
-_NOT_STORED = "no run has measured it since the newest restore: add --job JOB.py"
+_NOT_STORED = f"{NOT_MEASURED}: add --job JOB.py"
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,11 @@ class HealthWord(StrEnum):
     RUNNING = "running"
     """The newest run has not ended. It may have been killed: a job root does not tell that before the next run."""
     CAUGHT_UP = "caught-up"
-    """No run is active, and no input waited when the newest run ended."""
+    """No run is active, and no input waited when the newest run last measured it."""
     STOPPED = "stopped"
     """A person has stopped the job, and no run has begun since."""
     IDLE = "idle"
-    """No run is active. Input waited when the newest run ended, or it is not known whether any did."""
+    """No run is active. Input waited when the newest run last measured it, or it is not known whether any did."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class HealthFacts:
         stopped: whether a person has stopped the job at its newest checkpoint.
         awaits_approval: whether an approval is missing; a job root does not have it.
         late: whether the deadline of the job has passed; a job root does not have it.
-        input_waits: whether input waited when the newest run ended; None if that run has not measured it.
+        input_waits: whether input waited when the newest run last measured it; None if that run has not.
     """
 
     restoring: bool = False

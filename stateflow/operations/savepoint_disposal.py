@@ -19,7 +19,7 @@ from stateflow.checkpoint.savepoints.catalog import (
 from stateflow.checkpoint.savepoints.claim_slots import Disposal
 from stateflow.checkpoint.savepoints.cleanup import dispose_damaged, dispose_external, dispose_savepoint
 from stateflow.clock import Clock, SystemClock
-from stateflow.errors import ConfigError
+from stateflow.errors import ConfigError, PlanOutdated
 from stateflow.operations.job_root import open_root, open_root_in
 from stateflow.operations.job_savepoints import SavepointReport, describe_savepoint
 from stateflow.requesters import os_user
@@ -27,7 +27,9 @@ from stateflow.storage import open_if_allowed, open_location
 from stateflow.storage.paths import FORMAT, SAVEPOINTS, savepoint_folder
 
 
-def dispose(job_root: str, name: str, by: str = "", reason: str = "", *, claimed: bool = False) -> SavepointReport:
+def dispose(
+    job_root: str, name: str, by: str = "", reason: str = "", *, claimed: bool = False, expected_id: str = ""
+) -> SavepointReport:
     """Deletes a savepoint in a job root, by its name or folder; a damaged one by its folder.
 
     Args:
@@ -36,14 +38,27 @@ def dispose(job_root: str, name: str, by: str = "", reason: str = "", *, claimed
         by: the user, as in `stateflow.requesters`; empty for this process.
         reason: for the job's history.
         claimed: whether a savepoint that a job has claimed is deleted as well; the job does not need its files.
+        expected_id: the id of the savepoint, such as an approved one; empty for any. A damaged one has none.
 
     Raises:
         ConfigError: it does not exist.
+        PlanOutdated: the savepoint of this name has another id than `expected_id`; nothing was changed.
         SavepointClaimed: a job has claimed it, and `claimed` is false.
     """
     root = open_root(job_root)
     disposal = _disposal(root.clock, by or root.requester, claimed)
-    return _dispose(root, name, lambda: find_savepoint(root.storage, name), disposal, reason)
+    if not expected_id:
+        return _dispose(root, name, lambda: find_savepoint(root.storage, name), disposal, reason)
+    found = find_savepoint(root.storage, name)
+    if found and found.document.id != expected_id:
+        raise PlanOutdated(
+            "another savepoint has this name by now",
+            hint="list savepoints: stateflow savepoint list",
+            name=name,
+            found=found.document.id,
+            expected=expected_id,
+        )
+    return _record(root, _delete(found, name, disposal), disposal, reason)
 
 
 def _dispose(
@@ -55,6 +70,11 @@ def _dispose(
         deleted = _delete(find(), name, disposal)
     else:
         deleted = _unreadable(name, f"{root.storage.uri}/{SAVEPOINTS}{name}", root.job.job, freed)
+    return _record(root, deleted, disposal, reason)
+
+
+def _record(root: JobRoot, deleted: SavepointReport, disposal: Disposal, reason: str) -> SavepointReport:
+    """Stores the deletion in the job's history; returns the deleted savepoint."""
     head = root.log.read_head()
     record = ActionRecord(
         seq=head.entry.seq if head else 0,

@@ -43,7 +43,13 @@ class PruneReport:
 
 
 def prune_savepoints(
-    job_root: str, rule: SavepointRule, *, dry_run: bool = False, by: str = "", only: Collection[str] | None = None
+    job_root: str,
+    rule: SavepointRule,
+    *,
+    dry_run: bool = False,
+    by: str = "",
+    only: Collection[str] | None = None,
+    without: str = "",
 ) -> PruneReport:
     """Deletes the periodic savepoints that a rule expires, and no others; see `checkpoint.savepoints.retention`.
 
@@ -53,9 +59,11 @@ def prune_savepoints(
         dry_run: whether nothing is deleted.
         by: who deletes them; empty for this process.
         only: names of savepoints that may be deleted, such as the approved ones; None for any.
+        without: folder, as in `StoredSavepoint`, of a savepoint that is to be deleted otherwise: it is not counted.
     """
     root = open_root(job_root)
-    expired, kept, uncounted = divide_savepoints(root, list_savepoints(root.storage), rule, only)
+    found = [s for s in list_savepoints(root.storage) if s.folder != without]
+    expired, kept, uncounted = divide_savepoints(root, found, rule, only)
     for savepoint in [] if dry_run else expired:
         _dispose(root, savepoint, by)
     return PruneReport(

@@ -361,7 +361,7 @@ def _restoring(root: JobRoot, head: Head) -> PendingRestore | None:
         return None
     facts = rewind.restore
     tables = {uid: intent.to_version for uid, intent in sorted(rewind.sinks.items())}
-    restored = tuple(uid for uid in find_restored_tables(root.storage, rewind.seq) if uid in tables)
+    restored = tuple(uid for uid in find_restored_tables(root.storage, rewind.seq) if tables.get(uid) is not None)
     if facts is None:
         return PendingRestore(rewind.seq, head.checkpoint_label, "", "", "", "", tables, restored)
     people = facts.by, facts.requested_by

@@ -23,7 +23,7 @@ from stateflow.errors import DataError, StateflowError
 from stateflow.observability import Recorder
 from stateflow.outputs import OptionalText, Timestamp
 from stateflow.runtime.spark.checkpoint_location import source_log
-from stateflow.storage import Storage
+from stateflow.storage import PutResult, Storage
 from stateflow.storage.paths import BACKLOG, backlog_generation
 from stateflow.types.decoders import decode_json
 
@@ -33,6 +33,8 @@ LONGEST = timedelta(seconds=10)
 """How long all sources together may take to answer."""
 RATE_RECORDS = 20
 """Checkpoints from which the rate of the last runs is computed."""
+NOT_MEASURED = "the job root has no report of a run since the newest restore"
+"""Why the stored backlog is not known."""
 _LONGEST_REASON = 300
 _STORED_SOURCES = 100
 _LARGEST_REPORT = 1 << 20
@@ -204,6 +206,8 @@ def rows_per_second(records: Iterable[CheckpointRecord]) -> float | None:
 
 def input_waits(backlog: JobBacklog) -> bool | None:
     """Returns whether any input waits; None if it is not known."""
+    if backlog.rows:
+        return True
     found = [_waits(each) for each in backlog.sources]
     return True if True in found else None if None in found else False
 
@@ -219,11 +223,17 @@ def write_backlog(storage: Storage, key: str, backlog: JobBacklog, former: Seque
     Args:
         storage: the job root.
         key: key of the report; see `backlog_key`.
-        backlog: the input; of more than `_STORED_SOURCES` sources, the report has the first ones and the totals.
+        backlog: the input; of more than `_STORED_SOURCES` sources, the report has the totals and those whose input
+            waits, or is not known, before others.
         former: keys of the reports that it replaces.
     """
-    storage.put_new(key, msgspec.json.encode(replace(backlog, sources=backlog.sources[:_STORED_SOURCES])))
-    storage.delete([each for each in former if each != key])
+    sources = backlog.sources
+    if len(sources) > _STORED_SOURCES:
+        sources = tuple(sorted(sources, key=lambda each: _waits(each) is False)[:_STORED_SOURCES])
+    stored = storage.put_new(key, msgspec.json.encode(replace(backlog, sources=sources)))
+    # Without an answer, the report may not exist.
+    if stored is not PutResult.UNKNOWN:
+        storage.delete([each for each in former if each != key])
 
 
 def read_stored_backlog(storage: Storage, head: Head) -> StoredBacklog | None:
@@ -231,7 +241,7 @@ def read_stored_backlog(storage: Storage, head: Head) -> StoredBacklog | None:
 
     None if no run has, if a restore has changed the positions since, or if the report cannot be decoded.
     """
-    keys = [blob.key for blob in storage.list(BACKLOG)]
+    keys = [blob.key for blob in storage.list(BACKLOG) if backlog_generation(blob.key)]
     generation = backlog_generation(keys[-1]) if keys else 0
     if not generation or any(step.seq > generation for step in head.entry.ancestry.restores):
         return None
@@ -277,7 +287,11 @@ def _ask(uid: str, position: ReadPosition) -> _Question | SourceBacklog:
     if earlier is not None and earlier.is_alive():
         return _unknown(uid, "the source has not answered an earlier question yet")
     question = _newest_questions[id(position.source)] = _Question(uid, position)
-    question.start()
+    try:
+        question.start()
+    except RuntimeError as e:
+        # The process has as many threads as it may have.
+        return _unknown(uid, str(e))
     return question
 
 
@@ -302,6 +316,11 @@ class _Question(threading.Thread):
 
 
 def _of_source(uid: str, found: Backlog) -> SourceBacklog:
+    """Returns the answer of a source. Raises ValueError for a number that no source can mean."""
+    for name in ("rows", "size_bytes", "files"):
+        number = getattr(found, name)
+        if number is not None and (type(number) is not int or not 0 <= number < 1 << 63):
+            raise ValueError(f"{name} is {number!r}, and must be None, or a whole number from 0 on")
     oldest = found.oldest_at
     if oldest is not None:
         zoned = oldest if oldest.tzinfo else oldest.replace(tzinfo=UTC)

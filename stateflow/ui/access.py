@@ -17,6 +17,9 @@ class Viewer(Protocol):
     def may_read(self, job: CatalogJob) -> bool:
         """Returns whether it may read a job. For the viewer, others do not exist."""
 
+    async def may_read_code(self, job: CatalogJob) -> bool:
+        """Returns whether it may read the source of a job that it may read: the text of its job files."""
+
 
 class AccessPolicy(Protocol):
     """Decides who may read.
@@ -33,6 +36,9 @@ class AccessPolicy(Protocol):
 
 class _ReadsAll:
     def may_read(self, job: CatalogJob) -> bool:
+        return True
+
+    async def may_read_code(self, job: CatalogJob) -> bool:
         return True
 
 

@@ -38,6 +38,8 @@ _STATUS: Mapping[type[StateflowError], int] = {
     NotYetAvailable: 503,
 }
 _LARGEST_CACHE = 32 << 20
+_OVERHEAD = 2048
+"""What an answer takes besides its body, in bytes: many small ones must not fill the memory."""
 """Bytes of answers that are kept."""
 
 V = TypeVar("V")
@@ -82,7 +84,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """What an endpoint answers.
+    """An answer of an endpoint, before it is made.
 
     Attributes:
         versions: what the answer follows from, apart from the address.
@@ -178,13 +180,16 @@ class Bodies:
         """Adds an answer that was claimed, and forgets old ones if there are too many."""
         with self._lock:
             self._found[tag].set_result(body)
-            self._size += len(body)
-            for old, each in list(self._found.items()):
+            self._size += len(body) + _OVERHEAD
+            forgotten: list[str] = []
+            for old, each in self._found.items():
                 if self._size <= _LARGEST_CACHE:
-                    return
+                    break
                 if each.done():
-                    del self._found[old]
-                    self._size -= len(each.result())
+                    forgotten.append(old)
+                    self._size -= len(each.result()) + _OVERHEAD
+            for old in forgotten:
+                del self._found[old]
 
     def give_up(self, tag: str, error: BaseException) -> None:
         """Forgets an answer that was claimed and could not be made."""

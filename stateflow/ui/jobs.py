@@ -14,7 +14,7 @@ from stateflow.operations.health import Health, HealthFacts, health_facts, healt
 from stateflow.operations.job_savepoints import SinkPosition
 from stateflow.operations.status import JobDescription, RunFailure
 from stateflow.outputs import ErrorReport, Inline, OptionalId, OptionalText, Timestamp, error_report
-from stateflow.runtime.backlog import JobBacklog
+from stateflow.runtime.backlog import NOT_MEASURED, JobBacklog
 from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, version_of
 from stateflow.ui.checkpoints import OperatorStatus, SourceStatus, operators_at, sources_at
 from stateflow.ui.openapi import Endpoint
@@ -127,7 +127,7 @@ class JobList:
     searches: tuple[RootSearch, ...]
 
 
-_NOT_MEASURED = "no run has measured it since the newest restore: stateflow status --job JOB.py measures it"
+_NOT_MEASURED = f"{NOT_MEASURED}: stateflow status --job JOB.py measures it"
 
 
 def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -> JobRow:

@@ -8,6 +8,7 @@ only as long as its patience, and otherwise shows the snapshot before.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections import OrderedDict, deque
@@ -65,7 +66,7 @@ class RootSearch:
 
 @dataclass(frozen=True)
 class Orchestration:
-    """What the orchestrator that runs a job knows of it. None means that it is not known.
+    """The state of a job in the orchestrator that runs it. None means that it is not known.
 
     Attributes:
         awaits_approval: whether a person has to approve something that is to be done to the job.
@@ -230,6 +231,7 @@ class Cell(Generic[T]):
         self._fresh = fresh.total_seconds()
         self._lock = threading.Lock()
         self._running: Future[None] | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
         self._began = _NEVER
         self._ended = _NEVER
         self._reading: Reading[T] = Reading(None, "", None)
@@ -246,10 +248,24 @@ class Cell(Generic[T]):
         if running is not None and not running.done():
             longest = self._limits.deadline if patience is None else patience
             wait = min(longest, self._limits.patience) if self._is_recent() else longest
-            await asyncio.wait([asyncio.wrap_future(running)], timeout=wait.total_seconds())
+            await self._wait(running, wait)
             # The place of one that hangs is for others, also if nobody asks again.
             self._threads.sweep()
         return self.now()
+
+    async def _wait(self, running: Future[None], longest: timedelta) -> None:
+        """Waits until the call has ended, for a time."""
+        # Not a callback of the future, which nothing removes: a call that hangs would keep one for each reader.
+        waiter = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if self._running is not running:
+                return
+            self._waiters.add(waiter)
+        try:
+            await asyncio.wait([waiter], timeout=longest.total_seconds())
+        finally:
+            with self._lock:
+                self._waiters.discard(waiter)
 
     def now(self) -> Reading[T]:
         """Returns the newest result without waiting."""
@@ -293,6 +309,15 @@ class Cell(Generic[T]):
         with self._lock:
             self._reading = reading
             self._running, self._ended = None, self._clock.monotonic()
+            for waiter in self._waiters:
+                # The loop of a server that is being stopped may have ended.
+                with contextlib.suppress(RuntimeError):
+                    waiter.get_loop().call_soon_threadsafe(_settle, waiter)
+
+
+def _settle(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 class _Followed:

@@ -186,6 +186,7 @@ class RunPage:
             checkpoint.
         checkpoints: its newest checkpoints, newest first.
         older: whether it has more checkpoints: `points` with its generation has them.
+        may_read_code: whether the viewer may read job files; otherwise, their text and difference are None.
         job_file: the text of its job file; None if it is not stored: it has more than 1 MiB, or the run's start
             was not recorded, or the history no longer has it.
         previous_job_file_sha256: SHA-256 of the job file of the run before it; null if it is not known.
@@ -200,15 +201,22 @@ class RunPage:
     progress: RunProgress | None
     checkpoints: tuple[CheckpointEntry, ...]
     older: bool
+    may_read_code: bool
     job_file: str | None
     previous_job_file_sha256: OptionalText
     job_file_difference: str | None
     freshness: Inline[Freshness]
 
 
-def run_page(reading: Reading[Snapshot], generation: int, files: Reading[RunFiles]) -> RunPage | None:
-    """Returns a run; None if the history has no records of it."""
-    snapshot, found = reading.value, files.value or RunFiles(None, None)
+def run_page(reading: Reading[Snapshot], generation: int, files: Reading[RunFiles] | None) -> RunPage | None:
+    """Returns a run; None if the history has no records of it.
+
+    Args:
+        reading: the job root.
+        generation: generation of the run.
+        files: the job files; None for a viewer who may not read them.
+    """
+    snapshot, found = reading.value, files.value if files and files.value else RunFiles(None, None)
     runs = runs_of(snapshot) if snapshot else []
     run = next((each for each in runs if each.generation == generation), None)
     if snapshot is None or snapshot.position is None or run is None:
@@ -216,7 +224,7 @@ def run_page(reading: Reading[Snapshot], generation: int, files: Reading[RunFile
     _, before = find_starts(snapshot, generation)
     previous = before.text("job_file_sha256") if before else ""
     difference = None
-    if previous and previous == run.job_file_sha256:
+    if files is not None and previous and previous == run.job_file_sha256:
         difference = ""
     elif before is not None and found.own is not None and found.previous is not None:
         names = f"{before.text('job_file')} of generation {before.seq}", f"{run.job_file} of generation {generation}"
@@ -229,10 +237,11 @@ def run_page(reading: Reading[Snapshot], generation: int, files: Reading[RunFile
         progress=snapshot.position.description.progress if run.is_open else None,
         checkpoints=checkpoints[:_MOST_CHECKPOINTS],
         older=len(checkpoints) > _MOST_CHECKPOINTS,
+        may_read_code=files is not None,
         job_file=None if found.own is None else found.own.decode(errors="replace"),
         previous_job_file_sha256=previous,
         job_file_difference=difference,
-        freshness=freshness_of(snapshot, reading, files),
+        freshness=freshness_of(snapshot, reading, *([files] if files else [])),
     )
 
 
@@ -373,7 +382,8 @@ class RunEndpoints:
         def read() -> RunFiles:
             return RunFiles(*(read_run_file(storage, each) if each else None for each in hashes))
 
-        files = await self._run_files.read((job.job_root, *hashes), read)
+        may_read_code = await call.viewer.may_read_code(job)
+        files = await self._run_files.read((job.job_root, *hashes), read) if may_read_code else None
 
         def make() -> RunPage:
             page = run_page(reading, generation, files)
@@ -382,6 +392,6 @@ class RunEndpoints:
                 raise Refused(404, ConfigError("the history has no such run", hint=hint, generation=generation))
             return page
 
-        known = files.value
-        versions = [version_of(job, reading), state_of(files)]
+        known = files.value if files else None
+        versions = [version_of(job, reading), state_of(files) if files else "without code"]
         return Answer([*versions, repr(known and (known.own is None, known.previous is None))], make)

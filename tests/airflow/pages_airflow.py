@@ -27,10 +27,12 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
-ROLES = {"vera": "viewer", "uma": "user", "oscar": "op", "ada": "admin"}
+ROLES = {"vera": "viewer", "cleo": "viewer", "uma": "user", "oscar": "op", "ada": "admin"}
 """A user of each role of the simple auth manager."""
 SECRET = "secret"
 """DAGs whose ids begin with this are for the administrator only."""
+NO_CODE = "cleo"
+"""A user who may not read the code of DAGs."""
 
 
 class RightsPerDag(SimpleAuthManager):
@@ -45,6 +47,8 @@ class RightsPerDag(SimpleAuthManager):
         details: DagDetails | None = None,
     ) -> bool:
         allowed = super().is_authorized_dag(method=method, user=user, access_entity=access_entity, details=details)
+        if user.username == NO_CODE and access_entity is DagAccessEntity.CODE:
+            return False
         is_secret = details is not None and str(details.id).startswith(SECRET)
         return allowed and (not is_secret or user.role == "admin")
 

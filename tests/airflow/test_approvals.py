@@ -16,7 +16,8 @@ from airflow.sdk.exceptions import DownstreamTasksSkipped, TaskAwaitingInput
 from syrupy.assertion import SnapshotAssertion
 
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
-from stateflow.operations import prune_savepoints
+from stateflow.operations import dispose, prune_savepoints
+from stateflow.operations.job_savepoints import list_all
 from stateflow.requesters import airflow_user, by_process
 from stateflow_airflow.dags.factory import stateflow_dags
 from stateflow_airflow.dags.job import StateflowJob
@@ -416,11 +417,62 @@ def test_a_savepoint_is_disposed_of_with_an_approval_only(saved: AccountsJob, mo
     assert (noted["reason"], noted["by"]) == ("the upgrade is done", airflow_user("ada"))
     # A later try has nothing left to do, and another savepoint of this name is another one.
     assert collect(saved, yes, **disposal)["deleted_savepoints"] == []
+    # A preview of it has: its user expects to see the savepoint.
+    with fails(PermanentFailure, "config", savepoint="mine"):
+        collect(saved, preview=True, **disposal)
     take(saved, "mine")
     with fails(PermanentFailure, "not-approved"):
         collect(saved, yes, **disposal)
     with fails(PermanentFailure, "config"):
         answered(asks_to_delete(saved, dispose="none-such"), task())
+
+
+@pytest.mark.parametrize(("name", "expired"), [("p1", ()), ("p2", ("p1",)), ("p3", ("p1",))])
+def test_a_disposed_periodic_savepoint_counts_neither_twice_nor_for_the_limits(
+    saved: AccountsJob, monkeypatch: pytest.MonkeyPatch, name: str, expired: tuple[str, ...]
+) -> None:
+    """With the other two, `savepoints="1"` deletes the older one; with the first one gone, that is `p2`."""
+    expired = expired or ("p2",)
+    request = {"dispose": name, "savepoints": "1"}
+    text = asked(asks_to_delete(saved, **request), monkeypatch, task())
+    assert [each for each in ("p1", "p2", "p3") if f"savepoint {each}" in text] == sorted({name, *expired})
+    yes = answered(asks_to_delete(saved, **request), task())
+    sizes = {report.name: report.size_bytes for report in list_all(str(saved.root))}
+    seen, done = collect(saved, preview=True, **request), collect(saved, yes, **request)
+    for report in (seen, done):
+        assert report["deleted_savepoints"] == [name, *expired]
+        assert report["savepoints_freed_bytes"] == sum(sizes[each] for each in (name, *expired))
+    assert seen["kept_savepoints"] == done["kept_savepoints"]
+    assert set(root_files.savepoints(saved.root)) == {"p1", "p2", "p3", "mine"} - {name, *expired}
+
+
+def test_another_savepoint_that_gets_the_name_during_the_task_is_kept(
+    saved: AccountsJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also a damaged one in a folder of this name, whose id cannot be read."""
+    disposal = {"dispose": "mine", "reason": "the upgrade is done"}
+    yes = answered(asks_to_delete(saved, **disposal), task())
+    permitted = StateflowRetentionOperator._permitted_by
+    before: dict[str, str] = {}
+
+    def replaced(*given: Any) -> str:
+        by = permitted(*given)
+        dispose(str(saved.root), "mine")
+        take(saved, "mine")
+        before.update(everything(saved))
+        return by
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateflowRetentionOperator, "_permitted_by", replaced)
+        with fails(PermanentFailure, "plan-outdated", name="mine"):
+            collect(saved, yes, **disposal)
+    assert everything(saved) == before
+    damaged = saved.root / "savepoints" / "mine"
+    damaged.mkdir()
+    (damaged / "_savepoint").write_bytes(b"damaged")
+    again = answered(asks_to_delete(saved, **disposal), task())
+    assert collect(saved, again, **disposal)["deleted_savepoints"] == ["mine"]
+    assert (damaged / "_savepoint").read_bytes() == b"damaged"
 
 
 def test_a_number_of_the_dag_file_is_configured_and_one_from_a_template_is_not(saved: AccountsJob) -> None:

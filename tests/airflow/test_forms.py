@@ -35,6 +35,7 @@ from stateflow_airflow.operators.template_values import to_count, to_lines, to_w
 from stateflow_airflow.spark import SparkSubmit
 from tests.airflow import pages_airflow
 from tests.airflow.conftest import REPOSITORY
+from tests.airflow.fakes import fails
 from tests.airflow.pages_airflow import Api
 from tests.support.local_jobs import plan_restore
 from tests.ui.pages_job import PagesJob
@@ -394,6 +395,14 @@ def test_a_number_to_keep_is_one_that_the_tasks_accept(value: object) -> None:
     )
     assert accepts(PARAMS["_retention"]["retain"], value) is valid
     assert not valid or value is None or to_count("retain", str(value), "checkpoints") == value
+
+
+def test_a_text_that_is_no_number_to_keep_is_refused() -> None:
+    for text in ("1" * 310, "1" * 5000, "1_0", "+5", " 5", "5.", "1e3", "9e+999", "1.25e+01", "0e+10", "0.0", "٣"):
+        with fails(PermanentFailure, "config"):
+            to_count("retain", text, "checkpoints")
+    assert to_count("retain", "1" * 309, "checkpoints") == int("1" * 309)
+    assert [to_count("retain", text, "checkpoints") for text in ("10", "007", "5.0", "1e+16")] == [10, 7, 5, 10**16]
 
 
 def test_the_form_does_not_replace_a_number_that_is_too_small() -> None:

@@ -172,6 +172,14 @@ def test_a_task_that_the_form_does_not_request_is_skipped(
         hook({"params": {param: skips_if}})
 
 
+def test_a_blank_name_of_a_savepoint_to_delete_does_not_skip_the_periodic_savepoint(dags: dict[str, DAG]) -> None:
+    hook = task(dags, "orders_retention.savepoint")._pre_execute_hook
+    for blank in (None, "", "  ", "\n"):
+        hook({"params": {"preview": False, "dispose": blank}})
+    with pytest.raises(AirflowSkipException):
+        hook({"params": {"preview": False, "dispose": " before-v2 "}})
+
+
 def test_retention_works_also_when_no_savepoint_could_be_taken(dags: dict[str, DAG]) -> None:
     collect, done = task(dags, "orders_retention.collect"), task(dags, "orders_retention.done")
     rules = [task(dags, f"orders_retention.{name}").trigger_rule for name in ("approve", "collect", "done")]

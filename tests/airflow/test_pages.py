@@ -7,8 +7,9 @@ import json
 import logging
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,6 +27,7 @@ from stateflow.ui.app import ENDPOINTS
 from stateflow.ui.dags import DAG_ENDPOINTS, DagRole, JobFamily
 from stateflow.ui.jobs import JobList
 from stateflow.ui.roots import Orchestration
+from stateflow.ui.runs import RunPage
 from stateflow_airflow import plugin
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
 from stateflow_airflow.operators.run import StateflowRunOperator
@@ -43,7 +45,7 @@ from stateflow_airflow.services.pages import (
 )
 from tests.airflow import pages_airflow
 from tests.airflow.conftest import REPOSITORY
-from tests.airflow.pages_airflow import ROLES, SECRET, Api
+from tests.airflow.pages_airflow import NO_CODE, ROLES, SECRET, Api
 from tests.support.json_outputs import check
 from tests.ui.pages_job import PagesJob
 
@@ -195,6 +197,14 @@ def test_the_api_takes_the_credentials_that_airflows_own_api_takes(site: Site) -
     assert client.get(f"{BASE}/jobs").status_code == 401
     basic = {"authorization": "Basic dmVyYTp2ZXJh"}
     assert site.api.client().get(f"{BASE}/jobs", headers=basic).status_code == 401
+
+
+def test_only_who_may_read_the_code_of_a_dag_reads_job_files(site: Site) -> None:
+    path = f"jobs/{site.id}/runs/{site.job.root.head().entry.generation}"
+    assert {name: site.get(name, path, RunPage)["may_read_code"] for name in ("vera", NO_CODE)} == {
+        "vera": True,
+        NO_CODE: False,
+    }
 
 
 def test_a_user_without_a_role_sees_no_job(site: Site) -> None:
@@ -512,7 +522,7 @@ def test_the_jobs_are_at_most_half_a_minute_old(tmp_path: Path) -> None:
             raise OperationalError("SELECT secret", {}, Exception("password"))
         return {root: DagRoots(VERSION, {root: DagRole.RUN}) for root in roots}
 
-    catalog = DagCatalog(read, clock, states=DagStates)
+    catalog = DagCatalog(read, clock, states=DagStates, late=frozenset)
 
     def current() -> list[str]:
         asyncio.run(catalog.current())
@@ -531,7 +541,59 @@ def test_the_jobs_are_at_most_half_a_minute_old(tmp_path: Path) -> None:
     (search,) = catalog.searches()
     assert search.problem is not None and search.problem.code == "storage" and "secret" not in repr(search)
     with pytest.raises(StorageError):
-        asyncio.run(DagCatalog(read, clock, states=DagStates).current())
+        asyncio.run(DagCatalog(read, clock, states=DagStates, late=frozenset).current())
+
+
+def test_late_dags_are_read_every_half_a_minute_and_other_states_more_often() -> None:
+    clock, calls = ManualClock(), Counter[str]()
+
+    def states() -> DagStates:
+        calls["states"] += 1
+        return DagStates()
+
+    def late() -> frozenset[str]:
+        calls["late"] += 1
+        return frozenset({"flights"})
+
+    catalog = DagCatalog(lambda _: {"flights": DagRoots(VERSION, {"/a": DagRole.RUN})}, clock, (), states, late)
+    for _ in range(6):
+        asyncio.run(catalog.current())
+        clock.sleep(timedelta(seconds=5))
+    assert calls == {"states": 6, "late": 1}
+    (id,) = catalog.jobs()
+    assert catalog.orchestration_of(id).late is True
+    asyncio.run(catalog.current())
+    assert calls == {"states": 7, "late": 2}
+
+
+class OnlyAsked(Mapping[str, datetime]):
+    """Times of runs of so many DAGs that nobody may look at all of them."""
+
+    def __init__(self, times: dict[str, datetime]) -> None:
+        self._times = times
+
+    def __getitem__(self, dag_id: str) -> datetime:
+        return self._times[dag_id]
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("all runs are looked at")
+
+
+def test_the_next_run_is_the_earliest_one_whatever_the_texts_of_times_say() -> None:
+    """It is found by the DAGs of the job: others are not looked at, however many there are."""
+    east = datetime(2030, 1, 1, 12, tzinfo=timezone(timedelta(hours=9)))
+    west = datetime(2030, 1, 1, 4, tzinfo=UTC)
+    assert east < west and east.isoformat() > west.isoformat()
+
+    roots = {dag: DagRoots(VERSION, {"/a": DagRole.RUN}) for dag in ("east", "west", "idle")}
+    starts = OnlyAsked({"east": east, "west": west, "other": datetime(2029, 1, 1, tzinfo=UTC)})
+    catalog = DagCatalog(lambda _: roots, ManualClock(), (), lambda: DagStates(next_runs=starts), frozenset)
+    asyncio.run(catalog.current())
+    (id,) = catalog.jobs()
+    assert catalog.orchestration_of(id).next_run_at == east.isoformat()
 
 
 @pytest.mark.matrix

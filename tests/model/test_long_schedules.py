@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from statistics import median
 
 import pytest
 
@@ -40,9 +39,9 @@ def keys(job: SimJob, *, log: bool) -> list[str]:
     return [re.sub("^backlog/.*", BACKLOG, key) for key in job.storage.keys() if key.startswith(LOG) == log]
 
 
-def usual(calls: list[int]) -> float:
-    """How many calls most runs make: the simulator lets a few of them probe the storage."""
-    return median(calls)
+def usual(calls: list[int]) -> int:
+    """How many calls four of five runs make at most: the simulator lets a few of the others probe the storage."""
+    return sorted(calls)[len(calls) * 4 // 5]
 
 
 def check_rest_after_run(job: SimJob, batches: int) -> None:

@@ -31,7 +31,7 @@ from stateflow.runtime.backlog import (
 )
 from stateflow.runtime.job import BatchResult
 from stateflow.runtime.local_run import run_local
-from stateflow.storage import open_storage
+from stateflow.storage import PutResult, open_storage
 from stateflow.storage.paths import BACKLOG, backlog_generation, backlog_key
 from tests.support.cli_fixture import ASKED, CliFixture, invoke
 from tests.support.graphs import Row
@@ -234,17 +234,57 @@ def test_a_run_stores_what_it_has_measured_and_each_report_replaces_the_one_befo
     assert backlog_generation(keys[0]) == root_of(jobs).head().entry.generation
 
 
-def test_a_report_of_many_sources_is_bounded_and_a_damaged_one_is_none(tmp_path: Path) -> None:
+@pytest.fixture
+def ended(tmp_path: Path) -> LocalJobs:
+    """A job that has run once."""
     jobs = LocalJobs(tmp_path)
     jobs.run(lambda env: env.from_collection([Row("a", 1)], Row, uid="rows").sink_to(jobs.sink("out"), uid="out"))
-    storage, head = jobs.storage, root_of(jobs).head()
-    sources = [SourceBacklog(str(n), 1, None, None, None, exact=True, unknown="") for n in range(300)]
-    write_backlog(storage, backlog_key(head.entry.generation, 7), sum_up(sources, None, NOW), [])
+    return jobs
+
+
+def counted(*rows: int | None) -> JobBacklog:
+    sources = [SourceBacklog(str(n), each, None, None, None, exact=True, unknown="") for n, each in enumerate(rows)]
+    return sum_up(sources, None, NOW)
+
+
+@pytest.mark.parametrize(("last", "waits"), [(0, False), (7, True), (None, None)])
+def test_a_report_of_many_sources_has_those_that_wait_and_a_damaged_one_is_none(
+    ended: LocalJobs, last: int | None, waits: bool | None
+) -> None:
+    storage, head = ended.storage, root_of(ended).head()
+    write_backlog(storage, backlog_key(head.entry.generation, 7), counted(*[0] * 300, last), [])
+    # Of another program that copies files.
+    storage.put_new(f"{BACKLOG}zzz.tmp", b"")
     found = read_stored_backlog(storage, head)
-    assert found is not None and (found.backlog.rows, len(found.backlog.sources)) == (300, 100)
-    assert input_waits(found.backlog) is True
+    assert found is not None and (found.backlog.rows, len(found.backlog.sources)) == (last, 100)
+    assert input_waits(found.backlog) is waits
     storage.put_new(backlog_key(head.entry.generation, 8), b"{")
     assert read_stored_backlog(storage, head) is None
+
+
+def test_a_report_without_an_answer_replaces_none(ended: LocalJobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, head = ended.storage, root_of(ended).head()
+    before = [blob.key for blob in storage.list(BACKLOG)]
+    assert len(before) == 1
+    monkeypatch.setattr(type(storage), "put_new", lambda *_: PutResult.UNKNOWN)
+    write_backlog(storage, backlog_key(head.entry.generation, 7), counted(3), before)
+    assert [blob.key for blob in storage.list(BACKLOG)] == before
+
+
+def test_a_run_that_is_overtaken_deletes_no_report_of_the_newer_one(ended: LocalJobs) -> None:
+    storage = ended.storage
+    newer = backlog_key(root_of(ended).head().entry.generation + 100, 1)
+    write_backlog(storage, newer, counted(3), [])
+    ended.run(lambda env: env.from_collection([Row("a", 1)], Row, uid="rows").sink_to(ended.sink("out"), uid="out"))
+    assert [blob.key for blob in storage.list(BACKLOG)][-1] == newer
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"rows": "5"}, {"files": float("inf")}, {"size_bytes": float("nan")}, {"rows": -1}]
+)
+def test_a_number_that_no_source_can_mean_is_unknown(numbers: Any) -> None:
+    found = ask(a=Backlog(**numbers))
+    assert found.rows is None and next(iter(numbers)) in found.sources[0].unknown
 
 
 @pytest.mark.parametrize(

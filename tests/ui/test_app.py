@@ -45,6 +45,7 @@ from stateflow.runtime.backlog import SourceBacklog, sum_up, write_backlog
 from stateflow.storage import PosixStorage
 from stateflow.storage.paths import PROGRESS, backlog_key
 from stateflow.ui.access import TokenPolicy
+from stateflow.ui.answers import Bodies
 from stateflow.ui.app import ENDPOINTS, make_app
 from stateflow.ui.catalog import RootCatalog
 from stateflow.ui.checkpoints import CheckpointPage, PointPage
@@ -570,6 +571,9 @@ class OnlyJob:
     def may_read(self, job: CatalogJob) -> bool:
         return job.id == "mine"
 
+    async def may_read_code(self, job: CatalogJob) -> bool:
+        return False
+
 
 def test_jobs_that_the_viewer_may_not_read_do_not_exist(job: PagesJob) -> None:
     http = Pages(FixedCatalog(mine=job.storage, other=job.storage), OnlyJob()).http
@@ -614,6 +618,15 @@ def test_the_files_of_the_pages_have_a_strict_policy(job: PagesJob, built: Path)
             answer = http.get(f"{prefix}{path}", follow_redirects=False)
             assert answer.status_code == 404 and "location" not in answer.headers, path
         assert http.get(f"{prefix}/api/v1/jobs", headers={"authorization": "Bearer s3cret"}).status_code == 200
+
+
+def test_many_small_answers_are_bounded_as_few_large_ones() -> None:
+    bodies = Bodies()
+    for number in range(40_000):
+        bodies.claim(str(number))
+        bodies.keep(str(number), b"")
+    # Of 2 kB each with what surrounds it.
+    assert [bodies.claim(str(number))[1] for number in (0, 20_000, 39_999)] == [True, True, False]
 
 
 def test_without_built_files_a_sentence_says_so(pages: Pages, tmp_path: Path) -> None:
@@ -801,6 +814,20 @@ def test_a_run_has_its_job_file_and_the_difference_to_the_one_before(tmp_path: P
         assert (run["graph_sha256"], run["job_file"]) == (start.facts["graph_sha256"], "job.py")
     assert _error(pages, "jobs/job/runs/999999")[0] == 404
     assert _error(pages, "jobs/job/runs/0")[0] == 422
+
+
+def test_the_job_file_is_for_those_who_may_read_code(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    for text in (b"secret = 1\n", b"secret = 2\n"):
+        job.file = JobFile("job.py", text, datetime(2026, 1, 31, tzinfo=UTC))
+        job.grow()
+    path = f"/api/v1/jobs/mine/runs/{job.root.head().entry.generation}"
+    app = Pages(FixedCatalog(mine=job.storage), OnlyJob()).http
+    all_of_it = Pages(FixedCatalog(mine=job.storage)).http.get(path).json()
+    page = app.get(path, headers={"x-user": "uma"}).json()
+    assert (all_of_it["may_read_code"], all_of_it["job_file"]) == (True, "secret = 2\n")
+    assert (page["may_read_code"], page["job_file"], page["job_file_difference"]) == (False, None, None)
+    assert page["run"] == all_of_it["run"]
 
 
 def test_a_run_has_its_tries_its_checkpoints_and_the_starts_that_failed_before_it(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from stateflow.storage.paths import HISTORY
 from stateflow.ui import snapshots
 from stateflow.ui.checkpoints import PointPage
 from stateflow.ui.jobs import JobList, JobState
-from stateflow.ui.roots import CatalogJob, RootLimits, Roots
+from stateflow.ui.roots import CatalogJob, Cell, Reading, RootLimits, Roots, Threads
 from stateflow.ui.snapshots import RootReader, Snapshot
 from stateflow.ui.timeline import TimelinePage
 from tests.checkpoint.records import record
@@ -340,6 +341,30 @@ def test_a_hanging_root_gets_one_thread_and_only_so_many_hang(hanging: Switch) -
         rows = pages.get("jobs", JobList)["jobs"]
     working = [each for each in threading.enumerate() if each.name == "stateflow-ui"]
     assert len(working) == 3 and len(rows) == 6
+
+
+def test_readers_of_a_call_that_hangs_leave_nothing_behind() -> None:
+    release = threading.Event()
+    limits = RootLimits(deadline=timedelta(0))
+    cell = Cell(Threads(limits, SystemClock()), release.wait, SystemClock(), limits=limits, fresh=timedelta(0))
+
+    def futures() -> int:
+        gc.collect()
+        return sum(isinstance(each, asyncio.Future | Future) for each in gc.get_objects())
+
+    async def read() -> tuple[int, Reading[bool]]:
+        await cell.read()
+        before = futures()
+        for _ in range(100):
+            await cell.read()
+        more = futures() - before
+        release.set()
+        while not (found := await cell.read(timedelta(seconds=5))).value:
+            pass
+        return more, found
+
+    more, found = asyncio.run(read())
+    assert more <= 2 and found.value is True
 
 
 def test_a_storage_that_fails_and_recovers(storage: Switch) -> None:

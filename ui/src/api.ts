@@ -4,7 +4,8 @@ import type { components } from "./generated/api";
 
 type Schemas = components["schemas"];
 export type ActionEntry = Schemas["ActionEntry"];
-export type Backlog = Schemas["JobBacklog"];
+/** The totals of files and bytes are missing in the answer of a server that does not know them. */
+export type Backlog = Schemas["JobBacklog"] & { files?: number | null; size_bytes?: number | null };
 export type Caution = Schemas["Caution"];
 export type ChainExplanation = Schemas["ChainExplanation"];
 export type CheckpointEntry = Schemas["CheckpointEntry"];

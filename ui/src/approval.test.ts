@@ -1,6 +1,7 @@
 import { expect, it } from "vitest";
 import { answerUntil, outdatedBecause, refusals } from "./approval";
 import { lossNumbers, lossSentences } from "./losses";
+import { waitingText } from "./pages/Jobs";
 import { filesRead, plannedTables, restoredTables, stepsOf, undoTarget } from "./recovery";
 import { dagRun, family, plan, question, state, task } from "./test-pages";
 
@@ -106,7 +107,8 @@ it("undoes a restore by the savepoint of the checkpoint before it", () => {
 });
 
 it("counts the tables that a restore has restored", () => {
-  const restoring = { seq: 13, target_label: "", by: null, requested_by: null, reason: null, requested_at: null, tables: { out: 5, audit: null }, restored_tables: ["out"] };
+  const restoring = { seq: 13, target_label: "", by: null, requested_by: null, reason: null, requested_at: null, tables: { out: 5, late: 3, audit: null }, restored_tables: ["out", "audit"] };
+  // The table `audit` is kept.
   expect(restoredTables(restoring)).toEqual({ done: 1, all: 2 });
   const [sink] = plan.sinks;
   if (sink === undefined) throw new Error("the plan has no sink");
@@ -123,4 +125,15 @@ it("counts the files that the run has read again, and those that came meanwhile"
   expect(filesRead(plan, waiting(2, 7))).toEqual({ done: 0, all: 9 });
   expect(filesRead(plan, waiting(null))).toBeNull();
   expect(filesRead(plan, { backlog: null })).toBeNull();
+});
+
+it("says that nothing waits only if the totals say so", () => {
+  const backlog = { measured_at: null, rows: null, exact: true, oldest_at: null, rows_per_second: null, catch_up_ms: null, sources: [] };
+  const source = { uid: "orders", rows: null, size_bytes: null, files: 0, oldest_at: null, exact: true, unknown: null };
+  // A report names no more than 100 sources.
+  const first = Array.from({ length: 100 }, (_, index) => ({ ...source, uid: `orders-${index}` }));
+  expect([backlog, { ...backlog, sources: first }].map(waitingText)).toEqual(["not known", "not known"]);
+  expect([{ ...backlog, files: 7, sources: first }, { ...backlog, files: null, size_bytes: 2000, sources: [source] }].map(waitingText)).toEqual(["7 files", "2 kB"]);
+  expect([{ ...backlog, rows: 0 }, { ...backlog, files: 0 }, { ...backlog, sources: [source] }].map(waitingText)).toEqual(["none", "none", "none"]);
+  expect(filesRead(plan, { backlog })).toBeNull();
 });

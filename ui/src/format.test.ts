@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { formatAge, formatBytes, formatChange, formatCount, formatDuration, formatTime, instantOf } from "./format";
+import { enteredOf, formatAge, formatBytes, formatChange, formatCount, formatDuration, formatTime, instantOf } from "./format";
 
 // The tests run with LANG=en_US.
 /** Versions of Node write different spaces before AM and PM. */
@@ -67,4 +67,16 @@ it("reads dates and times in the zone in which it shows them", () => {
   expect(["2026-03-08T01:59:59", "2026-03-08T03:00", "2026-11-30T12:00:30"].map(instantOf)).toEqual(["2026-03-08T06:59:59.000Z", "2026-03-08T07:00:00.000Z", "2026-11-30T17:00:30.000Z"]);
   localStorage.clear();
   expect([instantOf(""), instantOf("soon")]).toEqual([null, null]);
+});
+
+it("writes an instant as it is entered, in each zone and year", () => {
+  expect(["2026-01-31T03:00:00.000Z", "2026-01-31T03:00:07Z", "", "soon"].map(enteredOf)).toEqual(["2026-01-31T03:00", "2026-01-31T03:00:07", "", ""]);
+  localStorage.setItem("timezone", JSON.stringify("Asia/Tokyo"));
+  expect(enteredOf("2026-01-30T18:00:00.000Z")).toBe("2026-01-31T03:00");
+  // An instant with its zone is the same for each reader.
+  expect([instantOf("2026-01-31T03:00:00.000Z"), instantOf("2026-01-31T03:00+01:00")]).toEqual(["2026-01-31T03:00:00.000Z", "2026-01-31T02:00:00.000Z"]);
+  // The years that a field has while 2026 is typed.
+  const typed = ["0002-01-31T03:00", "0020-01-31T03:00", "0202-01-31T03:00", "2026-01-31T03:00"];
+  expect(typed.map((each) => enteredOf(instantOf(each) ?? ""))).toEqual(typed);
+  localStorage.clear();
 });

@@ -85,20 +85,34 @@ export function formatTime(at: string, style: keyof typeof STYLES = "full"): str
   return format.format(new Date(at));
 }
 
-/** Milliseconds by which the clock of a zone is ahead of UTC at an instant. */
-function zoneOffset(at: number, timeZone: string): number {
+/** Milliseconds by which the clock of a zone is ahead of UTC at an instant; without a zone, the browser's clock. */
+function zoneOffset(at: number, timeZone?: string): number {
   const parts = new Intl.DateTimeFormat("en-US", { timeZone, hourCycle: "h23", year: "numeric", month: "numeric", day: "numeric", hour: "numeric", minute: "numeric", second: "numeric" }).formatToParts(at);
   const part = (type: string) => Number(parts.find((each) => each.type === type)?.value);
-  return Date.UTC(part("year"), part("month") - 1, part("day"), part("hour"), part("minute"), part("second")) - Math.floor(at / 1000) * 1000;
+  // `Date.UTC` takes a year below 100 for one of the 20th century. A field has such years while a person types.
+  const shown = new Date(Date.UTC(2000, part("month") - 1, part("day"), part("hour"), part("minute"), part("second")));
+  shown.setUTCFullYear(part("year"), part("month") - 1, part("day"));
+  return shown.getTime() - Math.floor(at / 1000) * 1000;
 }
+
+const HAS_ZONE = /(?:Z|[+-]\d\d:\d\d)$/;
 
 /** The instant of a date and time that a person has entered, such as "2026-01-31T03:00", as ISO text; null if it is none. */
 export function instantOf(entered: string): string | null {
-  const zone = chosenZone();
+  const zone = HAS_ZONE.test(entered) ? undefined : chosenZone();
   const written = Date.parse(zone === undefined ? entered : `${entered}Z`);
   if (Number.isNaN(written)) return null;
   if (zone === undefined) return new Date(written).toISOString();
   // The offset of the instant, which is known only after a first guess.
   const guess = written - zoneOffset(written, zone);
   return new Date(written - zoneOffset(guess, zone)).toISOString();
+}
+
+/** An instant as the date and time that a person would enter, such as "2026-01-31T03:00"; empty if it is none. */
+export function enteredOf(instant: string): string {
+  const at = Date.parse(instant);
+  if (Number.isNaN(at)) return "";
+  const shown = new Date(at + zoneOffset(at, chosenZone())).toISOString();
+  // As a browser writes it: without seconds if they are 0.
+  return shown.slice(0, shown.endsWith(":00.000Z") ? 16 : 19);
 }

@@ -1,6 +1,6 @@
 // The steps of a recovery, from the task instances of its DAG run.
 import type { DagRun, Question, TaskInstance } from "./airflow";
-import type { JobState, PendingRestore, RestorePlan } from "./api";
+import type { Backlog, PendingRestore, RestorePlan } from "./api";
 
 export type StepStatus = "to do" | "in progress" | "waits" | "done" | "failed" | "rejected" | "skipped";
 
@@ -69,9 +69,10 @@ export interface Part {
   all: number;
 }
 
-/** How many tables a restore that is not completed has restored. */
+/** How many tables a restore that is not completed has restored. A table without a version is kept, and not restored. */
 export function restoredTables({ tables, restored_tables: restored }: PendingRestore): Part {
-  return { done: restored.length, all: Object.keys(tables).length };
+  const changed = Object.keys(tables).filter((uid) => tables[uid] !== null);
+  return { done: changed.filter((uid) => restored.includes(uid)).length, all: changed.length };
 }
 
 /** How many tables a plan changes. */
@@ -79,11 +80,24 @@ export function plannedTables({ sinks }: RestorePlan): number {
   return sinks.filter((sink) => sink.mode === "restore" && sink.target_version !== null).length;
 }
 
+/** As many sources a report names at most; its totals are of all. */
+const MOST_SOURCES = 100;
+
+function sum(numbers: readonly (number | null)[]): number | null {
+  return numbers.reduce<number | null>((total, each) => (total === null || each === null ? null : total + each), 0);
+}
+
+/** How many files wait at all sources; null if that is not known. */
+export function waitingFiles({ files, sources }: Backlog): number | null {
+  if (files !== undefined) return files;
+  const isWhole = sources.length > 0 && sources.length < MOST_SOURCES;
+  return isWhole ? sum(sources.map((source) => source.files)) : null;
+}
+
 /** How many of the files that came after the target the run has read again; null if plan or job do not tell. */
-export function filesRead(plan: RestorePlan, { backlog }: Pick<JobState, "backlog">): Part | null {
-  const sum = (numbers: readonly (number | null)[]) => numbers.reduce<number | null>((total, each) => (total === null || each === null ? null : total + each), 0);
+export function filesRead(plan: RestorePlan, { backlog }: { backlog: Backlog | null }): Part | null {
   const all = sum(plan.sources.filter((source) => source.action !== "removed").map((source) => source.files));
-  const waiting = backlog === null ? null : sum(backlog.sources.map((source) => source.files));
+  const waiting = backlog === null ? null : waitingFiles(backlog);
   if (all === null || waiting === null || all === 0) return null;
   // Files that have come in the meantime wait, too.
   return { done: Math.max(0, all - waiting), all: Math.max(all, waiting) };

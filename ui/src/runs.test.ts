@@ -10,6 +10,13 @@ it("finds DAG run and try in the reason that the task gives its run", () => {
   expect([attemptOf("by hand"), attemptOf(null), attemptOf("a/b/3")]).toEqual([null, null, null]);
 });
 
+it("reads a long reason in linear time", () => {
+  // If each letter of a part is tried as the only one, the first of these takes 30 s.
+  const long = "x".repeat(150_000);
+  expect([`a/b/${long}/y`, `a/b/${"1/".repeat(75_000)}y`, `a/b/${"x/".repeat(75_000)}y`, `a/b/run/${"1".repeat(150_000)}y`].map(attemptOf)).toEqual([null, null, null, null]);
+  expect(attemptOf(`a/b/${long}/2`)?.task).toBe(long);
+}, 5_000);
+
 it("lists the tries of a DAG run in order, the newest run of each", () => {
   const runs = [
     runSummary(30, { reason: "flights/one/run/2" }),

@@ -14,7 +14,8 @@ export interface Attempt {
 }
 
 /** DAG, DAG run, task, map index, try, and how often the launch restarted. The id of a DAG run can have slashes. */
-const REASON = /^([^/]+)\/(.+)\/([^/]*[A-Za-z_][^/]*(?:\/\d+)?)\/(\d+)(?:; restart \d+)?$/;
+// A reason can be any text of any length: each part between slashes is read a fixed number of times.
+const REASON = /^([^/]+)\/(.+)\/((?=[^/]*[A-Za-z_])[^/]+(?:\/\d+)?)\/(\d+)(?:; restart \d+)?$/;
 
 /** The try of a task in the reason of a run; null if no task of Airflow has started it. */
 export function attemptOf(reason: string | null): Attempt | null {

@@ -14,14 +14,33 @@ export interface Point {
   remark: string;
 }
 
-/** The checkpoint or savepoint to which a restore can return at a mark; null if there is none, or it is the present one. */
-export function targetOf({ kind, entries, retained, newest }: Mark, { actions }: Pick<TimelinePage, "actions">): string | null {
+/** The path of a location on this machine, which is stored as a URI and shown without its scheme. */
+function withoutScheme(location: string): string {
+  if (!location.startsWith("file://")) return location;
+  try {
+    return decodeURIComponent(location.slice("file://".length));
+  } catch {
+    // Not written by a job: a percent sign that begins no character.
+    return location;
+  }
+}
+
+/** Whether a location is below a folder. */
+export function isBelow(location: string, folder: string): boolean {
+  return withoutScheme(location).startsWith(`${withoutScheme(folder).replace(/\/$/, "")}/`);
+}
+
+/** The checkpoint or savepoint to which a restore can return at a mark; null if there is none, or it is the present one. Without a job root, savepoints are named by their paths. */
+export function targetOf({ kind, entries, retained, newest }: Mark, { actions }: Pick<TimelinePage, "actions">, jobRoot: string | null): string | null {
   const entry = entries.at(-1);
   if (entry === undefined || kind === "group" || newest) return null;
   if (kind !== "savepoint" || isCheckpoint(entry)) return retained && entry.checkpoint_id !== null ? String(entry.checkpoint_id) : null;
-  const { savepoint, savepoint_id: id } = entry.facts;
+  const { savepoint, savepoint_id: id, path } = entry.facts;
   const isDisposed = actions.some((action) => action.kind === "dispose" && action.facts.savepoint_id === id);
-  return typeof savepoint === "string" && !isDisposed ? savepoint : null;
+  if (typeof savepoint !== "string" || isDisposed) return null;
+  // Names are searched in the job root only.
+  const isInside = jobRoot !== null && typeof path === "string" && isBelow(path, jobRoot);
+  return typeof path === "string" && !isInside ? path : savepoint;
 }
 
 /** By checkpoint that is not undone, the rows of the completed checkpoints after it. */

@@ -183,6 +183,8 @@ export class Server {
     else this.requests.push(`${path} ${headers.get("If-None-Match") ?? ""}`.trim());
     const found = this.answers[method === undefined ? path : `${method} ${path}`];
     if (found instanceof Error) return Promise.reject(found);
+    // An answer that does not come, or comes later.
+    if (found instanceof Promise) return found as Promise<Response>;
     if (found instanceof Response) return Promise.resolve(found.clone());
     if (found === undefined) return Promise.resolve(Response.json({ error: { message: "there is no such job", hint: null } }, { status: 404 }));
     const tag = tagOf(found);

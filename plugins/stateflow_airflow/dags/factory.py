@@ -130,7 +130,7 @@ def _doc(job: StateflowJob) -> str:
 _HELP = """
 | when | do |
 |---|---|
-| a run failed or was killed | nothing is lost: clear its task, or wait for the next run; either continues from the newest checkpoint, and no row counts twice |
+| a run failed or was killed | nothing is lost: clear its task, or wait for the next run; either continues from the newest checkpoint; no row counts twice, unless `checkpoints.mode` or a sink is at-least-once |
 | the output is wrong | `{name}_recovery` returns state, source positions and tables to an earlier point |
 | a new version of the job is next | take a savepoint with `{name}_savepoint` first |
 | you want to know where the job stands | tab *State* of this DAG, or `stateflow status` |
@@ -171,9 +171,9 @@ _SAVEPOINT_DOC = """
 Takes a savepoint of {name}: at the next barrier of an active run, otherwise from the newest checkpoint. It is kept
 until a user deletes it. Trigger it with an empty form if in doubt: the job continues, and nothing else changes.
 
-With *Stop the run*, the run ends with exactly that checkpoint. Another user approves the stop within a day: task
-`approve`, tab *Required Actions*; until then, the run continues. The approval counts for the newest run at that time;
-once another run has started, clear `approve`.
+With *Stop the run*, the run ends with exactly that checkpoint. Another user (with `self_approval`, also the same one)
+approves the stop within a day: task `approve`, tab *Required Actions*; until then, the run continues. The approval
+counts for the newest run at that time; once another run has started, clear `approve`.
 
 With *Drain* as well, every event-time timer fires before the savepoint. If no run is active, the task runs the job only
 to drain it and reads no input. Use *Drain* for the last run only: it closes every open session.
@@ -252,11 +252,12 @@ displaces no periodic one and is kept until a user deletes it.
 **To see what would be deleted**, trigger it with *Preview*: it takes no savepoint and deletes nothing; the log of
 `collect` has the list.
 
-Numbers in the form that delete what the configured numbers keep need the approval of another user within a day: task
-`approve`, tab *Required Actions*. The approval counts for the checkpoints and savepoints that the question lists. When
-others would be deleted as well, because the job has made more, clear `approve`. If nothing needs an approval, that task
-asks nothing. *Savepoint to delete* names a savepoint of any origin: it is deleted for ever, always with that approval,
-and no savepoint is taken first. **The disk is full**: `collect` runs also if `savepoint` failed.
+Numbers in the form that delete what the configured numbers keep need the approval of another user (with
+`self_approval`, also of the same one) within a day: task `approve`, tab *Required Actions*. The approval counts for the
+checkpoints and savepoints that the question lists. When others would be deleted as well, because the job has made more,
+clear `approve`. If nothing needs an approval, that task asks nothing. *Savepoint to delete* names a savepoint of any
+origin: it is deleted for ever, always with that approval, and no savepoint is taken first. The job's history stores the
+*Reason* of that deletion, and of no other one. **The disk is full**: `collect` runs also if `savepoint` failed.
 """
 
 
@@ -271,17 +272,7 @@ def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, re
     params = retention_params(retention, job.tables)
     doc = _RETENTION_DOC.format(name=job.name) + (_TABLES_DOC if job.tables else "")
     with new_dag(job, "_retention", doc, schedule=schedule, params=params) as dag:
-        savepoint = StateflowSavepointOperator(
-            task_id="savepoint",
-            job_root=job.root,
-            job=application,
-            settings=job.settings,
-            locations=job.locations,
-            origin=ORIGIN,
-            outlets=[job.savepoint],
-            pre_execute=_skip_savepoint,
-            **RETRIES,
-        )
+        savepoint = _periodic_savepoint_task(job, application)
         limits: dict[str, Any] = {
             "retain": "{{ params.retain }}",
             "savepoints": "{{ params.savepoints }}",
@@ -320,6 +311,20 @@ def retention_dag(job: StateflowJob, application: str, schedule: ScheduleArg, re
     return dag
 
 
+def _periodic_savepoint_task(job: StateflowJob, application: str) -> StateflowSavepointOperator:
+    return StateflowSavepointOperator(
+        task_id="savepoint",
+        job_root=job.root,
+        job=application,
+        settings=job.settings,
+        locations=job.locations,
+        origin=ORIGIN,
+        outlets=[job.savepoint],
+        pre_execute=_skip_savepoint,
+        **RETRIES,
+    )
+
+
 def _tables_task(job: StateflowJob, application: str, tables: TableMaintenance) -> StateflowTablesOperator:
     """Returns the task that follows the retention: what that deletes no longer holds files of the tables."""
     return StateflowTablesOperator(
@@ -346,14 +351,15 @@ def with_setting(job: StateflowJob, retention: Retention) -> Retention:
 
 _RECOVERY_DOC = """
 Restores {name} to an earlier checkpoint or savepoint: state, source positions and tables together. Nothing changes
-before another user has approved the plan.
+before the plan is approved.
 
 1. Pause the DAG `{name}`: a run that starts in the meantime makes the plan outdated, and the restore is refused.{stop}
 2. Find the point: tab *State* of this DAG, or `stateflow checkpoints list` and `stateflow savepoint list`. With
    `before:2026-01-31T03:00` (UTC), it is the newest point before that time.
 3. Trigger this DAG with the target and a reason.
-4. Read the plan: task `approve`, tab *Required Actions*. Another user approves or rejects it within a day. A rejection
-   changes nothing, skips the remaining tasks, and is recorded in the job's history with that user's name and note.
+4. Read the plan: task `approve`, tab *Required Actions*. Another user (with `self_approval`, also the same one)
+   approves or rejects it within a day. A rejection changes nothing, skips the remaining tasks, and is recorded in the
+   job's history with that user's name and note.
 5. When `verify` has succeeded, unpause `{name}`.
 
 | when | do |
@@ -559,8 +565,9 @@ def approval(job: StateflowJob) -> Approval:
 def _skip_savepoint(context: Context) -> None:
     """Skips the savepoint before a retention for a preview, and for a user who wants to delete a savepoint."""
     for param in ("preview", "dispose"):
-        if context["params"].get(param):
-            raise AirflowSkipException(f"{param} is {context['params'][param]}")
+        # The tasks that follow read a blank name as none.
+        if (value := context["params"].get(param)) and str(value).strip():
+            raise AirflowSkipException(f"{param} is {value}")
 
 
 def skip_unless(param: str, wanted: bool) -> Callable[[Context], None]:

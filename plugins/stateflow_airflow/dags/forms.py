@@ -87,7 +87,7 @@ class Shown(TypedDict):
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must be.
+    """A rule for the values of a param.
 
     Attributes:
         schema: the JSON schema of valid values; it says nothing of values of other types.
@@ -251,11 +251,16 @@ def retention_params(retention: Retention, tables: TableMaintenance | None) -> d
         ),
         "dispose": text(
             "Savepoint to delete",
-            "The name of a savepoint of any origin: it is deleted for ever, after another user's approval, and no"
+            "The name of a savepoint of any origin: it is deleted for ever, after an approval, and no"
             " savepoint is taken first.",
             SAVEPOINT_TO_DELETE,
         ),
-        "reason": text("Reason", "For the approver, and stored in the job's log: `the upgrade is done`.", TEXT),
+        "reason": text(
+            "Reason",
+            "For the approver, such as `the upgrade is done`; stored in the job's history with the **Savepoint to"
+            " delete** only.",
+            TEXT,
+        ),
         **({"tables": upkeep} if tables else {}),
     }
 
@@ -273,7 +278,7 @@ def recovery_params(job: StateflowJob) -> dict[str, Param]:
         ),
         "reason": text(
             "Reason",
-            "For the approver, and stored in the job's log, such as `version 2 counts twice`.",
+            "For the approver, and stored in the job's history, such as `version 2 counts twice`.",
             REASON,
             required=True,
             multiline=True,
@@ -352,7 +357,7 @@ def _expected_plan() -> Param:
 
 def note_params() -> dict[str, Param]:
     """Returns the params of the question of an approval."""
-    return {"note": text("Note", "Why you approve or reject; stored in the job's log.", TEXT)}
+    return {"note": text("Note", "Why you approve or reject; stored in the job's history.", TEXT)}
 
 
 def failpoint(example: str, effect: str) -> Param:

@@ -10,13 +10,20 @@ from stateflow_airflow.failures import config_failure
 from stateflow_airflow.operators.approvals.approval import ApprovalCheck
 from stateflow_airflow.operators.approvals.command_approval import retention_question
 from stateflow_airflow.operators.base import JobOperator, JobRootOperator, requester
-from stateflow_airflow.operators.retention_limits import Limit, Retention, disposal_loss, newest_beyond, read_retention
+from stateflow_airflow.operators.retention_limits import (
+    Limit,
+    Retention,
+    newest_beyond,
+    read_retention,
+    savepoint_to_delete,
+)
 from stateflow_airflow.operators.template_values import as_list, check_job_root, job_code, to_bool, to_duration
 from stateflow_airflow.versions import require_supported
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
     from stateflow.checkpoint.savepoints.cleanup import SavepointRule
     from stateflow.connectors.delta.maintenance import VacuumReport
     from stateflow.operations import GarbageReport, PruneReport
@@ -47,7 +54,7 @@ class StateflowRetentionOperator(JobRootOperator):
             Templated.
         dispose: name or folder of a savepoint to delete as well, of any origin; always with an approval. Templated.
         reason: why it is deleted, for the job's history. Templated.
-        preview: whether to only report what would be deleted. Templated.
+        preview: whether to only report what would be deleted; with `dispose`, of a savepoint that exists. Templated.
         configured: limits that need no approval. Not templated.
         approval: the output of `StateflowRetentionApprovalOperator` with the same limits. Templated.
         self_approval: whether the user who triggered the DAG run may have approved.
@@ -99,34 +106,26 @@ class StateflowRetentionOperator(JobRootOperator):
             root, rule = check_job_root(self.job_root), SavepointRule(limits.savepoints, limits.max_age)
             # Before the approval is compared: what the job makes from here on moves more beyond the limits, which no
             # user has seen.
-            planned, upto = self._planned(root, rule), newest_beyond(root, limits.checkpoints)
-            disposed = disposal_loss(root, self.dispose.strip())
-            by = requester(context) if preview else self._permitted_by(context, limits, disposed)
-            gone, freed = self._dispose(root, by, preview=preview) if disposed else ((), 0)
+            found = savepoint_to_delete(root, self.dispose.strip(), must_exist=preview)
+            planned, upto = self._planned(root, rule, found), newest_beyond(root, limits.checkpoints)
+            by = requester(context) if preview else self._permitted_by(context, limits, found)
+            gone, freed = self._dispose(root, found, by, preview=preview) if found else ((), 0)
             pruned = planned if preview else prune_savepoints(root, rule, by=by, only=planned.deleted)
             report = collect_garbage(root, retain=limits.checkpoints, upto=upto, dry_run=preview)
         self._log_report(report)
-        kept = tuple(name for name in pruned.kept if name not in gone)
-        return to_object(RetentionReport(report, gone + pruned.deleted, kept, freed + pruned.freed_bytes))
+        return to_object(RetentionReport(report, gone + pruned.deleted, pruned.kept, freed + pruned.freed_bytes))
 
-    def _dispose(self, root: str, by: str, *, preview: bool) -> tuple[tuple[str, ...], int]:
+    def _dispose(self, root: str, found: StoredSavepoint, by: str, *, preview: bool) -> tuple[tuple[str, ...], int]:
         """Deletes the savepoint that the user wants to delete; returns its name, and how many bytes it has."""
-        from stateflow.checkpoint.savepoints.catalog import find_savepoint
         from stateflow.operations import dispose
-        from stateflow.operations.job_root import open_root
-        from stateflow.operations.job_savepoints import describe_savepoint
 
-        name = self.dispose.strip()
-        self.log.info("savepoint to delete: %s", name)
+        self.log.info("savepoint to delete: %s, with the id %s", found.document.name, found.document.id)
         if not preview:
-            report = dispose(root, name, by=by, reason=self.reason.strip())
-        elif found := find_savepoint(open_root(root).storage, name):
-            report = describe_savepoint(found)
-        else:
-            return (), 0
-        return (report.name,), report.size_bytes
+            # By the id that a user has approved: the name may be another savepoint's by now.
+            dispose(root, self.dispose.strip(), by=by, reason=self.reason.strip(), expected_id=found.document.id)
+        return (found.document.name,), found.size
 
-    def _permitted_by(self, context: Context, limits: Retention, disposed: Sequence[str]) -> str:
+    def _permitted_by(self, context: Context, limits: Retention, disposed: StoredSavepoint | None) -> str:
         """Returns the user to record. Raises PermanentFailure if an approval is missing."""
         check = ApprovalCheck(self.approval, self.self_approval)
         configured = self.configured or read_retention(*self._given)
@@ -135,10 +134,10 @@ class StateflowRetentionOperator(JobRootOperator):
             return requester(context)
         return check.decision(question.digest, context).by
 
-    def _planned(self, root: str, rule: SavepointRule) -> PruneReport:
+    def _planned(self, root: str, rule: SavepointRule, disposed: StoredSavepoint | None) -> PruneReport:
         from stateflow.operations import prune_savepoints
 
-        planned = prune_savepoints(root, rule, dry_run=True)
+        planned = prune_savepoints(root, rule, dry_run=True, without=disposed.folder if disposed else "")
         self.log.info(
             "%s: periodic savepoints to delete: %s; savepoints to keep: %s",
             planned.job,

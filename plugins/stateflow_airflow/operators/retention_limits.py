@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
+from stateflow_airflow.failures import config_failure
 from stateflow_airflow.operators.template_values import to_count, to_duration
+
+if TYPE_CHECKING:
+    from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
 
 Limit = int | str | None
 """A number in an operator's argument, which may be a template."""
@@ -84,19 +89,25 @@ def _is_constant(value: object) -> bool:
     return isinstance(value, int | timedelta) or (isinstance(value, str) and "{" not in value)
 
 
-def retention_loss(job_root: str, requested: Retention, configured: Retention) -> list[str]:
+def retention_loss(
+    job_root: str, requested: Retention, configured: Retention, disposed: StoredSavepoint | None
+) -> list[str]:
     """Returns the checkpoints and savepoints that the requested limits delete, and the configured ones keep.
 
     Args:
         job_root: the job root.
         requested: the limits that are to be applied.
         configured: the limits that need no approval.
+        disposed: a savepoint that is deleted as well, and that the limits do not count.
     """
     from stateflow.checkpoint.savepoints.cleanup import SavepointRule
     from stateflow.operations import prune_savepoints
 
+    without = disposed.folder if disposed else ""
     deleted, permitted = (
-        prune_savepoints(job_root, SavepointRule(limits.savepoints, limits.max_age), dry_run=True).deleted
+        prune_savepoints(
+            job_root, SavepointRule(limits.savepoints, limits.max_age), dry_run=True, without=without
+        ).deleted
         for limits in (requested, configured)
     )
     savepoints = [f"savepoint {name}" for name in deleted if name not in permitted]
@@ -108,16 +119,30 @@ def retention_loss(job_root: str, requested: Retention, configured: Retention) -
     return [f"checkpoint {number}" for number in permitted_ids if number not in left] + savepoints
 
 
-def disposal_loss(job_root: str, savepoint: str) -> list[str]:
-    """Returns the savepoint that a user wants to delete, with its id: another one may get its name.
+def savepoint_to_delete(job_root: str, name: str, *, must_exist: bool) -> StoredSavepoint | None:
+    """Returns the savepoint that a user wants to delete; None without a name, and if there is none of this name.
 
-    Empty if there is none of this name.
+    Args:
+        job_root: the job root.
+        name: name or folder of the savepoint; may be empty.
+        must_exist: whether a name that no savepoint has is an error. A later try may have deleted it already.
     """
     from stateflow.checkpoint.savepoints.catalog import find_savepoint
     from stateflow.operations.job_root import open_root
 
-    found = find_savepoint(open_root(job_root).storage, savepoint) if savepoint else None
-    return [f"savepoint {savepoint} with the id {found.document.id}"] if found else []
+    if not name:
+        return None
+    found = find_savepoint(open_root(job_root).storage, name)
+    if found is None and must_exist:
+        raise config_failure(
+            f"there is no savepoint {name}", "list savepoints: stateflow savepoint list", savepoint=name
+        )
+    return found
+
+
+def disposal_loss(savepoint: StoredSavepoint | None) -> list[str]:
+    """Returns the savepoint that a user wants to delete, if any, with its id: another one may get its name."""
+    return [f"savepoint {savepoint.document.name} with the id {savepoint.document.id}"] if savepoint else []
 
 
 def newest_beyond(job_root: str, checkpoints: int | None) -> int:

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=StrEnum)
 
+_COUNT = re.compile(r"([0-9]{1,309})(?:\.0+)?|[0-9](?:\.[0-9]+)?e\+[0-9]{1,3}")
+"""A number of things, as a template renders it: 5.0 is an integer to JSON as well, and 1e16 is 1e+16 in Python. A text
+of more digits than a number may have in JSON is not one: Python cannot compare it with all numbers."""
+
 
 def to_text(value: object) -> str:
     """Returns a setting in the form that the command line takes."""
@@ -103,13 +107,9 @@ def to_count(name: str, value: int | str | None, things: str) -> int | None:
     """Returns the positive number in `value`; None for None or an empty text. Raises PermanentFailure."""
     if value is None or value in ("", "None"):
         return None
-    text = str(value)
-    try:
-        # To JSON, 5.0 is an integer as well.
-        number = int(text) if text.isdecimal() else float(text)
-    except ValueError:
-        number = math.nan
-    if number < 1 or not math.isfinite(number) or number != int(number):
+    found = _COUNT.fullmatch(str(value))
+    number = math.nan if found is None else int(found[1]) if found[1] else float(found[0])
+    if not 1 <= number < math.inf or number % 1:
         raise config_failure(
             f"{name}={value!r} is not a number of {things}", "pass 1 or more, or None", **{name: value}
         )

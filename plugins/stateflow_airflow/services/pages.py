@@ -169,21 +169,19 @@ def read_dags(known: Mapping[str, DagRoots]) -> dict[str, DagRoots]:
 
 @dataclass(frozen=True)
 class DagStates:
-    """What Airflow's database tells of DAGs now, by DAG id.
+    """States of DAGs in Airflow's database that change often, by DAG id.
 
     Attributes:
         asking: DAGs with a task that waits for the answer of a person.
-        late: DAGs with a missed deadline after which none of their runs has succeeded.
         next_runs: when the scheduler creates the next run of a DAG that is not paused.
     """
 
     asking: Set[str] = frozenset()
-    late: Set[str] = frozenset()
     next_runs: Mapping[str, datetime] = field(default_factory=dict)
 
 
 def read_dag_states() -> DagStates:
-    """Returns what Airflow's database tells of all DAGs now."""
+    """Returns the states of all DAGs."""
     waits = or_(TaskInstance.state.is_(None), TaskInstance.state.not_in(State.finished))
     asking = (
         select(TaskInstance.dag_id)
@@ -191,6 +189,21 @@ def read_dag_states() -> DagStates:
         .where(HITLDetail.responded_at.is_(None), waits)
         .distinct()
     )
+    next_runs = select(DagModel.dag_id, DagModel.next_dagrun_create_after).where(
+        DagModel.next_dagrun_create_after.is_not(None), DagModel.is_paused.is_(False), DagModel.is_stale.is_(False)
+    )
+    with create_session() as session:
+        return DagStates(
+            frozenset(session.scalars(asking)),
+            {dag_id: at for dag_id, at in session.execute(next_runs) if at is not None},
+        )
+
+
+def read_late_dags() -> frozenset[str]:
+    """Returns the DAGs with a missed deadline after which none of their runs has succeeded.
+
+    It reads all deadlines that were ever missed: Airflow keeps that of a DAG run, also if a later one succeeds.
+    """
     missed = (
         select(DagRun.dag_id, func.max(Deadline.deadline_time).label("at"))
         .join(Deadline, Deadline.dagrun_id == DagRun.id)
@@ -198,19 +211,11 @@ def read_dag_states() -> DagStates:
         .group_by(DagRun.dag_id)
         .subquery()
     )
-    # Airflow keeps the missed deadline of a DAG run, also if a later one succeeds.
     succeeded = select(DagRun.id).where(
         DagRun.dag_id == missed.c.dag_id, DagRun.state == DagRunState.SUCCESS, DagRun.end_date > missed.c.at
     )
-    next_runs = select(DagModel.dag_id, DagModel.next_dagrun_create_after).where(
-        DagModel.next_dagrun_create_after.is_not(None), DagModel.is_paused.is_(False), DagModel.is_stale.is_(False)
-    )
     with create_session() as session:
-        return DagStates(
-            frozenset(session.scalars(asking)),
-            frozenset(session.scalars(select(missed.c.dag_id).where(~succeeded.exists()))),
-            {dag_id: at for dag_id, at in session.execute(next_runs) if at is not None},
-        )
+        return frozenset(session.scalars(select(missed.c.dag_id).where(~succeeded.exists())))
 
 
 # -- catalog ----------------------------------------------------------------------------------------------------------
@@ -308,6 +313,7 @@ class DagCatalog:
         clock: measures ages.
         locations: the paths and URIs below which job roots may be; empty for anywhere.
         states: reads what changes often; see `read_dag_states`.
+        late: reads which DAGs are late, once in 30 seconds; see `read_late_dags`.
     """
 
     def __init__(
@@ -316,6 +322,7 @@ class DagCatalog:
         clock: Clock | None = None,
         locations: Sequence[str] = (),
         states: Callable[[], DagStates] = read_dag_states,
+        late: Callable[[], Set[str]] = read_late_dags,
     ) -> None:
         self._read = read
         self._dags: dict[str, DagRoots] = {}
@@ -325,10 +332,11 @@ class DagCatalog:
         make = functools.partial(Cell, Threads(limits, clock), clock=clock, limits=limits, source="Airflow's database")
         self._index: Cell[DagIndex] = make(self._load, fresh=_FRESH)
         self._states: Cell[DagStates] = make(lambda: _with_database(states), fresh=_STATES_FRESH)
+        self._late: Cell[Set[str]] = make(lambda: _with_database(late), fresh=_FRESH)
 
     async def current(self) -> DagIndex:
         """Returns the jobs, after reading them if they are too old. Raises an error before the first time."""
-        reading, _ = await asyncio.gather(self._index.read(), self._states.read())
+        reading, *_ = await asyncio.gather(self._index.read(), self._states.read(), self._late.read())
         if reading.value is None:
             raise reading.problem or NotYetAvailable("the DAGs have not been read yet", hint="ask again")
         return reading.value
@@ -348,14 +356,17 @@ class DagCatalog:
 
     def orchestration_of(self, id: str) -> Orchestration:
         """Returns what Airflow knows of a job: answers that any of its DAGs waits for, and the DAGs that run it."""
-        states, found = self._states.now().value, (self._index.now().value or DagIndex()).jobs.get(id)
+        states, late = self._states.now().value, self._late.now().value
+        found = (self._index.now().value or DagIndex()).jobs.get(id)
         if states is None or found is None:
             return Orchestration()
+        # By the DAGs of the job only: a list of jobs asks for each of them.
         runs = {dag_id for dag_id, role in found.roles.items() if role is DagRole.RUN}
+        starts = [states.next_runs[dag_id] for dag_id in runs if dag_id in states.next_runs]
         return Orchestration(
             awaits_approval=not states.asking.isdisjoint(found.roles),
-            late=not states.late.isdisjoint(runs) if runs else None,
-            next_run_at=min((at.isoformat() for each, at in states.next_runs.items() if each in runs), default=""),
+            late=None if late is None or not runs else not late.isdisjoint(runs),
+            next_run_at=min(starts).isoformat() if starts else "",
         )
 
     def _load(self) -> DagIndex:
@@ -399,6 +410,10 @@ class AirflowViewer:
         """Returns whether the user may read a DAG of the job."""
         return bool(self.dags_of(job))
 
+    async def may_read_code(self, job: CatalogJob) -> bool:
+        """Returns whether the user may read the code of a DAG of the job, as on Airflow's own page *Code*."""
+        return await _in_thread(lambda: _may_read_code(self.user, self.dags_of(job)))
+
 
 class AirflowAccess:
     """Airflow's users, as its own API authenticates them, and their rights.
@@ -440,6 +455,13 @@ class AirflowAccess:
 
 async def _in_thread(call: Callable[[], T]) -> T:
     return await anyio.to_thread.run_sync(lambda: _with_database(call))
+
+
+def _may_read_code(user: BaseUser, dag_ids: Collection[str]) -> bool:
+    _, teams = _dag_facts(dag_ids)
+    may, code = get_auth_manager().is_authorized_dag, DagAccessEntity.CODE
+    details = (DagDetails(id=dag_id, team_name=teams.get(dag_id)) for dag_id in dag_ids)
+    return any(may(method="GET", access_entity=code, details=each, user=user) for each in details)
 
 
 def _family(user: BaseUser, roles: Mapping[str, DagRole]) -> JobFamily:

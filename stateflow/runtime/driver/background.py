@@ -55,6 +55,8 @@ class Work(enum.Enum):
     """Deleting garbage in the job root, abandoned savepoints and temporary files of dead writers."""
     HISTORY = "history"
     """Writing and trimming the history."""
+    BACKLOG = "backlog"
+    """Reporting how much input waits."""
     CLEANUP = "cleanup"
     """Removing old requests, and leftovers of older runs in sinks."""
 

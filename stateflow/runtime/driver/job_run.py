@@ -40,6 +40,7 @@ from stateflow.helpers import installed_version
 from stateflow.observability import BATCH, set_log_context, span
 from stateflow.outputs import utc_text
 from stateflow.runtime.backlog import (
+    LONGEST,
     JobBacklog,
     measure,
     read_positions,
@@ -64,6 +65,8 @@ log = logging.getLogger(__name__)
 _POLL = timedelta(seconds=0.1)
 _BACKLOG_EVERY = timedelta(minutes=1)
 """Shortest time between two measurements of the backlog."""
+_LONGEST_AT_END = timedelta(seconds=5)
+"""How long the sources of a run that ends may take to tell their backlog."""
 _BACKLOG_SHARE = 100
 """So many times as long as a measurement has taken, no other one begins: they take 1 % of a run at most."""
 _PROGRESS_EVERY = timedelta(seconds=15)
@@ -400,7 +403,7 @@ class JobRun:
                 self.commit_pending()
                 self._requests.serve(self._committed_point())
 
-    def measure_backlog(self) -> JobBacklog:
+    def measure_backlog(self, longest: timedelta = LONGEST) -> JobBacklog:
         """Returns how much input waits after the newest barrier; stores it, and reports it as metrics.
 
         See `measure`.
@@ -408,9 +411,9 @@ class JobRun:
         root, sources = self.job.root, {node.uid: node.source for node in self.job.plan.sources}
         began = self._context.now
         rate = rows_per_second(self._maintenance.recent)
-        found = measure(read_positions(sources, self.manifest, root.storage), rate, root.clock)
+        found = measure(read_positions(sources, self.manifest, root.storage), rate, root.clock, longest)
         record_backlog(self.job.recorder, found, root.clock.now())
-        self._context.background.attempt(Work.HISTORY, partial(self._report_backlog, found))
+        self._context.background.attempt(Work.BACKLOG, partial(self._report_backlog, found))
         ended = self._context.now
         self._backlog_at = ended + max(_BACKLOG_EVERY.total_seconds(), _BACKLOG_SHARE * (ended - began))
         return found
@@ -419,9 +422,13 @@ class JobRun:
         """Stores how much input waits, for the pages; the first time, in place of the reports of earlier runs."""
         storage, generation = self.job.root.storage, self._context.generation
         self._backlog_reports += 1
-        keys = [backlog_key(generation, number) for number in (self._backlog_reports - 1, self._backlog_reports)]
-        former = keys[:1] if self._backlog_reports > 1 else [blob.key for blob in storage.list(BACKLOG)]
-        write_backlog(storage, keys[1], found, former)
+        key = backlog_key(generation, self._backlog_reports)
+        if self._backlog_reports > 1:
+            former = [backlog_key(generation, self._backlog_reports - 1)]
+        else:
+            # A newer run may have reported already, if this one has been fenced and does not know it yet.
+            former = [blob.key for blob in storage.list(BACKLOG) if blob.key < key]
+        write_backlog(storage, key, found, former)
 
     def _observe_backlog(self) -> None:
         # Between batches: a source is called from two threads at once only if it does not answer in time.
@@ -468,9 +475,10 @@ class JobRun:
         """
         with self.guard.translate_errors():
             self.commit_pending()
+            # Before the last entry, with which whoever follows the log reads the job root again. A source that hangs
+            # delays the end of the run by no more than this, during which requests are still accepted.
+            self.backlog = self.measure_backlog(_LONGEST_AT_END)
             self._requests.close(self._committed_point)
-            # Before the last entry, with which whoever follows the log reads the job root again.
-            self.backlog = self.measure_backlog()
             self._maintenance.before_last_entry(self.head)
             self._maintenance.after_last_entry(self._pipeline.committer.settle())
             if self._reports:

@@ -53,7 +53,7 @@ export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: s
         </Routes>
         <Routes>
           <Route index element={<State state={state} base={base} address={address} family={family} />} />
-          <Route path="timeline" element={<Timeline address={address} base={base} />} />
+          <Route path="timeline" element={<Timeline address={address} base={base} jobRoot={state.value?.job_root ?? null} />} />
           <Route path="journal" element={<Journal address={`${address}/journal`} job={id} />} />
           <Route path="savepoints" element={<Savepoints address={address} base={base} state={state} family={family} />} />
           <Route path="approval/:dagRun" element={<Approval state={state} base={base} family={family} />} />

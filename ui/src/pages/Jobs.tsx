@@ -10,6 +10,7 @@ import { Loaded, Notice } from "../parts/Loaded";
 import { ScrollingTable } from "../parts/ScrollingTable";
 import { Time } from "../parts/Time";
 import { TrendLine } from "../pictures/TrendLine";
+import { waitingFiles } from "../recovery";
 
 /** All jobs that the reader may see. `base` is the path of the pages. */
 export function Jobs({ base }: { base: string }) {
@@ -272,11 +273,13 @@ export function Waiting({ backlog, unknown }: { backlog: Backlog | null; unknown
   );
 }
 
-function waitingText({ rows, exact, sources, catch_up_ms: ms }: Backlog): string {
-  const files = sources.every((source) => source.files !== null) ? sources.reduce((sum, source) => sum + (source.files ?? 0), 0) : null;
+/** The same without its time. Only the totals count: a report does not name all sources of a job with many. */
+export function waitingText(backlog: Backlog): string {
+  const { rows, exact, catch_up_ms: ms, size_bytes: bytes = null } = backlog;
+  const files = waitingFiles(backlog);
   const catchUp = ms === null || ms === 0 ? "" : `, ${formatDuration(ms)} to read`;
-  if (rows === 0 || (rows === null && files === 0)) return "none";
+  if ((rows ?? files ?? bytes) === 0) return "none";
   if (rows !== null) return `${exact ? "" : "about "}${formatCount(rows)} ${rows === 1 ? "row" : "rows"}${catchUp}`;
   if (files !== null) return `${formatCount(files)} ${files === 1 ? "file" : "files"}${catchUp}`;
-  return "not known";
+  return bytes === null ? "not known" : `${formatBytes(bytes)}${catchUp}`;
 }

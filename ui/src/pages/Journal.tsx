@@ -97,7 +97,7 @@ function plainText(value: unknown): string {
 }
 
 function ActionTable({ entries, showsJob }: { entries: readonly JournalEntry[]; showsJob: boolean }) {
-  const titles = ["Time", ...(showsJob ? ["Job"] : []), "Person", "Approver", "Action", "From → to", "Rows removed", "Reason", "Note", "Record", "Size", "Facts"];
+  const titles = ["Time", ...(showsJob ? ["Job"] : []), "Person", "Approver", "Action", "From → to", "Rows removed (plan)", "Reason", "Note", "Record", "Size", "Facts"];
   return (
     <ScrollingTable label="Journal">
       <Table.Header>

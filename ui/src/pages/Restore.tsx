@@ -214,7 +214,7 @@ function Trigger({ job, options, reason, base, family, page, dag }: RequestProps
         question={
           <Stack gap={2}>
             <Text>
-              This triggers {dag.dag_id}, which plans the restore of {job.job} to {page?.plan?.target_label ?? options.target} again, and asks another person to approve it.
+              This triggers {dag.dag_id}, which plans the restore of {job.job} to {page?.plan?.target_label ?? options.target} again, and asks the people who may answer its question to approve it.
               Nothing changes before that.
             </Text>
             {page?.plan != null && <LossSentences plan={page.plan} />}

@@ -210,7 +210,7 @@ function Hash({ name, value }: { name: string; value: string | null }) {
 }
 
 /** The job file that the run had, and how it differs from the job file of the run before. */
-function JobFile({ page: { run, job_file: text, job_file_difference: difference, previous_job_file_sha256: before } }: { page: RunPage }) {
+function JobFile({ page: { run, may_read_code: mayRead, job_file: text, job_file_difference: difference, previous_job_file_sha256: before } }: { page: RunPage }) {
   return (
     <Stack as="section" gap={3} aria-label="Job file">
       <Heading as="h3" size="md">
@@ -224,7 +224,8 @@ function JobFile({ page: { run, job_file: text, job_file_difference: difference,
           ["SHA-256 of the graph", <Hash key="graph" name="graph" value={run.graph_sha256} />],
         ]}
       />
-      {difference === null && <Text color="fg.muted">The difference from the run before is not known: one of the two job files is not stored.</Text>}
+      {!mayRead && <Text color="fg.muted">You do not have the right to read the code of the job&apos;s DAGs.</Text>}
+      {mayRead && difference === null && <Text color="fg.muted">The difference from the run before is not known: one of the two job files is not stored.</Text>}
       {difference === "" && <Text>The run before had the same job file.</Text>}
       {difference !== null && difference !== "" && <DiffText label="Difference from the job file of the run before" text={difference} />}
       {text !== null && (

@@ -6,14 +6,13 @@ import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { RetentionPlan } from "../parts/RetentionPlan";
 import { SavepointCard } from "../parts/SavepointCard";
 import { Comparison } from "../parts/SavepointComparison";
-import { recordOf } from "../parts/SavepointRecord";
 import { Time } from "../parts/Time";
 import { factsText } from "./Journal";
 
 /** The savepoints of a job, the newest first. */
 export function Savepoints({ address, base, state, family }: { address: string; base: string; state: Resource<JobState>; family: Family }) {
   const resource = useResource<SavepointPage>(`${address}/savepoints`);
-  const actions = useResource<TimelinePage>(`${address}/timeline?limit=500`, 30_000).value?.actions ?? [];
+  const history = useResource<TimelinePage>(`${address}/timeline?limit=500`, 30_000);
   const named = useSearchParams()[0].get("savepoint");
   return (
     <Loaded resource={resource}>
@@ -27,7 +26,7 @@ export function Savepoints({ address, base, state, family }: { address: string; 
           )}
           <SimpleGrid columns={{ base: 1, md: 2, "2xl": 4 }} gap={4}>
             {page.savepoints.map((savepoint) => (
-              <SavepointCard key={savepoint.path} savepoint={savepoint} base={base} jobRoot={state.value?.job_root ?? null} family={family} record={recordOf(actions, savepoint.name, savepoint.id)} isNamed={savepoint.name === named} />
+              <SavepointCard key={savepoint.path} savepoint={savepoint} base={base} jobRoot={state.value?.job_root ?? null} family={family} history={history} isNamed={savepoint.name === named} />
             ))}
           </SimpleGrid>
           {page.older && <Notice status="info" title="The job root has older savepoints, which are not shown" />}

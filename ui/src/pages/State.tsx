@@ -1,7 +1,7 @@
 import { Box, Flex, Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/react";
 import type { ReactNode } from "react";
 import { type Family, useDag } from "../airflow";
-import { type FamilyDag, type JobState, type OperatorStatus, type PointPage, type Resource, type SourceStatus, type TimelinePage, useResource } from "../api";
+import { type FamilyDag, type JobState, type OperatorStatus, type PendingRestore, type PointPage, type Resource, type SourceStatus, type TimelinePage, useResource } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
 import { CheckpointCharts } from "../parts/CheckpointCharts";
 import { CopyButton } from "../parts/Command";
@@ -11,16 +11,18 @@ import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { People } from "../parts/People";
 import { offsetText } from "../parts/PlanChanges";
 import { Points } from "../parts/Points";
-import { recordOf, SavepointRecord } from "../parts/SavepointRecord";
+import { SavepointRecord } from "../parts/SavepointRecord";
 import { ScrollingTable } from "../parts/ScrollingTable";
 import { Time } from "../parts/Time";
 import { DurationBar } from "../pictures/DurationBar";
 import { TrendLine } from "../pictures/TrendLine";
+import { restoredTables } from "../recovery";
 import { earlierEnd, triesOf } from "../runs";
 import { LastSavepoint, Waiting } from "./Jobs";
 
 /** Where a job stands: its newest checkpoint, state, input, savepoint and points. */
 export function State({ state, base, address, family }: { state: Resource<JobState>; base: string; address: string; family: Family }) {
+  const history = useResource<TimelinePage>(`${address}/timeline?limit=500`, 30_000);
   return (
     <Loaded resource={state}>
       {(job) => (
@@ -35,10 +37,10 @@ export function State({ state, base, address, family }: { state: Resource<JobSta
           </Flex>
           <Problems job={job} />
           <JobActions family={family} base={base} jobRoot={job.job_root} />
-          <Tiles job={job} address={address} base={base} />
+          <Tiles job={job} history={history} base={base} />
           <Operators operators={job.operators} />
           <Sources sources={job.sources} />
-          <CheckpointCharts address={address} />
+          <CheckpointCharts address={address} newest={history.value} />
           <Points address={address} base={base} newest={job.checkpoint_id} runs={job.runs} />
         </Stack>
       )}
@@ -121,9 +123,7 @@ function Problems({ job }: { job: JobState }) {
         <Notice status="warning" title={`A restore to ${restoring.target_label} is not completed`}>
           The next start completes it. <People by={restoring.by} requestedBy={restoring.requested_by} />
           {restoring.reason !== null && `: ${restoring.reason}`}
-          <Text>
-            {formatCount(restoring.restored_tables.length)} of {formatCount(Object.keys(restoring.tables).length)} tables restored.
-          </Text>
+          <Text>{restoredText(restoring)}</Text>
         </Notice>
       )}
       {failure !== null && (
@@ -153,6 +153,12 @@ function Problems({ job }: { job: JobState }) {
   );
 }
 
+/** "1 of 2 tables restored." */
+function restoredText(restoring: PendingRestore): string {
+  const { done, all } = restoredTables(restoring);
+  return all === 0 ? "It restores no table." : `${formatCount(done)} of ${formatCount(all)} ${all === 1 ? "table" : "tables"} restored.`;
+}
+
 function Tile({ title, children }: { title: string; children: ReactNode }) {
   return (
     <Box as="section" aria-label={title} borderWidth="1px" borderRadius="md" p={4} minW={0}>
@@ -174,7 +180,7 @@ function Muted({ children }: { children: ReactNode }) {
   );
 }
 
-function Tiles({ job, address, base }: { job: JobState; address: string; base: string }) {
+function Tiles({ job, history, base }: { job: JobState; history: Resource<TimelinePage>; base: string }) {
   return (
     <SimpleGrid columns={{ base: 1, sm: 2, xl: 4 }} gap={4}>
       <NewestTile job={job} />
@@ -195,7 +201,7 @@ function Tiles({ job, address, base }: { job: JobState; address: string; base: s
         ))}
         <More count={job.sources.length} what="source" />
       </Tile>
-      <SavepointTile savepoint={job.savepoint} address={address} base={base} />
+      <SavepointTile savepoint={job.savepoint} history={history} base={base} />
     </SimpleGrid>
   );
 }
@@ -246,8 +252,7 @@ function Shares({ operators }: { operators: readonly OperatorStatus[] }) {
   );
 }
 
-function SavepointTile({ savepoint, address, base }: { savepoint: JobState["savepoint"]; address: string; base: string }) {
-  const actions = useResource<TimelinePage>(savepoint === null ? null : `${address}/timeline?limit=500`, 30_000).value?.actions ?? [];
+function SavepointTile({ savepoint, history, base }: { savepoint: JobState["savepoint"]; history: Resource<TimelinePage>; base: string }) {
   return (
     <Tile title="Last savepoint">
       <LastSavepoint savepoint={savepoint} base={base} />
@@ -259,7 +264,7 @@ function SavepointTile({ savepoint, address, base }: { savepoint: JobState["save
       )}
       {savepoint !== null && (
         <Box fontSize="sm">
-          <SavepointRecord record={recordOf(actions, savepoint.name, null)} />
+          <SavepointRecord history={history} name={savepoint.name} id={null} />
         </Box>
       )}
     </Tile>

@@ -20,7 +20,7 @@ const LIMITS = [500, 2000] as const;
 const MOST_SLOTS = 150;
 
 /** The history of a job as a picture, and what is known of the selected point. */
-export function Timeline({ address, base }: { address: string; base: string }) {
+export function Timeline({ address, base, jobRoot }: { address: string; base: string; jobRoot: string | null }) {
   const [limit, setLimit] = useState<number>(LIMITS[0]);
   const resource = useResource<TimelinePage>(`${address}/timeline?limit=${limit}`);
   return (
@@ -33,7 +33,7 @@ export function Timeline({ address, base }: { address: string; base: string }) {
               Its first checkpoint appears here.
             </Notice>
           ) : (
-            <Picture page={page} base={base} />
+            <Picture page={page} base={base} jobRoot={jobRoot} />
           )}
           {page.older && limit !== LIMITS[1] && (
             <Box>
@@ -62,7 +62,7 @@ function layOutToFit(page: TimelinePage, expanded: ReadonlySet<string>, chosen: 
   return { layout: acrossRuns && chosen === null ? layOut(records, { expanded, acrossRuns }) : layout, acrossRuns };
 }
 
-function Picture({ page, base }: { page: TimelinePage; base: string }) {
+function Picture({ page, base, jobRoot }: { page: TimelinePage; base: string; jobRoot: string | null }) {
   const [expanded, setExpanded] = useState<ReadonlySet<string>>(new Set());
   // In the address, so that a person can send what they see.
   const [query, setQuery] = useSearchParams();
@@ -109,7 +109,7 @@ function Picture({ page, base }: { page: TimelinePage; base: string }) {
       {mark !== undefined && (
         <Details
           mark={mark}
-          target={targetOf(mark, page)}
+          target={targetOf(mark, page, jobRoot)}
           base={base}
           onExpand={() => {
             setExpanded(new Set([...expanded, mark.key]));

@@ -128,6 +128,22 @@ it("shows whether the records of savepoints are as they were recorded, and how t
   expect(screen.getByText("stateflow savepoint verify a --job-root /jobs/flights")).toBeDefined();
 });
 
+it("says that the record of a savepoint is not known while the history is not", async () => {
+  Object.assign(server.answers, {
+    "jobs/unread": state,
+    "jobs/unread/savepoints": { savepoints: [savepoint("a", "manual")], older: false, elsewhere: [], ...CURRENT },
+    "jobs/unread/timeline": new Promise(() => undefined),
+  });
+  const first = open("/jobs/unread/savepoints");
+  const card = await screen.findByRole("article");
+  expect(within(card).getByText("Its record is being read.")).toBeDefined();
+  first.unmount();
+  server.answers["jobs/unread/timeline"] = undefined;
+  open("/jobs/unread/savepoints");
+  expect(await screen.findByText(/Its record is not known/)).toBeDefined();
+  expect(screen.queryByText(/not among the newest ones/)).toBeNull();
+});
+
 it("compares two savepoints", async () => {
   const { container } = open("/jobs/flights/savepoints?from=a&to=b");
   const table = await screen.findByRole("region", { name: "State in both savepoints" });
@@ -154,11 +170,12 @@ it("says what a retention deletes before it is applied, and sends only the numbe
   });
   const user = userEvent.setup();
   await user.click(screen.getByText("Apply this retention"));
+  expect(screen.getByText(/the approval of a person who may answer its question/)).toBeDefined();
   await user.click(screen.getByText("Yes, apply this retention"));
   expect(server.sent).toEqual([{ method: "POST", path: "api/v2/dags/flights_retention/dagRuns", body: { logical_date: null, conf: { retain: null, savepoints: 1, preview: false } } }]);
 });
 
-it("asks for the deletion of a savepoint with a reason, which another person approves", async () => {
+it("asks for the deletion of a savepoint with a reason, which a person who may answer approves", async () => {
   server.answers["api/v2/dags/flights_retention/details"] = { params: { dispose: null, reason: null, retain: 3 } };
   server.answers["POST api/v2/dags/flights_retention/dagRuns"] = { dag_run_id: "r" };
   const { container } = open("/jobs/flights/savepoints?savepoint=b");
@@ -181,7 +198,7 @@ it("asks for the deletion of a savepoint with a reason, which another person app
   expect(server.sent).toEqual([
     { method: "POST", path: "api/v2/dags/flights_retention/dagRuns", body: { logical_date: null, conf: { dispose: "b", reason: "the upgrade is done", preview: false } } },
   ]);
-  const approve = await within(card).findByRole("link", { name: "Another person has to approve the deletion." });
+  const approve = await within(card).findByRole("link", { name: "A person who may answer its question has to approve the deletion." });
   expect(approve.getAttribute("href")).toBe("/jobs/flights/approval/r?dag=flights_retention");
 });
 

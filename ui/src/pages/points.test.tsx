@@ -134,6 +134,68 @@ it("closes the checkpoint, and says that nobody needs one that is not kept", asy
   expect(screen.getByRole<HTMLInputElement>("textbox", { name: "Person" }).value).toBe("uma");
 });
 
+it("says that nobody needs a checkpoint only once all savepoints are known", async () => {
+  Object.assign(server.answers, {
+    [`${job}/checkpoints/11`]: { ...page, entry: { ...checkpoint, checkpoint_id: 11, retained: false, base_checkpoint_id: null }, operators: [] },
+    [`${job}/savepoints`]: new Promise(() => undefined),
+  });
+  const needs = async () => within(await screen.findByRole("dialog", { name: "Checkpoint 11" })).findByRole("region", { name: "Who needs it" });
+  const first = open(`/${job}?point=11`);
+  expect(await within(await needs()).findByText("Its savepoints are being read.")).toBeDefined();
+  expect((await needs()).textContent).not.toContain("Nobody");
+  first.unmount();
+
+  server.answers[`${job}/savepoints`] = undefined;
+  const second = open(`/${job}?point=11`);
+  expect(await within(await needs()).findByText(/cannot be read now/)).toBeDefined();
+  expect((await needs()).textContent).not.toContain("Nobody");
+  second.unmount();
+
+  server.answers[`${job}/savepoints`] = { savepoints: [], older: true, elsewhere: [], ...CURRENT };
+  const third = open(`/${job}?point=11`);
+  expect(await within(await needs()).findByText(/older savepoint/)).toBeDefined();
+  expect((await needs()).textContent).not.toContain("Nobody");
+  third.unmount();
+
+  const [restore] = timeline.actions;
+  server.answers[`${job}/savepoints`] = { savepoints: [], older: false, elsewhere: [{ ...restore, kind: "savepoint", facts: { path: "s3://backup/weekly" } }], ...CURRENT };
+  open(`/${job}?point=11`);
+  expect(await within(await needs()).findByText(/s3:\/\/backup\/weekly/)).toBeDefined();
+  expect((await needs()).textContent).not.toContain("Nobody");
+});
+
+it("keeps times in UTC in the address, and shows them in the zone of the reader", async () => {
+  localStorage.setItem("timezone", JSON.stringify("Asia/Tokyo"));
+  const first = open(`/${job}?since=2026-01-31T02:00:00.000Z`);
+  const since = await screen.findByLabelText<HTMLInputElement>("Since");
+  expect(since.value).toBe("2026-01-31T11:00");
+  expect(server.queries).toContain(`${job}/points?since=2026-01-31T02%3A00%3A00.000Z`);
+  fireEvent.change(since, { target: { value: "2026-02-01T00:00" } });
+  await waitFor(() => {
+    expect(server.queries.at(-1)).toBe(`${job}/points?since=2026-01-31T15%3A00%3A00.000Z`);
+  });
+  // A reader elsewhere sees the same instant.
+  localStorage.setItem("timezone", JSON.stringify("America/New_York"));
+  fireEvent.change(screen.getByLabelText("Branch"), { target: { value: "true" } });
+  await waitFor(() => {
+    expect(server.queries.at(-1)).toBe(`${job}/points?undone=true&since=2026-01-31T15%3A00%3A00.000Z`);
+  });
+  expect(since.value).toBe("2026-01-31T10:00");
+  first.unmount();
+  localStorage.clear();
+});
+
+it("asks once for the history of a job, for its charts and its savepoint, and counts only tables that are restored", async () => {
+  const saved = { name: "weekly", checkpoint_id: 12, made_at: null, by: null, requested_by: null, origin: "manual", path: null, size_bytes: null };
+  const restoring = { seq: 13, target_label: "checkpoint 10", by: null, requested_by: null, reason: null, requested_at: null, tables: { out: 5, audit: null }, restored_tables: [] };
+  server.answers[job] = withDescription({ savepoint: saved, description: { ...described, restoring } });
+  open(`/${job}`);
+  expect(await screen.findByText(/not among the newest ones/)).toBeDefined();
+  await screen.findByRole("region", { name: "Charts of the checkpoints" });
+  expect(server.queries.filter((query) => query === `${job}/timeline?limit=500`).length).toBe(1);
+  expect(screen.getByText("0 of 1 table restored.")).toBeDefined();
+});
+
 it("divides the duration of a checkpoint into its phases", () => {
   const phases = phasesOf(checkpoint);
   expect(phases.map(({ name, ms }) => [name, ms])).toEqual([
@@ -175,6 +237,9 @@ it("asks for the points that a person wants, and keeps the filters in the addres
   const runs = within(filters).getByLabelText<HTMLSelectElement>("Run");
   expect(runs.value).toBe("5");
   await user.selectOptions(runs, "");
+  await waitFor(() => {
+    expect(server.queries.at(-1)).toBe(`${job}/points?retained=true&since=2026-01-31T02%3A00%3A00.000Z`);
+  });
   await user.click(await screen.findByRole("button", { name: "Older" }));
   await waitFor(() => {
     expect(server.queries.at(-1)).toContain("cursor=older");
@@ -281,6 +346,8 @@ it("lists who asked and who approved, from where to where, with the rows that we
   const clicked = vi.spyOn(HTMLAnchorElement.prototype, "click").mockReturnValue();
   const { container } = open(`/${job}/journal?person=osc`);
   const table = await screen.findByRole("region", { name: "Journal" });
+  // The journal has the number of the plan.
+  expect(within(table).getByRole("columnheader", { name: "Rows removed (plan)" })).toBeDefined();
   const [, row, other] = within(table).getAllByRole("row");
   expect(within(row as HTMLElement).getAllByRole("cell").slice(1, 9).map((cell) => cell.textContent)).toEqual([
     "uma",

@@ -83,6 +83,7 @@ it("asks for a plan of what is chosen, and sends exactly that, once, after a con
   expect(server.sent).toEqual([]);
   await user.click(request);
   expect(server.sent).toEqual([]);
+  expect(screen.getByText(/asks the people who may answer its question to approve it/)).toBeDefined();
   await user.click(screen.getByText("Yes, request the restore"));
   expect(server.sent).toEqual([
     {
@@ -299,8 +300,27 @@ it("asks once before each action, says what comes next, and shows its result", a
   expect(server.sent.map(({ body }) => body)).toEqual([
     { logical_date: null, conf: { name: "before-upgrade", reason: null, origin: "manual", format: "default", stop: true, drain: false } },
   ]);
+  // The job may let the requester approve.
+  expect(screen.queryByText(/[Aa]nother person/)).toBeNull();
   expect((await screen.findByRole("link", { name: /approve the stop/ })).getAttribute("href")).toContain(`dag=${name("flights_savepoint")}`);
   expect(await screen.findByText(/The DAG run has failed/)).toBeDefined();
+});
+
+it("refuses names of savepoints that the form of the DAG refuses", async () => {
+  server.answers[`POST api/v2/dags/${name("flights_savepoint")}/dagRuns`] = { dag_run_id: RUN };
+  open(page(""));
+  const user = userEvent.setup();
+  await user.click(await screen.findByRole("button", { name: "Savepoint" }));
+  const field = screen.getByRole("textbox", { name: "Name of the savepoint" });
+  for (const refused of [".a", "-a", "latest", "None", " 42 ", "ä", "a b", "x".repeat(101)]) {
+    fireEvent.change(field, { target: { value: refused } });
+    await user.click(screen.getByRole("button", { name: "Yes, savepoint" }));
+    expect((await screen.findByText("This name cannot be used")).textContent).toBeDefined();
+    expect(server.sent).toEqual([]);
+  }
+  fireEvent.change(field, { target: { value: " latest-42.b " } });
+  await user.click(screen.getByRole("button", { name: "Yes, savepoint" }));
+  expect(server.sent).toMatchObject([{ body: { conf: { name: "latest-42.b" } } }]);
 });
 
 it("unpauses the DAG that runs the job", async () => {

@@ -6,6 +6,7 @@ import type { ActionEntry, TimelinePage } from "../api";
 import { layOut } from "../pictures/timelineLayout";
 import { ticksOf } from "../pictures/TimelineOverview";
 import { CURRENT, expectAccessible, HOSTILE, open, point, restore, Server, state } from "../test-pages";
+import { isBelow } from "../targets";
 
 let server: Server;
 let id = 0;
@@ -136,6 +137,33 @@ it("links runs, people and checkpoints, and offers no restore to a savepoint tha
   await waitFor(() => {
     expect(screen.queryByRole("link", { name: /^Restore to here/ })).toBeNull();
   });
+});
+
+it("restores a savepoint outside of the job root by its path", async () => {
+  const saved: ActionEntry = { ...restore, kind: "savepoint", seq: 10, checkpoint_id: 10, restored_checkpoint_id: null };
+  const failed: ActionEntry = { ...restore, kind: "failure", seq: 1, checkpoint_id: null, restored_checkpoint_id: null, ended_at: "2026-01-31T02:00:00.000Z" };
+  const named = (savepoint: string, path: string, seq: number) => ({ ...saved, seq, facts: { savepoint, savepoint_id: savepoint, path } });
+  serve({ checkpoints: [{ ...point(10, 1), retained: false }, point(12, 2)], actions: [failed, named("inside", "file:///jobs/flights/savepoints/inside", 10), named("outside", "/jobs/flights-backup/outside", 11)] });
+  const { unmount } = open(`/${job}/timeline`);
+  const user = userEvent.setup();
+  await user.click(await screen.findByRole("button", { name: /^savepoint outside/ }));
+  expect(screen.getByRole("link", { name: "Restore to here: /jobs/flights-backup/outside" })).toBeDefined();
+  await user.click(screen.getByRole("button", { name: /^savepoint inside/ }));
+  expect(screen.getByRole("link", { name: "Restore to here: inside" })).toBeDefined();
+  expect(visible().getAttribute("aria-valuetext")).toMatch(/^from the beginning to /);
+  unmount();
+
+  server.answers[`${job}/savepoints`] = { savepoints: [], older: false, elsewhere: [], ...CURRENT };
+  open(`/${job}/restore`);
+  await user.click(await screen.findByRole("button", { name: /^savepoint outside/ }));
+  expect(await screen.findByRole("heading", { name: /to \/jobs\/flights-backup\/outside$/ })).toBeDefined();
+});
+
+it("compares a path with a job root, as a URI or not", () => {
+  // As the storage of a folder writes its URI.
+  expect(isBelow("file:///data/my%20jobs/savepoints/a", "/data/my jobs")).toBe(true);
+  expect(isBelow("s3://bucket/jobs/savepoints/a", "s3://bucket/jobs/")).toBe(true);
+  expect(["file:///jobs/flights-backup/a", "s3://jobs/flights/a", "file:///jobs/%zz", ""].map((each) => isBelow(each, "/jobs/flights"))).toEqual([false, false, false, false]);
 });
 
 it("draws a long history as a path of each colour", () => {

@@ -14,13 +14,12 @@ const CHARTS = [
 const AT_FIRST = 100;
 const FEWEST = 10;
 
-const LIMITS = [500, 2000] as const;
+const LIMIT_OF_OLDER = 2000;
 
-/** Sizes, rows and durations of a job's checkpoints, by checkpoint. All charts show the same part. */
-export function CheckpointCharts({ address }: { address: string }) {
+/** Sizes, rows and durations of a job's checkpoints, by checkpoint. All charts show the same part, at first of the newest ones. */
+export function CheckpointCharts({ address, newest }: { address: string; newest: TimelinePage | null }) {
   const [isLong, setLong] = useState(false);
-  const newest = useResource<TimelinePage>(`${address}/timeline?limit=${LIMITS[0]}`, 30_000).value;
-  const more = useResource<TimelinePage>(isLong ? `${address}/timeline?limit=${LIMITS[1]}` : null, 60_000).value;
+  const more = useResource<TimelinePage>(isLong ? `${address}/timeline?limit=${LIMIT_OF_OLDER}` : null, 60_000).value;
   const page = more ?? newest;
   const points = useMemo(() => (page?.checkpoints ?? []).filter((each) => each.checkpoint_id !== null), [page]);
   if (points.length < 2) return null;

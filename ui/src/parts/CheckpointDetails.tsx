@@ -1,6 +1,6 @@
 import { Badge, Flex, Heading, Stack, Table, Text } from "@chakra-ui/react";
 import { type ReactNode, useState } from "react";
-import { type ActionEntry, type CheckpointEntry, type CheckpointPage, type JobState, type OperatorDetails, type SavepointPage, useResource } from "../api";
+import { type ActionEntry, type CheckpointEntry, type CheckpointPage, type JobState, type OperatorDetails, type Resource, type SavepointPage, useResource } from "../api";
 import { formatBytes, formatChange, formatCount, formatDuration } from "../format";
 import { DurationBar } from "../pictures/DurationBar";
 import { BarChart } from "../pictures/BarChart";
@@ -111,18 +111,28 @@ function Section({ title, children }: { title: string; children: ReactNode }) {
   );
 }
 
+/** Why it is not known whether nobody else needs a checkpoint; null if all who could need it are known. */
+function unknownNeeds(job: JobState | null, { value, problem }: Resource<SavepointPage>): string | null {
+  if (job?.description == null) return "It is not known whether the job keeps it.";
+  if (value === null) return problem === null ? "Its savepoints are being read." : "It is not known whether a savepoint has its state: the savepoints cannot be read now.";
+  if (value.problem !== null) return "It is not known whether another savepoint has its state: the savepoints cannot be read now.";
+  return value.older ? "It is not known whether an older savepoint has its state: only the newest ones are read." : null;
+}
+
 /** Who needs the checkpoint, so that nothing deletes it. */
 function Needs({ address, job, id }: { address: string; job: JobState | null; id: number }) {
-  const saved = useResource<SavepointPage>(`${address}/savepoints`, 60_000).value?.savepoints ?? [];
+  const saved = useResource<SavepointPage>(`${address}/savepoints`, 60_000);
   const description = job?.description ?? null;
   const pins = (description?.pins ?? []).filter((pin) => pin.checkpoint_id === id);
-  const savepoints = saved.filter((each) => each.checkpoint_id === id);
+  const savepoints = (saved.value?.savepoints ?? []).filter((each) => each.checkpoint_id === id);
+  const elsewhere = (saved.value?.elsewhere ?? []).filter((each) => each.checkpoint_id === id);
   const kept = description?.retained_checkpoint_ids ?? [];
-  const isNeeded = kept.includes(id) || pins.length > 0 || savepoints.length > 0;
+  const isNeeded = kept.includes(id) || pins.length > 0 || savepoints.length > 0 || elsewhere.length > 0;
+  const unknown = unknownNeeds(job, saved);
   return (
     <Section title="Who needs it">
-      {job === null && <Text>It is not known.</Text>}
-      {job !== null && !isNeeded && <Text>Nobody: the job does not keep this checkpoint, and it has no savepoint.</Text>}
+      {unknown !== null && <Text color="fg.muted">{unknown}</Text>}
+      {unknown === null && !isNeeded && <Text>Nobody: the job does not keep this checkpoint, and it has no savepoint.</Text>}
       {isNeeded && (
         <ul>
           {id === job?.checkpoint_id && <li>The next run continues from it.</li>}
@@ -141,6 +151,11 @@ function Needs({ address, job, id }: { address: string; job: JobState | null; id
             <li key={name}>
               Savepoint <SavepointLink name={name} /> has its state.
             </li>
+          ))}
+          {elsewhere.map(({ seq, facts }) => (
+            <Text as="li" key={seq} overflowWrap="anywhere">
+              A savepoint outside of the job root has its state{typeof facts.path === "string" && `: ${facts.path}`}.
+            </Text>
           ))}
         </ul>
       )}

@@ -1,6 +1,6 @@
 import { Box, Button, Flex } from "@chakra-ui/react";
 import { useSearchParams } from "react-router-dom";
-import { instantOf } from "../format";
+import { enteredOf, instantOf } from "../format";
 import { MomentField, SelectField, TextField } from "./Fields";
 import { useDebounced } from "./useDebounced";
 
@@ -25,7 +25,7 @@ export function useFilters(filters: readonly Filter[]): URLSearchParams {
   return new URLSearchParams(settled);
 }
 
-/** Fields for the filters of a list. They are in the address, so that a person can send what they see. */
+/** Fields for the filters of a list. They are in the address, so that a person can send what they see: times in UTC, shown in the zone of the reader. */
 export function Filters({ label, filters }: { label: string; filters: readonly Filter[] }) {
   const [query, setQuery] = useSearchParams();
   const change = (name: string, value: string) => {
@@ -83,6 +83,12 @@ function FilterField({ filter, value, onChange }: { filter: Filter; value: strin
     const isListed = filter.choices.some(([choice]) => choice === value);
     return <SelectField label={filter.label} value={value} choices={isListed ? filter.choices : [...filter.choices, [value, value]]} onChange={onChange} />;
   }
-  if (filter.type === "moment") return <MomentField label={filter.label} value={value} onChange={onChange} />;
+  if (filter.type === "moment") {
+    const change = (entered: string) => {
+      onChange(instantOf(entered) ?? "");
+    };
+    // A time without a zone, which a person has written into the address, is one of the reader's zone.
+    return <MomentField label={filter.label} value={enteredOf(instantOf(value) ?? "")} onChange={change} />;
+  }
   return <TextField label={filter.label} value={value} onChange={onChange} />;
 }

@@ -86,7 +86,8 @@ export function PauseAction({ dag, onDone, size = "sm" }: DagProps & { onDone: (
   );
 }
 
-const NAME = /^[\w.-]*$/;
+/** The names that the form of the DAG takes. A number is a checkpoint, and `latest` the newest point. */
+const NAME = /^(?!(?:latest|None|[0-9]+)$)[A-Za-z0-9][A-Za-z0-9._-]{0,99}$/;
 
 interface SavepointProps {
   dag: FamilyDag;
@@ -104,11 +105,12 @@ export function SavepointAction({ dag, stops, run: runDag = null, base, size = "
   const [reason, setReason] = useState("");
   const [run, setRun] = useState<string | null>(null);
   const question = stops
-    ? `This triggers ${dag.dag_id}: once another person has approved it, the run ends after its next checkpoint, with a savepoint of it.`
+    ? `This triggers ${dag.dag_id}: once a person who may answer its question has approved it, the run ends after its next checkpoint, with a savepoint of it.`
     : `This triggers ${dag.dag_id}: it takes a savepoint at the next barrier of the run, or of the newest checkpoint.`;
   const act = async () => {
-    if (!NAME.test(name)) return { status: null, message: "This name cannot be used", hint: "Use letters, digits, dot, underscore and hyphen." };
     const text = (value: string) => (value.trim() === "" ? null : value.trim());
+    const isRefused = text(name) !== null && !NAME.test(name.trim());
+    if (isRefused) return { status: null, message: "This name cannot be used", hint: "Use 1 to 100 letters, digits, dots, underscores or hyphens, a letter or digit first; not a number, not latest, and not None." };
     const answer = await trigger(dag.dag_id, { name: text(name), reason: text(reason), origin: "manual", format: "default", stop: stops, drain: false });
     if ("problem" in answer) return answer.problem;
     setRun(answer.run);
@@ -134,7 +136,7 @@ export function SavepointAction({ dag, stops, run: runDag = null, base, size = "
       {run !== null && (
         <TriggeredRun dag={dag.dag_id} run={run}>
           {stops ? (
-            <PageLink to={approvalPath(base, dag.dag_id, run)}>Another person has to approve the stop.</PageLink>
+            <PageLink to={approvalPath(base, dag.dag_id, run)}>A person who may answer its question has to approve the stop.</PageLink>
           ) : (
             <PageLink to={`${base}/savepoints`}>The savepoint appears on the page Savepoints.</PageLink>
           )}

@@ -34,7 +34,7 @@ export function RestorePoints({ address, base, job, onChoose }: Props) {
             {(savepoints) => (
               <Stack gap={5}>
                 <FreshnessNotice of={page} history />
-                <InTimeline page={page} base={base} onChoose={onChoose} />
+                <InTimeline page={page} base={base} jobRoot={job.job_root} onChoose={onChoose} />
                 <Deployments found={beforeDeployments(page, savepoints)} base={base} />
                 <OtherPoints job={job} onChoose={onChoose} />
                 <PointTable points={pointsOf(page, savepoints)} base={base} />
@@ -48,13 +48,13 @@ export function RestorePoints({ address, base, job, onChoose }: Props) {
 }
 
 /** The timeline: a click on a point that can be restored chooses it. */
-function InTimeline({ page, base, onChoose }: { page: TimelinePage; base: string; onChoose: (target: string) => void }) {
+function InTimeline({ page, base, jobRoot, onChoose }: { page: TimelinePage; base: string; jobRoot: string; onChoose: (target: string) => void }) {
   const [expanded, setExpanded] = useState<ReadonlySet<string>>(new Set());
   const layout = useMemo(() => layOut(inOrder(page), { expanded }), [page, expanded]);
   const [refused, setRefused] = useState<string | null>(null);
   if (layout.slots === 0) return null;
   const choose = (mark: Mark) => {
-    const target = targetOf(mark, page);
+    const target = targetOf(mark, page, jobRoot);
     if (target !== null) onChoose(target);
     else if (mark.kind === "group") setExpanded(new Set([...expanded, mark.key]));
     else setRefused(mark.newest ? "The job is at this point." : `This cannot be restored: ${describeMark(mark)}.`);

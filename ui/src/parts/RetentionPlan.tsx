@@ -108,7 +108,7 @@ function Apply({ dag, base, retain, keep, preview }: { dag: FamilyDag; base: str
         question={
           <Text>
             This triggers {dag.dag_id}. It first takes a savepoint, which is kept until a person deletes it. What the configured numbers keep is deleted only after the approval
-            of another person.
+            of a person who may answer its question.
           </Text>
         }
         act={async () => {

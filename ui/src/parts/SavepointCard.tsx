@@ -1,7 +1,7 @@
 import { Box, Flex, Heading, Stack, Text } from "@chakra-ui/react";
 import { useEffect, useRef, useState } from "react";
 import { type Family, trigger, useDagDetails } from "../airflow";
-import type { ActionEntry, FamilyDag, Savepoint } from "../api";
+import type { FamilyDag, Resource, Savepoint, TimelinePage } from "../api";
 import { disposeCommand, verifyCommand } from "../commands";
 import { formatBytes } from "../format";
 import { isBlank } from "../restoreOptions";
@@ -21,14 +21,14 @@ interface Props {
   /** Null as long as it is not known. */
   jobRoot: string | null;
   family: Family;
-  /** Its record in the history; null if that is older than the newest records. */
-  record: ActionEntry | null;
+  /** The newest records of the history. */
+  history: Resource<TimelinePage>;
   /** Whether the address names it. */
   isNamed: boolean;
 }
 
 /** A savepoint: its age, size and owner, who made it and why, and what a person can do with it. */
-export function SavepointCard({ savepoint, base, jobRoot, family, record, isNamed }: Props) {
+export function SavepointCard({ savepoint, base, jobRoot, family, history, isNamed }: Props) {
   const { name, checkpoint_id: checkpoint } = savepoint;
   const card = useRef<HTMLElement>(null);
   useEffect(() => {
@@ -59,7 +59,7 @@ export function SavepointCard({ savepoint, base, jobRoot, family, record, isName
         </Text>
         {savepoint.note !== null && <Text overflowWrap="anywhere">Note: {savepoint.note}</Text>}
         <Sharing savepoint={savepoint} />
-        <SavepointRecord record={record} />
+        <SavepointRecord history={history} name={name} id={savepoint.id} />
         <Text fontFamily="mono" fontSize="xs" overflowWrap="anywhere" my={2}>
           {savepoint.path}
         </Text>
@@ -104,7 +104,7 @@ function Verification({ name, jobRoot }: { name: string; jobRoot: string }) {
 }
 
 /** How a person deletes the savepoint for ever: by the DAG of the retention, after an approval, or by a command. */
-function Disposal({ savepoint, base, jobRoot, family }: Omit<Props, "record" | "isNamed">) {
+function Disposal({ savepoint, base, jobRoot, family }: Omit<Props, "history" | "isNamed">) {
   const { name, size_bytes: bytes, claimed_by: owner } = savepoint;
   const dag = family.dag("retention");
   return (
@@ -125,7 +125,7 @@ function DisposalSentence({ name, bytes }: { name: string; bytes: number }) {
   );
 }
 
-/** Asks for the deletion of a savepoint, which another person approves. */
+/** Asks for the deletion of a savepoint, which a person who may answer the question approves. */
 function DisposeAction({ dag, savepoint: { name, size_bytes: bytes }, base }: { dag: FamilyDag; savepoint: Savepoint; base: string }) {
   const [reason, setReason] = useState("");
   const [run, setRun] = useState<string | null>(null);
@@ -152,7 +152,7 @@ function DisposeAction({ dag, savepoint: { name, size_bytes: bytes }, base }: { 
         refused={refused()}
         question={
           <Stack gap={2}>
-            <Text>This triggers {dag.dag_id}, which asks another person to approve the deletion. Nothing is deleted before that.</Text>
+            <Text>This triggers {dag.dag_id}, which asks the people who may answer its question to approve the deletion. Nothing is deleted before that.</Text>
             <DisposalSentence name={name} bytes={bytes} />
           </Stack>
         }
@@ -161,7 +161,7 @@ function DisposeAction({ dag, savepoint: { name, size_bytes: bytes }, base }: { 
       />
       {run !== null && (
         <TriggeredRun dag={dag.dag_id} run={run}>
-          <PageLink to={approvalPath(base, dag.dag_id, run)}>Another person has to approve the deletion.</PageLink>
+          <PageLink to={approvalPath(base, dag.dag_id, run)}>A person who may answer its question has to approve the deletion.</PageLink>
         </TriggeredRun>
       )}
     </Stack>

@@ -66,7 +66,7 @@ export function TimelineOverview({ layout, from, to, onChoose, onMove, zoom }: P
     else return;
     event.preventDefault();
   };
-  const label = (slot: number) => layout.marks.findLast((mark) => mark.slot <= slot && mark.label !== "")?.label ?? "the begin";
+  const label = (slot: number) => layout.marks.findLast((mark) => mark.slot <= slot && mark.label !== "")?.label ?? "the beginning";
   return (
     <Box
       asChild

@@ -8,15 +8,22 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from stateflow_airflow.failures import config_failure
 from stateflow_airflow.operators.approvals.approval import JobApprovalOperator, Question, request_digest
 from stateflow_airflow.operators.base import escape, require_paused, restrict_library
-from stateflow_airflow.operators.retention_limits import Limit, Retention, disposal_loss, read_retention, retention_loss
+from stateflow_airflow.operators.retention_limits import (
+    Limit,
+    Retention,
+    disposal_loss,
+    read_retention,
+    retention_loss,
+    savepoint_to_delete,
+)
 from stateflow_airflow.operators.template_values import check_job_root, to_bool
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from stateflow.checkpoint.savepoints.catalog import StoredSavepoint
     from stateflow.operations import JobDescription
 
 
@@ -148,10 +155,8 @@ class StateflowRetentionApprovalOperator(JobApprovalOperator):
         configured = self.configured or read_retention(*self._given)
         with restrict_library(self.locations):
             requested = Retention.of_arguments(self.retain, self.savepoints, self.savepoints_max_age)
-            name = self.dispose.strip()
-            disposed = disposal_loss(check_job_root(self.job_root), name)
-            if name and not disposed:
-                raise config_failure(f"there is no savepoint {name}", "list savepoints: stateflow savepoint list")
+            root = check_job_root(self.job_root)
+            disposed = savepoint_to_delete(root, self.dispose.strip(), must_exist=True)
             question = retention_question(self.job_root, requested, configured, disposed=disposed)
         if question is None or not self.reason.strip():
             return question
@@ -164,7 +169,7 @@ def retention_question(
     configured: Retention,
     *,
     approved: Sequence[str] = (),
-    disposed: Sequence[str] = (),
+    disposed: StoredSavepoint | None = None,
 ) -> Question | None:
     """Returns the question whether a retention may be executed; None if the configuration permits it.
 
@@ -175,12 +180,12 @@ def retention_question(
         requested: the limits that are to be applied.
         configured: the limits that need no approval.
         approved: the loss that a user has approved. A smaller one is the same request: something has vanished since.
-        disposed: the savepoint that a user wants to delete, as `disposal_loss` returns it.
+        disposed: the savepoint that a user wants to delete.
     """
     from stateflow.operations import describe
 
     root = check_job_root(job_root)
-    loss = [*retention_loss(root, requested, configured), *disposed]
+    loss = [*retention_loss(root, requested, configured, disposed), *disposal_loss(disposed)]
     if not loss:
         return None
     status = describe(root)
