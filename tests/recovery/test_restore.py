@@ -54,9 +54,12 @@ def test_every_kind_of_target_can_be_restored(early: AccountsJob, target: str) -
         "before:time": (80, f"before:{early.commit_at(90).doc['at']}"),
         "before:offset": (70, "before:events=79"),
     }[target]
+    removed = sum(sink["rows_removed"] for sink in plan(early, text)["sinks"])
     go_back(early, text)
     assert early.head.position == position
     _check_movements(early, position)
+    (restored,) = (each for each in root_files.history(early.root) if each.get("kind") == "restore")
+    assert restored["facts"]["rows_removed"] == removed and (removed > 0) is (position < 120)
     check_after(early, since=position)
 
 

@@ -10,6 +10,7 @@ HTMLCanvasElement.prototype.getContext = () => null;
 vi.mock("uplot", () => ({ default: FakePlot }));
 
 // jsdom has no layout, and does not show dialogs.
+Element.prototype.scrollIntoView = () => undefined;
 Object.assign(globalThis, {
   ResizeObserver: class {
     observe(): void {

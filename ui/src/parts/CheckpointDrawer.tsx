@@ -43,7 +43,7 @@ function Drawer({ address, base, job, id, close }: Props) {
         onClose={close}
         onClick={(event) => {
           // The backdrop is the dialog itself; its content has elements of its own.
-          if (event.target === dialog.current) dialog.current?.close();
+          if (event.target === event.currentTarget) event.currentTarget.close();
         }}
       >
         <Stack gap={5} p={{ base: 3, md: 5 }} minHeight="100%">
