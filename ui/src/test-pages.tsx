@@ -135,6 +135,7 @@ export function runSummary(generation: number, more: Partial<RunSummary> = {}): 
     parallelism: null,
     job_file: null,
     job_file_sha256: null,
+    job_file_modified_at: null,
     graph_sha256: null,
     first_checkpoint_id: null,
     last_checkpoint_id: null,

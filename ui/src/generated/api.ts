@@ -935,6 +935,7 @@ export interface components {
             progress: components["schemas"]["RunProgress"] | null;
             checkpoints: components["schemas"]["CheckpointEntry"][];
             older: boolean;
+            may_read_code: boolean;
             job_file: string | null;
             previous_job_file_sha256: string | null;
             job_file_difference: string | null;

@@ -219,6 +219,7 @@ function JobFile({ page: { run, may_read_code: mayRead, job_file: text, job_file
       <Facts
         facts={[
           ["Name", run.job_file ?? "not recorded"],
+          ["Changed", run.job_file_modified_at === null ? "not recorded" : <Moment key="changed" at={run.job_file_modified_at} />],
           ["SHA-256", <Hash key="file" name="job file" value={run.job_file_sha256} />],
           ["SHA-256 in the run before", <Hash key="before" name="job file before" value={before} />],
           ["SHA-256 of the graph", <Hash key="graph" name="graph" value={run.graph_sha256} />],

@@ -298,6 +298,7 @@ it("shows a run with its start-up, tries, job file and checkpoints", async () =>
       job_file: HOSTILE,
       job_file_sha256: "abcdef0123456789",
     }),
+    may_read_code: true,
     job_file: `text ${HOSTILE}`,
     previous_job_file_sha256: "0123456789abcdef",
     job_file_difference: `--- a\n+++ b\n+${HOSTILE}`,
