@@ -317,4 +317,7 @@ class Checker:
             return int(match[1]) in (self.head.seq, self.head.checkpoint)
         if match := _OWNED.fullmatch(key):
             return int(match[1]) == self.generation and not self.head.doc["ended"]
-        return key == "FORMAT" or key.startswith(("history/", "savepoints/", "requests/"))
+        if key.startswith("backlog/") and self.head.doc["ended"]:
+            # A run that ends replaces the report of the run before.
+            return key == max(each for each in self._storage.keys() if each.startswith("backlog/"))
+        return key == "FORMAT" or key.startswith(("history/", "savepoints/", "requests/", "backlog/"))
