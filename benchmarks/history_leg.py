@@ -18,6 +18,7 @@ from pkgutil import resolve_name
 import msgspec
 
 from stateflow.checkpoint.barriers import TaskUsage
+from stateflow.helpers import installed_version
 from stateflow.launch import RunRequest, run_job
 from stateflow.state.backends.base import StoreSnapshot
 from stateflow.state.backends.rocksdb.backend import RocksDBBackend
@@ -76,6 +77,7 @@ RECORDS: Mapping[str, object] = {
 """What stores runs, job files, graphs, progress, subtasks and live sizes of state, and what replaces it."""
 _TIMED = {
     "graph": _FACTS,
+    "start_record": f"{_DRIVER}.job_run:_start_record",
     "run_record": f"{_DRIVER}.job_run:record_run",
     "progress": f"{_DRIVER}.job_run:write_progress",
     "operator_metrics": f"{_DRIVER}.batch_runner:operator_metrics",
@@ -134,6 +136,8 @@ def main(arguments: list[str]) -> None:
     """Carries out the order, and prints an `Ended`."""
     order = msgspec.json.decode(arguments[0], type=Order)
     spent: dict[str, list[float]] = defaultdict(list)
+    # As `stateflow run` does when it begins, to describe its options: the record of the start finds it in a cache.
+    installed_version()
     # Each look for a newer run stores the progress, also of a short batch.
     replace_all({f"{_DRIVER}.job_run:_PROGRESS_EVERY": timedelta(0)})
     replace_all({path: _timed(resolve_name(path), spent[name]) for name, path in _TIMED.items()})
