@@ -19,6 +19,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from airflow.utils.state import DagRunState, TaskInstanceState
 from sqlalchemy.exc import OperationalError
 
+from stateflow import operations
 from stateflow.clock import ManualClock
 from stateflow.errors import ConfigError, StorageError
 from stateflow.storage.paths import FORMAT
@@ -303,6 +304,25 @@ def test_a_job_root_outside_of_the_locations_is_not_opened(site: Site) -> None:
             job_of(address, locations).open_storage()
         assert caught.value.facts == {"job_root": address}
     assert job_of(site.job.address, locations).open_storage().size(FORMAT) is not None
+
+
+def test_a_plan_opens_no_job_root_outside_of_the_locations(site: Site) -> None:
+    # A DAG that all may read names a folder above this job root.
+    outside = PagesJob(site.folder.parent / "outside")
+    outside.grow()
+    theirs = outside.save("theirs").path
+    secret = operations.describe_contents(operations.find(site.secret.address, "early")).report.path
+    answers = {
+        (name, path): site.api.client(name).get(
+            f"{BASE}/jobs/{site.id}/restore-plan", params={"target": path, "from_other_job": "true"}
+        )
+        for name in ("vera", "ada")
+        for path in (theirs, theirs.removeprefix("file://"), secret)
+    }
+    allowed = answers.pop(("ada", secret))
+    assert allowed.status_code == 200, allowed.text
+    for answer in answers.values():
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "config"), answer.text
 
 
 @pytest.mark.parametrize(
