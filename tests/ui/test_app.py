@@ -129,6 +129,30 @@ def test_the_state_of_a_job_is_its_status_with_operators_sources_and_runs(job: P
     assert state["undone_count"] == len(records) - len(job.checkpoints)
 
 
+def test_after_a_restore_the_newest_checkpoint_is_the_one_that_was_restored(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.file = JobFile("job.py", b"", datetime(2026, 1, 31, tzinfo=UTC))
+    first = job.grow()
+    job.save("early")
+    for _ in range(2):
+        job.grow(8)
+    pages = Pages.of(job, fresh=_AT_ONCE)
+    records = {record.checkpoint_id: record for record in _records(job)}
+    # Both keep the id, or give the state of the savepoint an id of its own; the last one restores such a state.
+    for target in (str(first), "early", "latest"):
+        job.go_back(target)
+        state = pages.get("jobs/job", JobState)
+        (row,) = pages.get("jobs", JobList)["jobs"]
+        newest = state["newest"]
+        assert (newest["checkpoint_id"], newest["undone"], newest["run"]) == (first, False, 1), target
+        assert (state["run"], row["run"], state["full_bytes"]) == (1, 1, records[first].full_bytes), target
+        (operator,) = state["operators"]
+        assert operator["metrics"]["rows_in"] == records[first].operators["sum"].rows_in == 4, target
+    again = job.grow(8)
+    state = pages.get("jobs/job", JobState)
+    assert (state["newest"]["checkpoint_id"], state["run"]) == (again, 4)
+
+
 def test_the_timeline_has_runs_undone_branches_and_the_restore_with_both_people(job: PagesJob, pages: Pages) -> None:
     page = pages.get("jobs/job/timeline", TimelinePage)
     kept = job.checkpoints
