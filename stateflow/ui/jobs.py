@@ -261,9 +261,13 @@ def job_state(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration)
             for uid, s in sorted(head.published.items())
         },
         pending=tuple(PendingSink(each.sink, each.checkpoint_id) for each in pending_of(position.head)),
-        undone_count=sum(map(snapshot.is_undone, snapshot.points)) if head.ancestry.restores else 0,
+        undone_count=_undone_count(snapshot) if head.ancestry.restores else 0,
         history_changed=error_report(changed) if changed else None,
     )
+
+
+def _undone_count(snapshot: Snapshot) -> int:
+    return sum(isinstance(point.record, CheckpointRecord) and snapshot.is_undone(point) for point in snapshot.points)
 
 
 JOB_ENDPOINTS = (

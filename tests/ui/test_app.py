@@ -148,6 +148,7 @@ def test_after_a_restore_the_newest_checkpoint_is_the_one_that_was_restored(tmp_
         assert (state["run"], row["run"], state["full_bytes"]) == (1, 1, records[first].full_bytes), target
         (operator,) = state["operators"]
         assert operator["metrics"]["rows_in"] == records[first].operators["sum"].rows_in == 4, target
+        assert state["undone_count"] == len(records) - 1, target
     again = job.grow(8)
     state = pages.get("jobs/job", JobState)
     assert (state["newest"]["checkpoint_id"], state["run"]) == (again, 4)
