@@ -268,7 +268,7 @@ class GraphPage:
         checkpoint_id: the checkpoint.
         operators: the operators at the checkpoint; empty if the job no longer keeps it.
         watermarks: the watermark of each operator that has one, by uid.
-        sources: the sources at the checkpoint.
+        sources: the sources at the checkpoint; empty if the job no longer keeps it.
         freshness: how current this is.
     """
 
@@ -350,7 +350,7 @@ class RunEndpoints:
         reading, snapshot, position = await self._roots.read_position(job)
         checkpoint_id = wanted or position.head.checkpoint_id
         ref = position.entries.refs.get(checkpoint_id)
-        if ref is None and checkpoint_id:
+        if ref is None and checkpoint_id and find_point(snapshot, checkpoint_id) is None:
             raise Refused(404, no_checkpoint(checkpoint_id))
         run, root = history_of(snapshot).newest_run, snapshot.root
         generation = run.seq if run else 0

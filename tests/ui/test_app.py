@@ -802,6 +802,13 @@ def test_a_job_without_a_stored_graph_has_the_rest(job: PagesJob, pages: Pages) 
     assert [operator["uid"] for operator in page["operators"]] == ["sum"]
 
 
+def test_the_graph_at_a_checkpoint_that_the_job_no_longer_keeps_has_no_operators(job: PagesJob, pages: Pages) -> None:
+    undone = next(r.checkpoint_id for r in _records(job) if r.checkpoint_id not in job.checkpoints)
+    page = pages.get("jobs/job/graph", GraphPage, checkpoint_id=undone)
+    assert (page["checkpoint_id"], page["operators"], page["sources"], page["watermarks"]) == (undone, [], [], {})
+    assert page["problem"] is None
+
+
 def test_a_run_has_its_job_file_and_the_difference_to_the_one_before(tmp_path: Path) -> None:
     job, generations = PagesJob(tmp_path), []
     for text in (b"one\n", b"one\n", b"two\n<script>\n", b"x" * (2 << 20), b"two\n"):
