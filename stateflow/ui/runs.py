@@ -39,7 +39,8 @@ class RunSummary:
         run: its number, counted from the job's first; None if that was not recorded.
         driver: host and process id of its driver.
         reason: who or what requested it.
-        try_number: which try it was of a task of Airflow; None for other runs.
+        try_number: which try it was of a task of Airflow; None for other runs, and if the id of its DAG run is not one
+            that Airflow makes.
         requested_by: who has started it; null if its start was not recorded.
         stateflow: version of stateflow that ran it.
         started_at: when it was ready for its first batch.
@@ -106,8 +107,16 @@ def runs_of(snapshot: Snapshot) -> list[RunSummary]:
 _NO_START = ActionRecord(seq=0, kind=RUN_START, ended_at="", by="")
 
 
-_TRY = re.compile(r"(?P<task>[^/]+/.+/[^/]+)/(?P<number>[0-9]{1,9})(; restart [0-9]+)?", re.DOTALL)
-"""The reason of a run that a task of Airflow has started: DAG, DAG run, task and try."""
+_TRY = re.compile(
+    r"(?P<task>[\w.-]+/(?:scheduled|manual|backfill|operator_triggered|asset_triggered|asset_materialization)__.+/[^/]+)"
+    r"/(?P<number>[0-9]{1,9})(; restart [0-9]+)?",
+    re.DOTALL,
+)
+"""The reason of a run that a task of Airflow has started: DAG, DAG run, task and try.
+
+A run that a command has started may have a reason like ``a/b/c/7``. So the id of the DAG run must begin as Airflow makes
+it; the tries of one with an id that a user has made are not known.
+"""
 
 
 def _try_of(reason: str) -> tuple[str, int | None]:

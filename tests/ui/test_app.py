@@ -54,8 +54,9 @@ from stateflow.ui.journal import JournalPage
 from stateflow.ui.openapi import API, ApiError, to_document
 from stateflow.ui.restores import RestorePlanPage
 from stateflow.ui.roots import CatalogJob, Orchestration
-from stateflow.ui.runs import GraphPage, RunPage
+from stateflow.ui.runs import GraphPage, RunPage, runs_of
 from stateflow.ui.savepoints import RetentionPreview, SavepointDiff, SavepointPage
+from stateflow.ui.snapshots import Action, History, Snapshot
 from stateflow.ui.timeline import TimelinePage, timeline_page
 from tests.support.json_outputs import check
 from tests.support.local_jobs import Growing, plan_restore
@@ -857,6 +858,24 @@ def test_a_run_has_its_tries_its_checkpoints_and_the_starts_that_failed_before_i
         points = pages.get("jobs/job/points", PointPage, generation=generation)["points"]
         assert page["checkpoints"] == points and len(points) == page["run"]["checkpoints"] and not page["older"]
         assert not page["run"]["is_open"] and page["progress"] is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "number"),
+    [
+        ("flights/scheduled__2026-01-31T03:00:00+00:00/run/2", 2),
+        ("f.lights-é_1/manual__x/y\n/run/0/12; restart 3", 12),
+        ("a/b/c/7", None),
+        ("/data/jobs/7", None),
+        ("https://example.com/manual__x/y/7", None),
+        ("releases/manual__/7", None),
+        ("flights/manual__x/run/7 again", None),
+    ],
+)
+def test_only_a_reason_as_airflow_writes_it_has_a_try(job: PagesJob, reason: str, number: int | None) -> None:
+    record = ActionRecord(seq=1, kind=RUN_START, ended_at="2026-01-31T03:00:00+00:00", by="process:h/1", reason=reason)
+    (run,) = runs_of(Snapshot(job.root, history=History(actions=[Action(record, "")])))
+    assert (run.reason, run.try_number) == (reason, number)
 
 
 def test_an_open_run_shows_the_progress_of_its_batch(tmp_path: Path) -> None:
