@@ -17,13 +17,13 @@ from stateflow.operations.status import JobDescription, RunFailure
 from stateflow.outputs import ErrorReport, Inline, OptionalId, OptionalText, Timestamp, error_report
 from stateflow.runtime.backlog import NOT_MEASURED, JobBacklog
 from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, version_of
-from stateflow.ui.checkpoints import OperatorStatus, SourceStatus, operators_at, sources_at
+from stateflow.ui.checkpoints import OperatorStatus, SourceStatus, find_point, operators_at, sources_at
 from stateflow.ui.openapi import Endpoint, Parameter
 from stateflow.ui.requests import CURSOR, Call, to_cursor
 from stateflow.ui.roots import Catalog, CatalogJob, Orchestration, Reading, Roots, RootSearch
 from stateflow.ui.runs import RunSummary, runs_of
 from stateflow.ui.savepoints import LastSavepoint, last_savepoint
-from stateflow.ui.snapshots import Point, Snapshot
+from stateflow.ui.snapshots import Snapshot
 
 NEWEST_SIZES = 30
 """Checkpoints whose size a list of jobs has, for a trend line."""
@@ -78,7 +78,7 @@ class JobRow:
         job_uuid: uuid of the job.
         health: its state in a word; null if the job root was never read.
         generation: sequence number of the newest CLAIM; 0 if no run has begun.
-        run: number of the newest run that has a checkpoint, counted from the job's first.
+        run: number of the run that made the checkpoint that the next run starts from, counted from the job's first.
         checkpoint_id: the checkpoint that the next run starts from; 0 before the first one.
         label: label of the checkpoint or savepoint that the next run starts from.
         committed_at: when that checkpoint was committed.
@@ -155,7 +155,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -
         job_uuid=snapshot.root.job.job_uuid if snapshot else "",
         health=_health(snapshot, known) if snapshot else None,
         generation=description.generation if description else 0,
-        run=newest.record.run if newest and isinstance(newest.record, CheckpointRecord) else None,
+        run=newest.record.run if newest else None,
         checkpoint_id=description.checkpoint_id if description else 0,
         label=description.label if description else "",
         committed_at=checkpoint.at if checkpoint else "",
@@ -182,10 +182,19 @@ def _sizes(snapshot: Snapshot) -> Iterator[StateSize]:
             yield StateSize(record.checkpoint_id, record.ended_at, record.full_bytes)
 
 
-def _newest_checkpoint(snapshot: Snapshot) -> Point | None:
-    """Returns the newest completed checkpoint that has a record."""
-    points = reversed(snapshot.points)
-    return next((p for p in points if isinstance(p.record, CheckpointRecord) and not p.is_aborted), None)
+def _newest_checkpoint(snapshot: Snapshot) -> CheckpointEntry | None:
+    """Returns the checkpoint whose state the next run starts from; None if the history has no record of it.
+
+    If a restore of a savepoint has made the position, it is the checkpoint that was restored.
+    """
+    if snapshot.position is None:
+        return None
+    head = snapshot.position.head
+    bases, checkpoint_id = {step.seq: step.base for step in head.entry.ancestry.restores}, head.checkpoint_id
+    while 0 < bases.get(checkpoint_id, 0) < checkpoint_id:
+        checkpoint_id = bases[checkpoint_id]
+    entry = find_point(snapshot, checkpoint_id)
+    return entry if isinstance(entry, CheckpointEntry) else None
 
 
 @dataclass(frozen=True)
@@ -208,7 +217,8 @@ class JobState:
     Attributes:
         row: the job as in the list of jobs.
         description: its status; None if no run has begun.
-        newest: the entry of the newest checkpoint; None without one.
+        newest: the entry of the checkpoint that the next run starts from; of one that a restore has made, that of the
+            checkpoint that was restored. None without one, and for another job's.
         runs: the newest runs, newest first.
         operators: the operators at the newest checkpoint.
         sources: the sources at the newest checkpoint.
@@ -240,9 +250,7 @@ def job_state(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration)
         return JobState(row, None, None, (), (), (), {}, (), 0, None)
     position = snapshot.position
     head, manifest = position.head.entry, position.manifest
-    point = _newest_checkpoint(snapshot)
-    entry = snapshot.entry_of(point) if point else None
-    newest = entry if isinstance(entry, CheckpointEntry) else None
+    newest = _newest_checkpoint(snapshot)
     changed = snapshot.check.error()
     return JobState(
         row=row,
@@ -256,9 +264,13 @@ def job_state(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration)
             for uid, s in sorted(head.published.items())
         },
         pending=tuple(PendingSink(each.sink, each.checkpoint_id) for each in pending_of(position.head)),
-        undone_count=sum(map(snapshot.is_undone, snapshot.points)) if head.ancestry.restores else 0,
+        undone_count=_undone_count(snapshot) if head.ancestry.restores else 0,
         history_changed=error_report(changed) if changed else None,
     )
+
+
+def _undone_count(snapshot: Snapshot) -> int:
+    return sum(isinstance(point.record, CheckpointRecord) and snapshot.is_undone(point) for point in snapshot.points)
 
 
 _LIMIT = Parameter("limit", {"type": "integer", "minimum": 1, "maximum": 1000}, "how many; by default all")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -17,6 +18,7 @@ from stateflow.checkpoint.restore.plan_document import (
     expected_plan_of,
 )
 from stateflow.checkpoint.savepoints.claim_slots import ClaimMode
+from stateflow.errors import ConfigError
 from stateflow.operations.restore_previews import (
     KnownHistory,
     PlanCheck,
@@ -26,10 +28,11 @@ from stateflow.operations.restore_previews import (
 )
 from stateflow.outputs import Inline, OptionalId, OptionalText
 from stateflow.runtime.restore.planner import RestoreOptions
+from stateflow.storage.locations import is_below
 from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, state_of, value_of, version_of
 from stateflow.ui.openapi import Endpoint, Parameter
 from stateflow.ui.requests import FLAG, TEXT, Call, wrong_value
-from stateflow.ui.roots import Calls, Reading, Roots
+from stateflow.ui.roots import Calls, CatalogJob, Reading, Roots
 from stateflow.ui.runs import history_of
 from stateflow.ui.snapshots import Snapshot
 
@@ -101,6 +104,19 @@ def _restore_options(call: Call) -> RestoreOptions:
     )
 
 
+def _roots_above(path: str, jobs: Sequence[CatalogJob]) -> tuple[str, ...]:
+    """Returns the job roots that have a savepoint's path, without those that the catalog refuses to open."""
+    return tuple(each.job_root for each in jobs if is_below(path, each.job_root) and _opens(each))
+
+
+def _opens(job: CatalogJob) -> bool:
+    try:
+        job.open_storage()
+    except ConfigError:
+        return False
+    return True
+
+
 def _version_of_plan(preview: RestorePreview) -> str:
     plan = preview.plan
     return repr((msgspec.structs.replace(plan, made_at="") if plan else None, preview.checks))
@@ -132,14 +148,16 @@ class RestoreEndpoints:
         if not target:
             raise wrong_value("target", "latest, the id of a checkpoint, or the name or path of a savepoint")
         reading, snapshot, _ = await self._roots.read_position(job)
-        root, roots = snapshot.root, tuple(sorted(each.job_root for each in call.jobs.values()))
+        root = snapshot.root
         # The server opens a path with its own rights, which are not the viewer's.
-        request = PreviewRequest(target, options, roots if "/" in target else ())
+        jobs = sorted(call.jobs.values(), key=lambda each: each.job_root) if "/" in target else []
 
         def make() -> RestorePreview:
             found = self._roots.known(job)
+            request = PreviewRequest(target, options, _roots_above(target, jobs))
             return preview_restore(root, request, history_of(found) if found else KnownHistory())
 
-        preview = await self._previews.read((job.job_root, snapshot.version, repr(request)), make)
+        asked = repr((target, options, [each.job_root for each in jobs]))
+        preview = await self._previews.read((job.job_root, snapshot.version, asked), make)
         versions = [version_of(job, reading), state_of(preview), _version_of_plan(value_of(preview, job))]
         return Answer(versions, lambda: restore_plan_page(reading, preview))

@@ -47,7 +47,8 @@ class RunSummary:
         run: its number, counted from the job's first; None if that was not recorded.
         driver: host and process id of its driver.
         reason: who or what requested it.
-        try_number: which try it was of a task of Airflow; None for other runs.
+        try_number: which try it was of a task of Airflow; None for other runs, and if the id of its DAG run is not one
+            that Airflow makes.
         requested_by: who has started it; null if its start was not recorded.
         stateflow: version of stateflow that ran it.
         started_at: when it was ready for its first batch.
@@ -126,8 +127,16 @@ def _claim_of(entry: LogEntry) -> ActionRecord:
     return ActionRecord(seq=entry.generation, kind=RUN_START, ended_at="", by="", reason=reason, facts=facts)
 
 
-_TRY = re.compile(r"(?P<task>[^/]+/.+/[^/]+)/(?P<number>[0-9]{1,9})(; restart [0-9]+)?", re.DOTALL)
-"""The reason of a run that a task of Airflow has started: DAG, DAG run, task and try."""
+_TRY = re.compile(
+    r"(?P<task>[\w.-]+/(?:scheduled|manual|backfill|operator_triggered|asset_triggered|asset_materialization)__.+/[^/]+)"
+    r"/(?P<number>[0-9]{1,9})(; restart [0-9]+)?",
+    re.DOTALL,
+)
+"""The reason of a run that a task of Airflow has started: DAG, DAG run, task and try.
+
+A run that a command has started may have a reason like ``a/b/c/7``. So the id of the DAG run must begin as Airflow
+makes it; the tries of one with an id that a user has made are not known.
+"""
 
 
 def _try_of(reason: str) -> tuple[str, int | None]:
@@ -298,7 +307,7 @@ class GraphPage:
         checkpoint_id: the checkpoint.
         operators: the operators at the checkpoint; empty if the job no longer keeps it.
         watermarks: the watermark of each operator that has one, by uid.
-        sources: the sources at the checkpoint.
+        sources: the sources at the checkpoint; empty if the job no longer keeps it.
         freshness: how current this is.
     """
 
@@ -380,7 +389,7 @@ class RunEndpoints:
         reading, snapshot, position = await self._roots.read_position(job)
         checkpoint_id = wanted or position.head.checkpoint_id
         ref = position.entries.refs.get(checkpoint_id)
-        if ref is None and checkpoint_id:
+        if ref is None and checkpoint_id and find_point(snapshot, checkpoint_id) is None:
             raise Refused(404, no_checkpoint(checkpoint_id))
         run, root = history_of(snapshot).newest_run, snapshot.root
         generation = run.seq if run else 0

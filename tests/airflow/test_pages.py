@@ -11,15 +11,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.utils.state import DagRunState, TaskInstanceState
+from airflow.utils.types import DagRunType
 from sqlalchemy.exc import OperationalError
 
+from stateflow import operations
+from stateflow.checkpoint.history import RUN_START
+from stateflow.checkpoint.log.documents import ActionRecord
 from stateflow.clock import ManualClock
 from stateflow.errors import ConfigError, StorageError
 from stateflow.storage.paths import FORMAT
@@ -27,10 +32,11 @@ from stateflow.ui.app import ENDPOINTS
 from stateflow.ui.dags import DAG_ENDPOINTS, DagRole, JobFamily
 from stateflow.ui.jobs import JobList
 from stateflow.ui.roots import Orchestration
-from stateflow.ui.runs import RunPage
+from stateflow.ui.runs import RunPage, runs_of
+from stateflow.ui.snapshots import Action, History, Snapshot
 from stateflow_airflow import plugin
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
-from stateflow_airflow.operators.run import StateflowRunOperator
+from stateflow_airflow.operators.run import StateflowRunOperator, run_id
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
 from stateflow_airflow.sensors import StateflowCheckpointSensor
 from stateflow_airflow.services.pages import (
@@ -315,6 +321,25 @@ def test_a_job_root_outside_of_the_locations_is_not_opened(site: Site) -> None:
     assert job_of(site.job.address, locations).open_storage().size(FORMAT) is not None
 
 
+def test_a_plan_opens_no_job_root_outside_of_the_locations(site: Site) -> None:
+    # A DAG that all may read names a folder above this job root.
+    outside = PagesJob(site.folder.parent / "outside")
+    outside.grow()
+    theirs = outside.save("theirs").path
+    secret = operations.describe_contents(operations.find(site.secret.address, "early")).report.path
+    answers = {
+        (name, path): site.api.client(name).get(
+            f"{BASE}/jobs/{site.id}/restore-plan", params={"target": path, "from_other_job": "true"}
+        )
+        for name in ("vera", "ada")
+        for path in (theirs, theirs.removeprefix("file://"), secret)
+    }
+    allowed = answers.pop(("ada", secret))
+    assert allowed.status_code == 200, allowed.text
+    for answer in answers.values():
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "config"), answer.text
+
+
 @pytest.mark.parametrize(
     "dag_id",
     ["none", "...", "%2e%2e", "open%00", "open%0d%0ax", "a" * 5000, "%3Cscript%3E", "op%C3%A9n", "open'--", "~"],
@@ -332,6 +357,23 @@ def test_hostile_names_are_data(site: Site) -> None:
     assert row["id"].isascii() and not set(row["id"]) & set("<>&'\"/ ")
     answer = site.api.client("vera").get(f"{BASE}/jobs/{row['id']}")
     assert answer.json()["job_root"] == root and answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", list(DagRunType))
+def test_a_run_of_each_type_of_dag_run_has_a_try(site: Site, kind: DagRunType) -> None:
+    time = "2026-01-31T03:00:00+00:00"
+    # The id of a DAG run that a user triggers has a suffix, too.
+    dag_runs = [kind.generate_run_id(suffix=suffix) for suffix in (time, f"{time}_a1b2c3d4")]
+    tasks = [
+        SimpleNamespace(dag_id="flights", run_id=dag_run, task_id="all.run", map_index=index, try_number=3)
+        for dag_run in dag_runs
+        for index in (-1, 0)
+    ]
+    notes = [run_id(cast("Any", {"ti": task})) for task in tasks]
+    starts = [ActionRecord(seq=n, kind=RUN_START, ended_at="", by="", reason=note) for n, note in enumerate(notes, 1)]
+    history = History(actions=[Action(start, "") for start in starts])
+    assert [run.try_number for run in runs_of(Snapshot(site.job.root, history=history))] == [3] * 4
 
 
 # -- the application within Airflow -----------------------------------------------------------------------------------

@@ -75,9 +75,9 @@ class PagesJob(LocalJobs):
         self.run(self.build, **settings)
         return self.root.head().checkpoint_id
 
-    def go_back(self, checkpoint_id: int, reason: str = "wrong rows") -> None:
-        """Restores a checkpoint, as Uma has asked for and Oscar has approved."""
-        plan = plan_restore(self, self.build, target=str(checkpoint_id))
+    def go_back(self, target: int | str, reason: str = "wrong rows") -> None:
+        """Restores a checkpoint or savepoint, as Uma has asked for and Oscar has approved."""
+        plan = plan_restore(self, self.build, target=str(target))
         request = RestoreRequest(f"back-{plan.digest[:8]}", OSCAR, reason, UMA, "looks right")
         execute_plan(prepared_job(self, self.build), plan, request)
 

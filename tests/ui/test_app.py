@@ -56,8 +56,9 @@ from stateflow.ui.journal import JournalPage
 from stateflow.ui.openapi import API, ApiError, to_document
 from stateflow.ui.restores import RestorePlanPage
 from stateflow.ui.roots import CatalogJob, Orchestration
-from stateflow.ui.runs import GraphPage, RunPage
+from stateflow.ui.runs import GraphPage, RunPage, runs_of
 from stateflow.ui.savepoints import RetentionPreview, SavepointDiff, SavepointPage
+from stateflow.ui.snapshots import Action, History, Snapshot
 from stateflow.ui.timeline import TimelinePage, timeline_page
 from tests.support.json_outputs import check
 from tests.support.local_jobs import Growing, plan_restore
@@ -147,6 +148,31 @@ def test_the_state_of_a_job_is_its_status_with_operators_sources_and_runs(job: P
         assert runs[generation]["rows_in"] == sum(r.rows_in for r in own)
     assert [run["generation"] for run in state["runs"]] == sorted(runs, reverse=True)
     assert state["undone_count"] == len(records) - len(job.checkpoints)
+
+
+def test_after_a_restore_the_newest_checkpoint_is_the_one_that_was_restored(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.file = JobFile("job.py", b"", datetime(2026, 1, 31, tzinfo=UTC))
+    first = job.grow()
+    job.save("early")
+    for _ in range(2):
+        job.grow(8)
+    pages = Pages.of(job, fresh=_AT_ONCE)
+    records = {record.checkpoint_id: record for record in _records(job)}
+    # Both keep the id, or give the state of the savepoint an id of its own; the last one restores such a state.
+    for target in (str(first), "early", "latest"):
+        job.go_back(target)
+        state = pages.get("jobs/job", JobState)
+        (row,) = pages.get("jobs", JobList)["jobs"]
+        newest = state["newest"]
+        assert (newest["checkpoint_id"], newest["undone"], newest["run"]) == (first, False, 1), target
+        assert (state["run"], row["run"], state["full_bytes"]) == (1, 1, records[first].full_bytes), target
+        (operator,) = state["operators"]
+        assert operator["metrics"]["rows_in"] == records[first].operators["sum"].rows_in == 4, target
+        assert state["undone_count"] == len(records) - 1, target
+    again = job.grow(8)
+    state = pages.get("jobs/job", JobState)
+    assert (state["newest"]["checkpoint_id"], state["run"]) == (again, 4)
 
 
 def test_the_timeline_has_runs_undone_branches_and_the_restore_with_both_people(job: PagesJob, pages: Pages) -> None:
@@ -813,6 +839,13 @@ def test_a_job_without_a_stored_graph_has_the_rest(job: PagesJob, pages: Pages) 
     assert [operator["uid"] for operator in page["operators"]] == ["sum"]
 
 
+def test_the_graph_at_a_checkpoint_that_the_job_no_longer_keeps_has_no_operators(job: PagesJob, pages: Pages) -> None:
+    undone = next(r.checkpoint_id for r in _records(job) if r.checkpoint_id not in job.checkpoints)
+    page = pages.get("jobs/job/graph", GraphPage, checkpoint_id=undone)
+    assert (page["checkpoint_id"], page["operators"], page["sources"], page["watermarks"]) == (undone, [], [], {})
+    assert page["problem"] is None
+
+
 def test_a_run_has_its_job_file_and_the_difference_to_the_one_before(tmp_path: Path) -> None:
     job, generations = PagesJob(tmp_path), []
     for text in (b"one\n", b"one\n", b"two\n<script>\n", b"x" * (2 << 20), b"two\n"):
@@ -876,6 +909,24 @@ def test_a_run_has_its_tries_its_checkpoints_and_the_starts_that_failed_before_i
         points = pages.get("jobs/job/points", PointPage, generation=generation)["points"]
         assert page["checkpoints"] == points and len(points) == page["run"]["checkpoints"] and not page["older"]
         assert not page["run"]["is_open"] and page["progress"] is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "number"),
+    [
+        ("flights/scheduled__2026-01-31T03:00:00+00:00/run/2", 2),
+        ("f.lights-é_1/manual__x/y\n/run/0/12; restart 3", 12),
+        ("a/b/c/7", None),
+        ("/data/jobs/7", None),
+        ("https://example.com/manual__x/y/7", None),
+        ("releases/manual__/7", None),
+        ("flights/manual__x/run/7 again", None),
+    ],
+)
+def test_only_a_reason_as_airflow_writes_it_has_a_try(job: PagesJob, reason: str, number: int | None) -> None:
+    record = ActionRecord(seq=1, kind=RUN_START, ended_at="2026-01-31T03:00:00+00:00", by="process:h/1", reason=reason)
+    (run,) = runs_of(Snapshot(job.root, history=History(actions=[Action(record, "")])))
+    assert (run.reason, run.try_number) == (reason, number)
 
 
 def test_an_open_run_shows_the_progress_of_its_batch(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ import { answerUntil, outdatedBecause, refusals } from "./approval";
 import { lossNumbers, lossSentences } from "./losses";
 import { waitingText } from "./pages/Jobs";
 import { filesRead, plannedTables, restoredTables, stepsOf, undoTarget } from "./recovery";
-import { dagRun, family, plan, question, state, task } from "./test-pages";
+import { dagRun, family, plan, question, runSummary, state, task } from "./test-pages";
 
 const [recovery] = family.dags.filter((dag) => dag.role === "recovery");
 if (recovery === undefined) throw new Error("the family has no recovery DAG");
@@ -31,10 +31,17 @@ it("refuses persons who are not assigned, and those without the right", () => {
 });
 
 it("refuses the approval of an outdated plan, not its rejection", () => {
-  const outdated = outdatedBecause(plan, { ...state, generation: 10, run: 12 });
+  const outdated = outdatedBecause(plan, { ...state, generation: 10, runs: [runSummary(10, { run: 12 })] });
   expect(outdated).toContain("run 12");
   const refused = refusals(asks, dagRun, oscar, recovery, outdated);
   expect([refused.approve?.includes("run 12"), refused.reject]).toEqual([true, null]);
+});
+
+it("does not name the run of the restored checkpoint as the one that came after the plan", () => {
+  const runs = [runSummary(9, { run: 11 })];
+  const restored = outdatedBecause(plan, { ...state, generation: 10, run: 1, runs });
+  expect(restored).toContain("restore");
+  expect(restored).not.toMatch(/run \d/);
 });
 
 it("compares run and checkpoint of the plan with the job", () => {

@@ -34,11 +34,17 @@ function isSame(user: AirflowUser, name: string): boolean {
 /** Why the plan does not describe the job any more; null if it does, or nothing else is known. */
 export function outdatedBecause(plan: RestorePlan, job: JobState | null): string | null {
   if (job?.generation == null) return null;
-  if (job.generation !== plan.generation) return `outdated by run ${job.run ?? job.generation}: plan again`;
+  if (job.generation !== plan.generation) return `outdated by ${beginningOf(job)}: plan again`;
   const newest = job.newest;
   const isLater = newest !== null && newest.generation === plan.generation && newest.checkpoint_id === job.checkpoint_id && newest.ordinal !== plan.ordinal;
   if (job.checkpoint_id !== plan.checkpoint_id || isLater) return `outdated by checkpoint ${job.checkpoint_id ?? "none"} of run ${job.run ?? job.generation}: plan again`;
   return null;
+}
+
+/** What has begun the newest generation: a run, or a restore, which the history has as an action only. */
+function beginningOf({ generation, newest, runs }: JobState): string {
+  const run = [...runs, ...(newest === null ? [] : [newest])].find((each) => each.generation === generation)?.run;
+  return run == null ? "a later run or restore" : `run ${run}`;
 }
 
 /** Whether a person may approve and reject, as far as the page knows; Airflow decides. */

@@ -19,10 +19,12 @@ it("reads a long reason in linear time", () => {
 
 it("lists the tries of a DAG run in order, the newest run of each", () => {
   const runs = [
-    runSummary(30, { reason: "flights/one/run/2" }),
-    runSummary(10, { reason: "flights/one/run/1", failure: { generation: 10, failed_at: null, code: "storage", message: "" } }),
-    runSummary(20, { reason: "flights/other/run/1" }),
-    runSummary(25, { reason: "flights/one/run/2" }),
+    runSummary(30, { reason: "flights/one/run/2", try_number: 2 }),
+    runSummary(10, { reason: "flights/one/run/1", try_number: 1, failure: { generation: 10, failed_at: null, code: "storage", message: "" } }),
+    runSummary(20, { reason: "flights/other/run/1", try_number: 1 }),
+    runSummary(25, { reason: "flights/one/run/2", try_number: 2 }),
+    // A command has started it.
+    runSummary(35, { reason: "flights/one/run/3" }),
   ];
   const tries = triesOf(runs[0] ?? runSummary(0), runs);
   expect(tries.map(([attempt, run]) => [attempt.number, run.generation])).toEqual([
@@ -32,6 +34,7 @@ it("lists the tries of a DAG run in order, the newest run of each", () => {
   expect(earlierEnd(tries[0]?.[1] ?? runSummary(0))).toBe("failed: storage");
   expect(earlierEnd(runSummary(10))).toContain("killed");
   expect(triesOf(runSummary(1), runs)).toEqual([]);
+  expect(triesOf(runSummary(35, { reason: "flights/one/run/3" }), runs)).toEqual([]);
 });
 
 it("finds the runs with another job file than before", () => {

@@ -26,11 +26,12 @@ export function attemptOf(reason: string | null): Attempt | null {
 
 /** The runs of the same task of the same DAG run, the newest of each try, in the order of tries. */
 export function triesOf(run: RunSummary, runs: readonly RunSummary[]): [Attempt, RunSummary][] {
-  const own = attemptOf(run.reason);
+  // A reason that anybody may have written can look like that of a task.
+  const own = run.try_number === null ? null : attemptOf(run.reason);
   if (own === null) return [];
   const byNumber = new Map<number, [Attempt, RunSummary]>();
   for (const each of [...runs, run].sort((a, b) => a.generation - b.generation)) {
-    const found = attemptOf(each.reason);
+    const found = each.try_number === null ? null : attemptOf(each.reason);
     const isSame = found !== null && found.dag === own.dag && found.dagRun === own.dagRun && found.task === own.task;
     if (isSame) byNumber.set(found.number, [found, each]);
   }

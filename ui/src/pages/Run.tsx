@@ -51,7 +51,7 @@ function Failure({ run: { failure } }: { run: RunSummary }) {
 
 /** Who started the run, where, and with what. */
 function startOf(run: RunSummary, family: Family): Fact[] {
-  const attempt = attemptOf(run.reason);
+  const attempt = run.try_number === null ? null : attemptOf(run.reason);
   const hasPage = attempt !== null && family.dags.some((dag) => dag.dag_id === attempt.dag);
   return [
     ["Requested by", run.requested_by === null ? "not recorded" : <PersonName person={run.requested_by} />],

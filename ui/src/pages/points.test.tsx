@@ -212,7 +212,7 @@ it("divides the duration of a checkpoint into its phases", () => {
 
 it("says where the job stands, by which try, and since when nothing is undone", async () => {
   const failure = { generation: 8, failed_at: null, code: "storage", message: "" };
-  const runs = [runSummary(9, { run: 2, reason: "flights/r/run/2" }), runSummary(8, { run: 1, reason: "flights/r/run/1", failure })];
+  const runs = [runSummary(9, { run: 2, reason: "flights/r/run/2", try_number: 2 }), runSummary(8, { run: 1, reason: "flights/r/run/1", try_number: 1, failure })];
   server.answers[job] = withDescription({ runs, newest: checkpoint, next_run_at: new Date(Date.now() + 5 * 60_000 + 5_000).toISOString() });
   server.answers[`${job}/points`] = { points: [{ ...timeline.actions[0], ended_at: "2026-01-31T13:19:00.000Z" }], next_cursor: null, ...CURRENT };
   const { container } = open(`/${job}`);
