@@ -205,8 +205,8 @@ def savepoint_params(job: StateflowJob) -> dict[str, Param]:
         "drain": flag(
             "Drain",
             "For the last run, together with **Stop the run**; without that, the task **savepoint** fails and nothing"
-            " is done. Fires every event-time timer before the savepoint, so that each open window and session gives its"
-            " result now.",
+            " is done. Fires every event-time timer before the savepoint, so that each open window and session gives"
+            " its result now.",
         ),
         "format": choice(
             "Format",
@@ -325,8 +325,8 @@ def _changes() -> dict[str, Param]:
         "source_positions": text(
             "Source positions",
             "Where a source continues instead of at the target, one per line: **flights=earliest**, **latest**,"
-            " **keep**, **timestamp:2026-01-31T03:00** (UTC) or the position's JSON. A later position omits rows, an earlier one"
-            " reads rows twice.",
+            " **keep**, **timestamp:2026-01-31T03:00** (UTC) or the position's JSON. A later position omits rows, an"
+            " earlier one reads rows twice.",
             POSITIONS,
             section=_CHANGED,
             multiline=True,
