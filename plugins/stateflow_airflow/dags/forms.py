@@ -4,8 +4,9 @@ Airflow checks each param by itself: a wrong value is refused with the param's n
 the form and for the REST API. What depends on the job, such as the name of an operator, or on two params, is checked by
 the tasks.
 
-Two rules of Airflow's form decide what a schema looks like:
+Airflow's form decides what a schema looks like:
 
+- It draws code in Markdown over the line above, so that examples are bold.
 - It shows `description_md` only for a param without a `description`, and nothing at all if every param has a `section`.
 - It replaces a number below `minimum` by the minimum without a message, and checks no other part of a schema itself.
 
@@ -187,15 +188,15 @@ def run_params(job: StateflowJob, *, asks_for_claim: bool) -> dict[str, Param]:
 
 def savepoint_params(job: StateflowJob) -> dict[str, Param]:
     """Returns the params of the DAG that takes savepoints and stops the job."""
-    pause = f" Pause the DAG `{job.name}` first." if job.is_continuous else ""
+    pause = f" Pause the DAG **{job.name}** first." if job.is_continuous else ""
     return {
         "name": text(
             "Name",
-            "To find it later, such as `before-v2`: letters, digits, dots, underscores and hyphens. Empty: its origin"
+            "To find it later, such as **before-v2**: letters, digits, dots, underscores and hyphens. Empty: its origin"
             " and the time of the DAG run.",
             SAVEPOINT_NAME,
         ),
-        "reason": text("Reason", "Stored with the savepoint, such as `upgrade to version 2`.", TEXT),
+        "reason": text("Reason", "Stored with the savepoint, such as **upgrade to version 2**.", TEXT),
         "stop": flag(
             "Stop the run",
             f"The run ends with exactly this savepoint, once a user has approved it: tab Required Actions.{pause}"
@@ -203,9 +204,9 @@ def savepoint_params(job: StateflowJob) -> dict[str, Param]:
         ),
         "drain": flag(
             "Drain",
-            "For the last run, together with **Stop the run**; without that, the task `savepoint` fails and nothing is"
-            " done. Fires every event-time timer before the savepoint, so that each open window and session gives its"
-            " result now.",
+            "For the last run, together with **Stop the run**; without that, the task **savepoint** fails and nothing"
+            " is done. Fires every event-time timer before the savepoint, so that each open window and session gives"
+            " its result now.",
         ),
         "format": choice(
             "Format",
@@ -236,30 +237,33 @@ def retention_params(retention: Retention, tables: TableMaintenance | None) -> d
     )
     return {
         "preview": flag(
-            "Preview", "Deletes nothing and takes no savepoint; the log of `collect` lists what would be deleted."
+            "Preview", "Deletes nothing and takes no savepoint; the log of **collect** lists what would be deleted."
         ),
         "retain": number(
             retention.checkpoints,
             "Checkpoints to keep",
-            "The newest ones, such as `10`; a restore to an older one is no longer possible. Fewer than configured need"
-            " an approval: tab Required Actions. Empty: the setting of the job's last run.",
+            "The newest ones, such as **10**; a restore to an older one is no longer possible. Fewer than configured"
+            " need an approval: tab Required Actions. Empty: the setting of the job's last run.",
         ),
         "savepoints": number(
             retention.savepoints,
             "Periodic savepoints to keep",
-            "The newest ones, such as `7`; savepoints that a user has taken are always kept. Fewer than configured need"
-            " an approval. Empty: all.",
+            "The newest ones, such as **7**; savepoints that a user has taken are always kept. Fewer than configured"
+            " need an approval. Empty: all.",
+        ),
+        "reason": text(
+            "Reason", "For the approver, and stored in the job's log, such as **the upgrade is done**.", TEXT
         ),
         "reason": text(
             "Reason",
-            "For the approver, such as `the upgrade is done`; stored in the job's history with the **Savepoint to"
+            "For the approver, such as **the upgrade is done**; stored in the job's history with the **Savepoint to"
             " delete** only.",
             TEXT,
         ),
         **({"tables": upkeep} if tables else {}),
         "dispose": text(
             "Savepoint to delete",
-            "The name of a savepoint of any origin, such as `before-v2`: it is deleted for ever, once a user has"
+            "The name of a savepoint of any origin, such as **before-v2**: it is deleted for ever, once a user has"
             " approved it, and no savepoint is taken first.",
             SAVEPOINT_TO_DELETE,
             section=_ONE,
@@ -272,9 +276,9 @@ def recovery_params(job: StateflowJob) -> dict[str, Param]:
     first = {
         "target": text(
             "Restore target",
-            "A checkpoint's id such as `17`, a savepoint's name or path, `latest`, `before:2026-01-31T03:00` (the"
-            " newest point before that time, UTC) or `before:flights=1200` (before an offset of the source). The tab"
-            " State lists the points; so does the error of the task `plan` for one that does not exist.",
+            "A checkpoint's id such as **17**, a savepoint's name or path, **latest**, **before:2026-01-31T03:00** (the"
+            " newest point before that time, UTC) or **before:flights=1200** (before an offset of the source). The tab"
+            " State lists the points; so does the error of the task **plan** for one that does not exist.",
             TARGET,
             required=True,
         ),
@@ -293,8 +297,8 @@ def recovery_params(job: StateflowJob) -> dict[str, Param]:
         ),
         "run": flag(
             "Run the job after the restore",
-            f"Once, with the job file of now, even if `{job.name}` is paused. Otherwise, the next run of"
-            f" `{job.name}` continues the job, once that DAG is unpaused.",
+            f"Once, with the job file of now, even if **{job.name}** is paused. Otherwise, the next run of"
+            f" **{job.name}** continues the job, once that DAG is unpaused.",
         ),
     }
     more = {**_changes(), **_savepoint_of_target(), "expected_plan": _expected_plan()}
@@ -305,30 +309,30 @@ def _changes() -> dict[str, Param]:
     return {
         "keep_tables": text(
             "Tables to keep",
-            "Uids of sinks, also of removed ones, such as `totals,late`. Their tables keep all rows while the others"
+            "Uids of sinks, also of removed ones, such as **totals,late**. Their tables keep all rows while the others"
             " are restored, and the output of input that is read again is written to them again.",
             SINKS,
             section=_CHANGED,
         ),
         "drop": text(
             "State to drop",
-            "Uids of operators that the job no longer has, or states, such as `sessions,totals.sum`. Their state is"
+            "Uids of operators that the job no longer has, or states, such as **sessions,totals.sum**. Their state is"
             " lost; without this, the plan is refused.",
             REFS,
             section=_CHANGED,
         ),
         "new_names": text(
             "New names",
-            "`OLD=NEW` for operators, sources and states that have another name now, such as"
-            " `sums=totals,trips.n=trips.count`.",
+            "**OLD=NEW** for operators, sources and states that have another name now, such as"
+            " **sums=totals,trips.n=trips.count**.",
             NEW_NAMES,
             section=_CHANGED,
         ),
         "source_positions": text(
             "Source positions",
-            "Where a source continues instead of at the target, one per line: `flights=earliest`, `latest`, `keep`,"
-            " `timestamp:2026-01-31T03:00` (UTC) or the position's JSON. A later position omits rows, an earlier one"
-            " reads rows twice.",
+            "Where a source continues instead of at the target, one per line: **flights=earliest**, **latest**,"
+            " **keep**, **timestamp:2026-01-31T03:00** (UTC) or the position's JSON. A later position omits rows, an"
+            " earlier one reads rows twice.",
             POSITIONS,
             section=_CHANGED,
             multiline=True,
@@ -370,7 +374,9 @@ def failpoint(example: str, effect: str) -> Param:
         effect: what happens there.
     """
     return text(
-        "Kill the driver at", f"For a demonstration of recovery: `{example}` {effect} Empty: kills nothing.", FAILPOINT
+        "Kill the driver at",
+        f"For a demonstration of recovery: **{example}** {effect} Empty: kills nothing.",
+        FAILPOINT,
     )
 
 
