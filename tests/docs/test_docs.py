@@ -84,7 +84,7 @@ def test_every_picture_of_a_page_exists_and_is_described() -> None:
     """MkDocs checks links of Markdown, but not those of elements such as <picture>."""
     shown = set()
     for page in (ROOT / "README.md", *DOCS.rglob("*.md")):
-        for element in re.findall(r"<(?:img|source)\b[^>]*>", page.read_text()):
+        for element in re.findall(r"<(?:img|source)\s[^>]*>", page.read_text()):
             attributes = dict(re.findall(r'([\w-]+)="([^"]*)"', element))
             path = (page.parent / (attributes.get("src") or attributes["srcset"])).resolve()
             assert path.is_file(), (page, path)

@@ -252,9 +252,6 @@ def retention_params(retention: Retention, tables: TableMaintenance | None) -> d
             " need an approval. Empty: all.",
         ),
         "reason": text(
-            "Reason", "For the approver, and stored in the job's log, such as **the upgrade is done**.", TEXT
-        ),
-        "reason": text(
             "Reason",
             "For the approver, such as **the upgrade is done**; stored in the job's history with the **Savepoint to"
             " delete** only.",
@@ -284,7 +281,7 @@ def recovery_params(job: StateflowJob) -> dict[str, Param]:
         ),
         "reason": text(
             "Reason",
-            "For the approver, and stored in the job's history, such as `version 2 counts twice`.",
+            "For the approver, and stored in the job's history, such as **version 2 counts twice**.",
             REASON,
             required=True,
             multiline=True,
