@@ -114,8 +114,8 @@ _TRY = re.compile(
 )
 """The reason of a run that a task of Airflow has started: DAG, DAG run, task and try.
 
-A run that a command has started may have a reason like ``a/b/c/7``. So the id of the DAG run must begin as Airflow makes
-it; the tries of one with an id that a user has made are not known.
+A run that a command has started may have a reason like ``a/b/c/7``. So the id of the DAG run must begin as Airflow
+makes it; the tries of one with an id that a user has made are not known.
 """
 
 
@@ -275,9 +275,9 @@ class GraphPage:
         graph: the graph that the newest run has stored, without states; None if none is stored.
         generation: generation of that run.
         checkpoint_id: the checkpoint.
-        operators: the operators at the checkpoint; empty if the job no longer keeps it.
+        operators: the operators at the checkpoint, if the job keeps it.
         watermarks: the watermark of each operator that has one, by uid.
-        sources: the sources at the checkpoint; empty if the job no longer keeps it.
+        sources: the sources at the checkpoint, if the job keeps it.
         freshness: how current this is.
     """
 
