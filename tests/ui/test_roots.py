@@ -212,7 +212,7 @@ def test_the_branches_of_many_restores_are_found_without_comparing_each_with_eac
         else:
             base = random.randrange(1, at)
             steps.append(RestoreStep(seq=at, base=base))
-            facts = {"restored_checkpoint_id": base}
+            facts: dict[str, object] = {"restored_checkpoint_id": base}
             records.append(ActionRecord(seq=at, kind="restore", ended_at="", by="", facts=facts))
     root = new_root(storage)
     known = RootReader(opener(storage), SystemClock()).look(whole=True)
@@ -417,7 +417,7 @@ def test_a_storage_that_fails_and_recovers(storage: Switch) -> None:
     pages.get("jobs/job", JobState)
     storage.error = StorageError("no route to host", hint="check the network")
     failed = pages.get("jobs/job", JobState)
-    assert failed["problem"]["message"] == "no route to host" and failed["newest"]
+    assert failed["problem"]["message"] == "no route to host" and failed["runs"]
     storage.error = ZeroDivisionError("a mistake")
     assert pages.get("jobs/job", JobState)["problem"]["code"] == "internal"
     storage.error = None
