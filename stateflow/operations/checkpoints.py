@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
@@ -165,11 +166,14 @@ class Entries:
     def __init__(self, root: JobRoot, head: Head) -> None:
         self._restorable = {ref.id for ref in root.checkpoints.restorable(head)}
         self.refs = {ref.id: ref for ref in root.checkpoints.list_kept(head)}
-        self._lineage = lineage_of(head)
+        self._lineage = lineage_of(head)[::-1]
 
     def is_undone(self, checkpoint_id: int) -> bool:
         """Returns whether a restore has undone a point."""
-        return checkpoint_id not in self._restorable and not any(checkpoint_id in part for part in self._lineage)
+        # The ranges have no common numbers.
+        at = bisect_right(self._lineage, checkpoint_id, key=lambda part: part.start)
+        is_ancestor = at > 0 and checkpoint_id in self._lineage[at - 1]
+        return not is_ancestor and checkpoint_id not in self._restorable
 
     def is_retained(self, record: Record) -> bool:
         """Returns whether the job keeps the point of a record."""

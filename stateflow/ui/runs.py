@@ -305,9 +305,9 @@ class GraphPage:
         graph: the graph that the newest run has stored, without states; None if none is stored.
         generation: generation of that run.
         checkpoint_id: the checkpoint.
-        operators: the operators at the checkpoint; empty if the job no longer keeps it.
+        operators: the operators at the checkpoint, if the job keeps it.
         watermarks: the watermark of each operator that has one, by uid.
-        sources: the sources at the checkpoint; empty if the job no longer keeps it.
+        sources: the sources at the checkpoint, if the job keeps it.
         freshness: how current this is.
     """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stateflow.checkpoint.history import RUN_START, Integrity
@@ -139,18 +141,22 @@ def _timeline_point(entry: CheckpointEntry) -> TimelinePoint:
 def _branches(snapshot: Snapshot) -> tuple[Branch, ...]:
     """Returns the branches; the newest one is that of the current state, also before its first checkpoint."""
     assert snapshot.position is not None
+    entries = snapshot.position.entries
     restores = {p.record.seq: p.record for p in snapshot.points if isinstance(p.record, ActionRecord)}
     starts = [0, *sorted(restores)]
-    ends = [*starts[1:], snapshot.position.head.entry.seq + 1]
+    # Ascending, as the points are.
     ids = [seq_of(p.record) for p in snapshot.points if not p.is_aborted]
-    found = []
-    for start, end in zip(starts, ends, strict=True):
-        newest = max((each for each in ids if start <= each < end), default=None)
-        is_last = end == ends[-1]
-        live = is_last or (newest is not None and not snapshot.position.entries.is_undone(newest))
-        base = restores[start].number("restored_checkpoint_id") or 0 if start else 0
-        found.append(Branch(start, base, live))
-    return tuple(found)
+    found = [Branch(starts[-1], _base_of(restores, starts[-1]), live=True)]
+    for start, end in zip(starts[-2::-1], starts[:0:-1], strict=True):
+        # Ids of points that are before the next branch.
+        count = bisect_left(ids, end)
+        live = count > 0 and ids[count - 1] >= start and not entries.is_undone(ids[count - 1])
+        found.append(Branch(start, _base_of(restores, start), live))
+    return tuple(reversed(found))
+
+
+def _base_of(restores: Mapping[int, ActionRecord], start: int) -> int:
+    return restores[start].number("restored_checkpoint_id") or 0 if start else 0
 
 
 _LIMIT = limit_parameter(500, 2000)

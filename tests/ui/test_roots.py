@@ -8,10 +8,13 @@ import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from random import Random
 
 import pytest
+from msgspec.structs import replace as replace_fields
 
 from stateflow.checkpoint.history import (
     flush_pending_records,
@@ -22,18 +25,28 @@ from stateflow.checkpoint.history import (
     write_progress,
     write_records,
 )
-from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, RunProgress
+from stateflow.checkpoint.log.checkpoint_log import lineage_of
+from stateflow.checkpoint.log.documents import (
+    ActionRecord,
+    Ancestry,
+    CheckpointRecord,
+    Record,
+    RestoreStep,
+    RunProgress,
+    seq_of,
+)
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
 from stateflow.clock import ManualClock, SystemClock
 from stateflow.errors import ConfigError, StorageError
+from stateflow.operations.checkpoints import Entries
 from stateflow.storage import BlobInfo, MemoryStorage, PosixStorage, Storage
 from stateflow.storage.paths import HISTORY
 from stateflow.ui import snapshots
 from stateflow.ui.checkpoints import PointPage
 from stateflow.ui.jobs import JobList, JobState
 from stateflow.ui.roots import CatalogJob, Cell, Reading, RootLimits, Roots, Threads
-from stateflow.ui.snapshots import RootReader, Snapshot
-from stateflow.ui.timeline import TimelinePage
+from stateflow.ui.snapshots import History, Point, PointKey, RootReader, Snapshot
+from stateflow.ui.timeline import TimelinePage, timeline_page
 from tests.checkpoint.records import record
 from tests.support.errors import raises
 from tests.support.processes import wait_for
@@ -171,6 +184,62 @@ def test_the_progress_of_a_run_is_followed_within_a_batch(storage: Switch, reade
     assert reader.look(whole=True) is snapshot
     write_progress(storage, 1, 3, report)
     assert reader.look(whole=True).version == snapshot.version
+
+
+class Compared(int):
+    """A number that counts how often it is compared with others by size."""
+
+    number = 0
+
+    def _count(self) -> int:
+        Compared.number += 1
+        return int(self)
+
+    def __lt__(self, other: int) -> bool:
+        return self._count() < int(other)
+
+    def __le__(self, other: int) -> bool:
+        return self._count() <= int(other)
+
+    def __gt__(self, other: int) -> bool:
+        return self._count() > int(other)
+
+    def __ge__(self, other: int) -> bool:
+        return self._count() >= int(other)
+
+
+def test_the_branches_of_many_restores_are_found_without_comparing_each_with_each(storage: Switch) -> None:
+    # Restores of points of any branch, each after two checkpoints; one in ten at once after another.
+    random, steps, records = Random(1), list[RestoreStep](), list[Record]()
+    for at in range(2, 1502):
+        if at % 3 and at % 10:
+            records.append(record(Compared(at)))
+        else:
+            base = random.randrange(1, at)
+            steps.append(RestoreStep(seq=at, base=base))
+            facts: dict[str, object] = {"restored_checkpoint_id": base}
+            records.append(ActionRecord(seq=at, kind="restore", ended_at="", by="", facts=facts))
+    root = new_root(storage)
+    known = RootReader(opener(storage), SystemClock()).look(whole=True)
+    assert known.position is not None
+    before = known.position.head
+    head = replace(before, entry=replace_fields(before.entry, seq=1600, ancestry=Ancestry(restores=steps)))
+    position = replace(known.position, head=head, entries=Entries(root, head))
+    points = [Point(PointKey(seq_of(each), 1, at, ""), each, "") for at, each in enumerate(records)]
+    snapshot = replace(known, position=position, history=History(points=points))
+    Compared.number = 0
+    branches = timeline_page(Reading(snapshot, "", None), 1).branches
+    assert Compared.number < 20 * len(records)
+    undone = {seq_of(each) for each in records if not any(seq_of(each) in part for part in lineage_of(head))}
+    starts = [0, *(step.seq for step in steps)]
+    wanted = []
+    for start, end in zip(starts, [*starts[1:], 1601], strict=True):
+        newest = max((seq_of(each) for each in records if start <= seq_of(each) < end), default=None)
+        wanted.append(end == 1601 or (newest is not None and newest not in undone))
+    assert [branch.live for branch in branches] == wanted and 1 < sum(wanted) < len(wanted) - 1
+    assert [branch.seq for branch in branches] == starts
+    assert [branch.restored_checkpoint_id for branch in branches] == [0, *(step.base for step in steps)]
+    assert {seq_of(point.record) for point in points if snapshot.is_undone(point)} == undone
 
 
 def test_trimmed_records_disappear(tmp_path: Path) -> None:
@@ -379,7 +448,7 @@ def test_a_storage_that_fails_and_recovers(storage: Switch) -> None:
     pages.get("jobs/job", JobState)
     storage.error = StorageError("no route to host", hint="check the network")
     failed = pages.get("jobs/job", JobState)
-    assert failed["problem"]["message"] == "no route to host" and failed["newest"]
+    assert failed["problem"]["message"] == "no route to host" and failed["runs"]
     storage.error = ZeroDivisionError("a mistake")
     assert pages.get("jobs/job", JobState)["problem"]["code"] == "internal"
     storage.error = None

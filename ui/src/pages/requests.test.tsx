@@ -231,7 +231,7 @@ it("disables both answers for a person without the right", async () => {
 });
 
 it("says that a plan is outdated, and leads to another one", async () => {
-  server.answers[job] = { ...state, generation: 10, run: 12 };
+  server.answers[job] = { ...state, generation: 10, run: 12, runs: [runSummary(10, { run: 12 })] };
   open(page(`approval/${encodeURIComponent(RUN)}`));
   expect(await screen.findByText("The plan is outdated by run 12: plan again")).toBeDefined();
   expect(screen.getByRole<HTMLButtonElement>("button", { name: "Approve" }).disabled).toBe(true);
