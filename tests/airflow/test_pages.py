@@ -284,7 +284,7 @@ def test_the_tab_of_a_dag_has_its_jobs(site: Site) -> None:
         assert (row["id"], row["checkpoint_id"]) == (site.id, site.job.checkpoints[-1])
     two = site.get("vera", "dags/two/jobs", JobList)
     assert {row["job_root"] for row in two["jobs"]} == {site.job.address, str(site.folder / HOSTILE)}
-    assert site.get("vera", "dags/other/jobs", JobList) == {"jobs": [], "searches": []}
+    assert site.get("vera", "dags/other/jobs", JobList) == {"jobs": [], "next_cursor": None, "searches": []}
 
 
 @pytest.mark.parametrize(("dag_id", "fact"), [("templated", "job_root"), ("relative", "job_root"), ("password", "uri")])

@@ -102,7 +102,7 @@ def open_look(
     try:
         look = Look(context.new_page(), expected)
         yield look
-        assert look.errors == []
+        assert look.errors == [], look.errors
     finally:
         context.close()
 
