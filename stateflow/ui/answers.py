@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -37,10 +37,12 @@ _STATUS: Mapping[type[StateflowError], int] = {
     StorageError: 503,
     NotYetAvailable: 503,
 }
+_THREADS = 4
+"""Answers that are made concurrently."""
 _LARGEST_CACHE = 32 << 20
+"""Bytes of answers that are kept."""
 _OVERHEAD = 2048
 """What an answer takes besides its body, in bytes: many small ones must not fill the memory."""
-"""Bytes of answers that are kept."""
 
 V = TypeVar("V")
 
@@ -159,43 +161,41 @@ def nothing_here(status: int) -> Response:
 
 
 class Bodies:
-    """The newest answers, bounded in bytes, and those that are being made."""
+    """Makes the bodies of answers in threads, each one once, and keeps the newest, bounded in bytes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: OrderedDict[str, Future[bytes]] = OrderedDict()
+        self._threads = ThreadPoolExecutor(_THREADS, "stateflow-ui-answers")
+        self._making: dict[str, Future[bytes]] = {}
+        self._made: OrderedDict[str, bytes] = OrderedDict()
         self._size = 0
 
-    def claim(self, tag: str) -> tuple[Future[bytes], bool]:
-        """Returns the answer with this tag, and whether the caller must make it."""
+    def body(self, tag: str, answer: Answer) -> Future[bytes]:
+        """Returns the body with this tag. All who ask while it is made get it, whoever of them goes away."""
         with self._lock:
-            known = self._found.get(tag)
-            if known is not None:
-                self._found.move_to_end(tag)
-                return known, False
-            self._found[tag] = made = Future[bytes]()
-            return made, True
+            if tag in self._made:
+                self._made.move_to_end(tag)
+                known = Future[bytes]()
+                known.set_result(self._made[tag])
+                return known
+            if tag in self._making:
+                return self._making[tag]
+            making = self._making[tag] = self._threads.submit(lambda: encode(answer.make()))
+        # Without the lock: it is called at once if the body is made already.
+        making.add_done_callback(lambda made: self._keep(tag, made))
+        return making
 
-    def keep(self, tag: str, body: bytes) -> None:
-        """Adds an answer that was claimed, and forgets old ones if there are too many."""
+    def _keep(self, tag: str, made: Future[bytes]) -> None:
         with self._lock:
-            self._found[tag].set_result(body)
-            self._size += len(body) + _OVERHEAD
-            forgotten: list[str] = []
-            for old, each in self._found.items():
-                if self._size <= _LARGEST_CACHE:
-                    break
-                if each.done():
-                    forgotten.append(old)
-                    self._size -= len(each.result()) + _OVERHEAD
-            for old in forgotten:
-                del self._found[old]
-
-    def give_up(self, tag: str, error: BaseException) -> None:
-        """Forgets an answer that was claimed and could not be made."""
-        with self._lock:
-            self._found.pop(tag).set_exception(error if isinstance(error, Exception) else _interrupted())
+            del self._making[tag]
+            if made.exception() is not None:
+                return
+            self._made[tag] = made.result()
+            self._size += _size_of(made.result())
+            while self._size > _LARGEST_CACHE:
+                _, oldest = self._made.popitem(last=False)
+                self._size -= _size_of(oldest)
 
 
-def _interrupted() -> StateflowError:
-    return NotYetAvailable("the answer was not made, because another request for it ended", hint="ask again")
+def _size_of(body: bytes) -> int:
+    return len(body) + _OVERHEAD

@@ -15,7 +15,6 @@ import json
 from collections.abc import Awaitable, Callable, Set
 from pathlib import Path
 
-import anyio
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -27,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stateflow.errors import ConfigError, Unauthorized
 from stateflow.ui.access import AccessPolicy, Viewer
-from stateflow.ui.answers import Answer, Bodies, Handler, Refused, encode, error_response, matches, nothing_here
+from stateflow.ui.answers import Answer, Bodies, Handler, Refused, error_response, matches, nothing_here
 from stateflow.ui.checkpoints import CHECKPOINT_ENDPOINTS, CheckpointEndpoints
 from stateflow.ui.dags import DAG_ENDPOINTS, DagEndpoints, Dags
 from stateflow.ui.jobs import JOB_ENDPOINTS, JobEndpoints
@@ -56,8 +55,6 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
 }
-_ENCODERS = 4
-"""Answers that are made concurrently."""
 
 ENDPOINTS = (
     *JOB_ENDPOINTS,
@@ -97,7 +94,6 @@ class PagesApi:
         }
         self._endpoints = (*ENDPOINTS, *(DAG_ENDPOINTS if dags else ()))
         self._bodies = Bodies()
-        self._encoders: anyio.CapacityLimiter | None = None
         self._document = to_document(self._endpoints).encode()
 
     def routes(self) -> list[BaseRoute]:
@@ -153,20 +149,7 @@ class PagesApi:
         return Response(body, headers=headers, media_type="application/json")
 
     async def _body(self, tag: str, answer: Answer) -> bytes:
-        """Returns an answer; of several requests for the same one, the first one makes it."""
-        if self._encoders is None:
-            self._encoders = anyio.CapacityLimiter(_ENCODERS)
-        future, is_first = self._bodies.claim(tag)
-        if is_first:
-            try:
-                made = await anyio.to_thread.run_sync(lambda: encode(answer.make()), limiter=self._encoders)
-            except BaseException as e:
-                # Also if this request is cancelled: others that wait for it fail, and their clients ask again.
-                self._bodies.give_up(tag, e)
-                raise
-            self._bodies.keep(tag, made)
-            return made
-        waiting = asyncio.wrap_future(future)
+        waiting = asyncio.wrap_future(self._bodies.body(tag, answer))
         # Not awaited itself: the end of this request would cancel it for the others.
         await asyncio.wait([waiting])
         return waiting.result()

@@ -414,7 +414,7 @@ def test_the_form_does_not_replace_a_number_that_is_too_small() -> None:
 
 def test_a_long_wrong_text_is_refused_soon() -> None:
     """A pattern that can read a text in many ways would keep the API server busy for hours."""
-    n = 20_000
+    n = 60_000
     wrong = [
         " " * n + "é\ud800",
         "a " * n + "\ud800",
@@ -432,10 +432,10 @@ def test_a_long_wrong_text_is_refused_soon() -> None:
     ]
     for name, param in ((name, param) for params in PARAMS.values() for name, param in params.items()):
         for text in wrong:
-            begun = time.process_time()
+            begun = time.thread_time()
             accepts(param, text)
-            # Some milliseconds; with quadratic time, a second.
-            assert time.process_time() - begun < 0.4, (name, text[:20])
+            # Some hundredths of a second at most; with quadratic time, nine seconds.
+            assert time.thread_time() - begun < 3, (name, text[:20])
 
 
 # -- before a DAG run exists ------------------------------------------------------------------------------------------
