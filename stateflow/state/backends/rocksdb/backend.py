@@ -291,21 +291,19 @@ class RocksDBBackend(_OpenStore, KeyedStateBackend):
         self._store_manifest = base.own.store_manifest if base.own else b""
         _hide_key_groups(self._db, opened.excess)
 
-    @_translated
     def write(self, changes: Mapping[bytes, bytes | None]) -> None:
-        # A state that is read as a list writes the changes of each row first.
+        # Without calls around it, as `get`: a state that is read as a list writes the changes of each row first.
         if not changes:
             return
-        if len(changes) > _SAMPLED:
-            self._write_timed(changes)
-        elif next(self._is_write_measured):
-            self.watch.estimate(Section.STORE, partial(self._write, changes), _SAMPLED)
-        else:
-            self._write(changes)
-
-    @_timed
-    def _write_timed(self, changes: Mapping[bytes, bytes | None]) -> None:
-        self._write(changes)
+        try:
+            if len(changes) > _SAMPLED:
+                self.watch.estimate(Section.STORE, partial(self._write, changes), 1)
+            elif next(self._is_write_measured):
+                self.watch.estimate(Section.STORE, partial(self._write, changes), _SAMPLED)
+            else:
+                self._write(changes)
+        except Exception as e:
+            self.fail(e)
 
     def _write(self, changes: Mapping[bytes, bytes | None]) -> None:
         batch = WriteBatch(raw_mode=True)
