@@ -85,13 +85,19 @@ _TIMED = {
 }
 
 
-def replace_all(names: Mapping[str, object]) -> None:
-    """Replaces functions and constants by their names, in this process. Raises AttributeError for an unknown one."""
+def replace_all(names: Mapping[str, object]) -> dict[str, object]:
+    """Replaces functions and constants in this process; returns those before. Raises AttributeError for unknown names.
+
+    Args:
+        names: the new ones, by name.
+    """
+    before: dict[str, object] = {}
     for name, new in names.items():
         path, _, attribute = name.replace(":", ".").rpartition(".")
         owner = resolve_name(path)
-        getattr(owner, attribute)
+        before[name] = getattr(owner, attribute)
         setattr(owner, attribute, new)
+    return before
 
 
 class Order(msgspec.Struct, frozen=True):

@@ -1,10 +1,9 @@
 """Measures what the metrics of operators, sinks and checkpoints cost, in CPU time, for each kind of operator.
 
-``python benchmarks/metrics_cost.py`` runs a job of each kind without Spark, over a store of RocksDB, in two processes
-that take turns: one as it is, and one whose measurements are replaced by functions that do nothing. Each pair has new
-processes, because a process may be slower than another one for all of its life, and the process that starts first
-alternates. A ratio is the shortest CPU time with metrics divided by the shortest one without, of one pair; the result
-has the quartiles of the ratios.
+``python benchmarks/metrics_cost.py`` runs a job of each kind without Spark, over a store of RocksDB, as it is and with
+functions that do nothing in place of the measurements, in turns. Both run in one process, because one process may be
+slower than another one for all of its life, by more than metrics cost; each pair has a new one. A ratio is the shortest
+CPU time with metrics divided by the shortest one without, of one pair; the result has the quartiles of the ratios.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ KINDS = (
     "temporal-join", "pattern", "sql",
 )  # fmt: skip
 WORK = """
-import logging, shutil, sys, tempfile, time
+import gc, logging, shutil, sys, tempfile, time
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -124,8 +123,7 @@ kind, rows_count = sys.argv[1], int(sys.argv[3])
 if kind in ("columns", "column-windows", "sql"):
     # They take less time for a row.
     rows_count *= 2
-if sys.argv[4] == "off":
-    replace_all(MEASUREMENTS)
+parts = {"off": MEASUREMENTS, "on": replace_all(MEASUREMENTS)}
 logging.disable(logging.CRITICAL)
 rows = Growing([Row(f"k{n % 5_000}", n, n) for n in range(rows_count)], Row)
 
@@ -140,8 +138,11 @@ def declare(env):
     made.sink_to(jobs.sink("out"), uid="out")
 
 with tempfile.TemporaryDirectory() as home:
-    def work():
+    def work(mode):
         global jobs
+        replace_all(parts[mode])
+        # What the iterations before have left is not this one's.
+        gc.collect()
         folder = Path(home) / "job"
         jobs = LocalJobs(
             folder, ManualClock(), state__backend="rocksdb", parallelism=2, max_parallelism=8,
@@ -153,11 +154,11 @@ with tempfile.TemporaryDirectory() as home:
         shutil.rmtree(folder)
         return took
     for _ in range(int(sys.argv[2])):
-        work()
-    for _ in sys.stdin:
-        print(work(), flush=True)
+        work("off"), work("on")
+    for line in sys.stdin:
+        print(work(line.strip()), flush=True)
 """
-"""The program that measures one kind, with or without metrics."""
+"""The program that measures one kind: an iteration with or without metrics, as the line says that it reads."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,8 @@ class Sizes:
     Attributes:
         pairs: measurements with and without metrics, of each kind.
         rows: of an iteration; kinds that compute columns have twice as many.
-        warm_up: iterations before those that are measured.
-        iterations: of which the shortest one counts.
+        warm_up: iterations of each before those that are measured.
+        iterations: of each, of which the shortest one counts.
     """
 
     pairs: int = 12
@@ -191,14 +192,12 @@ def measure(kinds: Sequence[str], sizes: Sizes) -> dict[str, Any]:
 def _measure_pair(kind: str, sizes: Sizes, off_first: bool) -> tuple[float, float]:
     """Returns the CPU time with and without metrics, in seconds."""
     order = ["off", "on"] if off_first else ["on", "off"]
-    arguments = (kind, str(sizes.warm_up), str(sizes.rows))
-    workers = {mode: Worker(ROOT, WORK, (*arguments, mode)) for mode in order}
+    worker = Worker(ROOT, WORK, (kind, str(sizes.warm_up), str(sizes.rows)))
     measured: dict[str, list[float]] = {mode: [] for mode in order}
     for _ in range(sizes.iterations):
         for mode in order:
-            measured[mode].append(workers[mode].measure())
-    for worker in workers.values():
-        worker.end()
+            measured[mode].append(worker.measure(mode))
+    worker.end()
     return min(measured["on"]), min(measured["off"])
 
 

@@ -126,10 +126,14 @@ class Worker:
             command, cwd=tree, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
 
-    def measure(self) -> float:
-        """Returns the CPU time of an iteration, in seconds."""
+    def measure(self, what: str = "go") -> float:
+        """Returns the CPU time of an iteration, in seconds.
+
+        Args:
+            what: the line that the program reads.
+        """
         given, shown = cast("IO[str]", self._process.stdin), cast("IO[str]", self._process.stdout)
-        given.write("go\n")
+        given.write(f"{what}\n")
         given.flush()
         return float(shown.readline())
 
