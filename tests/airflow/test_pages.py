@@ -34,7 +34,6 @@ from stateflow.ui.jobs import JobList
 from stateflow.ui.roots import Orchestration
 from stateflow.ui.runs import RunPage, runs_of
 from stateflow.ui.snapshots import Action, History, Snapshot
-from stateflow_airflow import plugin
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
 from stateflow_airflow.operators.run import StateflowRunOperator, run_id
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
@@ -51,7 +50,7 @@ from stateflow_airflow.services.pages import (
 )
 from tests.airflow import pages_airflow
 from tests.airflow.conftest import REPOSITORY
-from tests.airflow.pages_airflow import NO_CODE, ROLES, SECRET, Api
+from tests.airflow.pages_airflow import ONLY_DAGS, ROLES, SECRET, Api
 from tests.support.json_outputs import check
 from tests.ui.pages_job import PagesJob
 
@@ -152,11 +151,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("pages")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in pages_airflow.environment(folder).items():
-            patch.setenv(name, value)
-        plugin._pages.cache_clear()
-        pages_airflow.make_database()
+    with pages_airflow.airflow_of(folder):
         yield Site(folder)
 
 
@@ -207,9 +202,9 @@ def test_the_api_takes_the_credentials_that_airflows_own_api_takes(site: Site) -
 
 def test_only_who_may_read_the_code_of_a_dag_reads_job_files(site: Site) -> None:
     path = f"jobs/{site.id}/runs/{site.job.root.head().entry.generation}"
-    assert {name: site.get(name, path, RunPage)["may_read_code"] for name in ("vera", NO_CODE)} == {
+    assert {name: site.get(name, path, RunPage)["may_read_code"] for name in ("vera", ONLY_DAGS)} == {
         "vera": True,
-        NO_CODE: False,
+        ONLY_DAGS: False,
     }
 
 
