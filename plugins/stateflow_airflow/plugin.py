@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import cache, cached_property
+from functools import cache
 from typing import cast
 
 from airflow.plugins_manager import AirflowPlugin
@@ -46,5 +46,5 @@ class StateflowPlugin(AirflowPlugin):
     name = "stateflow"
     deadline_references = [LastCheckpointDeadline]
     # Airflow only reads them, from an instance.
-    fastapi_apps = cast("list[object]", cached_property(lambda _: _pages()[0]))
-    react_apps = cast("list[object]", cached_property(lambda _: _pages()[1]))
+    fastapi_apps = cast("list[object]", property(lambda _: _pages()[0]))
+    react_apps = cast("list[object]", property(lambda _: _pages()[1]))

@@ -61,7 +61,6 @@ def get_provider_info() -> dict[str, object]:
                     "stateflow_airflow.operators.savepoint",
                     "stateflow_airflow.operators.approvals.approval",
                     "stateflow_airflow.operators.approvals.command_approval",
-                    "stateflow_airflow.operators.approvals.approval",
                     "stateflow_airflow.operators.partitions",
                     "stateflow_airflow.operators.recovery",
                     "stateflow_airflow.operators.retention",

@@ -85,8 +85,8 @@ class PagesApi:
         self._handlers: dict[str, Handler] = {
             **jobs.handlers(),
             **CheckpointEndpoints(roots).handlers(),
-            **TimelineEndpoints(roots).handlers(),
-            **RunEndpoints(roots).handlers(),
+            **TimelineEndpoints(catalog, roots).handlers(),
+            **RunEndpoints(catalog, roots).handlers(),
             **SavepointEndpoints(roots).handlers(),
             **RestoreEndpoints(roots).handlers(),
             **JournalEndpoints(roots).handlers(),

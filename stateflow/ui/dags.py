@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from stateflow.errors import ConfigError
+from stateflow.outputs import Timestamp
 from stateflow.ui.access import Viewer
 from stateflow.ui.answers import Answer, Handler, Refused
 from stateflow.ui.jobs import JobEndpoints, JobList
@@ -48,15 +49,35 @@ class FamilyDag:
 
 
 @dataclass(frozen=True)
+class OpenQuestion:
+    """A question about a job that waits for the answer of a person.
+
+    Attributes:
+        dag_id: the DAG that asks it.
+        dag_run_id: the DAG run.
+        subject: the question.
+        asked_at: when it was asked.
+    """
+
+    dag_id: str
+    dag_run_id: str
+    subject: str
+    asked_at: Timestamp
+
+
+@dataclass(frozen=True)
 class JobFamily:
     """The DAGs that work on a job.
 
     Attributes:
-        dags: those that the caller may read, ordered by id.
+        dags: all that the caller may read, ordered by id; several may have the same role.
+        questions: the newest questions about the job that wait for an answer, of the DAGs whose questions the caller
+            may read, newest first.
         may_read_state: whether the caller may read values of the job's state.
     """
 
     dags: tuple[FamilyDag, ...]
+    questions: tuple[OpenQuestion, ...]
     may_read_state: bool
 
 

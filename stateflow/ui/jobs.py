@@ -256,7 +256,7 @@ def job_state(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration)
         row=row,
         description=position.description,
         newest=newest,
-        runs=tuple(reversed(runs_of(snapshot)))[:_NEWEST_RUNS],
+        runs=tuple(reversed(runs_of(snapshot, known.dag_ids)))[:_NEWEST_RUNS],
         operators=operators_at(manifest, newest.record if newest else None),
         sources=sources_at(manifest),
         sinks={

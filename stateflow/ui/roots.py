@@ -69,11 +69,13 @@ class Orchestration:
     """The state of a job in the orchestrator that runs it. None means that it is not known.
 
     Attributes:
+        dag_ids: the DAGs that work on it, ordered.
         awaits_approval: whether a person has to approve something that is to be done to the job.
         late: whether a deadline of the job has passed without a run that succeeded since.
         next_run_at: when the orchestrator begins the next run; empty if none is scheduled, and if it is not known.
     """
 
+    dag_ids: tuple[str, ...] = ()
     awaits_approval: bool | None = None
     late: bool | None = None
     next_run_at: str = ""

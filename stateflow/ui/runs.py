@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -29,7 +29,7 @@ from stateflow.ui.answers import Answer, Freshness, Handler, Refused, freshness_
 from stateflow.ui.checkpoints import OperatorStatus, SourceStatus, find_point, no_checkpoint, operators_at, sources_at
 from stateflow.ui.openapi import Endpoint, Parameter
 from stateflow.ui.requests import Call
-from stateflow.ui.roots import Calls, Reading, Roots
+from stateflow.ui.roots import Calls, Catalog, Reading, Roots
 from stateflow.ui.snapshots import Snapshot
 
 _MOST_RUN_FILES = 16
@@ -47,8 +47,8 @@ class RunSummary:
         run: its number, counted from the job's first; None if that was not recorded.
         driver: host and process id of its driver.
         reason: who or what requested it.
-        try_number: which try it was of a task of Airflow; None for other runs, and if the id of its DAG run is not one
-            that Airflow makes.
+        try_number: which try it was of a task of Airflow; None for other runs, and if a person has chosen the id of its
+            DAG run and its DAG is not known.
         requested_by: who has started it; null if its start was not recorded.
         stateflow: version of stateflow that ran it.
         started_at: when it was ready for its first batch.
@@ -96,8 +96,13 @@ class RunSummary:
     is_open: bool
 
 
-def runs_of(snapshot: Snapshot) -> list[RunSummary]:
-    """Returns the runs that the history has records of, oldest first."""
+def runs_of(snapshot: Snapshot, dag_ids: Collection[str] = ()) -> list[RunSummary]:
+    """Returns the runs that the history has records of, oldest first.
+
+    Args:
+        snapshot: the job.
+        dag_ids: the DAGs that work on it.
+    """
     records: dict[int, list[CheckpointRecord]] = {}
     for point in snapshot.points:
         if isinstance(point.record, CheckpointRecord):
@@ -112,7 +117,7 @@ def runs_of(snapshot: Snapshot) -> list[RunSummary]:
         starts.setdefault(newest, _claim_of(position.head.entry))
     generations = sorted(records.keys() | failures.keys() | starts.keys())
     return [
-        _run(each, records.get(each, []), failures.get(each), starts.get(each), is_open=each == newest)
+        _run(each, records.get(each, []), failures.get(each), starts.get(each), dag_ids, is_open=each == newest)
         for each in generations
     ]
 
@@ -128,21 +133,23 @@ def _claim_of(entry: LogEntry) -> ActionRecord:
 
 
 _TRY = re.compile(
-    r"(?P<task>[\w.-]+/(?:scheduled|manual|backfill|operator_triggered|asset_triggered|asset_materialization)__.+/[^/]+)"
-    r"/(?P<number>[0-9]{1,9})(; restart [0-9]+)?",
+    r"(?P<task>(?P<dag>[\w.-]+)/(?P<made>(?:scheduled|manual|backfill|operator_triggered|asset_triggered"
+    r"|asset_materialization)__)?.+/[^/]+)/(?P<number>[0-9]{1,9})(; restart [0-9]+)?",
     re.DOTALL,
 )
 """The reason of a run that a task of Airflow has started: DAG, DAG run, task and try.
 
-A run that a command has started may have a reason like ``a/b/c/7``. So the id of the DAG run must begin as Airflow
-makes it; the tries of one with an id that a user has made are not known.
+A run that a command has started may have a reason like ``a/b/c/7``. So either Airflow has such a DAG of the job, or the
+id of the DAG run begins as Airflow makes it: a DAG may have been deleted, and only Airflow knows DAGs.
 """
 
 
-def _try_of(reason: str) -> tuple[str, int | None]:
+def _try_of(reason: str, dag_ids: Collection[str]) -> tuple[str, int | None]:
     """Returns the task of Airflow that has started a run, and the number of its try; otherwise the reason."""
     found = _TRY.fullmatch(reason)
-    return (found["task"], int(found["number"])) if found else (reason, None)
+    if found is None or not (found["made"] or found["dag"] in dag_ids):
+        return reason, None
+    return found["task"], int(found["number"])
 
 
 def _run(
@@ -150,6 +157,7 @@ def _run(
     records: Sequence[CheckpointRecord],
     failed: ActionRecord | None,
     begun: ActionRecord | None,
+    dag_ids: Collection[str],
     *,
     is_open: bool,
 ) -> RunSummary:
@@ -161,7 +169,7 @@ def _run(
         run=newest.run if newest else start.number("run"),
         driver=newest.driver if newest else start.text("driver"),
         reason=reason,
-        try_number=_try_of(reason)[1],
+        try_number=_try_of(reason, dag_ids)[1],
         requested_by=start.by,
         stateflow=start.text("stateflow"),
         started_at=start.ended_at,
@@ -238,16 +246,19 @@ class RunPage:
     freshness: Inline[Freshness]
 
 
-def run_page(reading: Reading[Snapshot], generation: int, files: Reading[RunFiles] | None) -> RunPage | None:
+def run_page(
+    reading: Reading[Snapshot], generation: int, files: Reading[RunFiles] | None, dag_ids: Collection[str]
+) -> RunPage | None:
     """Returns a run; None if the history has no records of it.
 
     Args:
         reading: the job root.
         generation: generation of the run.
         files: the job files; None for a viewer who may not read them.
+        dag_ids: the DAGs that work on the job.
     """
     snapshot, found = reading.value, files.value if files and files.value else RunFiles(None, None)
-    runs = runs_of(snapshot) if snapshot else []
+    runs = runs_of(snapshot, dag_ids) if snapshot else []
     run = next((each for each in runs if each.generation == generation), None)
     if snapshot is None or snapshot.position is None or run is None:
         return None
@@ -262,7 +273,7 @@ def run_page(reading: Reading[Snapshot], generation: int, files: Reading[RunFile
     checkpoints = _checkpoints(snapshot, generation)
     return RunPage(
         run=run,
-        tries=_tries(runs, run),
+        tries=_tries(runs, run, dag_ids),
         failed_starts=_failed_starts(snapshot, runs, generation),
         progress=snapshot.position.description.progress if run.is_open else None,
         checkpoints=checkpoints[:_MOST_CHECKPOINTS],
@@ -275,9 +286,10 @@ def run_page(reading: Reading[Snapshot], generation: int, files: Reading[RunFile
     )
 
 
-def _tries(runs: Sequence[RunSummary], run: RunSummary) -> tuple[RunSummary, ...]:
-    task, number = _try_of(run.reason)
-    return () if number is None else tuple(each for each in runs if _try_of(each.reason)[0] == task)[-_MOST_TRIES:]
+def _tries(runs: Sequence[RunSummary], run: RunSummary, dag_ids: Collection[str]) -> tuple[RunSummary, ...]:
+    task, number = _try_of(run.reason, dag_ids)
+    same = (each for each in runs if number is not None and _try_of(each.reason, dag_ids)[0] == task)
+    return tuple(same)[-_MOST_TRIES:]
 
 
 def _failed_starts(snapshot: Snapshot, runs: Sequence[RunSummary], generation: int) -> tuple[RunFailure, ...]:
@@ -370,10 +382,12 @@ class RunEndpoints:
     """Answers about runs and graphs.
 
     Args:
-        roots: follows the job roots.
+        catalog: the job roots.
+        roots: follows them.
     """
 
-    def __init__(self, roots: Roots) -> None:
+    def __init__(self, catalog: Catalog, roots: Roots) -> None:
+        self._catalog = catalog
         self._roots = roots
         # A run stores its files after its record.
         self._graphs: Calls[StoredGraph] = Calls(roots, timedelta(seconds=10))
@@ -405,6 +419,7 @@ class RunEndpoints:
 
     async def _run(self, call: Call) -> Answer:
         job, generation = call.job, call.id("generation")
+        dag_ids = self._catalog.orchestration_of(job.id).dag_ids
         reading, snapshot, _ = await self._roots.read_position(job)
         storage, starts = snapshot.root.storage, find_starts(snapshot, generation)
         hashes = [each.text("job_file_sha256") if each else "" for each in starts]
@@ -416,12 +431,12 @@ class RunEndpoints:
         files = await self._run_files.read((job.job_root, *hashes), read) if may_read_code else None
 
         def make() -> RunPage:
-            page = run_page(reading, generation, files)
+            page = run_page(reading, generation, files, dag_ids)
             if page is None:
                 hint = "the state of the job has the newest runs"
                 raise Refused(404, ConfigError("the history has no such run", hint=hint, generation=generation))
             return page
 
         known = files.value if files else None
-        versions = [version_of(job, reading), state_of(files) if files else "without code"]
+        versions = [version_of(job, reading), state_of(files) if files else "without code", repr(dag_ids)]
         return Answer([*versions, repr(known and (known.own is None, known.previous is None))], make)

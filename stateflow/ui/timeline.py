@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from stateflow.checkpoint.history import RUN_START, Integrity
@@ -13,7 +13,7 @@ from stateflow.outputs import Inline, OptionalId, Timestamp
 from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, version_of
 from stateflow.ui.openapi import Endpoint
 from stateflow.ui.requests import Call, limit_parameter
-from stateflow.ui.roots import Reading, Roots
+from stateflow.ui.roots import Catalog, Reading, Roots
 from stateflow.ui.runs import RunSummary, runs_of
 from stateflow.ui.snapshots import Snapshot
 
@@ -94,8 +94,14 @@ class TimelinePage:
     freshness: Inline[Freshness]
 
 
-def timeline_page(reading: Reading[Snapshot], limit: int) -> TimelinePage:
-    """Returns the newest records of checkpoints, and as many of actions and runs, of a job."""
+def timeline_page(reading: Reading[Snapshot], limit: int, dag_ids: Collection[str] = ()) -> TimelinePage:
+    """Returns the newest records of checkpoints, and as many of actions and runs, of a job.
+
+    Args:
+        reading: the job root.
+        limit: how many of each, at most.
+        dag_ids: the DAGs that work on the job.
+    """
     snapshot = reading.value
     if snapshot is None or snapshot.position is None:
         return TimelinePage((), (), (), (), False, freshness_of(snapshot, reading))
@@ -106,7 +112,7 @@ def timeline_page(reading: Reading[Snapshot], limit: int) -> TimelinePage:
     actions = [each for each in snapshot.actions if each.record.kind != RUN_START]
     oldest = points[0].generation if points and len(checkpoints) > limit else 0
     # A job whose runs fail has no checkpoints, and as many runs as the history retains.
-    runs = [run for run in runs_of(snapshot) if run.generation >= oldest]
+    runs = [run for run in runs_of(snapshot, dag_ids) if run.generation >= oldest]
     return TimelinePage(
         runs=tuple(runs[-limit:]),
         branches=_branches(snapshot),
@@ -170,10 +176,12 @@ class TimelineEndpoints:
     """Answers with timelines.
 
     Args:
-        roots: follows the job roots.
+        catalog: the job roots.
+        roots: follows them.
     """
 
-    def __init__(self, roots: Roots) -> None:
+    def __init__(self, catalog: Catalog, roots: Roots) -> None:
+        self._catalog = catalog
         self._roots = roots
 
     def handlers(self) -> dict[str, Handler]:
@@ -183,5 +191,6 @@ class TimelineEndpoints:
     async def _timeline(self, call: Call) -> Answer:
         limit = call.number(_LIMIT)
         reading = await self._roots.read(call.job, whole=True)
+        dag_ids = self._catalog.orchestration_of(call.job.id).dag_ids
         assert limit is not None
-        return Answer([version_of(call.job, reading)], lambda: timeline_page(reading, limit))
+        return Answer([version_of(call.job, reading), repr(dag_ids)], lambda: timeline_page(reading, limit, dag_ids))

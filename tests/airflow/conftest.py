@@ -14,6 +14,9 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 _HOME = tempfile.mkdtemp(prefix="stateflow-airflow-")
 
+# Settings, connections and variables of whoever runs the tests are not those of the tests.
+for _name in [name for name in os.environ if name.startswith("AIRFLOW_")]:
+    del os.environ[_name]
 os.environ["AIRFLOW_HOME"] = _HOME
 os.environ["AIRFLOW__CORE__UNIT_TEST_MODE"] = "True"
 os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"

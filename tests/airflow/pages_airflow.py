@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+from airflow import plugins_manager
+from airflow.api.common.delete_dag import delete_dag
 from airflow.api_fastapi.app import create_app, get_auth_manager, purge_cached_app
 from airflow.api_fastapi.auth.managers.base_auth_manager import COOKIE_NAME_JWT_TOKEN
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
@@ -27,12 +31,15 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
+from stateflow_airflow import plugin
+from stateflow_airflow.services.pages import STATE_VIEW
+
 ROLES = {"vera": "viewer", "cleo": "viewer", "uma": "user", "oscar": "op", "ada": "admin"}
 """A user of each role of the simple auth manager."""
 SECRET = "secret"
 """DAGs whose ids begin with this are for the administrator only."""
-NO_CODE = "cleo"
-"""A user who may not read the code of DAGs."""
+ONLY_DAGS = "cleo"
+"""A user who may read DAGs, but neither their code nor their questions, and no values of state."""
 
 
 class RightsPerDag(SimpleAuthManager):
@@ -47,14 +54,48 @@ class RightsPerDag(SimpleAuthManager):
         details: DagDetails | None = None,
     ) -> bool:
         allowed = super().is_authorized_dag(method=method, user=user, access_entity=access_entity, details=details)
-        if user.username == NO_CODE and access_entity is DagAccessEntity.CODE:
+        if user.username == ONLY_DAGS and access_entity in (DagAccessEntity.CODE, DagAccessEntity.HITL_DETAIL):
             return False
         is_secret = details is not None and str(details.id).startswith(SECRET)
         return allowed and (not is_secret or user.role == "admin")
 
+    def is_authorized_custom_view(self, *, method: Any, resource_name: str, user: SimpleAuthManagerUser) -> bool:
+        allowed = super().is_authorized_custom_view(method=method, resource_name=resource_name, user=user)
+        return bool(allowed) and (resource_name != STATE_VIEW or user.username != ONLY_DAGS)
 
-def environment(folder: Path) -> dict[str, str]:
-    """Returns the environment variables of an Airflow that registers the plugin."""
+
+@contextmanager
+def airflow_of(folder: Path) -> Iterator[None]:
+    """An Airflow with the settings of a folder, whose database has no DAGs, before and afterwards.
+
+    Airflow and the plugin make the pages once in a process: with the settings of the test file that came first.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _environment(folder).items():
+            patch.setenv(name, value)
+        _forget_settings()
+        initdb()
+        _delete_dags()
+        yield
+        _delete_dags()
+    _forget_settings()
+
+
+def _forget_settings() -> None:
+    plugin._pages.cache_clear()
+    plugins_manager.get_fastapi_plugins.cache_clear()
+    plugins_manager._get_ui_plugins.cache_clear()
+    purge_cached_app()
+
+
+def _delete_dags() -> None:
+    with create_session() as session:
+        dag_ids = list(session.scalars(select(DagModel.dag_id)))
+    for dag_id in dag_ids:
+        delete_dag(dag_id)
+
+
+def _environment(folder: Path) -> dict[str, str]:
     return {
         "AIRFLOW__CORE__AUTH_MANAGER": f"{RightsPerDag.__module__}.{RightsPerDag.__name__}",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{role}" for name, role in ROLES.items()),
@@ -143,8 +184,3 @@ class Api:
         """Returns the browser of a user after the login; of nobody without a name."""
         cookies = {COOKIE_NAME_JWT_TOKEN: self.token(name)} if name else {}
         return TestClient(self.app, base_url=f"http://localhost{prefix}", cookies=cookies)
-
-
-def make_database() -> None:
-    """Makes Airflow's database."""
-    initdb()

@@ -8,7 +8,7 @@ import logging
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 import pytest
+from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG
 from airflow.serialization.serialized_objects import DagSerialization
 from airflow.utils.state import DagRunState, TaskInstanceState
@@ -30,12 +31,13 @@ from stateflow.errors import ConfigError, StorageError
 from stateflow.storage.paths import FORMAT
 from stateflow.ui.app import ENDPOINTS
 from stateflow.ui.dags import DAG_ENDPOINTS, DagRole, JobFamily
-from stateflow.ui.jobs import JobList
+from stateflow.ui.jobs import JobList, JobState
 from stateflow.ui.roots import Orchestration
 from stateflow.ui.runs import RunPage, runs_of
 from stateflow.ui.snapshots import Action, History, Snapshot
-from stateflow_airflow import plugin
+from stateflow.ui.timeline import TimelinePage
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
+from stateflow_airflow.operators.approvals.command_approval import StateflowStopApprovalOperator
 from stateflow_airflow.operators.run import StateflowRunOperator, run_id
 from stateflow_airflow.operators.savepoint import StateflowSavepointOperator
 from stateflow_airflow.sensors import StateflowCheckpointSensor
@@ -44,6 +46,7 @@ from stateflow_airflow.services.pages import (
     DagRoots,
     DagStates,
     job_of,
+    questions_in,
     read_dag_states,
     read_dags,
     roots_in,
@@ -51,9 +54,9 @@ from stateflow_airflow.services.pages import (
 )
 from tests.airflow import pages_airflow
 from tests.airflow.conftest import REPOSITORY
-from tests.airflow.pages_airflow import NO_CODE, ROLES, SECRET, Api
+from tests.airflow.pages_airflow import ONLY_DAGS, ROLES, SECRET, Api
 from tests.support.json_outputs import check
-from tests.ui.pages_job import PagesJob
+from tests.ui.pages_job import FixedCatalog, Pages, PagesJob
 
 # Airflow 3.2, with the SQLAlchemy of later ones.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
@@ -68,11 +71,13 @@ globals().update({{dag.dag_id: dag for dag in stateflow_dags(job, "/jobs/job.py"
 """
 TWO = """
 from airflow.sdk import DAG
+from stateflow_airflow.operators.approvals.command_approval import StateflowStopApprovalOperator
 from stateflow_airflow.operators.run import StateflowRunOperator
 
 with DAG("two", schedule=None) as dag:
     for name, root in {roots!r}.items():
         StateflowRunOperator(task_id=name, job="/jobs/job.py", job_root=root)
+        StateflowStopApprovalOperator(task_id=f"stop_{{name}}", job_root=root, subject="Stop?")
 """
 OTHER = """
 from airflow.sdk import DAG
@@ -112,6 +117,8 @@ class Site:
                 "open": FAMILY.format(name="open", root=self.job.address),
                 "copy": FAMILY.format(name="copy.of-it", root=f"file://{self.job.address}/"),
                 SECRET: FAMILY.format(name=SECRET, root=self.secret.address),
+                f"{SECRET}_twin": FAMILY.format(name=f"{SECRET}_twin", root=self.job.address),
+                "deleted": FAMILY.format(name="deleted", root=str(folder / "deleted")),
                 "gone": FAMILY.format(name="gone", root=str(folder / "gone")),
                 "outside": FAMILY.format(name="outside", root=outside),
                 "templated": FAMILY.format(name="templated", root="/data/{{ var.value.root }}/" + HOSTILE),
@@ -152,11 +159,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("pages")
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in pages_airflow.environment(folder).items():
-            patch.setenv(name, value)
-        plugin._pages.cache_clear()
-        pages_airflow.make_database()
+    with pages_airflow.airflow_of(folder):
         yield Site(folder)
 
 
@@ -184,11 +187,13 @@ def test_nobody_gets_anything_without_a_login(site: Site) -> None:
     everything += [f"{BASE}/openapi.json", f"{BASE}/none", f"{BASE}/", "/stateflow/", "/stateflow/none"]
     names = ("plugin.js", "standalone.js", "index.html", "licenses.txt", "docs", "redoc", "openapi.json", "..%2fapp.py")
     everything += [f"/stateflow/{name}" for name in names]
+    everything += ["/stateflow/api%2Fv1/jobs", "/stateflow//api/v1/jobs", f"{BASE}/jobs%2F{site.id}", f"{BASE}/..%2f"]
     for path in everything:
         answer = client.get(path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized"), path
         assert answer.headers["cache-control"] == "no-store"
-    for method in ("post", "put", "patch", "delete"):
+        assert client.head(path).status_code == 401
+    for method in ("post", "put", "patch", "delete", "options"):
         assert client.request(method, f"{BASE}/jobs").status_code in (401, 405)
 
 
@@ -205,20 +210,51 @@ def test_the_api_takes_the_credentials_that_airflows_own_api_takes(site: Site) -
     assert site.api.client().get(f"{BASE}/jobs", headers=basic).status_code == 401
 
 
-def test_only_who_may_read_the_code_of_a_dag_reads_job_files(site: Site) -> None:
-    path = f"jobs/{site.id}/runs/{site.job.root.head().entry.generation}"
-    assert {name: site.get(name, path, RunPage)["may_read_code"] for name in ("vera", NO_CODE)} == {
-        "vera": True,
-        NO_CODE: False,
-    }
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    ("name", "acts", "looks_inside"),
+    [(ONLY_DAGS, False, False), ("vera", False, True), ("uma", True, True), ("oscar", True, True), ("ada", True, True)],
+)
+def test_the_pages_know_the_rights_of_their_reader(site: Site, name: str, acts: bool, looks_inside: bool) -> None:
+    family = site.get(name, f"jobs/{site.id}/family", JobFamily)
+    rights = {(dag["may_trigger"], dag["may_pause"], dag["may_answer"]) for dag in family["dags"]}
+    assert rights == {(acts, acts, acts)}
+    run = site.get(name, f"jobs/{site.id}/runs/{site.job.root.head().entry.generation}", RunPage)
+    assert run["may_read_code"] is family["may_read_state"] is looks_inside
+    # Airflow's own answers to the requests that the page would send.
+    client, none = site.api.client(name), "/api/v2/dags/none"
+    note = {"chosen_options": ["Approve"], "params_input": {}}
+    answers = [
+        client.post(f"{none}/dagRuns", json={"logical_date": None}),
+        client.patch(none, json={"is_paused": True}),
+        client.patch(f"{none}/dagRuns/none/taskInstances/none/-1/hitlDetails", json=note),
+    ]
+    assert {answer.status_code for answer in answers} == {404 if acts else 403}
 
 
 def test_a_user_without_a_role_sees_no_job(site: Site) -> None:
-    headers = {"authorization": f"Bearer {site.api.token('nora')}"}
     client = site.api.client()
-    assert client.get(f"{BASE}/jobs", headers=headers).json()["jobs"] == []
-    assert client.get(f"{BASE}/jobs/{site.id}", headers=headers).status_code == 404
-    assert client.get(f"{BASE}/dags/open/jobs", headers=headers).status_code == 404
+    client.headers["authorization"] = f"Bearer {site.api.token('nora')}"
+    for address in site.addresses(site.id, "open"):
+        answer = client.get(address)
+        names_a_job = site.id in address or "/dags/" in address
+        assert answer.status_code == (404 if names_a_job else 200), address
+        assert names_a_job or not any(id in answer.text for id in site.ids.values()), address
+
+
+def test_the_job_of_a_deleted_dag_is_gone_at_once(site: Site) -> None:
+    root = str(site.folder / "deleted")
+    id, dag_ids = site.ids[root], [f"deleted{suffix}" for suffix in ("", "_recovery", "_retention", "_savepoint")]
+    addresses = [f"{BASE}/jobs/{id}", f"{BASE}/jobs/{id}/family", f"{BASE}/dags/deleted/jobs"]
+    client = site.api.client("ada")
+    assert [client.get(each).status_code for each in addresses] == [200] * 3
+    for dag_id in dag_ids:
+        # It is the job of the others, too.
+        assert client.get(addresses[0]).status_code == 200
+        assert client.delete(f"/api/v2/dags/{dag_id}").status_code == 204
+    assert [client.get(each).status_code for each in addresses] == [404] * 3
+    assert id not in {row["id"] for row in site.get("ada", "jobs")["jobs"]}
+    pages_airflow.store_dags(site.folder / "dags", {"deleted": FAMILY.format(name="deleted", root=root)})
 
 
 @pytest.mark.parametrize("path", ["jobs", "journal", "journal.csv", "openapi.json"])
@@ -251,21 +287,13 @@ def test_what_may_not_be_read_is_as_what_does_not_exist(site: Site, path: str) -
 def test_dags_with_the_same_job_root_are_one_job(site: Site) -> None:
     rows = [row for row in site.get("ada", "jobs", JobList)["jobs"] if row["job"] == "job"]
     assert sorted(row["job_root"] for row in rows) == sorted([site.job.address, site.secret.address])
-    family = site.get("vera", f"jobs/{site.id}/family", JobFamily)
     suffixes = {"": "run", "_recovery": "recovery", "_retention": "retention", "_savepoint": "savepoint"}
-    wanted = {f"{name}{suffix}": role for name in ("open", "copy.of-it") for suffix, role in suffixes.items()}
-    assert {dag["dag_id"]: dag["role"] for dag in family["dags"]} == {**wanted, "two": "run"}
-    assert [dag["dag_id"] for dag in family["dags"]] == sorted(dag["dag_id"] for dag in family["dags"])
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize(("name", "may"), [("vera", False), ("uma", True), ("oscar", True), ("ada", True)])
-def test_a_family_says_what_its_reader_may_trigger(site: Site, name: str, may: bool) -> None:
-    family = site.get(name, f"jobs/{site.id}/family", JobFamily)
-    assert {dag["may_trigger"] for dag in family["dags"]} == {may}
-    # Airflow's own answer to the request that the page would send.
-    answer = site.api.client(name).post("/api/v2/dags/none/dagRuns", json={"logical_date": None})
-    assert answer.status_code == (404 if may else 403)
+    # With all DAGs of each role, so that the page can let its reader choose; nobody sees those of others.
+    for reader, names in (("vera", ("open", "copy.of-it")), ("ada", ("open", "copy.of-it", f"{SECRET}_twin"))):
+        family = site.get(reader, f"jobs/{site.id}/family", JobFamily)
+        wanted = {f"{name}{suffix}": role for name in names for suffix, role in suffixes.items()}
+        assert {dag["dag_id"]: dag["role"] for dag in family["dags"]} == {**wanted, "two": "run"}
+        assert [dag["dag_id"] for dag in family["dags"]] == sorted(dag["dag_id"] for dag in family["dags"])
 
 
 def test_a_family_has_the_dags_that_are_paused_now(site: Site) -> None:
@@ -314,10 +342,14 @@ def test_a_job_root_outside_of_the_locations_is_not_opened(site: Site) -> None:
     job.grow()
     link.symlink_to(job.address)
     locations = [str(site.folder)]
-    for address in (job.address, str(link)):
+    ways = (job.address, link, f"{site.folder}/../outside", f"file://{site.folder}/%2e%2e/outside", f"{site.folder}2")
+    for address in map(str, ways):
         with pytest.raises(ConfigError) as caught:
             job_of(address, locations).open_storage()
         assert caught.value.facts == {"job_root": address}
+    for address in ("s3://bucket/jobs2", "s3://bucket2/jobs", "gs://bucket/jobs", "s3://bucket/jobs/../other"):
+        with pytest.raises(ConfigError):
+            job_of(address, ["s3://bucket/jobs"]).open_storage()
     assert job_of(site.job.address, locations).open_storage().size(FORMAT) is not None
 
 
@@ -359,12 +391,7 @@ def test_hostile_names_are_data(site: Site) -> None:
     assert answer.json()["job_root"] == root and answer.headers["content-type"] == "application/json"
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("kind", list(DagRunType))
-def test_a_run_of_each_type_of_dag_run_has_a_try(site: Site, kind: DagRunType) -> None:
-    time = "2026-01-31T03:00:00+00:00"
-    # The id of a DAG run that a user triggers has a suffix, too.
-    dag_runs = [kind.generate_run_id(suffix=suffix) for suffix in (time, f"{time}_a1b2c3d4")]
+def _tries(site: Site, dag_runs: Sequence[str], dag_ids: Collection[str]) -> list[int | None]:
     tasks = [
         SimpleNamespace(dag_id="flights", run_id=dag_run, task_id="all.run", map_index=index, try_number=3)
         for dag_run in dag_runs
@@ -373,7 +400,38 @@ def test_a_run_of_each_type_of_dag_run_has_a_try(site: Site, kind: DagRunType) -
     notes = [run_id(cast("Any", {"ti": task})) for task in tasks]
     starts = [ActionRecord(seq=n, kind=RUN_START, ended_at="", by="", reason=note) for n, note in enumerate(notes, 1)]
     history = History(actions=[Action(start, "") for start in starts])
-    assert [run.try_number for run in runs_of(Snapshot(site.job.root, history=history))] == [3] * 4
+    return [run.try_number for run in runs_of(Snapshot(site.job.root, history=history), dag_ids)]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", list(DagRunType))
+def test_a_run_of_each_type_of_dag_run_has_a_try(site: Site, kind: DagRunType) -> None:
+    time = "2026-01-31T03:00:00+00:00"
+    # The id of a DAG run that a user triggers has a suffix, too; its DAG may have been deleted.
+    dag_runs = [kind.generate_run_id(suffix=suffix) for suffix in (time, f"{time}_a1b2c3d4")]
+    assert _tries(site, dag_runs, ()) == [3] * 4
+
+
+def test_the_run_of_a_dag_of_the_job_has_a_try_whatever_the_id_of_its_dag_run(site: Site) -> None:
+    dag_runs = ["again", "after/the fix", "ünï\nline", "7", "2026-01-31"]
+    assert _tries(site, dag_runs, ["flights"]) == [3] * 10
+    # It may be the run of a command.
+    assert _tries(site, dag_runs, ["flight", "flights_recovery"]) == [None] * 10
+
+
+def test_each_page_of_a_run_knows_the_dags_of_its_job(tmp_path: Path) -> None:
+    job, notes = PagesJob(tmp_path / "job"), ("flights/again/run/1", "flights/again/run/2", "etl/again/run/1")
+    for note in notes:
+        job.number += 8
+        job.execute(job.prepare(job.build), note)
+    catalog = FixedCatalog(job=job.storage)
+    catalog.orchestration["job"] = Orchestration(("flights",))
+    pages = Pages(catalog)
+    known = {1: [1, 2], 2: [1, 2], None: []}
+    for run in pages.get("jobs/job", JobState)["runs"]:
+        page = pages.get(f"jobs/job/runs/{run['generation']}", RunPage)
+        assert page["run"] == run and [each["try_number"] for each in page["tries"]] == known[run["try_number"]]
+    assert [run["try_number"] for run in pages.get("jobs/job/timeline", TimelinePage)["runs"]] == [1, 2, None]
 
 
 # -- the application within Airflow -----------------------------------------------------------------------------------
@@ -504,10 +562,18 @@ def test_each_dag_of_a_family_has_its_role() -> None:
         "_retention": {"s3://bucket/flights": DagRole.RETENTION},
         "_recovery": {"s3://bucket/flights": DagRole.RECOVERY},
     }
+    asking = {dag.dag_id.removeprefix("flights"): questions_in(_serialized(dag)) for dag in dags}
+    assert asking.pop("") == {}
+    approve = {"s3://bucket/flights": {"approve"}}
+    assert asking == {"_savepoint": approve, "_retention": approve, "_recovery": approve}
 
 
 class Extended(StateflowRunOperator):
     """An operator of a user."""
+
+
+class ExtendedQuestion(StateflowStopApprovalOperator):
+    """A question of a user."""
 
 
 @pytest.mark.matrix
@@ -526,11 +592,20 @@ def test_job_roots_are_those_of_tasks_that_work_on_a_job() -> None:
     assert found == dict.fromkeys(("/a", "/b", "/c", "/d", "/e"), DagRole.RUN)
 
 
+@pytest.mark.matrix
+def test_questions_about_a_job_are_those_of_tasks_with_its_job_root() -> None:
+    with DAG("asking", schedule=None) as dag:
+        ExtendedQuestion(task_id="own", job_root="/a", subject="Stop?")
+        StateflowStopApprovalOperator.partial(task_id="each", subject="Stop?").expand(job_root=["/a", "/b"])
+        ApprovalOperator(task_id="lunch", subject="Pizza?")
+    assert questions_in(_serialized(dag)) == {"/a": {"own", "each"}, "/b": {"each"}}
+
+
 @pytest.mark.parametrize(
     "data", [None, "text", [], {}, {"dag": None}, {"dag": {"tasks": {}}}, {"dag": {"tasks": [None, 1, {"__var": []}]}}]
 )
 def test_a_serialized_dag_of_another_form_has_no_jobs(data: object) -> None:
-    assert roots_in(data) == {}
+    assert (roots_in(data), questions_in(data)) == ({}, {})
 
 
 # -- how current it is ------------------------------------------------------------------------------------------------
@@ -545,7 +620,7 @@ def test_only_dags_that_have_changed_are_read_again(site: Site, monkeypatch: pyt
 
     monkeypatch.setattr("stateflow_airflow.services.pages.roots_in", count)
     known = read_dags({})
-    assert len(read) == len(known) == 8 * 4 + 2
+    assert len(read) == len(known) == 10 * 4 + 2
     assert read_dags(known) == known and len(read) == len(known)
     text = FAMILY.format(name="open", root=str(site.folder / "moved"))
     pages_airflow.store_dags(site.folder / "dags", {"open": text.replace("/jobs/job.py", "/jobs/new.py")})
@@ -639,23 +714,61 @@ def test_the_next_run_is_the_earliest_one_whatever_the_texts_of_times_say() -> N
 
 
 @pytest.mark.matrix
-def test_a_job_waits_for_approval_while_a_task_of_its_dags_asks(site: Site) -> None:
-    answer = site.api.client("uma").post(
-        "/api/v2/dags/copy.of-it_recovery/dagRuns",
-        json={"logical_date": None, "conf": {"target": "latest", "reason": "to see it"}},
-    )
-    assert answer.status_code == 200, answer.text
+def test_a_job_waits_for_approval_while_a_task_asks_about_it(site: Site) -> None:
+    def words() -> list[bool | None]:
+        catalog = DagCatalog(locations=[str(site.folder)])
+        asyncio.run(catalog.current())
+        hostile = site.ids[str(site.folder / HOSTILE)]
+        return [catalog.orchestration_of(id).awaits_approval for id in (site.id, hostile, site.secret_id, "none")]
+
+    _trigger(site, "copy.of-it_recovery")
     assert read_dag_states().asking == frozenset()
     pages_airflow.ask("copy.of-it_recovery", "approve")
-    assert read_dag_states().asking == {"copy.of-it_recovery"}
-
-    catalog = DagCatalog(locations=[str(site.folder)])
-    asyncio.run(catalog.current())
-    words = {id: catalog.orchestration_of(id).awaits_approval for id in (site.id, site.secret_id, "none")}
-    assert words == {site.id: True, site.secret_id: False, "none": None}
+    assert read_dag_states().asking == {("copy.of-it_recovery", "approve")}
+    assert words() == [True, False, False, None]
     # A task that has failed waits for nobody, although nobody has answered.
     pages_airflow.end_tasks("copy.of-it_recovery", TaskInstanceState.FAILED)
-    assert read_dag_states().asking == frozenset()
+    assert words() == [False, False, False, None]
+    # The same DAG works on two jobs; and a task that is not about a job may ask anything.
+    _trigger(site, "two")
+    pages_airflow.ask("two", "hostile")
+    assert words() == [False, False, False, None]
+    pages_airflow.ask("two", "stop_hostile")
+    assert words() == [False, True, False, None]
+    pages_airflow.end_tasks("two", TaskInstanceState.FAILED)
+
+
+def _trigger(site: Site, dag_id: str) -> str:
+    conf = {"target": "latest", "reason": "to see it"}
+    answer = site.api.client("ada").post(f"/api/v2/dags/{dag_id}/dagRuns", json={"logical_date": None, "conf": conf})
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["dag_run_id"])
+
+
+@pytest.mark.matrix
+def test_a_family_has_the_questions_about_its_job(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(name: str, id: str) -> list[tuple[str, str]]:
+        found = site.get(name, f"jobs/{id}/family", JobFamily)["questions"]
+        assert all(datetime.fromisoformat(each["asked_at"]) <= datetime.now(UTC) for each in found)
+        assert {each["subject"] for each in found} <= {"Restore?"}
+        return [(each["dag_id"], each["dag_run_id"]) for each in found]
+
+    dag_ids = ("open_recovery", "copy.of-it_recovery", f"{SECRET}_twin_recovery", f"{SECRET}_recovery")
+    of_open, of_copy, of_twin, of_secret = runs = [(dag_id, _trigger(site, dag_id)) for dag_id in dag_ids]
+    assert asked("ada", site.id) == []
+    for dag_id, _ in runs:
+        pages_airflow.ask(dag_id, "approve")
+    # The newest first; each reader sees those of the DAGs whose questions Airflow shows.
+    assert asked("ada", site.id) == [of_twin, of_copy, of_open]
+    assert asked("vera", site.id) == [of_copy, of_open]
+    assert asked(ONLY_DAGS, site.id) == []
+    assert asked("ada", site.secret_id) == [of_secret]
+    # However many newer questions others have asked.
+    monkeypatch.setattr("stateflow_airflow.services.pages._MOST_QUESTIONS", 1)
+    assert asked("vera", site.id) == [of_copy]
+    for dag_id in dag_ids:
+        pages_airflow.end_tasks(dag_id, TaskInstanceState.FAILED)
+    assert asked("ada", site.id) == []
 
 
 @pytest.mark.matrix

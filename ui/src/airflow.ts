@@ -1,6 +1,6 @@
 // What the pages read and do in Airflow: its public REST API, with the user's session and rights. Paths and shapes are
 // those of Airflow 3.2 and 3.3 (airflow/api_fastapi/core_api/routes/public).
-import { airflowAddress, isStandalone, NO_ANSWER, type FamilyDag, type JobFamily, type Problem, problemOf, type Resource, useAddress, useResource } from "./api";
+import { airflowAddress, isStandalone, NO_ANSWER, type FamilyDag, type JobFamily, type OpenQuestion, type Problem, problemOf, type Resource, useAddress, useResource } from "./api";
 
 /** A DAG, with the fields that the pages show. */
 export interface Dag {
@@ -105,11 +105,6 @@ export function useQuestions(dag: string | null, run: string): Resource<Question
   return useAirflow(dag === null ? null : `${runPath(dag, run)}/hitlDetails?order_by=-created_at`, 5_000);
 }
 
-/** The questions of all DAGs that the user may read and that nobody has answered. */
-export function useOpenQuestions(enabled: boolean): Resource<Questions> {
-  return useAirflow(enabled ? "api/v2/dags/~/dagRuns/~/hitlDetails?response_received=false&order_by=-created_at&limit=100" : null, 15_000);
-}
-
 /** What a task has returned; null as long as there is nothing. */
 export function useReturned<T>(dag: string | null, run: string, task: string): Resource<T> {
   const path = dag === null ? null : `${runPath(dag, run)}/taskInstances/${segment(task)}/xcomEntries/return_value`;
@@ -153,10 +148,13 @@ export interface Family {
   problem: Problem | null;
   dag: (role: FamilyDag["role"]) => FamilyDag | null;
   dags: readonly FamilyDag[];
+  /** The questions about the job that wait for an answer, newest first. */
+  questions: readonly OpenQuestion[];
   reload: () => void;
 }
 
 const NO_DAGS: readonly FamilyDag[] = [];
+const NO_QUESTIONS: readonly OpenQuestion[] = [];
 
 export function useFamily(job: string | null): Family {
   const { value, problem, reload } = useResource<JobFamily>(isStandalone || job === null ? null : `jobs/${segment(job)}/family`, 15_000);
@@ -167,6 +165,7 @@ export function useFamily(job: string | null): Family {
     problem: isMissing || value !== null ? null : problem,
     dag: (role) => dags.find((each) => each.role === role) ?? null,
     dags,
+    questions: value?.questions ?? NO_QUESTIONS,
     reload,
   };
 }

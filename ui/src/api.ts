@@ -24,6 +24,7 @@ export type JobRow = Schemas["JobRow"];
 export type JobState = Schemas["JobState"];
 export type JournalEntry = Schemas["JournalEntry"];
 export type JournalPage = Schemas["JournalPage"];
+export type OpenQuestion = Schemas["OpenQuestion"];
 export type OperatorStatus = Schemas["OperatorStatus"];
 export type OperatorDetails = Schemas["OperatorDetails"];
 export type Person = Schemas["Requester"];

@@ -268,6 +268,7 @@ export const planPage: RestorePlanPage = {
 
 export const family: JobFamily = {
   may_read_state: true,
+  questions: [],
   dags: (["run", "savepoint", "retention", "recovery"] as const).map((role) => ({
     dag_id: role === "run" ? "flights" : `flights_${role}`,
     role,

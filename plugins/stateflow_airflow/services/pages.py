@@ -35,7 +35,7 @@ from airflow.sdk import conf
 from airflow.utils.session import create_session
 from airflow.utils.state import DagRunState, State
 from packaging.version import Version
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import and_, func, or_, select, tuple_
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -48,7 +48,7 @@ from stateflow.storage.locations import without_secrets
 from stateflow.ui.access import Viewer
 from stateflow.ui.app import make_app
 from stateflow.ui.catalog import job_opened_by
-from stateflow.ui.dags import DagJobs, DagRole, FamilyDag, JobFamily
+from stateflow.ui.dags import DagJobs, DagRole, FamilyDag, JobFamily, OpenQuestion
 from stateflow.ui.roots import CatalogJob, Cell, Orchestration, RootLimits, RootSearch, Threads
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ _FRESH = timedelta(seconds=30)
 _STATES_FRESH = timedelta(seconds=5)
 _READ_AT_ONCE = 100
 """Serialized DAGs in memory at a time; one may have hundreds of kilobytes."""
+_MOST_QUESTIONS = 100
 
 # -- job roots of serialized DAGs -------------------------------------------------------------------------------------
 
@@ -83,6 +84,8 @@ _ROLES: Mapping[str, DagRole] = {
 read a DAG that waits for a job need not be allowed to read the job."""
 _RUN_FIELDS = {"job", "job_root", "from_savepoint", "run_folder", "env_vars"}
 """Template fields by which a subclass of the run operator is recognized: a serialized task has no base classes."""
+_QUESTION_FIELDS = {"subject", "body", "job_root"}
+"""The same of the operators that ask a person about a job."""
 
 
 @dataclass(frozen=True)
@@ -92,17 +95,18 @@ class DagRoots:
     Attributes:
         version: identifies the serialized DAG.
         roles: what the DAG does with each; templates are not rendered.
+        questions: ids of the tasks that ask a person about each.
     """
 
     version: tuple[UUID, str]
     roles: Mapping[str, DagRole]
+    questions: Mapping[str, Set[str]] = field(default_factory=dict)
 
 
 def roots_in(data: object) -> dict[str, DagRole]:
     """Returns the job roots in a serialized DAG, as text, and what the DAG does with each."""
     found: dict[str, set[DagRole]] = {}
-    for task in _items(_value(_value(data, "dag"), "tasks")):
-        fields = _value(task, "__var")
+    for fields in _tasks(data):
         role = _role_of(fields)
         if role is not None:
             for root in _job_roots(fields):
@@ -111,12 +115,31 @@ def roots_in(data: object) -> dict[str, DagRole]:
     return {root: min(roles, key=order.index) for root, roles in found.items()}
 
 
+def questions_in(data: object) -> dict[str, set[str]]:
+    """Returns the job roots in a serialized DAG about which a person is asked, and the ids of the tasks that ask."""
+    found: dict[str, set[str]] = {}
+    for fields in _tasks(data):
+        if _template_fields(fields) >= _QUESTION_FIELDS:
+            for root in _job_roots(fields):
+                found.setdefault(root, set()).add(str(_value(fields, "task_id")))
+    return found
+
+
+def _tasks(data: object) -> Iterator[object]:
+    """Yields the fields of each task of a serialized DAG."""
+    for task in _items(_value(_value(data, "dag"), "tasks")):
+        yield _value(task, "__var")
+
+
+def _template_fields(fields: object) -> set[str]:
+    return {name for name in _items(_value(fields, "template_fields")) if isinstance(name, str)}
+
+
 def _role_of(fields: object) -> DagRole | None:
     module, kind = _value(fields, "_task_module"), _value(fields, "task_type")
     if str(module).startswith("stateflow_airflow."):
         return _ROLES.get(str(kind))
-    names = {name for name in _items(_value(fields, "template_fields")) if isinstance(name, str)}
-    return DagRole.RUN if names >= _RUN_FIELDS else None
+    return DagRole.RUN if _template_fields(fields) >= _RUN_FIELDS else None
 
 
 def _job_roots(fields: object) -> Iterator[str]:
@@ -124,7 +147,7 @@ def _job_roots(fields: object) -> Iterator[str]:
     mapped = _value(_value(_value(_value(fields, "expand_input"), "value"), "__var"), "job_root")
     for given in (_value(fields, "job_root"), _value(_value(fields, "partial_kwargs"), "job_root"), mapped):
         if given is not None:
-            # What is neither a text nor a list of texts is the output of another task.
+            # Anything but a text or a list of texts is the output of another task.
             yield from (each if isinstance(each, str) else "{{ … }}" for each in _items(given) or [given])
 
 
@@ -162,7 +185,8 @@ def read_dags(known: Mapping[str, DagRoots]) -> dict[str, DagRoots]:
         for at in range(0, len(changed), _READ_AT_ONCE):
             ids = [versions[dag][0] for dag in changed[at : at + _READ_AT_ONCE]]
             for row in session.scalars(select(SerializedDagModel).where(SerializedDagModel.id.in_(ids))):
-                found[row.dag_id] = DagRoots(versions[row.dag_id], roots_in(row.data))
+                data = row.data
+                found[row.dag_id] = DagRoots(versions[row.dag_id], roots_in(data), questions_in(data))
             session.expunge_all()
     return found
 
@@ -172,21 +196,26 @@ class DagStates:
     """States of DAGs in Airflow's database that change often, by DAG id.
 
     Attributes:
-        asking: DAGs with a task that waits for the answer of a person.
+        asking: the tasks that wait for the answer of a person: for each, the id of its DAG and its own.
         next_runs: when the scheduler creates the next run of a DAG that is not paused.
     """
 
-    asking: Set[str] = frozenset()
+    asking: Set[tuple[str, str]] = frozenset()
     next_runs: Mapping[str, datetime] = field(default_factory=dict)
+
+
+_IS_OPEN = and_(
+    HITLDetail.responded_at.is_(None), or_(TaskInstance.state.is_(None), TaskInstance.state.not_in(State.finished))
+)
+"""A question that waits for an answer: a task that was ended by hand leaves its question without one."""
 
 
 def read_dag_states() -> DagStates:
     """Returns the states of all DAGs."""
-    waits = or_(TaskInstance.state.is_(None), TaskInstance.state.not_in(State.finished))
     asking = (
-        select(TaskInstance.dag_id)
+        select(TaskInstance.dag_id, TaskInstance.task_id)
         .join(HITLDetail, HITLDetail.ti_id == TaskInstance.id)
-        .where(HITLDetail.responded_at.is_(None), waits)
+        .where(_IS_OPEN)
         .distinct()
     )
     next_runs = select(DagModel.dag_id, DagModel.next_dagrun_create_after).where(
@@ -194,8 +223,28 @@ def read_dag_states() -> DagStates:
     )
     with create_session() as session:
         return DagStates(
-            frozenset(session.scalars(asking)),
+            frozenset((dag_id, task_id) for dag_id, task_id in session.execute(asking)),
             {dag_id: at for dag_id, at in session.execute(next_runs) if at is not None},
+        )
+
+
+def read_questions(tasks: Collection[tuple[str, str]]) -> tuple[OpenQuestion, ...]:
+    """Returns the newest questions of tasks that wait for an answer, newest first.
+
+    Args:
+        tasks: for each, the id of its DAG and its own.
+    """
+    query = (
+        select(TaskInstance.dag_id, TaskInstance.run_id, HITLDetail.subject, HITLDetail.created_at)
+        .join(HITLDetail, HITLDetail.ti_id == TaskInstance.id)
+        .where(_IS_OPEN, tuple_(TaskInstance.dag_id, TaskInstance.task_id).in_(tasks))
+        .order_by(HITLDetail.created_at.desc())
+        .limit(_MOST_QUESTIONS)
+    )
+    with create_session() as session:
+        return tuple(
+            OpenQuestion(dag_id, run_id, subject, at.isoformat())
+            for dag_id, run_id, subject, at in session.execute(query)
         )
 
 
@@ -223,10 +272,17 @@ def read_late_dags() -> frozenset[str]:
 
 @dataclass(frozen=True)
 class JobDags:
-    """A job, and the DAGs that work on it, with their roles."""
+    """A job, and the DAGs that work on it.
+
+    Attributes:
+        job: the job.
+        roles: what each DAG does with it, by the id of the DAG.
+        questions: the tasks of these DAGs that ask a person about it: the id of the DAG and that of the task.
+    """
 
     job: CatalogJob
     roles: Mapping[str, DagRole]
+    questions: Set[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -253,6 +309,7 @@ def to_index(dags: Mapping[str, DagRoots], job_at: Callable[[str], CatalogJob]) 
     """
     jobs: dict[str, CatalogJob] = {}
     roles: dict[str, dict[str, DagRole]] = {}
+    questions: dict[str, set[tuple[str, str]]] = {}
     ids: dict[str, set[str]] = {}
     problems: dict[str, list[RootSearch]] = {}
     for dag_id, dag in sorted(dags.items()):
@@ -265,7 +322,8 @@ def to_index(dags: Mapping[str, DagRoots], job_at: Callable[[str], CatalogJob]) 
             jobs.setdefault(job.id, job)
             roles.setdefault(job.id, {})[dag_id] = role
             ids.setdefault(dag_id, set()).add(job.id)
-    return DagIndex({id: JobDags(jobs[id], roles[id]) for id in sorted(jobs)}, ids, problems)
+            questions.setdefault(job.id, set()).update((dag_id, task) for task in dag.questions.get(root, ()))
+    return DagIndex({id: JobDags(jobs[id], roles[id], questions[id]) for id in sorted(jobs)}, ids, problems)
 
 
 def job_of(job_root: str, locations: Sequence[str]) -> CatalogJob:
@@ -355,16 +413,20 @@ class DagCatalog:
         return [RootSearch("the DAGs of Airflow", count, False, error_report(reading.problem))]
 
     def orchestration_of(self, id: str) -> Orchestration:
-        """Returns what Airflow knows of a job: answers that any of its DAGs waits for, and the DAGs that run it."""
+        """Returns what Airflow knows of a job: its DAGs, whether one waits for an answer about it, and their runs."""
         states, late = self._states.now().value, self._late.now().value
         found = (self._index.now().value or DagIndex()).jobs.get(id)
-        if states is None or found is None:
+        if found is None:
             return Orchestration()
+        dag_ids = tuple(sorted(found.roles))
+        if states is None:
+            return Orchestration(dag_ids)
         # By the DAGs of the job only: a list of jobs asks for each of them.
         runs = {dag_id for dag_id, role in found.roles.items() if role is DagRole.RUN}
         starts = [states.next_runs[dag_id] for dag_id in runs if dag_id in states.next_runs]
         return Orchestration(
-            awaits_approval=not states.asking.isdisjoint(found.roles),
+            dag_ids,
+            awaits_approval=not states.asking.isdisjoint(found.questions),
             late=None if late is None or not runs else not late.isdisjoint(runs),
             next_run_at=min(starts).isoformat() if starts else "",
         )
@@ -450,7 +512,8 @@ class AirflowAccess:
     async def family_of(self, viewer: Viewer, job: CatalogJob) -> JobFamily:
         """Returns the DAGs of a job that the viewer may read."""
         assert isinstance(viewer, AirflowViewer)
-        return await _in_thread(lambda: _family(viewer.user, viewer.dags_of(job)))
+        questions = viewer.index.jobs[job.id].questions
+        return await _in_thread(lambda: _family(viewer.user, viewer.dags_of(job), questions))
 
 
 async def _in_thread(call: Callable[[], T]) -> T:
@@ -464,7 +527,14 @@ def _may_read_code(user: BaseUser, dag_ids: Collection[str]) -> bool:
     return any(may(method="GET", access_entity=code, details=each, user=user) for each in details)
 
 
-def _family(user: BaseUser, roles: Mapping[str, DagRole]) -> JobFamily:
+def _family(user: BaseUser, roles: Mapping[str, DagRole], questions: Set[tuple[str, str]]) -> JobFamily:
+    """Returns the DAGs of a job with what a user may do.
+
+    Args:
+        user: the user.
+        roles: what each DAG does that the user may read.
+        questions: the tasks that ask about the job, also those of other DAGs.
+    """
     manager = get_auth_manager()
     paused, teams = _dag_facts(roles.keys())
 
@@ -472,6 +542,7 @@ def _family(user: BaseUser, roles: Mapping[str, DagRole]) -> JobFamily:
         details = DagDetails(id=dag_id, team_name=teams.get(dag_id))
         return manager.is_authorized_dag(method=method, access_entity=entity, details=details, user=user)
 
+    asking = {dag_id for dag_id in paused if may(dag_id, "GET", DagAccessEntity.HITL_DETAIL)}
     return JobFamily(
         dags=tuple(
             FamilyDag(
@@ -484,6 +555,7 @@ def _family(user: BaseUser, roles: Mapping[str, DagRole]) -> JobFamily:
             )
             for dag_id, is_paused in sorted(paused.items())
         ),
+        questions=read_questions([(dag_id, task) for dag_id, task in questions if dag_id in asking]),
         may_read_state=manager.is_authorized_custom_view(method="GET", resource_name=STATE_VIEW, user=user),
     )
 

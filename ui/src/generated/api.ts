@@ -606,6 +606,7 @@ export interface components {
         /** @description The DAGs that work on a job. */
         JobFamily: {
             dags: components["schemas"]["FamilyDag"][];
+            questions: components["schemas"]["OpenQuestion"][];
             may_read_state: boolean;
         };
         /** @description The jobs that the caller may read. */
@@ -728,6 +729,13 @@ export interface components {
             number: number;
             tasks: number;
             chains: components["schemas"]["ChainExplanation"][];
+        };
+        /** @description A question about a job that waits for the answer of a person. */
+        OpenQuestion: {
+            dag_id: string;
+            dag_run_id: string;
+            subject: string;
+            asked_at: string | null;
         };
         /** @description Description of an operator's state in a checkpoint or savepoint. */
         OperatorDescription: {

@@ -343,7 +343,8 @@ it("disables actions with the reason for a person who may not trigger", async ()
 });
 
 it("leads from a job to the question that waits", async () => {
-  server.answers["api/v2/dags/~/dagRuns/~/hitlDetails"] = { hitl_details: [asked(), { ...asked(), task_instance: { ...task("approve", "awaiting_input"), dag_id: "other" } }], total_entries: 2 };
+  const waiting = { dag_id: name("flights_recovery"), dag_run_id: RUN, subject: question().subject, asked_at: question().created_at };
+  server.answers[`${job}/family`] = { ...family, questions: [waiting] };
   open(page(""));
   const links = await screen.findAllByRole("link", { name: question().subject });
   expect(links.map((link) => link.getAttribute("href"))).toEqual([`${page("approval/")}${encodeURIComponent(RUN)}?dag=${name("flights_recovery")}`]);

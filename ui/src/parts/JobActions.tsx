@@ -1,6 +1,6 @@
 import { Flex, Stack, Text } from "@chakra-ui/react";
 import { useState } from "react";
-import { type Family, setPaused, trigger, useActiveRuns, useDag, useFamily, useOpenQuestions, isWaiting } from "../airflow";
+import { type Family, setPaused, trigger, useActiveRuns, useDag, useFamily } from "../airflow";
 import type { FamilyDag } from "../api";
 import { runCommand, savepointCommand } from "../commands";
 import { Command } from "./Command";
@@ -215,12 +215,9 @@ export function FoldedActions({ id, base, jobRoot }: ActionsProps) {
 
 /** Links to the questions of a job's DAGs that wait for an answer. */
 export function WaitingApprovals({ family, base }: { family: Family; base: string }) {
-  const { value } = useOpenQuestions(family.dags.length > 0);
-  const ids = new Set(family.dags.map((dag) => dag.dag_id));
-  const waiting = (value?.hitl_details ?? []).filter((question) => isWaiting(question) && ids.has(question.task_instance.dag_id));
-  return waiting.map(({ subject, created_at: at, task_instance: { dag_id: dag, dag_run_id: run } }) => (
-    <Notice key={`${dag} ${run}`} status="warning" title="A question waits for an answer">
-      <PageLink to={approvalPath(base, dag, run)}>{subject}</PageLink> (<Time at={at} />)
+  return family.questions.map(({ subject, asked_at: at, dag_id: dag, dag_run_id: run }, index) => (
+    <Notice key={index} status="warning" title="A question waits for an answer">
+      <PageLink to={approvalPath(base, dag, run)}>{subject}</PageLink> {at !== null && <Time at={at} />}
     </Notice>
   ));
 }
