@@ -6,6 +6,7 @@
 - `barriers`: reports of tasks, completion of barriers, and coordination of checkpoints.
 - `sink_commit`: publishes a checkpoint's output in a sink's table exactly once.
 - `history`: records of checkpoints, commands and failures.
+- `progress`: how far a long batch or a restore is.
 - `job_requests`: requests to a job's run, such as savepoints.
 - `garbage_collector`: deletes what no checkpoint needs.
 """

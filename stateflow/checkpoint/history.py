@@ -29,7 +29,6 @@ from stateflow.checkpoint.log.documents import (
     ActionRecord,
     CheckpointRecord,
     Record,
-    RunProgress,
     is_position,
     seq_of,
     sort_records,
@@ -47,9 +46,6 @@ from stateflow.storage.paths import (
     history_key,
     history_records,
     history_seq,
-    progress_folder,
-    progress_key,
-    restored_table_key,
     run_file_key,
     run_record_key,
 )
@@ -141,49 +137,6 @@ def read_newest_job_file(storage: Storage) -> tuple[ActionRecord, bytes] | None:
 
 
 _RUNS_TRIED = 8
-
-
-def write_progress(storage: Storage, generation: int, number: int, progress: RunProgress) -> None:
-    """Stores how far a run is, in place of its report with the number before. Raises StorageError or ConfigError."""
-    storage.put_new(progress_key(generation, number), msgspec.json.encode(progress))
-    storage.delete([progress_key(generation, number - 1)])
-
-
-def read_progress(storage: Storage, generation: int) -> RunProgress | None:
-    """Returns the newest report of a run's progress; None without one, or if it cannot be decoded."""
-    folder = progress_folder(generation)
-    keys = [blob.key for blob in storage.list(folder) if blob.key.removeprefix(folder).isdigit()]
-    try:
-        return decode_json(RunProgress, storage.get(keys[-1], LIMIT)) if keys else None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, DataError):
-        return None
-
-
-def report_restored_table(storage: Storage, seq: int, uid: str) -> None:
-    """Stores that the restore of the log entry `seq` has restored the table of a sink, for display.
-
-    An error is logged and not raised: the token in the table decides whether it is restored.
-    """
-    try:
-        # An earlier attempt of the same restore may have stored it.
-        storage.put_new(restored_table_key(seq, uid), b"")
-    except Exception as e:
-        known = isinstance(e, StateflowError | OSError)
-        log.warning("could not report that the table of %s is restored: %s", uid, e, exc_info=None if known else e)
-
-
-def forget_restored_tables(storage: Storage, seq: int, uids: Iterable[str]) -> None:
-    """Deletes the reports of a restore that is completed. An error is logged: a collection deletes them as well."""
-    try:
-        storage.delete([restored_table_key(seq, uid) for uid in uids])
-    except (StateflowError, OSError) as e:
-        log.warning("could not delete the reports of a restore: %s", e)
-
-
-def find_restored_tables(storage: Storage, seq: int) -> tuple[str, ...]:
-    """Returns the uids of the sinks whose tables the restore of the log entry `seq` has reported as restored."""
-    prefix = restored_table_key(seq, "")
-    return tuple(blob.key.removeprefix(prefix) for blob in storage.list(prefix))
 
 
 def write_records(storage: Storage, records: Sequence[CheckpointRecord], unique: str) -> None:

@@ -13,16 +13,15 @@ from datetime import datetime
 from stateflow.checkpoint.history import (
     background_failures,
     find_failed_start,
-    find_restored_tables,
     read_origin,
     read_pending_records,
-    read_progress,
     read_records,
     run_failure,
 )
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import ActionRecord, Manifest, RunProgress, SourceWatermark
 from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.progress import find_restored_tables, read_progress
 from stateflow.checkpoint.restore.plan_document import is_run_open
 from stateflow.errors import DataError, MissingFile
 from stateflow.launch import open_existing

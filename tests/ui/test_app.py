@@ -30,11 +30,11 @@ from stateflow.checkpoint.history import (
     read_pending_records,
     record_failed_start,
     write_action,
-    write_progress,
 )
 from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, Origin, RunProgress
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.manifest_files import state_bytes
+from stateflow.checkpoint.progress import write_progress
 from stateflow.checkpoint.restore.plan_document import differing_parts
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.environment import StreamExecutionEnvironment

@@ -22,7 +22,6 @@ from stateflow.checkpoint.history import (
     read_pending_records,
     trim_history,
     write_action,
-    write_progress,
     write_records,
 )
 from stateflow.checkpoint.log.checkpoint_log import lineage_of
@@ -36,6 +35,7 @@ from stateflow.checkpoint.log.documents import (
     seq_of,
 )
 from stateflow.checkpoint.log.job_root import JobRoot, NewJob
+from stateflow.checkpoint.progress import write_progress
 from stateflow.clock import ManualClock, SystemClock
 from stateflow.errors import ConfigError, StorageError
 from stateflow.operations.checkpoints import Entries

@@ -10,14 +10,7 @@ from datetime import timedelta
 from functools import partial
 
 from stateflow import failpoints
-from stateflow.checkpoint.history import (
-    FAILURE,
-    LONGEST_SENTENCE,
-    RUN_START,
-    record_run,
-    record_run_failure,
-    write_progress,
-)
+from stateflow.checkpoint.history import FAILURE, LONGEST_SENTENCE, RUN_START, record_run, record_run_failure
 from stateflow.checkpoint.job_requests import RequestClient, RequestTimeouts
 from stateflow.checkpoint.log.checkpoint_log import Head
 from stateflow.checkpoint.log.documents import (
@@ -32,6 +25,7 @@ from stateflow.checkpoint.log.documents import (
 )
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
+from stateflow.checkpoint.progress import write_progress
 from stateflow.checkpoint.restore.state_assignment import StateAssignment
 from stateflow.clock import epoch_milliseconds
 from stateflow.config.settings import AT_LEAST_ONCE

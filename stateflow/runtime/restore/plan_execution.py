@@ -17,17 +17,13 @@ import msgspec
 
 from stateflow import failpoints
 from stateflow.api.sink import OtherCommit, SinkTable, Successor, TableChanges
-from stateflow.checkpoint.history import (
-    flush_pending_records,
-    forget_restored_tables,
-    report_restored_table,
-    write_action,
-)
+from stateflow.checkpoint.history import flush_pending_records, write_action
 from stateflow.checkpoint.log.checkpoint_log import CheckpointLog, Head
 from stateflow.checkpoint.log.documents import ActionRecord, PublishedOutput, RestoreFacts, Rewind, SinkIntent, SinkMode
 from stateflow.checkpoint.log.fencing import FenceGuard
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.checkpoint.log.transitions import Adoption
+from stateflow.checkpoint.progress import forget_restored_tables, report_restored_table
 from stateflow.checkpoint.restore.plan_document import GraphChanges, GraphPlan, RestorePlan, StateAction, is_outdated
 from stateflow.checkpoint.restore.targets import Target, find_kept_checkpoint
 from stateflow.checkpoint.savepoints.catalog import open_savepoint, savepoint_uri
