@@ -2,10 +2,11 @@
 
 ``python benchmarks/history_cost.py`` runs the same job without Spark in new processes that store ``all`` of that data,
 only the ``metrics`` of operators and sinks, or ``none`` of it: without the last two, there are no records of runs, no
-job file and graph, no progress, no figures of subtasks and no live sizes of state (`benchmarks.history_leg`). The job
-root shows after each run that it has what it should, and no more. Each round has one run of each; which one is the
-first changes. A ratio or a difference is of the runs of one round; the result has their quartiles. `spent_ms` is the
-CPU time of the functions that make and store the data, except what is measured for each row.
+job file and graph, no progress, no report of the input that waits, no figures of subtasks and no live sizes of state
+(`benchmarks.history_leg`). All of them ask the sources what waits, which metrics report as well. The job root shows
+after each run that it has what it should, and no more. Each round has one run of each; which one is the first changes.
+A ratio or a difference is of the runs of one round; the result has their quartiles. `spent_ms` is the CPU time of the
+functions that make and store the data, except what is measured for each row.
 
 There are three cases: a run of twelve batches; the smallest run, of one batch with ten rows, whose difference is what a
 run costs whatever its size; and this one with its job root in a bucket. A run with Spark stores the same data and takes
@@ -41,7 +42,7 @@ from benchmarks.results import write_result  # noqa: E402
 from stateflow.checkpoint.history import RUN_START, read_history, read_run_file  # noqa: E402
 from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord  # noqa: E402
 from stateflow.storage import Storage, open_storage  # noqa: E402
-from stateflow.storage.paths import PROGRESS, RUN_FILES  # noqa: E402
+from stateflow.storage.paths import BACKLOG, PROGRESS, RUN_FILES  # noqa: E402
 from tests.servers.running import s3_server  # noqa: E402
 
 PARTS = (ALL, METRICS, NONE)
@@ -155,8 +156,8 @@ def _check(storage: Storage, part: str, ended: Ended, batches: int) -> None:
     else:
         assert not starts and not storage.list(RUN_FILES) and not ended.calls["progress"]
         assert all(not m.spread and not m.busiest and m.live_entries is None for m in operators)
-    # The run deletes its last report.
-    assert not storage.list(PROGRESS)
+    # The run deletes its last report of progress, and leaves the last one of the input that waits.
+    assert not storage.list(PROGRESS) and bool(storage.list(BACKLOG)) == (part == ALL)
 
 
 def _stored_bytes(storage: Storage) -> dict[str, int]:

@@ -54,6 +54,7 @@ def _do_nothing(*_: object) -> None:
 _DRIVER = "stateflow.runtime.driver"
 _ROCKSDB = "stateflow.state.backends.rocksdb.backend"
 _FACTS = "stateflow.launch:_Runs._facts"
+_BACKLOG = f"{_DRIVER}.job_run:JobRun._report_backlog"
 _LIVE = f"{_ROCKSDB}:RocksDBBackend._snapshot"
 MEASUREMENTS: Mapping[str, object] = {
     f"{_ROCKSDB}:_OpenStore.get": _get,
@@ -70,16 +71,18 @@ RECORDS: Mapping[str, object] = {
     _FACTS: _do_nothing,
     "stateflow.runtime.job_loader:JobModules.job_file": _do_nothing,
     f"{_DRIVER}.job_run:JobRun._report_progress": _do_nothing,
+    _BACKLOG: _do_nothing,
     f"{_DRIVER}.batch_runner:_SPREAD": {},
     f"{_DRIVER}.batch_runner:_BUSIEST": 0,
     _LIVE: _snapshot,
 }
-"""What stores runs, job files, graphs, progress, subtasks and live sizes of state, and what replaces it."""
+"""What stores runs, job files, graphs, progress, waiting input, subtasks and live sizes, and what replaces it."""
 _TIMED = {
     "graph": _FACTS,
     "start_record": f"{_DRIVER}.job_run:_start_record",
     "run_record": f"{_DRIVER}.job_run:record_run",
     "progress": f"{_DRIVER}.job_run:write_progress",
+    "backlog": _BACKLOG,
     "operator_metrics": f"{_DRIVER}.batch_runner:operator_metrics",
     "live_state": _LIVE,
 }
