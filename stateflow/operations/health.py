@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,7 +17,7 @@ from stateflow.storage.paths import HISTORY, history_key, history_seq
 
 
 class HealthWord(StrEnum):
-    """The state of a job in a word."""
+    """The state of a job in a word: the first one that applies."""
 
     WAITS_FOR_APPROVAL = "waits-for-approval"
     """A restore or a deletion waits for the approval of a person."""
@@ -33,10 +33,10 @@ class HealthWord(StrEnum):
     """The newest checkpoint is older than the deadline of the job."""
     RUNNING = "running"
     """The newest run has not ended. It may have been killed: a job root does not tell that before the next run."""
-    CAUGHT_UP = "caught-up"
-    """No run is active, and no input waited when the newest run last measured it."""
     STOPPED = "stopped"
     """A person has stopped the job, and no run has begun since."""
+    CAUGHT_UP = "caught-up"
+    """No run is active, and no input waited when the newest run last measured it."""
     IDLE = "idle"
     """No run is active. Input waited when the newest run last measured it, or it is not known whether any did."""
 
@@ -84,20 +84,21 @@ class Health:
 def health_of(facts: HealthFacts) -> Health:
     """Returns the first word that applies, in the order of `HealthWord`."""
     began = facts.run_open and not facts.failed and not facts.committed
-    rows: Sequence[tuple[HealthWord, bool | None]] = (
-        (HealthWord.WAITS_FOR_APPROVAL, facts.awaits_approval),
-        (HealthWord.RESTORING, facts.restoring),
-        (HealthWord.FAILING, facts.failed),
-        (HealthWord.RETRYING, began and facts.failed_before),
-        (HealthWord.STARTING, began),
-        (HealthWord.LATE, facts.late),
-        (HealthWord.RUNNING, facts.run_open),
-        (HealthWord.STOPPED, facts.stopped),
-        (HealthWord.CAUGHT_UP, None if facts.input_waits is None else not facts.input_waits),
-    )
-    word = next((word for word, applies in rows if applies), HealthWord.IDLE)
-    before = [each for each, _ in rows].index(word) if word is not HealthWord.IDLE else len(rows)
-    return Health(word, tuple(each for each, applies in rows[:before] if applies is None))
+    applies: Mapping[HealthWord, bool | None] = {
+        HealthWord.WAITS_FOR_APPROVAL: facts.awaits_approval,
+        HealthWord.RESTORING: facts.restoring,
+        HealthWord.FAILING: facts.failed,
+        HealthWord.RETRYING: began and facts.failed_before,
+        HealthWord.STARTING: began,
+        HealthWord.LATE: facts.late,
+        HealthWord.RUNNING: facts.run_open,
+        HealthWord.STOPPED: facts.stopped,
+        HealthWord.CAUGHT_UP: None if facts.input_waits is None else not facts.input_waits,
+        HealthWord.IDLE: True,
+    }
+    words = list(HealthWord)
+    word = next(word for word in words if applies[word])
+    return Health(word, tuple(each for each in words[: words.index(word)] if applies[each] is None))
 
 
 def health_facts(
