@@ -71,6 +71,8 @@ class JobBacklog:
         measured_at: when it was measured.
         rows: rows of all sources; None if one of them does not know.
         exact: whether `rows` is exact.
+        files: files of all sources; None if one of them does not know.
+        size_bytes: size at all sources; None if one of them does not know.
         oldest_at: when the oldest of it was written; None also if nothing waits or a source does not know.
         rows_per_second: the rows that the last runs have read in a second of work.
         catch_up_ms: how long a run takes to read `rows` at that rate, without the time of its start.
@@ -80,6 +82,8 @@ class JobBacklog:
     measured_at: Timestamp
     rows: int | None
     exact: bool
+    files: int | None
+    size_bytes: int | None
     oldest_at: Timestamp | None
     rows_per_second: float | None
     catch_up_ms: int | None
@@ -173,8 +177,7 @@ def measure(
 def sum_up(sources: Iterable[SourceBacklog], rate: float | None, now: datetime) -> JobBacklog:
     """Returns the backlog of a job. Pure."""
     found = tuple(sources)
-    counts = [each.rows for each in found]
-    rows = None if None in counts else sum(each or 0 for each in counts)
+    rows = _total(each.rows for each in found)
     oldest = [each.oldest_at for each in found if each.oldest_at is not None]
     # The oldest of another source may be older.
     is_hidden = any(each.oldest_at is None and each.rows != 0 and each.files != 0 for each in found)
@@ -183,11 +186,18 @@ def sum_up(sources: Iterable[SourceBacklog], rate: float | None, now: datetime) 
         measured_at=now.isoformat(timespec="milliseconds"),
         rows=rows,
         exact=rows is not None and all(each.exact for each in found),
+        files=_total(each.files for each in found),
+        size_bytes=_total(each.size_bytes for each in found),
         oldest_at=None if is_hidden or not oldest else min(oldest, key=datetime.fromisoformat),
         rows_per_second=None if rate is None else round(rate, 3),
         catch_up_ms=catch_up,
         sources=found,
     )
+
+
+def _total(numbers: Iterable[int | None]) -> int | None:
+    known = list(numbers)
+    return None if None in known else sum(each or 0 for each in known)
 
 
 def rows_per_second(records: Iterable[CheckpointRecord]) -> float | None:

@@ -111,6 +111,14 @@ def test_a_source_is_not_asked_again_before_it_has_answered() -> None:
     assert measure(positions, None, SystemClock()).rows == 3
 
 
+def test_a_total_is_known_if_each_source_knows_its_part() -> None:
+    found = ask(a=Backlog(rows=3, size_bytes=10, files=2), b=Backlog(rows=4, size_bytes=20))
+    assert (found.rows, found.size_bytes, found.files) == (7, 30, None)
+    found = ask(a=Backlog(files=2), b=Backlog(size_bytes=5, files=0))
+    assert (found.rows, found.size_bytes, found.files) == (None, None, 2)
+    assert ask(a=Backlog(size_bytes=0)).size_bytes == 0
+
+
 def test_a_job_without_input_that_waits_has_caught_up_whatever_its_rate() -> None:
     assert ask(a=Backlog(rows=0)).catch_up_ms == 0
     assert ask(a=Backlog(rows=1)).catch_up_ms is None

@@ -440,7 +440,7 @@ def test_hostile_texts_come_through_as_text(tmp_path: Path, text: str) -> None:
     waiting = SourceBacklog(text, 1, -1, None, text, exact=True, unknown=text)
     # Beyond the numbers of reports, so that it is the last one.
     key = backlog_key(generation, 9_999_999_999)
-    write_backlog(job.storage, key, JobBacklog(text, 1, True, text, None, None, (waiting,)), [])
+    write_backlog(job.storage, key, JobBacklog(text, 1, True, None, -1, text, None, None, (waiting,)), [])
     pages = Pages.of(job)
     (entry,) = pages.get("jobs/job/journal", JournalPage)["entries"]
     backlog = pages.get("jobs/job", JobState)["backlog"]
