@@ -1,11 +1,11 @@
-import { Box, Link as ChakraLink, Heading, Stack } from "@chakra-ui/react";
+import { Box, Link as ChakraLink, Heading, Stack, Text } from "@chakra-ui/react";
 import { Link, Navigate, Route, Routes, useParams, useSearchParams } from "react-router-dom";
 import { type JobList, useResource } from "./api";
 import { JobPages } from "./pages/JobPages";
 import { Jobs } from "./pages/Jobs";
 import { Journal } from "./pages/Journal";
 import { UnknownAddress } from "./pages/UnknownAddress";
-import { PagesAt, restorePath } from "./parts/links";
+import { PageLink, PagesAt, restorePath } from "./parts/links";
 import { Loaded, Notice } from "./parts/Loaded";
 
 /** All pages: the jobs, and the pages of each. `base` is the path below which they are, without a slash at its end. */
@@ -30,7 +30,10 @@ function OneJob({ base }: { base: string }) {
   return <JobPages id={job} base={`${base}/jobs/${encodeURIComponent(job)}`} jobs={base} />;
 }
 
-/** A link to the restore wizard of a job, such as in a message: `restore?job=JOB&to=TARGET`, with the job's id or name. */
+/**
+ * A link to the restore wizard of a job, such as in a message: `restore?job=JOB&to=TARGET`, with the job's id or name. Of
+ * several jobs with the name, the reader chooses one.
+ */
 function RestoreOfJob({ base }: { base: string }) {
   const [query] = useSearchParams();
   const wanted = query.get("job") ?? "";
@@ -38,9 +41,20 @@ function RestoreOfJob({ base }: { base: string }) {
   return (
     <Loaded resource={jobs}>
       {({ jobs: found }) => {
-        const job = found.find(({ id }) => id === wanted) ?? found.find(({ job: name }) => name === wanted);
+        const pathOf = (id: string) => restorePath(`${base}/jobs/${encodeURIComponent(id)}`, query.get("to"));
+        if (found.some(({ id }) => id === wanted)) return <Navigate replace to={pathOf(wanted)} />;
+        const [job, ...others] = found.filter(({ job: name }) => name === wanted);
         if (job === undefined) return <Notice status="error" title={`There is no job ${wanted} that you may read`} />;
-        return <Navigate replace to={restorePath(`${base}/jobs/${encodeURIComponent(job.id)}`, query.get("to"))} />;
+        if (others.length === 0) return <Navigate replace to={pathOf(job.id)} />;
+        return (
+          <Notice status="error" title={`Several jobs have the name ${wanted}`}>
+            {[job, ...others].map(({ id, job_root: root }) => (
+              <Text key={id} overflowWrap="anywhere">
+                <PageLink to={pathOf(id)}>{root}</PageLink>
+              </Text>
+            ))}
+          </Notice>
+        );
       }}
     </Loaded>
   );

@@ -86,6 +86,14 @@ it("leads from a message to the restore wizard of a job, by its id or name", asy
   expect((await screen.findByText(/There is no job/)).textContent).toContain(HOSTILE);
 });
 
+it("does not choose one of several jobs with the name in a link", async () => {
+  const other = { ...job, id: "flights-2", job_root: "/data/other", job: "twins" };
+  server.answers.jobs = { jobs: [{ ...job, job: "twins" }, other], searches: [] };
+  open("/restore?job=twins&to=12");
+  expect(await screen.findByText(/Several jobs have the name twins/)).toBeDefined();
+  expect(screen.getByRole("link", { name: "/data/other" }).getAttribute("href")).toContain("/jobs/flights-2/restore?to=12");
+});
+
 it("asks again with the ETag, and keeps an answer as outdated while the server does not answer", async () => {
   vi.useFakeTimers({ shouldAdvanceTime: true });
   open("/jobs/flights-1/timeline");
