@@ -26,7 +26,7 @@ from stateflow.outputs import ErrorReport, Timestamp, encode_json, error_report
 from stateflow.ui.openapi import API, ApiError
 from stateflow.ui.requests import Call
 from stateflow.ui.roots import CatalogJob, Reading
-from stateflow.ui.snapshots import Snapshot
+from stateflow.ui.snapshots import Extent, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ class Freshness:
     """How current an object is.
 
     Attributes:
-        history_complete: whether all records of the history were read. Otherwise older ones are missing, until they
-            are read.
+        history_complete: whether all records of the history were read, and for a journal all actions of persons.
+            Otherwise older ones are missing, until they are read.
         history_truncated: whether the history has older records than those that are ever read.
         last_read_at: if the job root cannot be read now, when it was last read; null if it is current, and before the
             first time.
@@ -66,10 +66,10 @@ class Freshness:
     problem: ErrorReport | None
 
 
-def freshness_of(snapshot: Snapshot | None, *readings: Reading[object]) -> Freshness:
-    """Returns how current an object is that was made of a snapshot and of these readings."""
+def freshness_of(snapshot: Snapshot | None, *readings: Reading[object], extent: Extent = Extent.WHOLE) -> Freshness:
+    """Returns how current an object is that was made of an extent of a snapshot and of these readings."""
     failed = next((each for each in readings if each.problem is not None), None)
-    complete, truncated = (snapshot.complete, snapshot.truncated) if snapshot else (False, False)
+    complete, truncated = (snapshot.extent >= extent, snapshot.truncated) if snapshot else (False, False)
     if failed is None or failed.problem is None:
         return Freshness(complete, truncated, "", None)
     return Freshness(complete, truncated, failed.read_at, error_report(failed.problem))

@@ -20,21 +20,10 @@ from stateflow.operations.checkpoints import (
 from stateflow.outputs import EventTime, Inline, Offset, OptionalText
 from stateflow.ui.answers import Answer, Freshness, Handler, Refused, freshness_of, state_of, version_of
 from stateflow.ui.openapi import Endpoint, Parameter
-from stateflow.ui.requests import (
-    CURSOR,
-    FLAG,
-    KIND,
-    TIMES,
-    Call,
-    comparable_time,
-    limit_parameter,
-    to_cursor,
-    wrong_value,
-)
+from stateflow.ui.requests import FLAG, KIND, LIMIT, PAGE, TIMES, Call, comparable_time, to_cursor, wrong_value
 from stateflow.ui.roots import Reading, Roots
 from stateflow.ui.snapshots import Point, PointKey, Snapshot
 
-_LIMIT = limit_parameter(50, 500)
 _GENERATION = Parameter("generation", {"type": "integer", "minimum": 1}, "generation of the run")
 _POINTS = (
     KIND,
@@ -324,7 +313,7 @@ def no_checkpoint(checkpoint_id: int) -> ConfigError:
 
 
 CHECKPOINT_ENDPOINTS = (
-    Endpoint("jobs/{id}/points", "Points of a job, newest first", PointPage, (CURSOR, _LIMIT, *_POINTS)),
+    Endpoint("jobs/{id}/points", "Points of a job, newest first", PointPage, (*PAGE, *_POINTS)),
     Endpoint("jobs/{id}/checkpoints/{checkpoint_id}", "A checkpoint with its operators and subtasks", CheckpointPage),
 )
 
@@ -345,7 +334,7 @@ class CheckpointEndpoints:
 
     async def _points(self, call: Call) -> Answer:
         before = call.cursor(PointKey)
-        limit, generation = call.number(_LIMIT), call.number(_GENERATION)
+        limit, generation = call.number(LIMIT), call.number(_GENERATION)
         status = call.query.get("status")
         if status not in (None, "completed", "aborted"):
             raise wrong_value("status", "completed or aborted")
@@ -358,7 +347,7 @@ class CheckpointEndpoints:
             since=call.time("since"),
             until=call.time("until"),
         )
-        reading = await self._roots.read(call.job, whole=True)
+        reading = await self._roots.read(call.job)
         assert limit is not None
 
         def make() -> PointPage:

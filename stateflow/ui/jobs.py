@@ -23,7 +23,7 @@ from stateflow.ui.requests import CURSOR, Call, to_cursor
 from stateflow.ui.roots import Catalog, CatalogJob, Orchestration, Reading, Roots, RootSearch
 from stateflow.ui.runs import RunSummary, runs_of
 from stateflow.ui.savepoints import LastSavepoint, last_savepoint
-from stateflow.ui.snapshots import Snapshot
+from stateflow.ui.snapshots import Extent, Snapshot
 
 NEWEST_SIZES = 30
 """Checkpoints whose size a list of jobs has, for a trend line."""
@@ -82,13 +82,15 @@ class JobRow:
         checkpoint_id: the checkpoint that the next run starts from; 0 before the first one.
         label: label of the checkpoint or savepoint that the next run starts from.
         committed_at: when that checkpoint was committed.
-        full_bytes: bytes of all state of the newest checkpoint; None without one.
+        full_bytes: bytes of all state of the newest checkpoint; None without one, and if its manifest is damaged.
         state_sizes: sizes of the newest checkpoints that no restore has undone, oldest first.
         backlog: how much input waited when a run last measured it, at `measured_at`; None if no run has since the
             newest restore.
         backlog_unknown: why that is not known; empty otherwise.
         next_run_at: when the orchestrator begins the next run; null if none is scheduled, and if it is not known.
-        savepoint: the newest savepoint; None without one. While `history_complete` is false, an older one may exist.
+        savepoint: the newest savepoint; None without one.
+        savepoint_unknown: whether there may be a savepoint although `savepoint` is None: a record of one may have been
+            deleted with the oldest part of the history, is damaged, or was not read yet.
         failure: the error that the newest run ended with; None if it recorded none.
         failed_start: the error of a later run that has not begun; None without one.
         freshness: how current this is.
@@ -110,6 +112,7 @@ class JobRow:
     backlog_unknown: OptionalText
     next_run_at: Timestamp
     savepoint: LastSavepoint | None
+    savepoint_unknown: bool
     failure: RunFailure | None
     failed_start: RunFailure | None
     freshness: Inline[Freshness]
@@ -148,6 +151,7 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -
     backlog = position.backlog.backlog if position and position.backlog else None
     sizes = tuple(reversed(list(_sizes(snapshot)))) if snapshot else ()
     newest = _newest_checkpoint(snapshot) if snapshot else None
+    savepoint = last_savepoint(snapshot) if snapshot else None
     return JobRow(
         id=job.id,
         job_root=job.job_root,
@@ -164,7 +168,8 @@ def job_row(job: CatalogJob, reading: Reading[Snapshot], known: Orchestration) -
         backlog=backlog,
         backlog_unknown="" if backlog else _NOT_MEASURED,
         next_run_at=known.next_run_at,
-        savepoint=last_savepoint(snapshot) if snapshot else None,
+        savepoint=savepoint,
+        savepoint_unknown=savepoint is None and not (snapshot is not None and snapshot.savepoints_known),
         failure=description.failure if description else None,
         failed_start=description.failed_start if description else None,
         freshness=freshness_of(snapshot, reading),
@@ -218,7 +223,7 @@ class JobState:
         row: the job as in the list of jobs.
         description: its status; None if no run has begun.
         newest: the entry of the checkpoint that the next run starts from; of one that a restore has made, that of the
-            checkpoint that was restored. None without one, and for another job's.
+            checkpoint that was restored. None without one, for another job's, and if the history has no record of it.
         runs: the newest runs, newest first.
         operators: the operators at the newest checkpoint.
         sources: the sources at the newest checkpoint.
@@ -321,7 +326,7 @@ class JobEndpoints:
             searches: where job roots are looked for.
             more: the place of the last job, if there are more of them.
         """
-        read = await self._roots.read_all(jobs, whole=False)
+        read = await self._roots.read_all(jobs, Extent.NEWEST)
         rows = [(job, each, self._catalog.orchestration_of(job.id)) for job, each in zip(jobs, read, strict=True)]
         return Answer(
             [*(f"{version_of(job, each)} {known}" for job, each, known in rows), repr(searches), repr(more)],
@@ -330,6 +335,6 @@ class JobEndpoints:
 
     async def _job(self, call: Call) -> Answer:
         job = call.job
-        reading = await self._roots.read(job, whole=True)
+        reading = await self._roots.read(job)
         known = self._catalog.orchestration_of(job.id)
         return Answer([version_of(job, reading), repr(known)], lambda: job_state(job, reading, known))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import heapq
 import io
 import json
 from collections.abc import Iterator, Sequence
@@ -12,12 +13,12 @@ from typing import NamedTuple
 from stateflow.checkpoint.log.documents import ActionRecord
 from stateflow.operations.checkpoints import ActionEntry
 from stateflow.outputs import Inline, OptionalText, to_object
-from stateflow.requesters import NameSource, Requester
+from stateflow.requesters import Requester
 from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, version_of
 from stateflow.ui.openapi import CSV, Endpoint, Parameter
-from stateflow.ui.requests import CURSOR, KIND, TEXT, TIMES, Call, comparable_time, limit_parameter, to_cursor
+from stateflow.ui.requests import KIND, LIMIT, PAGE, TEXT, TIMES, Call, comparable_time, limit_parameter, to_cursor
 from stateflow.ui.roots import CatalogJob, Reading, Roots
-from stateflow.ui.snapshots import Snapshot
+from stateflow.ui.snapshots import Extent, Snapshot, is_of_person
 
 
 class JournalKey(NamedTuple):
@@ -101,12 +102,6 @@ class JournalFilter:
         )
 
 
-def is_of_person(record: ActionRecord) -> bool:
-    """Returns whether a person did, approved or requested an action, and not a schedule or a run."""
-    people = (Requester.parse(each).source for each in (record.by, record.requested_by) if each)
-    return any(source not in (NameSource.PROCESS, NameSource.AIRFLOW_DAG) for source in people)
-
-
 Read = tuple[CatalogJob, Reading[Snapshot]]
 """A job and its job root."""
 
@@ -122,15 +117,19 @@ def journal_page(
         before: the place of the last entry of the page before; None for the first page.
         limit: largest number of entries.
     """
-    keys = sorted(_keys(read, wanted), reverse=True)
-    keys = [(key, at) for key, at in keys if before is None or key < before]
-    chosen = keys[:limit]
+    keys = ((key, at) for key, at in _keys(read, wanted) if before is None or key < before)
+    newest = heapq.nlargest(limit + 1, keys)
+    chosen = newest[:limit]
     entries = tuple(entry for _, at in chosen for entry in _entries(read, at))
     jobs = tuple(
-        JournalJob(job.id, reading.value.root.job.job if reading.value else "", freshness_of(reading.value, reading))
+        JournalJob(
+            job.id,
+            reading.value.root.job.job if reading.value else "",
+            freshness_of(reading.value, reading, extent=Extent.ACTIONS),
+        )
         for job, reading in read
     )
-    return JournalPage(entries, jobs, ""), chosen[-1][0] if len(keys) > limit else None
+    return JournalPage(entries, jobs, ""), chosen[-1][0] if len(newest) > limit else None
 
 
 _Place = tuple[int, int]
@@ -185,14 +184,13 @@ def _cell(value: object) -> str:
     return f"'{text}" if isinstance(value, str) and text.startswith(_FORMULA) else text
 
 
-_LIMIT = limit_parameter(50, 500)
 _JOURNAL = (KIND, Parameter("person", TEXT, "part of the name of a person"), *TIMES)
 _CSV_LIMIT = limit_parameter(10_000, 20_000)
 
 JOURNAL_ENDPOINTS = (
-    Endpoint("jobs/{id}/journal", "What persons did to a job", JournalPage, (CURSOR, _LIMIT, *_JOURNAL)),
+    Endpoint("jobs/{id}/journal", "What persons did to a job", JournalPage, (*PAGE, *_JOURNAL)),
     Endpoint("jobs/{id}/journal.csv", "The same as a table", CSV, (_CSV_LIMIT, *_JOURNAL)),
-    Endpoint("journal", "What persons did to all jobs", JournalPage, (CURSOR, _LIMIT, *_JOURNAL)),
+    Endpoint("journal", "What persons did to all jobs", JournalPage, (*PAGE, *_JOURNAL)),
     Endpoint("journal.csv", "The same as a table", CSV, (_CSV_LIMIT, *_JOURNAL)),
 )
 
@@ -223,7 +221,7 @@ class JournalEndpoints:
 
     async def _journal(self, call: Call) -> Answer:
         before, wanted = call.cursor(JournalKey), _journal_filter(call)
-        limit, read = call.number(_LIMIT), await self._read_journal(call)
+        limit, read = call.number(LIMIT), await self._read_journal(call)
         assert limit is not None
 
         def make() -> JournalPage:
@@ -242,6 +240,6 @@ class JournalEndpoints:
 
     async def _read_journal(self, call: Call) -> list[Read]:
         if "id" in call.path:
-            return [(call.job, await self._roots.read(call.job, whole=True))]
+            return [(call.job, await self._roots.read(call.job, extent=Extent.ACTIONS))]
         jobs = list(call.jobs.values())
-        return list(zip(jobs, await self._roots.read_all(jobs, whole=True), strict=True))
+        return list(zip(jobs, await self._roots.read_all(jobs, Extent.ACTIONS), strict=True))

@@ -37,6 +37,11 @@ def limit_parameter(default: int, largest: int) -> Parameter:
     return Parameter("limit", {"type": "integer", "minimum": 1, "maximum": largest, "default": default}, "how many")
 
 
+LIMIT = limit_parameter(50, 500)
+PAGE = CURSOR, LIMIT
+"""The parameters of a list that has pages."""
+
+
 @dataclass(frozen=True)
 class Call:
     """A request to an endpoint.

@@ -1,7 +1,7 @@
 """The job roots that the pages show: followed by threads that are bounded, each with a deadline of its own.
 
 A storage may hang for minutes, or for ever. A call that has not returned at its deadline no longer counts among the
-threads that work, so that it delays no other job root, and its job root gets no second one. A page waits for a look
+threads that work, so that it delays no other job root, and its job root gets only a few others. A page waits for a look
 only as long as its patience, and otherwise shows the snapshot before.
 """
 
@@ -11,9 +11,8 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Generic, Protocol, TypeVar
@@ -23,7 +22,7 @@ from stateflow.clock import Clock, SystemClock
 from stateflow.errors import InternalError, NotYetAvailable, StateflowError, StorageError
 from stateflow.outputs import ErrorReport
 from stateflow.storage import Storage
-from stateflow.ui.snapshots import Position, RootReader, Snapshot
+from stateflow.ui.snapshots import Extent, Position, RootReader, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -101,8 +100,10 @@ class RootLimits:
     Attributes:
         memory: bytes of all records in memory, as an estimate.
         threads: calls that work concurrently.
+        threads_of_root: calls of one job root that have begun and not ended; its others wait.
+        waiting: calls of one job root that wait for a thread; further ones are refused.
         hanging: calls beyond their deadline, after which no others are begun.
-        deadline: time after which a call is said to hang.
+        deadline: time after which a call is said to hang, from its start.
         fresh: age up to which a snapshot is shown without a look at the storage.
         patience: how long a page waits for a look if there is a snapshot that is at most `old`.
         list_patience: how long a list of several jobs waits for each of them, all together.
@@ -113,6 +114,8 @@ class RootLimits:
 
     memory: int = 256 << 20
     threads: int = 8
+    threads_of_root: int = 4
+    waiting: int = 64
     hanging: int = 64
     deadline: timedelta = timedelta(seconds=5)
     fresh: timedelta = timedelta(seconds=1)
@@ -123,12 +126,24 @@ class RootLimits:
     roots: int = 1000
 
 
-class _Call:
-    """A call in a thread of its own."""
+class ThreadCall:
+    """A call in a thread of its own, or one that waits for a thread.
 
-    def __init__(self, run: Callable[[], None]) -> None:
+    Args:
+        run: the call, which raises nothing.
+        root: address of the job root that it reads.
+        asked: when it was asked for.
+
+    Attributes:
+        began: when its thread began it; None while it waits.
+        hangs: whether it has not ended at its deadline.
+    """
+
+    def __init__(self, run: Callable[[], None], root: str, asked: float) -> None:
         self.run = run
-        self.began = _NEVER
+        self.root = root
+        self.asked = asked
+        self.began: float | None = None
         self.hangs = False
 
 
@@ -136,7 +151,7 @@ class Threads:
     """Runs blocking calls in threads that end with the process; one that hangs does not occupy a place.
 
     Args:
-        limits: number of threads, and deadline.
+        limits: number of threads and of calls, and deadline.
         clock: measures how long a call takes.
     """
 
@@ -144,42 +159,57 @@ class Threads:
         self._limits = limits
         self._clock = clock
         self._lock = threading.Lock()
-        self._waiting: deque[_Call] = deque()
-        self._running: list[_Call] = []
+        self._waiting: list[ThreadCall] = []
+        self._running: list[ThreadCall] = []
 
-    def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Begins a call as soon as there is a place."""
-        future: Future[T] = Future()
+    def submit(self, run: Callable[[], None], root: str) -> ThreadCall:
+        """Begins a call as soon as there is a place.
 
-        def run() -> None:
-            try:
-                result = call()
-            except BaseException as e:
-                future.set_exception(e)
-            else:
-                future.set_result(result)
+        Args:
+            run: the call, which raises nothing.
+            root: address of the job root that it reads.
 
+        Raises NotYetAvailable if too many calls of the job root wait.
+        """
+        call = ThreadCall(run, root, self._clock.monotonic())
         with self._lock:
-            self._waiting.append(_Call(run))
+            if sum(each.root == root for each in self._waiting) >= self._limits.waiting:
+                raise NotYetAvailable(
+                    "too many calls wait for the job root", hint="ask again later", waiting=self._limits.waiting
+                )
+            self._waiting.append(call)
         self.sweep()
-        return future
+        return call
 
     def sweep(self) -> None:
         """Gives the places of calls that hang to those that wait."""
         now = self._clock.monotonic()
+        deadline = self._limits.deadline.total_seconds()
         with self._lock:
             for call in self._running:
-                call.hangs = call.hangs or now - call.began >= self._limits.deadline.total_seconds()
+                call.hangs = call.hangs or (call.began is not None and now - call.began >= deadline)
             hanging = sum(call.hangs for call in self._running)
             places = self._limits.threads - (len(self._running) - hanging)
-            while self._waiting and places > 0 and hanging < self._limits.hanging:
-                call = self._waiting.popleft()
-                call.began = now
-                self._running.append(call)
+            while places > 0 and hanging < self._limits.hanging and (next_call := self._next()) is not None:
+                try:
+                    self._start(next_call, now)
+                except RuntimeError:
+                    # The process has as many threads as it may have: it waits for the next sweep.
+                    break
                 places -= 1
-                threading.Thread(target=self._work, args=(call,), name="stateflow-ui", daemon=True).start()
 
-    def _work(self, call: _Call) -> None:
+    def _next(self) -> ThreadCall | None:
+        """Returns the call that has waited longest, of a job root that may have a further thread."""
+        of_root = Counter(each.root for each in self._running)
+        return next((each for each in self._waiting if of_root[each.root] < self._limits.threads_of_root), None)
+
+    def _start(self, call: ThreadCall, now: float) -> None:
+        threading.Thread(target=self._work, args=(call,), name="stateflow-ui", daemon=True).start()
+        call.began = now
+        self._waiting.remove(call)
+        self._running.append(call)
+
+    def _work(self, call: ThreadCall) -> None:
         try:
             call.run()
         finally:
@@ -213,6 +243,7 @@ class Cell(Generic[T]):
         limits: deadline and patience.
         fresh: age up to which the result is returned without another call.
         source: what the call reads, for the error of one that hangs.
+        root: address of the job root that it reads; empty for something else.
     """
 
     def __init__(
@@ -224,17 +255,18 @@ class Cell(Generic[T]):
         limits: RootLimits,
         fresh: timedelta,
         source: str = "the storage of the job root",
+        root: str = "",
     ) -> None:
         self._source = source
+        self._root = root
         self._threads = threads
         self._call = call
         self._clock = clock
         self._limits = limits
         self._fresh = fresh.total_seconds()
         self._lock = threading.Lock()
-        self._running: Future[None] | None = None
+        self._running: ThreadCall | None = None
         self._waiters: set[asyncio.Future[None]] = set()
-        self._began = _NEVER
         self._ended = _NEVER
         self._reading: Reading[T] = Reading(None, "", None)
 
@@ -247,7 +279,7 @@ class Cell(Generic[T]):
         """
         self._threads.sweep()
         running = self._begin(must_call)
-        if running is not None and not running.done():
+        if running is not None:
             longest = self._limits.deadline if patience is None else patience
             wait = min(longest, self._limits.patience) if self._is_recent() else longest
             await self._wait(running, wait)
@@ -255,9 +287,8 @@ class Cell(Generic[T]):
             self._threads.sweep()
         return self.now()
 
-    async def _wait(self, running: Future[None], longest: timedelta) -> None:
+    async def _wait(self, running: ThreadCall, longest: timedelta) -> None:
         """Waits until the call has ended, for a time."""
-        # Not a callback of the future, which nothing removes: a call that hangs would keep one for each reader.
         waiter = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._running is not running:
@@ -272,31 +303,36 @@ class Cell(Generic[T]):
     def now(self) -> Reading[T]:
         """Returns the newest result without waiting."""
         found = self._reading
-        if found.problem is None and self._is_late():
-            hint = "check that this process can reach it; the page tries again by itself"
-            seconds = self._limits.deadline.total_seconds()
-            late = StorageError(f"{self._source} does not answer", hint=hint, seconds=seconds)
-            return Reading(found.value, found.read_at, late)
-        return found
+        problem = self._delay() if found.problem is None else None
+        return Reading(found.value, found.read_at, problem) if problem else found
 
     def _is_recent(self) -> bool:
         """Returns whether the newest result is good enough for now, or the next one will probably not come soon."""
         age = self._clock.monotonic() - self._ended
         known = self._reading.problem is not None or age < self._limits.old.total_seconds()
-        return self._is_late() or (known and self._ended != _NEVER)
+        return self._delay() is not None or (known and self._ended != _NEVER)
 
-    def _is_late(self) -> bool:
-        running, deadline = self._running, self._limits.deadline.total_seconds()
-        return running is not None and self._clock.monotonic() - self._began >= deadline
+    def _delay(self) -> StateflowError | None:
+        """Returns why the call has not ended in time; None if it has, or may still do so."""
+        call, seconds = self._running, self._limits.deadline.total_seconds()
+        if call is None or self._clock.monotonic() - (call.asked if call.began is None else call.began) < seconds:
+            return None
+        if call.began is None:
+            hint = "others do not answer; the page tries again by itself"
+            return NotYetAvailable(f"{self._source} has not been asked yet", hint=hint, seconds=seconds)
+        hint = "check that this process can reach it; the page tries again by itself"
+        return StorageError(f"{self._source} does not answer", hint=hint, seconds=seconds)
 
-    def _begin(self, must_call: bool) -> Future[None] | None:
+    def _begin(self, must_call: bool) -> ThreadCall | None:
         now = self._clock.monotonic()
         with self._lock:
             fresh = self._fresh if self._reading.problem is None else self._limits.fresh.total_seconds()
             if self._running is not None or (now - self._ended < fresh and not must_call):
                 return self._running
-            self._began = now
-            self._running = self._threads.submit(self._run)
+            try:
+                self._running = self._threads.submit(self._run, self._root)
+            except NotYetAvailable as e:
+                self._reading, self._ended = replace(self._reading, problem=e), now
             return self._running
 
     def _run(self) -> None:
@@ -327,18 +363,17 @@ class _Followed:
 
     def __init__(self, job: CatalogJob, threads: Threads, clock: Clock, limits: RootLimits) -> None:
         self.reader = RootReader(job.open_storage, clock)
-        self.whole = False
+        self.extent = Extent.NEWEST
         # The snapshot is the reader's alone, so that its memory can be freed.
-        self.looks: Cell[None] = Cell(threads, self._look, clock, limits=limits, fresh=limits.fresh)
+        self.looks: Cell[None] = Cell(threads, self._look, clock, limits=limits, fresh=limits.fresh, root=job.job_root)
 
     def _look(self) -> None:
-        self.reader.look(self.whole)
+        self.reader.look(self.extent)
 
-    @property
-    def lacks_records(self) -> bool:
-        """Whether a further look would read older records."""
-        snapshot = self.reader.snapshot
-        return self.looks.now().problem is None and (snapshot is None or not snapshot.complete)
+    def lacks(self, extent: Extent) -> bool:
+        """Returns whether a further look would read older records of an extent."""
+        read = self.reader.snapshot.extent if self.reader.snapshot else Extent.NEWEST
+        return read < extent and self.looks.now().problem is None
 
     def now(self) -> Reading[Snapshot]:
         """Returns the newest snapshot, also the first part of one that is still being read."""
@@ -362,32 +397,35 @@ class Roots:
         self._followed: OrderedDict[tuple[str, str], _Followed] = OrderedDict()
         self._manifests: Calls[Manifest] = Calls(self, None)
 
-    async def read(self, job: CatalogJob, patience: timedelta | None = None, *, whole: bool) -> Reading[Snapshot]:
+    async def read(
+        self, job: CatalogJob, patience: timedelta | None = None, *, extent: Extent = Extent.WHOLE
+    ) -> Reading[Snapshot]:
         """Returns the newest snapshot of a job root.
 
         Args:
             job: the job root.
             patience: how long to wait for it; None as `Cell.read`.
-            whole: whether all of its history is wanted; after the patience, the snapshot may be without older records.
+            extent: how much of its history is wanted; after the patience, the snapshot may be without older records.
         """
-        followed = self._follow(job, whole)
         ends = self.clock.monotonic() + (self.limits.deadline if patience is None else patience).total_seconds()
         while True:
-            lacks = whole and followed.lacks_records
+            # Again each time: another job root may need the memory meanwhile.
+            followed = self._follow(job, extent)
+            lacks = followed.lacks(extent)
             await followed.looks.read(patience, must_call=lacks)
             # A look reads a part of a long history, so that it ends in time.
-            if not lacks or not followed.lacks_records or self.clock.monotonic() >= ends:
+            if not lacks or not followed.lacks(extent) or self.clock.monotonic() >= ends:
                 break
         self._bound_memory(followed)
         return followed.now()
 
-    async def read_all(self, jobs: Sequence[CatalogJob], *, whole: bool) -> list[Reading[Snapshot]]:
+    async def read_all(self, jobs: Sequence[CatalogJob], extent: Extent) -> list[Reading[Snapshot]]:
         """Returns several job roots; one that does not answer soon as it was known before."""
-        return await asyncio.gather(*(self.read(job, self.limits.list_patience, whole=whole) for job in jobs))
+        return await asyncio.gather(*(self.read(job, self.limits.list_patience, extent=extent) for job in jobs))
 
     async def read_position(self, job: CatalogJob) -> tuple[Reading[Snapshot], Snapshot, Position]:
         """Returns a job root whose newest log entry is known. Raises the error of reading it, or NotYetAvailable."""
-        reading = await self.read(job, whole=True)
+        reading = await self.read(job)
         snapshot = reading.value
         if snapshot is None or snapshot.position is None:
             raise reading.problem or NotYetAvailable("the job has no checkpoint that could be read yet", job=job.id)
@@ -405,14 +443,14 @@ class Roots:
             found = self._followed.get((job.id, job.job_root))
         return found.reader.snapshot if found else None
 
-    def _follow(self, job: CatalogJob, whole: bool) -> _Followed:
+    def _follow(self, job: CatalogJob, extent: Extent) -> _Followed:
         key = job.id, job.job_root
         with self._lock:
             followed = self._followed.get(key)
             if followed is None:
                 followed = self._followed[key] = _Followed(job, self.threads, self.clock, self.limits)
-            followed.whole = followed.whole or whole
-            if whole:
+            followed.extent = max(followed.extent, extent)
+            if extent is Extent.WHOLE:
                 # A list of all jobs touches each of them, and says nothing about what will be needed again.
                 self._followed.move_to_end(key)
             while len(self._followed) > self.limits.roots:
@@ -423,12 +461,13 @@ class Roots:
         with self._lock:
             found = list(self._followed.values())
         taken = sum(each.reader.memory for each in found)
-        for each in found:
-            if taken <= self.limits.memory:
-                return
-            if each is not current and each.whole:
-                each.whole = False
-                taken -= each.reader.shrink()
+        for extent in (Extent.ACTIONS, Extent.NEWEST):
+            for each in found:
+                if taken <= self.limits.memory:
+                    return
+                if each is not current and each.extent > extent:
+                    each.extent = extent
+                    taken -= each.reader.shrink(extent)
 
 
 class Calls(Generic[T]):
@@ -448,12 +487,13 @@ class Calls(Generic[T]):
         self._cells: OrderedDict[tuple[str, ...], Cell[T]] = OrderedDict()
 
     async def read(self, key: tuple[str, ...], call: Callable[[], T]) -> Reading[T]:
-        """Returns the newest result of the call with this key."""
+        """Returns the newest result of the call with this key, which begins with the address of the job root."""
         roots = self._roots
         with self._lock:
             cell = self._cells.get(key)
             if cell is None:
-                cell = Cell(roots.threads, call, roots.clock, limits=roots.limits, fresh=self._fresh)
+                limits, fresh = roots.limits, self._fresh
+                cell = Cell(roots.threads, call, roots.clock, limits=limits, fresh=fresh, root=key[0])
                 self._cells[key] = cell
             self._cells.move_to_end(key)
             while len(self._cells) > self._results:

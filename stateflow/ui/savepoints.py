@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 import logging
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from stateflow.checkpoint.log.documents import SAVEPOINT_RECORD
 from stateflow.checkpoint.savepoints.catalog import is_confirmed, read_savepoint
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
+from stateflow.clock import parse_timestamp
 from stateflow.errors import ConfigError, DataError, NotYetAvailable
 from stateflow.operations.checkpoints import ActionEntry
 from stateflow.operations.garbage import RetentionEffect, preview_retention
@@ -90,7 +93,7 @@ class SavepointPage:
     """The savepoints of a job.
 
     Attributes:
-        savepoints: the complete savepoints in the job root, newest first.
+        savepoints: the newest complete savepoints in the job root, newest first.
         older: whether the job root has more of them than are read.
         elsewhere: records of savepoints that were made outside of the job root and not disposed of, newest first.
         freshness: how current this is.
@@ -160,23 +163,55 @@ def savepoint_diff(reading: Reading[Snapshot], difference: Reading[SavepointDiff
     return SavepointDiff(difference.value, freshness_of(reading.value, reading, difference))
 
 
-class _SavepointCache:
-    """Descriptions of savepoints, which are read again only if their documents or owners are others."""
+class _Savepoints:
+    """The savepoints in a job root; a description is made again only if its document or its owner is another.
 
-    def __init__(self) -> None:
-        self._known: dict[str, dict[str, tuple[str, SavepointDescription]]] = {}
+    Args:
+        storage: the job root.
+        made_at: returns when savepoints were made, by the name of their folder, as far as the history tells it.
+    """
 
-    def read(self, storage: Storage) -> tuple[tuple[SavepointDescription, ...], bool]:
-        """Returns the complete savepoints in a job root, newest first, and whether it has more than were read."""
+    def __init__(self, storage: Storage, made_at: Callable[[], Mapping[str, datetime]]) -> None:
+        self._storage = storage
+        self._made_at = made_at
+        self._stored_at: dict[str, datetime] = {}
+        self._known: dict[str, tuple[str, SavepointDescription]] = {}
+
+    def read(self) -> tuple[tuple[SavepointDescription, ...], bool]:
+        """Returns the newest complete savepoints, newest first, and whether there are more than were read."""
+        storage = self._storage
         names = [name for name in storage.folders(SAVEPOINTS) if savepoint_file(f"{SAVEPOINTS}{name}/{SAVEPOINT}")]
-        folders = [savepoint_folder(name) for name in names[-_LONGEST_SAVEPOINT_LIST:]]
-        known = self._known.get(storage.uri, {})
         with ThreadPoolExecutor(_SAVEPOINT_READERS) as pool:
-            described = pool.map(lambda folder: _describe_savepoint(storage, folder, known.get(folder)), folders)
+            folders = [savepoint_folder(name) for name in self._newest(names, pool)]
+            described = pool.map(lambda each: _describe_savepoint(storage, each, self._known.get(each)), folders)
             found = {folder: each for folder, each in zip(folders, described, strict=True) if each is not None}
-        self._known[storage.uri] = found
+        self._known = found
         ordered = sorted((each for _, each in found.values()), key=lambda each: each.report.made_at, reverse=True)
         return tuple(ordered), len(names) > _LONGEST_SAVEPOINT_LIST
+
+    def _newest(self, names: Sequence[str], pool: Executor) -> Sequence[str]:
+        """Returns the names of the newest savepoints: names do not tell when they were made."""
+        if len(names) <= _LONGEST_SAVEPOINT_LIST:
+            return names
+        present, made_at = set(names), self._made_at()
+        # Of those that the history does not tell of any more, or not yet. Without a document, one is not complete.
+        asked = present - made_at.keys() - self._stored_at.keys()
+        stored = pool.map(lambda name: (name, self._storage.info(f"{SAVEPOINTS}{name}/{SAVEPOINT}")), asked)
+        new = {name: datetime.fromtimestamp(blob.modified_ms / 1000, UTC) for name, blob in stored if blob}
+        self._stored_at = {name: at for name, at in {**self._stored_at, **new}.items() if name in present}
+        times = {**self._stored_at, **made_at}
+        return heapq.nlargest(_LONGEST_SAVEPOINT_LIST, present & times.keys(), key=lambda name: (times[name], name))
+
+
+def _times_of(snapshot: Snapshot | None) -> dict[str, datetime]:
+    """Returns when savepoints were made, by the name of their folder: also in a copy, where their paths are others."""
+    found: dict[str, datetime] = {}
+    for action in snapshot.actions if snapshot else ():
+        record = action.record
+        if record.kind == SAVEPOINT_RECORD:
+            with contextlib.suppress(ValueError, OverflowError):
+                found[record.text("path").rstrip("/").rpartition("/")[2]] = parse_timestamp(record.ended_at)
+    return found
 
 
 def _describe_savepoint(
@@ -218,7 +253,6 @@ class SavepointEndpoints:
         self._savepoints: Calls[tuple[tuple[SavepointDescription, ...], bool]] = Calls(roots, timedelta(seconds=5))
         self._retentions: Calls[RetentionEffect] = Calls(roots, timedelta(seconds=10))
         self._differences: Calls[SavepointDifference] = Calls(roots, timedelta(seconds=10))
-        self._known_savepoints = _SavepointCache()
 
     def handlers(self) -> dict[str, Handler]:
         """Returns what answers each endpoint, by its path."""
@@ -230,11 +264,12 @@ class SavepointEndpoints:
 
     async def _list_savepoints(self, call: Call) -> Answer:
         job = call.job
-        reading = await self._roots.read(job, whole=True)
+        reading = await self._roots.read(job)
         if reading.value is None:
             raise reading.problem or NotYetAvailable("the job root has not been read yet", job=job.id)
-        storage = reading.value.root.storage
-        listed = await self._savepoints.read((job.job_root,), lambda: self._known_savepoints.read(storage))
+        known = _Savepoints(reading.value.root.storage, lambda: _times_of(self._roots.known(job)))
+        # Of several, the first one is asked again and again.
+        listed = await self._savepoints.read((job.job_root,), known.read)
         versions = [version_of(job, reading), state_of(listed), repr(listed.value)]
         return Answer(versions, lambda: savepoint_page(reading, listed))
 

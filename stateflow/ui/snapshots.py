@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
@@ -46,9 +47,19 @@ from stateflow.errors import DataError, MissingFile
 from stateflow.operations.checkpoints import ActionEntry, Entries, Entry
 from stateflow.operations.job_root import open_root_in
 from stateflow.operations.status import JobDescription, describe_at, read_newest_manifest
+from stateflow.requesters import NameSource, Requester
 from stateflow.runtime.backlog import StoredBacklog, read_stored_backlog
 from stateflow.storage import BlobInfo, Storage
-from stateflow.storage.paths import BACKLOG, HISTORY, LOG, history_key, history_records, log_entry, progress_folder
+from stateflow.storage.paths import (
+    BACKLOG,
+    HISTORY,
+    LOG,
+    history_key,
+    history_records,
+    history_seq,
+    log_entry,
+    progress_folder,
+)
 
 LARGEST_HISTORY = 20_000
 """Records of a job root that are read, the newest ones: twice as many as a history retains by default."""
@@ -66,6 +77,17 @@ _TIME_STEP = timedelta(seconds=2)
 _READERS = 8
 _GROWTH = 3
 """Bytes in memory for each byte of a stored document, measured with records of jobs of several operators."""
+
+
+class Extent(IntEnum):
+    """How much of a job's history is read."""
+
+    NEWEST = 0
+    """The newest records, and the newest ones of savepoints and of their disposal."""
+    ACTIONS = 1
+    """Also all actions of persons."""
+    WHOLE = 2
+    """All records, up to `LARGEST_HISTORY`."""
 
 
 class PointKey(NamedTuple):
@@ -95,6 +117,17 @@ class HistoryObject:
     def digest(self) -> int:
         """Identifies the object; the sum of several identifies these."""
         return int.from_bytes(hashlib.sha256(f"{self.blob.key} {self.sha256}".encode()).digest()[:16])
+
+    @property
+    def is_of_person(self) -> bool:
+        """Whether it has an action of a person."""
+        return any(isinstance(each, ActionRecord) and is_of_person(each) for each in self.records)
+
+
+def is_of_person(record: ActionRecord) -> bool:
+    """Returns whether a person did, approved or requested an action, and not a schedule or a run."""
+    people = (Requester.parse(each).source for each in (record.by, record.requested_by) if each)
+    return any(source not in (NameSource.PROCESS, NameSource.AIRFLOW_DAG) for source in people)
 
 
 @dataclass(frozen=True)
@@ -204,24 +237,37 @@ class Snapshot:
         position: its newest log entry; None if no run has begun.
         objects: the objects of the history that were read, by key, in order of the keys.
         history: their records.
-        complete: whether all objects were read.
+        extent: how much of the history was read.
         truncated: whether the history has older records than those that are ever read.
+        savepoints_known: whether the record of each savepoint that the job ever made was read; False also if the oldest
+            records were deleted, or one is damaged.
     """
 
     root: JobRoot
     position: Position | None = None
     objects: Mapping[str, HistoryObject] = field(default_factory=dict)
     history: History = History()
-    complete: bool = False
+    extent: Extent = Extent.NEWEST
     truncated: bool = False
+    savepoints_known: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether all objects were read."""
+        return self.extent is Extent.WHOLE
 
     @cached_property
     def version(self) -> str:
         """Identifies the content: another process that reads the same objects has the same version."""
         head = self.position.head.sha256 if self.position else ""
         reported = _reported(self.position) if self.position else None
-        facts = (self.root.job.job_uuid, head, reported, self.history.digest, self.complete, self.truncated)
+        facts = (self.root.job.job_uuid, head, reported, self.history.digest, *self.coverage)
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+
+    @property
+    def coverage(self) -> tuple[int, bool, bool]:
+        """What is known to be missing."""
+        return int(self.extent), self.truncated, self.savepoints_known
 
     @property
     def memory(self) -> int:
@@ -313,25 +359,28 @@ class RootReader:
         self._listed: dict[str, BlobInfo] = {}
         self._stamp: int | None = None
         self._reports: list[str] = []
+        # Keys of actions that no person did: the journal does not read them again.
+        self._others: set[str] = set()
         self.snapshot: Snapshot | None = None
 
-    def look(self, whole: bool) -> Snapshot:
+    def look(self, extent: Extent) -> Snapshot:
         """Returns the job root as it is now; of a long history, each look reads a further part, the newest first.
 
         Args:
-            whole: whether all records of the history are read, and not only the newest ones.
+            extent: how much of the history is read.
 
         Raises:
             ConfigError: the job root does not exist.
             DataError, StorageError: it is damaged, or cannot be read.
         """
         with self._lock:
-            return self._look(whole)
+            return self._look(extent)
 
-    def _look(self, whole: bool) -> Snapshot:
+    def _look(self, extent: Extent) -> Snapshot:
         known, position = self._find_position()
         if position is None:
-            return self._publish(replace(known, position=None), {}, complete=True, truncated=False)
+            nothing = replace(known, position=None, extent=Extent.WHOLE, truncated=False, savepoints_known=True)
+            return self._publish(nothing, {})
         described = position.description
         if position is known.position and (described.run_open or described.restoring is not None):
             position = self._follow_reports(known, position)
@@ -339,24 +388,28 @@ class RootReader:
             # A start trims the history.
             self._listed_at = None
         self._list_history(known.root.storage, position.head)
-        return self._read(replace(known, position=position), whole)
+        return self._read(replace(known, position=position), extent)
 
     @property
     def memory(self) -> int:
         """Bytes of memory that the snapshot takes, as an estimate."""
         return self.snapshot.memory if self.snapshot else 0
 
-    def shrink(self) -> int:
-        """Forgets all records but the newest ones, unless a look is being taken; returns the bytes that this frees."""
+    def shrink(self, extent: Extent) -> int:
+        """Forgets what an extent does not have, unless a look is being taken; returns the bytes that this frees."""
         if not self._lock.acquire(blocking=False):
             return 0
         try:
             before = self.snapshot
-            if before is None or len(before.objects) <= _BRIEF:
+            if before is None:
                 return 0
-            kept = dict(list(before.objects.items())[-_BRIEF:])
+            newest = set(list(before.objects)[-_BRIEF:])
+            has_actions = extent is Extent.ACTIONS
+            kept = {k: each for k, each in before.objects.items() if k in newest or (has_actions and each.is_of_person)}
+            if len(kept) == len(before.objects):
+                return 0
             history = History().changed([], list(kept.values()))
-            self.snapshot = replace(before, objects=kept, history=history, complete=False)
+            self.snapshot = replace(before, objects=kept, history=history, extent=min(before.extent, extent))
             return before.memory - self.snapshot.memory
         finally:
             self._lock.release()
@@ -389,7 +442,7 @@ class RootReader:
         return described
 
     def _open(self) -> Snapshot:
-        self._listed_at, self._listed, self._stamp = None, {}, None
+        self._listed_at, self._listed, self._stamp, self._others = None, {}, None, set()
         root = open_root_in(self.snapshot.root.storage if self.snapshot else self._open_storage())
         return Snapshot(root)
 
@@ -432,38 +485,49 @@ class RootReader:
         """Returns whether no file was added to, or removed from, a folder since it was listed."""
         return self._stamp is not None and _changed_ns(storage) == self._stamp
 
-    def _read(self, known: Snapshot, whole: bool) -> Snapshot:
+    def _read(self, known: Snapshot, extent: Extent) -> Snapshot:
         """Reads the objects that are not known yet, the newest first."""
         wanted, truncated = _within(self._listed, LARGEST_HISTORY)
         had = {key: each for key, each in known.objects.items() if key in wanted and _is_same(each, wanted[key])}
-        whole = whole or (known.complete and bool(known.objects))
-        chosen = wanted if whole else {key: wanted[key] for key in sorted(_brief(wanted) | had.keys())}
+        extent = max(extent, known.extent) if known.objects else extent
+        newest = set(wanted) if extent is Extent.WHOLE else _brief(wanted)
+        keys = newest | had.keys()
+        if extent is Extent.ACTIONS:
+            keys |= {key for key in wanted if _is_action(key)} - self._others
+        chosen = {key: blob for key, blob in wanted.items() if key in keys}
         missing = [chosen[key] for key in reversed(chosen) if key not in had]
         read = _read_objects(known.root.storage, missing[:_AT_ONCE])
         if read and self._is_at_known_head(known):
             # Of a run's failure, which the description contains, no log entry tells.
             known = replace(known, position=_described_again(known))
-        complete = len(chosen) == len(wanted) and len(missing) <= _AT_ONCE
-        return self._publish(known, {**had, **read}, complete=complete, truncated=truncated)
+        others = {key for key, each in read.items() if _is_action(key) and not each.is_of_person}
+        self._others = (self._others & wanted.keys()) | others
+        forgotten = others - newest
+        objects = {key: each for key, each in {**had, **read}.items() if key not in forgotten}
+        if len(missing) > _AT_ONCE:
+            extent = Extent.NEWEST
+        elif len(chosen) == len(wanted) and not forgotten:
+            extent = Extent.WHOLE
+        savepoints_known = not truncated and _begins_with_the_job(wanted) and _has_savepoints(wanted, objects)
+        found = replace(known, extent=extent, truncated=truncated, savepoints_known=savepoints_known)
+        return self._publish(found, objects)
 
     def _is_at_known_head(self, known: Snapshot) -> bool:
         before = self.snapshot.position if self.snapshot else None
         return before is not None and known.position is not None and known.position.head is before.head
 
-    def _publish(
-        self, known: Snapshot, objects: Mapping[str, HistoryObject], *, complete: bool, truncated: bool
-    ) -> Snapshot:
+    def _publish(self, known: Snapshot, objects: Mapping[str, HistoryObject]) -> Snapshot:
         before = self.snapshot
         if before is None or before.root is not known.root:
             before = Snapshot(known.root)
         removed = [each for key, each in before.objects.items() if objects.get(key) is not each]
         added = [each for key, each in objects.items() if before.objects.get(key) is not each]
-        states = (known.position, complete, truncated), (before.position, before.complete, before.truncated)
+        is_other = (known.position, known.coverage) != (before.position, before.coverage)
         # What was computed of an unchanged snapshot stays.
-        if before is not self.snapshot or removed or added or states[0] != states[1]:
+        if before is not self.snapshot or removed or added or is_other:
             history = before.history.changed(removed, added)
             ordered = dict(sorted(objects.items())) if added else objects
-            self.snapshot = Snapshot(known.root, known.position, ordered, history, complete, truncated)
+            self.snapshot = replace(known, objects=ordered, history=history)
         assert self.snapshot is not None
         return self.snapshot
 
@@ -511,13 +575,31 @@ def _within(listed: dict[str, BlobInfo], records: int) -> tuple[dict[str, BlobIn
     return dict(listed), False
 
 
-def _brief(listed: dict[str, BlobInfo]) -> set[str]:
+def _brief(listed: Mapping[str, BlobInfo]) -> set[str]:
     """Returns the keys of the newest objects, and of the newest records of savepoints and of their disposal."""
     keys = list(listed)
     found = set(keys[-_BRIEF:])
     for kind in (SAVEPOINT_RECORD, "dispose"):
-        found |= set([key for key in keys if f"-{kind}-" in key][-_BRIEF_SAVEPOINTS:])
+        # A savepoint of an old checkpoint has its number.
+        own = sorted((key for key in keys if f"-{kind}-" in key), key=lambda key: listed[key].modified_ms)
+        found |= set(own[-_BRIEF_SAVEPOINTS:])
     return found
+
+
+def _is_action(key: str) -> bool:
+    return "-checkpoints-" not in key
+
+
+def _begins_with_the_job(listed: Mapping[str, BlobInfo]) -> bool:
+    """Returns whether a history has its oldest records: of the first run's CLAIM, or of the checkpoint after it."""
+    oldest = next(iter(listed), "")
+    # An object of checkpoints has the number of its newest one.
+    return history_seq(oldest) - history_records(oldest) <= 1
+
+
+def _has_savepoints(listed: Iterable[str], objects: Mapping[str, HistoryObject]) -> bool:
+    saved = (objects.get(key) for key in listed if f"-{SAVEPOINT_RECORD}-" in key)
+    return all(each is not None and each.records for each in saved)
 
 
 def _identity(blob: BlobInfo) -> tuple[str, int, int, str]:

@@ -1,21 +1,24 @@
-"""The timeline of a job: its runs, checkpoints, branches and actions."""
+"""The timeline of a job: its runs, checkpoints and actions."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from bisect import bisect_left
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from stateflow.checkpoint.history import RUN_START, Integrity
-from stateflow.checkpoint.log.documents import ActionRecord, CheckpointRecord, seq_of
+from stateflow.checkpoint.history import FAILURE, RUN_START, Integrity
+from stateflow.checkpoint.log.documents import CheckpointRecord, Record
 from stateflow.operations.checkpoints import ActionEntry, CheckpointEntry
-from stateflow.outputs import Inline, OptionalId, Timestamp
+from stateflow.outputs import Inline, OptionalId, OptionalText, Timestamp
 from stateflow.ui.answers import Answer, Freshness, Handler, freshness_of, version_of
 from stateflow.ui.openapi import Endpoint
-from stateflow.ui.requests import Call, limit_parameter
+from stateflow.ui.requests import CURSOR, Call, limit_parameter, to_cursor
 from stateflow.ui.roots import Catalog, Reading, Roots
 from stateflow.ui.runs import RunSummary, runs_of
-from stateflow.ui.snapshots import Snapshot
+from stateflow.ui.snapshots import Action, Point, PointKey, Snapshot
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class TimelinePoint:
         generation: generation of its run.
         run: number of its run.
         ordinal: number of its barrier in that generation.
-        branch: generation of the restore that began its branch, which is the `seq` of a branch; 0 for the first one.
+        branch: generation of the restore that began its branch; 0 for the first one.
         status: ``completed`` or ``aborted``.
         ended_at: when it completed or failed.
         duration_ms: duration of its batches, plus the time from its barrier to its end.
@@ -58,69 +61,103 @@ class TimelinePoint:
 
 
 @dataclass(frozen=True)
-class Branch:
-    """Checkpoints between two restores: each restore begins another branch.
-
-    Attributes:
-        seq: number of the log entry that begins it; 0 for the first one.
-        restored_checkpoint_id: the checkpoint at which it leaves another branch; 0 for the first one, and for another
-            job's checkpoint.
-        live: whether the job's current state descends from its newest checkpoint.
-    """
-
-    seq: OptionalId
-    restored_checkpoint_id: OptionalId
-    live: bool
-
-
-@dataclass(frozen=True)
 class TimelinePage:
-    """The newest part of the history of a job.
+    """A part of the history of a job: its newest records, or those before an earlier page.
 
     Attributes:
-        runs: the runs, oldest first.
-        branches: the branches that restores have left, and the current one last, oldest first.
+        runs: the runs of these records, oldest first; one that earlier pages have as well is the same there.
         checkpoints: the checkpoints, oldest first.
         actions: savepoints, restores, rejections, failures and other actions, oldest first.
         older: whether the history has older records than these.
+        next_cursor: `cursor` of the page of older records; empty if this is the last one.
         freshness: how current this is.
     """
 
     runs: tuple[RunSummary, ...]
-    branches: tuple[Branch, ...]
     checkpoints: tuple[TimelinePoint, ...]
     actions: tuple[ActionEntry, ...]
     older: bool
+    next_cursor: OptionalText
     freshness: Inline[Freshness]
 
 
-def timeline_page(reading: Reading[Snapshot], limit: int, dag_ids: Collection[str] = ()) -> TimelinePage:
-    """Returns the newest records of checkpoints, and as many of actions and runs, of a job.
+class ActionKey(NamedTuple):
+    """Place of an action among all actions of a job: its time, and the key of its object."""
+
+    ended_at: str
+    source: str
+
+
+class TimelineKey(NamedTuple):
+    """Place of the oldest point of a page, and of its oldest action; None for none yet."""
+
+    point: PointKey | None
+    action: ActionKey | None
+
+
+def timeline_page(
+    reading: Reading[Snapshot], before: TimelineKey | None, limit: int, dag_ids: Collection[str] = ()
+) -> TimelinePage:
+    """Returns the newest records of checkpoints, actions and starts of runs before a place.
 
     Args:
         reading: the job root.
-        limit: how many of each, at most.
+        before: the place where the page before ended; None for the first page.
+        limit: largest number of records.
         dag_ids: the DAGs that work on the job.
     """
     snapshot = reading.value
     if snapshot is None or snapshot.position is None:
-        return TimelinePage((), (), (), (), False, freshness_of(snapshot, reading))
-    checkpoints = [p for p in snapshot.points if isinstance(p.record, CheckpointRecord)]
-    entries = (snapshot.entry_of(p) for p in checkpoints[-limit:])
-    points = tuple(_timeline_point(each) for each in entries if isinstance(each, CheckpointEntry))
-    # The start of a run is in the summary of the run.
-    actions = [each for each in snapshot.actions if each.record.kind != RUN_START]
-    oldest = points[0].generation if points and len(checkpoints) > limit else 0
-    # A job whose runs fail has no checkpoints, and as many runs as the history retains.
-    runs = [run for run in runs_of(snapshot, dag_ids) if run.generation >= oldest]
+        return TimelinePage((), (), (), False, "", freshness_of(snapshot, reading))
+    points, actions = _records_before(snapshot, before or TimelineKey(None, None))
+    # Each in its own order; clocks of hosts may differ.
+    both: list[Iterable[Point | Action]] = [reversed(points), reversed(actions)]
+    newest = heapq.merge(*both, key=lambda each: each.record.ended_at, reverse=True)
+    shown = list(itertools.islice(newest, limit))[::-1]
+    shown_points = [each for each in shown if isinstance(each, Point)]
+    shown_actions = [each for each in shown if isinstance(each, Action)]
+    more = len(shown) < len(points) + len(actions)
+    last = TimelineKey(
+        shown_points[0].key if shown_points else before and before.point,
+        _action_key(shown_actions[0]) if shown_actions else before and before.action,
+    )
+    entries = map(snapshot.entry_of, shown_points)
     return TimelinePage(
-        runs=tuple(runs[-limit:]),
-        branches=_branches(snapshot),
-        checkpoints=points,
-        actions=tuple(snapshot.entries_of(actions[-limit:])),
-        older=len(checkpoints) > limit or len(actions) > limit or len(runs) > limit or snapshot.truncated,
+        runs=_runs_of(runs_of(snapshot, dag_ids), shown, is_first=before is None),
+        checkpoints=tuple(_timeline_point(each) for each in entries if isinstance(each, CheckpointEntry)),
+        # The start of a run is in the summary of the run.
+        actions=tuple(snapshot.entries_of(each for each in shown_actions if each.record.kind != RUN_START)),
+        older=more or snapshot.truncated,
+        next_cursor=to_cursor(last if more else None),
         freshness=freshness_of(snapshot, reading),
     )
+
+
+def _records_before(snapshot: Snapshot, before: TimelineKey) -> tuple[Sequence[Point], Sequence[Action]]:
+    points = [each for each in snapshot.points if isinstance(each.record, CheckpointRecord)]
+    actions = snapshot.actions
+    if before.point is not None:
+        points = points[: bisect_left(points, before.point, key=lambda each: each.key)]
+    if before.action is not None:
+        actions = actions[: bisect_left(actions, before.action, key=_action_key)]
+    return points, actions
+
+
+def _action_key(action: Action) -> ActionKey:
+    return ActionKey(action.record.ended_at, action.source)
+
+
+def _runs_of(runs: Iterable[RunSummary], shown: Sequence[Point | Action], *, is_first: bool) -> tuple[RunSummary, ...]:
+    """Returns the runs of records; on the first page also one that has no record yet."""
+    generations = {_generation_of(each.record) for each in shown}
+    return tuple(run for run in runs if run.generation in generations or (is_first and run.is_open))
+
+
+def _generation_of(record: Record) -> int:
+    """Returns the generation of a checkpoint, or of a run that began or failed; 0 for other actions."""
+    if isinstance(record, CheckpointRecord):
+        return record.generation
+    return record.seq if record.kind in (RUN_START, FAILURE) else 0
 
 
 def _timeline_point(entry: CheckpointEntry) -> TimelinePoint:
@@ -144,31 +181,10 @@ def _timeline_point(entry: CheckpointEntry) -> TimelinePoint:
     )
 
 
-def _branches(snapshot: Snapshot) -> tuple[Branch, ...]:
-    """Returns the branches; the newest one is that of the current state, also before its first checkpoint."""
-    assert snapshot.position is not None
-    entries = snapshot.position.entries
-    restores = {p.record.seq: p.record for p in snapshot.points if isinstance(p.record, ActionRecord)}
-    starts = [0, *sorted(restores)]
-    # Ascending, as the points are.
-    ids = [seq_of(p.record) for p in snapshot.points if not p.is_aborted]
-    found = [Branch(starts[-1], _base_of(restores, starts[-1]), live=True)]
-    for start, end in zip(starts[-2::-1], starts[:0:-1], strict=True):
-        # Ids of points that are before the next branch.
-        count = bisect_left(ids, end)
-        live = count > 0 and ids[count - 1] >= start and not entries.is_undone(ids[count - 1])
-        found.append(Branch(start, _base_of(restores, start), live))
-    return tuple(reversed(found))
-
-
-def _base_of(restores: Mapping[int, ActionRecord], start: int) -> int:
-    return restores[start].number("restored_checkpoint_id") or 0 if start else 0
-
-
 _LIMIT = limit_parameter(500, 2000)
 
 TIMELINE_ENDPOINTS = (
-    Endpoint("jobs/{id}/timeline", "The newest part of the history of a job", TimelinePage, (_LIMIT,)),
+    Endpoint("jobs/{id}/timeline", "The history of a job, its newest part first", TimelinePage, (CURSOR, _LIMIT)),
 )
 
 
@@ -189,8 +205,10 @@ class TimelineEndpoints:
         return {"jobs/{id}/timeline": self._timeline}
 
     async def _timeline(self, call: Call) -> Answer:
-        limit = call.number(_LIMIT)
-        reading = await self._roots.read(call.job, whole=True)
+        before, limit = call.cursor(TimelineKey), call.number(_LIMIT)
+        reading = await self._roots.read(call.job)
         dag_ids = self._catalog.orchestration_of(call.job.id).dag_ids
         assert limit is not None
-        return Answer([version_of(call.job, reading), repr(dag_ids)], lambda: timeline_page(reading, limit, dag_ids))
+        return Answer(
+            [version_of(call.job, reading), repr(dag_ids)], lambda: timeline_page(reading, before, limit, dag_ids)
+        )

@@ -6,6 +6,7 @@ import asyncio
 import csv
 import io
 import json
+import os
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -44,16 +45,17 @@ from stateflow.outputs import to_object
 from stateflow.requesters import Requester
 from stateflow.runtime.backlog import JobBacklog, SourceBacklog, sum_up, write_backlog
 from stateflow.storage import PosixStorage
-from stateflow.storage.paths import PROGRESS, backlog_key
-from stateflow.ui.access import TokenPolicy
+from stateflow.storage.paths import HISTORY, PROGRESS, backlog_key
+from stateflow.ui.access import TokenPolicy, Viewer
 from stateflow.ui.answers import Answer, Bodies
 from stateflow.ui.app import ENDPOINTS, make_app
 from stateflow.ui.catalog import RootCatalog
 from stateflow.ui.checkpoints import CheckpointPage, PointPage
-from stateflow.ui.dags import DAG_ENDPOINTS
+from stateflow.ui.dags import DAG_ENDPOINTS, DagJobs, JobFamily
 from stateflow.ui.jobs import JobList, JobState
 from stateflow.ui.journal import JournalPage
 from stateflow.ui.openapi import API, ApiError, to_document
+from stateflow.ui.requests import to_cursor
 from stateflow.ui.restores import RestorePlanPage
 from stateflow.ui.roots import CatalogJob, Orchestration
 from stateflow.ui.runs import GraphPage, RunPage, runs_of
@@ -187,19 +189,50 @@ def test_the_timeline_has_runs_undone_branches_and_the_restore_with_both_people(
         "wrong rows",
         "looks right",
     )
-    assert page["branches"] == [
-        {"seq": None, "restored_checkpoint_id": None, "live": False},
-        {"seq": restore["seq"], "restored_checkpoint_id": restore["restored_checkpoint_id"], "live": True},
-    ]
-    assert restore["restored_checkpoint_id"] == kept[0] and not page["older"]
+    assert restore["restored_checkpoint_id"] == kept[0] and (page["older"], page["next_cursor"]) == (False, None)
     # As each record has it, which the run of its checkpoint wrote.
     wanted = {
         c["checkpoint_id"]: restore["seq"] if c["checkpoint_id"] > restore["seq"] else None for c in page["checkpoints"]
     }
     assert {c["checkpoint_id"]: c["branch"] for c in page["checkpoints"]} == wanted
-    short = pages.get("jobs/job/timeline", TimelinePage, limit=2)
-    assert [c["checkpoint_id"] for c in short["checkpoints"]] == [c["checkpoint_id"] for c in page["checkpoints"]][-2:]
-    assert short["older"]
+
+
+def test_pages_of_a_timeline_are_complete_and_repeat_none_while_a_run_adds_records(tmp_path: Path) -> None:
+    job = PagesJob(tmp_path)
+    job.file = JobFile("job.py", b"", datetime(2026, 1, 31, tzinfo=UTC))
+    first = job.grow(12)
+    job.save("early")
+    job.grow(8)
+    job.go_back(first)
+    job.grow()
+    record_failed_start(job.root, ConfigError("no such setting"))
+    pages = Pages.of(job, fresh=_AT_ONCE)
+    whole = pages.get("jobs/job/timeline", TimelinePage)
+    assert (whole["older"], whole["next_cursor"], len(whole["runs"])) == (False, None, 3)
+    parts: list[dict[str, Any]] = []
+    cursor: dict[str, str] = {}
+    while not parts or cursor:
+        part = pages.get("jobs/job/timeline", TimelinePage, limit=3, **cursor)
+        parts.insert(0, part)
+        assert len(part["checkpoints"]) + len(part["actions"]) <= 3
+        cursor = {"cursor": part["next_cursor"]} if part["next_cursor"] else {}
+        assert part["older"] == bool(cursor)
+        if cursor:
+            # Newer records are not for the pages of older ones.
+            job.grow()
+    assert len(parts) > 3
+    # Whether a record is verified, and a checkpoint kept, changes with each run.
+    places = {"checkpoints": ("generation", "ordinal", "ended_at"), "actions": ("kind", "seq", "ended_at")}
+    for name, of in places.items():
+        found = [[each[field] for field in of] for part in parts for each in part[name]]
+        assert found == [[each[field] for field in of] for each in whole[name]]
+    # A run whose records are on several pages is on each of them.
+    runs = {run["generation"]: run for part in parts for run in part["runs"]}
+    assert [runs[generation] for generation in sorted(runs)] == whole["runs"]
+    for part in parts:
+        assert {each["generation"] for each in part["checkpoints"]} <= {run["generation"] for run in part["runs"]}
+    for wrong in ("x", "WzFd", to_cursor((["a"], None)), to_cursor(((1,), None))):
+        assert _error(pages, "jobs/job/timeline", cursor=wrong)[0] == 422
 
 
 def test_a_checkpoint_has_its_subtasks_as_long_as_the_job_keeps_it(job: PagesJob, pages: Pages) -> None:
@@ -229,6 +262,28 @@ def test_savepoints_have_what_the_command_shows_and_are_read_again_when_one_is_m
     wanted = operations.describe_contents(operations.find(job.address, "first"))
     assert (found[0]["id"], found[0]["size_bytes"]) == (wanted.report.id, wanted.report.size_bytes)
     assert found[0]["by"] == {"name": "oscar", "source": "claim", "account": "root@host"}
+
+
+def test_of_many_savepoints_the_newest_ones_are_listed_whatever_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stateflow.ui.savepoints._LONGEST_SAVEPOINT_LIST", 2)
+    job = PagesJob(tmp_path)
+    made = []
+    for name in ("d", "c", "b", "a"):
+        job.grow()
+        folder = Path(job.save(name).path.removeprefix("file://"))
+        made.append(folder / "_savepoint")
+        # As in a copy: all are of the same time.
+        os.utime(made[-1], (1_000_000, 1_000_000))
+    page = Pages.of(job).get("jobs/job/savepoints", SavepointPage)
+    assert ([each["name"] for each in page["savepoints"]], page["older"]) == (["a", "b"], True)
+    # Without the records, the time of the files tells.
+    job.storage.delete([blob.key for blob in job.storage.list(HISTORY) if "-savepoint-" in blob.key])
+    for number, path in enumerate(reversed(made)):
+        os.utime(path, (2_000_000 + number, 2_000_000 + number))
+    page = Pages.of(job).get("jobs/job/savepoints", SavepointPage)
+    assert ({each["name"] for each in page["savepoints"]}, page["older"]) == ({"c", "d"}, True)
 
 
 def test_pages_of_points_are_complete_and_repeat_none_while_a_run_adds_records(tmp_path: Path) -> None:
@@ -581,10 +636,28 @@ def test_a_wrong_request_is_an_error_in_json_with_a_hint(pages: Pages, path: str
     assert answer.json()["error"]["hint"] and "etag" not in answer.headers
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
-def test_only_reading_is_possible(pages: Pages, method: str) -> None:
-    for path in ("jobs", "jobs/job", "jobs/job/savepoints"):
-        assert pages.http.request(method, f"/api/v1/{path}").status_code == 405
+class NoDags:
+    async def jobs_of(self, viewer: Viewer, dag_id: str) -> DagJobs | None:
+        return None
+
+    async def family_of(self, viewer: Viewer, job: CatalogJob) -> JobFamily:
+        return JobFamily((), may_read_state=False)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "X"])
+def test_only_reading_is_possible_whatever_the_path_and_the_body(job: PagesJob, built: Path, method: str) -> None:
+    app = make_app(FixedCatalog(job=job.storage), TokenPolicy(), static=built, dags=NoDags())
+    endpoints = [*ENDPOINTS, *DAG_ENDPOINTS]
+    paths = [each.path.format(id="job", checkpoint_id=1, generation=1, dag_id="flights") for each in endpoints]
+    routes = [f"api/v1/{path}" for path in (*paths, "openapi.json", "none", "")]
+    stored = [blob.key for blob in job.storage.list("")]
+    # Also mounted by another application, as in Airflow.
+    for http in (TestClient(app), TestClient(Starlette(routes=[Mount("/x", app=app)]), base_url="http://testserver/x")):
+        for path in (*routes, "", "assets/main.js", "none"):
+            answer = http.request(method, f"/{path}", json={"kind": "restore"}, headers={"origin": "https://other"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (405, "config"), path
+            assert "access-control-allow-origin" not in answer.headers
+    assert [blob.key for blob in job.storage.list("")] == stored
 
 
 def test_the_token_is_wanted_by_each_endpoint(job: PagesJob) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -44,8 +45,9 @@ from stateflow.storage.paths import HISTORY
 from stateflow.ui import snapshots
 from stateflow.ui.checkpoints import PointPage
 from stateflow.ui.jobs import JobList, JobState
-from stateflow.ui.roots import CatalogJob, Cell, Reading, RootLimits, Roots, Threads
-from stateflow.ui.snapshots import History, Point, PointKey, RootReader, Snapshot
+from stateflow.ui.journal import JournalPage
+from stateflow.ui.roots import Calls, CatalogJob, Cell, Reading, RootLimits, Roots, Threads
+from stateflow.ui.snapshots import Extent, History, Point, PointKey, RootReader, Snapshot
 from stateflow.ui.timeline import TimelinePage, timeline_page
 from tests.checkpoint.records import record
 from tests.support.errors import raises
@@ -120,14 +122,14 @@ def reader(storage: Switch) -> RootReader:
 
 def test_a_second_look_reads_only_what_is_new(storage: Switch, reader: RootReader) -> None:
     root = new_root(storage, 300)
-    first = reader.look(whole=True)
+    first = reader.look(Extent.WHOLE)
     assert ids(first) == list(range(2, 302)) and first.complete
     storage.gets.clear()
     storage.lists.clear()
-    assert reader.look(whole=True) is first
+    assert reader.look(Extent.WHOLE) is first
     assert storage.gets == [] and len(storage.lists) <= 4
     add_records(root, 302, 10)
-    assert ids(reader.look(whole=True)) == list(range(2, 312))
+    assert ids(reader.look(Extent.WHOLE)) == list(range(2, 312))
     assert len([key for key in storage.gets if "-checkpoints-" in key]) == 1
 
 
@@ -136,10 +138,10 @@ def test_a_long_history_is_not_listed_from_its_beginning(
 ) -> None:
     monkeypatch.setattr(snapshots, "_OVERLAP", 3)
     root = new_root(storage, 200)
-    reader.look(whole=True)
+    reader.look(Extent.WHOLE)
     storage.lists.clear()
     add_records(root, 202, 10)
-    assert ids(reader.look(whole=True)) == list(range(2, 212))
+    assert ids(reader.look(Extent.WHOLE)) == list(range(2, 212))
     listed = [after for prefix, after in storage.lists if prefix == HISTORY]
     assert len(listed) == 1 and listed[0] > f"{HISTORY}{100:020d}"
 
@@ -151,18 +153,18 @@ def test_a_record_with_an_older_number_is_found(
     clock = ManualClock()
     reader = RootReader(lambda: storage, clock)
     root = new_root(storage, 200)
-    reader.look(whole=True)
+    reader.look(Extent.WHOLE)
     # The failure of the newest run has the number of its claim, before all of its checkpoints.
     failure = ActionRecord(seq=1, kind="failure", ended_at="2026-01-02T00:00:00+00:00", by="process:a", reason="no")
     write_action(storage, failure, "run")
-    assert reader.look(whole=True).actions[-1].record.kind == "failure"
-    position = reader.look(whole=True).position
+    assert reader.look(Extent.WHOLE).actions[-1].record.kind == "failure"
+    position = reader.look(Extent.WHOLE).position
     assert position is not None and position.description.failure is not None
     # A savepoint of an old checkpoint appears with the next whole list.
     saved = ActionRecord(seq=20, kind="savepoint", ended_at="2026-01-03T00:00:00+00:00", by="airflow-user:uma")
     write_action(storage, saved, "late")
     clock.sleep(timedelta(minutes=2))
-    assert reader.look(whole=True).actions[-1].record.kind == "savepoint"
+    assert reader.look(Extent.WHOLE).actions[-1].record.kind == "savepoint"
     assert root.storage is storage
 
 
@@ -176,14 +178,14 @@ def test_the_progress_of_a_run_is_followed_within_a_batch(storage: Switch, reade
                 batches=number, rows_in=rows, driver="host:1",
             )  # fmt: skip
             write_progress(storage, 1, number, report)
-        snapshot = reader.look(whole=True)
+        snapshot = reader.look(Extent.WHOLE)
         assert snapshot.position is not None
         progress = snapshot.position.description.progress
         seen.append(progress.rows_in if progress else 0)
     assert seen == [0, 100, 250, 250]
-    assert reader.look(whole=True) is snapshot
+    assert reader.look(Extent.WHOLE) is snapshot
     write_progress(storage, 1, 3, report)
-    assert reader.look(whole=True).version == snapshot.version
+    assert reader.look(Extent.WHOLE).version == snapshot.version
 
 
 class Compared(int):
@@ -208,7 +210,7 @@ class Compared(int):
         return self._count() >= int(other)
 
 
-def test_the_branches_of_many_restores_are_found_without_comparing_each_with_each(storage: Switch) -> None:
+def test_what_many_restores_have_undone_is_found_without_comparing_each_with_each(storage: Switch) -> None:
     # Restores of points of any branch, each after two checkpoints; one in ten at once after another.
     random, steps, records = Random(1), list[RestoreStep](), list[Record]()
     for at in range(2, 1502):
@@ -220,7 +222,7 @@ def test_the_branches_of_many_restores_are_found_without_comparing_each_with_eac
             facts: dict[str, object] = {"restored_checkpoint_id": base}
             records.append(ActionRecord(seq=at, kind="restore", ended_at="", by="", facts=facts))
     root = new_root(storage)
-    known = RootReader(opener(storage), SystemClock()).look(whole=True)
+    known = RootReader(opener(storage), SystemClock()).look(Extent.WHOLE)
     assert known.position is not None
     before = known.position.head
     head = replace(before, entry=replace_fields(before.entry, seq=1600, ancestry=Ancestry(restores=steps)))
@@ -228,18 +230,11 @@ def test_the_branches_of_many_restores_are_found_without_comparing_each_with_eac
     points = [Point(PointKey(seq_of(each), 1, at, ""), each, "") for at, each in enumerate(records)]
     snapshot = replace(known, position=position, history=History(points=points))
     Compared.number = 0
-    branches = timeline_page(Reading(snapshot, "", None), 1).branches
-    assert Compared.number < 20 * len(records)
+    shown = timeline_page(Reading(snapshot, "", None), None, 2000).checkpoints
+    assert Compared.number < 30 * len(records)
     undone = {seq_of(each) for each in records if not any(seq_of(each) in part for part in lineage_of(head))}
-    starts = [0, *(step.seq for step in steps)]
-    wanted = []
-    for start, end in zip(starts, [*starts[1:], 1601], strict=True):
-        newest = max((seq_of(each) for each in records if start <= seq_of(each) < end), default=None)
-        wanted.append(end == 1601 or (newest is not None and newest not in undone))
-    assert [branch.live for branch in branches] == wanted and 1 < sum(wanted) < len(wanted) - 1
-    assert [branch.seq for branch in branches] == starts
-    assert [branch.restored_checkpoint_id for branch in branches] == [0, *(step.base for step in steps)]
-    assert {seq_of(point.record) for point in points if snapshot.is_undone(point)} == undone
+    assert {point.checkpoint_id for point in shown if point.undone} == undone & {p.checkpoint_id for p in shown}
+    assert {seq_of(point.record) for point in points if snapshot.is_undone(point)} == undone and len(undone) > 100
 
 
 def test_trimmed_records_disappear(tmp_path: Path) -> None:
@@ -247,10 +242,10 @@ def test_trimmed_records_disappear(tmp_path: Path) -> None:
         clock = ManualClock()
         reader = RootReader(opener(storage), clock)
         new_root(storage, 300)
-        assert len(ids(reader.look(whole=True))) == 300, name
+        assert len(ids(reader.look(Extent.WHOLE))) == 300, name
         trim_history(storage, 50)
         clock.sleep(timedelta(minutes=2))
-        assert ids(reader.look(whole=True)) == list(range(252, 302)), name
+        assert ids(reader.look(Extent.WHOLE)) == list(range(252, 302)), name
 
 
 def test_the_newest_records_come_from_the_manifest_once(tmp_path: Path) -> None:
@@ -261,7 +256,7 @@ def test_the_newest_records_come_from_the_manifest_once(tmp_path: Path) -> None:
         for _ in range(2):
             root = job.root
             wanted = read_history(root.storage, read_pending_records(root, root.head()))
-            snapshot = reader.look(whole=True)
+            snapshot = reader.look(Extent.WHOLE)
             assert ids(snapshot) == [r.checkpoint_id for r in wanted if isinstance(r, CheckpointRecord)]
             # As a start does, which stores the pending records.
             flush_pending_records(root, root.head())
@@ -275,10 +270,10 @@ def test_a_list_of_jobs_reads_only_the_newest_records_and_savepoints(storage: Sw
     )  # fmt: skip
     write_action(storage, saved, "1")
     add_records(root, 4, 2000)
-    brief = reader.look(whole=False)
+    brief = reader.look(Extent.NEWEST)
     assert not brief.complete and len(brief.objects) == 65 and ids(brief)[-1] == 2003
     assert [action.record.text("savepoint") for action in brief.actions] == ["old"]
-    whole = reader.look(whole=True)
+    whole = reader.look(Extent.WHOLE)
     assert whole.complete and len(ids(whole)) == 2000 and whole.version != brief.version
 
 
@@ -287,7 +282,7 @@ def test_a_long_history_is_read_in_parts_from_its_end(
 ) -> None:
     monkeypatch.setattr(snapshots, "_AT_ONCE", 10)
     new_root(storage, 250)
-    first, second, third = (reader.look(whole=True) for _ in range(3))
+    first, second, third = (reader.look(Extent.WHOLE) for _ in range(3))
     assert [(len(ids(each)), ids(each)[-1], each.complete) for each in (first, second, third)] == [
         (100, 251, False),
         (200, 251, False),
@@ -301,16 +296,16 @@ def test_a_long_history_is_read_in_parts_from_its_end(
 def test_another_reader_has_the_same_version_whatever_it_read_first(storage: Switch) -> None:
     root = new_root(storage, 900)
     one, other = RootReader(lambda: storage, SystemClock()), RootReader(lambda: storage, SystemClock())
-    one.look(whole=True)
+    one.look(Extent.WHOLE)
     add_records(root, 902, 30)
-    other.look(whole=False)
-    assert one.look(whole=True).version == other.look(whole=True).version
+    other.look(Extent.NEWEST)
+    assert one.look(Extent.WHOLE).version == other.look(Extent.WHOLE).version
 
 
 def test_only_so_many_records_are_read(storage: Switch, reader: RootReader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "LARGEST_HISTORY", 100)
     new_root(storage, 300)
-    snapshot = reader.look(whole=True)
+    snapshot = reader.look(Extent.WHOLE)
     assert ids(snapshot) == list(range(202, 302)) and snapshot.truncated and snapshot.complete
 
 
@@ -319,7 +314,70 @@ def test_damaged_objects_of_the_history_are_left_out(storage: Switch, reader: Ro
     for at, data in enumerate((b"", b"{", b"[" * 100_000, b"\xff", b"[1]")):
         storage.put_new(f"{HISTORY}{9:020d}-checkpoints-1-0000000{at}.json", data)
         storage.put_new(f"{HISTORY}{9:020d}-savepoint-{at}.json", data)
-    assert ids(reader.look(whole=True)) == list(range(2, 22))
+    assert ids(reader.look(Extent.WHOLE)) == list(range(2, 22))
+
+
+def acted(seq: int, by: str, ended_at: str, kind: str = "stop", **facts: object) -> ActionRecord:
+    return ActionRecord(seq=seq, kind=kind, ended_at=ended_at, by=by, facts=facts)
+
+
+def test_a_journal_reads_each_action_once_and_no_checkpoints(storage: Switch) -> None:
+    root = new_root(storage, 2000)
+    for at in range(300):
+        # Of runs, which are not in the journal; one in a hundred of a person.
+        by = "airflow-user:uma" if at % 100 == 7 else "process:host:1"
+        write_action(storage, acted(2 + at, by, f"2026-01-01T00:{at // 60:02}:{at % 60:02}+00:00"), f"{at:012x}")
+    others = [Switch(f"other{at}") for at in range(3)]
+    for each in others:
+        new_root(each, 1500)
+    wanted = [209, 109, 9]
+    # Less than the records of three job roots take.
+    memory = int(2 * RootReader(opener(storage), SystemClock()).look(Extent.WHOLE).memory)
+    storage.gets.clear()
+    catalog = FixedCatalog(job=storage, **{f"other{at}": each for at, each in enumerate(others)})
+    pages = Pages(catalog, fresh=AT_ONCE, memory=memory)
+
+    def is_record(key: str) -> bool:
+        return "-checkpoints-" in key or "-stop-" in key
+
+    def read() -> tuple[list[int], list[str]]:
+        storage.gets.clear()
+        page = pages.get("journal", JournalPage)
+        assert all(job["history_complete"] for job in page["jobs"])
+        return [entry["seq"] for entry in page["entries"]], [key for key in storage.gets if is_record(key)]
+
+    found, gets = read()
+    # The newest objects, as a list of jobs needs them, and all actions.
+    assert (found, len(gets)) == (wanted, len(set(gets))) and len(gets) <= 64 + 300
+    for id in ("job", "other0", "other1", "other2"):
+        pages.get(f"jobs/{id}/timeline", TimelinePage)
+    # Its records were forgotten for the others', the actions of persons were not.
+    assert [read() for _ in range(2)] == [(wanted, [])] * 2
+    write_action(storage, acted(root.head().entry.seq, "os-user:ada", "2026-01-02T00:00:00+00:00"), "1")
+    assert read()[0] == [1, *wanted]
+
+
+def test_never_a_savepoint_is_said_only_if_no_record_is_missing(storage: Switch) -> None:
+    new_root(storage, 300)
+    clock = ManualClock()
+    pages = Pages(FixedCatalog(job=storage), clock=clock, fresh=AT_ONCE)
+
+    def found(path: str = "jobs") -> tuple[object, bool]:
+        clock.sleep(timedelta(minutes=2))
+        row = pages.get("jobs", JobList)["jobs"][0] if path == "jobs" else pages.get(path, JobState)
+        return row["savepoint"] and row["savepoint"]["name"], row["savepoint_unknown"]
+
+    assert found() == found("jobs/job") == (None, False)
+    damaged = f"{HISTORY}{20:020d}-savepoint-0.json"
+    storage.put_new(damaged, b"{")
+    assert found() == found("jobs/job") == (None, True)
+    storage.delete([damaged])
+    assert found() == (None, False)
+    write_action(storage, acted(40, "os-user:ada", "2026-01-02T00:00:00+00:00", "savepoint", savepoint="x"), "1")
+    assert found() == found("jobs/job") == ("x", False)
+    trim_history(storage, 50)
+    # Whether there was another one before, nobody knows.
+    assert found() == found("jobs/job") == (None, True)
 
 
 # -- another job ------------------------------------------------------------------------------------------------------
@@ -418,6 +476,70 @@ def test_a_hanging_root_gets_one_thread_and_only_so_many_hang(hanging: Switch) -
     assert len(working) == 3 and len(rows) == 6
 
 
+def test_a_call_that_waits_for_a_thread_is_not_one_that_does_not_answer() -> None:
+    clock, release = ManualClock(), threading.Event()
+    limits = RootLimits(threads=1, fresh=AT_ONCE)
+    threads = Threads(limits, clock)
+    cells = [Cell(threads, release.wait, clock, limits=limits, fresh=AT_ONCE, root=name) for name in ("one", "two")]
+
+    def problems(seconds: float) -> list[str]:
+        clock.sleep(timedelta(seconds=seconds))
+        found = [asyncio.run(cell.read(AT_ONCE)).problem for cell in cells]
+        return [each.code if each else "" for each in found]
+
+    deadline = limits.deadline.total_seconds()
+    assert problems(0) == ["", ""]
+    assert problems(deadline - 1) == ["", ""]
+    clock.sleep(timedelta(seconds=1))
+    waits = cells[1].now().problem
+    assert waits is not None and (waits.code, waits.retryable) == ("not-yet-available", True)
+    # It gets the place of the first one, and then has its whole time.
+    assert problems(0) == problems(deadline - 1) == ["storage", ""]
+    assert problems(1) == ["storage", "storage"]
+    release.set()
+    wait_for(lambda: problems(0) == ["", ""], lambda: "a call has not ended")
+
+
+def test_calls_of_one_root_are_bounded_and_leave_threads_to_others() -> None:
+    release, begun = threading.Event(), list[int]()
+    roots = Roots(RootLimits(threads=4, threads_of_root=2, waiting=3, deadline=SOON, fresh=AT_ONCE, results=100))
+    calls: Calls[int] = Calls(roots, None)
+
+    def hang(number: int) -> int:
+        begun.append(number)
+        assert release.wait(60)
+        return number
+
+    async def ask(number: int) -> Reading[int]:
+        return await calls.read(("stuck", str(number)), lambda: hang(number))
+
+    async def ask_all() -> list[Reading[int]]:
+        return await asyncio.gather(*map(ask, range(20)))
+
+    for _ in range(3):
+        problems = [each.problem for each in asyncio.run(ask_all())]
+        # Two hang, three wait, and the rest is refused.
+        codes = Counter(each.code for each in problems if each)
+        assert (codes["storage"], codes["not-yet-available"], len(begun)) == (2, 18, 2)
+    assert {str(each.facts.get("waiting")) for each in problems if each} == {"None", "3"}
+    assert asyncio.run(calls.read(("other", ""), lambda: 7)).value == 7
+    release.set()
+    wait_for(lambda: {each.value for each in asyncio.run(ask_all())} == set(range(20)), lambda: f"begun: {begun}")
+
+
+def test_a_process_that_may_not_have_a_further_thread_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = RootLimits(fresh=AT_ONCE)
+    cell = Cell(Threads(limits, SystemClock()), lambda: 7, SystemClock(), limits=limits, fresh=AT_ONCE)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert asyncio.run(cell.read(AT_ONCE)) == Reading(None, "", None)
+    assert asyncio.run(cell.read()).value == 7
+
+
 def test_readers_of_a_call_that_hangs_leave_nothing_behind() -> None:
     release = threading.Event()
     limits = RootLimits(deadline=timedelta(0))
@@ -463,20 +585,20 @@ def test_the_records_of_all_roots_are_bounded_in_memory() -> None:
     storages = {f"job{at}": Switch(f"job{at}") for at in range(4)}
     for storage in storages.values():
         new_root(storage, 1500)
-    one = RootReader(lambda: storages["job0"], SystemClock()).look(whole=True).memory
+    one = RootReader(lambda: storages["job0"], SystemClock()).look(Extent.WHOLE).memory
     limit = int(2.5 * one)
     roots = Roots(RootLimits(memory=limit))
     jobs = FixedCatalog(**storages).jobs()
 
     async def look(job: CatalogJob) -> Snapshot:
-        found = (await roots.read(job, whole=True)).value
+        found = (await roots.read(job)).value
         assert found is not None
         return found
 
     for job in jobs.values():
         snapshot = asyncio.run(look(job))
         assert snapshot.complete and len(ids(snapshot)) == 1500
-    kept = [asyncio.run(roots.read(job, whole=False)).value for job in jobs.values()]
+    kept = [asyncio.run(roots.read(job, extent=Extent.NEWEST)).value for job in jobs.values()]
     assert [each.complete for each in kept if each] == [False, False, False, True]
     assert sum(each.memory for each in kept if each) < limit
     # What was forgotten is read again.
@@ -489,7 +611,7 @@ def test_many_threads_see_whole_snapshots(storage: Switch) -> None:
     seen: list[int] = []
 
     def look(_: int) -> None:
-        found = ids(reader.look(whole=True))
+        found = ids(reader.look(Extent.WHOLE))
         assert found == list(range(2, found[-1] + 1))
         seen.append(found[-1])
 
@@ -505,17 +627,17 @@ def test_many_threads_see_whole_snapshots(storage: Switch) -> None:
 
 def test_the_log_of_a_root_is_damaged(storage: Switch, reader: RootReader) -> None:
     new_root(storage, 10)
-    before = reader.look(whole=True)
+    before = reader.look(Extent.WHOLE)
     storage.put_new("log/00000000000000000002", b"x")
     with pytest.raises(Exception) as caught:
-        reader.look(whole=True)
+        reader.look(Extent.WHOLE)
     assert getattr(caught.value, "code", "") == "corrupt-file" and reader.snapshot is before
     storage.delete(["FORMAT"])
     with raises(ConfigError):
-        reader.look(whole=True)
+        reader.look(Extent.WHOLE)
 
 
 def test_a_reader_of_no_job_raises(reader: RootReader) -> None:
     with raises(ConfigError):
-        reader.look(whole=False)
-    assert reader.snapshot is None and reader.shrink() == 0
+        reader.look(Extent.NEWEST)
+    assert reader.snapshot is None and reader.shrink(Extent.NEWEST) == 0

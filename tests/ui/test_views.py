@@ -10,8 +10,9 @@ import pytest
 from stateflow.checkpoint.log.documents import ActionRecord
 from stateflow.operations.checkpoints import ActionEntry
 from stateflow.operations.health import HealthFacts, HealthWord, health_of
-from stateflow.ui.journal import JournalEntry, is_of_person, to_csv
+from stateflow.ui.journal import JournalEntry, to_csv
 from stateflow.ui.requests import comparable_time
+from stateflow.ui.snapshots import is_of_person
 
 W = HealthWord
 
