@@ -39,6 +39,8 @@ _STATUS: Mapping[type[StateflowError], int] = {
 }
 _THREADS = 4
 """Answers that are made concurrently."""
+_WAITING = 256
+"""Answers that are being made, or wait for it: the request of a client that has gone away stays."""
 _LARGEST_CACHE = 32 << 20
 """Bytes of answers that are kept."""
 _OVERHEAD = 2048
@@ -171,7 +173,10 @@ class Bodies:
         self._size = 0
 
     def body(self, tag: str, answer: Answer) -> Future[bytes]:
-        """Returns the body with this tag. All who ask while it is made get it, whoever of them goes away."""
+        """Returns the body with this tag. All who ask while it is made get it, whoever of them goes away.
+
+        Raises NotYetAvailable if too many others are to be made.
+        """
         with self._lock:
             if tag in self._made:
                 self._made.move_to_end(tag)
@@ -180,6 +185,8 @@ class Bodies:
                 return known
             if tag in self._making:
                 return self._making[tag]
+            if len(self._making) >= _WAITING:
+                raise NotYetAvailable("too many answers are to be made", hint="ask again later", waiting=_WAITING)
             making = self._making[tag] = self._threads.submit(lambda: encode(answer.make()))
         # Without the lock: it is called at once if the body is made already.
         making.add_done_callback(lambda made: self._keep(tag, made))

@@ -39,7 +39,7 @@ from stateflow.checkpoint.progress import write_progress
 from stateflow.checkpoint.restore.plan_document import differing_parts
 from stateflow.checkpoint.savepoints.cleanup import SavepointRule
 from stateflow.environment import StreamExecutionEnvironment
-from stateflow.errors import ConfigError, Unauthorized, UserCodeError
+from stateflow.errors import ConfigError, NotYetAvailable, Unauthorized, UserCodeError
 from stateflow.operations.health import describe_with_health
 from stateflow.outputs import to_object
 from stateflow.requesters import Requester
@@ -62,6 +62,7 @@ from stateflow.ui.runs import GraphPage, RunPage, runs_of
 from stateflow.ui.savepoints import RetentionPreview, SavepointDiff, SavepointPage
 from stateflow.ui.snapshots import Action, History, Snapshot
 from stateflow.ui.timeline import TimelinePage, timeline_page
+from tests.support.errors import raises
 from tests.support.json_outputs import check
 from tests.support.local_jobs import Growing, plan_restore
 from tests.ui.pages_job import OSCAR, UMA, FixedCatalog, Pages, PagesJob, Row, Sum
@@ -758,6 +759,19 @@ def test_many_small_answers_are_bounded_as_few_large_ones() -> None:
         # Of 2 kB each with what surrounds it.
         bodies.body(str(number), answer(number)).result()
     assert made == [*range(17_000), 0]
+
+
+def test_answers_that_wait_are_bounded_also_of_clients_that_have_gone_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stateflow.ui.answers._WAITING", 6)
+    bodies, release = Bodies(), threading.Event()
+    answer = Answer((), lambda: str(release.wait(60)))
+    waiting = [bodies.body(str(number), answer) for number in range(6)]
+    assert bodies.body("3", answer) is waiting[3]
+    with raises(NotYetAvailable):
+        bodies.body("6", answer)
+    release.set()
+    assert {each.result(60) for each in waiting} == {b"True"}
+    assert bodies.body("6", answer).result(60) == b"True"
 
 
 def test_without_built_files_a_sentence_says_so(pages: Pages, tmp_path: Path) -> None:
