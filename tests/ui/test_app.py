@@ -397,7 +397,7 @@ def test_a_job_has_its_next_run_and_is_late_as_its_orchestrator_says(job: PagesJ
     assert row["next_run_at"] is None and "late" in row["health"]["unknown"]
     at = "2026-11-30T03:00:00+01:00"
     for late, word in ((True, "late"), (False, "caught-up")):
-        catalog.orchestration = {"job": Orchestration(False, late, at)}
+        catalog.orchestration = {"job": Orchestration(awaits_approval=False, late=late, next_run_at=at)}
         row = pages.get("jobs/job", JobState)
         assert (row["next_run_at"], row["health"]) == ("2026-11-30T02:00:00.000Z", {"word": word, "unknown": []})
 
@@ -642,7 +642,7 @@ class NoDags:
         return None
 
     async def family_of(self, viewer: Viewer, job: CatalogJob) -> JobFamily:
-        return JobFamily((), may_read_state=False)
+        return JobFamily((), (), may_read_state=False)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "X"])
