@@ -493,7 +493,7 @@ class ObjectStorage(Storage):
     def _odd(self, key: str) -> DataError:
         return DataError(
             "an object cannot be addressed: its key has an empty segment, one of dots, or a control character",
-            hint="rename or delete this object, or use a prefix without it",
+            hint="rename or delete this object by the provider's tools, or use a prefix without it",
             key=key,
             bucket=self.bucket,
             storage=self.uri,
