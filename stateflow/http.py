@@ -39,6 +39,10 @@ class BadAnswer(Exception):
     """An answer is too long, too slow, or not of the documented form."""
 
 
+class LongAnswer(BadAnswer):
+    """An answer has more bytes than its limit."""
+
+
 class UntrustedServer(BadAnswer):
     """The certificate of a server is not accepted.
 
@@ -58,14 +62,19 @@ def read_answer(answer: requests.Response, clock: Clock, limit: int) -> bytes:
 
 
 def stream_answer(answer: requests.Response, clock: Clock, limit: int) -> Iterator[bytes]:
-    """Yields an answer's bytes as they arrive. Raises BadAnswer if they arrive too slowly, or are more than `limit`."""
+    """Yields an answer's bytes as they arrive.
+
+    Raises:
+        LongAnswer: they are more than `limit`.
+        BadAnswer: they arrive too slowly.
+    """
     raw, received, started = answer.raw, 0, clock.monotonic()
     assert isinstance(raw, HTTPResponse)
     # Each call returns what one read of the socket gives; a whole chunk could take hours.
     while piece := raw.read1(_CHUNK, decode_content=False):
         received += len(piece)
         if received > limit:
-            raise BadAnswer(f"the answer is longer than {limit} bytes")
+            raise LongAnswer(f"the answer is longer than {limit} bytes")
         if clock.monotonic() - started > _TRANSFER_SECONDS + received / _BYTES_PER_SECOND:
             raise BadAnswer(f"the server sends too slowly: {received} bytes so far")
         yield piece

@@ -257,7 +257,10 @@ class Storage(ABC):
 
     @abstractmethod
     def list(self, prefix: str, start_after: str = "") -> list[BlobInfo]:
-        """Returns all objects whose key starts with `prefix` and sorts after `start_after`, sorted by key."""
+        """Returns all objects whose key starts with `prefix` and sorts after `start_after`, sorted by key.
+
+        After a key with a number, as in logs, those with characters outside ASCII may be missing: HDFS sorts otherwise.
+        """
 
     def folders(self, prefix: str) -> tuple[str, ...]:
         """Returns the names of the folders directly below a folder, sorted; with less work than listing their objects.

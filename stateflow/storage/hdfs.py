@@ -35,7 +35,15 @@ from urllib3.exceptions import HTTPError, MaxRetryError
 
 from stateflow.clock import Clock, SystemClock
 from stateflow.errors import ConfigError, DataError, StorageError
-from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, read_answer, reason_of_failure, stream_answer
+from stateflow.http import (
+    BadAnswer,
+    BoundedRetry,
+    BoundedSession,
+    LongAnswer,
+    read_answer,
+    reason_of_failure,
+    stream_answer,
+)
 from stateflow.storage.base import (
     TRAFFIC,
     BlobInfo,
@@ -53,7 +61,9 @@ from stateflow.types.decoders import decode_json
 log = logging.getLogger(__name__)
 
 _ANSWER_LIMIT = 32 << 20
-"""Bytes of an answer that are read at most: a folder of 100,000 files has about as many."""
+"""Bytes of an answer that are read at most. About as many list 100,000 files, if a server does not list in pages."""
+_MOST_ENTRIES = 6_400_000
+"""Entries of a folder: HDFS does not permit more (``dfs.namenode.fs-limits.max-directory-items``)."""
 _REFUSAL_LIMIT = 64 << 10
 _EXCEPTION = re.compile(r"[A-Za-z]{1,100}")
 
@@ -171,16 +181,26 @@ class _Listing(msgspec.Struct):
     FileStatuses: _Statuses
 
 
+class _Batch(msgspec.Struct):
+    partialListing: _Listing
+    remainingEntries: int
+
+
+class _Page(msgspec.Struct):
+    DirectoryListing: _Batch
+
+
 class _Boolean(msgspec.Struct):
     boolean: bool
 
 
 @dataclass(frozen=True)
-class Listing:
-    """The content of a folder, and the time of the response as HTTP writes it."""
+class Page:
+    """Entries of a folder, the time of the response as HTTP writes it, and whether more entries follow."""
 
     statuses: list[HdfsFileStatus]
     date: str
+    has_more: bool
 
     @property
     def listed_at(self) -> datetime:
@@ -189,6 +209,18 @@ class Listing:
             return parsedate_to_datetime(self.date)
         except ValueError:
             raise BadAnswer("the time of an answer is not valid") from None
+
+
+class LongList(BadAnswer):
+    """A server without pages lists a folder in an answer that is too long.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__("the list of a folder is too long")
+        self.path = path
 
 
 FAILURES = (HdfsRefusal, BadAnswer, requests.RequestException, HTTPError)
@@ -228,6 +260,7 @@ class WebHdfs:
         self._folder_mode = {} if modes is None else {"permission": modes.folder}
         self._file_mode = {} if modes is None else {"permission": modes.file}
         self._active = 0
+        self._has_pages: bool | None = None
         self._opened: HdfsSession | None = None
         self._process = 0
 
@@ -247,19 +280,57 @@ class WebHdfs:
         found = self.status(path)
         return None if found is None else found.length
 
-    def list(self, path: str) -> Listing | None:
-        """Returns the content of a folder; None when it does not exist.
+    def list(self, path: str, after: str = "") -> Iterator[Page]:
+        """Yields the content of a folder in pages; none when it does not exist, or not any more.
 
-        Any other failure raises an error, because a response that cannot be parsed must not count as an empty folder.
+        An entry is in one page if it exists all the time, and in at most one otherwise. Any other failure raises an
+        error, because a response that cannot be parsed must not count as an empty folder.
+
+        Args:
+            after: the name after which the list begins, in HDFS's order: by bytes, those of characters outside ASCII
+                first. A server without pages lists all entries.
         """
+        listed = 0
         try:
+            while True:
+                page = self._page(path, after)
+                yield page
+                if not page.has_more:
+                    return
+                listed += len(page.statuses)
+                last = page.statuses[-1].pathSuffix if page.statuses else ""
+                if last in ("", after) or listed > _MOST_ENTRIES:
+                    raise BadAnswer("the list of a folder has no end")
+                # The entry need not exist any more.
+                after = last
+        except HdfsRefusal as e:
+            if not e.is_missing:
+                raise
+
+    def _page(self, path: str, after: str) -> Page:
+        try:
+            if self._has_pages is not False:
+                try:
+                    return self._list_batch(path, after)
+                except HdfsRefusal as e:
+                    # Hadoop 2 does not know the operation, and answers so.
+                    if e.status != 400 or self._has_pages:
+                        raise
             with self._asked("GET", path, op="LISTSTATUS") as answer:
                 statuses = decode_answer(answer, _Listing, self._clock).FileStatuses.FileStatus
-                return Listing(statuses, answer.headers.get("Date", ""))
-        except HdfsRefusal as e:
-            if e.is_missing:
-                return None
-            raise
+        except LongAnswer:
+            raise LongList(path) from None
+        self._has_pages = False
+        return Page(statuses, answer.headers.get("Date", ""), has_more=False)
+
+    def _list_batch(self, path: str, after: str) -> Page:
+        # In the case that the documentation has, Hadoop 3.5 ignores the parameter; HttpFS knows it only so.
+        begin = {"startafter": after, "startAfter": after} if after else {}
+        with self._asked("GET", path, op="LISTSTATUS_BATCH", **begin) as answer:
+            batch = decode_answer(answer, _Page, self._clock).DirectoryListing
+        self._has_pages = True
+        statuses = batch.partialListing.FileStatuses.FileStatus
+        return Page(statuses, answer.headers.get("Date", ""), batch.remainingEntries > 0)
 
     def read(self, path: str, offset: int, length: int) -> Iterator[bytes]:
         """Yields the bytes of a file from `offset`, at most `length` of them."""
@@ -379,6 +450,15 @@ def translate_errors(uri: str, key: str) -> Iterator[None]:
             raise ConfigError("access to the storage was denied", hint=hint, **facts) from None
         hint = "check whether HDFS is in safe mode or full; a new run continues from the last checkpoint"
         raise StorageError("storage request failed", hint=hint, **facts) from None
+    except LongList as e:
+        raise StorageError(
+            "a folder has more entries than the server may list at once",
+            hint="use the address of a NameNode of Hadoop 3, which lists in pages, or divide the folder",
+            storage=uri,
+            key=key,
+            folder=e.path,
+            limit_bytes=_ANSWER_LIMIT,
+        ) from None
     except FAILURES as e:
         raise StorageError(
             "storage does not respond",
@@ -503,8 +583,11 @@ class HdfsStorage(Storage):
         folder = prefix.rpartition("/")[0]
         if folder:
             key_parts(folder, self.uri)
+        above = f"{folder}/" if folder else ""
+        first = max(prefix, start_after)
+        after = _name_before(first.removeprefix(above)) if first.startswith(above) else ""
         with self._translate_errors(prefix):
-            wanted = (b for b in self._walk(folder) if b.key.startswith(prefix) and b.key > start_after)
+            wanted = (b for b in self._walk(folder, after) if b.key.startswith(prefix) and b.key > start_after)
             return sorted(wanted, key=lambda blob: blob.key)
 
     def list_folder(self, prefix: str) -> FolderList:
@@ -512,9 +595,9 @@ class HdfsStorage(Storage):
         if folder:
             key_parts(folder, self.uri)
         with self._translate_errors(prefix):
-            listing = self._hdfs.list(f"{self._folder}/{folder}".rstrip("/"))
+            pages = list(self._hdfs.list(f"{self._folder}/{folder}".rstrip("/")))
         files, folders = [], []
-        for status in listing.statuses if listing is not None else ():
+        for status in (status for page in pages for status in page.statuses):
             key = f"{folder}/{status.pathSuffix}" if folder else status.pathSuffix
             if status.type == "FILE" and status.pathSuffix:
                 files.append(_blob_info(key, status))
@@ -535,13 +618,11 @@ class HdfsStorage(Storage):
     def remove_abandoned_files(self) -> None:
         """Removes temporary files whose writers were killed. Their age is measured by the NameNode's clock."""
         with self._translate_errors(_TEMPORARY):
-            listing = self._hdfs.list(self._path(_TEMPORARY))
-            if listing is None:
-                return
-            until = (listing.listed_at - _ABANDONED).timestamp() * 1000
-            for status in listing.statuses:
-                if status.modificationTime < until:
-                    self._hdfs.remove(self._path(f"{_TEMPORARY}/{status.pathSuffix}"))
+            for page in self._hdfs.list(self._path(_TEMPORARY)):
+                until = (page.listed_at - _ABANDONED).timestamp() * 1000
+                for status in page.statuses:
+                    if status.modificationTime < until:
+                        self._hdfs.remove(self._path(f"{_TEMPORARY}/{status.pathSuffix}"))
 
     def _translate_errors(self, key: str) -> AbstractContextManager[None]:
         return translate_errors(self.uri, key)
@@ -605,8 +686,12 @@ class HdfsStorage(Storage):
                     raise missing_object(self, key) from None
                 raise
 
-    def _walk(self, start: str) -> Iterator[BlobInfo]:
-        """Yields the files below a folder. A listing that has no end, or leads back, ends with an error."""
+    def _walk(self, start: str, after: str) -> Iterator[BlobInfo]:
+        """Yields the files below a folder. A listing that has no end, or leads back, ends with an error.
+
+        Args:
+            after: as of `WebHdfs.list`, for the folder itself.
+        """
         folders, files, listed = [(start, 0)], 0, 0
         while folders:
             # Those that wait are counted too, because they need memory.
@@ -614,8 +699,8 @@ class HdfsStorage(Storage):
                 raise self._too_many_folders(start, listed + len(folders), files)
             folder, level = folders.pop()
             listed += 1
-            listing = self._hdfs.list(f"{self._folder}/{folder}".rstrip("/"))
-            for status in listing.statuses if listing is not None else ():
+            pages = self._hdfs.list(f"{self._folder}/{folder}".rstrip("/"), "" if level else after)
+            for status in (status for page in pages for status in page.statuses):
                 name = status.pathSuffix
                 key = f"{folder}/{name}" if folder else name
                 if status.type == "DIRECTORY":
@@ -655,6 +740,19 @@ class HdfsStorage(Storage):
         with self._translate_errors(folder):
             while folder and self._hdfs.remove(f"{self._folder}/{folder}"):
                 folder = folder.rpartition("/")[0]
+
+
+def _name_before(first: str) -> str:
+    """Returns the name after which a list begins that needs the keys from a numbered one on; empty for other keys.
+
+    It is shorter than the number: keys in a folder `12` sort after the key `12.json`. Entries with characters outside
+    ASCII, which HDFS sorts before all others, may be left out: numbered entries are those of logs, which have none.
+
+    Args:
+        first: the first key, relative to the folder.
+    """
+    digits = len(first) - len(first.lstrip("0123456789"))
+    return first[: max(0, digits - 1)]
 
 
 _CONNECTIONS = 32

@@ -120,6 +120,10 @@ _UNTRUSTED = _Refusal(
     "the certificate of the endpoint is not valid or not trusted",
     "correct the endpoint, or set SSL_CERT_FILE to a file with the certificate of its authority, on each host",
 )
+_LEFT_BLOCKS = _Refusal(
+    "the storage has blocks that another program has uploaded under this name, with ids of another length",
+    "delete the uncommitted blob of this name; Azure does so a week after the last block",
+)
 _INVALID = _Refusal("the storage rejected a request", "check its endpoint and region, and the credentials ({key})")
 _CODES = {
     **dict.fromkeys(("NoSuchBucket", "ContainerNotFound"), _NO_BUCKET),
@@ -128,6 +132,7 @@ _CODES = {
     "ExpiredToken": _EXPIRED,
     **dict.fromkeys(("AuthorizationHeaderMalformed", "IllegalLocationConstraintException"), _ELSEWHERE),
     "RequestTimeTooSkewed": _CLOCK,
+    "InvalidBlobOrBlock": _LEFT_BLOCKS,
     # With a status that otherwise is a refusal.
     **dict.fromkeys(("RequestTimeout", "rateLimitExceeded", "userRateLimitExceeded"), None),
 }
@@ -398,11 +403,10 @@ class ObjectStorage(Storage):
             try:
                 self._again(partial(put, chunk_size=_PART, max_concurrency=_PARTS_AT_ONCE), requests)
                 return
-            except FileNotFoundError as e:
-                if _refusal(e) is not None:
+            except (FileNotFoundError, exceptions.GenericError) as e:
+                if not _has_ended(e):
                     raise
-                # The server has ended the upload, and the answer was lost: to the repeated request it says that there
-                # is no such upload.
+                # The server has ended the upload, and the answer was lost.
         with source.open("rb") as file:
             check_same_content(self, key, file)
 
@@ -489,7 +493,7 @@ class ObjectStorage(Storage):
     def _odd(self, key: str) -> DataError:
         return DataError(
             "an object cannot be addressed: its key has an empty segment, one of dots, or a control character",
-            hint="rename or delete this object, or use a prefix without it",
+            hint="rename or delete this object by the provider's tools, or use a prefix without it",
             key=key,
             bucket=self.bucket,
             storage=self.uri,
@@ -498,6 +502,12 @@ class ObjectStorage(Storage):
 
 def _deletes_singly() -> bool:
     return os.environ.get("AWS_DISABLE_BULK_DELETE", "").lower() in ("true", "1", "yes", "on", "y", "t")
+
+
+def _has_ended(error: Exception) -> bool:
+    """Returns whether an upload in parts ended before: S3 then knows no such upload, and Azure no such blocks."""
+    is_gone = isinstance(error, FileNotFoundError) and _refusal(error) is None
+    return is_gone or "<Code>InvalidBlockList<" in str(error)
 
 
 def _refusal(error: Exception) -> _Refusal | None:

@@ -120,9 +120,9 @@ def test_a_start_in_hdfs_lists_each_folder_once(hdfs: str, monkeypatch: pytest.M
     listed: list[str] = []
     list_folder = WebHdfs.list
 
-    def noted(client: WebHdfs, path: str) -> Any:
+    def noted(client: WebHdfs, path: str, after: str = "") -> Any:
         listed.append(path.removeprefix(f"/{hdfs.split('/', 3)[3]}"))
-        return list_folder(client, path)
+        return list_folder(client, path, after)
 
     monkeypatch.setattr(WebHdfs, "list", noted)
     sink = FileSink(hdfs, partition_by="text")

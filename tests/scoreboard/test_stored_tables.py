@@ -26,15 +26,16 @@ from stateflow.errors import StorageError
 from tests.scoreboard.jobs import KILLED, check_complete, checkpoint_settings, kill_after
 from tests.scoreboard.row import Round, Row
 from tests.servers.faults import BUSY, CUT_ANSWER, LOST_ANSWER, LOST_REQUEST, Faults, ProxyHandler, fault_proxy
-from tests.servers.running import s3_server
+from tests.servers.running import azure_request, azure_server, s3_server
 from tests.support import delta_tables
 from tests.support.delta_reads import batches_of
 from tests.support.job_fixture import SLICE, multiset
 from tests.support.jobs.accounts import Movement
+from tests.support.object_stores import behind_faults
 from tests.support.patched_processes import IN_PARTS
 from tests.support.processes import wait_for
 from tests.support.root_files import Chain
-from tests.support.table_jobs import FoldersJob
+from tests.support.table_jobs import ContainerJob, FoldersJob
 
 _STORAGE, _LONGEST = 5, 6.0
 """Exit code of an error about the storage, and seconds after which a run is killed at the latest."""
@@ -242,6 +243,7 @@ def _leave_files(table: Path) -> None:
 _SMALL = "500"
 """Files with more bytes are uploaded in parts: those of tables, of the state, and manifests."""
 _MOST_LATER = 3
+_FAULTS_OF_UPLOADS = (*BUSY, LOST_REQUEST, *[LOST_ANSWER] * 3)
 
 
 @dataclass
@@ -270,6 +272,10 @@ class _Uploads:
 
     held: _Held | None = None
 
+    @property
+    def handler(self) -> type[_UploadsProxy]:
+        return type("OfUploads", (_UploadsProxy,), {"uploads": self})
+
 
 class _UploadsProxy(ProxyHandler):
     """Injects faults into the requests of uploads in parts only."""
@@ -277,8 +283,9 @@ class _UploadsProxy(ProxyHandler):
     uploads: _Uploads
 
     def do_GET(self) -> None:
-        held, is_upload = self.uploads.held, "uploadId=" in self.path or self.path.endswith("?uploads")
-        if self.command == "POST" and is_upload and "uploadId=" in self.path and held is not None and held.is_next():
+        held, is_upload = self.uploads.held, any(part in self.path for part in ("uploadId=", "?uploads", "comp=block"))
+        is_end = (self.command == "POST" and "uploadId=" in self.path) or "comp=blocklist" in self.path
+        if is_end and held is not None and held.is_next():
             self._hold(held)
         elif is_upload and self.command != "DELETE":
             super().do_GET()
@@ -304,24 +311,56 @@ def test_uploads_that_do_not_end_or_end_late_lose_and_double_nothing(round_: Rou
     As for tables-in-buckets; each run succeeds, is killed, or fails with an error about the storage.
     """
     uploads = _Uploads()
-    handler = type("OfUploads", (_UploadsProxy,), {"uploads": uploads})
-    with (
-        _site(round_, (*BUSY, LOST_REQUEST, *[LOST_ANSWER] * 3), handler) as site,
-        site.job(**{IN_PARTS: _SMALL}) as job,
-    ):
-        chain, rng = Chain(job.root), round_.rng
-        job.deliver(SLICE)
-        job.finish()
-        late = 0
-        for _ in range(_KILLS):
-            job.deliver_more(3 * SLICE)
-            if rng.random() < 0.6:
-                late += _end_late(job, chain, uploads, rng)
-            else:
-                _interrupt(job, chain, site.faults, rng)
-        check_complete(job, chain)
+    with _site(round_, _FAULTS_OF_UPLOADS, uploads.handler) as site, site.job(**{IN_PARTS: _SMALL}) as job:
+        late = _play_uploads(job, uploads, site.faults, round_.rng)
         unfinished = len(os.listdir(site.server / "data" / ".localbucket-uploads"))
         return late + unfinished + site.faults.injected.total()
+
+
+@Row(9, "uncommitted-blocks", plays=(0, 4, 24), mutants=("ended-blocks",), within=12)
+def test_blocks_that_are_not_committed_or_committed_late_lose_and_double_nothing(round_: Round) -> int:
+    """As unfinished-uploads, with an Azure server: parts are blocks of a name, of whichever upload, and a dead driver
+    leaves them uncommitted.
+
+    As for unfinished-uploads.
+    """
+    uploads, faults = _Uploads(), Faults(random.Random(round_.rng.random()), 0.0, _FAULTS_OF_UPLOADS)
+    with ExitStack() as stack:
+        variables = stack.enter_context(azure_server(round_.folder / "azure", "container"))
+        changed = stack.enter_context(behind_faults(variables, faults, uploads.handler))
+        settings = checkpoint_settings(round_)
+        job = ContainerJob.in_container(
+            round_.folder / "job", "delta", settings=settings, variables={**changed, IN_PARTS: _SMALL}
+        )
+        stack.callback(job.end_all)
+        late = _play_uploads(job, uploads, faults, round_.rng)
+        return late + _uncommitted(variables["AZURE_ENDPOINT"]) + faults.injected.total()
+
+
+def _uncommitted(address: str) -> int:
+    """Returns how many names of the container have uncommitted blocks only."""
+    listing = {"restype": "container", "comp": "list"}
+    every, committed = (
+        azure_request(address, "GET", "container", query).text.count("<Name>")
+        for query in ({**listing, "include": "uncommittedblobs"}, listing)
+    )
+    return every - committed
+
+
+def _play_uploads(job: FoldersJob, uploads: _Uploads, faults: Faults, rng: random.Random) -> int:
+    """Kills and disturbs runs during their uploads; returns how many uploads ended late."""
+    chain = Chain(job.root)
+    job.deliver(SLICE)
+    job.finish()
+    late = 0
+    for _ in range(_KILLS):
+        job.deliver_more(3 * SLICE)
+        if rng.random() < 0.6:
+            late += _end_late(job, chain, uploads, rng)
+        else:
+            _interrupt(job, chain, faults, rng)
+    check_complete(job, chain)
+    return late
 
 
 def _end_late(job: FoldersJob, chain: Chain, uploads: _Uploads, rng: random.Random) -> int:

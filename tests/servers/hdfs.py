@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -39,8 +39,8 @@ class Hdfs(NamedTuple):
 
 
 @contextlib.contextmanager
-def hdfs_server(folder: Path) -> Iterator[Hdfs]:
-    """An empty HDFS; the test is skipped if its JARs are not installed."""
+def hdfs_server(folder: Path, page: int = 1000) -> Iterator[Hdfs]:
+    """An empty HDFS that lists so many entries at once; the test is skipped if its JARs are not installed."""
     if not _JARS.exists():
         pytest.skip("no HDFS is installed: make setup downloads it if Maven Central can be reached")
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def hdfs_server(folder: Path) -> Iterator[Hdfs]:
         "dfs.namenode.name.dir": str(folder / "names"), "dfs.datanode.data.dir": str(folder / "data"),
         "dfs.datanode.hostname": "localhost", "dfs.datanode.address": f"127.0.0.1:{data}",
         "dfs.datanode.http.address": f"127.0.0.1:{data_http}", "dfs.datanode.ipc.address": "127.0.0.1:0",
-        "dfs.replication": "1",
+        "dfs.replication": "1", "dfs.ls.limit": str(page),
     }  # fmt: skip
     _write_settings(folder, settings)
     name_node, data_node = _java(folder, "namenode.NameNode"), _java(folder, "datanode.DataNode")
@@ -95,23 +95,29 @@ def _write_settings(folder: Path, settings: Mapping[str, str]) -> None:
 
 _PREFIX = "/webhdfs/v1"
 _DATA = "data-node"
+_PAGE = 1000
+_SIGNED = bytes(byte ^ 0x80 for byte in range(256))
+NAME_NODE, HTTP_FS, HADOOP_2 = "NameNode", "HttpFS", "Hadoop-2"
+"""Servers whose lists differ: in pages, in pages that have all entries (HDFS-14663), and without pages."""
 
 
 @contextlib.contextmanager
-def webhdfs_server(folder: Path, token: str) -> Iterator[str]:
+def webhdfs_server(folder: Path, token: str, lists: str = NAME_NODE) -> Iterator[str]:
     """Listens on loopback; yields its address, as ``http://host:port``.
 
     Args:
         folder: its root.
         token: what requests to the NameNode must have.
+        lists: whose lists it answers with.
     """
-    with listening(_Handler, folder=folder, token=token) as address:
+    with listening(_Handler, folder=folder, token=token, lists=lists) as address:
         yield address
 
 
 class _Handler(QuietHandler):
     folder: Path
     token: str
+    lists: str
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -135,6 +141,8 @@ class _Handler(QuietHandler):
                 self._fail(403, "FileAlreadyExistsException")
             except OSError:
                 self._fail(403, "PathIsNotEmptyDirectoryException")
+            except NotImplementedError:
+                self._fail(400, "IllegalArgumentException")
 
     do_PUT = do_DELETE = do_GET
 
@@ -145,8 +153,21 @@ class _Handler(QuietHandler):
         self._answer({"FileStatus": _status(self._path, "")})
 
     def _liststatus(self, _: bytes) -> None:
-        found = [self._path, *sorted(self._path.iterdir())][1:]
-        self._answer({"FileStatuses": {"FileStatus": [_status(path, path.name) for path in found]}})
+        self._answer(_statuses(self._children()))
+
+    def _liststatus_batch(self, _: bytes) -> None:
+        if self.lists == HADOOP_2:
+            raise NotImplementedError
+        # Hadoop 3.5 knows the parameter in small letters only.
+        after = _signed(self._query.get("startafter", ""))
+        is_paged = self.lists == NAME_NODE
+        found = [path for path in self._children() if _signed(path.name) > after or not is_paged]
+        page = found[: _PAGE if is_paged else None]
+        batch = {"partialListing": _statuses(page), "remainingEntries": len(found) - len(page)}
+        self._answer({"DirectoryListing": batch})
+
+    def _children(self) -> list[Path]:
+        return sorted(self._path.iterdir(), key=lambda path: _signed(path.name))
 
     def _open(self, _: bytes) -> None:
         with self._path.open("rb") as file:
@@ -198,6 +219,15 @@ def _make_folders(path: Path, mode: int) -> None:
         if not folder.is_dir():
             folder.mkdir(exist_ok=True)
             folder.chmod(mode)
+
+
+def _signed(name: str) -> bytes:
+    """A key for the order in which a NameNode has names: by their bytes as Java has them, which have a sign."""
+    return name.encode().translate(_SIGNED)
+
+
+def _statuses(paths: Iterable[Path]) -> dict[str, object]:
+    return {"FileStatuses": {"FileStatus": [_status(path, path.name) for path in paths]}}
 
 
 def _status(path: Path, name: str) -> dict[str, object]:

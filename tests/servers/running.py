@@ -144,11 +144,12 @@ def azure_server(folder: Path, container: str) -> Iterator[dict[str, str]]:
     address = f"http://127.0.0.1:{port}/{ACCOUNT}"
     flags = ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
     given = options(blobHost="127.0.0.1", blobPort=port, location=folder / "data")
-    command = [*node_program("azurite", "dist/src/blob/main.js"), *flags, *given]
+    node, program = node_program("azurite", "dist/src/blob/main.js")
+    corrected = ["--require", str(ROOT / "tests" / "servers" / "azurite_blocks.js")]
+    command = [node, *corrected, program, *flags, *given]
     environment = {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{_KEY}", "PATH": "/usr/bin:/bin", "HOME": str(folder)}
     with running(command, port, folder / "log.txt", environment=environment):
-        headers = _signed(container)
-        httpx.put(f"{address}/{container}?restype=container", headers=headers, timeout=30).raise_for_status()
+        azure_request(address, "PUT", container, {"restype": "container"}).raise_for_status()
         yield {
             "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
             "AZURE_STORAGE_ACCOUNT_KEY": _KEY,
@@ -157,11 +158,24 @@ def azure_server(folder: Path, container: str) -> Iterator[dict[str, str]]:
         }
 
 
-def _signed(container: str) -> dict[str, str]:
+def azure_request(
+    address: str, method: str, path: str, query: Mapping[str, str] = {}, content: bytes = b"", **headers: str
+) -> httpx.Response:
+    """Sends a request to a server of Azure's API.
+
+    Args:
+        address: of the server, with the account.
+        path: container and name of the blob, encoded.
+        query: parameters, not encoded.
+        headers: those whose names begin with ``x-ms-``; underscores are hyphens.
+    """
     date = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
-    headers = {"x-ms-date": date, "x-ms-version": "2021-08-06"}
-    named = "".join(f"{name}:{value}\n" for name, value in headers.items())
+    given = {"x-ms-date": date, "x-ms-version": "2021-08-06"}
+    given |= {name.replace("_", "-"): value for name, value in headers.items()}
+    named = "".join(f"{name}:{value}\n" for name, value in sorted(given.items()))
     # The account comes twice: by itself, and in the path of a server without host names.
-    signed = "PUT" + "\n" * 12 + f"{named}/{ACCOUNT}/{ACCOUNT}/{container}\nrestype:container"
+    resource = f"/{ACCOUNT}/{ACCOUNT}/{path}" + "".join(f"\n{name}:{query[name]}" for name in sorted(query))
+    signed = f"{method}\n\n\n{len(content) or ''}" + "\n" * 9 + named + resource
     digest = hmac.new(base64.b64decode(_KEY), signed.encode(), hashlib.sha256).digest()
-    return {**headers, "Authorization": f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"}
+    given["Authorization"] = f"SharedKey {ACCOUNT}:{base64.b64encode(digest).decode()}"
+    return httpx.request(method, f"{address}/{path}", params=query, headers=given, content=content, timeout=30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import itertools
@@ -10,7 +11,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path, PosixPath
@@ -22,14 +23,14 @@ from hdfs import InsecureClient
 from urllib3 import Retry
 
 from stateflow import http
-from stateflow.clock import Clock
+from stateflow.clock import Clock, SystemClock
 from stateflow.errors import ConfigError, DataError, MissingFile, StateflowError, StorageError
 from stateflow.http import BadAnswer, BoundedRetry
-from stateflow.storage import Credentials, PutResult, Storage, open_storage
-from stateflow.storage.hdfs import HdfsStorage, ListLimits, WebHdfs
+from stateflow.storage import Credentials, PutResult, Storage, hdfs, open_storage
+from stateflow.storage.hdfs import HdfsStorage, ListLimits, Page, WebHdfs
 from stateflow.testing.conformance.storage import StorageConformance, at_once
 from tests.servers.faults import ANSWERS, LATE_REQUEST, LOST_ANSWER, LOST_REQUEST, NOT_READY, Faults, fault_proxy
-from tests.servers.hdfs import hdfs_server
+from tests.servers.hdfs import HADOOP_2, HTTP_FS, NAME_NODE, hdfs_server, webhdfs_server
 from tests.servers.hostile import Answer, Asked, HostileServer, answer, hostile_server
 from tests.servers.running import CANARY, free_port
 from tests.storage.savepoints_over_storages import SavepointClaims, SavepointCopies
@@ -37,6 +38,7 @@ from tests.support.errors import raises
 from tests.support.memory import LIMIT, MemoryPeak
 from tests.support.object_stores import bucket_of, serve_hdfs
 from tests.support.processes import wait_for
+from tests.support.traffic import own_traffic
 
 _numbers = itertools.count()
 _DAY_MS = 24 * 60 * 60 * 1000
@@ -46,7 +48,8 @@ _QUICK = Retry(total=2, backoff_factor=0.01, allowed_methods=None)
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with hdfs_server(tmp_path_factory.mktemp("hdfs")) as server:
+    # Nearly every list takes several pages.
+    with hdfs_server(tmp_path_factory.mktemp("hdfs"), page=3) as server:
         yield server.address
 
 
@@ -391,7 +394,7 @@ def test_other_requests_are_not_redirected(status: int) -> None:
         with hostile_server(lambda _: answer(status, Location=location)) as server:
             hdfs = WebHdfs("webhdfs", server.host, _ONCE, _Ticking())
             acts: list[Callable[[], object]] = [
-                lambda: hdfs.size("/x"), lambda: hdfs.list("/x"), lambda: hdfs.rename("/x", "/y"),
+                lambda: hdfs.size("/x"), lambda: list(hdfs.list("/x")), lambda: hdfs.rename("/x", "/y"),
                 lambda: hdfs.make_folder("/x"), lambda: hdfs.remove("/x"),
             ]  # fmt: skip
             for act in acts:
@@ -457,7 +460,13 @@ BAD_ANSWERS: dict[str, Callable[[Asked], Answer]] = {
 
 
 def _folder(name: str) -> bytes:
-    return _json({"FileStatuses": {"FileStatus": [{**_FILE, "pathSuffix": name, "type": "DIRECTORY"}]}})
+    return _page([{**_FILE, "pathSuffix": name, "type": "DIRECTORY"}])
+
+
+def _page(statuses: Sequence[Mapping[str, object]], remaining: int = 0) -> bytes:
+    """An answer with entries of a folder; so many follow."""
+    batch = {"partialListing": {"FileStatuses": {"FileStatus": statuses}}, "remainingEntries": remaining}
+    return _json({"DirectoryListing": batch})
 
 
 @pytest.mark.parametrize("act", ["list", "size", "delete", "rename"])
@@ -533,8 +542,8 @@ def test_a_transfer_that_is_too_slow_is_an_error() -> None:
 def _tree(names: list[str], files: list[str]) -> Callable[[Asked], Answer]:
     """Answers of a NameNode each of whose folders contains these folders and files."""
     folders = [{**_FILE, "pathSuffix": name, "type": "DIRECTORY"} for name in names]
-    listing = _json({"FileStatuses": {"FileStatus": [*folders, *({**_FILE, "pathSuffix": name} for name in files)]}})
-    return lambda _: listing
+    page = _page([*folders, *({**_FILE, "pathSuffix": name} for name in files)])
+    return lambda _: page
 
 
 @pytest.mark.parametrize("names", ["a", "ab"])
@@ -562,6 +571,151 @@ def test_a_tree_of_empty_folders_is_an_error() -> None:
         with raises(DataError, storage=storage.uri, below="data", folders=301, files=0, limit=250):
             storage.list("data/")
     assert len(server.asked) == 3
+
+
+# -- pages ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long(reason="starts HDFS")
+def test_a_list_continues_after_every_name(storage: Storage) -> None:
+    keys = ["a b", "100%", "a%20b", "a+b", "a&b=c", "#?", "ö", "😀 +%2B", "[1]", "~", "é/1", "é/%", "é/ü", "é/z", "é/+"]
+    for key in keys:
+        storage.put_new(f"in {key}", b"x")
+    assert [blob.key for blob in storage.list("")] == sorted(f"in {key}" for key in keys)
+    assert {blob.key for blob in storage.list_folder("").files} == {f"in {key}" for key in keys if "/" not in key}
+
+
+@pytest.mark.long(reason="starts HDFS")
+def test_entries_and_folders_may_be_deleted_between_pages(
+    storage: Storage, client: InsecureClient, address: str, folder: str
+) -> None:
+    for number in range(9):
+        storage.put_new(f"a/{number}", b"x")
+    pages = WebHdfs("webhdfs", address.removeprefix("webhdfs://"), _ONCE, SystemClock()).list(f"{folder}/a")
+    assert _names(next(pages)) == ["0", "1", "2"]
+    for number in (2, 4):
+        client.delete(f"{folder}/a/{number}")
+    assert _names(next(pages)) == ["3", "5", "6"]
+    client.delete(f"{folder}/a", recursive=True)
+    assert list(pages) == []
+
+
+def _names(page: Page) -> list[str]:
+    return [status.pathSuffix for status in page.statuses]
+
+
+def test_a_folder_whose_list_has_more_bytes_than_an_answer_may_have_is_read_in_pages() -> None:
+    count, sent = 110_000, [0]
+    # As a NameNode writes it.
+    status = {
+        **_FILE, "accessTime": 1501770633062, "blockSize": 134217728, "childrenNum": 0, "fileId": 16390,
+        "group": "supergroup", "modificationTime": 1501770633062, "owner": "webuser", "pathSuffix": "%08d-%s",
+        "permission": "600", "replication": 3, "storagePolicy": 0,
+    }  # fmt: skip
+    line = json.dumps(status)
+
+    def pages(asked: Asked) -> Answer:
+        begin = int(asked.line.partition("startafter=")[2][:8] or -1) + 1
+        end = min(begin + 1000, count)
+        lines = ",".join(line % (number, "x" * 40) for number in range(begin, end))
+        body = f'{{"DirectoryListing": {{"partialListing": {{"FileStatuses": {{"FileStatus": [{lines}]}}}}, '
+        sent[0] += len(body)
+        return answer(200, f'{body}"remainingEntries": {count - end}}}}}'.encode())
+
+    peak = MemoryPeak()
+    with hostile_server(pages) as server:
+        listed = WebHdfs("webhdfs", server.host, _ONCE, SystemClock()).list("/jobs/a")
+        assert sum(len(page.statuses) for page in listed) == count
+    assert len(server.asked) == 110 and sent[0] > 32 << 20 and peak.bytes() < 16 << 20
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], HdfsStorage]]:
+    """Storages in the folder ``own`` of servers whose lists are those of a kind of server."""
+    monkeypatch.setenv("WEBHDFS_TOKEN", "token")
+    with contextlib.ExitStack() as stack:
+
+        def serve(lists: str) -> HdfsStorage:
+            host = stack.enter_context(webhdfs_server(tmp_path, "token", lists)).removeprefix("http://")
+            monkeypatch.setenv("WEBHDFS_NAMENODES", f"webhdfs://{host}")
+            return HdfsStorage("webhdfs", host, "/own", _ONCE)
+
+        yield serve
+
+
+def _create(folder: Path, names: Iterable[str]) -> list[str]:
+    """Creates files in a new folder, and returns their keys in order."""
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    return sorted(f"{folder.name}/{name}" for name in names)
+
+
+@pytest.mark.parametrize(("lists", "first"), [(NAME_NODE, 1), (HTTP_FS, 1), (HADOOP_2, 2)])
+def test_a_small_folder_is_listed_by_one_request_to_every_server(
+    fake: Callable[[str], HdfsStorage], lists: str, first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that does not know pages is asked for them once."""
+    traffic, storage = own_traffic("stateflow.storage.hdfs", monkeypatch), fake(lists)
+    keys = _create(tmp_path / "own" / "log", [f"{number:05d}" for number in range(20)])
+    for after, requests_sent in (("", first), ("log/00007", 1), ("", 1)):
+        before = traffic.now()
+        assert [blob.key for blob in storage.list("log/", after)] == [key for key in keys if key > after]
+        assert (traffic.now() - before).requests == requests_sent
+    assert storage.list("none/") == []
+
+
+def test_a_list_of_numbered_names_begins_near_the_one_that_is_asked_for(
+    fake: Callable[[str], HdfsStorage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic, storage = own_traffic("stateflow.storage.hdfs", monkeypatch), fake(NAME_NODE)
+    keys = _create(tmp_path / "own" / "log", [f"{number:020d}" for number in range(2_500)])
+    for prefix, after, pages in (("log/", "", 3), ("log/", keys[2_449], 1), (keys[2_499], "", 1)):
+        before = traffic.now()
+        wanted = [key for key in keys if key.startswith(prefix) and key > after]
+        assert [blob.key for blob in storage.list(prefix, after)] == wanted
+        assert (traffic.now() - before).requests == pages
+
+
+def test_a_list_after_a_numbered_name_has_all_keys_after_it(fake: Callable[[str], HdfsStorage], tmp_path: Path) -> None:
+    names = ["1", "12.json", "12/a", "12.x/a", "120", "13", "1a", "2", "20", "12-/a", "_last", "a", "é", ".x"]
+    keys = _create(tmp_path / "own" / "log", names)
+    storage = fake(NAME_NODE)
+    for after in (*keys, "log/", "log/12", "log/12/", "log/12.", "log/123", "log0", "a", "m"):
+        found = [blob.key for blob in storage.list("log/", after)]
+        assert [key for key in found if key.isascii()] == [key for key in keys if key > after and key.isascii()]
+
+
+def test_a_list_that_is_too_long_for_one_answer_is_an_error_with_the_way_out(
+    fake: Callable[[str], HdfsStorage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hdfs, "_ANSWER_LIMIT", 1000)
+    _create(tmp_path / "own" / "log", map(str, range(20)))
+    for lists in (HTTP_FS, HADOOP_2):
+        storage = fake(lists)
+        with raises(StorageError, storage=storage.uri, folder="/own/log", limit_bytes=1000) as failed:
+            storage.list("log/")
+        assert "NameNode" in failed.value.hint
+
+
+@pytest.mark.parametrize(("names", "most"), [([], 1), ([""], 1), (["a"], 2), (["a", "b"], 2)], ids=str)
+def test_a_page_that_the_same_one_follows_is_an_error(
+    names: list[str], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hdfs, "_MOST_ENTRIES", 20)
+    page = _page([{**_FILE, "pathSuffix": name} for name in names], remaining=1)
+    with hostile_server(lambda _: page) as server, raises(StorageError, storage=f"webhdfs://{server.host}/jobs/a"):
+        _storage(server).list("")
+    assert len(server.asked) == most
+
+
+def test_pages_without_end_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hdfs, "_MOST_ENTRIES", 20)
+    pages = (_page([{**_FILE, "pathSuffix": str(number)}], remaining=1) for number in range(100))
+    with hostile_server(lambda _: next(pages)) as server, raises(StorageError):
+        _storage(server).list("")
+    assert len(server.asked) == 21
 
 
 _BOUNDED_ONCE = BoundedRetry(total=0)

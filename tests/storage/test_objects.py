@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import contextlib
 import itertools
 import json
@@ -34,12 +35,13 @@ from stateflow.storage.locations import NAMES
 from stateflow.storage.object_store import ObjectStorage
 from stateflow.testing.conformance.storage import StorageConformance
 from tests.servers import s3 as s3_handler
-from tests.servers.faults import CUT_ANSWER, LOST_ANSWER, LOST_REQUEST, Faults, ProxyHandler, fault_proxy
+from tests.servers.faults import CUT_ANSWER, LOST_ANSWER, LOST_REQUEST, Faults, ProxyHandler
 from tests.servers.google import google_server
 from tests.servers.hostile import Answer, Asked, HostileServer, answer, hostile_server
 from tests.servers.listening import QuietHandler, certificate, listening
 from tests.servers.running import (
     CANARY,
+    azure_request,
     azure_server,
     careless_s3_server,
     free_port,
@@ -663,27 +665,91 @@ class _LosesAnEnd(ProxyHandler):
 
     lost: list[str]
 
-    def do_POST(self) -> None:
+    def do_GET(self) -> None:
         answered = self.forward(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
-        if "uploadId=" in self.path and not self.lost:
+        is_end = (self.command == "POST" and "uploadId=" in self.path) or "comp=blocklist" in self.path
+        if is_end and not self.lost:
             self.lost.append(self.path)
             self.reset()
         else:
             self.send(answered)
 
+    do_PUT = do_POST = do_DELETE = do_HEAD = do_GET
 
+
+@pytest.mark.parametrize(
+    "serve", [serve_s3, pytest.param(serve_azure, marks=pytest.mark.long(reason="starts Azurite"))]
+)
 def test_an_upload_in_parts_whose_last_answer_is_lost_is_stored(
-    s3: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server says that there is no such upload when it is asked again."""
+    """Asked again, S3 says that there is no such upload, and Azure that its blocks do not exist."""
     content, lost = random.Random(1).randbytes(1000), list[str]()
     monkeypatch.setattr(object_store, "_SINGLE_PUT", 10)
     handler = type("LosesAnEnd", (_LosesAnEnd,), {"lost": lost})
-    with fault_proxy(s3["AWS_ENDPOINT_URL"], Faults(random.Random(1), 0), handler) as proxy:
-        _use({**s3, "AWS_ENDPOINT_URL": proxy}, monkeypatch)
-        storage = open_storage(f"s3://bucket/own/{next(_numbers)}")
+    with (
+        serve(tmp_path / "server") as (bucket, variables),
+        behind_faults(variables, Faults(random.Random(1), 0), handler) as changed,
+    ):
+        _use(changed, monkeypatch)
+        storage = open_storage(f"{bucket}/job")
         storage.put_file("a", _file(tmp_path / "file", content))
         assert (storage.get("a"), len(lost)) == (content, 1)
+
+
+# -- blocks that a writer has left in Azure ---------------------------------------------------------------------------
+
+
+def _put_block(azure: Mapping[str, str], key: str, number: str, content: bytes) -> None:
+    query = {"comp": "block", "blockid": base64.b64encode(number.encode()).decode()}
+    azure_request(azure["AZURE_ENDPOINT"], "PUT", f"container/{key}", query, content).raise_for_status()
+
+
+@pytest.mark.long(reason="starts a server of Azure's API")
+def test_blocks_that_a_dead_writer_has_left_are_not_an_object_and_stop_no_other_writer(
+    azure: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use(azure, monkeypatch)
+    monkeypatch.setattr(object_store, "_SINGLE_PUT", 10)
+    folder = f"left/{next(_numbers)}"
+    storage, small, large = open_storage(f"az://container/{folder}"), b"x", random.Random(1).randbytes(1000)
+    # As long as the ids of obstore.
+    numbers = [f"{number:032x}" for number in range(2)]
+    for key in ("small", "large", "never"):
+        for number in numbers:
+            _put_block(azure, f"{folder}/{key}", number, b"of the dead writer")
+    assert storage.list("") == [] and storage.list_folder("").files == () and storage.info("small") is None
+    with raises(MissingFile, key="small"):
+        storage.get("small")
+    assert storage.put_new("small", small) is PutResult.CREATED
+    storage.put_file("large", _file(tmp_path / "file", large))
+    assert (storage.get("small"), storage.get("large")) == (small, large)
+    assert [blob.key for blob in storage.list("")] == ["large", "small"]
+    # The end of the dead writer's upload arrives.
+    ids = "".join(f"<Uncommitted>{base64.b64encode(each.encode()).decode()}</Uncommitted>" for each in numbers)
+    for key in ("small", "large"):
+        blocks = f"<?xml version='1.0' encoding='utf-8'?><BlockList>{ids}</BlockList>".encode()
+        path = f"container/{folder}/{key}"
+        late = azure_request(azure["AZURE_ENDPOINT"], "PUT", path, {"comp": "blocklist"}, blocks)
+        assert (late.status_code, late.headers["x-ms-error-code"]) == (400, "InvalidBlockList")
+    assert (storage.get("small"), storage.get("large")) == (small, large)
+
+
+@pytest.mark.long(reason="starts a server of Azure's API")
+def test_blocks_of_another_program_with_ids_of_another_length_are_named_with_the_way_out(
+    azure: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use(azure, monkeypatch)
+    monkeypatch.setattr(object_store, "_SINGLE_PUT", 10)
+    folder = f"left/{next(_numbers)}"
+    storage = open_storage(f"az://container/{folder}")
+    _put_block(azure, f"{folder}/a", "short", b"x")
+    with raises(ConfigError, storage=storage.uri, key="a", answer="InvalidBlobOrBlock") as refused:
+        storage.put_file("a", _file(tmp_path / "file", bytes(1000)))
+    assert "uncommitted" in refused.value.hint
+    azure_request(azure["AZURE_ENDPOINT"], "DELETE", f"container/{folder}/a").raise_for_status()
+    storage.put_file("a", tmp_path / "file")
+    assert storage.get("a") == bytes(1000)
 
 
 def _file(path: Path, content: bytes) -> Path:

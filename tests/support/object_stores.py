@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from stateflow.storage import Storage, open_storage
-from tests.servers.faults import Faults, fault_proxy
+from tests.servers.faults import Faults, ProxyHandler, fault_proxy
 from tests.servers.google import google_server
 from tests.servers.hdfs import webhdfs_server
 from tests.servers.running import azure_server, s3_server
@@ -61,16 +61,19 @@ def bucket_of(serve: Serve, folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def behind_faults(variables: Mapping[str, str], faults: Faults) -> Iterator[dict[str, str]]:
+def behind_faults(
+    variables: Mapping[str, str], faults: Faults, handler: type[ProxyHandler] | None = None
+) -> Iterator[dict[str, str]]:
     """Runs a proxy with faults in front of a server of S3 or Azure; yields the environment variables of its clients.
 
     Args:
         variables: of clients of the server.
         faults: what the proxy injects.
+        handler: injects them; `ProxyHandler` unless given.
     """
     (name,) = variables.keys() & {"AWS_ENDPOINT_URL", "AZURE_ENDPOINT"}
     server = urlsplit(variables[name])
-    with fault_proxy(f"http://{server.netloc}", faults) as proxy:
+    with fault_proxy(f"http://{server.netloc}", faults, handler) as proxy:
         yield {**variables, name: f"{proxy}{server.path}"}
 
 

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+from unittest.mock import patch
 from uuid import uuid4
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from pyiceberg.table import Table
 
+from stateflow.storage import open_storage
 from tests.servers.kafka import KafkaCluster
 from tests.servers.postgres import Postgres
 from tests.support import delta_tables, file_tables, root_files, staged_tables
 from tests.support.flights_job import FlightsJob
 from tests.support.job_fixture import AccountsJob, Row, expected, multiset
-from tests.support.processes import spawn
+from tests.support.processes import Ended, spawn
 
 _JOB = "accounts_in_tables"
+_CONTAINER = "az://container"
 
 
 class FoldersJob(AccountsJob):
     @classmethod
-    def create(cls, folder: Path, sink: str, **more: Any) -> FoldersJob:
+    def create(cls, folder: Path, sink: str, **more: Any) -> Self:
         """A job without tables yet; `sink` is ``delta`` or ``files``, and further arguments as for `JobFixture`."""
         return cls(folder, {"job__sink": sink, **more.pop("settings", {})}, job_name=_JOB, **more)
 
     @classmethod
-    def in_bucket(cls, folder: Path, sink: str, server: Path, **more: Any) -> FoldersJob:
+    def in_bucket(cls, folder: Path, sink: str, server: Path, **more: Any) -> Self:
         """The same with job root and tables in the bucket ``bucket`` of `s3_server` in the folder `server`."""
         objects = server / "data" / "bucket"
         settings = {**more.pop("settings", {}), "job__tables": "s3://bucket/tables"}
@@ -50,6 +54,49 @@ class FoldersJob(AccountsJob):
         for table in map(self.table, ("movements", "totals")):
             logged = b"".join(path.read_bytes() for path in table.glob("_*/*") if path.is_file())
             assert [path.name for path in table.glob("stateflow-*") if path.name.encode() not in logged] == []
+
+
+@dataclass
+class ContainerJob(FoldersJob):
+    """The same with job root and tables in a container of `azure_server`; the tests look at copies of its objects.
+
+    Attributes:
+        copied: version of each copied object by key.
+    """
+
+    copied: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def in_container(cls, folder: Path, sink: str, **more: Any) -> Self:
+        copies, settings = folder / "copies", {**more.pop("settings", {}), "job__tables": f"{_CONTAINER}/tables"}
+        places = {"root_folder": copies / "job", "address": f"{_CONTAINER}/job", "tables_folder": copies / "tables"}
+        return cls.create(folder, sink, settings=settings, **places, **more)
+
+    def run(self, failpoint: str = "", **settings: Any) -> Ended:
+        ended = super().run(failpoint, **settings)
+        self._copy()
+        return ended
+
+    def command(self, *arguments: str, failpoint: str = "", with_job: bool = False) -> Ended:
+        ended = super().command(*arguments, failpoint=failpoint, with_job=with_job)
+        self._copy()
+        return ended
+
+    def _copy(self) -> None:
+        """Makes the copies equal to the objects."""
+        folder = self.root.parent
+        with patch.dict(os.environ, self.variables):
+            storage = open_storage(_CONTAINER)
+            found = {blob.key: blob for blob in storage.list("")}
+            for key in self.copied.keys() - found.keys():
+                (folder / key).unlink()
+            for key, blob in found.items():
+                if self.copied.get(key) != blob.version:
+                    path = folder / key
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(storage.get(key))
+                    os.utime(path, (blob.modified_ms / 1000, blob.modified_ms / 1000))
+        self.copied = {key: blob.version for key, blob in found.items()}
 
 
 class _ServedJob(AccountsJob):
