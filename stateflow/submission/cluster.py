@@ -6,7 +6,6 @@ nothing that the submitting process knows has to survive it: not even the answer
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import subprocess
@@ -16,13 +15,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
+from xml.sax.saxutils import escape
 
-from stateflow.config.submit_options import CLUSTER_MODE, default_conf_file, option, read_conf
+from stateflow.config.submit_options import CLUSTER_MODE, HADOOP, default_conf_file, option, read_conf
 from stateflow.errors import ClusterFailed, ConfigError, Interrupted
 from stateflow.process_limits import end_with_this_process
 from stateflow.submission.shipment import Shipment
-
-log = logging.getLogger(__name__)
 
 _DEPLOY_MODE, _MASTER = "spark.submit.deployMode", "spark.master"
 _POLL_SECONDS = 0.2
@@ -30,6 +28,8 @@ _SHOWN_LINES = 15
 """Lines of spark-submit's output that an error shows."""
 _TOOL_SECONDS = 120.0
 """How long a program of Hadoop may take."""
+_JAVA_OPTIONS, _SHORT_RUN = "JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1"
+"""Half of the CPU time of a program of Hadoop is that of Java's second compiler, which gains nothing in a second."""
 
 
 class Phase(StrEnum):
@@ -78,11 +78,19 @@ class Cluster(ABC):
         """Submits a driver, and returns once the cluster has accepted it.
 
         The application must have one attempt only, and be found by the id of the launch. Secrets are in
-        `Shipment.launch_file`; they must not get into arguments, Spark's settings or descriptions of the application.
+        `Shipment.launch_file`; they must not get into arguments, Spark's settings or descriptions of the application,
+        and may be left to `deliver`.
 
         Args:
             shipment: the driver.
             is_cancelled: whether the caller has been asked to end; raises Interrupted then.
+        """
+
+    @abstractmethod
+    def deliver(self, application: Application, shipment: Shipment) -> None:
+        """Gives the driver of an active application what its submission has not given to it, and it waits for.
+
+        Called after the submission; again by another process, with its own shipment, if the job was not claimed.
         """
 
     @abstractmethod
@@ -132,31 +140,62 @@ class SparkSubmit:
         """Whether the driver runs in the cluster."""
         return (option(self.options, "--deploy-mode") or self.conf.get(_DEPLOY_MODE, "")) == CLUSTER_MODE
 
-    def tool(self, java_class: str, *arguments: str) -> None:
-        """Runs a program of Hadoop that is part of Spark's JARs, with the configuration of spark-submit.
+    def change_files(self, *arguments: str) -> None:
+        """Runs Hadoop's program for files as `tool` does, with what Spark's settings say about Hadoop."""
+        # In memory, and not among the arguments: it may have secrets.
+        with open(os.memfd_create("hadoop-site"), "wb", buffering=0) as site:
+            site.write(self._hadoop_site().encode())
+            file = site.fileno()
+            self.tool("org.apache.hadoop.fs.FsShell", "-conf", f"/proc/self/fd/{file}", *arguments, inherited=[file])
 
-        A failure of the program is logged: what it was to do may have been done already.
+    def tool(self, java_class: str, *arguments: str, inherited: Sequence[int] = ()) -> None:
+        """Runs a program of Hadoop that is part of Spark's JARs, with the configuration and the user of spark-submit.
 
-        Raises ClusterFailed if it cannot be started, or does not end in time.
+        Args:
+            java_class: the program.
+            arguments: its arguments.
+            inherited: open files that it gets.
+
+        Raises:
+            ClusterFailed: it cannot be started, fails, or does not end in time.
         """
         spark_class = str(Path(self.program).with_name("spark-class"))
+        given_java = self.environment.get(_JAVA_OPTIONS, "")
+        environment = {**self.environment, _JAVA_OPTIONS: f"{_SHORT_RUN} {given_java}".strip()}
+        if user := option(self.options, "--proxy-user"):
+            environment["HADOOP_PROXY_USER"] = user
         try:
             done = subprocess.run(
                 [spark_class, java_class, *arguments],
-                env=dict(self.environment),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
                 errors="replace",
                 timeout=_TOOL_SECONDS,
                 check=False,
+                pass_fds=inherited,
             )
         except (OSError, subprocess.TimeoutExpired) as e:
             raise ClusterFailed(
                 "a program of Hadoop did not run", hint="check the configuration of Hadoop", program=java_class
             ) from e
         if done.returncode:
-            log.warning("%s has failed: %s", java_class, _reason(done.stdout + done.stderr))
+            raise ClusterFailed(
+                "a program of Hadoop has failed",
+                hint="see the reason",
+                program=java_class,
+                reason=_reason(done.stdout + done.stderr),
+            )
+
+    def _hadoop_site(self) -> str:
+        """Returns a configuration file of Hadoop with what Spark's settings say about it."""
+        settings = {name.removeprefix(HADOOP): value for name, value in self.conf.items() if name.startswith(HADOOP)}
+        properties = (
+            f"<property><name>{escape(name)}</name><value>{escape(value)}</value></property>"
+            for name, value in settings.items()
+        )
+        return f"<configuration>{''.join(properties)}</configuration>"
 
 
 def run_spark_submit(

@@ -21,7 +21,7 @@ from stateflow.checkpoint.launches import forget_launch, generation_of, read_lau
 from stateflow.checkpoint.log.documents import Origin, Request, RequestKind
 from stateflow.checkpoint.log.job_root import JobRoot
 from stateflow.clock import Clock
-from stateflow.errors import ClusterFailed, Interrupted, StateflowError
+from stateflow.errors import ClusterFailed, Interrupted, StateflowError, StorageError
 from stateflow.storage import Storage
 from stateflow.storage.paths import FORMAT
 from stateflow.submission.cluster import Application, Cluster, Phase
@@ -104,6 +104,8 @@ class ClusterRun:
             found = self.find_active()
             if found is not None:
                 self._run.report(f"found the driver of this launch: {found.id}")
+                if shipment is not None and found.is_active and self._may_wait():
+                    self._deliver(found, shipment())
                 ended = self._follow(found)
                 if shipment is None or not self._never_started(found, ended):
                     return self._result(ended)
@@ -112,8 +114,11 @@ class ClusterRun:
                 return self._last_result()
             forget_launch(self._run.storage, self._run.launch)
             self._run.report("submitting the driver")
-            self._submit(shipment())
-            return self._result(self._follow(self._wait_until_found()))
+            given = shipment()
+            self._submit(given)
+            found = self._wait_until_found()
+            self._deliver(found, given)
+            return self._result(self._follow(found))
 
     def _last_result(self) -> Mapping[str, object]:
         result = read_launch_result(self._run.storage, self._run.launch)
@@ -129,8 +134,18 @@ class ClusterRun:
         """Returns whether the process that submitted an application was killed before the driver could start."""
         if self._signals or (found.phase, ended.phase) != (Phase.WAITING, Phase.FAILED):
             return False
-        storage, launch = self._run.storage, self._run.launch
-        return generation_of(storage, launch) == 0 and read_launch_result(storage, launch) is None
+        return not self._has_claimed() and read_launch_result(self._run.storage, self._run.launch) is None
+
+    def _has_claimed(self) -> bool:
+        return generation_of(self._run.storage, self._run.launch) > 0
+
+    def _may_wait(self) -> bool:
+        """Returns whether a driver may lack its settings: who has submitted it may have been killed before."""
+        try:
+            return not self._has_claimed()
+        except StorageError as e:
+            log.warning("whether the driver has its settings is not known, so it gets them: %s", e)
+            return True
 
     @contextmanager
     def _signals_counted(self) -> Iterator[None]:
@@ -165,6 +180,17 @@ class ClusterRun:
                 phase=str(found.phase),
                 reason=found.reason or e.facts.get("reason", ""),
             ) from e
+
+    def _deliver(self, application: Application, shipment: Shipment) -> None:
+        if self._signals or not application.is_active:
+            return
+        try:
+            self._cluster.deliver(application, shipment)
+        except ClusterFailed:
+            # The reason of an application that has ended in between is with the application.
+            found = self._cluster.find(self._run.launch)
+            if found is None or found.is_active:
+                raise
 
     def _wait_until_found(self) -> Application:
         deadline = self._clock.monotonic() + _UNREACHABLE.total_seconds()

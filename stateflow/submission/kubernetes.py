@@ -193,6 +193,9 @@ class Kubernetes(Cluster):
         arguments = shipment.arguments(f"{_LAUNCH_FOLDER}/{LAUNCH_FILE}")
         return [*options, f"local://{_LAUNCH_FOLDER}/{_PROGRAM_FILE}", *arguments]
 
+    def deliver(self, application: Application, shipment: Shipment) -> None:
+        """Does nothing: the pod has mounted the Secret of the submission."""
+
     def find(self, launch: str) -> Application | None:
         name = pod_name(launch)
         pod = self._pod(name)

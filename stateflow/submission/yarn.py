@@ -1,10 +1,10 @@
 """Drivers on YARN: submitted by spark-submit, found by their tag through the REST interface of the ResourceManager.
 
-Spark copies the files of a shipment into a staging folder of this user alone (mode 0700), from where YARN gives them to
-the containers. It gives other files to executors as well, and keeps them in a cache of the host for later applications.
-So the content of the launch file is in the program, which only the driver's container gets, and the program deletes
-itself when it starts. ``kill`` and ``clean_up`` run programs of Hadoop that are part of Spark's JARs: they use the
-configuration and the login of spark-submit, so that they work wherever it does, and need no installation of Hadoop.
+Spark copies the files of a shipment into a staging folder of this user alone (mode 0700), and sets their mode to 0644.
+YARN gives them to the containers, in caches of the hosts. So none of them has secrets: the launch file follows, with
+mode 0600, once the application and thus the folder exists. The driver's program waits for it, and deletes it.
+`deliver`, `kill` and `clean_up` run programs of Hadoop that are part of Spark's JARs, with the configuration and the
+login of spark-submit: they work wherever it does, and need no installation of Hadoop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stateflow.errors import ClusterFailed, ConfigError
 from stateflow.http import BadAnswer, BoundedRetry, BoundedSession, UntrustedServer, exchange_json
 from stateflow.private_files import write_private
 from stateflow.submission.cluster import Application, Cluster, Phase, SparkSubmit, run_spark_submit
-from stateflow.submission.shipment import JOB_FOLDER, Shipment
+from stateflow.submission.shipment import JOB_FOLDER, LAUNCH_FILE, Shipment
 
 _PREFIX = "stateflow-"
 _PHASES = {
@@ -38,18 +38,32 @@ _SUCCEEDED = "SUCCEEDED"
 _APPLICATION = re.compile(r"application_[0-9]+_[0-9]+")
 _ARCHIVES, _TAGS, _NAME = "spark.yarn.dist.archives", "spark.yarn.tags", "spark.app.name"
 _STAGING = "spark.yarn.stagingDir"
-_USER = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]*")
+_USER = re.compile(r"\w[\w.@$+-]*")
 _LONGEST_REASON = 2000
-_PROGRAM = """\
+PROGRAM = f"""\
 import os
 import sys
+import time
 
-content = {content!r}
-here = os.path.dirname(os.path.abspath(__file__))
-# It has secrets. YARN keeps a file for later applications, in a folder of this user.
-os.unlink(os.path.realpath(__file__))
 # Modules next to it would shadow others.
+here = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [path for path in sys.path if path != here]
+
+from pyspark import SparkContext
+
+SparkContext._ensure_initialized()
+java = SparkContext._jvm
+path = java.org.apache.hadoop.fs.Path(os.environ["SPARK_YARN_STAGING_DIR"] + "/{LAUNCH_FILE}")
+files = path.getFileSystem(java.org.apache.spark.deploy.SparkHadoopUtil.get().conf())
+ends = time.monotonic() + 180
+while not files.exists(path):
+    if time.monotonic() > ends:
+        sys.exit("this driver has got no settings: the process that submitted it has ended, or could not write them")
+    time.sleep(0.1)
+stream = files.open(path)
+content = stream.readAllBytes()
+stream.close()
+files.delete(path, False)
 launch_file = os.memfd_create("stateflow-launch")
 os.write(launch_file, content)
 sys.argv += ["--launch-file", f"/proc/self/fd/{{launch_file}}"]
@@ -58,7 +72,10 @@ from stateflow.cli.main import main
 
 main()
 """
-"""The program of a driver: as ``stateflow/__main__.py``, with the launch file in memory."""
+"""The program of a driver: as ``stateflow/__main__.py``, with the launch file in memory.
+
+It reads the file as Spark's Java process does, which has the configuration and the tokens for it.
+"""
 
 
 class _App(msgspec.Struct, frozen=True):
@@ -114,12 +131,19 @@ class Yarn(Cluster):
             # The name of the program otherwise.
             conf[_NAME] = given.conf.get(_NAME, f"stateflow {Path(shipment.job).stem}")
         driver = shipment.folder / "stateflow_driver.py"
-        write_private(driver, _PROGRAM.format(content=shipment.launch_file.read_bytes()).encode())
+        driver.write_text(PROGRAM)
         own = [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
         file = shipment.folder / "spark.conf"
         options, content = hide_conf([*given.options, *own], file)
         write_private(file, (content or "").encode())
         run_spark_submit(given, [*options, str(driver), *shipment.arguments(None)], shipment, is_cancelled)
+
+    def deliver(self, application: Application, shipment: Shipment) -> None:
+        to = f"{self._staging_folder(application)}/{LAUNCH_FILE}"
+        # It appears under its name with its whole content.
+        words = ("-D", "fs.permissions.umask-mode=077", "-put", "-f", shipment.launch_file.as_uri(), to)
+        self._spark_submit.change_files(*words)
+        shipment.launch_file.unlink()
 
     def find(self, launch: str) -> Application | None:
         found = self._get(f"/ws/v1/cluster/apps?applicationTags={_tag(launch)}")
@@ -135,13 +159,20 @@ class Yarn(Cluster):
         if application.phase is Phase.SUCCEEDED:
             # Spark has removed it.
             return
-        staging = self._spark_submit.conf.get(_STAGING, "").rstrip("/")
-        if staging and not _USER.fullmatch(application.user):
-            return
+        self._spark_submit.change_files("-rm", "-r", "-f", "-skipTrash", self._staging_folder(application))
+
+    def _staging_folder(self, application: Application) -> str:
+        """Returns the folder into which Spark has copied the files of an application."""
+        shared = self._spark_submit.conf.get(_STAGING, "")
+        if shared and not _USER.fullmatch(application.user):
+            raise ClusterFailed(
+                "the user of an application of YARN is not the name of a folder",
+                hint=f"do not set {_STAGING}: Spark uses the user's own folder then",
+                user=application.user[:100],
+            )
         # Without a folder of all users, it is relative to the user's own one in the default file system.
-        within = [staging, application.user] if staging else []
-        folder = "/".join([*within, ".sparkStaging", _checked_id(application.id)])
-        self._spark_submit.tool("org.apache.hadoop.fs.FsShell", "-rm", "-r", "-f", "-skipTrash", folder)
+        within = [shared.rstrip("/"), application.user] if shared else []
+        return "/".join([*within, ".sparkStaging", _checked_id(application.id)])
 
     def _get(self, path: str) -> _Found:
         problem, untrusted = "", None

@@ -31,10 +31,12 @@ class Hdfs(NamedTuple):
 
     Attributes:
         address: the address of its root, as stateflow takes it.
+        hadoop_address: as Hadoop and Spark take it.
         variables: the environment variables that other processes need to use it; this process has them.
     """
 
     address: str
+    hadoop_address: str
     variables: dict[str, str]
 
 
@@ -62,7 +64,7 @@ def hdfs_server(folder: Path, page: int = 1000) -> Iterator[Hdfs]:
         _wait_until_operational(http)
         variables = {"WEBHDFS_DATANODE_PORTS": str(data_http)}
         with patch.dict(os.environ, variables):
-            yield Hdfs(f"webhdfs://127.0.0.1:{http}", variables)
+            yield Hdfs(f"webhdfs://127.0.0.1:{http}", settings["fs.defaultFS"], variables)
 
 
 def _wait_until_operational(port: int) -> None:

@@ -21,12 +21,16 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import unquote, urlsplit
 
 import psutil
+from pyspark import SparkContext
 
 from stateflow.config.submit_options import option
+from stateflow.private_files import open_private
 from tests.servers.listening import QuietHandler, listening
 from tests.servers.running import ROOT
 from tests.support.mutants import VARIABLE as MUTANT
@@ -182,7 +186,12 @@ def _submit(folder: Path, words: list[str]) -> None:
     subprocess.Popen(
         ["/bin/sh", "-c", _CONTAINER, str(staged), *command, str(path / "stateflow_driver.py"), *words[at + 1 :]],
         cwd=path,
-        env={**environment, MUTANT: os.environ.get(MUTANT, ""), "PYTHONPATH": str(ROOT)},
+        env={
+            **environment,
+            MUTANT: os.environ.get(MUTANT, ""),
+            "PYTHONPATH": str(ROOT),
+            "SPARK_YARN_STAGING_DIR": str(staged),
+        },
         start_new_session=True,
     )
     while not (path / "pid").exists():
@@ -193,7 +202,25 @@ def _drive(folder: Path, words: list[str]) -> None:
     """Runs the program of a driver, with the planted bug of the tests."""
     plant_from_environment()
     sys.argv = words
-    runpy.run_path(words[0], run_name="__main__")
+    with patch.object(SparkContext, "_ensure_initialized"), patch.object(SparkContext, "_jvm", local_java()):
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def local_java() -> SimpleNamespace:
+    """What the program of a driver uses of Java and Hadoop, for files of this host."""
+
+    def opened(path: str) -> SimpleNamespace:
+        file = open(path, "rb")
+        return SimpleNamespace(readAllBytes=file.read, close=file.close)
+
+    class Name(str):
+        def getFileSystem(self, conf: object) -> SimpleNamespace:
+            return SimpleNamespace(exists=os.path.exists, open=opened, delete=lambda path, recursive: os.unlink(path))
+
+    util = SimpleNamespace(get=lambda: SimpleNamespace(conf=lambda: None))
+    spark = SimpleNamespace(deploy=SimpleNamespace(SparkHadoopUtil=util))
+    apache = SimpleNamespace(hadoop=SimpleNamespace(fs=SimpleNamespace(Path=Name)), spark=spark)
+    return SimpleNamespace(org=SimpleNamespace(apache=apache))
 
 
 def _tool(folder: Path, words: list[str]) -> None:
@@ -201,8 +228,16 @@ def _tool(folder: Path, words: list[str]) -> None:
         path = folder / _APPLICATIONS / words[-1]
         (path / "killed").touch()
         _kill(path)
+        return
+    assert words[:2] == ["org.apache.hadoop.fs.FsShell", "-conf"], words
+    words = words[3:]
+    if words[:4] == ["-D", "fs.permissions.umask-mode=077", "-put", "-f"]:
+        given, path = Path(unquote(urlsplit(words[4]).path)), Path(words[5])
+        with open_private(path.with_name("copying")) as file:
+            file.write(given.read_bytes())
+        path.with_name("copying").rename(path)
     else:
-        assert words[:5] == ["org.apache.hadoop.fs.FsShell", "-rm", "-r", "-f", "-skipTrash"], words
+        assert words[:4] == ["-rm", "-r", "-f", "-skipTrash"], words
         shutil.rmtree(words[-1], ignore_errors=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import socket
 import stat
@@ -14,11 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import psutil
 import pytest
 import requests
+from pyspark import SparkContext
 
 from stateflow.checkpoint.job_requests import open_requests
 from stateflow.checkpoint.launches import KEEP, generation_of, read_launch_result, record_run, store_result
@@ -43,11 +47,12 @@ from stateflow.submission import open_cluster
 from stateflow.submission.cluster import Application, Cluster, Phase, SparkSubmit
 from stateflow.submission.cluster_run import ClusterRun, RunInCluster
 from stateflow.submission.shipment import LaunchFile, Shipment, make_shipment, passed_environment, read_launch_file
-from stateflow.submission.yarn import Yarn, resource_managers
+from stateflow.submission.yarn import PROGRAM, Yarn, resource_managers
 from stateflow_airflow.spark import driver_environment
 from tests.checkpoint.log.memory_job import MemoryJob
 from tests.docs.pages import code, read, rows, section
 from tests.servers.listening import QuietHandler, certificate, listening
+from tests.servers.local_yarn import local_java
 from tests.servers.running import ROOT
 from tests.support.processes import unless_ended, wait_for
 
@@ -276,6 +281,8 @@ class FakeCluster(Cluster):
     def __init__(self, *script: Phase | None) -> None:
         self.script = list(script)
         self.submitted = 0
+        self.delivered = 0
+        self.on_deliver: Callable[[], None] = lambda: None
         self.killed = 0
         self.cleaned = 0
         self.on_find: Callable[[int], None] = lambda number: None
@@ -283,6 +290,10 @@ class FakeCluster(Cluster):
 
     def submit(self, shipment: Shipment, is_cancelled: Callable[[], bool]) -> None:
         self.submitted += 1
+
+    def deliver(self, application: Application, shipment: Shipment) -> None:
+        self.delivered += 1
+        self.on_deliver()
 
     def find(self, launch: str) -> Application | None:
         self.calls += 1
@@ -328,7 +339,7 @@ def test_a_run_is_submitted_and_followed_while_the_cluster_is_sometimes_away() -
     cluster = Unknown(Phase.WAITING, None, Phase.RUNNING, None, Phase.SUCCEEDED)
     cluster.on_find = lambda number: store_result(storage, "one", 4, RESULT) if number == 4 else None
     assert _run(cluster, storage) == RESULT
-    assert (cluster.submitted, cluster.killed, cluster.cleaned) == (1, 0, 1)
+    assert (cluster.submitted, cluster.delivered, cluster.killed, cluster.cleaned) == (1, 1, 0, 1)
 
 
 @pytest.mark.parametrize("found", [Phase.RUNNING, Phase.SUCCEEDED])
@@ -364,6 +375,46 @@ def test_a_process_that_only_follows_submits_no_driver(script: tuple[Phase, ...]
     store_result(storage, "one", 4, RESULT)
     assert _run(cluster, storage, follow_only=True) == RESULT
     assert cluster.submitted == 0
+
+
+@pytest.mark.parametrize(
+    ("found", "claimed", "follow_only", "delivered"),
+    [
+        (Phase.WAITING, False, False, 1),
+        (Phase.RUNNING, False, False, 1),
+        (Phase.RUNNING, True, False, 0),
+        (Phase.RUNNING, False, True, 0),
+        (Phase.SUCCEEDED, False, False, 0),
+    ],
+)
+def test_a_driver_gets_its_settings_from_the_successor_of_a_process_that_was_killed_before(
+    found: Phase, claimed: bool, follow_only: bool, delivered: int
+) -> None:
+    storage = MemoryStorage()
+    store_result(storage, "one", 4, RESULT)
+    if claimed:
+        record_run(storage, "one", 3)
+    cluster = FakeCluster(found, Phase.SUCCEEDED)
+    assert _run(cluster, storage, follow_only=follow_only) == RESULT
+    assert (cluster.submitted, cluster.delivered) == (0, delivered)
+
+
+@pytest.mark.parametrize(
+    ("phase", "facts"),
+    [(Phase.RUNNING, {"reason": "quota"}), (Phase.FAILED, {"application": "a-1", "phase": "failed", "reason": "why"})],
+)
+def test_settings_that_a_driver_cannot_get_are_an_error_unless_it_has_ended(
+    phase: Phase, facts: dict[str, str]
+) -> None:
+    cluster = Unknown(Phase.WAITING, phase)
+
+    def fail() -> None:
+        raise ClusterFailed("a program of Hadoop has failed", reason="quota")
+
+    cluster.on_deliver = fail
+    with pytest.raises(ClusterFailed) as caught:
+        _run(cluster, MemoryStorage())
+    assert caught.value.facts == facts
 
 
 _SUBMITTING = """
@@ -700,7 +751,7 @@ def test_the_command_line_on_yarn(tmp_path: Path) -> None:
     program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/words\n')
     program.chmod(0o700)
     options = ["--queue", "q", "--conf", f"spark.secret={_SECRET}", "--conf", "spark.yarn.tags=mine"]
-    options += ["--conf", "spark.hadoop.fs.s3a.access.key=given"]
+    options += ["--conf", "spark.hadoop.fs.s3a.access.key=given", "--conf", "spark.hadoop.note=a<&b"]
     (tmp_path / "yarn-site.xml").write_text(
         "<a><property><name>yarn.resourcemanager.hostname</name><value>h</value></property></a>"
     )
@@ -708,7 +759,8 @@ def test_the_command_line_on_yarn(tmp_path: Path) -> None:
     environment |= {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": _SECRET, "AWS_SESSION_TOKEN": _SECRET}
     content = LaunchFile("one", {"AWS_KEY": _SECRET}, "", [f"job.secret={_SECRET}"])
     shipment = make_shipment(tmp_path, tmp_path / "on_yarn.py", content, ["--job-root", "/root"])
-    Yarn(SparkSubmit(str(program), options, environment), ManualClock()).submit(shipment, lambda: False)
+    yarn = Yarn(SparkSubmit(str(program), options, environment), ManualClock())
+    yarn.submit(shipment, lambda: False)
     words = (tmp_path / "words").read_text().splitlines()
     driver = tmp_path / "stateflow_driver.py"
     at = words.index(str(driver))
@@ -724,4 +776,81 @@ def test_the_command_line_on_yarn(tmp_path: Path) -> None:
     # Archives go to executors, too, and stay in a cache of their hosts.
     assert conf["spark.yarn.dist.archives"] == f"{shipment.job_archive.as_uri()}#stateflow-job"
     assert "spark.yarn.dist.files" not in conf
-    assert _SECRET in driver.read_text() and stat.S_IMODE(driver.stat().st_mode) == 0o600
+    assert _SECRET not in driver.read_text()
+    # The folder of another application would be removed, or get the secrets.
+    hadoop = tmp_path / "spark-class"
+    hadoop.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/words\ncat "$3" >{tmp_path}/site.xml\n')
+    hadoop.chmod(0o700)
+    yarn.deliver(Application("application_1_0001", Phase.WAITING, user="u"), shipment)
+    words = (tmp_path / "words").read_text().splitlines()
+    assert words[:2] == ["org.apache.hadoop.fs.FsShell", "-conf"] and _SECRET not in " ".join(words)
+    assert words[3:] == [
+        "-D", "fs.permissions.umask-mode=077", "-put", "-f", shipment.launch_file.as_uri(),
+        ".sparkStaging/application_1_0001/stateflow-launch.json",
+    ]  # fmt: skip
+    # The configuration of spark-submit, not what keeps credentials out of it.
+    properties = ElementTree.parse(tmp_path / "site.xml").iter("property")
+    assert [(each.findtext("name"), each.findtext("value")) for each in properties] == [
+        ("fs.s3a.access.key", "given"), ("note", "a<&b"),
+    ]  # fmt: skip
+    assert not shipment.launch_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("staging", "user", "folder"),
+    [
+        ("", "u", ".sparkStaging/application_1_0001"),
+        ("hdfs://n/staging/", "u.v@w", "hdfs://n/staging/u.v@w/.sparkStaging/application_1_0001"),
+        ("/", "u", "/u/.sparkStaging/application_1_0001"),
+        ("/staging", "../other", None),
+        ("/staging", "*", None),
+        ("/staging", "", None),
+    ],
+)
+def test_the_staging_folder_of_an_application(tmp_path: Path, staging: str, user: str, folder: str | None) -> None:
+    (tmp_path / "yarn-site.xml").write_text(
+        "<a><property><name>yarn.resourcemanager.hostname</name><value>h</value></property></a>"
+    )
+    (tmp_path / "spark-class").write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/words\n')
+    (tmp_path / "spark-class").chmod(0o700)
+    environment = {**os.environ, "HADOOP_CONF_DIR": str(tmp_path), "SPARK_CONF_DIR": str(tmp_path)}
+    options = ["--conf", f"spark.yarn.stagingDir={staging}"] if staging else []
+    yarn = Yarn(SparkSubmit(str(tmp_path / "spark-submit"), options, environment), ManualClock())
+    application = Application("application_1_0001", Phase.FAILED, user=user)
+    if folder is None:
+        with pytest.raises(ClusterFailed):
+            yarn.clean_up(application)
+    else:
+        yarn.clean_up(application)
+        assert (tmp_path / "words").read_text().splitlines()[3:] == ["-rm", "-r", "-f", "-skipTrash", folder]
+
+
+@pytest.fixture
+def staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The staging folder of an application, whose driver's program runs in this process."""
+    monkeypatch.setenv("SPARK_YARN_STAGING_DIR", str(tmp_path))
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", lambda: None)
+    monkeypatch.setattr(SparkContext, "_jvm", local_java())
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", ["program"])
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def test_a_driver_s_program_reads_its_settings_and_deletes_them(staging: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    monkeypatch.setattr("stateflow.cli.main.main", lambda: found.append(Path(sys.argv[2]).read_bytes()))
+    (staging / "stateflow-launch.json").write_bytes(b"{}")
+    runpy.run_path(str(staging / "program.py"))
+    assert found == [b"{}"]
+    assert [path.name for path in staging.iterdir()] == ["program.py"]
+
+
+def test_a_driver_that_gets_no_settings_ends(staging: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that has submitted it was killed, and no other follows it."""
+    seconds = iter((0, 100, 200))
+    clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda pause: None)
+    monkeypatch.setitem(sys.modules, "time", clock)
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_path(str(staging / "program.py"))
+    assert caught.value.code not in (None, 0)

@@ -13,11 +13,14 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import httpx
 import psutil
 import pytest
 
+from tests.servers.hdfs import hdfs_server
 from tests.servers.running import ROOT, files_with, s3_server
 from tests.servers.yarn import Yarn, yarn_server
 from tests.support.processes import wait_for
@@ -72,12 +75,8 @@ def test_secrets_are_in_no_argument_setting_page_or_file_that_stays(submission: 
     assert "AWS_SECRET_ACCESS_KEY" not in python.environ()
     shown = [*_shown(submission), *(" ".join(each.environ().values()) for each in (driver, python))]
     assert not [text for text in shown if _SECRET in text]
-    # Spark's staging folder has them, until the end.
-    assert not files_with(_SECRET, submission.yarn.folder / "local") + files_with(
-        _SECRET, submission.yarn.folder / "logs"
-    )
-    (staged,) = files_with(_SECRET, submission.yarn.staging)
-    assert stat.S_IMODE(Path(staged).parent.stat().st_mode) == 0o700
+    # No file has them any more.
+    assert not submission.yarn.files_with(_SECRET)
     subprocess.run(
         [sys.executable, "-m", "stateflow", "stop", "--job-root", str(submission.root)], check=True, cwd=ROOT
     )
@@ -85,7 +84,126 @@ def test_secrets_are_in_no_argument_setting_page_or_file_that_stays(submission: 
     assert submission.result()["result"]["stopped_because"] == "stopped"
     assert _SECRET not in submission.log()
     submission.assert_nothing_is_left()
-    assert not files_with(_SECRET, submission.yarn.folder)
+    assert not submission.yarn.files_with(_SECRET)
+
+
+class Paused:
+    """A Python that begins its work once it is told to."""
+
+    def __init__(self, folder: Path) -> None:
+        self._go = folder / "go"
+        self.python = folder / "python"
+        self.python.write_text(
+            f'#!/bin/sh\nwhile [ ! -e "{self._go}" ]; do sleep 0.1; done\nexec "{sys.executable}" "$@"\n'
+        )
+        self.python.chmod(0o755)
+
+    def resume(self) -> None:
+        self._go.touch()
+
+
+def _with_a_secret(submission: YarnSubmission, paused: Paused) -> list[str]:
+    """Returns the options for a job with a secret, whose driver is paused before it begins."""
+    (submission.folder / "job.toml").write_text(f'[job]\nsecret = "{_SECRET}"\n')
+    submission.options = ["--config", str(submission.folder / "job.toml"), "--end-timeout", "2s"]
+    submission.add_rows("a")
+    return ["--conf", f"spark.pyspark.python={paused.python}"]
+
+
+def _launch_file(submission: YarnSubmission) -> Path:
+    """The launch file of the active application, once it is in Spark's staging folder."""
+    application = str(submission.application()["id"])
+    found: list[Path] = []
+
+    def staged() -> bool:
+        found[:] = submission.yarn.staging.glob(f"**/{application}/stateflow-launch.json")
+        return bool(found)
+
+    wait_for(staged, submission.log, DEADLINE)
+    return found[0]
+
+
+@pytest.mark.parametrize("end", ["success", "failure", "kill"])
+def test_secrets_are_staged_for_their_user_alone_and_only_until_the_driver_starts(
+    submission: YarnSubmission, tmp_path: Path, end: str
+) -> None:
+    paused = Paused(tmp_path)
+    options = _with_a_secret(submission, paused)
+    if end == "failure":
+        submission.settings["job.delay"] = "soon"
+    process = submission.start(*options)
+    # It is running once its driver has started Spark.
+    submission.wait_for_log(process, "is waiting")
+    file = _launch_file(submission)
+    assert (stat.S_IMODE(file.stat().st_mode), stat.S_IMODE(file.parent.stat().st_mode)) == (0o600, 0o700)
+    assert {path.name for path in file.parent.iterdir()} >= {"stateflow_driver.py", "stateflow-job.zip"}
+    assert submission.yarn.files_with(_SECRET) == files_with(_SECRET, submission.yarn.staging) == [str(file)]
+    if end == "kill":
+        process.send_signal(signal.SIGTERM)
+    else:
+        paused.resume()
+    assert submission.finish(process) == {"success": 0, "failure": 2, "kill": 130}[end], submission.log()
+    submission.assert_nothing_is_left()
+    assert not submission.yarn.files_with(_SECRET)
+
+
+def test_a_process_that_is_killed_before_it_has_delivered_the_secrets_has_a_successor(
+    submission: YarnSubmission, tmp_path: Path
+) -> None:
+    paused = Paused(tmp_path)
+    options = _with_a_secret(submission, paused)
+    first = submission.start(*options)
+    tag = f"stateflow-{submission.launch}"
+    wait_for(
+        lambda: any(found["applicationTags"] == tag for found in submission.yarn.applications()),
+        submission.log,
+        DEADLINE,
+    )
+    first.kill()
+    first.wait()
+    assert not submission.yarn.files_with(_SECRET)
+    application = submission.application()["id"]
+    second = submission.start(*options)
+    _launch_file(submission)
+    paused.resume()
+    assert submission.finish(second) == 0, submission.log()
+    assert submission.application()["id"] == application
+    assert submission.counts() == [("a", 1)]
+    submission.assert_nothing_is_left()
+    assert not submission.yarn.files_with(_SECRET)
+
+
+def test_secrets_are_staged_in_hdfs_for_their_user_alone(submission: YarnSubmission, tmp_path: Path) -> None:
+    """The driver's container has another user than its files, as on a cluster without a login."""
+    with patch.dict(os.environ, {"HADOOP_USER_NAME": "hdfs"}), hdfs_server(tmp_path / "hdfs") as hdfs:
+        address = hdfs.address.replace("webhdfs://", "http://") + "/webhdfs/v1"
+
+        def hadoop(method: str, operation: str, path: str, **query: str) -> dict[str, Any]:
+            found = httpx.request(method, f"{address}{path}", params={"op": operation, "user.name": "hdfs", **query})
+            document: dict[str, Any] = found.raise_for_status().json()
+            return document
+
+        def files(path: str) -> dict[str, dict[str, Any]]:
+            listed = hadoop("GET", "LISTSTATUS", path)["FileStatuses"]["FileStatus"]
+            return {status["pathSuffix"]: status for status in listed}
+
+        assert hadoop("PUT", "MKDIRS", "/staging", permission="777")["boolean"]
+        paused = Paused(tmp_path)
+        options = _with_a_secret(submission, paused)
+        process = submission.start(*options, "--conf", f"spark.yarn.stagingDir={hdfs.hadoop_address}/staging")
+        submission.wait_for_log(process, "is waiting")
+        folder = f"/staging/tests/.sparkStaging/{submission.application()['id']}"
+        wait_for(lambda: "stateflow-launch.json" in files(folder), submission.log, DEADLINE)
+        staged = files(folder)
+        assert {name: status["permission"] for name, status in staged.items()} == {
+            **dict.fromkeys(staged, "644"),
+            "stateflow-launch.json": "600",
+        }
+        assert staged["stateflow-launch.json"]["owner"] == "tests"
+        assert hadoop("GET", "GETFILESTATUS", folder)["FileStatus"]["permission"] == "700"
+        paused.resume()
+        assert submission.finish(process) == 0, submission.log()
+        assert files("/staging/tests/.sparkStaging") == {}
 
 
 @pytest.mark.parametrize("command", ["submit", "run"])
