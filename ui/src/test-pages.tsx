@@ -148,7 +148,7 @@ export function runSummary(generation: number, more: Partial<RunSummary> = {}): 
     ...more,
   };
 }
-export const timeline: TimelinePage = { runs: [], branches: [], checkpoints: [point(10, 1), point(12, 2)], actions: [restore], older: false, ...CURRENT };
+export const timeline: TimelinePage = { runs: [], checkpoints: [point(10, 1), point(12, 2)], actions: [restore], older: false, ...CURRENT };
 
 /** The ETag of an answer. */
 export function tagOf(answer: unknown): string {
