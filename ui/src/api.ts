@@ -4,8 +4,8 @@ import type { components } from "./generated/api";
 
 type Schemas = components["schemas"];
 export type ActionEntry = Schemas["ActionEntry"];
-/** The totals of files and bytes are missing in the answer of a server that does not know them. */
-export type Backlog = Schemas["JobBacklog"] & { files?: number | null; size_bytes?: number | null };
+/** Files and bytes are those of all sources. */
+export type Backlog = Schemas["JobBacklog"] & { files: number | null; size_bytes: number | null };
 export type Caution = Schemas["Caution"];
 export type ChainExplanation = Schemas["ChainExplanation"];
 export type CheckpointEntry = Schemas["CheckpointEntry"];
@@ -19,13 +19,14 @@ export type Health = Schemas["Health"];
 export type InputExplanation = Schemas["InputExplanation"];
 export type JobExplanation = Schemas["JobExplanation"];
 export type JobFamily = Schemas["JobFamily"];
-export type JobList = Schemas["JobList"];
-/** Whether there may be a savepoint although none is known: missing in the answer of a server that does not say it. */
-interface SavepointKnowledge {
-  savepoint_unknown?: boolean;
+export type JobList = Omit<Schemas["JobList"], "jobs"> & { jobs: JobRow[] };
+interface NewFields {
+  backlog: Backlog | null;
+  /** Whether there may be a savepoint although none is known. */
+  savepoint_unknown: boolean;
 }
-export type JobRow = Schemas["JobRow"] & SavepointKnowledge;
-export type JobState = Schemas["JobState"] & SavepointKnowledge;
+export type JobRow = Omit<Schemas["JobRow"], "backlog"> & NewFields;
+export type JobState = Omit<Schemas["JobState"], "backlog"> & NewFields;
 export type JournalEntry = Schemas["JournalEntry"];
 export type JournalPage = Schemas["JournalPage"];
 export type OperatorStatus = Schemas["OperatorStatus"];
@@ -45,8 +46,7 @@ export type SinkChange = Schemas["SinkChange"];
 export type SourceChange = Schemas["SourceChange"];
 export type SourceStatus = Schemas["SourceStatus"];
 export type StateChange = Schemas["StateChange"];
-/** The place of older records is missing in the answer of a server that has none of them. */
-export type TimelinePage = Omit<Schemas["TimelinePage"], "branches"> & { next_cursor?: string | null };
+export type TimelinePage = Omit<Schemas["TimelinePage"], "branches"> & { next_cursor: string | null };
 export type TimelinePoint = Schemas["TimelinePoint"];
 
 /** Whether an object was made of all records of a history. */

@@ -80,20 +80,10 @@ export function plannedTables({ sinks }: RestorePlan): number {
   return sinks.filter((sink) => sink.mode === "restore" && sink.target_version !== null).length;
 }
 
-/** As many sources a report names at most; its totals are of all. */
-const MOST_SOURCES = 100;
-
-/** How many files wait at all sources; null if that is not known. */
-export function waitingFiles({ files, sources }: Backlog): number | null {
-  if (files !== undefined) return files;
-  const isWhole = sources.length > 0 && sources.length < MOST_SOURCES;
-  return isWhole ? sum(sources.map((source) => source.files)) : null;
-}
-
 /** How many of the files that came after the target the run has read again; null if plan or job do not tell. */
 export function filesRead(plan: RestorePlan, { backlog }: { backlog: Backlog | null }): Part | null {
   const all = sum(plan.sources.filter((source) => source.action !== "removed").map((source) => source.files));
-  const waiting = backlog === null ? null : waitingFiles(backlog);
+  const waiting = backlog?.files ?? null;
   if (all === null || waiting === null || all === 0) return null;
   // Files that have come in the meantime wait, too.
   return { done: Math.max(0, all - waiting), all: Math.max(all, waiting) };

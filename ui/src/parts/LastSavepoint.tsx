@@ -1,13 +1,13 @@
 import { Text } from "@chakra-ui/react";
-import { isWhole, type JobRow } from "../api";
+import type { JobRow } from "../api";
 import { PageLink } from "./links";
 import { Time } from "./Time";
 import { Muted } from "./Waiting";
 
-/** The newest savepoint of a job; `base` is the path of the job's pages. A history of which a part is missing may have one. */
+/** The newest savepoint of a job; `base` is the path of the job's pages. */
 export function LastSavepoint({ job, base }: { job: JobRow; base: string }) {
   const { savepoint } = job;
-  if (savepoint === null && (job.savepoint_unknown ?? !isWhole(job))) return <Muted text="not known" title="Not all records of the history are known: one may be that of a savepoint." />;
+  if (savepoint === null && job.savepoint_unknown) return <Muted text="not known" title="Records of the history are missing: one may be that of a savepoint." />;
   if (savepoint === null) {
     return (
       <Text as="span" color="red.fg" fontWeight="semibold">

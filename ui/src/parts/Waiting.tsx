@@ -1,7 +1,6 @@
 import { Text } from "@chakra-ui/react";
 import type { Backlog } from "../api";
 import { counted, formatBytes, formatDuration } from "../format";
-import { waitingFiles } from "../recovery";
 import { Time } from "./Time";
 
 /** How much input waits: "2 files", "1,234 rows, about 3 min". */
@@ -21,9 +20,7 @@ export function Waiting({ backlog, unknown }: { backlog: Backlog | null; unknown
 }
 
 /** The same without its time. Only the totals count: a report does not name all sources of a job with many. */
-export function waitingText(backlog: Backlog): string {
-  const { rows, exact, catch_up_ms: ms, size_bytes: bytes = null } = backlog;
-  const files = waitingFiles(backlog);
+export function waitingText({ rows, exact, catch_up_ms: ms, files, size_bytes: bytes }: Backlog): string {
   const catchUp = ms === null || ms === 0 ? "" : `, ${formatDuration(ms)} to read`;
   if ((rows ?? files ?? bytes) === 0) return "none";
   if (rows !== null) return `${exact ? "" : "about "}${counted(rows, "row")}${catchUp}`;
