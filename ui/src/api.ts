@@ -4,8 +4,8 @@ import type { components } from "./generated/api";
 
 type Schemas = components["schemas"];
 export type ActionEntry = Schemas["ActionEntry"];
-/** The totals of files and bytes are missing in the answer of a server that does not know them. */
-export type Backlog = Schemas["JobBacklog"] & { files?: number | null; size_bytes?: number | null };
+/** Files and bytes are those of all sources. */
+export type Backlog = Schemas["JobBacklog"] & { files: number | null; size_bytes: number | null };
 export type Caution = Schemas["Caution"];
 export type ChainExplanation = Schemas["ChainExplanation"];
 export type CheckpointEntry = Schemas["CheckpointEntry"];
@@ -19,9 +19,14 @@ export type Health = Schemas["Health"];
 export type InputExplanation = Schemas["InputExplanation"];
 export type JobExplanation = Schemas["JobExplanation"];
 export type JobFamily = Schemas["JobFamily"];
-export type JobList = Schemas["JobList"];
-export type JobRow = Schemas["JobRow"];
-export type JobState = Schemas["JobState"];
+export type JobList = Omit<Schemas["JobList"], "jobs"> & { jobs: JobRow[] };
+interface NewFields {
+  backlog: Backlog | null;
+  /** Whether there may be a savepoint although none is known. */
+  savepoint_unknown: boolean;
+}
+export type JobRow = Omit<Schemas["JobRow"], "backlog"> & NewFields;
+export type JobState = Omit<Schemas["JobState"], "backlog"> & NewFields;
 export type JournalEntry = Schemas["JournalEntry"];
 export type JournalPage = Schemas["JournalPage"];
 export type OpenQuestion = Schemas["OpenQuestion"];
@@ -42,8 +47,13 @@ export type SinkChange = Schemas["SinkChange"];
 export type SourceChange = Schemas["SourceChange"];
 export type SourceStatus = Schemas["SourceStatus"];
 export type StateChange = Schemas["StateChange"];
-export type TimelinePage = Schemas["TimelinePage"];
+export type TimelinePage = Omit<Schemas["TimelinePage"], "branches"> & { next_cursor: string | null };
 export type TimelinePoint = Schemas["TimelinePoint"];
+
+/** Whether an object was made of all records of a history. */
+export function isWhole({ history_complete: complete, history_truncated: truncated }: Freshness): boolean {
+  return complete && !truncated;
+}
 
 // The bundle is served beside `api/`: this holds behind any path prefix, and in Airflow's page.
 const bundle = import.meta.url;
@@ -94,7 +104,7 @@ interface Answer {
 
 // A page that is opened again shows its last answer at once.
 const known = new Map<string, Answer>();
-const MOST_KNOWN = 50;
+const MOST_KNOWN = 20;
 
 function remember(address: string, answer: Answer): void {
   known.delete(address);
@@ -121,10 +131,13 @@ export async function problemOf(response: Response): Promise<Problem> {
   return { status: response.status, message, hint: refused ? "log in again, or ask for the right to read the DAG" : null };
 }
 
-/** Airflow's description of an error: a text, or a list of wrong values. */
+/** Airflow's description of an error: a text, a list of wrong values, or an object with the reason. */
 function detailText(detail: unknown): string {
   if (typeof detail === "string") return detail;
-  if (!Array.isArray(detail)) return "";
+  if (!Array.isArray(detail)) {
+    const { message, reason } = (detail ?? {}) as { message?: unknown; reason?: unknown };
+    return [reason, message].filter((part) => typeof part === "string").join("\n");
+  }
   return detail
     .map((each: { loc?: unknown; msg?: unknown }) => {
       const place = Array.isArray(each.loc) ? each.loc.filter((part) => part !== "body").join(".") : "";
@@ -188,6 +201,13 @@ interface Found {
   problem: Problem | null;
 }
 
+/** What is known after a request: nothing is drawn again for the same answer, and a failure takes none away. */
+function nextOf(before: Found, found: Found): Found {
+  if (before.address !== found.address) return found;
+  const isSame = before.problem === null && found.problem === null && before.answer?.value === found.answer?.value;
+  return isSame ? before : { ...found, answer: found.answer ?? before.answer };
+}
+
 function knownAt(address: string | null): Answer | null {
   return address === null ? null : (known.get(address) ?? null);
 }
@@ -209,8 +229,7 @@ export function useAddress<T>(address: string | null, everyMs: number): Resource
       const found = await request(address, aborted.signal);
       if (aborted.signal.aborted) return;
       if ("value" in found) remember(address, found);
-      const answer = "value" in found ? found : knownAt(address);
-      setState({ address, answer, problem: "value" in found ? null : found });
+      setState((before) => nextOf(before, { address, answer: knownAt(address), problem: "value" in found ? null : found }));
       if (!document.hidden) timer = setTimeout(() => void load(), everyMs);
     };
     const onVisible = () => {

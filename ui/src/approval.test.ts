@@ -1,9 +1,9 @@
 import { expect, it } from "vitest";
 import { answerUntil, outdatedBecause, refusals } from "./approval";
 import { lossNumbers, lossSentences } from "./losses";
-import { waitingText } from "./pages/Jobs";
+import { waitingText } from "./parts/Waiting";
 import { filesRead, plannedTables, restoredTables, stepsOf, undoTarget } from "./recovery";
-import { dagRun, family, plan, question, runSummary, state, task } from "./test-pages";
+import { CURRENT, dagRun, described, family, plan, question, runSummary, savepoint, state, task } from "./test-pages";
 
 const [recovery] = family.dags.filter((dag) => dag.role === "recovery");
 if (recovery === undefined) throw new Error("the family has no recovery DAG");
@@ -31,23 +31,39 @@ it("refuses persons who are not assigned, and those without the right", () => {
 });
 
 it("refuses the approval of an outdated plan, not its rejection", () => {
-  const outdated = outdatedBecause(plan, { ...state, generation: 10, runs: [runSummary(10, { run: 12 })] });
-  expect(outdated).toContain("run 12");
+  const outdated = outdatedBecause(plan, { ...state, generation: 10, runs: [runSummary(10, { run: 12 })] }, null);
+  expect([outdated?.because.includes("run 12"), outdated?.isGone]).toEqual([true, false]);
   const refused = refusals(asks, dagRun, oscar, recovery, outdated);
   expect([refused.approve?.includes("run 12"), refused.reject]).toEqual([true, null]);
 });
 
 it("does not name the run of the restored checkpoint as the one that came after the plan", () => {
   const runs = [runSummary(9, { run: 11 })];
-  const restored = outdatedBecause(plan, { ...state, generation: 10, run: 1, runs });
-  expect(restored).toContain("restore");
-  expect(restored).not.toMatch(/run \d/);
+  const restored = outdatedBecause(plan, { ...state, generation: 10, run: 1, runs }, null);
+  expect(restored?.because).toContain("restore");
+  expect(restored?.because).not.toMatch(/run \d/);
 });
 
 it("compares run and checkpoint of the plan with the job", () => {
-  expect(outdatedBecause(plan, state)).toBeNull();
-  expect(outdatedBecause(plan, { ...state, checkpoint_id: 13 })).toContain("checkpoint 13");
-  expect(outdatedBecause(plan, null)).toBeNull();
+  expect(outdatedBecause(plan, state, null)).toBeNull();
+  expect(outdatedBecause(plan, { ...state, checkpoint_id: 13 }, null)?.because).toContain("checkpoint 13");
+  expect(outdatedBecause(plan, null, null)).toBeNull();
+});
+
+it("says that the target of a plan is gone, as far as that is known", () => {
+  const keeps = (...ids: number[]) => ({ ...state, description: { ...described, retained_checkpoint_ids: ids } });
+  expect(outdatedBecause(plan, keeps(10, 12), null)).toBeNull();
+  const gone = outdatedBecause(plan, keeps(12), null);
+  expect([gone?.because.includes("checkpoint 10"), gone?.isGone]).toEqual([true, true]);
+  // Another point is needed, whatever else has changed.
+  expect(outdatedBecause(plan, { ...keeps(12), generation: 10 }, null)?.isGone).toBe(true);
+  const ofSavepoint = { ...plan, savepoint_path: "file:///jobs/flights/savepoints/weekly" };
+  const saved = { savepoints: [savepoint("weekly", "manual")], older: false, elsewhere: [], ...CURRENT };
+  // The savepoint keeps the state of a checkpoint that the job has released.
+  expect(outdatedBecause(ofSavepoint, keeps(12), saved)).toBeNull();
+  expect(outdatedBecause(ofSavepoint, keeps(12), { ...saved, savepoints: [] })?.isGone).toBe(true);
+  expect([null, { ...saved, savepoints: [], older: true }].map((each) => outdatedBecause(ofSavepoint, keeps(12), each))).toEqual([null, null]);
+  expect(outdatedBecause({ ...plan, savepoint_path: "s3://backup/weekly" }, keeps(12), { ...saved, savepoints: [] })).toBeNull();
 });
 
 it("finds the time until which a question can be answered", () => {
@@ -108,9 +124,11 @@ it("shows a rejection, whose task succeeds and skips the others", () => {
 });
 
 it("undoes a restore by the savepoint of the checkpoint before it", () => {
-  expect(undoTarget({ ...plan, dropped_checkpoint_ids: [11, 12], saved: [] })).toBeNull();
-  expect(undoTarget({ ...plan, dropped_checkpoint_ids: [11, 12], saved: [{ checkpoint_id: 12, savepoint: "s" }] })).toBe("s");
-  expect(undoTarget({ ...plan, dropped_checkpoint_ids: [] })).toBe("12");
+  expect(undoTarget({ ...plan, dropped_checkpoint_ids: [11, 12], saved: [] }, null)).toBeNull();
+  expect(undoTarget({ ...plan, dropped_checkpoint_ids: [11, 12], saved: [{ checkpoint_id: 12, savepoint: "s" }] }, null)).toBe("s");
+  expect(undoTarget({ ...plan, dropped_checkpoint_ids: [] }, [10, 12])).toBe("12");
+  // A retention has released it since.
+  expect(undoTarget({ ...plan, dropped_checkpoint_ids: [], saved: [] }, [10])).toBeNull();
 });
 
 it("counts the tables that a restore has restored", () => {
@@ -122,25 +140,18 @@ it("counts the tables that a restore has restored", () => {
   expect(plannedTables({ ...plan, sinks: [sink, { ...sink, uid: "kept", mode: "keep" }, { ...sink, uid: "same", target_version: null }] })).toBe(1);
 });
 
+const backlog = { measured_at: null, rows: null, files: null, size_bytes: null, exact: true, oldest_at: null, rows_per_second: null, catch_up_ms: null, sources: [] };
+
 it("counts the files that the run has read again, and those that came meanwhile", () => {
-  const waiting = (...files: (number | null)[]) => {
-    const sources = files.map((each) => ({ uid: "orders", rows: null, size_bytes: null, files: each, oldest_at: null, exact: true, unknown: null }));
-    return { backlog: { measured_at: null, rows: null, exact: true, oldest_at: null, rows_per_second: null, catch_up_ms: null, sources } };
-  };
+  const waiting = (files: number | null) => ({ backlog: { ...backlog, files } });
   // The plan reads 4 files again.
   expect(filesRead(plan, waiting(1))).toEqual({ done: 3, all: 4 });
-  expect(filesRead(plan, waiting(2, 7))).toEqual({ done: 0, all: 9 });
+  expect(filesRead(plan, waiting(9))).toEqual({ done: 0, all: 9 });
   expect(filesRead(plan, waiting(null))).toBeNull();
   expect(filesRead(plan, { backlog: null })).toBeNull();
 });
 
 it("says that nothing waits only if the totals say so", () => {
-  const backlog = { measured_at: null, rows: null, exact: true, oldest_at: null, rows_per_second: null, catch_up_ms: null, sources: [] };
-  const source = { uid: "orders", rows: null, size_bytes: null, files: 0, oldest_at: null, exact: true, unknown: null };
-  // A report names no more than 100 sources.
-  const first = Array.from({ length: 100 }, (_, index) => ({ ...source, uid: `orders-${index}` }));
-  expect([backlog, { ...backlog, sources: first }].map(waitingText)).toEqual(["not known", "not known"]);
-  expect([{ ...backlog, files: 7, sources: first }, { ...backlog, files: null, size_bytes: 2000, sources: [source] }].map(waitingText)).toEqual(["7 files", "2 kB"]);
-  expect([{ ...backlog, rows: 0 }, { ...backlog, files: 0 }, { ...backlog, sources: [source] }].map(waitingText)).toEqual(["none", "none", "none"]);
-  expect(filesRead(plan, { backlog })).toBeNull();
+  expect([backlog, { ...backlog, files: 7 }, { ...backlog, size_bytes: 2000 }].map(waitingText)).toEqual(["not known", "7 files", "2 kB"]);
+  expect([{ ...backlog, rows: 0 }, { ...backlog, files: 0 }, { ...backlog, size_bytes: 0 }].map(waitingText)).toEqual(["none", "none", "none"]);
 });

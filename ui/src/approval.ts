@@ -1,6 +1,7 @@
 // Who may answer a question, and whether the plan that it is about is still valid.
 import type { AirflowUser, DagRun, Question } from "./airflow";
-import type { FamilyDag, JobState, Caution, RestorePlan } from "./api";
+import type { FamilyDag, JobState, Caution, RestorePlan, SavepointPage } from "./api";
+import { isBelow, isSameLocation } from "./targets";
 
 /** What the task `plan` of a recovery DAG returns. */
 export interface PlanOutput {
@@ -31,8 +32,35 @@ function isSame(user: AirflowUser, name: string): boolean {
   return user.id === name || user.name === name;
 }
 
-/** Why the plan does not describe the job any more; null if it does, or nothing else is known. */
-export function outdatedBecause(plan: RestorePlan, job: JobState | null): string | null {
+/** Why a plan cannot be executed any more: text that follows "The plan is". */
+export interface Outdated {
+  because: string;
+  /** Whether its target is gone, so that another point has to be chosen. */
+  isGone: boolean;
+}
+
+/** Whether the checkpoint or savepoint to which a plan goes still exists; null if that is not known. */
+export function hasTarget({ savepoint_path: path, target_checkpoint_id: id }: RestorePlan, job: JobState | null, saved: SavepointPage | null): boolean | null {
+  if (job === null || job.problem !== null) return null;
+  if (path === null) return job.description?.retained_checkpoint_ids.includes(id) ?? null;
+  if (saved?.savepoints.some((each) => isSameLocation(each.path, path)) === true) return true;
+  // Of savepoints elsewhere, the history does not always know whether they are deleted.
+  const isKnown = saved !== null && saved.problem === null && !saved.older && isBelow(path, job.job_root);
+  return isKnown ? false : null;
+}
+
+/** Why the plan cannot be executed any more; null if it can, or nothing else is known. */
+export function outdatedBecause(plan: RestorePlan, job: JobState | null, saved: SavepointPage | null): Outdated | null {
+  if (hasTarget(plan, job, saved) === false) {
+    const gone = plan.savepoint_path === null ? `the job no longer keeps checkpoint ${plan.target_checkpoint_id}` : "its savepoint is deleted";
+    return { because: `outdated: ${gone}`, isGone: true };
+  }
+  const because = changeOf(plan, job);
+  return because === null ? null : { because, isGone: false };
+}
+
+/** Why the plan does not describe the job any more. */
+function changeOf(plan: RestorePlan, job: JobState | null): string | null {
   if (job?.generation == null) return null;
   if (job.generation !== plan.generation) return `outdated by ${beginningOf(job)}: plan again`;
   const newest = job.newest;
@@ -48,7 +76,7 @@ function beginningOf({ generation, newest, runs }: JobState): string {
 }
 
 /** Whether a person may approve and reject, as far as the page knows; Airflow decides. */
-export function refusals(question: Question, run: DagRun | null, me: AirflowUser | null, dag: FamilyDag, outdated: string | null): Refusals {
+export function refusals(question: Question, run: DagRun | null, me: AirflowUser | null, dag: FamilyDag, outdated: Outdated | null): Refusals {
   const assigned = question.assigned_users;
   if (!dag.may_answer) return both(`You do not have the right to answer questions of ${dag.dag_id}.`);
   if (me !== null && assigned.length > 0 && !assigned.some((user) => isSame(me, user.id) || isSame(me, user.name))) {
@@ -59,7 +87,7 @@ export function refusals(question: Question, run: DagRun | null, me: AirflowUser
   if (isRequester && EXCLUDES_REQUESTER.test(question.body ?? "")) {
     return { approve: "You have asked for this, so another person has to approve it. You can reject it.", reject: null };
   }
-  return { approve: outdated === null ? null : `The plan is ${outdated}.`, reject: null };
+  return { approve: outdated === null ? null : `The plan is ${outdated.because}.`, reject: null };
 }
 
 function both(reason: string): Refusals {

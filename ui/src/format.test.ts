@@ -29,6 +29,22 @@ it("writes durations in the largest unit of which there is one", () => {
   ]);
 });
 
+it("rounds before it chooses the unit", () => {
+  expect([999, 999.6, 59_400, 59_600, 84_000, 3_569_999, 3_570_000, 3_599_999, 84_600_000, 86_399_999].map(formatDuration)).toEqual([
+    "999 ms",
+    "1 sec",
+    "59 sec",
+    "1 min",
+    "1.4 min",
+    "59 min",
+    "1 hr",
+    "1 hr",
+    "1 day",
+    "1 day",
+  ]);
+  expect([999_499, 999_500, 999_999, 9_949, 9_950, 999_999_999, 1e18, -999_999].map(formatBytes)).toEqual(["999 kB", "1 MB", "1 MB", "9.9 kB", "10 kB", "1 GB", "1,000 PB", "-1 MB"]);
+});
+
 it("writes ages in the past and in the future", () => {
   expect(formatAge("2026-01-31T02:57:00.000Z", now)).toBe("3 min. ago");
   expect(formatAge("2026-01-29T03:00:00.000Z", now)).toBe("2 days ago");

@@ -11,18 +11,40 @@ const STYLES = {
 /** Where Airflow keeps the chosen zone, as JSON. */
 const AIRFLOW_ZONE = "timezone";
 
-const SIZES = ["byte", "kilobyte", "megabyte", "gigabyte", "terabyte", "petabyte"] as const;
+type Unit = readonly [name: string, length: number];
+/** From the smallest unit, which is not divided, to the largest one; the length is in the smallest one. */
+type Units = readonly [Unit, ...Unit[]];
+
+const SIZES = [
+  ["byte", 1],
+  ["kilobyte", 1e3],
+  ["megabyte", 1e6],
+  ["gigabyte", 1e9],
+  ["terabyte", 1e12],
+  ["petabyte", 1e15],
+] as const;
 const DURATIONS = [
-  ["day", 86_400_000],
-  ["hour", 3_600_000],
-  ["minute", 60_000],
-  ["second", 1000],
   ["millisecond", 1],
+  ["second", 1000],
+  ["minute", 60_000],
+  ["hour", 3_600_000],
+  ["day", 86_400_000],
 ] as const;
 
-function withUnit(value: number, unit: string): string {
-  const maximumFractionDigits = value < 10 && unit !== "byte" && unit !== "millisecond" ? 1 : 0;
-  return new Intl.NumberFormat(undefined, { style: "unit", unit, unitDisplay: "short", maximumFractionDigits }).format(value);
+const unitFormats = new Map<string, Intl.NumberFormat>();
+
+/** A value in the largest unit of which there is at least one after it is rounded: 59.96 s are 1 min. */
+function withUnit(value: number, [smallest, ...larger]: Units): string {
+  let [unit, length] = smallest;
+  let amount = Math.round(value);
+  for (const [next, size] of larger) {
+    if (Math.abs(amount) * length < size) break;
+    const exact = value / size;
+    [unit, length, amount] = [next, size, Math.abs(exact) < 10 ? Math.round(10 * exact) / 10 : Math.round(exact)];
+  }
+  const format = unitFormats.get(unit) ?? new Intl.NumberFormat(undefined, { style: "unit", unit, unitDisplay: "short", maximumFractionDigits: 1 });
+  unitFormats.set(unit, format);
+  return format.format(amount);
 }
 
 /** "1,234". */
@@ -30,28 +52,37 @@ export function formatCount(value: number): string {
   return COUNT.format(value);
 }
 
-/** "2.5 kB", with thousands as the command line has them. */
-export function formatBytes(bytes: number): string {
-  let value = bytes;
-  let size = 0;
-  // 999.95 kB would be rounded to "1,000 kB".
-  while (Math.abs(value) >= 999.5 && size < SIZES.length - 1) {
-    value /= 1000;
-    size += 1;
-  }
-  return withUnit(value, SIZES[size] ?? "byte");
+/** "2 files", "1 row". */
+export function counted(count: number, one: string, many = `${one}s`): string {
+  return `${formatCount(count)} ${count === 1 ? one : many}`;
 }
 
-/** "5.9 sec", in the largest unit of which there is at least one. */
+/** The size of a job's state at its newest checkpoint, which may be damaged. */
+export function stateText({ full_bytes: bytes, checkpoint_id: id }: { full_bytes: number | null; checkpoint_id: number | null }): string {
+  if (bytes !== null) return formatBytes(bytes);
+  return id === null ? "none" : "not known";
+}
+
+/** The position of a source. */
+export function offsetText(offset: unknown): string {
+  if (offset === null || offset === undefined) return "start";
+  return typeof offset === "string" ? offset : JSON.stringify(offset);
+}
+
+/** "2.5 kB", with thousands as the command line has them. */
+export function formatBytes(bytes: number): string {
+  return withUnit(bytes, SIZES);
+}
+
+/** "5.9 sec". */
 export function formatDuration(ms: number): string {
-  const [unit, length] = DURATIONS.find(([, each]) => ms >= each) ?? ["millisecond", 1];
-  return withUnit(ms / length, unit);
+  return withUnit(ms, DURATIONS);
 }
 
 /** "3 min. ago". */
 export function formatAge(at: string, now: number): string {
   const ms = Date.parse(at) - now;
-  const [unit, length] = DURATIONS.find(([name, each]) => name !== "millisecond" && Math.abs(ms) >= each) ?? ["second", 1000];
+  const [unit, length] = DURATIONS.findLast(([name, each]) => name !== "millisecond" && Math.abs(ms) >= each) ?? ["second", 1000];
   return RELATIVE.format(Math.trunc(ms / length), unit === "millisecond" ? "second" : unit);
 }
 
@@ -64,14 +95,24 @@ export function formatChange(from: number | null, to: number | null, format: (va
   return `${both} (${to > from ? "+" : "−"}${format(Math.abs(to - from))})`;
 }
 
-function chosenZone(): string | undefined {
+/** The zone that a stored text chooses. */
+function zoneOf(stored: string): string | undefined {
   try {
-    const zone: unknown = JSON.parse(localStorage.getItem(AIRFLOW_ZONE) ?? "null");
+    const zone: unknown = JSON.parse(stored);
     return typeof zone === "string" ? new Intl.DateTimeFormat(undefined, { timeZone: zone }).resolvedOptions().timeZone : undefined;
   } catch {
     // Another program's value, or a zone that the browser does not know.
     return undefined;
   }
+}
+
+let known: { stored: string; zone: string | undefined } = { stored: "null", zone: undefined };
+
+/** The zone that the user has chosen in Airflow. A table asks for it a hundred times: only another text is read again. */
+function chosenZone(): string | undefined {
+  const stored = localStorage.getItem(AIRFLOW_ZONE) ?? "null";
+  if (stored !== known.stored) known = { stored, zone: zoneOf(stored) };
+  return known.zone;
 }
 
 const formats = new Map<string, Intl.DateTimeFormat>();

@@ -1,6 +1,6 @@
 // What a restore takes away: from its plan, as numbers and sentences.
 import type { RestorePlan } from "./api";
-import { formatBytes, formatCount } from "./format";
+import { counted, formatBytes, formatCount } from "./format";
 
 /** A number that an approver sees first. */
 export interface LossNumber {
@@ -11,12 +11,9 @@ export interface LossNumber {
   isLoss: boolean;
 }
 
-function sum(numbers: readonly (number | null)[]): number | null {
+/** The sum of numbers; null if one is not known. */
+export function sum(numbers: readonly (number | null)[]): number | null {
   return numbers.reduce<number | null>((total, each) => (total === null || each === null ? null : total + each), 0);
-}
-
-function counted(count: number, one: string, many = `${one}s`): string {
-  return `${formatCount(count)} ${count === 1 ? one : many}`;
 }
 
 /** Kept checkpoints that neither the job nor a savepoint has after the restore. */

@@ -1,6 +1,7 @@
 // The steps of a recovery, from the task instances of its DAG run.
 import type { DagRun, Question, TaskInstance } from "./airflow";
 import type { Backlog, PendingRestore, RestorePlan } from "./api";
+import { sum } from "./losses";
 
 export type StepStatus = "to do" | "in progress" | "waits" | "done" | "failed" | "rejected" | "skipped";
 
@@ -55,12 +56,11 @@ export function isEnded(run: DagRun | null): boolean {
   return run?.state === "success" || run?.state === "failed";
 }
 
-/** The target by which a restore can be undone; null if nothing keeps the state before it. */
-export function undoTarget(plan: RestorePlan): string | null {
+/** The target by which a restore can be undone; null if nothing keeps the state before it. `kept` is what the job keeps now, if that is known. */
+export function undoTarget(plan: RestorePlan, kept: readonly number[] | null): string | null {
   const id = plan.checkpoint_id;
-  const saved = plan.saved.find((each) => each.checkpoint_id === id);
-  if (!plan.dropped_checkpoint_ids.includes(id)) return String(id);
-  return saved?.savepoint ?? null;
+  const isKept = !plan.dropped_checkpoint_ids.includes(id) && kept?.includes(id) !== false;
+  return isKept ? String(id) : (plan.saved.find((each) => each.checkpoint_id === id)?.savepoint ?? null);
 }
 
 /** Something of which a part is done. */
@@ -80,24 +80,10 @@ export function plannedTables({ sinks }: RestorePlan): number {
   return sinks.filter((sink) => sink.mode === "restore" && sink.target_version !== null).length;
 }
 
-/** As many sources a report names at most; its totals are of all. */
-const MOST_SOURCES = 100;
-
-function sum(numbers: readonly (number | null)[]): number | null {
-  return numbers.reduce<number | null>((total, each) => (total === null || each === null ? null : total + each), 0);
-}
-
-/** How many files wait at all sources; null if that is not known. */
-export function waitingFiles({ files, sources }: Backlog): number | null {
-  if (files !== undefined) return files;
-  const isWhole = sources.length > 0 && sources.length < MOST_SOURCES;
-  return isWhole ? sum(sources.map((source) => source.files)) : null;
-}
-
 /** How many of the files that came after the target the run has read again; null if plan or job do not tell. */
 export function filesRead(plan: RestorePlan, { backlog }: { backlog: Backlog | null }): Part | null {
   const all = sum(plan.sources.filter((source) => source.action !== "removed").map((source) => source.files));
-  const waiting = backlog === null ? null : waitingFiles(backlog);
+  const waiting = backlog?.files ?? null;
   if (all === null || waiting === null || all === 0) return null;
   // Files that have come in the meantime wait, too.
   return { done: Math.max(0, all - waiting), all: Math.max(all, waiting) };

@@ -1,5 +1,5 @@
 // The points to which a restore can return, from what a job keeps.
-import type { SavepointPage, TimelinePage, TimelinePoint } from "./api";
+import type { ActionEntry, Entry, RunSummary, Savepoint, TimelinePoint } from "./api";
 import { isCheckpoint, type Mark } from "./pictures/timelineLayout";
 import { type Deployment, deploymentsOf } from "./runs";
 
@@ -8,7 +8,8 @@ export interface Point {
   target: string;
   name: string;
   at: string | null;
-  bytes: number;
+  /** Null if that is not known. */
+  bytes: number | null;
   /** Rows that the job has read after it; null if that is not known. */
   rowsAfter: number | null;
   remark: string;
@@ -25,16 +26,30 @@ function withoutScheme(location: string): string {
   }
 }
 
+/** Whether two locations are the same. */
+export function isSameLocation(one: string, other: string): boolean {
+  const [a, b] = [one, other].map((each) => withoutScheme(each).replace(/\/$/, ""));
+  return a === b;
+}
+
 /** Whether a location is below a folder. */
 export function isBelow(location: string, folder: string): boolean {
   return withoutScheme(location).startsWith(`${withoutScheme(folder).replace(/\/$/, "")}/`);
 }
 
-/** The checkpoint or savepoint to which a restore can return at a mark; null if there is none, or it is the present one. Without a job root, savepoints are named by their paths. */
-export function targetOf({ kind, entries, retained, newest }: Mark, { actions }: Pick<TimelinePage, "actions">, jobRoot: string | null): string | null {
+/** Whether a restore can return to a point. One that is undone and still kept is kept only by a reader's pin. */
+export function isRestorable({ checkpoint_id: id, retained, undone }: Pick<TimelinePoint | Entry, "checkpoint_id" | "retained" | "undone">): boolean {
+  return id !== null && retained === true && undone !== true;
+}
+
+/**
+ * The checkpoint or savepoint to which a restore can return at a mark; null if there is none, or it is the present one.
+ * Without a job root, savepoints are named by their paths. The actions say which savepoints are deleted.
+ */
+export function targetOf({ kind, entries, newest }: Mark, actions: readonly ActionEntry[], jobRoot: string | null): string | null {
   const entry = entries.at(-1);
   if (entry === undefined || kind === "group" || newest) return null;
-  if (kind !== "savepoint" || isCheckpoint(entry)) return retained && entry.checkpoint_id !== null ? String(entry.checkpoint_id) : null;
+  if (kind !== "savepoint" || isCheckpoint(entry)) return isRestorable(entry) ? String(entry.checkpoint_id) : null;
   const { savepoint, savepoint_id: id, path } = entry.facts;
   const isDisposed = actions.some((action) => action.kind === "dispose" && action.facts.savepoint_id === id);
   if (typeof savepoint !== "string" || isDisposed) return null;
@@ -44,40 +59,43 @@ export function targetOf({ kind, entries, retained, newest }: Mark, { actions }:
 }
 
 /** By checkpoint that is not undone, the rows of the completed checkpoints after it. */
-function rowsAfterEach(checkpoints: readonly TimelinePoint[]): Map<number, number> {
+export function rowsAfterEach(checkpoints: readonly TimelinePoint[]): ReadonlyMap<number | null, number> {
   const live = checkpoints.filter((each) => each.checkpoint_id !== null && each.undone === false).sort((a, b) => (b.checkpoint_id ?? 0) - (a.checkpoint_id ?? 0));
-  const after = new Map<number, number>();
+  const after = new Map<number | null, number>();
   let rows = 0;
   for (const each of live) {
-    after.set(each.checkpoint_id ?? 0, rows);
+    after.set(each.checkpoint_id, rows);
     rows += each.rows_in;
   }
   return after;
 }
 
-/** The kept checkpoints and the savepoints of a job, the newest first. The newest checkpoint is where the job is. */
-export function pointsOf({ checkpoints }: Pick<TimelinePage, "checkpoints">, { savepoints }: Pick<SavepointPage, "savepoints">): Point[] {
-  const after = rowsAfterEach(checkpoints);
-  const rowsAfter = (id: number | null) => (id === null ? null : (after.get(id) ?? null));
-  const newest = checkpoints.reduce((most, each) => (each.undone === false ? Math.max(most, each.checkpoint_id ?? 0) : most), 0);
-  const kept = checkpoints.filter((each) => each.retained && each.checkpoint_id !== null && each.checkpoint_id !== newest);
-  const points: Point[] = kept.map((each) => ({
-    target: String(each.checkpoint_id),
-    name: `checkpoint ${each.checkpoint_id ?? ""}`,
-    at: each.ended_at,
-    bytes: each.full_bytes,
-    rowsAfter: rowsAfter(each.checkpoint_id),
-    remark: each.undone === true ? "undone" : "",
-  }));
-  const saved: Point[] = savepoints.map((each) => ({
+/** The kept checkpoints of a page of points, without the newest one, where the job is. */
+export function keptPoints(points: readonly Entry[], newest: number | null, after: ReadonlyMap<number | null, number>): Point[] {
+  // The record of a restore that made no checkpoint of its own has the id of the checkpoint to which it returned.
+  const isOwn = (each: Entry) => isCheckpoint(each) || each.checkpoint_id !== each.restored_checkpoint_id;
+  return points
+    .filter((each) => each.checkpoint_id !== null && each.checkpoint_id !== newest && isOwn(each))
+    .map((each) => ({
+      target: String(each.checkpoint_id),
+      name: `checkpoint ${each.checkpoint_id ?? ""}`,
+      at: each.ended_at,
+      bytes: isCheckpoint(each) ? each.full_bytes : each.size_bytes,
+      rowsAfter: after.get(each.checkpoint_id) ?? null,
+      remark: isCheckpoint(each) ? "" : `made by a ${each.kind}`,
+    }));
+}
+
+/** The savepoints of a job, the newest first. */
+export function savedPoints(savepoints: readonly Savepoint[], after: ReadonlyMap<number | null, number>): Point[] {
+  return savepoints.map((each) => ({
     target: each.name,
     name: `savepoint ${each.name}`,
     at: each.made_at,
     bytes: each.size_bytes,
-    rowsAfter: rowsAfter(each.checkpoint_id),
+    rowsAfter: after.get(each.checkpoint_id) ?? null,
     remark: [each.checkpoint_id === null ? "" : `checkpoint ${each.checkpoint_id}`, each.reason ?? ""].filter((part) => part !== "").join(": "),
   }));
-  return [...points, ...saved].sort((a, b) => Date.parse(b.at ?? "") - Date.parse(a.at ?? "") || a.name.localeCompare(b.name));
 }
 
 /** A deployment with the point before it; null if neither the job nor a savepoint has that point any more. */
@@ -87,11 +105,10 @@ export interface Before {
 }
 
 /** The points before the job file changed, the newest first. */
-export function beforeDeployments({ checkpoints, runs }: Pick<TimelinePage, "checkpoints" | "runs">, { savepoints }: Pick<SavepointPage, "savepoints">): Before[] {
-  const kept = new Set(checkpoints.filter((each) => each.retained).map((each) => each.checkpoint_id));
+export function beforeDeployments(runs: readonly RunSummary[], kept: readonly number[], savepoints: readonly Savepoint[]): Before[] {
   return deploymentsOf(runs).map((deployment) => {
     const { checkpoint } = deployment;
-    if (checkpoint !== null && kept.has(checkpoint)) return { deployment, target: String(checkpoint) };
+    if (checkpoint !== null && kept.includes(checkpoint)) return { deployment, target: String(checkpoint) };
     return { deployment, target: savepoints.find((each) => checkpoint !== null && each.checkpoint_id === checkpoint)?.name ?? null };
   });
 }

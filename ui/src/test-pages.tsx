@@ -31,6 +31,7 @@ export const job: JobRow = {
   backlog_unknown: "only the job file has the sources",
   next_run_at: null,
   savepoint: null,
+  savepoint_unknown: false,
   failure: null,
   failed_start: null,
   ...CURRENT,
@@ -148,7 +149,7 @@ export function runSummary(generation: number, more: Partial<RunSummary> = {}): 
     ...more,
   };
 }
-export const timeline: TimelinePage = { runs: [], branches: [], checkpoints: [point(10, 1), point(12, 2)], actions: [restore], older: false, ...CURRENT };
+export const timeline: TimelinePage = { runs: [], checkpoints: [point(10, 1), point(12, 2)], actions: [restore], older: false, next_cursor: null, ...CURRENT };
 
 /** The ETag of an answer. */
 export function tagOf(answer: unknown): string {

@@ -12,6 +12,14 @@ vi.mock("uplot", () => ({ default: FakePlot }));
 // jsdom has no layout, and does not show dialogs.
 Element.prototype.scrollIntoView = () => undefined;
 Object.assign(globalThis, {
+  IntersectionObserver: class {
+    observe(): void {
+      // No element is in the window.
+    }
+    disconnect(): void {
+      // Nothing is observed.
+    }
+  },
   ResizeObserver: class {
     observe(): void {
       // No element has a size.

@@ -2,4 +2,4 @@
 import type * as ChakraTypes from "@chakra-ui/react";
 
 const chakra = (globalThis as unknown as { ChakraUI: typeof ChakraTypes }).ChakraUI;
-export const { Alert, Badge, Box, Button, Flex, Heading, HStack, Input, Link, NativeSelect, SimpleGrid, Skeleton, Stack, Table, Text, Textarea } = chakra;
+export const { Alert, Badge, Box, Button, Flex, Heading, Input, Link, NativeSelect, SimpleGrid, Skeleton, Stack, Text, Textarea } = chakra;

@@ -1,45 +1,49 @@
-import { Box, Button, Flex, Heading, Stack, Text } from "@chakra-ui/react";
+import { Box, Button, Flex, Heading, Input, Stack, Text } from "@chakra-ui/react";
 import { useState } from "react";
 import { useParams, useSearchParams } from "react-router-dom";
 import { answer, type DagRun, type Family, isWaiting, type Question, useDagRun, useMe, useQuestions, useReturned } from "../airflow";
-import type { FamilyDag, JobState, Problem, Resource } from "../api";
-import { answerUntil, outdatedBecause, type PlanOutput, refusals, type Refusals } from "../approval";
+import { type FamilyDag, type JobState, type Problem, type Resource, type SavepointPage, useResource } from "../api";
+import { answerUntil, hasTarget, outdatedBecause, type PlanOutput, refusals, type Refusals } from "../approval";
+import { Answered } from "../parts/Answered";
 import { ProblemNotice } from "../parts/ConfirmedAction";
 import { DiffText } from "../parts/DiffText";
-import { TextField } from "../parts/Fields";
 import { DagRunLink, PageLink, PersonLink, recoveryPath, restorePath } from "../parts/links";
 import { Loaded, Notice } from "../parts/Loaded";
-import { Cautions, LossNumbers, LossSentences, PlanChanges, PlanTarget } from "../parts/PlanChanges";
+import { Cautions, LossNumbers, LossSentences } from "../parts/Losses";
+import { PlanChanges, PlanTarget } from "../parts/PlanChanges";
 import { Time } from "../parts/Time";
+import { useSeen } from "../parts/useSeen";
 
 /** The question of a DAG run: `…/approval/DAG_RUN?dag=DAG`; without a DAG, of the recovery DAG. */
-export function Approval({ state, base, family }: { state: Resource<JobState>; base: string; family: Family }) {
+export function Approval({ state, address, base, family }: { state: Resource<JobState>; address: string; base: string; family: Family }) {
   const { dagRun = "" } = useParams();
   const [query] = useSearchParams();
   const wanted = query.get("dag");
   const dag = wanted === null ? family.dag("recovery") : (family.dags.find((each) => each.dag_id === wanted) ?? null);
-  if (dag !== null) return <Questions state={state} base={base} dag={dag} run={dagRun} />;
+  if (dag !== null) return <Questions state={state} address={address} base={base} dag={dag} run={dagRun} />;
   if (family.isKnown) return <Notice status="error" title="This job has no such DAG" />;
   return family.problem === null ? <Text role="status">Loading</Text> : <ProblemNotice problem={family.problem} />;
 }
 
 interface Props {
   state: Resource<JobState>;
+  address: string;
   base: string;
   dag: FamilyDag;
   run: string;
 }
 
-function Questions({ state, base, dag, run }: Props) {
+function Questions(props: Props) {
+  const { base, dag, run } = props;
   const questions = useQuestions(dag.dag_id, run);
   return (
     <Loaded resource={questions}>
       {({ hitl_details: found }) => {
         const question = found.find(isWaiting) ?? found[0];
-        if (question !== undefined) return <OneQuestion {...{ state, base, dag, run, question }} reload={questions.reload} />;
+        if (question !== undefined) return <OneQuestion {...props} question={question} reload={questions.reload} />;
         return (
           <Notice status="info" title="This DAG run asks nothing yet">
-            <PageLink to={dag.role === "recovery" ? recoveryPath(base, run) : base || "/"}>Where it is</PageLink>, or the <DagRunLink dag={dag.dag_id} run={run} />
+            <PageLink to={dag.role === "recovery" ? recoveryPath(base, dag.dag_id, run) : base || "/"}>Where it is</PageLink>, or the <DagRunLink dag={dag.dag_id} run={run} />
           </Notice>
         );
       }}
@@ -52,25 +56,34 @@ interface QuestionProps extends Props {
   reload: () => void;
 }
 
-function OneQuestion({ state, base, dag, run, question, reload }: QuestionProps) {
+function OneQuestion({ state, address, base, dag, run, question, reload }: QuestionProps) {
   const dagRun = useDagRun(dag.dag_id, run).value;
   const output = useReturned<PlanOutput>(dag.role === "recovery" ? dag.dag_id : null, run, "plan");
   const me = useMe();
   const plan = output.value?.plan ?? null;
   const waits = isWaiting(question);
-  const outdated = plan !== null && waits ? outdatedBecause(plan, state.value) : null;
+  const saved = useResource<SavepointPage>(plan?.savepoint_path != null && waits ? `${address}/savepoints` : null, 15_000).value;
+  const outdated = plan !== null && waits ? outdatedBecause(plan, state.value, saved) : null;
+  const [losses, areSeen] = useSeen();
   return (
     <Stack gap={4}>
-      <Heading as="h2" size="lg" overflowWrap="anywhere">
+      <Heading as="h2" size={{ base: "md", md: "lg" }} overflowWrap="anywhere">
         {question.subject}
       </Heading>
-      <Asks question={question} run={dagRun} />
       {outdated !== null && plan !== null && (
-        <Notice status="error" title={`The plan is ${outdated}`}>
-          <PageLink to={restorePath(base, plan.target)}>Plan the restore again</PageLink>
+        <Notice status="error" title={`The plan is ${outdated.because}`}>
+          {outdated.isGone ? <PageLink to={restorePath(base)}>Choose another point</PageLink> : <PageLink to={restorePath(base, plan.target)}>Plan the restore again</PageLink>}
         </Notice>
       )}
-      {waits && plan !== null && outdated === null && <Validity state={state} />}
+      {plan !== null && (
+        <Stack gap={2}>
+          <LossNumbers plan={plan} />
+          <LossSentences plan={plan} />
+          <div ref={losses} />
+        </Stack>
+      )}
+      <Asks question={question} run={dagRun} />
+      {waits && plan !== null && outdated === null && <Validity state={state} hasPoint={hasTarget(plan, state.value, saved)} />}
       {output.value !== null && <PlanOf output={output.value} />}
       {output.problem !== null && output.value === null && (
         <Notice status="warning" title="The plan cannot be read now">
@@ -79,8 +92,8 @@ function OneQuestion({ state, base, dag, run, question, reload }: QuestionProps)
       )}
       <Body question={question} isOpen={output.value?.cautions === undefined} />
       <DagRunLink dag={dag.dag_id} run={run} />
-      {waits ? <Answer question={question} refused={refusals(question, dagRun, me, dag, outdated)} reload={reload} /> : <Answered question={question} />}
-      {!waits && dag.role === "recovery" && <PageLink to={recoveryPath(base, run)}>What happens to the restore</PageLink>}
+      {waits ? <Answer question={question} refused={refusals(question, dagRun, me, dag, outdated)} reload={reload} sticks={plan === null || areSeen} /> : <Answered question={question} />}
+      {!waits && dag.role === "recovery" && <PageLink to={recoveryPath(base, dag.dag_id, run)}>What happens to the restore</PageLink>}
     </Stack>
   );
 }
@@ -113,14 +126,14 @@ function Asks({ question, run }: { question: Question; run: DagRun | null }) {
   );
 }
 
-/** Says that the plan was compared with the job, or that it could not be. */
-function Validity({ state }: { state: Resource<JobState> }) {
+/** Says that the plan was compared with the job, or that it could not be. `hasPoint` is whether its point exists, if that is known. */
+function Validity({ state, hasPoint }: { state: Resource<JobState>; hasPoint: boolean | null }) {
   if (state.value === null || state.problem !== null || state.value.problem !== null) {
     return <Notice status="warning" title="It is not known whether the plan is still valid: the job cannot be read now" />;
   }
   return (
     <Text color="green.fg" role="status">
-      ✓ The plan is still valid: the job is at the same checkpoint and run.
+      ✓ The plan is still valid: the job is at the same checkpoint and run{hasPoint === null ? ". It is not known whether the point of the restore still exists." : ", and the point of the restore still exists."}
     </Text>
   );
 }
@@ -129,8 +142,6 @@ function PlanOf({ output: { plan, cautions = [], replay } }: { output: PlanOutpu
   const difference = plan.job_file_difference;
   return (
     <Stack gap={4}>
-      <LossNumbers plan={plan} />
-      <LossSentences plan={plan} />
       <Cautions cautions={cautions} />
       <PlanTarget plan={plan} />
       {replay !== undefined && <Text>{replay}</Text>}
@@ -163,34 +174,16 @@ function Body({ question: { body }, isOpen }: { question: Question; isOpen: bool
   );
 }
 
-/** What a person has answered. */
-export function Answered({ question: { responded_by_user: user, responded_at: at, chosen_options: chosen, params_input: given, response_received: answered } }: { question: Question }) {
-  if (!answered) return <Notice status="info" title="The task does not wait for an answer any more" />;
-  const isApproved = chosen?.includes("Approve") === true;
-  const note = given.note;
-  return (
-    <Notice status={isApproved ? "info" : "warning"} title={isApproved ? "Approved" : "Rejected"}>
-      <Text overflowWrap="anywhere">
-        {user === null ? (
-          "No person answered in time"
-        ) : (
-          <>
-            By <PersonLink name={user.name} />
-          </>
-        )}
-        {at !== null && (
-          <>
-            , <Time at={at} />
-          </>
-        )}
-        {typeof note === "string" && note !== "" && `: ${note}`}
-      </Text>
-    </Notice>
-  );
+interface AnswerProps {
+  question: Question;
+  refused: Refusals;
+  reload: () => void;
+  /** Whether the buttons stay at the bottom of the window; otherwise they are at the end of the page. */
+  sticks: boolean;
 }
 
-/** The buttons, which stay at the bottom of the window. */
-function Answer({ question, refused, reload }: { question: Question; refused: Refusals; reload: () => void }) {
+/** The note and the buttons. */
+function Answer({ question, refused, reload, sticks }: AnswerProps) {
   const [note, setNote] = useState("");
   const [isBusy, setBusy] = useState(false);
   const [problem, setProblem] = useState<Problem | null>(null);
@@ -202,10 +195,17 @@ function Answer({ question, refused, reload }: { question: Question; refused: Re
   };
   const reasons = [...new Set([refused.approve, refused.reject].filter((reason) => reason !== null))];
   return (
-    <Box as="section" aria-label="Answer" position="sticky" bottom={0} bg="bg" borderTopWidth="1px" py={3} zIndex="docked">
+    <Box as="section" aria-label="Answer" style={{ position: sticks ? "sticky" : "static" }} bottom={0} bg="bg" borderTopWidth="1px" py={{ base: 2, md: 3 }} zIndex="docked">
       <Stack gap={2}>
         {problem !== null && <ProblemNotice problem={problem} />}
-        <TextField label="Note" value={note} onChange={setNote} />
+        <Input
+          aria-label="Note"
+          placeholder="Note"
+          value={note}
+          onChange={(event) => {
+            setNote(event.target.value);
+          }}
+        />
         {reasons.map((reason) => (
           <Text key={reason} id="answer-refused" fontSize="sm" color="orange.fg">
             {reason}

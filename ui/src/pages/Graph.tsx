@@ -1,11 +1,10 @@
-import { Heading, Stack, Table, Text } from "@chakra-ui/react";
+import { Heading, Stack, Text } from "@chakra-ui/react";
 import { useMemo } from "react";
 import { useSearchParams } from "react-router-dom";
 import { type ChainExplanation, type CheckpointPage, type GraphPage, type JobExplanation, type OperatorStatus, type PointPage, useResource } from "../api";
-import { formatBytes, formatCount, formatTime } from "../format";
+import { counted, formatBytes, formatCount, formatTime, offsetText } from "../format";
 import { SelectField } from "../parts/Fields";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
-import { offsetText } from "../parts/PlanChanges";
 import { ScrollingTable } from "../parts/ScrollingTable";
 import { GraphPicture } from "../pictures/GraphPicture";
 import { type GraphLayout, type GraphNode, layOutGraph } from "../pictures/graphLayout";
@@ -56,7 +55,7 @@ function ChooseCheckpoint({ address, chosen, onChoose }: { address: string; chos
 
 /** "1,234 rows per second", or as many rows as there were. */
 function rateText(rows: number, ms: number | null): string {
-  if (ms === null || ms <= 0) return `${formatCount(rows)} ${rows === 1 ? "row" : "rows"}`;
+  if (ms === null || ms <= 0) return counted(rows, "row");
   return `${formatCount((1000 * rows) / ms)} rows/s`;
 }
 
@@ -143,23 +142,14 @@ function Connections({ layout }: { layout: GraphLayout }) {
   return (
     <details>
       <summary>Connections as a table</summary>
-      <ScrollingTable label="Connections">
-        <Table.Header>
-          <Table.Row>
-            {["From", "To", "Keys"].map((title) => (
-              <Table.ColumnHeader key={title}>{title}</Table.ColumnHeader>
-            ))}
-          </Table.Row>
-        </Table.Header>
-        <Table.Body>
-          {layout.edges.map((edge, index) => (
-            <Table.Row key={index}>
-              <Table.Cell>{byKey.get(edge.from)}</Table.Cell>
-              <Table.Cell>{byKey.get(edge.to)}</Table.Cell>
-              <Table.Cell>{edge.broadcast ? "broadcast to all subtasks" : edge.keys.join(", ") || "none"}</Table.Cell>
-            </Table.Row>
-          ))}
-        </Table.Body>
+      <ScrollingTable label="Connections" columns={["From", "To", "Keys"]}>
+        {layout.edges.map((edge, index) => (
+          <tr key={index}>
+            <td>{byKey.get(edge.from)}</td>
+            <td>{byKey.get(edge.to)}</td>
+            <td>{edge.broadcast ? "broadcast to all subtasks" : edge.keys.join(", ") || "none"}</td>
+          </tr>
+        ))}
       </ScrollingTable>
     </details>
   );
@@ -197,22 +187,13 @@ function Explain({ graph, operators }: { graph: JobExplanation; operators: reado
         Physical plan
       </Heading>
       <Text>
-        {formatCount(shuffles)} {shuffles === 1 ? "shuffle" : "shuffles"}, parallelism {formatCount(graph.parallelism)}, at most {formatCount(graph.max_parallelism)};{" "}
+        {counted(shuffles, "shuffle")}, parallelism {formatCount(graph.parallelism)}, at most {formatCount(graph.max_parallelism)};{" "}
         {graph.on_spark ? "runs on Spark" : "runs without Spark"}.
       </Text>
-      <ScrollingTable label="Physical plan">
-        <Table.Header>
-          <Table.Row>
-            {EXPLAIN_COLUMNS.map((title) => (
-              <Table.ColumnHeader key={title}>{title}</Table.ColumnHeader>
-            ))}
-          </Table.Row>
-        </Table.Header>
-        <Table.Body>
-          {graph.levels.flatMap(({ number, tasks, chains }) =>
-            chains.map((chain, index) => <ChainRow key={`${number} ${index}`} chain={chain} shuffles={number} tasks={tasks} operator={byUid.get(chain.uid)} />),
-          )}
-        </Table.Body>
+      <ScrollingTable label="Physical plan" columns={EXPLAIN_COLUMNS}>
+        {graph.levels.flatMap(({ number, tasks, chains }) =>
+          chains.map((chain, index) => <ChainRow key={`${number} ${index}`} chain={chain} shuffles={number} tasks={tasks} operator={byUid.get(chain.uid)} />),
+        )}
       </ScrollingTable>
     </Stack>
   );
@@ -221,17 +202,17 @@ function Explain({ graph, operators }: { graph: JobExplanation; operators: reado
 function ChainRow({ chain, shuffles, tasks, operator }: { chain: ChainExplanation; shuffles: number; tasks: number; operator: OperatorStatus | undefined }) {
   const output = [chain.output ?? "", ...chain.side_outputs.map((name) => `side output ${name}`)].filter((part) => part !== "").join("; ");
   return (
-    <Table.Row>
-      <Table.Cell>{formatCount(shuffles)}</Table.Cell>
-      <Table.Cell>{formatCount(tasks)}</Table.Cell>
-      <Table.Cell fontWeight="semibold">{chain.uid}</Table.Cell>
-      <Table.Cell>{chain.relay ? "forwards rows" : chain.function}</Table.Cell>
-      <Table.Cell>{inputText(chain)}</Table.Cell>
-      <Table.Cell>{chain.windows}</Table.Cell>
-      <Table.Cell>{statesText(chain, operator)}</Table.Cell>
-      <Table.Cell whiteSpace="nowrap">{operator === undefined ? "" : formatBytes(operator.size_bytes)}</Table.Cell>
-      <Table.Cell>{output}</Table.Cell>
-      <Table.Cell>{chain.sinks.map((sink) => `${sink.uid}: ${sink.sink}, ${sink.delivery}`).join("; ")}</Table.Cell>
-    </Table.Row>
+    <tr>
+      <td>{formatCount(shuffles)}</td>
+      <td>{formatCount(tasks)}</td>
+      <td className="name">{chain.uid}</td>
+      <td>{chain.relay ? "forwards rows" : chain.function}</td>
+      <td>{inputText(chain)}</td>
+      <td>{chain.windows}</td>
+      <td>{statesText(chain, operator)}</td>
+      <td className="line">{operator === undefined ? "" : formatBytes(operator.size_bytes)}</td>
+      <td>{output}</td>
+      <td>{chain.sinks.map((sink) => `${sink.uid}: ${sink.sink}, ${sink.delivery}`).join("; ")}</td>
+    </tr>
   );
 }

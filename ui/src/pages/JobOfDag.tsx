@@ -1,5 +1,6 @@
 import { Box, Stack, Text } from "@chakra-ui/react";
 import { type JobList, useResource } from "../api";
+import { TabOf } from "../parts/DagChoice";
 import { Loaded, Notice } from "../parts/Loaded";
 import { JobPages } from "./JobPages";
 
@@ -12,7 +13,9 @@ export function JobOfDag({ dagId, base }: { dagId: string; base: string }) {
         {({ jobs: [job, ...others], searches }) => (job === undefined ? <NoJob dagId={dagId} searches={searches} /> : (
           <Stack gap={4}>
             {others.length > 0 && <Text>This DAG runs {others.length + 1} jobs; the others are under Stateflow.</Text>}
-            <JobPages id={job.id} base={base} jobs={null} />
+            <TabOf value={dagId}>
+              <JobPages id={job.id} base={base} jobs={null} />
+            </TabOf>
           </Stack>
         ))}
       </Loaded>

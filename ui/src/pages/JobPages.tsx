@@ -1,11 +1,11 @@
 import { Box, Link as ChakraLink, Flex, Heading, Stack } from "@chakra-ui/react";
-import { Link, NavLink, Route, Routes } from "react-router-dom";
+import { NavLink, Route, Routes } from "react-router-dom";
 import { useFamily } from "../airflow";
 import { type JobState, useResource } from "../api";
 import { CheckpointDrawer } from "../parts/CheckpointDrawer";
 import { HealthWord } from "../parts/HealthWord";
 import { WaitingApprovals } from "../parts/JobActions";
-import { PagesAt } from "../parts/links";
+import { PageLink, PagesAt } from "../parts/links";
 import { Approval } from "./Approval";
 import { Graph } from "./Graph";
 import { Journal } from "./Journal";
@@ -36,11 +36,7 @@ export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: s
       <Stack gap={4}>
         <title>{name === "" ? "stateflow" : `${name} · stateflow`}</title>
         <Flex align="center" gap={3} wrap="wrap">
-          {jobs !== null && (
-            <ChakraLink asChild textDecoration="underline">
-              <Link to={jobs || "/"}>Jobs</Link>
-            </ChakraLink>
-          )}
+          {jobs !== null && <PageLink to={jobs || "/"}>Jobs</PageLink>}
           <Heading as="h1" size="xl" overflowWrap="anywhere">
             {name || "Job"}
           </Heading>
@@ -56,7 +52,7 @@ export function JobPages({ id, base, jobs }: { id: string; base: string; jobs: s
           <Route path="timeline" element={<Timeline address={address} base={base} jobRoot={state.value?.job_root ?? null} />} />
           <Route path="journal" element={<Journal address={`${address}/journal`} job={id} />} />
           <Route path="savepoints" element={<Savepoints address={address} base={base} state={state} family={family} />} />
-          <Route path="approval/:dagRun" element={<Approval state={state} base={base} family={family} />} />
+          <Route path="approval/:dagRun" element={<Approval state={state} address={address} base={base} family={family} />} />
           <Route path="recovery/:dagRun" element={<Recovery state={state} base={base} family={family} />} />
           <Route path="runs/:generation" element={<Run address={address} base={base} family={family} />} />
           <Route path="graph" element={<Graph address={address} />} />

@@ -1,16 +1,18 @@
-import { Box, Flex, Link as ChakraLink, Heading, Input, Stack, Table, Text } from "@chakra-ui/react";
+import { Box, Flex, Heading, Input, Stack, Text } from "@chakra-ui/react";
 import { useState } from "react";
-import { Link } from "react-router-dom";
-import { type Backlog, type Health, type JobList, type JobRow as Row, useResource } from "../api";
-import { formatBytes, formatCount, formatDuration } from "../format";
-import { HealthWord } from "../parts/HealthWord";
+import { type JobList, type JobRow as Row, useResource } from "../api";
+import { formatCount, stateText } from "../format";
+import { HealthWord, severityOf } from "../parts/HealthWord";
 import { FoldedActions, WaitingApprovalsOf } from "../parts/JobActions";
+import { LastSavepoint } from "../parts/LastSavepoint";
 import { PageLink } from "../parts/links";
 import { Loaded, Notice } from "../parts/Loaded";
+import { headOf } from "../parts/LongText";
 import { ScrollingTable } from "../parts/ScrollingTable";
+import { ShowMore } from "../parts/ShowMore";
 import { Time } from "../parts/Time";
+import { Muted, Waiting } from "../parts/Waiting";
 import { TrendLine } from "../pictures/TrendLine";
-import { waitingFiles } from "../recovery";
 
 /** All jobs that the reader may see. `base` is the path of the pages. */
 export function Jobs({ base }: { base: string }) {
@@ -22,9 +24,7 @@ export function Jobs({ base }: { base: string }) {
         <Heading as="h1" size="xl">
           Jobs
         </Heading>
-        <ChakraLink asChild textDecoration="underline">
-          <Link to={`${base}/journal`}>Journal of all jobs</Link>
-        </ChakraLink>
+        <PageLink to={`${base}/journal`}>Journal of all jobs</PageLink>
       </Flex>
       <Loaded resource={resource}>
         {({ jobs, searches }) => (
@@ -49,9 +49,7 @@ export function JobsCard({ base }: { base: string }) {
         <Heading as="h2" size="sm">
           Jobs of stateflow
         </Heading>
-        <ChakraLink asChild textDecoration="underline">
-          <Link to={base}>{worst.length === value.jobs.length ? "Open" : `All ${formatCount(value.jobs.length)}`}</Link>
-        </ChakraLink>
+        <PageLink to={base}>{worst.length === value.jobs.length ? "Open" : `All ${formatCount(value.jobs.length)}`}</PageLink>
       </Flex>
       <JobTable jobs={worst} base={base} hasActions={false} />
     </Stack>
@@ -61,24 +59,12 @@ export function JobsCard({ base }: { base: string }) {
 const MOST_ON_CARD = 5;
 /** Fewer jobs are found without a filter. */
 const FEWEST_FILTERED = 10;
-/** What a person should look at comes first. */
-const SEVERITY: Health["word"][] = [
-  "failing",
-  "waits-for-approval",
-  "retrying",
-  "late",
-  "restoring",
-  "starting",
-  "running",
-  "idle",
-  "caught-up",
-  "stopped",
-];
+const MOST_ROWS = 50;
 
+/** The jobs that a person should look at come first. */
 function bySeverity(jobs: readonly Row[]): Row[] {
-  const rank = ({ health }: Row) => (health === null ? -1 : SEVERITY.indexOf(health.word));
   const name = (job: Row) => job.job ?? job.id;
-  return [...jobs].sort((a, b) => rank(a) - rank(b) || name(a).localeCompare(name(b)));
+  return [...jobs].sort((a, b) => severityOf(a.health) - severityOf(b.health) || name(a).localeCompare(name(b)));
 }
 
 /** Jobs with a field that filters them by name and job root. */
@@ -99,7 +85,13 @@ function FilteredJobs({ jobs, base }: { jobs: readonly Row[]; base: string }) {
           }}
         />
       )}
-      {found.length === 0 ? <Notice status="info" title="No job has this name or job root" /> : <JobTable jobs={bySeverity(found)} base={base} hasActions />}
+      {found.length === 0 ? (
+        <Notice status="info" title="No job has this name or job root" />
+      ) : (
+        <ShowMore all={bySeverity(found)} step={MOST_ROWS} what="jobs">
+          {(shown) => <JobTable jobs={shown} base={base} hasActions />}
+        </ShowMore>
+      )}
     </Stack>
   );
 }
@@ -129,27 +121,15 @@ function NoJobs() {
 function JobTable({ jobs, base, hasActions }: { jobs: readonly Row[]; base: string; hasActions: boolean }) {
   const hasNamesake = (job: Row) => jobs.some((other) => other !== job && other.job !== null && other.job === job.job);
   return (
-    <ScrollingTable label="Jobs">
-      <Table.Header>
-        <Table.Row>
-          <Table.ColumnHeader>Job</Table.ColumnHeader>
-          <Table.ColumnHeader>Health</Table.ColumnHeader>
-          <Table.ColumnHeader>Newest point</Table.ColumnHeader>
-          <Table.ColumnHeader>State</Table.ColumnHeader>
-          <Table.ColumnHeader>Input waiting</Table.ColumnHeader>
-          <Table.ColumnHeader>Last savepoint</Table.ColumnHeader>
-          <Table.ColumnHeader>Next run</Table.ColumnHeader>
-          {hasActions && <Table.ColumnHeader>Actions</Table.ColumnHeader>}
-        </Table.Row>
-      </Table.Header>
-      <Table.Body>
-        {jobs.map((job) => (
-          <JobRow key={job.id} job={job} base={base} hasActions={hasActions} showsRoot={hasNamesake(job)} />
-        ))}
-      </Table.Body>
+    <ScrollingTable label="Jobs" columns={hasActions ? [...COLUMNS, "Actions"] : COLUMNS}>
+      {jobs.map((job) => (
+        <JobRow key={job.id} job={job} base={base} hasActions={hasActions} showsRoot={hasNamesake(job)} />
+      ))}
     </ScrollingTable>
   );
 }
+
+const COLUMNS = ["Job", "Health", "Newest point", "State", "Input waiting", "Last savepoint", "Next run"];
 
 interface RowProps {
   job: Row;
@@ -162,34 +142,30 @@ interface RowProps {
 function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
   const path = `${base}/jobs/${encodeURIComponent(job.id)}`;
   const name = (
-    <Table.Cell>
-      <ChakraLink asChild fontWeight="semibold" textDecoration="underline">
-        <Link to={path} title={job.job_root}>
-          {job.job ?? job.id}
-        </Link>
-      </ChakraLink>
+    <td className="name" title={job.job_root}>
+      <PageLink to={path}>{job.job ?? job.id}</PageLink>
       {showsRoot && (
         <Text fontSize="xs" color="fg.muted" overflowWrap="anywhere">
           {job.job_root}
         </Text>
       )}
-    </Table.Cell>
+    </td>
   );
   if (job.job === null) {
     return (
-      <Table.Row>
+      <tr>
         {name}
-        <Table.Cell colSpan={hasActions ? 7 : 6} color="red.fg">
-          {job.job_root} cannot be read: {job.problem?.message ?? "it was not read yet"}
-        </Table.Cell>
-      </Table.Row>
+        <td className="bad" colSpan={COLUMNS.length - 1 + Number(hasActions)}>
+          {job.job_root} cannot be read: {headOf(job.problem?.message ?? "it was not read yet")}
+        </td>
+      </tr>
     );
   }
   const failure = job.failed_start ?? job.failure;
   return (
-    <Table.Row>
+    <tr>
       {name}
-      <Table.Cell title={failure?.message}>
+      <td title={failure?.message}>
         <HealthWord health={job.health} backlog={job.backlog} />
         {job.problem !== null && (
           <Text fontSize="xs" color="orange.fg" title={job.problem.message}>
@@ -197,89 +173,33 @@ function JobRow({ job, base, hasActions, showsRoot }: RowProps) {
           </Text>
         )}
         {job.health?.word === "waits-for-approval" && <WaitingApprovalsOf id={job.id} base={path} />}
-      </Table.Cell>
-      <Table.Cell whiteSpace="nowrap">
+      </td>
+      <td className="line">
         {job.checkpoint_id === null ? "none" : <PageLink to={`${path}?point=${job.checkpoint_id}`}>{job.checkpoint_id}</PageLink>}
         {job.committed_at !== null && (
           <Text as="span" color="fg.muted" ml={2}>
             <Time at={job.committed_at} />
           </Text>
         )}
-      </Table.Cell>
-      <Table.Cell whiteSpace="nowrap">
-        {job.full_bytes === null ? "none" : formatBytes(job.full_bytes)}
+      </td>
+      <td className="line">
+        {stateText(job)}
         <Box as="span" display={{ base: "none", md: "inline-block" }} verticalAlign="middle" ml={2}>
           <TrendLine sizes={job.state_sizes.map((size) => size.full_bytes)} />
         </Box>
-      </Table.Cell>
-      <Table.Cell whiteSpace="nowrap">
+      </td>
+      <td className="line">
         <Waiting backlog={job.backlog} unknown={job.backlog_unknown} />
-      </Table.Cell>
-      <Table.Cell whiteSpace="nowrap">
-        <LastSavepoint savepoint={job.savepoint} base={path} />
-      </Table.Cell>
-      <Table.Cell whiteSpace="nowrap">{job.next_run_at === null ? <Unknown text="none planned" /> : <Time at={job.next_run_at} />}</Table.Cell>
+      </td>
+      <td className="line">
+        <LastSavepoint job={job} base={path} />
+      </td>
+      <td className="line">{job.next_run_at === null ? <Muted text="none planned" /> : <Time at={job.next_run_at} />}</td>
       {hasActions && (
-        <Table.Cell>
+        <td>
           <FoldedActions id={job.id} base={path} jobRoot={job.job_root} />
-        </Table.Cell>
+        </td>
       )}
-    </Table.Row>
+    </tr>
   );
-}
-
-/** The newest savepoint; `base` is the path of the job's pages. */
-export function LastSavepoint({ savepoint, base }: { savepoint: Row["savepoint"]; base: string }) {
-  if (savepoint === null) {
-    return (
-      <Text as="span" color="red.fg" fontWeight="semibold">
-        never
-      </Text>
-    );
-  }
-  return (
-    <>
-      <PageLink to={`${base}/savepoints?savepoint=${encodeURIComponent(savepoint.name)}`}>{savepoint.name}</PageLink>
-      {savepoint.made_at !== null && (
-        <Text as="span" color="fg.muted" ml={2}>
-          <Time at={savepoint.made_at} />
-        </Text>
-      )}
-    </>
-  );
-}
-
-function Unknown({ text, title }: { text: string; title?: string }) {
-  return (
-    <Text as="span" color="fg.muted" title={title}>
-      {text}
-    </Text>
-  );
-}
-
-/** How much input waits: "2 files", "1,234 rows, about 3 min". */
-export function Waiting({ backlog, unknown }: { backlog: Backlog | null; unknown: string | null }) {
-  if (backlog === null) return <Unknown text="not known" title={unknown ?? undefined} />;
-  return (
-    <>
-      {waitingText(backlog)}
-      {backlog.measured_at !== null && (
-        <Text as="span" color="fg.muted" fontSize="sm">
-          {" "}
-          (measured <Time at={backlog.measured_at} />)
-        </Text>
-      )}
-    </>
-  );
-}
-
-/** The same without its time. Only the totals count: a report does not name all sources of a job with many. */
-export function waitingText(backlog: Backlog): string {
-  const { rows, exact, catch_up_ms: ms, size_bytes: bytes = null } = backlog;
-  const files = waitingFiles(backlog);
-  const catchUp = ms === null || ms === 0 ? "" : `, ${formatDuration(ms)} to read`;
-  if ((rows ?? files ?? bytes) === 0) return "none";
-  if (rows !== null) return `${exact ? "" : "about "}${formatCount(rows)} ${rows === 1 ? "row" : "rows"}${catchUp}`;
-  if (files !== null) return `${formatCount(files)} ${files === 1 ? "file" : "files"}${catchUp}`;
-  return bytes === null ? "not known" : `${formatBytes(bytes)}${catchUp}`;
 }

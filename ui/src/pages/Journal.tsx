@@ -1,7 +1,8 @@
-import { Button, Flex, Stack, Table, Text } from "@chakra-ui/react";
-import { useState } from "react";
-import { download, type JournalEntry, type JournalPage, useResource } from "../api";
+import { Button, Flex, Stack, Text } from "@chakra-ui/react";
+import { memo, useState } from "react";
+import { download, isWhole, type JournalEntry, type JournalPage, useResource } from "../api";
 import { formatBytes, formatCount } from "../format";
+import { factsText } from "../parts/Facts";
 import { type Filter, Filters, useFilters } from "../parts/Filters";
 import { CheckpointLink, PageLink, runPath, SavepointLink, useBase } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
@@ -34,33 +35,51 @@ const FILTERS: readonly Filter[] = [
   { name: "until", label: "Until", type: "moment" },
 ];
 
-/** What people did with a job, or with all jobs: a line for each action, the newest first. `job` is the job's id in addresses. */
-export function Journal({ address, job }: { address: string; job: string | null }) {
+interface Props {
+  address: string;
+  /** The job's id in addresses; null for all jobs. */
+  job: string | null;
+}
+
+/** What people did with a job, or with all jobs: a line for each action, the newest first. */
+export function Journal({ address, job }: Props) {
   const filters = useFilters(FILTERS);
-  const pages = usePages(filters);
-  const resource = useResource<JournalPage>(`${address}${pages.query}`);
   return (
     <Stack gap={4}>
       <Filters label="Filters of the journal" filters={FILTERS} />
-      <Loaded resource={resource}>
-        {({ entries, jobs, next_cursor: next }) => (
-          <Stack gap={4}>
-            {jobs.map((each) => (
-              <FreshnessNotice key={each.id} of={each} history />
-            ))}
-            {entries.length === 0 ? (
-              <Notice status="info" title={filters.size === 0 ? "No person has done anything here yet" : "No action has these properties"} />
-            ) : (
-              <>
-                <ActionTable entries={entries} showsJob={job === null} />
-                <Pager pages={pages} next={next} />
-                <Download path={`${address}.csv${filters.size === 0 ? "" : `?${filters.toString()}`}`} />
-              </>
-            )}
-          </Stack>
-        )}
-      </Loaded>
+      <ActionList address={address} job={job} filters={filters} />
     </Stack>
+  );
+}
+
+function emptyText(isFiltered: boolean, isRead: boolean): string {
+  if (isFiltered) return isRead ? "No action has these properties" : "No action that is known now has these properties";
+  return isRead ? "No person has done anything here yet" : "No action is known now: older records are missing";
+}
+
+/** The actions page by page: another page does not make the filters again. */
+function ActionList({ address, job, filters }: Props & { filters: URLSearchParams }) {
+  const pages = usePages(filters);
+  const resource = useResource<JournalPage>(`${address}${pages.query}`);
+  return (
+    <Loaded resource={resource}>
+      {({ entries, jobs, next_cursor: next }) => (
+        <Stack gap={4}>
+          {jobs.map((each) => (
+            <FreshnessNotice key={each.id} of={each} history />
+          ))}
+          {entries.length === 0 ? (
+            <Notice status="info" title={emptyText(filters.size > 0, jobs.every(isWhole))} />
+          ) : (
+            <>
+              <ActionTable entries={entries} showsJob={job === null} />
+              <Pager pages={pages} next={next} />
+              <Download path={`${address}.csv${filters.size === 0 ? "" : `?${filters.toString()}`}`} />
+            </>
+          )}
+        </Stack>
+      )}
+    </Loaded>
   );
 }
 
@@ -82,76 +101,49 @@ function Download({ path }: { path: string }) {
   );
 }
 
-/** Facts that other columns have, or that only programs need. */
-const NOT_SHOWN = new Set(["checkpoint_id", "restored_checkpoint_id", "previous_checkpoint_id", "rows_removed", "request_id", "plan_id", "savepoint", "savepoint_id"]);
-
-/** The further facts of an action as one text. */
-export function factsText(facts: Record<string, unknown>): string {
-  const shown = Object.entries(facts).filter(([name, value]) => !NOT_SHOWN.has(name) && value !== null && value !== "");
-  return shown.map(([name, value]) => `${name.replaceAll("_", " ")}: ${plainText(value)}`).join("; ");
-}
-
-function plainText(value: unknown): string {
-  if (Array.isArray(value)) return value.map(plainText).join(", ");
-  return typeof value === "string" ? value : JSON.stringify(value);
-}
-
 function ActionTable({ entries, showsJob }: { entries: readonly JournalEntry[]; showsJob: boolean }) {
   const titles = ["Time", ...(showsJob ? ["Job"] : []), "Person", "Approver", "Action", "From → to", "Rows removed (plan)", "Reason", "Note", "Record", "Size", "Facts"];
   return (
-    <ScrollingTable label="Journal">
-      <Table.Header>
-        <Table.Row>
-          {titles.map((title) => (
-            <Table.ColumnHeader key={title}>{title}</Table.ColumnHeader>
-          ))}
-        </Table.Row>
-      </Table.Header>
-      <Table.Body>
-        {entries.map((entry, index) => (
-          // Two actions can have the same time; a row has no state of its own.
-          <ActionRow key={index} entry={entry} showsJob={showsJob} />
-        ))}
-      </Table.Body>
+    <ScrollingTable label="Journal" columns={titles}>
+      {entries.map((entry, index) => (
+        // Two actions can have the same time; a row has no state of its own.
+        <ActionRow key={index} entry={entry} showsJob={showsJob} />
+      ))}
     </ScrollingTable>
   );
 }
 
-function ActionRow({ entry, showsJob }: { entry: JournalEntry; showsJob: boolean }) {
+const ActionRow = memo(function ActionRow({ entry, showsJob }: { entry: JournalEntry; showsJob: boolean }) {
   const pagesAt = useBase();
   const base = showsJob ? `${pagesAt}/jobs/${encodeURIComponent(entry.id)}` : pagesAt;
   const person = entry.requested_by ?? entry.by;
   const approver = entry.requested_by === null ? null : entry.by;
   const rows = entry.facts.rows_removed;
   return (
-    <Table.Row>
-      <Table.Cell whiteSpace="nowrap">{entry.ended_at !== null && <Time at={entry.ended_at} full />}</Table.Cell>
+    <tr>
+      <td className="line">{entry.ended_at !== null && <Time at={entry.ended_at} full />}</td>
       {showsJob && (
-        <Table.Cell>
+        <td>
           <PageLink to={base}>{entry.job ?? entry.id}</PageLink>
-        </Table.Cell>
+        </td>
       )}
-      <Table.Cell>{person !== null && <PersonName person={person} />}</Table.Cell>
-      <Table.Cell>{approver !== null && <PersonName person={approver} />}</Table.Cell>
-      <Table.Cell>
+      <td>{person !== null && <PersonName person={person} />}</td>
+      <td>{approver !== null && <PersonName person={approver} />}</td>
+      <td>
         <Verb entry={entry} base={base} showsJob={showsJob} />
-      </Table.Cell>
-      <Table.Cell whiteSpace="nowrap">
+      </td>
+      <td className="line">
         <FromTo entry={entry} base={base} showsJob={showsJob} />
-      </Table.Cell>
-      <Table.Cell color="red.fg">{typeof rows === "number" && formatCount(rows)}</Table.Cell>
-      <Table.Cell minW="12rem" overflowWrap="anywhere">
-        {entry.reason}
-      </Table.Cell>
-      <Table.Cell overflowWrap="anywhere">{entry.note}</Table.Cell>
-      <Table.Cell color={entry.integrity === "changed" ? "red.fg" : undefined}>{entry.integrity}</Table.Cell>
-      <Table.Cell whiteSpace="nowrap">{entry.size_bytes === null ? "" : formatBytes(entry.size_bytes)}</Table.Cell>
-      <Table.Cell minW="16rem" overflowWrap="anywhere" fontSize="xs" color="fg.muted">
-        {factsText(entry.facts)}
-      </Table.Cell>
-    </Table.Row>
+      </td>
+      <td className="bad">{typeof rows === "number" && formatCount(rows)}</td>
+      <td className="long">{entry.reason}</td>
+      <td className="text">{entry.note}</td>
+      <td className={entry.integrity === "changed" ? "bad" : undefined}>{entry.integrity}</td>
+      <td className="line">{entry.size_bytes === null ? "" : formatBytes(entry.size_bytes)}</td>
+      <td className="long muted">{factsText(entry.facts)}</td>
+    </tr>
   );
-}
+});
 
 interface PartProps {
   entry: JournalEntry;

@@ -1,25 +1,28 @@
 import { Badge, Box, Flex, Heading, Stack, Text } from "@chakra-ui/react";
 import type { ReactNode } from "react";
-import { useParams } from "react-router-dom";
+import { useParams, useSearchParams } from "react-router-dom";
 import { type Family, isWaiting, type Question, useDagRun, useQuestions, useReturned, useTaskError, useTasks } from "../airflow";
 import type { FamilyDag, JobState, Resource } from "../api";
 import type { PlanOutput } from "../approval";
-import { formatCount } from "../format";
+import { counted, formatCount } from "../format";
+import { Answered } from "../parts/Answered";
 import { ProblemNotice } from "../parts/ConfirmedAction";
+import { useDagChoice } from "../parts/DagChoice";
 import { PauseAction, RunAction } from "../parts/JobActions";
 import { approvalPath, CheckpointLink, DagRunLink, PageLink, PersonLink, RestoreLink } from "../parts/links";
 import { Loaded, Notice } from "../parts/Loaded";
+import { LongText } from "../parts/LongText";
 import { PlanTarget } from "../parts/PlanChanges";
 import { Time } from "../parts/Time";
 import { filesRead, isEnded, type Part, plannedTables, restoredTables, type Step, type StepStatus, stepsOf, undoTarget } from "../recovery";
-import { Answered } from "./Approval";
 
-/** Where a DAG run of the recovery DAG is: plan, approval, restore, verification, run. */
+/** Where a DAG run of a recovery DAG is: plan, approval, restore, verification, run; without `dag` in the address, of the first. */
 export function Recovery({ state, base, family }: { state: Resource<JobState>; base: string; family: Family }) {
   const { dagRun = "" } = useParams();
-  const dag = family.dag("recovery");
+  const wanted = useSearchParams()[0].get("dag");
+  const dag = wanted === null ? family.dag("recovery") : (family.dags.find((each) => each.dag_id === wanted && each.role === "recovery") ?? null);
   if (dag !== null) return <Steps state={state} base={base} family={family} dag={dag} run={dagRun} />;
-  if (family.isKnown) return <Notice status="error" title="This job has no recovery DAG" />;
+  if (family.isKnown) return <Notice status="error" title="This job has no such recovery DAG" />;
   return family.problem === null ? <Text role="status">Loading</Text> : <ProblemNotice problem={family.problem} />;
 }
 
@@ -58,7 +61,7 @@ function Steps({ state, base, family, dag, run }: Props) {
               return (
                 <Stack gap={5}>
                   <Stepper steps={steps} base={base} question={question} job={state.value} output={output} />
-                  {isEnded(found) && <Afterwards steps={steps} base={base} family={family} output={output} />}
+                  {isEnded(found) && <Afterwards steps={steps} base={base} family={family} output={output} job={state.value} />}
                 </Stack>
               );
             }}
@@ -144,7 +147,7 @@ function Progress({ job, output }: { job: JobState; output: PlanOutput | null })
       <Text>
         The job is at checkpoint {job.checkpoint_id === null ? "none" : <CheckpointLink id={job.checkpoint_id} />}.
         {progress !== null &&
-          ` The run has completed ${formatCount(progress.batches)} ${progress.batches === 1 ? "batch" : "batches"} with ${formatCount(progress.rows_in)} rows, and is in batch ${progress.ordinal}.`}
+          ` The run has completed ${counted(progress.batches, "batch", "batches")} with ${formatCount(progress.rows_in)} rows, and is in batch ${progress.ordinal}.`}
       </Text>
     </Stack>
   );
@@ -165,11 +168,11 @@ function Meter({ label, part: { done, all } }: { label: string; part: Part }) {
 /** How many tables the restore changes, and which one it is at. */
 function Tables({ step, output, job }: { step: Step; output: PlanOutput; job: JobState | null }) {
   const restoring = job?.description?.restoring ?? null;
-  const planned = tablesText(plannedTables(output.plan));
+  const planned = counted(plannedTables(output.plan), "table");
   if (step.status === "done") return <Text>{planned} restored.</Text>;
   if (restoring === null) return <Text>{planned} to restore.</Text>;
   const part = restoredTables(restoring);
-  const label = part.done < part.all ? `Table ${formatCount(part.done + 1)} of ${formatCount(part.all)}` : `${tablesText(part.all)} restored`;
+  const label = part.done < part.all ? `Table ${formatCount(part.done + 1)} of ${formatCount(part.all)}` : `${counted(part.all, "table")} restored`;
   return (
     <Stack gap={1}>
       <Meter label={label} part={part} />
@@ -178,40 +181,44 @@ function Tables({ step, output, job }: { step: Step; output: PlanOutput; job: Jo
   );
 }
 
-function tablesText(count: number): string {
-  return `${formatCount(count)} ${count === 1 ? "table" : "tables"}`;
-}
-
 function Failure({ step: { instance } }: { step: Step }) {
   const message = useTaskError(instance);
   return (
     <Notice status="error" title="This step failed">
-      <Text whiteSpace="pre-wrap" overflowWrap="anywhere">
-        {message ?? "The log of the task has the reason."}
-      </Text>
+      <LongText text={message ?? "The log of the task has the reason."} />
     </Notice>
   );
 }
 
+interface AfterwardsProps {
+  steps: readonly Step[];
+  base: string;
+  family: Family;
+  output: PlanOutput | null;
+  job: JobState | null;
+}
+
 /** What a person does once a recovery has ended. */
-function Afterwards({ steps, base, family, output }: { steps: readonly Step[]; base: string; family: Family; output: PlanOutput | null }) {
+function Afterwards({ steps, base, family, output, job }: AfterwardsProps) {
   const isRestored = steps.some(({ task, status }) => task === "restore" && status === "done");
-  const run = family.dag("run");
+  const { dag: run, field } = useDagChoice(family, "run");
   if (!isRestored) {
     return (
       <Stack as="section" gap={2} aria-label="Afterwards">
         <Text>The job was not restored by this DAG run.</Text>
         {output !== null && <RestoreLink base={base} target={output.plan.target} label="Plan again" />}
+        {field}
         {run !== null && <PauseAction dag={run} onDone={family.reload} />}
       </Stack>
     );
   }
-  const target = output === null ? null : undoTarget(output.plan);
+  const target = output === null ? null : undoTarget(output.plan, job?.description?.retained_checkpoint_ids ?? null);
   return (
     <Stack as="section" gap={3} aria-label="Afterwards">
       <Heading as="h2" size="md">
         What comes next
       </Heading>
+      {field}
       {run !== null && (
         <Flex gap={3} wrap="wrap">
           <PauseAction dag={run} onDone={family.reload} />

@@ -1,16 +1,17 @@
-import { Box, Heading, Stack, Table, Text } from "@chakra-ui/react";
+import { Box, Heading, Stack, Text } from "@chakra-ui/react";
 import { useParams } from "react-router-dom";
 import { type Family } from "../airflow";
 import { type RunPage, type RunSummary, useResource } from "../api";
-import { formatBytes, formatCount, formatDuration } from "../format";
+import { counted, formatBytes, formatCount, formatDuration } from "../format";
 import { CopyButton } from "../parts/Command";
 import { DiffText } from "../parts/DiffText";
 import { type Fact, Facts } from "../parts/Facts";
 import { CheckpointLink, DagRunLink, PageLink, RunLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
+import { headOf, LongText, WholeText } from "../parts/LongText";
 import { PersonName } from "../parts/People";
 import { ScrollingTable } from "../parts/ScrollingTable";
-import { Time } from "../parts/Time";
+import { Moment, Time } from "../parts/Time";
 import { attemptOf, earlierEnd } from "../runs";
 
 /** A run of a job: who started it and with which job file, how long its start took, and what it made. */
@@ -43,7 +44,7 @@ function Failure({ run: { failure } }: { run: RunSummary }) {
   if (failure === null) return null;
   return (
     <Notice status="error" title={`The run failed: ${failure.code}`}>
-      <Text overflowWrap="anywhere">{failure.message}</Text>
+      <LongText text={failure.message} />
       {failure.failed_at !== null && <Time at={failure.failed_at} full />}
     </Notice>
   );
@@ -65,14 +66,6 @@ function startOf(run: RunSummary, family: Family): Fact[] {
     ["Start-up", run.startup_ms === null ? "not recorded" : formatDuration(run.startup_ms)],
     ["Ready for its first batch", run.started_at === null ? "not recorded" : <Moment at={run.started_at} />],
   ];
-}
-
-function Moment({ at }: { at: string }) {
-  return (
-    <>
-      <Time at={at} full /> (<Time at={at} />)
-    </>
-  );
 }
 
 /** What the run did after its start. The start-up is not part of its duration. */
@@ -129,7 +122,7 @@ function Tries({ run, tries }: { run: RunSummary; tries: readonly RunSummary[] }
 function Progress({ progress }: { progress: NonNullable<RunPage["progress"]> }) {
   return (
     <Text>
-      {formatCount(progress.batches)} {progress.batches === 1 ? "batch is" : "batches are"} completed, with {formatCount(progress.rows_in)} rows; batch {progress.ordinal} has begun
+      {counted(progress.batches, "batch is", "batches are")} completed, with {formatCount(progress.rows_in)} rows; batch {progress.ordinal} has begun
       {progress.batch_started_at !== null && (
         <>
           {" "}
@@ -157,7 +150,7 @@ function FailedStarts({ failures }: { failures: NonNullable<RunPage["failed_star
       <ul>
         {failures.map((failure, index) => (
           <Text as="li" key={index} overflowWrap="anywhere">
-            {failure.failed_at !== null && <Time at={failure.failed_at} full />} <strong>{failure.code}</strong>: {failure.message}
+            {failure.failed_at !== null && <Time at={failure.failed_at} full />} <strong>{failure.code}</strong>: {headOf(failure.message)} <WholeText text={failure.message} />
           </Text>
         ))}
       </ul>
@@ -173,27 +166,18 @@ function Checkpoints({ page: { checkpoints, older, run }, base }: { page: RunPag
       <Heading as="h3" size="md">
         Checkpoints
       </Heading>
-      <ScrollingTable label="Table of the checkpoints of the run">
-        <Table.Header>
-          <Table.Row>
-            {["Checkpoint", "Ended", "Rows", "Increment", "State", "Duration", "Failure"].map((title) => (
-              <Table.ColumnHeader key={title}>{title}</Table.ColumnHeader>
-            ))}
-          </Table.Row>
-        </Table.Header>
-        <Table.Body>
-          {checkpoints.map((each, index) => (
-            <Table.Row key={index} color={each.undone === true ? "fg.muted" : undefined}>
-              <Table.Cell>{each.checkpoint_id === null ? "aborted" : <CheckpointLink id={each.checkpoint_id} />}</Table.Cell>
-              <Table.Cell whiteSpace="nowrap">{each.ended_at !== null && <Time at={each.ended_at} />}</Table.Cell>
-              <Table.Cell>{formatCount(each.rows_in)}</Table.Cell>
-              <Table.Cell whiteSpace="nowrap">{formatBytes(each.increment_bytes)}</Table.Cell>
-              <Table.Cell whiteSpace="nowrap">{formatBytes(each.full_bytes)}</Table.Cell>
-              <Table.Cell whiteSpace="nowrap">{formatDuration(each.duration_ms)}</Table.Cell>
-              <Table.Cell color="red.fg">{each.failure}</Table.Cell>
-            </Table.Row>
-          ))}
-        </Table.Body>
+      <ScrollingTable label="Table of the checkpoints of the run" columns={["Checkpoint", "Ended", "Rows", "Increment", "State", "Duration", "Failure"]}>
+        {checkpoints.map((each, index) => (
+          <tr key={index} className={each.undone === true ? "muted" : undefined}>
+            <td>{each.checkpoint_id === null ? "aborted" : <CheckpointLink id={each.checkpoint_id} />}</td>
+            <td className="line">{each.ended_at !== null && <Time at={each.ended_at} />}</td>
+            <td>{formatCount(each.rows_in)}</td>
+            <td className="line">{formatBytes(each.increment_bytes)}</td>
+            <td className="line">{formatBytes(each.full_bytes)}</td>
+            <td className="line">{formatDuration(each.duration_ms)}</td>
+            <td className="bad">{headOf(each.failure ?? "")}</td>
+          </tr>
+        ))}
       </ScrollingTable>
       {older && <PageLink to={`${base}?generation=${run.generation}`}>All checkpoints of the run</PageLink>}
     </Stack>

@@ -1,37 +1,57 @@
 import { Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
 import { useSearchParams } from "react-router-dom";
 import type { Family } from "../airflow";
-import { type ActionEntry, type JobState, type Resource, type SavepointPage, type TimelinePage, useResource } from "../api";
+import { type ActionEntry, isWhole, type JobState, type Resource, type SavepointPage, useResource } from "../api";
+import { useNewest } from "../history";
+import { useDagChoice } from "../parts/DagChoice";
+import { factsText } from "../parts/Facts";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { RetentionPlan } from "../parts/RetentionPlan";
 import { SavepointCard } from "../parts/SavepointCard";
 import { Comparison } from "../parts/SavepointComparison";
+import { ShowMore } from "../parts/ShowMore";
 import { Time } from "../parts/Time";
-import { factsText } from "./Journal";
+
+const MOST_CARDS = 24;
 
 /** The savepoints of a job, the newest first. */
 export function Savepoints({ address, base, state, family }: { address: string; base: string; state: Resource<JobState>; family: Family }) {
   const resource = useResource<SavepointPage>(`${address}/savepoints`);
-  const history = useResource<TimelinePage>(`${address}/timeline?limit=500`, 30_000);
+  const history = useNewest(address, 30_000);
+  const { dag, field } = useDagChoice(family, "retention");
   const named = useSearchParams()[0].get("savepoint");
   return (
     <Loaded resource={resource}>
       {(page) => (
         <Stack gap={4}>
           <FreshnessNotice of={page} />
+          {field}
           {page.savepoints.length === 0 && page.elsewhere.length === 0 && (
-            <Notice status="info" title="The job has no savepoint">
+            <Notice status="info" title={isWhole(page) ? "The job has no savepoint" : "The job root has no savepoint"}>
               A checkpoint is deleted once newer ones replace it. A savepoint stays until a person or a retention policy deletes it.
             </Notice>
           )}
-          <SimpleGrid columns={{ base: 1, md: 2, "2xl": 4 }} gap={4}>
-            {page.savepoints.map((savepoint) => (
-              <SavepointCard key={savepoint.path} savepoint={savepoint} base={base} jobRoot={state.value?.job_root ?? null} family={family} history={history} isNamed={savepoint.name === named} />
-            ))}
-          </SimpleGrid>
+          <ShowMore all={page.savepoints} step={MOST_CARDS} least={1 + page.savepoints.findIndex((each) => each.name === named)} what="savepoints">
+            {(shown) => (
+              <SimpleGrid columns={{ base: 1, md: 2, "2xl": 4 }} gap={4}>
+                {shown.map((savepoint) => (
+                  <SavepointCard
+                    key={savepoint.path}
+                    savepoint={savepoint}
+                    base={base}
+                    jobRoot={state.value?.job_root ?? null}
+                    dag={dag}
+                    isKnown={family.isKnown}
+                    history={history}
+                    isNamed={savepoint.name === named}
+                  />
+                ))}
+              </SimpleGrid>
+            )}
+          </ShowMore>
           {page.older && <Notice status="info" title="The job root has older savepoints, which are not shown" />}
           <Comparison address={address} savepoints={page.savepoints} />
-          {state.value !== null && <RetentionPlan address={address} base={base} job={state.value} savepoints={page.savepoints} dag={family.dag("retention")} isKnown={family.isKnown} />}
+          {state.value !== null && <RetentionPlan address={address} base={base} job={state.value} savepoints={page.savepoints} dag={dag} isKnown={family.isKnown} />}
           <Elsewhere entries={page.elsewhere} />
         </Stack>
       )}

@@ -1,75 +1,76 @@
 import { Box, Button, Heading, Stack, Text } from "@chakra-ui/react";
 import { useMemo, useState } from "react";
 import { useSearchParams } from "react-router-dom";
-import { type ActionEntry, type TimelinePage, type TimelinePoint, useResource } from "../api";
+import type { ActionEntry, TimelinePage, TimelinePoint } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
-import { type Fact, Facts } from "../parts/Facts";
+import { useHistoryPart, useNewest } from "../history";
+import { type Fact, Facts, factsText } from "../parts/Facts";
+import { HistoryButtons } from "../parts/HistoryButtons";
 import { CheckpointLink, RestoreLink, RunLink } from "../parts/links";
 import { FreshnessNotice, Loaded, Notice } from "../parts/Loaded";
 import { People } from "../parts/People";
-import { Time } from "../parts/Time";
+import { Moment } from "../parts/Time";
 import { inOrder, isCheckpoint, layOut, type Mark } from "../pictures/timelineLayout";
 import { TimelineLegend, titleOf } from "../pictures/TimelineMarks";
 import { TimelinePicture } from "../pictures/TimelinePicture";
 import { KINDS_OF_RUNS } from "../runs";
 import { targetOf } from "../targets";
-import { factsText } from "./Journal";
 
-const LIMITS = [500, 2000] as const;
 /** Marks beside each other from which runs are collapsed. */
 const MOST_SLOTS = 150;
 
 /** The history of a job as a picture, and what is known of the selected point. */
 export function Timeline({ address, base, jobRoot }: { address: string; base: string; jobRoot: string | null }) {
-  const [limit, setLimit] = useState<number>(LIMITS[0]);
-  const resource = useResource<TimelinePage>(`${address}/timeline?limit=${limit}`);
+  const newest = useNewest(address);
+  const part = useHistoryPart(address, newest);
   return (
-    <Loaded resource={resource}>
-      {(page) => (
-        <Stack gap={4}>
-          <FreshnessNotice of={page} history />
-          {page.checkpoints.length === 0 && page.actions.length === 0 ? (
-            <Notice status="info" title="The job has no history yet">
-              Its first checkpoint appears here.
-            </Notice>
-          ) : (
-            <Picture page={page} base={base} jobRoot={jobRoot} />
-          )}
-          {page.older && limit !== LIMITS[1] && (
-            <Box>
-              <Button
-                size="sm"
-                variant="outline"
-                onClick={() => {
-                  setLimit(LIMITS[1]);
-                }}
-              >
-                Show older records
-              </Button>
-            </Box>
-          )}
-        </Stack>
-      )}
-    </Loaded>
+    <Stack gap={4}>
+      <Loaded resource={part.resource}>
+        {(page) => (
+          <Stack gap={4}>
+            <FreshnessNotice of={page} history />
+            {page.checkpoints.length > 0 || page.actions.length > 0 ? (
+              <Picture page={page} isNewest={part.isNewest} actions={newest.value?.actions ?? []} base={base} jobRoot={jobRoot} />
+            ) : (
+              page.history_complete && (
+                <Notice status="info" title="The job has no history yet">
+                  Its first checkpoint appears here.
+                </Notice>
+              )
+            )}
+          </Stack>
+        )}
+      </Loaded>
+      <HistoryButtons part={part} />
+    </Stack>
   );
 }
 
 /** Lays out a page; collapses runs if the reader has chosen that, or has chosen nothing and there are many. */
-function layOutToFit(page: TimelinePage, expanded: ReadonlySet<string>, chosen: boolean | null) {
+function layOutToFit(page: TimelinePage, isNewest: boolean, expanded: ReadonlySet<string>, chosen: boolean | null) {
   const records = inOrder(page);
-  const layout = layOut(records, { expanded, acrossRuns: chosen === true });
+  const layout = layOut(records, { expanded, acrossRuns: chosen === true, isNewest });
   const acrossRuns = chosen ?? layout.slots > MOST_SLOTS;
-  return { layout: acrossRuns && chosen === null ? layOut(records, { expanded, acrossRuns }) : layout, acrossRuns };
+  return { layout: acrossRuns && chosen === null ? layOut(records, { expanded, acrossRuns, isNewest }) : layout, acrossRuns };
 }
 
-function Picture({ page, base, jobRoot }: { page: TimelinePage; base: string; jobRoot: string | null }) {
+interface PictureProps {
+  page: TimelinePage;
+  isNewest: boolean;
+  /** The newest actions, which say what is deleted. */
+  actions: readonly ActionEntry[];
+  base: string;
+  jobRoot: string | null;
+}
+
+function Picture({ page, isNewest, actions, base, jobRoot }: PictureProps) {
   const [expanded, setExpanded] = useState<ReadonlySet<string>>(new Set());
   // In the address, so that a person can send what they see.
   const [query, setQuery] = useSearchParams();
   const selected = query.get("mark");
   const [chosen, setChosen] = useState<boolean | null>(null);
-  const { layout, acrossRuns } = useMemo(() => layOutToFit(page, expanded, chosen), [page, expanded, chosen]);
-  const mark = layout.marks.find((each) => each.key === selected) ?? layout.marks.find((each) => each.newest);
+  const { layout, acrossRuns } = useMemo(() => layOutToFit(page, isNewest, expanded, chosen), [page, isNewest, expanded, chosen]);
+  const mark = layout.marks.find((each) => each.key === selected) ?? layout.marks.find((each) => each.newest) ?? layout.marks.at(-1);
   return (
     <Stack gap={4}>
       <TimelinePicture
@@ -109,7 +110,7 @@ function Picture({ page, base, jobRoot }: { page: TimelinePage; base: string; jo
       {mark !== undefined && (
         <Details
           mark={mark}
-          target={targetOf(mark, page, jobRoot)}
+          target={targetOf(mark, [...page.actions, ...actions], jobRoot)}
           base={base}
           onExpand={() => {
             setExpanded(new Set([...expanded, mark.key]));
@@ -168,7 +169,7 @@ function CheckpointFacts({ points }: { points: readonly TimelinePoint[] }) {
   return (
     <Facts
       facts={[
-        ["Ended", newest.ended_at === null ? "not known" : <Ended at={newest.ended_at} />],
+        ["Ended", newest.ended_at === null ? "not known" : <Moment at={newest.ended_at} />],
         ["Run", <RunLink key="run" generation={newest.generation} run={newest.run} />],
         ["Rows read", formatCount(sum(points, (point) => point.rows_in))],
         ["State", formatBytes(newest.full_bytes)],
@@ -182,7 +183,7 @@ function CheckpointFacts({ points }: { points: readonly TimelinePoint[] }) {
 
 function ActionFacts({ entry }: { entry: ActionEntry }) {
   const facts: Fact[] = [
-    ["Time", entry.ended_at === null ? "not known" : <Ended at={entry.ended_at} />],
+    ["Time", entry.ended_at === null ? "not known" : <Moment at={entry.ended_at} />],
     ["Person", entry.by === null ? "none" : <People key="people" by={entry.by} requestedBy={entry.requested_by} />],
     ["Reason", entry.reason ?? "none"],
   ];
@@ -195,12 +196,4 @@ function ActionFacts({ entry }: { entry: ActionEntry }) {
   const further = factsText(entry.facts);
   if (further !== "") facts.push(["Facts", further]);
   return <Facts facts={facts} />;
-}
-
-function Ended({ at }: { at: string }) {
-  return (
-    <>
-      <Time at={at} full /> (<Time at={at} />)
-    </>
-  );
 }

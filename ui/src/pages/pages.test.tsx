@@ -1,5 +1,5 @@
 import { ChakraProvider, defaultSystem } from "@chakra-ui/react";
-import { act, render, screen, within } from "@testing-library/react";
+import { act, render, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { MemoryRouter } from "react-router-dom";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
@@ -28,6 +28,15 @@ it("lists jobs with health, size and the missing savepoint, and those that canno
   expect(second).toHaveProperty("textContent", expect.stringMatching(/caught up.*12.*2\.5 kB.*not known.*never.*none planned/));
   expect(screen.getByRole("link", { name: HOSTILE }).getAttribute("href")).toBe("/jobs/flights-1");
   await expectAccessible(container);
+});
+
+it("says that a job has no savepoint only if that is known", async () => {
+  // The list of jobs does not read all of a long history.
+  server.answers.jobs = { jobs: [{ ...job, id: "a", history_complete: false }, { ...job, id: "b", savepoint_unknown: true }], searches: [] };
+  open("/");
+  await waitFor(() => {
+    expect(screen.getAllByRole("row").slice(1).map((each) => within(each).getAllByRole("cell")[5]?.textContent)).toEqual(["never", "not known"]);
+  });
 });
 
 it("says in the tab of a DAG why its job cannot be shown", async () => {

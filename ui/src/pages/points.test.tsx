@@ -192,8 +192,52 @@ it("asks once for the history of a job, for its charts and its savepoint, and co
   open(`/${job}`);
   expect(await screen.findByText(/not among the newest ones/)).toBeDefined();
   await screen.findByRole("region", { name: "Charts of the checkpoints" });
-  expect(server.queries.filter((query) => query === `${job}/timeline?limit=500`).length).toBe(1);
+  expect(server.queries.filter((query) => query === `${job}/timeline`).length).toBe(1);
   expect(screen.getByText("0 of 1 table restored.")).toBeDefined();
+});
+
+it("reads the savepoints of a job only where they are shown, not on the page State at each checkpoint", async () => {
+  vi.useFakeTimers({ shouldAdvanceTime: true });
+  open(`/${job}`);
+  await screen.findByRole("region", { name: "Charts of the checkpoints" });
+  server.answers[job] = withDescription({ checkpoint_id: 14 });
+  await vi.advanceTimersByTimeAsync(61_000);
+  expect((await screen.findAllByRole("link", { name: "14" })).length).toBeGreaterThan(0);
+  expect(server.queries.filter((query) => query.includes("savepoints"))).toEqual([]);
+});
+
+it("does not say that nothing is undone while records of the history are missing", async () => {
+  server.answers[job] = withDescription({ undone_count: 0, history_complete: false });
+  const first = open(`/${job}`);
+  expect(await screen.findByText(/Nothing is undone as far as the history is read/)).toBeDefined();
+  first.unmount();
+  server.answers[job] = withDescription({ undone_count: 2, history_complete: false });
+  open(`/${job}`);
+  expect(await screen.findByText("at least 2 checkpoints")).toBeDefined();
+});
+
+it("goes back in the charts part by part, with one part in memory", async () => {
+  const part = (first: number, next: string | null) => ({ ...timeline, actions: [], older: next !== null, next_cursor: next, checkpoints: Array.from({ length: 30 }, (_, index) => point(first + index, 1)) });
+  server.answers[`${job}/timeline`] = part(61, "one");
+  open(`/${job}`);
+  const charts = await screen.findByRole("region", { name: "Charts of the checkpoints" });
+  const shown = () => within(charts).getByText(/^checkpoints /).textContent;
+  const user = userEvent.setup();
+  const ask = async (button: string, query: string, first: number) => {
+    await user.click(within(charts).getByRole("button", { name: button }));
+    await waitFor(() => {
+      expect(server.queries.at(-1)).toBe(`${job}/timeline?${query}`);
+      expect(shown()).toContain(`checkpoints ${first} to ${first + 29}`);
+    });
+  };
+  await ask("Show older records", "limit=2000", 61);
+  server.answers[`${job}/timeline`] = part(31, "two");
+  await ask("Show older records", "limit=2000&cursor=one", 31);
+  server.answers[`${job}/timeline`] = part(1, null);
+  await ask("Show older records", "limit=2000&cursor=two", 1);
+  expect(within(charts).queryByRole("button", { name: "Show older records" })).toBeNull();
+  server.answers[`${job}/timeline`] = part(31, "two");
+  await ask("Show newer records", "limit=2000&cursor=one", 31);
 });
 
 it("divides the duration of a checkpoint into its phases", () => {

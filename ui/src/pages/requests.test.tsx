@@ -1,8 +1,8 @@
 // Pages that change something: each change is a request to Airflow, sent once and as designed.
-import { fireEvent, screen, waitFor, within } from "@testing-library/react";
+import { act, fireEvent, screen, waitFor, within } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
-import { CURRENT, dagRun, described, expectAccessible, family, HOSTILE, open, plan, planPage, question, RUN, runSummary, Server, state, task, timeline } from "../test-pages";
+import { CURRENT, dagRun, described, expectAccessible, family, HOSTILE, open, plan, planPage, point, question, restore, RUN, runSummary, savepoint, Server, state, task, timeline } from "../test-pages";
 
 let server: Server;
 let id = 0;
@@ -158,7 +158,7 @@ it("chooses the point in the timeline, before a deployment, before a time, or up
     runSummary(2, { job_file_sha256: "b", started_at: "2026-01-31T12:22:00.000Z", base_checkpoint_id: 10, run: 2, job_file: "flights.py" }),
   ];
   server.answers[`${job}/timeline`] = { ...timeline, runs };
-  server.answers[job] = { ...state, sources: [{ uid: "orders", description: null, offset: { file: 5 }, watermark_at: null, active_at: null, idle: null }] };
+  server.answers[job] = { ...state, description: described, sources: [{ uid: "orders", description: null, offset: { file: 5 }, watermark_at: null, active_at: null, idle: null }] };
   const { container, unmount } = open(page("restore"));
   const before = await screen.findByRole("region", { name: "Before a deployment" });
   expect(before.textContent.replaceAll(/\s/gu, " ")).toContain("Before the deployment of Jan 31, 2026, 12:22:00 PM: flights.py changed with run 2");
@@ -187,13 +187,30 @@ it("chooses the point in the timeline, before a deployment, before a time, or up
   expect(await screen.findByRole("heading", { name: /to before:orders=7$/ })).toBeDefined();
 });
 
-it("lists the points of a job with the rows after each", async () => {
-  server.answers[`${job}/timeline`] = timeline;
+it("lists all points that can be restored page by page, with the rows after each, and savepoints", async () => {
+  const kept = (id: number) => ({ ...point(id, 1), kind: "checkpoint", retained: true });
+  // A restore of a kept checkpoint has made none of its own; that of a savepoint has.
+  const back = { ...restore, seq: 11, checkpoint_id: 10, restored_checkpoint_id: 10, retained: true };
+  const ofSavepoint = { ...restore, seq: 9, checkpoint_id: 9, restored_checkpoint_id: 3, retained: true };
+  Object.assign(server.answers, {
+    [job]: { ...state, checkpoint_id: 12 },
+    [`${job}/timeline`]: timeline,
+    [`${job}/points`]: { points: [kept(12), back, kept(10), ofSavepoint], next_cursor: "older", ...CURRENT },
+    [`${job}/savepoints`]: { savepoints: [savepoint("weekly", "manual")], older: false, elsewhere: [], ...CURRENT },
+  });
   open(page("restore"));
   const table = await screen.findByRole("region", { name: "Points to restore" });
-  const [, first] = within(table).getAllByRole("row");
-  expect(first?.textContent).toMatch(/checkpoint 10.*1 byte.*1/);
-  expect(within(table).getByRole("link").getAttribute("href")).toBe(page("restore?to=10"));
+  expect(server.queries).toContain(`${job}/points?retained=true&undone=false`);
+  const [, first, second, ...others] = within(table).getAllByRole("row");
+  await waitFor(() => {
+    expect(first?.textContent).toMatch(/checkpoint 10.*1 byte1/);
+  });
+  expect(second?.textContent).toContain("checkpoint 9");
+  expect(others).toEqual([]);
+  expect(within(table).getAllByRole("link").map((link) => link.getAttribute("href"))).toEqual([page("restore?to=10"), page("restore?to=9")]);
+  expect((await screen.findByRole("region", { name: "Savepoints to restore" })).textContent).toContain("savepoint weekly");
+  await userEvent.setup().click(screen.getByRole("button", { name: "Older" }));
+  expect(server.queries.at(-1)).toBe(`${job}/points?retained=true&undone=false&cursor=older`);
 });
 
 it("lets an approver read the losses first, and sends the answer with the note", async () => {
@@ -209,6 +226,89 @@ it("lets an approver read the losses first, and sends the answer with the note",
   await user.type(screen.getByRole("textbox", { name: "Note" }), "seen");
   await user.click(screen.getByRole("button", { name: "Approve" }));
   expect(server.sent).toEqual([{ method: "PATCH", path: path("/-1/hitlDetails", "approve"), body: { chosen_options: ["Approve"], params_input: { note: "seen" } } }]);
+});
+
+it("covers the losses with the buttons only once they were seen", async () => {
+  let show = () => undefined as unknown;
+  vi.stubGlobal(
+    "IntersectionObserver",
+    class {
+      constructor(changed: (entries: { isIntersecting: boolean }[]) => void) {
+        show = () => {
+          changed([{ isIntersecting: true }]);
+        };
+      }
+      observe = () => undefined;
+      disconnect = () => undefined;
+    },
+  );
+  open(page(`approval/${encodeURIComponent(RUN)}`));
+  const losses = await screen.findByRole("region", { name: "What is lost" });
+  const answer = screen.getByRole("region", { name: "Answer" });
+  expect(losses.compareDocumentPosition(answer) & Node.DOCUMENT_POSITION_FOLLOWING).toBeTruthy();
+  expect(answer.style.position).toBe("static");
+  act(() => {
+    show();
+  });
+  expect(answer.style.position).toBe("sticky");
+});
+
+it("says that the point of a plan is gone, and leads to the others", async () => {
+  server.answers[job] = { ...state, description: { ...described, retained_checkpoint_ids: [12] } };
+  open(page(`approval/${encodeURIComponent(RUN)}`));
+  expect(await screen.findByText("The plan is outdated: the job no longer keeps checkpoint 10")).toBeDefined();
+  expect(screen.getByRole<HTMLButtonElement>("button", { name: "Approve" }).disabled).toBe(true);
+  expect(screen.getByRole("link", { name: "Choose another point" }).getAttribute("href")).toBe(page("restore"));
+});
+
+it("shows the first line of what Airflow refuses, and the rest folded", async () => {
+  // As jsonschema writes it into the answer of Airflow 3.3.
+  const detail = `Invalid input for param note: 5 is not of type 'string', 'null'\n\nFailed validating 'type' in schema:\n    {'type': ['string', 'null'], 'description': '${HOSTILE}'}\n\nOn instance:\n    5`;
+  server.answers[`PATCH ${path("/-1/hitlDetails", "approve")}`] = Response.json({ detail }, { status: 400 });
+  const { container } = open(page(`approval/${encodeURIComponent(RUN)}`));
+  const user = userEvent.setup();
+  await user.click(await screen.findByRole("button", { name: "Approve" }));
+  const alert = (await screen.findByText("Airflow refuses the values: Invalid input for param note: 5 is not of type 'string', 'null'")).closest("[role=alert]") as HTMLElement;
+  expect(alert.textContent).not.toContain("schema");
+  await user.click(within(alert).getByText("The whole message"));
+  expect(alert.textContent).toContain(`'description': '${HOSTILE}'`);
+  expect(container.querySelector("img")).toBeNull();
+});
+
+it("lets a person choose among several DAGs of the same job root, and says which one it triggers", async () => {
+  const dags = family.dags.map((dag) => ({ ...dag, dag_id: name(dag.dag_id) }));
+  const others = family.dags.map((dag) => ({ ...dag, dag_id: name(`other-${dag.dag_id}`), is_paused: false }));
+  server.answers[`${job}/family`] = { ...family, dags: [...dags, ...others] };
+  server.answers[`POST api/v2/dags/${name("other-flights")}/dagRuns`] = { dag_run_id: RUN };
+  const { container, unmount } = open(page(""));
+  const user = userEvent.setup();
+  const field = await screen.findByLabelText<HTMLSelectElement>("DAG that runs the job");
+  expect(field.value).toBe(name("flights"));
+  expect(screen.getByRole<HTMLButtonElement>("button", { name: "Run now" }).disabled).toBe(true);
+  await user.selectOptions(field, name("other-flights"));
+  await expectAccessible(container);
+  await user.click(screen.getByRole("button", { name: "Run now" }));
+  expect(screen.getByText(new RegExp(`This triggers ${name("other-flights")}:`))).toBeDefined();
+  await user.click(screen.getByRole("button", { name: "Yes, run now" }));
+  expect(server.sent.map((each) => each.path)).toEqual([`api/v2/dags/${name("other-flights")}/dagRuns`]);
+  unmount();
+
+  // A run of any of them makes a plan outdated.
+  server.answers[`POST api/v2/dags/${name("other-flights_recovery")}/dagRuns`] = { dag_run_id: RUN };
+  open(page("restore?to=10"));
+  expect((await screen.findAllByText(`${name("other-flights")} is not paused`)).length).toBeGreaterThan(0);
+  fireEvent.change(screen.getByLabelText(/Why is this restore/), { target: { value: "why" } });
+  await user.selectOptions(screen.getByLabelText("DAG that restores the job"), name("other-flights_recovery"));
+  const request = screen.getByRole<HTMLButtonElement>("button", { name: "Request the restore" });
+  await waitFor(() => {
+    expect(request.disabled).toBe(false);
+  });
+  await user.click(request);
+  await user.click(screen.getByRole("button", { name: "Yes, request the restore" }));
+  expect(server.sent.at(-1)?.path).toBe(`api/v2/dags/${name("other-flights_recovery")}/dagRuns`);
+  await waitFor(() => {
+    expect(server.queries).toContain(`api/v2/dags/${name("other-flights_recovery")}/dagRuns/${encodeURIComponent(RUN)}`);
+  });
 });
 
 it("disables the approval for the requester, with the reason", async () => {

@@ -13,7 +13,7 @@ let id = 0;
 let job = "";
 
 function serve(page: Partial<TimelinePage>): void {
-  server.answers[`${job}/timeline`] = { runs: [], branches: [], checkpoints: [], actions: [], older: false, ...CURRENT, ...page };
+  server.answers[`${job}/timeline`] = { runs: [], checkpoints: [], actions: [], older: false, ...CURRENT, ...page };
 }
 
 beforeEach(() => {
@@ -57,6 +57,44 @@ it("draws only what is visible of thousands of checkpoints, and reaches the othe
   const shown = names().length;
   await user.keyboard("----");
   expect(names().length).toBeGreaterThan(shown);
+});
+
+it("shows older parts of a history, in which no point is the present state", async () => {
+  const named: ActionEntry = { ...restore, kind: "savepoint", seq: 5, checkpoint_id: 5, restored_checkpoint_id: null, facts: { savepoint: "weekly", savepoint_id: "s" } };
+  serve({ checkpoints: [point(21, 3), point(22, 3)], actions: [{ ...named, kind: "dispose", seq: 22, checkpoint_id: null }], older: true, next_cursor: "older" });
+  const { container } = open(`/${job}/timeline`);
+  await screen.findByRole("button", { name: /the present state/ });
+  const user = userEvent.setup();
+  await user.click(screen.getByRole("button", { name: "Show older records" }));
+  await waitFor(() => {
+    expect(server.queries.at(-1)).toBe(`${job}/timeline?limit=2000`);
+  });
+  // A restore after this part has undone checkpoint 6.
+  serve({ checkpoints: [point(4, 1), point(5, 1), { ...point(6, 2), undone: true }], actions: [named], older: false, next_cursor: null });
+  await user.click(await screen.findByRole("button", { name: "Show older records" }));
+  await waitFor(() => {
+    expect(names()).toContain("checkpoint 6");
+  });
+  expect(server.queries.at(-1)).toBe(`${job}/timeline?limit=2000&cursor=older`);
+  const labels = marks().map((mark) => mark.getAttribute("aria-label") ?? "");
+  expect(labels.some((label) => label.includes("the present state"))).toBe(false);
+  expect(labels.filter((label) => label.includes("undone")).map((label) => /checkpoint \d+/.exec(label)?.[0])).toEqual(["checkpoint 6"]);
+  expect(screen.queryByRole("button", { name: "Show older records" })).toBeNull();
+  // A record of the newest part says that it is deleted.
+  await user.click(screen.getByRole("button", { name: /^savepoint weekly/ }));
+  expect(screen.getByRole("heading", { name: "Savepoint weekly" })).toBeDefined();
+  expect(screen.queryByRole("link", { name: /^Restore to here/ })).toBeNull();
+  await expectAccessible(container);
+});
+
+it("offers no restore to a checkpoint that only a reader keeps", async () => {
+  serve({ checkpoints: [{ ...point(1, 1), retained: true }, { ...point(2, 1), retained: true, undone: true }, point(4, 2)], actions: [{ ...restore, seq: 3, checkpoint_id: 3, restored_checkpoint_id: 1 }] });
+  open(`/${job}/timeline`);
+  const user = userEvent.setup();
+  await user.click(await screen.findByRole("button", { name: /^checkpoint 2,/ }));
+  expect(screen.queryByRole("link", { name: /^Restore to here/ })).toBeNull();
+  await user.click(screen.getByRole("button", { name: /^checkpoint 1,/ }));
+  expect(screen.getByRole("link", { name: "Restore to here: 1" })).toBeDefined();
 });
 
 it("moves and zooms by the strip of the whole timeline", async () => {

@@ -1,8 +1,11 @@
 import { Button, Flex, Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
 import { useMemo, useState } from "react";
-import { type TimelinePage, type TimelinePoint, useResource } from "../api";
+import type { Resource, TimelinePage, TimelinePoint } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
+import { type HistoryPart, useHistoryPart } from "../history";
 import { type Range, SeriesChart, type SeriesData } from "../pictures/SeriesChart";
+import { HistoryButtons } from "./HistoryButtons";
+import { headOf } from "./LongText";
 
 const CHARTS = [
   ["State", (point: TimelinePoint) => point.full_bytes, formatBytes],
@@ -10,23 +13,18 @@ const CHARTS = [
   ["Duration", (point: TimelinePoint) => point.duration_ms, formatDuration],
 ] as const;
 
-/** As many checkpoints are shown at first; all others are reached by the buttons. */
+/** As many checkpoints are shown at first; the buttons show the others. */
 const AT_FIRST = 100;
 const FEWEST = 10;
 
-const LIMIT_OF_OLDER = 2000;
-
 /** Sizes, rows and durations of a job's checkpoints, by checkpoint. All charts show the same part, at first of the newest ones. */
-export function CheckpointCharts({ address, newest }: { address: string; newest: TimelinePage | null }) {
-  const [isLong, setLong] = useState(false);
-  const more = useResource<TimelinePage>(isLong ? `${address}/timeline?limit=${LIMIT_OF_OLDER}` : null, 60_000).value;
-  const page = more ?? newest;
+export function CheckpointCharts({ address, newest }: { address: string; newest: Resource<TimelinePage> }) {
+  const part = useHistoryPart(address, newest);
+  // Until another part is read, the last one stays.
+  const page = part.resource.value ?? newest.value;
   const points = useMemo(() => (page?.checkpoints ?? []).filter((each) => each.checkpoint_id !== null), [page]);
-  if (points.length < 2) return null;
-  const read = () => {
-    setLong(true);
-  };
-  return <Charts points={points} onOlder={newest?.older === true && !isLong ? read : null} />;
+  if (points.length < 2 && part.showNewer === null) return null;
+  return <Charts points={points} part={part} />;
 }
 
 /** A part of a list of a length, as near to a first place as the list allows. */
@@ -46,7 +44,8 @@ export function zoomed([from, to]: Range, factor: number, last: number): Range {
   return partAt(Math.round((from + to + 1 - length) / 2), length, last);
 }
 
-function Charts({ points, onOlder }: { points: readonly TimelinePoint[]; onOlder: (() => void) | null }) {
+function Charts({ points, part }: { points: readonly TimelinePoint[]; part: HistoryPart }) {
+  const { problem } = part.resource;
   const last = points.length - 1;
   const [hovered, setHovered] = useState<number | null>(null);
   const [range, setRange] = useRange(points);
@@ -64,13 +63,10 @@ function Charts({ points, onOlder }: { points: readonly TimelinePoint[]; onOlder
         <Change label="Earlier" isPossible={range[0] > 0} to={moved(range, -step, last)} onChange={setRange} />
         <Change label="Later" isPossible={range[1] < last} to={moved(range, step, last)} onChange={setRange} />
         <Change label="All" isPossible={!isAll} to={[0, last]} onChange={setRange} />
-        {onOlder !== null && (
-          <Button size="xs" variant="outline" onClick={onOlder}>
-            Read older checkpoints
-          </Button>
-        )}
+        <HistoryButtons part={part} size="xs" />
         <Text fontSize="sm" color="fg.muted" role="status">
           checkpoints {points[range[0]]?.checkpoint_id} to {points[range[1]]?.checkpoint_id}; grey ones are undone
+          {problem !== null && `. Others cannot be read now: ${headOf(problem.message)}`}
         </Text>
       </Flex>
       <SimpleGrid columns={{ base: 1, lg: 3 }} gap={4}>

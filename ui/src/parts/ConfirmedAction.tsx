@@ -2,6 +2,7 @@ import { Button, Flex, Stack, Text } from "@chakra-ui/react";
 import { type ReactNode, useEffect, useId, useRef, useState } from "react";
 import type { Problem } from "../api";
 import { Notice } from "./Loaded";
+import { headOf, WholeText } from "./LongText";
 
 interface Props {
   label: string;
@@ -84,8 +85,9 @@ export function ConfirmedAction({ label, question, fields, refused, act, colour 
 /** Why an action was not done. */
 export function ProblemNotice({ problem }: { problem: Problem }) {
   return (
-    <Notice status="error" title={problem.message}>
+    <Notice status="error" title={headOf(problem.message)}>
       {problem.hint}
+      <WholeText text={problem.message} />
     </Notice>
   );
 }

@@ -21,3 +21,17 @@ export function Facts({ facts }: { facts: readonly Fact[] }) {
     </Box>
   );
 }
+
+/** Facts that other columns have, or that only programs need. */
+const NOT_SHOWN = new Set(["checkpoint_id", "restored_checkpoint_id", "previous_checkpoint_id", "rows_removed", "request_id", "plan_id", "savepoint", "savepoint_id"]);
+
+/** The further facts of an action as one text. */
+export function factsText(facts: Record<string, unknown>): string {
+  const shown = Object.entries(facts).filter(([name, value]) => !NOT_SHOWN.has(name) && value !== null && value !== "");
+  return shown.map(([name, value]) => `${name.replaceAll("_", " ")}: ${plainText(value)}`).join("; ");
+}
+
+function plainText(value: unknown): string {
+  if (Array.isArray(value)) return value.map(plainText).join(", ");
+  return typeof value === "string" ? value : JSON.stringify(value);
+}

@@ -9,8 +9,6 @@ export type Filter =
   | { name: string; label: string; type: "choice"; choices: readonly (readonly [string, string])[] }
   | { name: string; label: string; type: "text" | "moment" };
 
-const SETTLED_MS = 250;
-
 /** The filters that the address has, as the API takes them. */
 export function useFilters(filters: readonly Filter[]): URLSearchParams {
   const [query] = useSearchParams();
@@ -21,7 +19,7 @@ export function useFilters(filters: readonly Filter[]): URLSearchParams {
     if (value !== "") found.set(name, value);
   }
   // A text is complete once its reader stops typing.
-  const settled = useDebounced(found.toString(), SETTLED_MS);
+  const settled = useDebounced(found.toString());
   return new URLSearchParams(settled);
 }
 

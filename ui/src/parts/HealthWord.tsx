@@ -2,18 +2,25 @@ import { Badge } from "@chakra-ui/react";
 import type { Backlog, Health } from "../api";
 import { formatTime } from "../format";
 
+/** Each word with its colour, in the order in which a person should look at jobs. */
 const COLOURS: Record<Health["word"], string> = {
-  "caught-up": "green",
-  idle: "green",
-  running: "blue",
-  starting: "blue",
-  restoring: "purple",
+  failing: "red",
   "waits-for-approval": "purple",
   retrying: "orange",
   late: "orange",
-  failing: "red",
+  restoring: "purple",
+  starting: "blue",
+  running: "blue",
+  idle: "green",
+  "caught-up": "green",
   stopped: "gray",
 };
+const ORDER = Object.keys(COLOURS);
+
+/** The place of a job in that order; a job of which nothing is known is the first. */
+export function severityOf(health: Health | null): number {
+  return health === null ? -1 : ORDER.indexOf(health.word);
+}
 
 function wordsOf(word: string): string {
   return word.replaceAll("-", " ");

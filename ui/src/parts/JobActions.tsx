@@ -5,6 +5,7 @@ import type { FamilyDag } from "../api";
 import { runCommand, savepointCommand } from "../commands";
 import { Command } from "./Command";
 import { ConfirmedAction, ProblemNotice } from "./ConfirmedAction";
+import { triggerRefusal, useDagChoice } from "./DagChoice";
 import { TextField } from "./Fields";
 import { approvalPath, DagRunLink, PageLink, RestoreLink } from "./links";
 import { Notice } from "./Loaded";
@@ -16,23 +17,17 @@ interface DagProps {
   size?: "xs" | "sm";
 }
 
-/** Why a person cannot trigger or change a DAG; null if they can. */
-function refusalOf(dag: FamilyDag): string | null {
-  return dag.may_trigger ? null : `You do not have the right to run ${dag.dag_id}.`;
-}
-
 /** Starts a run of the job. */
 export function RunAction({ dag, size = "sm" }: DagProps) {
   const [run, setRun] = useState<string | null>(null);
   const isPaused = useDag(dag.dag_id).value?.is_paused ?? dag.is_paused;
-  const refused = refusalOf(dag) ?? (isPaused ? `${dag.dag_id} is paused: its DAG run would wait. Unpause it first.` : null);
   return (
     <Stack gap={2}>
       <ConfirmedAction
         label="Run now"
         size={size}
         colour="blue"
-        refused={refused}
+        refused={triggerRefusal(dag, isPaused)}
         question={<Text>This triggers {dag.dag_id}: the job reads its new input from the newest checkpoint on.</Text>}
         act={async () => {
           const answer = await trigger(dag.dag_id, {});
@@ -122,7 +117,7 @@ export function SavepointAction({ dag, stops, run: runDag = null, base, size = "
         label={stops ? "Stop with savepoint" : "Savepoint"}
         size={size}
         colour={stops ? "red" : "gray"}
-        refused={refusalOf(dag) ?? (dag.is_paused ? `${dag.dag_id} is paused: its DAG run would wait. Unpause it first.` : null)}
+        refused={triggerRefusal(dag)}
         question={<Text>{question}</Text>}
         fields={
           <>
@@ -155,25 +150,32 @@ interface ActionsProps {
 
 /** What a person can do with a job: in Airflow by its DAGs, elsewhere by commands. */
 export function JobActions({ family, base, jobRoot }: Omit<ActionsProps, "id"> & { family: Family }) {
-  const [run, savepoint] = [family.dag("run"), family.dag("savepoint")];
+  const { dag: run, field: chooseRun } = useDagChoice(family, "run");
+  const { dag: savepoint, field: chooseSavepoint } = useDagChoice(family, "savepoint");
   if (family.problem !== null) return <ProblemNotice problem={family.problem} />;
   if (!family.isKnown) return <Text role="status">Loading</Text>;
   return (
     <Stack gap={3}>
+      {chooseRun}
+      {chooseSavepoint}
       <Flex as="section" aria-label="Actions" gap={3} wrap="wrap" align="start">
-        {run !== null && <RunAction dag={run} />}
-        {savepoint !== null && <SavepointAction dag={savepoint} stops={false} base={base} />}
-        {savepoint !== null && <SavepointAction dag={savepoint} stops run={run} base={base} />}
-        {run !== null && <PauseAction dag={run} onDone={family.reload} />}
+        {run !== null && <RunAction key={`run ${run.dag_id}`} dag={run} />}
+        {savepoint !== null && <SavepointAction key={`savepoint ${savepoint.dag_id}`} dag={savepoint} stops={false} base={base} />}
+        {savepoint !== null && <SavepointAction key={`stop ${savepoint.dag_id}`} dag={savepoint} stops run={run} base={base} />}
+        {run !== null && <PauseAction key={`pause ${run.dag_id}`} dag={run} onDone={family.reload} />}
         <RestoreLink base={base} target={null} label="Restore…" />
       </Flex>
-      {run !== null && <ActiveRuns dag={run.dag_id} />}
+      {family.dags
+        .filter((each) => each.role === "run")
+        .map(({ dag_id: id }) => (
+          <ActiveRuns key={id} dag={id} />
+        ))}
       {run === null && savepoint === null && <Commands jobRoot={jobRoot} />}
     </Stack>
   );
 }
 
-/** The DAG runs of the job that have not ended. */
+/** The runs of a DAG that have not ended. */
 function ActiveRuns({ dag }: { dag: string }) {
   const runs = useActiveRuns(dag).value?.dag_runs ?? [];
   return runs.map(({ dag_run_id: run, state }) => (

@@ -1,6 +1,7 @@
 import { Alert, Button, Input, Skeleton, Stack, Text } from "@chakra-ui/react";
 import { createContext, type FormEvent, type ReactNode, useContext, useId, useState } from "react";
 import { type Freshness, isStandalone, type Problem, rememberToken, type Resource } from "../api";
+import { headOf, LongText } from "./LongText";
 import { Time } from "./Time";
 
 // A page with several answers says once that it may be outdated.
@@ -24,7 +25,7 @@ export function Loaded<T>({ resource, children }: { resource: Resource<T>; child
     <Stack gap={4}>
       {problem !== null && !isSaid && (
         <Notice status="warning" title="This may be outdated">
-          It was read {checkedAt !== null && <Time at={new Date(checkedAt).toISOString()} />}: {problem.message}.
+          It was read {checkedAt !== null && <Time at={new Date(checkedAt).toISOString()} />}: {headOf(problem.message)}.
         </Notice>
       )}
       <Outdated.Provider value={isSaid || problem !== null}>{children(value)}</Outdated.Provider>
@@ -35,7 +36,7 @@ export function Loaded<T>({ resource, children }: { resource: Resource<T>; child
 function ProblemAlert({ problem, reload }: { problem: Problem; reload: () => void }) {
   return (
     <Notice status="error" title={problem.status === 404 ? "Not found" : "This cannot be shown"}>
-      <Text overflowWrap="anywhere">{problem.message}</Text>
+      <LongText text={problem.message} />
       {problem.hint !== null && <Text overflowWrap="anywhere">{problem.hint}</Text>}
       <Button size="sm" variant="outline" mt={2} onClick={reload}>
         Try again
@@ -80,7 +81,7 @@ export function FreshnessNotice({ of, history = false }: { of: Freshness; histor
   if (problem !== null) {
     return (
       <Notice status={readAt === null ? "error" : "warning"} title="The job root cannot be read now">
-        <Text overflowWrap="anywhere">{problem.message}</Text>
+        <LongText text={problem.message} />
         {problem.hint !== null && <Text overflowWrap="anywhere">{problem.hint}</Text>}
         {readAt !== null && (
           <Text>

@@ -1,9 +1,8 @@
-import { Box, Flex, Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/react";
-import type { Caution, RestorePlan, SinkChange, SourceChange } from "../api";
-import { formatBytes, formatCount } from "../format";
-import { lossNumbers, lossSentences } from "../losses";
+import { Box, Flex, Heading, Stack, Text } from "@chakra-ui/react";
+import type { RestorePlan, SinkChange, SourceChange } from "../api";
+import { counted, formatBytes, formatCount, offsetText } from "../format";
+import { sum } from "../losses";
 import { CopyButton } from "./Command";
-import { Notice } from "./Loaded";
 import { ScrollingTable } from "./ScrollingTable";
 import { Time } from "./Time";
 
@@ -21,58 +20,6 @@ export function PlanTarget({ plan }: { plan: RestorePlan }) {
       )}
       .
     </Text>
-  );
-}
-
-/** What is lost, in three numbers. */
-export function LossNumbers({ plan }: { plan: RestorePlan }) {
-  return (
-    <SimpleGrid as="section" aria-label="What is lost" columns={3} gap={{ base: 2, md: 3 }}>
-      {lossNumbers(plan).map(({ value, label, note, isLoss }) => (
-        <Box key={label} borderWidth="1px" borderColor={isLoss ? "red.solid" : "border"} borderRadius="md" p={{ base: 2, md: 3 }} minW={0} overflowWrap="anywhere">
-          <Text fontSize={{ base: "xl", md: "2xl" }} lineHeight="short" fontWeight="bold" color={isLoss ? "red.fg" : undefined}>
-            {value}
-          </Text>
-          <Text>{label}</Text>
-          <Text fontSize="sm" color="fg.muted">
-            {note}
-          </Text>
-        </Box>
-      ))}
-    </SimpleGrid>
-  );
-}
-
-/** What is lost for ever, in sentences. */
-export function LossSentences({ plan }: { plan: RestorePlan }) {
-  const sentences = lossSentences(plan);
-  if (sentences.length === 0) return <Text>Nothing is lost for ever.</Text>;
-  return (
-    <Notice status="error" title="Lost for ever">
-      <ul>
-        {sentences.map((sentence) => (
-          <Text key={sentence} as="li" color="red.fg" fontWeight="semibold" overflowWrap="anywhere">
-            {sentence}
-          </Text>
-        ))}
-      </ul>
-    </Notice>
-  );
-}
-
-export function Cautions({ cautions }: { cautions: readonly Caution[] }) {
-  if (cautions.length === 0) return null;
-  return (
-    <Notice status="warning" title="Cautions">
-      <ul>
-        {cautions.map(({ about, text }, index) => (
-          <Text key={index} as="li" overflowWrap="anywhere">
-            {about !== "" && <strong>{about}: </strong>}
-            {text}
-          </Text>
-        ))}
-      </ul>
-    </Notice>
   );
 }
 
@@ -104,10 +51,6 @@ function BarLine({ name, value, most, text, colour }: { name: string; value: num
   );
 }
 
-function sum(numbers: readonly (number | null)[]): number | null {
-  return numbers.reduce<number | null>((total, each) => (total === null || each === null ? null : total + each), 0);
-}
-
 function sizeText(bytes: number | null): string {
   return bytes === null ? "not known" : formatBytes(bytes);
 }
@@ -131,25 +74,23 @@ function States({ plan: { states } }: { plan: RestorePlan }) {
         State: {sizeText(total.before)} before, {sizeText(total.after)} after
       </Heading>
       <ScrollingTable label="State before and after">
-        <Table.Body>
-          {rows.map((row) => (
-            <Table.Row key={row.name}>
-              <Table.Cell fontWeight="semibold">{row.name}</Table.Cell>
-              <Table.Cell>{row.remark}</Table.Cell>
-              <Table.Cell>
-                <BarLine name="before" value={row.before} most={most} text={sizeText(row.before)} colour="gray.500" />
-                <BarLine name="after" value={row.after} most={most} text={sizeText(row.after)} colour="blue.solid" />
-              </Table.Cell>
-            </Table.Row>
-          ))}
-        </Table.Body>
+        {rows.map((row) => (
+          <tr key={row.name}>
+            <td className="name">{row.name}</td>
+            <td>{row.remark}</td>
+            <td>
+              <BarLine name="before" value={row.before} most={most} text={sizeText(row.before)} colour="gray.500" />
+              <BarLine name="after" value={row.after} most={most} text={sizeText(row.after)} colour="blue.solid" />
+            </td>
+          </tr>
+        ))}
       </ScrollingTable>
     </Stack>
   );
 }
 
 function rowsText(rows: number | null): string {
-  return rows === null ? "not known" : `${formatCount(rows)} ${rows === 1 ? "row" : "rows"}`;
+  return rows === null ? "not known" : counted(rows, "row");
 }
 
 function tableRemark({ mode, current_version: now, target_version: then, rows_removed: rows }: SinkChange): string {
@@ -164,7 +105,7 @@ function Others({ commits }: { commits: readonly string[] }) {
   if (commits.length === 0) return null;
   return (
     <Box color="red.fg">
-      {commits.length === 1 ? "1 commit of another writer is undone:" : `${formatCount(commits.length)} commits of other writers are undone:`}
+      {counted(commits.length, "commit of another writer is", "commits of other writers are")} undone:
       <ul>
         {commits.slice(0, MOST_COMMITS).map((commit, index) => (
           <Text as="li" key={index} fontSize="sm" overflowWrap="anywhere">
@@ -188,45 +129,38 @@ function Tables({ sinks, left }: { sinks: readonly SinkChange[]; left: RestorePl
         Tables: {rowsText(sum(sinks.map((sink) => sink.rows_removed)))} removed, {rowsText(sum(sinks.map((sink) => sink.rows_returned)))} returned
       </Heading>
       <ScrollingTable label="Tables before and after">
-        <Table.Body>
-          {sinks.map((sink) => (
-            <Table.Row key={sink.uid}>
-              <Table.Cell>
-                <Text fontWeight="semibold">{sink.uid}</Text>
-                {sink.table !== null && (
-                  <Flex gap={2} align="center" wrap="wrap">
-                    <Text fontSize="xs" color="fg.muted" overflowWrap="anywhere">
-                      {sink.table}
-                    </Text>
-                    <CopyButton text={sink.table} what={`path of the table of ${sink.uid}`} />
-                  </Flex>
-                )}
-              </Table.Cell>
-              <Table.Cell>
-                {tableRemark(sink)}
-                <Others commits={sink.others} />
-              </Table.Cell>
-              <Table.Cell>
-                <BarLine name="removed" value={sink.rows_removed} most={most} text={rowsText(sink.rows_removed)} colour="red.solid" />
-                <BarLine name="returned" value={sink.rows_returned} most={most} text={rowsText(sink.rows_returned)} colour="blue.solid" />
-              </Table.Cell>
-            </Table.Row>
-          ))}
-          {left.map(({ uid, checkpoint_id: checkpoint }) => (
-            <Table.Row key={`left ${uid}`}>
-              <Table.Cell fontWeight="semibold">{uid}</Table.Cell>
-              <Table.Cell colSpan={2}>keeps all rows: the job does not have this sink; it has output up to checkpoint {checkpoint}</Table.Cell>
-            </Table.Row>
-          ))}
-        </Table.Body>
+        {sinks.map((sink) => (
+          <tr key={sink.uid}>
+            <td>
+              <Text fontWeight="semibold">{sink.uid}</Text>
+              {sink.table !== null && (
+                <Flex gap={2} align="center" wrap="wrap">
+                  <Text fontSize="xs" color="fg.muted" overflowWrap="anywhere">
+                    {sink.table}
+                  </Text>
+                  <CopyButton text={sink.table} what={`path of the table of ${sink.uid}`} />
+                </Flex>
+              )}
+            </td>
+            <td>
+              {tableRemark(sink)}
+              <Others commits={sink.others} />
+            </td>
+            <td>
+              <BarLine name="removed" value={sink.rows_removed} most={most} text={rowsText(sink.rows_removed)} colour="red.solid" />
+              <BarLine name="returned" value={sink.rows_returned} most={most} text={rowsText(sink.rows_returned)} colour="blue.solid" />
+            </td>
+          </tr>
+        ))}
+        {left.map(({ uid, checkpoint_id: checkpoint }) => (
+          <tr key={`left ${uid}`}>
+            <td className="name">{uid}</td>
+            <td colSpan={2}>keeps all rows: the job does not have this sink; it has output up to checkpoint {checkpoint}</td>
+          </tr>
+        ))}
       </ScrollingTable>
     </Stack>
   );
-}
-
-export function offsetText(offset: unknown): string {
-  if (offset === null || offset === undefined) return "start";
-  return typeof offset === "string" ? offset : JSON.stringify(offset);
 }
 
 const HELD = new Map<boolean | null, string>([
@@ -242,29 +176,20 @@ function Positions({ sources }: { sources: readonly SourceChange[] }) {
       <Heading as="h3" size="sm">
         Input that is read again
       </Heading>
-      <ScrollingTable label="Positions before and after">
-        <Table.Header>
-          <Table.Row>
-            {["Source", "Position now", "Position after", "Files read again", "Input still there"].map((title) => (
-              <Table.ColumnHeader key={title}>{title}</Table.ColumnHeader>
-            ))}
-          </Table.Row>
-        </Table.Header>
-        <Table.Body>
-          {sources.map((source) => (
-            <Table.Row key={source.uid}>
-              <Table.Cell fontWeight="semibold">{source.uid}</Table.Cell>
-              <Table.Cell fontFamily="mono" overflowWrap="anywhere">
-                {offsetText(source.current_offset)}
-              </Table.Cell>
-              <Table.Cell fontFamily="mono" overflowWrap="anywhere">
-                {source.action === "removed" ? "removed" : offsetText(source.target_offset)}
-              </Table.Cell>
-              <Table.Cell>{source.files === null ? "not known" : formatCount(source.files)}</Table.Cell>
-              <Table.Cell color={source.available === false ? "red.fg" : undefined}>{HELD.get(source.available)}</Table.Cell>
-            </Table.Row>
-          ))}
-        </Table.Body>
+      <ScrollingTable label="Positions before and after" columns={["Source", "Position now", "Position after", "Files read again", "Input still there"]}>
+        {sources.map((source) => (
+          <tr key={source.uid}>
+            <td className="name">{source.uid}</td>
+            <td className="code">
+              {offsetText(source.current_offset)}
+            </td>
+            <td className="code">
+              {source.action === "removed" ? "removed" : offsetText(source.target_offset)}
+            </td>
+            <td>{source.files === null ? "not known" : formatCount(source.files)}</td>
+            <td className={source.available === false ? "bad" : undefined}>{HELD.get(source.available)}</td>
+          </tr>
+        ))}
       </ScrollingTable>
     </Stack>
   );

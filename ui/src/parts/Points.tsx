@@ -1,10 +1,13 @@
-import { Heading, Stack, Table, Text } from "@chakra-ui/react";
-import { type CheckpointEntry, type Entry, type PointPage, type RunSummary, useResource } from "../api";
+import { Heading, Stack } from "@chakra-ui/react";
+import { memo } from "react";
+import { type CheckpointEntry, type Entry, isWhole, type PointPage, type RunSummary, useResource } from "../api";
 import { formatBytes, formatCount, formatDuration } from "../format";
 import { isCheckpoint } from "../pictures/timelineLayout";
+import { isRestorable } from "../targets";
 import { type Filter, Filters, useFilters } from "./Filters";
 import { CheckpointLink, RestoreLink, RunLink } from "./links";
 import { Loaded, Notice } from "./Loaded";
+import { headOf } from "./LongText";
 import { Pager, usePages } from "./Pager";
 import { People } from "./People";
 import { ScrollingTable } from "./ScrollingTable";
@@ -36,91 +39,97 @@ function filtersOf(runs: readonly RunSummary[]): Filter[] {
 
 const COLUMNS = ["Point", "Run", "Ended", "Rows", "Increment", "State", "Duration", "Remarks", "Restore"];
 
+interface Props {
+  address: string;
+  base: string;
+  /** The checkpoint where the job is. */
+  newest: number | null;
+}
+
 /** The checkpoints and restores of a job, the newest first, with filters. */
-export function Points({ address, base, newest, runs }: { address: string; base: string; newest: number | null; runs: readonly RunSummary[] }) {
+export function Points({ address, base, newest, runs }: Props & { runs: readonly RunSummary[] }) {
   const filters = filtersOf(runs);
   const wanted = useFilters(filters);
-  const pages = usePages(wanted);
-  const resource = useResource<PointPage>(`${address}/points${pages.query}`);
   return (
     <Stack as="section" gap={3} aria-label="Points">
       <Heading as="h2" size="md">
         Points
       </Heading>
       <Filters label="Filters of the points" filters={filters} />
-      <Loaded resource={resource}>
-        {({ points, next_cursor: next }) =>
-          points.length === 0 ? (
-            <Notice status="info" title={wanted.size === 0 ? "The job has no point yet" : "No point has these properties"} />
-          ) : (
-            <>
-              <ScrollingTable label="Table of the points">
-                <Table.Header>
-                  <Table.Row>
-                    {COLUMNS.map((title) => (
-                      <Table.ColumnHeader key={title}>{title}</Table.ColumnHeader>
-                    ))}
-                  </Table.Row>
-                </Table.Header>
-                <Table.Body>
-                  {points.map((point, index) => (
-                    <PointRow key={index} point={point} base={base} newest={newest} />
-                  ))}
-                </Table.Body>
-              </ScrollingTable>
-              <Pager pages={pages} next={next} />
-            </>
-          )
-        }
-      </Loaded>
+      <PointList address={address} base={base} newest={newest} wanted={wanted} />
     </Stack>
   );
 }
 
-function PointRow({ point, base, newest }: { point: Entry; base: string; newest: number | null }) {
-  const checkpoint = isCheckpoint(point) ? point : null;
+function emptyText(isFiltered: boolean, isRead: boolean): string {
+  if (isFiltered) return isRead ? "No point has these properties" : "No point that is known now has these properties";
+  return isRead ? "The job has no point yet" : "No point is known now: older records are missing";
+}
+
+/** The points page by page: another page does not make the filters again. */
+function PointList({ address, base, newest, wanted }: Props & { wanted: URLSearchParams }) {
+  const pages = usePages(wanted);
+  const resource = useResource<PointPage>(`${address}/points${pages.query}`);
   return (
-    <Table.Row color={point.undone === true ? "fg.muted" : undefined}>
-      <Table.Cell whiteSpace="nowrap">
-        {checkpoint === null ? `${point.kind} ` : ""}
-        {point.checkpoint_id === null ? "aborted" : <CheckpointLink id={point.checkpoint_id} />}
-      </Table.Cell>
-      <Table.Cell whiteSpace="nowrap">{checkpoint !== null && <RunLink generation={checkpoint.generation} run={checkpoint.run} />}</Table.Cell>
-      <Table.Cell whiteSpace="nowrap">{point.ended_at !== null && <Time at={point.ended_at} />}</Table.Cell>
-      <Numbers checkpoint={checkpoint} />
-      <Table.Cell whiteSpace="nowrap">{point.duration_ms === null ? "" : formatDuration(point.duration_ms)}</Table.Cell>
-      <Table.Cell minW="16rem" overflowWrap="anywhere">
-        <Remarks point={point} />
-      </Table.Cell>
-      <Table.Cell>
-        {checkpoint?.retained === true && checkpoint.checkpoint_id !== null && checkpoint.checkpoint_id !== newest && (
-          <RestoreLink base={base} target={String(checkpoint.checkpoint_id)} size="xs" />
-        )}
-      </Table.Cell>
-    </Table.Row>
+    <Loaded resource={resource}>
+      {(page) =>
+        page.points.length === 0 ? (
+          <Notice status="info" title={emptyText(wanted.size > 0, isWhole(page))} />
+        ) : (
+          <>
+            <ScrollingTable label="Table of the points" columns={COLUMNS}>
+              {page.points.map((point, index) => (
+                <PointRow key={index} point={point} base={base} isNewest={point.checkpoint_id === newest} />
+              ))}
+            </ScrollingTable>
+            <Pager pages={pages} next={page.next_cursor} />
+          </>
+        )
+      }
+    </Loaded>
   );
 }
+
+const PointRow = memo(function PointRow({ point, base, isNewest }: { point: Entry; base: string; isNewest: boolean }) {
+  const checkpoint = isCheckpoint(point) ? point : null;
+  return (
+    <tr className={point.undone === true ? "muted" : undefined}>
+      <td className="line">
+        {checkpoint === null ? `${point.kind} ` : ""}
+        {point.checkpoint_id === null ? "aborted" : <CheckpointLink id={point.checkpoint_id} />}
+      </td>
+      <td className="line">{checkpoint !== null && <RunLink generation={checkpoint.generation} run={checkpoint.run} />}</td>
+      <td className="line">{point.ended_at !== null && <Time at={point.ended_at} />}</td>
+      <Numbers checkpoint={checkpoint} />
+      <td className="line">{point.duration_ms === null ? "" : formatDuration(point.duration_ms)}</td>
+      <td className="long">
+        <Remarks point={point} />
+      </td>
+      <td>{isRestorable(point) && !isNewest && checkpoint !== null && <RestoreLink base={base} target={String(point.checkpoint_id)} size="cell" />}</td>
+    </tr>
+  );
+});
 
 function Numbers({ checkpoint }: { checkpoint: CheckpointEntry | null }) {
   const texts = checkpoint === null ? ["", "", ""] : [formatCount(checkpoint.rows_in), formatBytes(checkpoint.increment_bytes), formatBytes(checkpoint.full_bytes)];
   return texts.map((text, index) => (
-    <Table.Cell key={index} whiteSpace="nowrap">
+    <td className="line" key={index}>
       {text}
-    </Table.Cell>
+    </td>
   ));
 }
 
 function Remarks({ point }: { point: Entry }) {
-  const failure = isCheckpoint(point) ? (point.failure ?? "") : "";
+  const failure = isCheckpoint(point) ? headOf(point.failure ?? "") : "";
   const words = [point.undone === true ? "undone" : "", point.retained === true ? "kept" : "", point.integrity === "changed" ? "its record was changed" : ""].filter((word) => word !== "");
   return (
     <>
       {words.join("; ")}
       {failure !== "" && (
-        <Text as="span" color="red.fg">
+        <span className="bad">
           {words.length > 0 && "; "}
           {failure}
-        </Text>
+        </span>
       )}
       {!isCheckpoint(point) && (
         <>

@@ -1,14 +1,17 @@
-import { Button, Flex, Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/react";
+import { Button, Flex, Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
 import { type FormEvent, type ReactNode, useMemo, useState } from "react";
-import { type JobState, type SavepointPage, type TimelinePage, useResource } from "../api";
+import { type ActionEntry, type JobState, type PointPage, type SavepointPage, type TimelinePage, useResource } from "../api";
 import { formatBytes, formatCount, instantOf } from "../format";
+import { useHistoryPart, useNewest } from "../history";
 import { inOrder, layOut, type Mark } from "../pictures/timelineLayout";
 import { describeMark } from "../pictures/TimelineMarks";
 import { TimelinePicture } from "../pictures/TimelinePicture";
-import { type Before, beforeDeployments, type Point, pointsOf, targetOf } from "../targets";
+import { type Before, beforeDeployments, keptPoints, type Point, rowsAfterEach, savedPoints, targetOf } from "../targets";
 import { MomentField, SelectField, TextField } from "./Fields";
+import { HistoryButtons } from "./HistoryButtons";
 import { RestoreLink, RunLink } from "./links";
-import { FreshnessNotice, Loaded, Notice } from "./Loaded";
+import { FreshnessNotice, Loaded } from "./Loaded";
+import { Pager, usePages } from "./Pager";
 import { ScrollingTable } from "./ScrollingTable";
 import { Time } from "./Time";
 
@@ -21,40 +24,77 @@ interface Props {
 
 /** Points to choose from: in the timeline, before a deployment, before a time or a position, or in a list. */
 export function RestorePoints({ address, base, job, onChoose }: Props) {
-  const timeline = useResource<TimelinePage>(`${address}/timeline?limit=500`);
+  const newest = useNewest(address);
+  const part = useHistoryPart(address, newest);
   const saved = useResource<SavepointPage>(`${address}/savepoints`);
+  const after = useMemo(() => rowsAfterEach(newest.value?.checkpoints ?? []), [newest.value]);
+  const kept = job.description?.retained_checkpoint_ids ?? [];
   return (
     <Stack gap={5}>
       <Heading as="h2" size="lg">
         1. Choose the point
       </Heading>
-      <Loaded resource={timeline}>
+      <Loaded resource={part.resource}>
         {(page) => (
-          <Loaded resource={saved}>
-            {(savepoints) => (
-              <Stack gap={5}>
-                <FreshnessNotice of={page} history />
-                <InTimeline page={page} base={base} jobRoot={job.job_root} onChoose={onChoose} />
-                <Deployments found={beforeDeployments(page, savepoints)} base={base} />
-                <OtherPoints job={job} onChoose={onChoose} />
-                <PointTable points={pointsOf(page, savepoints)} base={base} />
-              </Stack>
-            )}
-          </Loaded>
+          <Stack gap={5}>
+            <FreshnessNotice of={page} history />
+            <InTimeline page={page} isNewest={part.isNewest} actions={newest.value?.actions ?? []} base={base} jobRoot={job.job_root} onChoose={onChoose} />
+          </Stack>
+        )}
+      </Loaded>
+      <HistoryButtons part={part} />
+      {saved.value !== null && <Deployments found={beforeDeployments(newest.value?.runs ?? [], kept, saved.value.savepoints)} isWhole={!saved.value.older} base={base} />}
+      <OtherPoints job={job} onChoose={onChoose} />
+      <KeptPoints address={address} base={base} job={job} after={after} />
+      <Loaded resource={saved}>
+        {({ savepoints, older }) => (
+          <Stack gap={2}>
+            <PointTable label="Savepoints to restore" points={savedPoints(savepoints, after)} empty="The job has no savepoint." base={base} />
+            {older && <Text color="fg.muted">The job root has older savepoints, which are not shown.</Text>}
+          </Stack>
         )}
       </Loaded>
     </Stack>
   );
 }
 
+/** The checkpoints to which a restore can return, the newest first. */
+function KeptPoints({ address, base, job, after }: { address: string; base: string; job: JobState; after: ReadonlyMap<number | null, number> }) {
+  const pages = usePages(KEPT);
+  const resource = useResource<PointPage>(`${address}/points${pages.query}`);
+  return (
+    <Loaded resource={resource}>
+      {(page) => (
+        <Stack gap={2}>
+          <FreshnessNotice of={page} />
+          <PointTable label="Points to restore" points={keptPoints(page.points, job.checkpoint_id, after)} empty="The job keeps no checkpoint before the newest one." base={base} />
+          <Pager pages={pages} next={page.next_cursor} />
+        </Stack>
+      )}
+    </Loaded>
+  );
+}
+
+const KEPT = new URLSearchParams({ retained: "true", undone: "false" });
+
+interface TimelineProps {
+  page: TimelinePage;
+  isNewest: boolean;
+  /** The newest actions, which say what is deleted. */
+  actions: readonly ActionEntry[];
+  base: string;
+  jobRoot: string;
+  onChoose: (target: string) => void;
+}
+
 /** The timeline: a click on a point that can be restored chooses it. */
-function InTimeline({ page, base, jobRoot, onChoose }: { page: TimelinePage; base: string; jobRoot: string; onChoose: (target: string) => void }) {
+function InTimeline({ page, isNewest, actions, base, jobRoot, onChoose }: TimelineProps) {
   const [expanded, setExpanded] = useState<ReadonlySet<string>>(new Set());
-  const layout = useMemo(() => layOut(inOrder(page), { expanded }), [page, expanded]);
+  const layout = useMemo(() => layOut(inOrder(page), { expanded, isNewest }), [page, isNewest, expanded]);
   const [refused, setRefused] = useState<string | null>(null);
   if (layout.slots === 0) return null;
   const choose = (mark: Mark) => {
-    const target = targetOf(mark, page, jobRoot);
+    const target = targetOf(mark, [...page.actions, ...actions], jobRoot);
     if (target !== null) onChoose(target);
     else if (mark.kind === "group") setExpanded(new Set([...expanded, mark.key]));
     else setRefused(mark.newest ? "The job is at this point." : `This cannot be restored: ${describeMark(mark)}.`);
@@ -69,7 +109,7 @@ function InTimeline({ page, base, jobRoot, onChoose }: { page: TimelinePage; bas
   );
 }
 
-function Deployments({ found, base }: { found: readonly Before[]; base: string }) {
+function Deployments({ found, isWhole, base }: { found: readonly Before[]; isWhole: boolean; base: string }) {
   if (found.length === 0) return null;
   return (
     <Stack as="section" gap={2} aria-label="Before a deployment">
@@ -81,7 +121,7 @@ function Deployments({ found, base }: { found: readonly Before[]; base: string }
           <Text overflowWrap="anywhere">
             Before the deployment of <Time at={deployment.at} full />: {deployment.jobFile ?? "the job file"} changed with <RunLink generation={deployment.generation} run={deployment.run} />
           </Text>
-          {target === null ? <Text color="fg.muted">The point before it is not kept.</Text> : <RestoreLink base={base} target={target} size="xs" />}
+          {target === null ? <Text color="fg.muted">{isWhole ? "The point before it is not kept." : "The job does not keep the point before it; an older savepoint may have it."}</Text> : <RestoreLink base={base} target={target} size="xs" />}
         </Flex>
       ))}
     </Stack>
@@ -90,37 +130,22 @@ function Deployments({ found, base }: { found: readonly Before[]; base: string }
 
 const MOST_DEPLOYMENTS = 5;
 
-function PointTable({ points, base }: { points: readonly Point[]; base: string }) {
-  if (points.length === 0) {
-    return (
-      <Notice status="info" title="There is no earlier point">
-        The job keeps no checkpoint before the newest one, and has no savepoint.
-      </Notice>
-    );
-  }
+function PointTable({ label, points, empty, base }: { label: string; points: readonly Point[]; empty: string; base: string }) {
+  if (points.length === 0) return <Text color="fg.muted">{empty}</Text>;
   return (
-    <ScrollingTable label="Points to restore">
-      <Table.Header>
-        <Table.Row>
-          {["Point", "Made", "State", "Rows after it", "Remarks", "Restore"].map((title) => (
-            <Table.ColumnHeader key={title}>{title}</Table.ColumnHeader>
-          ))}
-        </Table.Row>
-      </Table.Header>
-      <Table.Body>
-        {points.map((point) => (
-          <Table.Row key={point.name}>
-            <Table.Cell fontWeight="semibold">{point.name}</Table.Cell>
-            <Table.Cell whiteSpace="nowrap">{point.at === null ? "not known" : <Time at={point.at} />}</Table.Cell>
-            <Table.Cell whiteSpace="nowrap">{formatBytes(point.bytes)}</Table.Cell>
-            <Table.Cell>{point.rowsAfter === null ? "not known" : formatCount(point.rowsAfter)}</Table.Cell>
-            <Table.Cell overflowWrap="anywhere">{point.remark}</Table.Cell>
-            <Table.Cell>
-              <RestoreLink base={base} target={point.target} size="xs" />
-            </Table.Cell>
-          </Table.Row>
-        ))}
-      </Table.Body>
+    <ScrollingTable label={label} columns={["Point", "Made", "State", "Rows after it", "Remarks", "Restore"]}>
+      {points.map((point) => (
+        <tr key={point.name}>
+          <td className="name">{point.name}</td>
+          <td className="line">{point.at === null ? "not known" : <Time at={point.at} />}</td>
+          <td className="line">{point.bytes === null ? "not known" : formatBytes(point.bytes)}</td>
+          <td>{point.rowsAfter === null ? "not known" : formatCount(point.rowsAfter)}</td>
+          <td className="text">{point.remark}</td>
+          <td>
+            <RestoreLink base={base} target={point.target} size="cell" />
+          </td>
+        </tr>
+      ))}
     </ScrollingTable>
   );
 }

@@ -3,9 +3,10 @@ import { useState } from "react";
 import { trigger } from "../airflow";
 import { type FamilyDag, type JobState, type RetentionPreview, type Savepoint, useResource } from "../api";
 import { retentionCommands } from "../commands";
-import { formatBytes, formatCount } from "../format";
+import { counted, formatBytes } from "../format";
 import { Command } from "./Command";
 import { ConfirmedAction } from "./ConfirmedAction";
+import { triggerRefusal } from "./DagChoice";
 import { RangeField } from "./Fields";
 import { approvalPath, PageLink } from "./links";
 import { FreshnessNotice, Loaded } from "./Loaded";
@@ -22,8 +23,6 @@ interface Props {
   isKnown: boolean;
 }
 
-const SETTLED_MS = 300;
-
 /** How many checkpoints and periodic savepoints to keep, and what that deletes: a dry run at each change. */
 export function RetentionPlan({ address, base, job, savepoints, dag, isKnown }: Props) {
   const kept = Math.max(1, job.description?.retained_checkpoint_ids.length ?? 1);
@@ -31,7 +30,7 @@ export function RetentionPlan({ address, base, job, savepoints, dag, isKnown }: 
   const [retain, setRetain] = useState<number | null>(null);
   const [keep, setKeep] = useState<number | null>(null);
   const query = new URLSearchParams({ ...(retain === null ? {} : { retain: String(retain) }), ...(keep === null ? {} : { savepoints: String(keep) }) }).toString();
-  const settled = useDebounced(query, SETTLED_MS);
+  const settled = useDebounced(query);
   const preview = useResource<RetentionPreview>(`${address}/retention-preview${settled === "" ? "" : `?${settled}`}`, 30_000);
   const isCurrent = settled === query && preview.problem === null && preview.value !== null;
   return (
@@ -60,14 +59,10 @@ export function RetentionPlan({ address, base, job, savepoints, dag, isKnown }: 
         )}
       </SimpleGrid>
       <Loaded resource={preview}>{(found) => <Preview preview={found} />}</Loaded>
-      {dag !== null && <Apply dag={dag} base={base} retain={retain} keep={keep} preview={isCurrent ? preview.value : null} />}
+      {dag !== null && <Apply key={dag.dag_id} dag={dag} base={base} retain={retain} keep={keep} preview={isCurrent ? preview.value : null} />}
       {dag === null && isKnown && retentionCommands(job.job_root, retain, keep).map((text) => <Command key={text} text={text} />)}
     </Stack>
   );
-}
-
-function countText(count: number, what: string): string {
-  return `${formatCount(count)} ${what}${count === 1 ? "" : "s"}`;
 }
 
 function Preview({ preview }: { preview: RetentionPreview }) {
@@ -80,9 +75,9 @@ function Preview({ preview }: { preview: RetentionPreview }) {
         <Text>This deletes no checkpoint{savepoints === null ? "" : " and no savepoint"}.</Text>
       ) : (
         <Text color="red.fg" fontWeight="semibold" overflowWrap="anywhere">
-          This deletes {countText(checkpoints.length, "checkpoint")}
+          This deletes {counted(checkpoints.length, "checkpoint")}
           {checkpoints.length > 0 && ` (${checkpoints.join(", ")})`}
-          {savepoints !== null && ` and ${countText(savepoints.length, "savepoint")}`}
+          {savepoints !== null && ` and ${counted(savepoints.length, "savepoint")}`}
           {savepoints !== null && savepoints.length > 0 && ` (${savepoints.join(", ")})`}.{" "}
           {freed === null ? "It is not known how much it frees." : `It frees ${formatBytes(freed)}.`}
         </Text>
@@ -94,8 +89,8 @@ function Preview({ preview }: { preview: RetentionPreview }) {
 function Apply({ dag, base, retain, keep, preview }: { dag: FamilyDag; base: string; retain: number | null; keep: number | null; preview: RetentionPreview | null }) {
   const [run, setRun] = useState<string | null>(null);
   const refused = () => {
-    if (!dag.may_trigger) return `You do not have the right to run ${dag.dag_id}.`;
-    if (dag.is_paused) return `${dag.dag_id} is paused: its DAG run would wait. Unpause it first.`;
+    const because = triggerRefusal(dag);
+    if (because !== null) return because;
     if (retain === null && keep === null) return "Choose a number first.";
     return preview === null ? "It is not known yet what this deletes." : null;
   };

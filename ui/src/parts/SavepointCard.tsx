@@ -1,12 +1,13 @@
 import { Box, Flex, Heading, Stack, Text } from "@chakra-ui/react";
 import { useEffect, useRef, useState } from "react";
-import { type Family, trigger, useDagDetails } from "../airflow";
+import { trigger, useDagDetails } from "../airflow";
 import type { FamilyDag, Resource, Savepoint, TimelinePage } from "../api";
 import { disposeCommand, verifyCommand } from "../commands";
 import { formatBytes } from "../format";
 import { isBlank } from "../restoreOptions";
 import { Command, CopyButton } from "./Command";
 import { ConfirmedAction } from "./ConfirmedAction";
+import { triggerRefusal } from "./DagChoice";
 import { TextField } from "./Fields";
 import { Folded } from "./Folded";
 import { approvalPath, CheckpointLink, PageLink, RestoreLink } from "./links";
@@ -20,7 +21,10 @@ interface Props {
   base: string;
   /** Null as long as it is not known. */
   jobRoot: string | null;
-  family: Family;
+  /** The DAG of the retention. */
+  dag: FamilyDag | null;
+  /** Whether a DAG that is missing does not exist. */
+  isKnown: boolean;
   /** The newest records of the history. */
   history: Resource<TimelinePage>;
   /** Whether the address names it. */
@@ -28,7 +32,7 @@ interface Props {
 }
 
 /** A savepoint: its age, size and owner, who made it and why, and what a person can do with it. */
-export function SavepointCard({ savepoint, base, jobRoot, family, history, isNamed }: Props) {
+export function SavepointCard({ savepoint, base, jobRoot, dag, isKnown, history, isNamed }: Props) {
   const { name, checkpoint_id: checkpoint } = savepoint;
   const card = useRef<HTMLElement>(null);
   useEffect(() => {
@@ -70,7 +74,7 @@ export function SavepointCard({ savepoint, base, jobRoot, family, history, isNam
         </Flex>
         <Box mt={2}>
           {jobRoot !== null && <Folded title={`Verify the files of ${name}`}>{() => <Verification name={name} jobRoot={jobRoot} />}</Folded>}
-          <Folded title={`Delete ${name}`}>{() => <Disposal savepoint={savepoint} base={base} jobRoot={jobRoot} family={family} />}</Folded>
+          <Folded title={`Delete ${name}`}>{() => <Disposal savepoint={savepoint} base={base} jobRoot={jobRoot} dag={dag} isKnown={isKnown} />}</Folded>
         </Box>
       </article>
     </Box>
@@ -104,15 +108,14 @@ function Verification({ name, jobRoot }: { name: string; jobRoot: string }) {
 }
 
 /** How a person deletes the savepoint for ever: by the DAG of the retention, after an approval, or by a command. */
-function Disposal({ savepoint, base, jobRoot, family }: Omit<Props, "history" | "isNamed">) {
+function Disposal({ savepoint, base, jobRoot, dag, isKnown }: Omit<Props, "history" | "isNamed">) {
   const { name, size_bytes: bytes, claimed_by: owner } = savepoint;
-  const dag = family.dag("retention");
   return (
     <Stack gap={2} mt={2}>
       <DisposalSentence name={name} bytes={bytes} />
       {owner !== null && <Text>{owner.job} has claimed it, and deletes it itself.</Text>}
-      {dag !== null && owner === null && <DisposeAction dag={dag} savepoint={savepoint} base={base} />}
-      {(dag === null || owner !== null) && family.isKnown && jobRoot !== null && <Command text={disposeCommand(jobRoot, name, owner !== null)} />}
+      {dag !== null && owner === null && <DisposeAction key={dag.dag_id} dag={dag} savepoint={savepoint} base={base} />}
+      {(dag === null || owner !== null) && isKnown && jobRoot !== null && <Command text={disposeCommand(jobRoot, name, owner !== null)} />}
     </Stack>
   );
 }
@@ -131,8 +134,8 @@ function DisposeAction({ dag, savepoint: { name, size_bytes: bytes }, base }: { 
   const [run, setRun] = useState<string | null>(null);
   const params = useDagDetails(dag.dag_id).value?.params ?? null;
   const refused = () => {
-    if (!dag.may_trigger) return `You do not have the right to run ${dag.dag_id}.`;
-    if (dag.is_paused) return `${dag.dag_id} is paused: its DAG run would wait. Unpause it first.`;
+    const because = triggerRefusal(dag);
+    if (because !== null) return because;
     if (params === null) return `It is not known yet whether ${dag.dag_id} deletes single savepoints.`;
     return "dispose" in params ? null : `${dag.dag_id} does not delete single savepoints.`;
   };

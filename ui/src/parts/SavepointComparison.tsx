@@ -1,10 +1,9 @@
-import { Heading, SimpleGrid, Stack, Table, Text } from "@chakra-ui/react";
+import { Heading, SimpleGrid, Stack, Text } from "@chakra-ui/react";
 import { useSearchParams } from "react-router-dom";
 import { type ComparedOperator, type Savepoint, type SavepointDiff, useResource } from "../api";
-import { formatBytes, formatChange, formatCount } from "../format";
+import { formatBytes, formatChange, formatCount, offsetText } from "../format";
 import { SelectField } from "./Fields";
 import { FreshnessNotice, Loaded, Notice } from "./Loaded";
-import { offsetText } from "./PlanChanges";
 import { ScrollingTable } from "./ScrollingTable";
 
 /** A choice of two savepoints, and what differs between them. The choice is in the address. */
@@ -68,34 +67,25 @@ function filesText({ added_files: added, removed_files: removed, common_files: c
 function Operators({ operators }: { operators: readonly ComparedOperator[] }) {
   if (operators.length === 0) return <Text>Neither savepoint has state.</Text>;
   return (
-    <ScrollingTable label="State in both savepoints">
-      <Table.Header>
-        <Table.Row>
-          {["Operator", "State", "Size", "Entries", "Files"].map((title) => (
-            <Table.ColumnHeader key={title}>{title}</Table.ColumnHeader>
-          ))}
-        </Table.Row>
-      </Table.Header>
-      <Table.Body>
-        {operators.flatMap((operator) => [
-          <Table.Row key={operator.uid}>
-            <Table.Cell fontWeight="semibold">{operator.uid}</Table.Cell>
-            <Table.Cell>all</Table.Cell>
-            <Table.Cell>{formatChange(operator.old_bytes, operator.new_bytes, formatBytes)}</Table.Cell>
-            <Table.Cell>{formatChange(operator.old_entries, operator.new_entries, formatCount)}</Table.Cell>
-            <Table.Cell>{filesText(operator)}</Table.Cell>
-          </Table.Row>,
-          ...operator.states.map(({ name, kind, old_type: before, new_type: after }) => (
-            <Table.Row key={`${operator.uid} ${kind} ${name}`}>
-              <Table.Cell />
-              <Table.Cell>{name}</Table.Cell>
-              <Table.Cell colSpan={3}>
-                {kind}: {before === after ? before : `${before ?? "none"} → ${after ?? "none"}`}
-              </Table.Cell>
-            </Table.Row>
-          )),
-        ])}
-      </Table.Body>
+    <ScrollingTable label="State in both savepoints" columns={["Operator", "State", "Size", "Entries", "Files"]}>
+      {operators.flatMap((operator) => [
+        <tr key={operator.uid}>
+          <td className="name">{operator.uid}</td>
+          <td>all</td>
+          <td>{formatChange(operator.old_bytes, operator.new_bytes, formatBytes)}</td>
+          <td>{formatChange(operator.old_entries, operator.new_entries, formatCount)}</td>
+          <td>{filesText(operator)}</td>
+        </tr>,
+        ...operator.states.map(({ name, kind, old_type: before, new_type: after }) => (
+          <tr key={`${operator.uid} ${kind} ${name}`}>
+            <td />
+            <td>{name}</td>
+            <td colSpan={3}>
+              {kind}: {before === after ? before : `${before ?? "none"} → ${after ?? "none"}`}
+            </td>
+          </tr>
+        )),
+      ])}
     </ScrollingTable>
   );
 }
@@ -115,30 +105,21 @@ function Positions({ diff: { old: before, new: after } }: { diff: SavepointDiff 
   const sinks = namesOf(before.sinks, after.sinks);
   if (sources.length === 0 && sinks.length === 0) return null;
   return (
-    <ScrollingTable label="Positions in both savepoints">
-      <Table.Header>
-        <Table.Row>
-          {["Source or sink", "From", "To"].map((title) => (
-            <Table.ColumnHeader key={title}>{title}</Table.ColumnHeader>
-          ))}
-        </Table.Row>
-      </Table.Header>
-      <Table.Body>
-        {sources.map((uid) => (
-          <Table.Row key={`source ${uid}`}>
-            <Table.Cell>source {uid}</Table.Cell>
-            <Table.Cell fontFamily="mono">{uid in before.offsets ? offsetText(before.offsets[uid]) : "none"}</Table.Cell>
-            <Table.Cell fontFamily="mono">{uid in after.offsets ? offsetText(after.offsets[uid]) : "none"}</Table.Cell>
-          </Table.Row>
-        ))}
-        {sinks.map((uid) => (
-          <Table.Row key={`sink ${uid}`}>
-            <Table.Cell>table of {uid}</Table.Cell>
-            <Table.Cell>{versionText(before.sinks[uid])}</Table.Cell>
-            <Table.Cell>{versionText(after.sinks[uid])}</Table.Cell>
-          </Table.Row>
-        ))}
-      </Table.Body>
+    <ScrollingTable label="Positions in both savepoints" columns={["Source or sink", "From", "To"]}>
+      {sources.map((uid) => (
+        <tr key={`source ${uid}`}>
+          <td>source {uid}</td>
+          <td className="code">{uid in before.offsets ? offsetText(before.offsets[uid]) : "none"}</td>
+          <td className="code">{uid in after.offsets ? offsetText(after.offsets[uid]) : "none"}</td>
+        </tr>
+      ))}
+      {sinks.map((uid) => (
+        <tr key={`sink ${uid}`}>
+          <td>table of {uid}</td>
+          <td>{versionText(before.sinks[uid])}</td>
+          <td>{versionText(after.sinks[uid])}</td>
+        </tr>
+      ))}
     </ScrollingTable>
   );
 }

@@ -46,3 +46,12 @@ export function Time({ at, full = false }: { at: string; full?: boolean }) {
     </time>
   );
 }
+
+/** A time in full, and as "3 min ago". */
+export function Moment({ at }: { at: string }) {
+  return (
+    <>
+      <Time at={at} full /> (<Time at={at} />)
+    </>
+  );
+}

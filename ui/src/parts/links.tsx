@@ -1,5 +1,5 @@
-import { Button, Link as ChakraLink } from "@chakra-ui/react";
-import { createContext, type ReactNode, useContext } from "react";
+import { Button } from "@chakra-ui/react";
+import { createContext, type CSSProperties, type ReactNode, useContext } from "react";
 import { Link, useSearchParams } from "react-router-dom";
 import { dagRunPage } from "../airflow";
 
@@ -21,8 +21,9 @@ export function restorePath(base: string, target: string | null = null): string 
   return target === null ? `${base}/restore` : `${base}/restore?to=${encodeURIComponent(target)}`;
 }
 
-export function recoveryPath(base: string, run: string): string {
-  return `${base}/recovery/${encodeURIComponent(run)}`;
+/** The address of the page that shows the steps of a DAG run. */
+export function recoveryPath(base: string, dag: string, run: string): string {
+  return `${base}/recovery/${encodeURIComponent(run)}?dag=${encodeURIComponent(dag)}`;
 }
 
 /** The address of the page of a run. */
@@ -35,12 +36,14 @@ export function approvalPath(base: string, dag: string, run: string): string {
   return `${base}/approval/${encodeURIComponent(run)}?dag=${encodeURIComponent(dag)}`;
 }
 
-/** A link to another page. */
+const UNDERLINED: CSSProperties = { textDecoration: "underline" };
+
+/** A link to another page. Not one of Chakra, which takes much longer: a table has a hundred. */
 export function PageLink({ to, children }: { to: string; children: ReactNode }) {
   return (
-    <ChakraLink asChild textDecoration="underline">
-      <Link to={to}>{children}</Link>
-    </ChakraLink>
+    <Link to={to} style={UNDERLINED}>
+      {children}
+    </Link>
   );
 }
 
@@ -70,13 +73,17 @@ export function PersonLink({ name, children }: { name: string; children?: ReactN
   return <PageLink to={`${base}/journal?person=${encodeURIComponent(name)}`}>{children ?? name}</PageLink>;
 }
 
-/** A link to the restore wizard that looks like a button. */
-export function RestoreLink({ base, target, label = "Restore to here", size = "sm" }: { base: string; target: string | null; label?: string; size?: "xs" | "sm" }) {
+/** A link to the restore wizard that looks like a button; in a cell of a `ScrollingTable`, as its style says. */
+export function RestoreLink({ base, target, label = "Restore to here", size = "sm" }: { base: string; target: string | null; label?: string; size?: "cell" | "xs" | "sm" }) {
+  const link = (
+    <Link to={restorePath(base, target)} aria-label={target === null ? undefined : `${label}: ${target}`} className={size === "cell" ? "button" : undefined}>
+      {label}
+    </Link>
+  );
+  if (size === "cell") return link;
   return (
     <Button asChild size={size} variant="outline" alignSelf="start">
-      <Link to={restorePath(base, target)} aria-label={target === null ? undefined : `${label}: ${target}`}>
-        {label}
-      </Link>
+      {link}
     </Button>
   );
 }

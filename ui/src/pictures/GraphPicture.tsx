@@ -1,6 +1,7 @@
 import { Box } from "@chakra-ui/react";
-import { type CSSProperties, type KeyboardEvent, useRef, useState } from "react";
+import { type KeyboardEvent, useRef, useState } from "react";
 import type { GraphEdge, GraphLayout, GraphNode, NodeKind } from "./graphLayout";
+import { BACKGROUND, MUTED, READABLE, shorten, TEXT } from "./svg";
 
 const NODE = { width: 190, height: 62 };
 const COLUMN = 290;
@@ -16,18 +17,9 @@ const COLOURS: Record<NodeKind, string> = {
 const LABEL_AT = 0.43;
 /** How far a curve has come there from the height of its begin to that of its end. */
 const LABEL_RISE = 0.35;
-const BACKGROUND = "var(--chakra-colors-bg)";
-const TEXT = "var(--chakra-colors-fg)";
-const MUTED = "var(--chakra-colors-fg-muted)";
-/** Lines that cross a text leave it readable. */
-const READABLE: CSSProperties = { paintOrder: "stroke", stroke: BACKGROUND, strokeWidth: 4, fontSize: 11 };
 
 function placeOf({ level, slot }: GraphNode): { x: number; y: number } {
   return { x: MARGIN + level * COLUMN, y: MARGIN + slot * ROW };
-}
-
-function shorten(text: string, most: number): string {
-  return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
 }
 
 interface Props {

@@ -1,10 +1,10 @@
 import { Box } from "@chakra-ui/react";
-import type { CSSProperties } from "react";
 import { Link } from "react-router-dom";
 import type { ActionEntry } from "../api";
 import { formatTime } from "../format";
 import { runPath } from "../parts/links";
 import { peopleText } from "../parts/People";
+import { BACKGROUND, MUTED, READABLE, shorten, TEXT } from "./svg";
 import { type Arc, type Edge, isCheckpoint, type Mark, type RunSpan } from "./timelineLayout";
 import type { Grid, View } from "./timelineView";
 
@@ -13,11 +13,6 @@ const UNDONE = "var(--chakra-colors-gray-500)";
 const BAD = "var(--chakra-colors-red-solid)";
 const RESTORE = "var(--chakra-colors-purple-solid)";
 const SAVEPOINT = "var(--chakra-colors-green-solid)";
-const BACKGROUND = "var(--chakra-colors-bg)";
-const TEXT = "var(--chakra-colors-fg)";
-const MUTED = "var(--chakra-colors-fg-muted)";
-/** Lines that cross a text leave it readable. */
-const READABLE: CSSProperties = { paintOrder: "stroke", stroke: BACKGROUND, strokeWidth: 4, fontSize: 11 };
 /** Pixels that a time below the picture needs. */
 const TIME_WIDTH = 170;
 
@@ -94,10 +89,6 @@ export function RestoreArc({ arc, grid, view }: { arc: Arc; grid: Grid; view: Vi
       )}
     </g>
   );
-}
-
-function shorten(text: string, most: number): string {
-  return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
 }
 
 /** The name of a run below its visible checkpoints, with a link to its page. */

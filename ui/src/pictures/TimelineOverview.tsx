@@ -1,6 +1,7 @@
 import { Box } from "@chakra-ui/react";
 import { type KeyboardEvent, type PointerEvent, useMemo, useRef, useState } from "react";
 import type { Mark, TimelineLayout } from "./timelineLayout";
+import { ZOOM } from "./timelineView";
 
 const HEIGHT = 40;
 const SIZES: Record<Mark["kind"], readonly [string, number, number]> = {
@@ -61,8 +62,8 @@ export function TimelineOverview({ layout, from, to, onChoose, onMove, zoom }: P
     const places: Record<string, number> = { ArrowLeft: middle - step, ArrowRight: middle + step, Home: 0, End: slots - 1, PageUp: middle + (to - from), PageDown: middle - (to - from) };
     const place = places[event.key];
     if (place !== undefined) onMove(Math.max(0, Math.min(slots - 1, place)));
-    else if (event.key === "+" || event.key === "=") zoom(1.6);
-    else if (event.key === "-") zoom(1 / 1.6);
+    else if (event.key === "+" || event.key === "=") zoom(ZOOM);
+    else if (event.key === "-") zoom(1 / ZOOM);
     else return;
     event.preventDefault();
   };

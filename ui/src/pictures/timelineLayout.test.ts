@@ -117,6 +117,12 @@ describe("branches", () => {
     expect(lanesOf(records)).toMatchObject({ 1: 0, 2: 0, 4: 1, 6: 0 });
   });
 
+  it("finds the present branch in an older part, whose newest points may be undone", () => {
+    const records = [checkpoint(1, 1), checkpoint(2, 1), checkpoint(3, 2, { undone: true }), checkpoint(4, 2, { undone: true })];
+    expect(lanesOf(records)).toEqual({ 1: 0, 2: 0, 3: 1, 4: 1 });
+    expect(layOut(records, { isNewest: false }).marks.some((mark) => mark.newest)).toBe(false);
+  });
+
   it("draws an arc from each restore to its base, those that contain others above them", () => {
     const records = [checkpoint(1, 1), checkpoint(2, 1), checkpoint(3, 1), restore(4, 2), checkpoint(5, 2), restore(6, 1)];
     const { arcs, marks } = layOut(records);

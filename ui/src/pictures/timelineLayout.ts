@@ -73,6 +73,8 @@ export interface LayoutOptions {
   expanded: ReadonlySet<string>;
   /** Whether checkpoints of several runs can be one mark. */
   acrossRuns: boolean;
+  /** Whether the records end with the present state. */
+  isNewest: boolean;
 }
 
 /** Fewer checkpoints than these are not collapsed. */
@@ -145,7 +147,8 @@ function treeOf(entries: readonly TimelineRecord[]): Tree {
     return base === 0 ? null : found;
   });
   const live = new Set<number>();
-  for (let row: number | null = points.at(-1) ?? null; row !== null; row = parent[row] ?? null) live.add(row);
+  // The newest point of an older part may be undone by a restore after it.
+  for (let row: number | null = points.findLast((point) => entries[point]?.undone !== true) ?? null; row !== null; row = parent[row] ?? null) live.add(row);
   return { parent, points, live };
 }
 
@@ -188,7 +191,7 @@ function slotsOf(
   entries: readonly TimelineRecord[],
   tree: Tree,
   lanes: readonly number[],
-  { expanded, acrossRuns }: LayoutOptions,
+  { expanded, acrossRuns }: Omit<LayoutOptions, "isNewest">,
 ): number[][] {
   const special = new Set<number>([tree.points[0] ?? -1, tree.points.at(-1) ?? -1]);
   entries.forEach((entry, row) => {
@@ -276,7 +279,7 @@ function runsOf(marks: readonly Mark[]): RunSpan[] {
 }
 
 /** Lays out records, oldest first. */
-export function layOut(entries: readonly TimelineRecord[], { expanded = new Set(), acrossRuns = false }: Partial<LayoutOptions> = {}): TimelineLayout {
+export function layOut(entries: readonly TimelineRecord[], { expanded = new Set(), acrossRuns = false, isNewest = true }: Partial<LayoutOptions> = {}): TimelineLayout {
   const tree = treeOf(entries);
   const lanes = lanesOf(entries, tree);
   const slots = slotsOf(entries, tree, lanes, { expanded, acrossRuns });
@@ -298,7 +301,7 @@ export function layOut(entries: readonly TimelineRecord[], { expanded = new Set(
       label: labelOf(records),
       undone: lanes[first] !== 0,
       retained: entry.retained ?? false,
-      newest: first === tree.points.at(-1),
+      newest: isNewest && first === tree.points.at(-1),
     };
   };
   const marks = slots.map(mark);

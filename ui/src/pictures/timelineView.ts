@@ -11,6 +11,8 @@ export const MOST_VISIBLE = 250;
 /** Slots beside the visible ones that are drawn, too. */
 const BESIDE = 3;
 const MOST_ZOOM = 3;
+/** How much larger one step of the zoom makes a picture. */
+export const ZOOM = 1.6;
 
 /** What of a timeline is visible. */
 export interface View {

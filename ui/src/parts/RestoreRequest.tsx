@@ -1,0 +1,130 @@
+import { Heading, Stack, Text } from "@chakra-ui/react";
+import { useNavigate } from "react-router-dom";
+import { type Family, trigger, useDag } from "../airflow";
+import type { FamilyDag, JobState, RestorePlanPage } from "../api";
+import { restoreCommands, runCommand } from "../commands";
+import { isBlank, recoveryConf, type RestoreOptions } from "../restoreOptions";
+import { Command } from "./Command";
+import { ConfirmedAction } from "./ConfirmedAction";
+import { triggerRefusal, useDagChoice } from "./DagChoice";
+import { CheckField, TextField } from "./Fields";
+import { PauseAction } from "./JobActions";
+import { recoveryPath } from "./links";
+import { Notice } from "./Loaded";
+import { LossSentences } from "./Losses";
+
+interface RequestProps {
+  job: JobState;
+  options: RestoreOptions;
+  setOptions: (options: RestoreOptions) => void;
+  reason: string;
+  setReason: (reason: string) => void;
+  base: string;
+  family: Family;
+  /** The plan of exactly these options; null as long as there is none. */
+  page: RestorePlanPage | null;
+}
+
+/** The reason of a restore, and the request itself: a DAG run in Airflow, a command elsewhere. */
+export function RestoreRequest(props: RequestProps) {
+  const { options, setOptions, reason, setReason, family, job } = props;
+  const { dag: recovery, field } = useDagChoice(family, "recovery");
+  return (
+    <Stack as="section" gap={3} aria-label="Request">
+      <Heading as="h2" size="md">
+        4. Reason and request
+      </Heading>
+      <TextField isLong required label="Why is this restore necessary?" value={reason} onChange={setReason} help="It is stored in the job's history, and shown to the approver." />
+      <CheckField
+        label="Run the job after the restore"
+        value={options.run}
+        onChange={(run) => {
+          setOptions({ ...options, run });
+        }}
+      />
+      {family.problem !== null && <Notice status="warning" title={`The DAGs of the job are not known: ${family.problem.message}`} />}
+      {field}
+      {recovery !== null && <Trigger key={recovery.dag_id} {...props} dag={recovery} />}
+      {recovery === null && family.isKnown && <Commands jobRoot={job.job_root} options={options} reason={reason} />}
+    </Stack>
+  );
+}
+
+function Trigger({ job, options, reason, base, family, page, dag }: RequestProps & { dag: FamilyDag }) {
+  const navigate = useNavigate();
+  const refused = refusal(dag, page, reason);
+  const act = async () => {
+    if (page === null) return null;
+    const answer = await trigger(dag.dag_id, recoveryConf(options, reason, page.expected_plan));
+    if ("problem" in answer) return answer.problem;
+    await navigate(recoveryPath(base, dag.dag_id, answer.run));
+    return null;
+  };
+  return (
+    <Stack gap={3}>
+      {family.dags
+        .filter((each) => each.role === "run")
+        .map((each) => (
+          <RunDag key={each.dag_id} dag={each} onChange={family.reload} />
+        ))}
+      <ConfirmedAction
+        label="Request the restore"
+        colour="red"
+        size="md"
+        refused={refused}
+        question={
+          <Stack gap={2}>
+            <Text>
+              This triggers {dag.dag_id}, which plans the restore of {job.job} to {page?.plan?.target_label ?? options.target} again, and asks the people who may answer its question to approve it.
+              Nothing changes before that.
+            </Text>
+            {page?.plan != null && <LossSentences plan={page.plan} />}
+          </Stack>
+        }
+        act={act}
+      />
+    </Stack>
+  );
+}
+
+function refusal(dag: FamilyDag, page: RestorePlanPage | null, reason: string): string | null {
+  const refused = triggerRefusal(dag);
+  if (refused !== null) return refused;
+  if (page === null) return "These values are not checked yet, or are refused.";
+  return isBlank(reason) ? "A reason is required." : null;
+}
+
+/** Says whether a DAG that runs the job is paused: a run that starts makes the plan outdated. */
+function RunDag({ dag, onChange }: { dag: FamilyDag; onChange: () => void }) {
+  const { value, reload } = useDag(dag.dag_id);
+  const isPaused = value?.is_paused ?? dag.is_paused;
+  if (isPaused) return <Text>{dag.dag_id} is paused: no scheduled run starts in the meantime.</Text>;
+  return (
+    <Notice status="warning" title={`${dag.dag_id} is not paused`}>
+      <Stack gap={2}>
+        <Text>A run that starts in the meantime makes the plan outdated, and the restore is then refused.</Text>
+        <PauseAction
+          dag={dag}
+          size="xs"
+          onDone={() => {
+            reload();
+            onChange();
+          }}
+        />
+      </Stack>
+    </Notice>
+  );
+}
+
+function Commands({ jobRoot, options, reason }: { jobRoot: string; options: RestoreOptions; reason: string }) {
+  const [plan, execute] = restoreCommands(jobRoot, options, reason);
+  return (
+    <Stack gap={2}>
+      <Text>No DAG restores this job. These commands do: the first writes the plan and changes nothing, the second executes exactly that plan. JOB.py is the job file.</Text>
+      <Command text={plan} />
+      <Command text={execute} />
+      {options.run && <Command text={runCommand(jobRoot)} />}
+      {isBlank(reason) && <Text color="fg.muted">A reason is stored in the job's history.</Text>}
+    </Stack>
+  );
+}
