@@ -4,8 +4,7 @@ import type { components } from "./generated/api";
 
 type Schemas = components["schemas"];
 export type ActionEntry = Schemas["ActionEntry"];
-/** Files and bytes are those of all sources. */
-export type Backlog = Schemas["JobBacklog"] & { files: number | null; size_bytes: number | null };
+export type Backlog = Schemas["JobBacklog"];
 export type Caution = Schemas["Caution"];
 export type ChainExplanation = Schemas["ChainExplanation"];
 export type CheckpointEntry = Schemas["CheckpointEntry"];
@@ -19,14 +18,9 @@ export type Health = Schemas["Health"];
 export type InputExplanation = Schemas["InputExplanation"];
 export type JobExplanation = Schemas["JobExplanation"];
 export type JobFamily = Schemas["JobFamily"];
-export type JobList = Omit<Schemas["JobList"], "jobs"> & { jobs: JobRow[] };
-interface NewFields {
-  backlog: Backlog | null;
-  /** Whether there may be a savepoint although none is known. */
-  savepoint_unknown: boolean;
-}
-export type JobRow = Omit<Schemas["JobRow"], "backlog"> & NewFields;
-export type JobState = Omit<Schemas["JobState"], "backlog"> & NewFields;
+export type JobList = Schemas["JobList"];
+export type JobRow = Schemas["JobRow"];
+export type JobState = Schemas["JobState"];
 export type JournalEntry = Schemas["JournalEntry"];
 export type JournalPage = Schemas["JournalPage"];
 export type OpenQuestion = Schemas["OpenQuestion"];
@@ -47,7 +41,7 @@ export type SinkChange = Schemas["SinkChange"];
 export type SourceChange = Schemas["SourceChange"];
 export type SourceStatus = Schemas["SourceStatus"];
 export type StateChange = Schemas["StateChange"];
-export type TimelinePage = Omit<Schemas["TimelinePage"], "branches"> & { next_cursor: string | null };
+export type TimelinePage = Schemas["TimelinePage"];
 export type TimelinePoint = Schemas["TimelinePoint"];
 
 /** Whether an object was made of all records of a history. */

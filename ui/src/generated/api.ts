@@ -79,7 +79,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** The newest part of the history of a job */
+        /** The history of a job, its newest part first */
         get: operations["jobs-timeline"];
         put?: never;
         post?: never;
@@ -345,12 +345,6 @@ export interface components {
             code: string;
             message: string;
         };
-        /** @description Checkpoints between two restores: each restore begins another branch. */
-        Branch: {
-            seq: number | null;
-            restored_checkpoint_id: number | null;
-            live: boolean;
-        };
         /** @description A warning that a user should read before a plan is executed. */
         Caution: {
             about: string;
@@ -543,8 +537,8 @@ export interface components {
         /** @description The state of a job in a word, as far as it is known. */
         Health: {
             /** @enum {unknown} */
-            word: "waits-for-approval" | "restoring" | "failing" | "retrying" | "starting" | "late" | "running" | "caught-up" | "stopped" | "idle";
-            unknown: ("waits-for-approval" | "restoring" | "failing" | "retrying" | "starting" | "late" | "running" | "caught-up" | "stopped" | "idle")[];
+            word: "waits-for-approval" | "restoring" | "failing" | "retrying" | "starting" | "late" | "running" | "stopped" | "caught-up" | "idle";
+            unknown: ("waits-for-approval" | "restoring" | "failing" | "retrying" | "starting" | "late" | "running" | "stopped" | "caught-up" | "idle")[];
         };
         /** @description One input of an operator chain. */
         InputExplanation: {
@@ -559,6 +553,8 @@ export interface components {
             measured_at: string | null;
             rows: number | null;
             exact: boolean;
+            files: number | null;
+            size_bytes: number | null;
             oldest_at: string | null;
             rows_per_second: number | null;
             catch_up_ms: number | null;
@@ -633,6 +629,7 @@ export interface components {
             backlog_unknown: string | null;
             next_run_at: string | null;
             savepoint: components["schemas"]["LastSavepoint"] | null;
+            savepoint_unknown: boolean;
             failure: components["schemas"]["RunFailure"] | null;
             failed_start: components["schemas"]["RunFailure"] | null;
             history_complete: boolean;
@@ -658,6 +655,7 @@ export interface components {
             backlog_unknown: string | null;
             next_run_at: string | null;
             savepoint: components["schemas"]["LastSavepoint"] | null;
+            savepoint_unknown: boolean;
             failure: components["schemas"]["RunFailure"] | null;
             failed_start: components["schemas"]["RunFailure"] | null;
             history_complete: boolean;
@@ -1184,13 +1182,13 @@ export interface components {
             function_ms: number;
             cpu_ms: number;
         };
-        /** @description The newest part of the history of a job. */
+        /** @description A part of the history of a job: its newest records, or those before an earlier page. */
         TimelinePage: {
             runs: components["schemas"]["RunSummary"][];
-            branches: components["schemas"]["Branch"][];
             checkpoints: components["schemas"]["TimelinePoint"][];
             actions: components["schemas"]["ActionEntry"][];
             older: boolean;
+            next_cursor: string | null;
             history_complete: boolean;
             history_truncated: boolean;
             last_read_at: string | null;
@@ -1388,6 +1386,8 @@ export interface operations {
     "jobs-timeline": {
         parameters: {
             query?: {
+                /** @description the next_cursor of the page before */
+                cursor?: string;
                 /** @description how many */
                 limit?: number;
             };
@@ -1399,7 +1399,7 @@ export interface operations {
         };
         requestBody?: never;
         responses: {
-            /** @description The newest part of the history of a job */
+            /** @description The history of a job, its newest part first */
             200: {
                 headers: {
                     [name: string]: unknown;
