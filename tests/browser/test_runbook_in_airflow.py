@@ -173,6 +173,7 @@ def test_a_restore_is_requested_approved_on_a_phone_and_followed_by_the_next_run
                 approve_on_phone(oscar, camera)
             client.wait_for_end(f"{RESTORED}_recovery", run)
             uma.page.get_by_role("heading", name="What comes next").wait_for()
+        uma.page.get_by_role("listitem").filter(has_text="5. Run").get_by_text("skipped").wait_for()
         (record,) = [r for r in root_files.history(job.root) if r.get("kind") == "restore"]
         found = (record["by"], record["requested_by"], record["note"])
         assert found == ("airflow-user:oscar", "airflow-user:uma", "seen")
@@ -304,8 +305,10 @@ def test_a_plan_that_becomes_outdated_while_it_is_read_says_so(site: RunbookSite
         row.wait_for()
         # With the approval, 5.
         with tasks.measure("request a restore", "Airflow's first page", most_clicks=4):
-            row.click()
-            uma.page.get_by_role("link", name=f"Restore to here: {point}").first.click()
+            with tasks.measure("of which choose the point", "Airflow's first page", most_clicks=2):
+                row.click()
+                uma.page.get_by_role("link", name=f"Restore to here: {point}").first.click()
+                uma.page.get_by_text("files of the target are stored").first.wait_for()
             request_restore(uma, "wrong rows")
         run = site.newest_run(f"{OVERTAKEN}_recovery")
         client.wait_for_question(f"{OVERTAKEN}_recovery", run)
@@ -332,6 +335,11 @@ def test_the_state_of_a_job_is_one_click_away(site: RunbookSite, tasks: Tasks) -
         with tasks.measure("state of a job at a glance", "Airflow's first page", most_clicks=1, most_seconds=5):
             row.get_by_role("link").first.click()
             page.get_by_role("heading", name="Operators at the newest checkpoint").wait_for()
+            # Size and its trend, input that waits, savepoint: without scrolling.
+            for name in ("Newest checkpoint", "State", "Input waiting", "Last savepoint"):
+                box = page.get_by_role("region", name=name, exact=True).bounding_box()
+                assert box is not None and box["y"] + box["height"] <= 900, name
+            assert page.get_by_role("region", name="State", exact=True).locator("svg").is_visible()
         page.goto(f"{site.url}/plugin/stateflow")
         page.get_by_role("heading", name="Jobs", exact=True).wait_for()
         with tasks.measure("journal of all jobs", "the page Jobs", most_clicks=1):
