@@ -49,7 +49,7 @@ demo-bucket: setup  ## the first job of the demo, with job root, input and table
 broker: setup  ## a Kafka broker on loopback to try jobs with, until it is stopped
 	@$(RUN) python scripts/kafka_broker.py $(PORT)
 
-ui: setup  ## the same with Airflow's web interface
+ui: setup  ## the same with Airflow's web interface; prints the address of the timeline
 	@$(RUN) python scripts/demo.py ui
 
 ui-build: setup  ## build the pages of ui/ into stateflow/ui/static
