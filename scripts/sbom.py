@@ -1,7 +1,7 @@
 """Writes a software bill of materials in CycloneDX's JSON: all that ``make setup`` has installed, with its hashes.
 
-It lists the Python packages of ``.venv``, of a test server and of Node in it, the JARs of ``fetch_jars.py``, those that are part
-of PySpark, and the npm packages of the test servers. Packages of the operating system are not in it: the
+It lists the Python packages of ``.venv``, of a test server and of Node in it, the JARs of ``fetch_jars.py``, those that
+are part of PySpark, and the npm packages of the test servers. Packages of the operating system are not in it: the
 system's package manager lists them.
 
     python scripts/sbom.py [--into FILE]

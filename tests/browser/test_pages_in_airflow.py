@@ -93,7 +93,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator
     shutil.copytree(folder / "open", folder / "gone")
     asked = AccountsJob(folder / ASKED)
     for rows in (50, 120):
-        asked.run_to(rows, name=ASKED)
+        asked.run_to(rows, name=ASKED, checkpoints__retained=100)
     names = ("open", "gone", ASKED)
     dags = folder / "dags"
     dags.mkdir()
@@ -108,7 +108,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator
 
 def ask(client: Client, job: AccountsJob) -> None:
     """Lets Airflow's administrator ask for a restore."""
-    target = str(root_files.kept_entries(job.root)[0].seq)
+    target = str(job.commits[0].seq)
     client.home.start_component("scheduler")
     client.trigger(f"{ASKED}_recovery", QUESTION, {"target": target, "reason": HOSTILE})
     client.wait_for_question(f"{ASKED}_recovery", QUESTION)
