@@ -49,7 +49,7 @@ demo-bucket: setup  ## the first job of the demo, with job root, input and table
 broker: setup  ## a Kafka broker on loopback to try jobs with, until it is stopped
 	@$(RUN) python scripts/kafka_broker.py $(PORT)
 
-ui: setup  ## the same with Airflow's web interface
+ui: setup  ## the same with Airflow's web interface; prints the address of the timeline
 	@$(RUN) python scripts/demo.py ui
 
 ui-build: setup  ## build the pages of ui/ into stateflow/ui/static
@@ -110,7 +110,7 @@ docs: setup  ## build the documentation site into build/site; a broken link is a
 	@$(RUN) NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 requirements: setup  ## pin packages, JARs and npm packages with their hashes; UPGRADE=1 takes new versions
-	@for file in requirements-build requirements requirements-dev tests/servers/moto; do \
+	@for file in requirements-build requirements requirements-dev requirements-node tests/servers/moto; do \
 		$(RUN) UV_SYSTEM_CERTS=$${UV_SYSTEM_CERTS-1} uv pip compile --quiet $${UPGRADE:+--upgrade} --generate-hashes \
 			--universal --python-version 3.11 --no-annotate --custom-compile-command "make requirements" \
 			$$file.in --output-file $$file.txt || exit 1; \

@@ -1,8 +1,10 @@
 """How long a person waits in Chromium for pages of a job with 10,000 checkpoints, and for what they click there.
 
-Each page is loaded several times, each time by a browser that has nothing of it in its cache. *First paint* is the
-browser's own first contentful paint; *shown* is when the page shows the job's data. An interaction takes from the press
-of the mouse to the next frame that shows its effect, as the browser's Event Timing measures it, in steps of 8 ms.
+The job root is on disk, and in a bucket whose server waits 20 ms before it reads each request; there also with a server
+of pages that was started just before, and has to read the history. Each page is loaded several times, each time by a
+browser that has nothing of it in its cache. *First paint* is the browser's own first contentful paint; *shown* is when
+the page shows the job's data. An interaction takes from the press of the mouse to the next frame that shows its effect,
+as the browser's Event Timing measures it, in steps of 8 ms.
 """
 
 from __future__ import annotations
@@ -10,15 +12,18 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 import httpx
 
 from benchmarks.pages import Size, SyntheticJob, served
 from benchmarks.results import write_result
 from stateflow.storage import MemoryStorage, open_storage
+from stateflow.ui.catalog import job_at
+from tests.servers.running import s3_server
 from tests.support.browser import open_browser, open_look
 
 if TYPE_CHECKING:
@@ -89,18 +94,23 @@ VISITS = {
 }
 
 
+Figures = dict[str, list[float]]
+"""The milliseconds of each load and interaction, by name."""
+
+
 def run(folder: Path, size: Size = _SIZE, loads: int = _LOADS) -> Path:
     """Measures and writes ``browser.json``."""
-    root = folder / "flights"
     job = SyntheticJob(MemoryStorage(), size)
     job.fill()
-    job.copy_to(open_storage(str(root)))
-    with served(str(root)) as (url, _), open_browser() as browser:
-        id = _warmed(url)
-        pages = {
-            name: _measured(browser, f"{url}/#/{visit.address.format(id=id)}", visit, loads)
-            for name, visit in VISITS.items()
-        }
+    disk, bucket = folder / "flights", folder / "bucket"
+    bucket.mkdir()
+    job.copy_to(open_storage(str(disk)))
+    with open_browser() as browser:
+        found = {"disk": _of_one_server(browser, str(disk), loads)}
+        with s3_server(bucket, "bucket", size.delay_ms) as variables, mock.patch.dict("os.environ", variables):
+            job.copy_to(open_storage(str(bucket / "data" / "bucket" / "flights")))
+            found["bucket"] = _of_one_server(browser, "s3://bucket/flights", loads)
+            found["bucket, new server"] = _of_new_servers(browser, "s3://bucket/flights", loads)
     return write_result(
         "browser",
         {
@@ -109,37 +119,56 @@ def run(folder: Path, size: Size = _SIZE, loads: int = _LOADS) -> Path:
             "loads": loads,
             "load_1m": round(os.getloadavg()[0], 1),
             "limits_ms": LIMITS_MS,
-            "pages": {
-                name: {what: {"median_ms": _median(found), "max_ms": max(found)} for what, found in page.items()}
-                for name, page in pages.items()
-            },
+            "pages": {place: {name: _summary(page) for name, page in pages.items()} for place, pages in found.items()},
             # A median: other programs on the machine delay some of the loads.
             "missed": [
-                f"{name}: {what}"
+                f"{place}: {name}: {what}"
+                for place, pages in found.items()
                 for name, page in pages.items()
-                for what, found in page.items()
-                if _median(found) > LIMITS_MS.get(what, LIMITS_MS["interaction"])
+                for what, milliseconds in page.items()
+                if _median(milliseconds) > LIMITS_MS.get(what, LIMITS_MS["interaction"])
             ],
         },
     )
+
+
+def _summary(page: Figures) -> dict[str, dict[str, float]]:
+    return {what: {"median_ms": _median(found), "max_ms": round(max(found), 1)} for what, found in page.items()}
 
 
 def _median(values: list[float]) -> float:
     return round(statistics.median(values), 1)
 
 
-def _warmed(url: str) -> str:
-    """Returns the id of the job once the server knows all of its history: this is not about its first look."""
-    with httpx.Client(base_url=url, timeout=60) as client:
-        id = str(client.get("api/v1/jobs").json()["jobs"][0]["id"])
-        while not client.get(f"api/v1/jobs/{id}").json()["history_complete"]:
-            pass
-    return id
+def _of_one_server(browser: Browser, job_root: str, loads: int) -> dict[str, Figures]:
+    """Loads each page several times, once the server knows all of the history."""
+    id = job_at(job_root).id
+    with served(job_root) as (url, _):
+        with httpx.Client(base_url=url, timeout=60) as client:
+            while not client.get(f"api/v1/jobs/{id}").json()["history_complete"]:
+                pass
+        return {
+            name: _measured(browser, f"{url}/#/{visit.address.format(id=id)}", visit, loads)
+            for name, visit in VISITS.items()
+        }
 
 
-def _measured(browser: Browser, address: str, visit: Visit, loads: int) -> dict[str, list[float]]:
-    """Loads a page several times; returns the milliseconds of each load and interaction."""
-    found: dict[str, list[float]] = {}
+def _of_new_servers(browser: Browser, job_root: str, loads: int) -> dict[str, Figures]:
+    """Loads each page several times, each time by a server that has not read the history."""
+    id, pages = job_at(job_root).id, dict[str, Figures]()
+    for name, visit in VISITS.items():
+        pages[name] = {}
+        for _ in range(loads):
+            with served(job_root) as (url, _process):
+                found = _measured(browser, f"{url}/#/{visit.address.format(id=id)}", replace(visit, acts={}), loads=1)
+            for what, milliseconds in found.items():
+                pages[name].setdefault(what, []).extend(milliseconds)
+    return pages
+
+
+def _measured(browser: Browser, address: str, visit: Visit, loads: int) -> Figures:
+    """Loads a page several times, and does there what a person does."""
+    found: Figures = {}
     for _ in range(loads):
         with open_look(browser) as look:
             page = look.page

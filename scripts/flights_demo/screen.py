@@ -37,8 +37,8 @@ class Screen:
             self.console.print(f"  [dim]{watch.seconds:.1f} s[/dim]")
 
     def say(self, text: str) -> None:
-        """Prints a line of the current step."""
-        self.console.print(f"  {escape(text)}")
+        """Prints a line of the current step. The terminal wraps it, so that an address in it stays whole."""
+        self.console.print(f"  {escape(text)}", soft_wrap=True)
 
     def good(self, text: str) -> None:
         """Prints a successful check."""

@@ -1,13 +1,17 @@
 """Every page in a real Airflow: for each role, in light and dark, on a phone, and behind a path prefix.
 
-Nothing runs here but the API server and the processor of DAG files; the jobs have run before, in this process.
+Nothing runs here but the API server and the processor of DAG files: the jobs have run before. Only at the beginning, a
+scheduler runs until a restore waits for its approval.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pytest
@@ -15,11 +19,12 @@ from flights_demo.airflow_home import USER, free_port
 from flights_demo.client import AirflowClient
 from flights_demo.polling import poll
 
-from tests.airflow.jobs import ACCOUNTS
-from tests.airflow.system.live_airflow import PATIENCE, live_airflow
+from tests.airflow.jobs import ACCOUNTS, install_submit
+from tests.airflow.system.live_airflow import PATIENCE, Client, live_airflow
 from tests.browser.airflow_site import USERS, Site
 from tests.support import root_files
 from tests.support.browser import Look, needs_axe, needs_chromium, open_look
+from tests.support.job_fixture import AccountsJob
 from tests.ui.pages_job import PagesJob
 
 if TYPE_CHECKING:
@@ -37,10 +42,15 @@ DAG_FILE = """
 from stateflow_airflow.dags import StateflowJob, stateflow_dags
 
 for name in {names!r}:
+    settings = {{"name": name, "job.folder": f"{folder}/{{name}}", "local_dir": f"{folder}/{{name}}/local"}}
     stateflow_dags(
-        job=StateflowJob(name=name, root=f"{folder}/{{name}}/root"), application={application!r}, savepoints=None
+        job=StateflowJob(name=name, root=f"{folder}/{{name}}/root", settings=settings),
+        application={application!r},
+        savepoints=None,
     )
 """
+ASKED, QUESTION = "asked", "manual__question"
+"""A job, and the DAG run whose question nobody answers: may it be restored?"""
 PAGES = {
     "jobs": "plugin/stateflow",
     "journal of all jobs": "plugin/stateflow/journal",
@@ -53,6 +63,8 @@ PAGES = {
     "graph": "plugin/stateflow/jobs/{id}/graph",
     "points": "plugin/stateflow/jobs/{id}/restore",
     "restore": "plugin/stateflow/jobs/{id}/restore?to=before",
+    "approval": f"plugin/stateflow/jobs/{{asked}}/approval/{QUESTION}",
+    "recovery": f"plugin/stateflow/jobs/{{asked}}/recovery/{QUESTION}",
     "unknown": "plugin/stateflow/jobs/{id}/nothing",
     "tab of a DAG": "dags/open/plugin/stateflow-state",
     "tab of another DAG": "dags/other/plugin/stateflow-state",
@@ -79,19 +91,35 @@ def site(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator
     job.grow(4)
     job.save("after")
     shutil.copytree(folder / "open", folder / "gone")
+    asked = AccountsJob(folder / ASKED)
+    for rows in (50, 120):
+        asked.run_to(rows, name=ASKED, checkpoints__retained=100)
+    names = ("open", "gone", ASKED)
     dags = folder / "dags"
     dags.mkdir()
-    (dags / "families.py").write_text(DAG_FILE.format(names=("open", "gone"), folder=folder, application=ACCOUNTS))
+    (dags / "families.py").write_text(DAG_FILE.format(names=names, folder=folder, application=ACCOUNTS))
     (dags / "other.py").write_text(OTHER)
-    with live_airflow(folder, dags, {}, components=("api-server", "dag-processor"), users=USERS) as client:
-        client.wait_for_dags("open_recovery", "gone_recovery", "other")
+    path = {"PATH": f"{install_submit(folder)}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with live_airflow(folder, dags, path, components=("api-server", "dag-processor"), users=USERS) as client:
+        client.wait_for_dags(*(f"{name}_recovery" for name in names), "other")
+        ask(client, asked)
         yield Site(folder, client, browser, client.home.url)
+
+
+def ask(client: Client, job: AccountsJob) -> None:
+    """Lets Airflow's administrator ask for a restore."""
+    target = str(job.commits[0].seq)
+    client.home.start_component("scheduler")
+    client.trigger(f"{ASKED}_recovery", QUESTION, {"target": target, "reason": HOSTILE})
+    client.wait_for_question(f"{ASKED}_recovery", QUESTION)
+    client.kill("scheduler")
 
 
 def addresses(site: Site) -> dict[str, str]:
     """The addresses of all pages of the job, by name."""
     newest = root_files.kept_entries(site.folder / "open" / "root")[-1]
     given = {"id": site.id_of("open"), "point": newest.seq, "generation": newest.doc["generation"]}
+    given["asked"] = site.id_of(ASKED)
     return {name: f"{site.url}/{page.format(**given)}" for name, page in PAGES.items()}
 
 
@@ -104,13 +132,15 @@ def settle(look: Look) -> None:
     """Waits until a page of ours shows its content."""
     look.page.locator(".stateflow").first.wait_for()
     look.page.locator(".stateflow [aria-busy=true]").first.wait_for(state="detached")
+    # Parts of a page that have answers of their own, such as the plan of a question, come after it.
+    look.page.wait_for_load_state("networkidle")
 
 
 @pytest.mark.parametrize(
     ("user", "width", "colours"),
     [
-        *(("vera", width, colours) for width in (1280, 375) for colours in ("light", "dark")),
-        *((user, *look) for user in ("uma", USER) for look in ((1280, "light"), (375, "dark"))),
+        *(("vera", width, colours) for width in (1280, 375, 2560) for colours in ("light", "dark")),
+        *((user, *look) for user in ("uma", USER) for look in ((1280, "light"), (375, "dark"), (2560, "light"))),
     ],
 )
 def test_every_role_reads_every_page(site: Site, user: str, width: int, colours: Literal["light", "dark"]) -> None:
@@ -122,6 +152,15 @@ def test_every_role_reads_every_page(site: Site, user: str, width: int, colours:
             assert look.violations(".stateflow") == [], name
             assert look.page.locator("img[src=x]").count() == 0 and "stolen" not in look.page.title(), name
             assert look.errors == [], name
+
+
+@pytest.mark.parametrize(("user", "may"), [("vera", (False, False)), ("uma", (True, True)), (USER, (False, True))])
+def test_who_may_not_answer_or_has_asked_cannot_approve(site: Site, user: str, may: tuple[bool, bool]) -> None:
+    with site.as_user(user) as look:
+        visit(look, addresses(site)["approval"])
+        look.page.get_by_text("The plan is still valid").wait_for()
+        found = [look.page.get_by_role("button", name=name, exact=True).is_enabled() for name in ("Approve", "Reject")]
+        assert found == list(may)
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -29,7 +29,7 @@ from tests.support.browser import Look, needs_axe, needs_chromium
 from tests.support.job_fixture import AccountsJob
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 pytestmark = [
     pytest.mark.slow(reason="starts all of Airflow and a browser"),
@@ -153,93 +153,120 @@ def choose_on_timeline(look: Look, site: RunbookSite, name: str) -> None:
 def test_a_restore_is_requested_approved_on_a_phone_and_followed_by_the_next_run(
     site: RunbookSite, tasks: Tasks, camera: Camera
 ) -> None:
-    client, job, tour = site.client, site.job(RESTORED), camera.tour
+    client, job = site.client, site.job(RESTORED)
     before, point = root_files.head(job.root), root_files.kept_entries(job.root)[0].seq
     with site.as_user("uma", height=800) as uma, site.as_user("oscar", width=375, height=667) as oscar:
-        page, phone = uma.page, oscar.page
-        page.goto(site.address(RESTORED))
-        page.get_by_role("button", name="Pause", exact=True).click()
-        page.get_by_role("button", name="Yes, pause").click()
-        assert poll(lambda: client.call("GET", f"dags/{RESTORED}")["is_paused"], PATIENCE)
+        pause(uma, site)
         tasks.watch(uma)
         tasks.watch(oscar)
-
-        page.goto(f"{site.url}/")
-        card = page.get_by_role("region", name="Jobs of stateflow").locator(f"a[href*='{site.id_of(RESTORED)}']").first
-        tour.show(page, "03:02. The rows of accounts are wrong. Airflow's first page shows the job.", 4, card)
-        card.click()
-        link = page.get_by_role("link", name="Timeline", exact=True)
-        tour.show(page, "The state of the job: newest checkpoint, size, operators, points.", 5, link)
-        link.click()
-        mark = page.get_by_role("button", name=f"checkpoint {point}, retained").first
-        tour.show(page, "The timeline: runs and checkpoints. Choose the last good point.", 5, mark)
+        mark = go_to_timeline(uma, site, camera.tour, point)
         with tasks.measure("restore: plan, request, approve on a phone, verify", "the timeline", most_clicks=5):
             mark.click()
-            link = page.get_by_role("link", name=f"Restore to here: {point}").first
-            tour.show(page, "What is known of this point, and the way back to it.", 4, link)
-            link.click()
-            page.get_by_text("files of the target are stored").first.wait_for()
-            camera.keep(page, "airflow-restore")
-            tour.show(page, "The plan, before anything runs: what is lost, and what is read again.", 7)
-            page.get_by_role("textbox", name="Why is this restore necessary?").fill("the rows of today are wrong")
-            button = page.get_by_role("button", name="Request the restore").and_(page.locator(":enabled"))
-            button.wait_for()
-            tour.show(page, "A reason is required. Another person has to approve.", 4, button)
-            button.click()
-            button = page.get_by_role("button", name="Yes, request the restore")
-            tour.show(page, "Each action asks once. This one triggers the recovery DAG.", 3, button)
-            button.click()
-            page.wait_for_url("**/recovery/*")
+            plan_and_request(uma, camera, point)
             run = site.newest_run(f"{RESTORED}_recovery")
             client.wait_for_question(f"{RESTORED}_recovery", run)
-            page.get_by_role("link", name="Answer the question").wait_for()
-            tour.show(page, "The recovery DAG has planned with the job file, and waits for an approval.", 5)
+            uma.page.get_by_role("link", name="Answer the question").wait_for()
+            camera.tour.show(uma.page, "The recovery DAG has planned with the job file, and waits for an approval.", 5)
             assert uma.violations(".stateflow") == []
-
             with tasks.measure("of which approve on a phone", "link in the alert", most_clicks=1):
-                phone.goto(site.address(RESTORED, f"/approval/{run}?dag={RESTORED}_recovery"))
-                phone.get_by_text("the rows of today are wrong").first.wait_for()
-                phone.get_by_text("The plan is still valid").wait_for()
-                assert oscar.overflow() <= 0 and oscar.violations(".stateflow") == []
-                buttons = phone.get_by_role("region", name="Answer").bounding_box()
-                assert buttons is not None and buttons["y"] + buttons["height"] <= 668
-                phone.get_by_role("textbox", name="Note").fill("seen")
-                camera.keep(phone, "airflow-approval-phone")
-                tour.show(
-                    phone, "The other person approves on a phone.", 6, phone.get_by_role("button", name="Approve")
-                )
-                phone.get_by_role("button", name="Approve").click()
-                phone.get_by_text("Approved").first.wait_for()
+                oscar.page.goto(site.address(RESTORED, f"/approval/{run}?dag={RESTORED}_recovery"))
+                approve_on_phone(oscar, camera)
             client.wait_for_end(f"{RESTORED}_recovery", run)
-            page.get_by_role("heading", name="What comes next").wait_for()
+            uma.page.get_by_role("heading", name="What comes next").wait_for()
+        uma.page.get_by_role("listitem").filter(has_text="5. Run").get_by_text("skipped").wait_for()
         (record,) = [r for r in root_files.history(job.root) if r.get("kind") == "restore"]
         found = (record["by"], record["requested_by"], record["note"])
         assert found == ("airflow-user:oscar", "airflow-user:uma", "seen")
         assert root_files.head(job.root).position < before.position
-        camera.keep(page, "airflow-restored")
+        camera.keep(uma.page, "airflow-restored")
 
         job.replace_events(since=root_files.head(job.root).position)
-        button = page.get_by_role("button", name="Unpause", exact=True)
-        tour.show(page, "Restored and verified: state, input positions and tables. Next: unpause.", 5, button)
-        button.click()
-        page.get_by_role("button", name="Yes, unpause").click()
-        button = page.get_by_role("button", name="Run now").and_(page.locator(":enabled"))
-        button.wait_for()
-        tour.show(page, "… and run now, over the corrected input.", 4, button)
-        button.click()
-        page.get_by_role("button", name="Yes, run now").click()
-        page.get_by_text(f"{RESTORED} is triggered").wait_for()
+        run_again(uma, camera.tour)
         client.wait_for_success(RESTORED, site.newest_run(RESTORED))
         job.check_results()
 
-        page.goto(site.address(RESTORED, "/timeline"))
-        page.get_by_role("button", name="restore").first.wait_for()
-        camera.keep(page, "airflow-timeline")
-        tour.show(page, "The timeline afterwards: the restore as an arc, what it has undone in grey.", 8)
-        tour.write(still=-1)
+        uma.page.goto(site.address(RESTORED, "/timeline"))
+        uma.page.get_by_role("button", name="restore").first.wait_for()
+        camera.keep(uma.page, "airflow-timeline")
+        camera.tour.show(uma.page, "The timeline afterwards: the restore as an arc, what it has undone in grey.", 8)
+        camera.tour.write(still=-1)
         with tasks.measure("who went back, when and why", "a page of the job", most_clicks=1):
-            page.get_by_role("link", name="Journal", exact=True).click()
-            page.get_by_text("the rows of today are wrong").first.wait_for()
+            uma.page.get_by_role("link", name="Journal", exact=True).click()
+            uma.page.get_by_text("the rows of today are wrong").first.wait_for()
+
+
+def pause(look: Look, site: RunbookSite) -> None:
+    """Pauses the DAG that runs the job to restore."""
+    look.page.goto(site.address(RESTORED))
+    look.page.get_by_role("button", name="Pause", exact=True).click()
+    look.page.get_by_role("button", name="Yes, pause").click()
+    assert poll(lambda: site.client.call("GET", f"dags/{RESTORED}")["is_paused"], PATIENCE)
+
+
+def go_to_timeline(look: Look, site: RunbookSite, tour: Tour, point: int) -> Locator:
+    """Goes from Airflow's first page to the timeline of the job to restore; returns the mark of a point there."""
+    page = look.page
+    page.goto(f"{site.url}/")
+    card = page.get_by_role("region", name="Jobs of stateflow").locator(f"a[href*='{site.id_of(RESTORED)}']").first
+    tour.show(page, "03:02. The rows of accounts are wrong. Airflow's first page shows the job.", 4, card)
+    card.click()
+    link = page.get_by_role("link", name="Timeline", exact=True)
+    tour.show(page, "The state of the job: newest checkpoint, size, operators, points.", 5, link)
+    link.click()
+    mark = page.get_by_role("button", name=f"checkpoint {point}, retained").first
+    tour.show(page, "The timeline: runs and checkpoints. Choose the last good point.", 5, mark)
+    return mark
+
+
+def plan_and_request(look: Look, camera: Camera, point: int) -> None:
+    """Looks at the plan for the point that is selected on the timeline, and requests its restore."""
+    page, tour = look.page, camera.tour
+    link = page.get_by_role("link", name=f"Restore to here: {point}").first
+    tour.show(page, "What is known of this point, and the way back to it.", 4, link)
+    link.click()
+    page.get_by_text("files of the target are stored").first.wait_for()
+    camera.keep(page, "airflow-restore")
+    tour.show(page, "The plan, before anything runs: what is lost, and what is read again.", 7)
+    page.get_by_role("textbox", name="Why is this restore necessary?").fill("the rows of today are wrong")
+    button = page.get_by_role("button", name="Request the restore").and_(page.locator(":enabled"))
+    button.wait_for()
+    tour.show(page, "A reason is required. Another person has to approve.", 4, button)
+    button.click()
+    button = page.get_by_role("button", name="Yes, request the restore")
+    tour.show(page, "Each action asks once. This one triggers the recovery DAG.", 3, button)
+    button.click()
+    page.wait_for_url("**/recovery/*")
+
+
+def approve_on_phone(look: Look, camera: Camera) -> None:
+    """Approves the plan whose question is open; the buttons must be within the phone's screen."""
+    phone = look.page
+    phone.get_by_text("the rows of today are wrong").first.wait_for()
+    phone.get_by_text("The plan is still valid").wait_for()
+    assert look.overflow() <= 0 and look.violations(".stateflow") == []
+    buttons = phone.get_by_role("region", name="Answer").bounding_box()
+    assert buttons is not None and buttons["y"] + buttons["height"] <= 668
+    phone.get_by_role("textbox", name="Note").fill("seen")
+    camera.keep(phone, "airflow-approval-phone")
+    button = phone.get_by_role("button", name="Approve")
+    camera.tour.show(phone, "The other person approves on a phone.", 6, button)
+    button.click()
+    phone.get_by_text("Approved").first.wait_for()
+
+
+def run_again(look: Look, tour: Tour) -> None:
+    """Unpauses and runs the job on the page of its recovery."""
+    page = look.page
+    button = page.get_by_role("button", name="Unpause", exact=True)
+    tour.show(page, "Restored and verified: state, input positions and tables. Next: unpause.", 5, button)
+    button.click()
+    page.get_by_role("button", name="Yes, unpause").click()
+    button = page.get_by_role("button", name="Run now").and_(page.locator(":enabled"))
+    button.wait_for()
+    tour.show(page, "… and run now, over the corrected input.", 4, button)
+    button.click()
+    page.get_by_role("button", name="Yes, run now").click()
+    page.get_by_text(f"{RESTORED} is triggered").wait_for()
 
 
 def test_a_rejected_plan_changes_nothing(site: RunbookSite) -> None:
@@ -278,8 +305,10 @@ def test_a_plan_that_becomes_outdated_while_it_is_read_says_so(site: RunbookSite
         row.wait_for()
         # With the approval, 5.
         with tasks.measure("request a restore", "Airflow's first page", most_clicks=4):
-            row.click()
-            uma.page.get_by_role("link", name=f"Restore to here: {point}").first.click()
+            with tasks.measure("of which choose the point", "Airflow's first page", most_clicks=2):
+                row.click()
+                uma.page.get_by_role("link", name=f"Restore to here: {point}").first.click()
+                uma.page.get_by_text("files of the target are stored").first.wait_for()
             request_restore(uma, "wrong rows")
         run = site.newest_run(f"{OVERTAKEN}_recovery")
         client.wait_for_question(f"{OVERTAKEN}_recovery", run)
@@ -306,6 +335,11 @@ def test_the_state_of_a_job_is_one_click_away(site: RunbookSite, tasks: Tasks) -
         with tasks.measure("state of a job at a glance", "Airflow's first page", most_clicks=1, most_seconds=5):
             row.get_by_role("link").first.click()
             page.get_by_role("heading", name="Operators at the newest checkpoint").wait_for()
+            # Size and its trend, input that waits, savepoint: without scrolling.
+            for name in ("Newest checkpoint", "State", "Input waiting", "Last savepoint"):
+                box = page.get_by_role("region", name=name, exact=True).bounding_box()
+                assert box is not None and box["y"] + box["height"] <= 900, name
+            assert page.get_by_role("region", name="State", exact=True).locator("svg").is_visible()
         page.goto(f"{site.url}/plugin/stateflow")
         page.get_by_role("heading", name="Jobs", exact=True).wait_for()
         with tasks.measure("journal of all jobs", "the page Jobs", most_clicks=1):

@@ -209,6 +209,21 @@ def _commands(text: str) -> Iterator[list[str]]:
                 yield list(itertools.takewhile(lambda word: word not in ("|", ">", "&&", "&", "||", ";"), words))
 
 
+def _names(command: click.Command, name: str) -> Iterator[str]:
+    if not isinstance(command, click.Group):
+        yield name
+        return
+    for part, each in command.commands.items():
+        yield from _names(each, f"{name} {part}")
+
+
+def test_each_command_is_on_a_page_for_users() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in _PROSE if page.name != "CHANGELOG.md")
+    names = list(_names(main, "stateflow"))
+    assert len(names) > 30
+    assert [name for name in names if not re.search(rf"{name}\b", text)] == []
+
+
 @pytest.mark.parametrize("page", _PROSE, ids=lambda page: page.stem)
 def test_each_command_can_be_parsed_and_each_python_block_compiled(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

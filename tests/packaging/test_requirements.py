@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = ("requirements-build", "requirements", "requirements-dev", "tests/servers/moto")
+FILES = ("requirements-build", "requirements", "requirements-dev", "requirements-node", "tests/servers/moto")
 PIN = re.compile(r"([a-z0-9][\w.-]*)==([\w.]+)( ; [^\\]+)? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)")
 """A package with its version, perhaps a condition, and the hashes of its archives."""
 
@@ -29,7 +29,7 @@ def test_every_direct_requirement_is_pinned_and_there_is_nothing_but_pins_with_h
 
 
 def test_versions_that_belong_together_are_equal() -> None:
-    build, deployed, development, _ = map(_pins, FILES)
+    build, deployed, development, *_ = map(_pins, FILES)
     assert {name: version for name, version in development.items() if name in deployed}.items() <= deployed.items()
     assert build.items() <= development.items()
     # They share files.

