@@ -3,6 +3,7 @@
 
 const COUNT = new Intl.NumberFormat(undefined, { maximumFractionDigits: 1 });
 const RELATIVE = new Intl.RelativeTimeFormat(undefined, { numeric: "always", style: "short" });
+const NOW = new Intl.RelativeTimeFormat(undefined, { numeric: "auto" }).format(0, "second");
 const STYLES = {
   exact: { dateStyle: "long", timeStyle: "long" },
   full: { dateStyle: "medium", timeStyle: "medium" },
@@ -42,7 +43,13 @@ function withUnit(value: number, [smallest, ...larger]: Units): string {
     const exact = value / size;
     [unit, length, amount] = [next, size, Math.abs(exact) < 10 ? Math.round(10 * exact) / 10 : Math.round(exact)];
   }
-  const format = unitFormats.get(unit) ?? new Intl.NumberFormat(undefined, { style: "unit", unit, unitDisplay: "short", maximumFractionDigits: 1 });
+  const format = unitFormats.get(unit) ?? new Intl.NumberFormat(undefined, {
+    style: "unit",
+    unit,
+    // "898 byte" is the short form of English.
+    unitDisplay: unit === "byte" ? "long" : "short",
+    maximumFractionDigits: 1,
+  });
   unitFormats.set(unit, format);
   return format.format(amount);
 }
@@ -79,11 +86,11 @@ export function formatDuration(ms: number): string {
   return withUnit(ms, DURATIONS);
 }
 
-/** "3 min. ago". */
+/** "3 min. ago"; "now" for less than a second. */
 export function formatAge(at: string, now: number): string {
   const ms = Date.parse(at) - now;
-  const [unit, length] = DURATIONS.findLast(([name, each]) => name !== "millisecond" && Math.abs(ms) >= each) ?? ["second", 1000];
-  return RELATIVE.format(Math.trunc(ms / length), unit === "millisecond" ? "second" : unit);
+  const [unit, length] = DURATIONS.findLast(([, each]) => Math.abs(ms) >= each) ?? DURATIONS[0];
+  return unit === "millisecond" ? NOW : RELATIVE.format(Math.trunc(ms / length), unit);
 }
 
 /** "1 kB → 2.5 kB (+1.5 kB)"; `format` writes a number with its unit, and null is none. */

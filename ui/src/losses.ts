@@ -92,7 +92,7 @@ export function lossSentences(plan: RestorePlan): string[] {
     sentences.push(`The state of ${state.uid}, ${formatBytes(state.target_bytes)}, is not restored.`);
   }
   if (lost.length > 0) {
-    const named = lost.length > MOST_NAMED ? `${lost.slice(0, MOST_NAMED).join(", ")}, …` : lost.join(", ");
+    const named = lost.length > MOST_NAMED ? `${lost.slice(0, MOST_NAMED).join(", ")} and ${counted(lost.length - MOST_NAMED, "other")}` : lost.join(", ");
     sentences.push(`${counted(lost.length, "checkpoint")} can no longer be restored: ${named}.`);
   }
   return sentences;

@@ -2,7 +2,10 @@ import { cleanup } from "@testing-library/react";
 import { afterEach, vi } from "vitest";
 import { FakePlot } from "./test-uplot";
 
-afterEach(cleanup);
+afterEach(() => {
+  cleanup();
+  localStorage.clear();
+});
 
 // jsdom has no canvas; axe looks whether a text is an icon of a font.
 HTMLCanvasElement.prototype.getContext = () => null;

@@ -64,7 +64,7 @@ function Wizard({ target, job, base, address, family }: WizardProps) {
     <Stack gap={5}>
       <Stack gap={1}>
         <Heading as="h2" size="lg" overflowWrap="anywhere">
-          Restore {job.job} to {target}
+          Restore {job.job} to {/^\d+$/.test(target) ? `checkpoint ${target}` : target}
         </Heading>
         <PageLink to={restorePath(base)}>Choose another point</PageLink>
       </Stack>

@@ -87,10 +87,10 @@ it("says why a job cannot be shown, and names unknown addresses", async () => {
 it("leads from a message to the restore wizard of a job, by its id or name", async () => {
   server.answers.jobs = { jobs: [{ ...job, job: "flights" }], searches: [] };
   const first = open("/restore?job=flights&to=12");
-  expect(await screen.findByRole("heading", { name: /to 12$/ })).toBeDefined();
+  expect(await screen.findByRole("heading", { name: /to checkpoint 12$/ })).toBeDefined();
   first.unmount();
   open("/restore?job=flights-1&to=12");
-  expect(await screen.findByRole("heading", { name: /to 12$/ })).toBeDefined();
+  expect(await screen.findByRole("heading", { name: /to checkpoint 12$/ })).toBeDefined();
   open(`/restore?job=${encodeURIComponent(HOSTILE)}`);
   expect((await screen.findByText(/There is no job/)).textContent).toContain(HOSTILE);
 });

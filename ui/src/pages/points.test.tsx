@@ -169,7 +169,9 @@ it("keeps times in UTC in the address, and shows them in the zone of the reader"
   const first = open(`/${job}?since=2026-01-31T02:00:00.000Z`);
   const since = await screen.findByLabelText<HTMLInputElement>("Since");
   expect(since.value).toBe("2026-01-31T11:00");
-  expect(server.queries).toContain(`${job}/points?since=2026-01-31T02%3A00%3A00.000Z`);
+  await waitFor(() => {
+    expect(server.queries).toContain(`${job}/points?since=2026-01-31T02%3A00%3A00.000Z`);
+  });
   fireEvent.change(since, { target: { value: "2026-02-01T00:00" } });
   await waitFor(() => {
     expect(server.queries.at(-1)).toBe(`${job}/points?since=2026-01-31T15%3A00%3A00.000Z`);
@@ -277,7 +279,9 @@ it("asks for the points that a person wants, and keeps the filters in the addres
   open(`/${job}?retained=true&since=2026-01-31T02:00&generation=5`);
   const user = userEvent.setup();
   const filters = await screen.findByRole("region", { name: "Filters of the points" });
-  expect(server.queries).toContain(`${job}/points?retained=true&generation=5&since=2026-01-31T02%3A00%3A00.000Z`);
+  await waitFor(() => {
+    expect(server.queries).toContain(`${job}/points?retained=true&generation=5&since=2026-01-31T02%3A00%3A00.000Z`);
+  });
   const runs = within(filters).getByLabelText<HTMLSelectElement>("Run");
   expect(runs.value).toBe("5");
   await user.selectOptions(runs, "");

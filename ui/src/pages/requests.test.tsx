@@ -169,7 +169,7 @@ it("chooses the point in the timeline, before a deployment, before a time, or up
   expect(screen.getByText("The job is at this point.")).toBeDefined();
   await expectAccessible(container);
   await user.click(within(picture).getByRole("button", { name: /checkpoint 10/ }));
-  expect(await screen.findByRole("heading", { name: /to 10$/ })).toBeDefined();
+  expect(await screen.findByRole("heading", { name: /to checkpoint 10$/ })).toBeDefined();
   unmount();
 
   const first = open(page("restore"));

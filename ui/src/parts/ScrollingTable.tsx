@@ -10,7 +10,7 @@ const STYLE = {
   "& tbody tr:last-child td": { borderBottomWidth: 0 },
   "& .name": { fontWeight: "semibold" },
   "& .line": { whiteSpace: "nowrap" },
-  "& .text": { overflowWrap: "anywhere" },
+  "& .text": { overflowWrap: "anywhere", minWidth: "8rem" },
   "& .long": { overflowWrap: "anywhere", minWidth: "14rem" },
   "& .code": { overflowWrap: "anywhere", fontFamily: "mono" },
   "& .muted": { color: "fg.muted" },

@@ -118,7 +118,8 @@ export function Times({ marks, grid }: { marks: readonly Mark[]; grid: Grid }) {
   return (
     <g aria-hidden="true">
       {shown.map(({ slot, entries: [entry] }) => (
-        <text key={slot} x={grid.x(slot)} y={grid.height - 10} textAnchor="middle" style={READABLE} fill={MUTED}>
+        // A time in the middle of the first slot would begin outside of the picture.
+        <text key={slot} x={Math.max(grid.x(slot), TIME_WIDTH / 2)} y={grid.height - 10} textAnchor="middle" style={READABLE} fill={MUTED}>
           {entry?.ended_at == null ? "" : formatTime(entry.ended_at, "short")}
         </text>
       ))}
