@@ -142,10 +142,11 @@ class ClusterRun:
     def _may_wait(self) -> bool:
         """Returns whether a driver may lack its settings: who has submitted it may have been killed before."""
         try:
-            return not self._has_claimed()
+            is_claimed = self._has_claimed()
         except StorageError as e:
             log.warning("whether the driver has its settings is not known, so it gets them: %s", e)
-            return True
+            is_claimed = False
+        return not is_claimed
 
     @contextmanager
     def _signals_counted(self) -> Iterator[None]:
