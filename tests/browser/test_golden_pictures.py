@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from tests.browser.flights_story import FlightsStory, StoryCatalog, play_stories
-from tests.browser.golden_pictures import MOST_FAR, check_picture, share_far_apart
+from tests.browser.golden_pictures import MOST_FAR, check_picture, far_apart
 from tests.support.browser import ARGUMENTS, CHROMIUM, needs_chromium, open_look, serving
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def test_other_fonts_are_not_a_difference_but_a_page_of_other_colours_is(
 
 def test_the_share_of_squares_that_are_far_apart() -> None:
     white, marked = Image.new("RGB", (80, 80), "white"), Image.new("RGB", (80, 80), "white")
-    assert share_far_apart(white, marked) == 0
+    assert far_apart(white, marked).mean() == 0
     ImageDraw.Draw(marked).rectangle((8, 8, 15, 15), "black")
-    assert share_far_apart(white, marked) == 0.01 > MOST_FAR
-    assert share_far_apart(white, Image.new("RGB", (80, 88), "white")) == 1
+    assert far_apart(white, marked).mean() == 0.01 > MOST_FAR
+    assert far_apart(white, Image.new("RGB", (80, 88), "white")).mean() == 1
