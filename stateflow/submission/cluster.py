@@ -164,6 +164,8 @@ class SparkSubmit:
         environment = {**self.environment, _JAVA_OPTIONS: f"{_SHORT_RUN} {given_java}".strip()}
         if user := option(self.options, "--proxy-user"):
             environment["HADOOP_PROXY_USER"] = user
+        # A program that outlives it could write secrets again that the driver has deleted.
+        ends_with_this_process = end_with_this_process(os.getpid())
         try:
             done = subprocess.run(
                 [spark_class, java_class, *arguments],
@@ -175,6 +177,9 @@ class SparkSubmit:
                 timeout=_TOOL_SECONDS,
                 check=False,
                 pass_fds=inherited,
+                # A signal of the terminal is for this process, which then ends the driver.
+                start_new_session=True,
+                preexec_fn=ends_with_this_process,
             )
         except (OSError, subprocess.TimeoutExpired) as e:
             raise ClusterFailed(

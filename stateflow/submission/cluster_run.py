@@ -105,7 +105,7 @@ class ClusterRun:
             if found is not None:
                 self._run.report(f"found the driver of this launch: {found.id}")
                 if shipment is not None and found.is_active and self._may_wait():
-                    self._deliver(found, shipment())
+                    self._deliver_again(found, shipment)
                 ended = self._follow(found)
                 if shipment is None or not self._never_started(found, ended):
                     return self._result(ended)
@@ -163,7 +163,7 @@ class ClusterRun:
 
     def _submit(self, shipment: Shipment) -> None:
         try:
-            self._cluster.submit(shipment, lambda: self._signals > 0)
+            self._cluster.submit(shipment, self._is_interrupted)
         except Interrupted:
             # The cluster may have accepted the driver nevertheless; then it is followed, and ended.
             if self._cluster.find(self._run.launch) is None:
@@ -182,16 +182,31 @@ class ClusterRun:
                 reason=found.reason or e.facts.get("reason", ""),
             ) from e
 
+    def _is_interrupted(self) -> bool:
+        return self._signals > 0
+
     def _deliver(self, application: Application, shipment: Shipment) -> None:
-        if self._signals or not application.is_active:
+        if self._is_interrupted() or not application.is_active:
             return
         try:
             self._cluster.deliver(application, shipment)
         except ClusterFailed:
+            if self._is_interrupted():
+                return
             # The reason of an application that has ended in between is with the application.
             found = self._cluster.find(self._run.launch)
             if found is None or found.is_active:
                 raise
+
+    def _deliver_again(self, application: Application, make: Callable[[], Shipment]) -> None:
+        """Delivers what the process that has submitted an application may not have delivered."""
+        try:
+            shipment = make()
+        except StateflowError as e:
+            # The driver may have its settings. Then those of today, such as a damaged job file, do not matter.
+            log.warning("the driver gets no settings from this process: %s", e)
+            return
+        self._deliver(application, shipment)
 
     def _wait_until_found(self) -> Application:
         deadline = self._clock.monotonic() + _UNREACHABLE.total_seconds()

@@ -38,6 +38,9 @@ _SUCCEEDED = "SUCCEEDED"
 _APPLICATION = re.compile(r"application_[0-9]+_[0-9]+")
 _ARCHIVES, _TAGS, _NAME = "spark.yarn.dist.archives", "spark.yarn.tags", "spark.app.name"
 _STAGING = "spark.yarn.stagingDir"
+_LONGEST_START, _LONGEST_DEFAULT = "spark.yarn.am.waitTime", "300s"
+"""How long YARN's part of Spark waits for a driver's session. By its default of 100 s, a driver could not wait as long
+for its settings."""
 _USER = re.compile(r"\w[\w.@$+-]*")
 _LONGEST_REASON = 2000
 PROGRAM = f"""\
@@ -124,6 +127,7 @@ class Yarn(Cluster):
             # A second attempt would fence the first one, and this process follows one run.
             "spark.yarn.maxAppAttempts": "1",
             "spark.yarn.submit.waitAppCompletion": "false",
+            _LONGEST_START: given.conf.get(_LONGEST_START, _LONGEST_DEFAULT),
             _TAGS: _joined(given.conf.get(_TAGS), _tag(shipment.launch)),
             _ARCHIVES: _joined(given.conf.get(_ARCHIVES), f"{shipment.job_archive.as_uri()}#{JOB_FOLDER}"),
         }

@@ -36,6 +36,7 @@ from stateflow.errors import (
     EnvironmentUnsupported,
     Fenced,
     Interrupted,
+    JobDefinitionError,
     StateflowError,
     StorageError,
     error_class,
@@ -417,6 +418,31 @@ def test_settings_that_a_driver_cannot_get_are_an_error_unless_it_has_ended(
     assert caught.value.facts == facts
 
 
+def test_a_signal_that_interrupts_the_delivery_of_settings_ends_the_driver() -> None:
+    cluster = Unknown(Phase.RUNNING)
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        raise ClusterFailed("a program of Hadoop has failed")
+
+    cluster.on_deliver = interrupt
+    with pytest.raises(Interrupted):
+        _run(cluster, MemoryStorage(), end_timeout=0)
+    assert (cluster.killed, cluster.cleaned) == (1, 1)
+
+
+def test_a_driver_is_followed_although_the_job_file_of_today_is_damaged() -> None:
+    storage, cluster = MemoryStorage(), FakeCluster(Phase.RUNNING, Phase.SUCCEEDED)
+    store_result(storage, "one", 4, RESULT)
+
+    def fail() -> Shipment:
+        raise JobDefinitionError("the job file has a syntax error")
+
+    run = RunInCluster("one", storage, timedelta(seconds=60), "note", lambda step: None)
+    assert ClusterRun(cluster, run, SystemClock(), poll=timedelta(milliseconds=1)).run(fail) == RESULT
+    assert (cluster.submitted, cluster.delivered) == (0, 0)
+
+
 _SUBMITTING = """
 import sys
 from pathlib import Path
@@ -769,6 +795,8 @@ def test_the_command_line_on_yarn(tmp_path: Path) -> None:
     conf = read_conf(words[:at], None)
     assert conf["spark.yarn.tags"] == "mine,stateflow-one"
     assert (conf["spark.yarn.maxAppAttempts"], conf["spark.submit.deployMode"]) == ("1", "cluster")
+    # Longer than the program waits for its settings, with the time of its start.
+    assert conf["spark.yarn.am.waitTime"] == "300s" and "180" in driver.read_text()
     assert conf["spark.app.name"] == "stateflow on_yarn"
     # Spark would take them from its environment, and write them to a file that all containers get.
     keys = {name: conf[f"spark.hadoop.fs.s3a.{name}"] for name in ("access.key", "secret.key", "session.token")}
