@@ -244,7 +244,7 @@ def _program() -> Path:
             return program
     raise config_failure(
         "the Python package stateflow is not installed on this worker",
-        f"{sys.executable} -m pip install stateflow",
+        f"install it from its checkout: {sys.executable} -m pip install .",
         missing="stateflow",
     )
 
