@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from urllib.parse import unquote
 
 from stateflow.checkpoint.history import write_action
@@ -58,23 +59,24 @@ def dispose(
             found=found.document.id,
             expected=expected_id,
         )
-    return _record(root, _delete(found, name, disposal), disposal, reason)
+    return _delete(root, found, name, disposal, reason)
 
 
 def _dispose(
     root: JobRoot, name: str, find: Callable[[], StoredSavepoint | None], disposal: Disposal, reason: str
 ) -> SavepointReport:
     """Deletes the damaged savepoint in the folder `name`, else the one that `find` returns."""
-    freed = dispose_damaged(root, name, disposal)
-    if freed is None:
-        deleted = _delete(find(), name, disposal)
-    else:
-        deleted = _unreadable(name, f"{root.storage.uri}/{SAVEPOINTS}{name}", root.job.job, freed)
-    return _record(root, deleted, disposal, reason)
+
+    def unreadable(freed: int) -> SavepointReport:
+        return _unreadable(name, f"{root.storage.uri}/{SAVEPOINTS}{name}", root.job.job, freed)
+
+    key = savepoint_folder(name)
+    freed = dispose_damaged(root, name, disposal, lambda freed: _record(root, unreadable(freed), key, disposal, reason))
+    return _delete(root, find(), name, disposal, reason) if freed is None else unreadable(freed)
 
 
-def _record(root: JobRoot, deleted: SavepointReport, disposal: Disposal, reason: str) -> SavepointReport:
-    """Stores the deletion in the job's history; returns the deleted savepoint."""
+def _record(root: JobRoot, deleted: SavepointReport, folder: str, disposal: Disposal, reason: str) -> None:
+    """Stores the deletion of the savepoint in a folder in the job's history."""
     head = root.log.read_head()
     record = ActionRecord(
         seq=head.entry.seq if head else 0,
@@ -85,19 +87,22 @@ def _record(root: JobRoot, deleted: SavepointReport, disposal: Disposal, reason:
         size_bytes=deleted.size_bytes,
         facts={"savepoint": deleted.name, "savepoint_id": deleted.id},
     )
-    write_action(root.storage, record, root.clock.new_id())
-    return deleted
+    # A folder is never used again, and a repeated deletion has the record of the first one.
+    write_action(root.storage, record, sha256(folder.encode()).hexdigest())
 
 
 def _disposal(clock: Clock, by: str, claimed: bool) -> Disposal:
     return Disposal(by, clock.now().isoformat(timespec="milliseconds"), claimed)
 
 
-def _delete(stored: StoredSavepoint | None, name: str, disposal: Disposal) -> SavepointReport:
+def _delete(
+    root: JobRoot, stored: StoredSavepoint | None, name: str, disposal: Disposal, reason: str
+) -> SavepointReport:
     if stored is None:
         raise ConfigError("the savepoint does not exist", hint="list savepoints: stateflow savepoint list", name=name)
-    dispose_savepoint(stored, disposal)
-    return describe_savepoint(stored)
+    deleted = describe_savepoint(stored)
+    dispose_savepoint(stored, disposal, lambda: _record(root, deleted, stored.folder, disposal, reason))
+    return deleted
 
 
 def _unreadable(name: str, path: str, job: str, freed: int) -> SavepointReport:

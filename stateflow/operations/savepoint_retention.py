@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from stateflow.checkpoint.history import write_action
@@ -102,22 +103,17 @@ def _dispose(root: JobRoot, savepoint: StoredSavepoint, by: str) -> None:
     # By its folder, which no other savepoint has ever used, not even one of the same name.
     if read_savepoint(root.storage, savepoint.folder) is None:
         return  # deleted by a concurrent retention
-    now = root.clock.now().isoformat(timespec="milliseconds")
-    try:
-        dispose_savepoint(savepoint, Disposal(by or root.requester, now))
-    except SavepointClaimed:
-        return  # claimed concurrently: the job deletes it
-    document = savepoint.document
-    write_action(
-        root.storage,
-        ActionRecord(
-            seq=root.head().entry.seq,
-            kind="dispose",
-            ended_at=now,
-            by=by or root.requester,
-            reason="retention",
-            size_bytes=savepoint.size,
-            facts={"savepoint": document.name, "savepoint_id": document.id},
-        ),
-        document.id,
+    now, document = root.clock.now().isoformat(timespec="milliseconds"), savepoint.document
+    record = ActionRecord(
+        seq=root.head().entry.seq,
+        kind="dispose",
+        ended_at=now,
+        by=by or root.requester,
+        reason="retention",
+        size_bytes=savepoint.size,
+        facts={"savepoint": document.name, "savepoint_id": document.id},
     )
+    # A savepoint that was claimed concurrently stays: the job deletes it.
+    with suppress(SavepointClaimed):
+        disposal = Disposal(by or root.requester, now)
+        dispose_savepoint(savepoint, disposal, lambda: write_action(root.storage, record, document.id))

@@ -343,10 +343,16 @@ def test_a_withdrawn_stop_does_not_end_the_run(job: AccountsJob) -> None:
 def test_a_killed_deletion_of_a_savepoint_is_completed_by_the_next_collection(idle_job: AccountsJob, name: str) -> None:
     idle_job.create_savepoint("mine")
     idle_job.create_savepoint("other")
-    assert idle_job.command("savepoint", "dispose", "mine", failpoint=name).code == KILLED
+    dispose = ("savepoint", "dispose", "mine", "--reason", "too old")
+    assert idle_job.command(*dispose, failpoint=name).code == KILLED
     assert _complete(idle_job) == (["mine", "other"] if name == "savepoint.disposing" else ["other"])
+    if name == "savepoint.disposing":
+        idle_job.command(*dispose).check()
     idle_job.check_clean()
     assert idle_job.savepoints.keys() == {"other"}
+    # Who deleted it, and why: once, also if no process has repeated the deletion.
+    (record,) = idle_job.records("dispose")
+    assert (record["facts"]["savepoint"], record["reason"], record["by"]) == ("mine", "too old", os_user())
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "document"])

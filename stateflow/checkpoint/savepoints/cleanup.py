@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -215,17 +215,27 @@ def _sweep_complete(root: JobRoot, folder: str) -> None:
         finish_savepoint(root, made, given)
 
 
-def dispose_savepoint(stored: StoredSavepoint, disposal: Disposal) -> None:
-    """Deletes a complete savepoint of a job root. Raises SavepointClaimed as `reserve_deletion` does."""
+def dispose_savepoint(stored: StoredSavepoint, disposal: Disposal, record: Callable[[], object]) -> None:
+    """Deletes a complete savepoint of a job root.
+
+    Args:
+        stored: the savepoint.
+        disposal: the user's request.
+        record: stores the deletion in the history, each time in the same record. It is called once the savepoint can
+            only be deleted, and before that: a process that repeats the deletion after a kill may find nothing.
+
+    Raises SavepointClaimed as `reserve_deletion` does.
+    """
     reserve_deletion(stored.storage, stored.folder, disposal)
+    record()
     _delete_savepoint(stored.storage, stored.folder, stored.document.id)
 
 
-def dispose_damaged(root: JobRoot, folder: str, disposal: Disposal) -> int | None:
-    """Deletes the savepoint in a folder if its document is damaged.
+def dispose_damaged(root: JobRoot, folder: str, disposal: Disposal, record: Callable[[int], object]) -> int | None:
+    """Deletes the savepoint in a folder if its document is damaged; arguments as for `dispose_savepoint`.
 
-    Returns the freed bytes; None when the savepoint is not damaged or does not exist. Raises SavepointClaimed as
-    `reserve_deletion` does.
+    Returns the freed bytes, which `record` gets, too; None when the savepoint is not damaged or does not exist. Raises
+    SavepointClaimed as `reserve_deletion` does.
     """
     key = savepoint_folder(check_name("a savepoint's folder", folder))
     try:
@@ -234,6 +244,7 @@ def dispose_damaged(root: JobRoot, folder: str, disposal: Disposal) -> int | Non
     except CorruptFile:
         freed = sum(blob.size for blob in root.storage.list(key))
     reserve_deletion(root.storage, key, disposal)
+    record(freed)
     _delete_savepoint(root.storage, key, DAMAGED)
     return freed
 
