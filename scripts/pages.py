@@ -40,8 +40,11 @@ def unfit_node() -> str:
     for program in ("node", "npm"):
         if shutil.which(program) is None:
             return f"{program} is not installed, and the pages need Node {wanted}"
-    # A broken Node has no version, which does not fit.
-    found = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    try:
+        found = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        # Such as the program of another processor.
+        found = ""
     return "" if is_fit(found, wanted) else f"Node is {found or 'broken'}, and the pages need {wanted}"
 
 

