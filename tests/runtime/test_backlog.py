@@ -279,12 +279,14 @@ def test_a_report_without_an_answer_replaces_none(ended: LocalJobs, monkeypatch:
     assert [blob.key for blob in storage.list(BACKLOG)] == before
 
 
-def test_a_run_that_is_overtaken_deletes_no_report_of_the_newer_one(ended: LocalJobs) -> None:
-    storage = ended.storage
+def test_a_run_deletes_no_report_of_a_newer_one_and_no_object_of_others(ended: LocalJobs) -> None:
+    storage, foreign = ended.storage, f"{BACKLOG}00-mine.csv"
+    storage.put_new(foreign, b"1")
     newer = backlog_key(root_of(ended).head().entry.generation + 100, 1)
     write_backlog(storage, newer, counted(3), [])
     ended.run(lambda env: env.from_collection([Row("a", 1)], Row, uid="rows").sink_to(ended.sink("out"), uid="out"))
-    assert [blob.key for blob in storage.list(BACKLOG)][-1] == newer
+    first, *_, last = [blob.key for blob in storage.list(BACKLOG)]
+    assert (first, last) == (foreign, newer)
 
 
 @pytest.mark.parametrize(

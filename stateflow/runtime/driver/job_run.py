@@ -51,7 +51,7 @@ from stateflow.runtime.executor import Executor
 from stateflow.runtime.job import BatchResult, Job, LaunchFacts, PositionCapture, RunTotals, StartChecks
 from stateflow.runtime.watermarks import waiting_for_others
 from stateflow.state.handles import Committable
-from stateflow.storage.paths import BACKLOG, backlog_key, progress_key
+from stateflow.storage.paths import BACKLOG, backlog_generation, backlog_key, progress_key
 
 log = logging.getLogger(__name__)
 
@@ -421,7 +421,8 @@ class JobRun:
             former = [backlog_key(generation, self._backlog_reports - 1)]
         else:
             # A newer run may have reported already, if this one has been fenced and does not know it yet.
-            former = [blob.key for blob in storage.list(BACKLOG) if blob.key < key]
+            keys = (blob.key for blob in storage.list(BACKLOG))
+            former = [each for each in keys if each < key and backlog_generation(each)]
         write_backlog(storage, key, found, former)
 
     def _observe_backlog(self) -> None:
