@@ -830,6 +830,16 @@ def test_ids_are_the_same_in_each_process() -> None:
     }
 
 
+def test_questions_about_a_job_are_those_of_all_dags_that_name_its_root_in_any_way() -> None:
+    dags = {
+        "flights": DagRoots(VERSION, {"s3://b/jobs/flights": DagRole.RUN}),
+        "audit": DagRoots(VERSION, {}, {"s3://b/jobs/flights/": {"ask"}, "s3://b/jobs/others": {"ask"}}),
+    }
+    (found,) = to_index(dags, lambda root: job_of(root, ())).jobs.values()
+    # A DAG that only asks does not become one of the job.
+    assert (set(found.questions), set(found.roles)) == ({("audit", "ask")}, {"flights"})
+
+
 def test_an_error_of_the_database_is_not_a_login(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     def fail(*_: object, **given: object) -> None:
         raise OperationalError("SELECT secret", {}, Exception("password"))

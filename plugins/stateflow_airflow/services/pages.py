@@ -12,6 +12,7 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from importlib.metadata import version
@@ -322,8 +323,12 @@ def to_index(dags: Mapping[str, DagRoots], job_at: Callable[[str], CatalogJob]) 
             jobs.setdefault(job.id, job)
             roles.setdefault(job.id, {})[dag_id] = role
             ids.setdefault(dag_id, set()).add(job.id)
-            questions.setdefault(job.id, set()).update((dag_id, task) for task in dag.questions.get(root, ()))
-    return DagIndex({id: JobDags(jobs[id], roles[id], questions[id]) for id in sorted(jobs)}, ids, problems)
+        # Also of a DAG that only asks, or names the job root in another way.
+        for root, tasks in dag.questions.items():
+            with suppress(ConfigError):
+                questions.setdefault(job_at(root).id, set()).update((dag_id, task) for task in tasks)
+    known = {id: JobDags(jobs[id], roles[id], questions.get(id, frozenset())) for id in sorted(jobs)}
+    return DagIndex(known, ids, problems)
 
 
 def job_of(job_root: str, locations: Sequence[str]) -> CatalogJob:
