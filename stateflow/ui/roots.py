@@ -465,9 +465,12 @@ class Roots:
             for each in found:
                 if taken <= self.limits.memory:
                     return
-                if each is not current and each.extent > extent:
+                if each is current or each.extent <= extent:
+                    continue
+                freed = each.reader.shrink(extent)
+                if freed is not None:
                     each.extent = extent
-                    taken -= each.reader.shrink(extent)
+                    taken -= freed
 
 
 class Calls(Generic[T]):

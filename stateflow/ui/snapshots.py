@@ -395,15 +395,15 @@ class RootReader:
         """Bytes of memory that the snapshot takes, as an estimate."""
         return self.snapshot.memory if self.snapshot else 0
 
-    def shrink(self, extent: Extent) -> int:
-        """Forgets what an extent does not have, unless a look is being taken; returns the bytes that this frees."""
+    def shrink(self, extent: Extent) -> int | None:
+        """Forgets what an extent does not have; returns the bytes that this frees, or None while a look is taken."""
         if not self._lock.acquire(blocking=False):
-            return 0
+            return None
         try:
             before = self.snapshot
             if before is None:
                 return 0
-            newest = set(list(before.objects)[-_BRIEF:])
+            newest = _brief({key: each.blob for key, each in before.objects.items()})
             has_actions = extent is Extent.ACTIONS
             kept = {k: each for k, each in before.objects.items() if k in newest or (has_actions and each.is_of_person)}
             if len(kept) == len(before.objects):

@@ -605,6 +605,26 @@ def test_the_records_of_all_roots_are_bounded_in_memory() -> None:
     assert len(ids(asyncio.run(look(jobs["job0"])))) == 1500
 
 
+def test_what_is_forgotten_is_what_a_list_of_jobs_does_not_have(storage: Switch, reader: RootReader) -> None:
+    root = new_root(storage, 10)
+    write_action(storage, acted(12, "os-user:ada", "2026-01-02T00:00:00+00:00", "savepoint", savepoint="x"), "1")
+    add_records(root, 20, 2000)
+    whole = reader.look(Extent.WHOLE)
+    storage.free.clear()
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(reader.look, Extent.WHOLE)
+        assert storage.hangs.wait(30)
+        # A look that is being taken would bring it back.
+        assert reader.shrink(Extent.NEWEST) is None and reader.snapshot is whole
+        storage.free.set()
+        looking.result(30)
+    freed, brief = reader.shrink(Extent.NEWEST), reader.snapshot
+    assert freed and brief is not None and len(brief.objects) < len(whole.objects)
+    other = RootReader(lambda: storage, SystemClock()).look(Extent.NEWEST)
+    assert brief.objects.keys() == other.objects.keys()
+    assert brief.savepoints_known and any("-savepoint-" in key for key in brief.objects)
+
+
 def test_many_threads_see_whole_snapshots(storage: Switch) -> None:
     root = new_root(storage, 100)
     reader = RootReader(lambda: storage, SystemClock())
