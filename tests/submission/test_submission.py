@@ -770,8 +770,8 @@ def test_the_certificate_of_a_resource_manager_must_be_trusted(tmp_path: Path, m
             yarn.find("one")
 
 
-def test_the_command_line_on_yarn(tmp_path: Path) -> None:
-    """The files and arguments as a spark-submit gets them that only writes them down."""
+def _submitted_to_yarn(tmp_path: Path) -> tuple[Yarn, Shipment]:
+    """Submits a driver by a spark-submit that only writes down its arguments, in the file ``words``."""
     _write(tmp_path, on_yarn_py="def build(env): ...\n")
     program = tmp_path / "spark-submit"
     program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/words\n')
@@ -787,6 +787,11 @@ def test_the_command_line_on_yarn(tmp_path: Path) -> None:
     shipment = make_shipment(tmp_path, tmp_path / "on_yarn.py", content, ["--job-root", "/root"])
     yarn = Yarn(SparkSubmit(str(program), options, environment), ManualClock())
     yarn.submit(shipment, lambda: False)
+    return yarn, shipment
+
+
+def test_the_command_line_on_yarn(tmp_path: Path) -> None:
+    _, shipment = _submitted_to_yarn(tmp_path)
     words = (tmp_path / "words").read_text().splitlines()
     driver = tmp_path / "stateflow_driver.py"
     at = words.index(str(driver))
@@ -805,13 +810,17 @@ def test_the_command_line_on_yarn(tmp_path: Path) -> None:
     assert conf["spark.yarn.dist.archives"] == f"{shipment.job_archive.as_uri()}#stateflow-job"
     assert "spark.yarn.dist.files" not in conf
     assert _SECRET not in driver.read_text()
-    # The folder of another application would be removed, or get the secrets.
+
+
+def test_the_launch_file_is_put_into_the_folder_of_its_application_and_deleted(tmp_path: Path) -> None:
+    yarn, shipment = _submitted_to_yarn(tmp_path)
     hadoop = tmp_path / "spark-class"
     hadoop.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{tmp_path}/words\ncat "$3" >{tmp_path}/site.xml\n')
     hadoop.chmod(0o700)
     yarn.deliver(Application("application_1_0001", Phase.WAITING, user="u"), shipment)
     words = (tmp_path / "words").read_text().splitlines()
     assert words[:2] == ["org.apache.hadoop.fs.FsShell", "-conf"] and _SECRET not in " ".join(words)
+    # The folder of another application would get the secrets.
     assert words[3:] == [
         "-D", "fs.permissions.umask-mode=077", "-put", "-f", shipment.launch_file.as_uri(),
         ".sparkStaging/application_1_0001/stateflow-launch.json",
